@@ -32,9 +32,9 @@ COMPONENTS = {"uncached": 3, "cache_read": 1, "cache_write_5m": 4, "output": 15}
 MONTH = datetime(2026, 8, 1, tzinfo=UTC)  # has 31 days, and is old enough to be archived
 # Two versions of prices, one from the 12th on; the busiest tenant has many times the events of the quietest.
 _EVENTS = """
-INSERT INTO billing_usageevent (admitted_at, request_id, leg, tenant_id, project_id, key_id, model, attempt, verdict,
-    finish_reason, uncached, cache_read, cache_write_5m, cache_write_1h, output, replica_id, block_size, queue_us,
-    ttft_us, duration_us, price_ids, cost_femto, invoice_period, settled_at)
+INSERT INTO billing_usageevent (admitted_at, request_id, execution, tenant_id, project_id, key_id, model, attempt,
+    outcome, finish_reason, uncached, cache_read, cache_write_5m, cache_write_1h, output, replica_id, block_size,
+    queue_us, ttft_us, duration_us, price_ids, cost_femto, invoice_period, settled_at)
 SELECT at, 'req_' || md5(n::text), 0, tenant, 1, 1, model, 1, 'completed', 'stop', 40 + n %% 1000, 64 * (n %% 30),
     CASE WHEN n %% 9 = 0 THEN 512 ELSE 0 END, 0, 20 + n %% 300, 'r', 32, 10, 20, 30,
     p.ids, 0, %(period)s, at + interval '1 second'

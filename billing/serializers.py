@@ -118,9 +118,11 @@ class UsageQuery(_Query):
 
 
 class UsageEventQuery(_Query):
-    request_id = serializers.CharField(required=False, max_length=64, help_text="Only this request's legs.")
+    request_id = serializers.CharField(required=False, max_length=64, help_text="Only this request's executions.")
     limit = serializers.IntegerField(required=False, min_value=1, max_value=200, help_text="Events on a page; 50.")
-    verdict = serializers.ChoiceField(ExecutionOutcome.choices, required=False, help_text="Only legs that ended so.")
+    outcome = serializers.ChoiceField(
+        ExecutionOutcome.choices, required=False, help_text="Only executions that ended so."
+    )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         attrs = super().validate(attrs)
@@ -150,7 +152,7 @@ class TokensOut(serializers.Serializer[Any]):
 
 
 class RequestsOut(serializers.Serializer[Any]):
-    """Requests by how they ended (a request of several legs counts once for each)."""
+    """Requests by how they ended (a request of several executions counts once for each)."""
 
     completed = serializers.IntegerField()
     cancelled = serializers.IntegerField()
@@ -232,7 +234,8 @@ class RatedLineOut(serializers.Serializer[Any]):
 
 
 class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
-    """One leg of a request, as it was metered and rated. The context's `prices` are the price book's rows by id."""
+    """One execution of a request, as it was metered and rated. The context's `prices` are the price book's rows by
+    id."""
 
     tokens = TokensOut(source="*")
     answer_hits = AnswerHitsOut(source="*")
@@ -262,13 +265,13 @@ class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
         model = UsageEvent
         fields = (
             "request_id",
-            "leg",
+            "execution",
             "admitted_at",
             "settled_at",
             "project_id",
             "key_id",
             "model",
-            "verdict",
+            "outcome",
             "finish_reason",
             "attempt",
             "tokens",

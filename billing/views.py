@@ -22,10 +22,10 @@ from tenants.views import TenantView
 
 
 class NewestEvents(NewestFirst):
-    """Events by time of admission, newest first; legs of one instant in a fixed order."""
+    """Events by time of admission, newest first; executions of one instant in a fixed order."""
 
     def get_ordering(self, *_: Any) -> tuple[str, ...]:
-        return ("-admitted_at", "-request_id", "-leg")
+        return ("-admitted_at", "-request_id", "-execution")
 
     def check_position(self, position: str) -> None:
         instant(position)
@@ -93,7 +93,7 @@ class UsageEventsView(TenantView):
         operation_id="usage_events", parameters=[UsageEventQuery], responses=UsageEventOut(many=True), tags=["usage"]
     )
     def get(self, request: Request) -> Response:
-        """Each leg of each request as it was metered, newest first, in pages."""
+        """Each execution of each request as it was metered, newest first, in pages."""
         asked = _asked(UsageEventQuery, request)
         with tenant_scope(self.access.tenant):
             page = self.paginate_queryset(_question(self.access.tenant.pk, asked).events()) or []
@@ -115,6 +115,6 @@ def _question(tenant_id: int, asked: dict[str, Any]) -> UsageReport:
         model=asked.get("model"),
         key_id=asked.get("key"),
         project_id=asked.get("project"),
-        verdict=asked.get("verdict"),
+        outcome=asked.get("outcome"),
         request_id=asked.get("request_id"),
     )

@@ -7,18 +7,18 @@ from typing import LiteralString
 
 import psycopg
 
-# Every leg with its adjustments: what it came to. A failed one counts for nothing.
-_LEGS: LiteralString = """
-WITH leg AS (
-SELECT e.request_id, e.leg, e.slice_id, e.hold, e.verdict, e.cost_femto AS first_cost,
+# Every execution with its adjustments: what it came to. A failed one counts for nothing.
+_EXECUTIONS: LiteralString = """
+WITH execution AS (
+SELECT e.request_id, e.execution, e.slice_id, e.hold, e.outcome, e.cost_femto AS first_cost,
     e.cost_femto + coalesce(a.cost, 0) AS cost,
-    CASE WHEN e.verdict = 'failed' THEN 0 ELSE
+    CASE WHEN e.outcome = 'failed' THEN 0 ELSE
         e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.output + coalesce(a.tokens, 0) END AS tokens
 FROM billing_usageevent e LEFT JOIN (
-    SELECT admitted_at, request_id, leg, sum(cost_femto) AS cost,
+    SELECT admitted_at, request_id, execution, sum(cost_femto) AS cost,
         sum(uncached + cache_read + cache_write_5m + cache_write_1h + output) AS tokens
-    FROM billing_adjustment GROUP BY admitted_at, request_id, leg
-) a USING (admitted_at, request_id, leg)
+    FROM billing_adjustment GROUP BY admitted_at, request_id, execution
+) a USING (admitted_at, request_id, execution)
 ), part AS (
 SELECT w.id, s.money, s.tokens, s.requests, s.settled_money, s.settled_tokens, s.settled_requests, s.id AS slice_id,
     s.tenant_id <> w.tenant_id AS strange
@@ -45,27 +45,28 @@ _BROKEN: dict[str, LiteralString] = {
     "invariant 3: settled = events and adjustments": """
         SELECT s.id, s.settled_money, s.settled_tokens, s.settled_requests FROM billing_slice s
         LEFT JOIN (SELECT slice_id, sum(cost) AS money, sum(tokens) AS tokens, sum((tokens > 0)::integer) AS requests
-            FROM leg GROUP BY slice_id) l ON l.slice_id = s.id
+            FROM execution GROUP BY slice_id) l ON l.slice_id = s.id
         WHERE (s.settled_money, s.settled_tokens, s.settled_requests)
             <> (coalesce(l.money, 0), coalesce(l.tokens, 0), coalesce(l.requests, 0))
     """,
     "invariant 4: settled <= its hold": """
-        SELECT request_id, leg, first_cost, hold FROM leg
+        SELECT request_id, execution, first_cost, hold FROM execution
         WHERE hold IS NOT NULL AND greatest(cost, first_cost) > 1000000::numeric * hold
     """,
     "invariant 5: one terminal state": """
-        SELECT request_id, leg, cost, tokens FROM leg WHERE cost < 0 OR tokens < 0
-            OR (verdict = 'failed' AND cost <> 0)
+        SELECT request_id, execution, cost, tokens FROM execution WHERE cost < 0 OR tokens < 0
+            OR (outcome = 'failed' AND cost <> 0)
     """,
     "invariant 6: all windows or none, of one tenant": """
         SELECT s.id FROM billing_slice s WHERE cardinality(s.windows) <> (
             SELECT count(*) FROM part p WHERE p.slice_id = s.id AND NOT p.strange)
     """,
     "invariant 7: cost is the sum of its components": """
-        SELECT l.request_id, l.leg, l.cost, r.cost FROM (
-            SELECT request_id, leg, sum(cost) AS cost FROM leg GROUP BY request_id, leg) l
-        LEFT JOIN (SELECT request_id, leg, sum(femto) AS cost FROM billing_rated_line GROUP BY request_id, leg) r
-            USING (request_id, leg)
+        SELECT l.request_id, l.execution, l.cost, r.cost FROM (
+            SELECT request_id, execution, sum(cost) AS cost FROM execution GROUP BY request_id, execution) l
+        LEFT JOIN (
+            SELECT request_id, execution, sum(femto) AS cost FROM billing_rated_line GROUP BY request_id, execution) r
+            USING (request_id, execution)
         WHERE l.cost <> coalesce(r.cost, 0)
     """,
 }
@@ -75,5 +76,7 @@ def assert_books_balance(url: str) -> None:
     """Fail with the rows that break an invariant. The role of `url` must see every tenant."""
     with psycopg.connect(url) as snapshot:
         snapshot.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        broken = {name: rows for name, query in _BROKEN.items() if (rows := snapshot.execute(_LEGS + query).fetchall())}
+        broken = {
+            name: rows for name, query in _BROKEN.items() if (rows := snapshot.execute(_EXECUTIONS + query).fetchall())
+        }
     assert not broken, broken

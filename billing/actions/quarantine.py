@@ -21,8 +21,8 @@ def do_replay_quarantined(pk: int) -> UsageQuarantine:
         Conflict: nobody waits for it any more. ActionRefused: it cannot be settled as things are.
     """
     row = _open(pk)
-    outcome = settle([UsageMessage(row.stream_id, bytes(row.payload))])
-    if not (outcome.settled or outcome.repeated):
+    result = settle([UsageMessage(row.stream_id, bytes(row.payload))])
+    if not (result.settled or result.repeated):
         raise ActionRefused(f"The record still cannot be settled: {row.detail}.")
     return _resolve(row, "quarantine.replayed", {})
 

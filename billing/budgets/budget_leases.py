@@ -116,7 +116,7 @@ class UnusedPart(NamedTuple):
     fence: int
     admitted_at: datetime
     request_id: str
-    leg: int
+    execution: int
     money: int  # nano-USD, as in Amount
     tokens: int
     kept_money: int

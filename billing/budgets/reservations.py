@@ -1,6 +1,6 @@
-"""The settler's side of holds: what settled legs held goes back to their windows, and what they used is used.
+"""The settler's side of holds: what settled executions held goes back to their windows, and what they used is used.
 
-Called inside the transaction that inserts the events, so a leg moves its windows exactly when it becomes a row.
+Called inside the transaction that inserts the events, so an execution moves its windows exactly when it becomes a row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPEN_BEFORE = "SELECT count(*) FROM billing_slice WHERE open AND made_at < %s"
 
 
 class ReservationUse(NamedTuple):
-    """What a leg uses of each unit's windows."""
+    """What an execution uses of each unit's windows."""
 
     femto: int
     tokens: int
@@ -39,15 +39,15 @@ class ReservationUse(NamedTuple):
 
 
 def used_by(event: ExecutionUsage, cost_femto: int) -> ReservationUse:
-    """Return what counts of a leg. A failed one counts for nothing, nor does one that never ran."""
-    if event.verdict == "failed":
+    """Return what counts of an execution. A failed one counts for nothing, nor does one that never ran."""
+    if event.outcome == "failed":
         return ReservationUse(0, 0, 0)
     tokens = event.usage.prompt + event.usage.output
     return ReservationUse(cost_femto, tokens, min(tokens, 1))
 
 
 def over_its_hold(event: ExecutionUsage, cost_femto: int) -> str | None:
-    """How a leg used more than was held for it, which admission makes impossible; None: it did not.
+    """How an execution used more than was held for it, which admission makes impossible; None: it did not.
 
     Where no budget bounds it, its hold is no part of any window, but says all the same what it can come to.
     """
@@ -62,11 +62,11 @@ def over_its_hold(event: ExecutionUsage, cost_femto: int) -> str | None:
     return None
 
 
-def settle(cursor: Any, legs: Iterable[tuple[ExecutionUsage, int]]) -> set[int]:
-    """Move the windows of new legs, each with its cost. Returns the slices whose holds had gone back before: their legs
-    are late, and have moved nothing."""
+def settle(cursor: Any, executions: Iterable[tuple[ExecutionUsage, int]]) -> set[int]:
+    """Move the windows of new executions, each with its cost. Returns the slices whose holds had gone back before:
+    their executions are late, and have moved nothing."""
     sums: dict[tuple[int, int], list[int]] = {}
-    for event, cost_femto in legs:
+    for event, cost_femto in executions:
         billing_context = event.billing_context
         if billing_context.slice_id is None:
             continue

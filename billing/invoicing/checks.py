@@ -18,7 +18,7 @@ from billing.models import Account, Invoice, InvoiceFile
 
 _UNRATED = """
 SELECT count(*) FROM billing_usageevent
-WHERE invoice_period = %s AND tenant_id = %s AND price_ids IS NULL AND verdict <> 'failed'
+WHERE invoice_period = %s AND tenant_id = %s AND price_ids IS NULL AND outcome <> 'failed'
 """
 
 

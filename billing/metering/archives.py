@@ -149,7 +149,7 @@ def _columns(model: type[UsageEvent | Adjustment]) -> list[str]:
 
 
 def _copied(cursor: Any, relation: str, columns: list[str]) -> Iterator[bytes]:
-    order = ", ".join(name for name in ("admitted_at", "request_id", "leg", "verdict") if name in columns)
+    order = ", ".join(name for name in ("admitted_at", "request_id", "execution", "outcome") if name in columns)
     query = f"SELECT {', '.join(columns)} FROM {relation} ORDER BY {order}"  # noqa: S608  (names of ours)
     cursor.execute("SET LOCAL TimeZone = 'UTC'; SET LOCAL DateStyle = 'ISO, YMD'")
     with cursor.copy(f"COPY ({query}) TO STDOUT (FORMAT csv, HEADER)") as copy:

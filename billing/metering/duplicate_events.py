@@ -1,7 +1,8 @@
-"""What several messages of one leg come to, in whatever order they arrive: failed before cancelled before completed.
+"""What several messages of one execution come to, in whatever order they arrive: failed before cancelled before
+completed.
 
 The first that arrives becomes the event and never changes. One that outranks it is added as an adjustment, which makes
-event and adjustments together what the leg turned out to be.
+event and adjustments together what the execution turned out to be.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ LATE = "late"
 PRECEDENCE = {LATE: -1, "failed": 0, "cancelled": 1, "completed": 2}  # the lowest counts
 COUNTS = (*TOKEN_CLASSES, *ANSWER_HITS)  # in the order of pricing.COMPONENTS
 
-LegKey = tuple[datetime, str, int]
+ExecutionKey = tuple[datetime, str, int]
 _SUMS = ", ".join((*COUNTS, "cost_femto", "saved_femto"))
 _KEYS = "SELECT * FROM unnest(%s::timestamptz[], %s::text[], %s::bigint[])"
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(id, 0)) FROM unnest(%s::text[]) AS id"
 _EVENT = f"""
-SELECT admitted_at, request_id, leg, verdict, price_ids, slice_id, {_SUMS} FROM billing_usageevent
-WHERE (admitted_at, request_id, leg) IN ({_KEYS})
+SELECT admitted_at, request_id, execution, outcome, price_ids, slice_id, {_SUMS} FROM billing_usageevent
+WHERE (admitted_at, request_id, execution) IN ({_KEYS})
 """  # noqa: S608  (column names from above, nothing from outside)
 _ADJUSTMENTS = f"""
-SELECT admitted_at, request_id, leg, verdict, {_SUMS} FROM billing_adjustment
-WHERE (admitted_at, request_id, leg) IN ({_KEYS})
+SELECT admitted_at, request_id, execution, outcome, {_SUMS} FROM billing_adjustment
+WHERE (admitted_at, request_id, execution) IN ({_KEYS})
 """  # noqa: S608
 _INSERT = f"""
-INSERT INTO billing_adjustment (admitted_at, request_id, leg, verdict, tenant_id, project_id, key_id, model,
+INSERT INTO billing_adjustment (admitted_at, request_id, execution, outcome, tenant_id, project_id, key_id, model,
     price_version, slice_id, price_ids, invoice_period, made_at, {_SUMS})
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, statement_timestamp(), {", ".join(["%s"] * (len(COUNTS) + 2))})
 """  # noqa: S608
@@ -50,77 +51,78 @@ VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, statement_timestamp(), {
 
 @dataclass
 class SettledExecution:
-    """A leg as it stands in the database, adjustments added."""
+    """An execution as it stands in the database, adjustments added."""
 
-    verdict: str
+    outcome: str
     price_ids: list[int | None] | None
     slice_id: int | None
     event_sums: tuple[int, ...]  # as it was first settled
     sums: tuple[int, ...]  # as it counts now
-    verdicts: set[str] = field(default_factory=set)  # of event and adjustments
+    outcomes: set[str] = field(default_factory=set)  # of event and adjustments
 
     @property
     def rank(self) -> int:
-        return min(PRECEDENCE[verdict] for verdict in self.verdicts)
+        return min(PRECEDENCE[outcome] for outcome in self.outcomes)
 
 
 class RepeatedEvent(NamedTuple):
-    """A message of a leg that has an event already."""
+    """A message of an execution that has an event already."""
 
-    key: LegKey
+    key: ExecutionKey
     event: ExecutionUsage
     rated: Rated
 
 
 def merge(cursor: Any, arrivals: Sequence[RepeatedEvent]) -> list[bool]:
     """Bring in what came later. False for one that contradicts what is stored and does not outrank it."""
-    legs = _stored(cursor, [arrival.key for arrival in arrivals])
-    odd = [arrival for arrival in arrivals if not _repeats(legs[arrival.key], arrival)]
+    executions = _stored(cursor, [arrival.key for arrival in arrivals])
+    odd = [arrival for arrival in arrivals if not _repeats(executions[arrival.key], arrival)]
     if odd:  # one after the other, and as they stand then
         cursor.execute(_LOCK, [sorted({arrival.key[1] for arrival in odd})])
-        legs |= _stored(cursor, [arrival.key for arrival in odd])
-    return [_merge(cursor, legs[arrival.key], arrival) for arrival in arrivals]
+        executions |= _stored(cursor, [arrival.key for arrival in odd])
+    return [_merge(cursor, executions[arrival.key], arrival) for arrival in arrivals]
 
 
-def _merge(cursor: Any, leg: SettledExecution, arrival: RepeatedEvent) -> bool:
-    if _repeats(leg, arrival):
+def _merge(cursor: Any, execution: SettledExecution, arrival: RepeatedEvent) -> bool:
+    if _repeats(execution, arrival):
         return True
     event, rated = arrival.event, arrival.rated
-    rank = PRECEDENCE[event.verdict]
-    if rank > leg.rank or (rank == leg.rank and event.verdict != leg.verdict):
+    rank = PRECEDENCE[event.outcome]
+    if rank > execution.rank or (rank == execution.rank and event.outcome != execution.outcome):
         return True  # what outranks it is known
-    if rank == leg.rank:
+    if rank == execution.rank:
         return False
-    wanted = (0,) * len(leg.sums) if event.verdict == "failed" else _sums(event, rated)
-    change = tuple(after - before for after, before in zip(wanted, leg.sums, strict=True))
+    wanted = (0,) * len(execution.sums) if event.outcome == "failed" else _sums(event, rated)
+    change = tuple(after - before for after, before in zip(wanted, execution.sums, strict=True))
     if change[-2] > 0 or any(count > 0 for count in change[: len(COUNTS)]):
         return False
-    prices = _priced(leg.price_ids, rated.price_ids)
-    _write(cursor, arrival.key, event, event.verdict, change, prices, leg.slice_id)
-    after, before = _tokens(wanted), _tokens(leg.sums)
+    prices = _priced(execution.price_ids, rated.price_ids)
+    _write(cursor, arrival.key, event, event.outcome, change, prices, execution.slice_id)
+    after, before = _tokens(wanted), _tokens(execution.sums)
     reservations.adjust(
-        cursor, leg.slice_id, ReservationUse(change[-2], after - before, min(after, 1) - min(before, 1))
+        cursor, execution.slice_id, ReservationUse(change[-2], after - before, min(after, 1) - min(before, 1))
     )
-    leg.sums = wanted
-    leg.verdicts.add(event.verdict)
+    execution.sums = wanted
+    execution.outcomes.add(event.outcome)
     return True
 
 
-def _repeats(leg: SettledExecution, arrival: RepeatedEvent) -> bool:
-    return arrival.event.verdict == leg.verdict and _sums(arrival.event, arrival.rated) == leg.event_sums
+def _repeats(execution: SettledExecution, arrival: RepeatedEvent) -> bool:
+    return arrival.event.outcome == execution.outcome and _sums(arrival.event, arrival.rated) == execution.event_sums
 
 
-def reverse_late(cursor: Any, key: LegKey, event: ExecutionUsage, rated: Rated) -> None:
-    """Nobody pays for a leg that its windows have no room for any more: its hold went back before it was told."""
+def reverse_late(cursor: Any, key: ExecutionKey, event: ExecutionUsage, rated: Rated) -> None:
+    """Nobody pays for an execution that its windows have no room for any more: its hold went back before it was
+    told."""
     change = tuple(-amount for amount in _sums(event, rated))
     _write(cursor, key, event, LATE, change, rated.price_ids, event.billing_context.slice_id)
 
 
 def _write(
     cursor: Any,
-    key: LegKey,
+    key: ExecutionKey,
     event: ExecutionUsage,
-    verdict: str,
+    outcome: str,
     change: tuple[int, ...],
     price_ids: list[int | None] | None,
     slice_id: int | None,
@@ -129,32 +131,32 @@ def _write(
     (period,) = stamps(cursor, [(billing_context.tenant_id, key[0])])
     row = [
         *key,
-        verdict,
+        outcome,
         billing_context.tenant_id,
         billing_context.project_id,
         billing_context.key_id,
         billing_context.model,
     ]
     cursor.execute(_INSERT, [*row, billing_context.price_version, slice_id, price_ids, period, *change])
-    log.warning("usage_adjusted", request_id=key[1], leg=key[2], verdict=verdict, cost_femto=change[-2])
+    log.warning("usage_adjusted", request_id=key[1], execution=key[2], outcome=outcome, cost_femto=change[-2])
 
 
-def _stored(cursor: Any, keys: Sequence[LegKey]) -> dict[LegKey, SettledExecution]:
+def _stored(cursor: Any, keys: Sequence[ExecutionKey]) -> dict[ExecutionKey, SettledExecution]:
     times, ids, numbers = zip(*keys, strict=True)
     columns = [array(times), text_array(ids), array(numbers)]
     cursor.execute(_EVENT, columns)
-    legs = {}
-    for admitted_at, request_id, number, verdict, price_ids, slice_id, *sums in cursor.fetchall():
+    executions = {}
+    for admitted_at, request_id, number, outcome, price_ids, slice_id, *sums in cursor.fetchall():
         counts = tuple(int(each) for each in sums)
-        legs[admitted_at, request_id, number] = SettledExecution(
-            verdict, price_ids, slice_id, counts, counts, {verdict}
+        executions[admitted_at, request_id, number] = SettledExecution(
+            outcome, price_ids, slice_id, counts, counts, {outcome}
         )
     cursor.execute(_ADJUSTMENTS, columns)
-    for admitted_at, request_id, number, verdict, *sums in cursor.fetchall():
-        leg = legs[admitted_at, request_id, number]
-        leg.sums = tuple(before + int(change) for before, change in zip(leg.sums, sums, strict=True))
-        leg.verdicts.add(verdict)
-    return legs
+    for admitted_at, request_id, number, outcome, *sums in cursor.fetchall():
+        execution = executions[admitted_at, request_id, number]
+        execution.sums = tuple(before + int(change) for before, change in zip(execution.sums, sums, strict=True))
+        execution.outcomes.add(outcome)
+    return executions
 
 
 def _sums(event: ExecutionUsage, rated: Rated) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""From messages of the usage stream to rows: each leg once, in one transaction a batch, and nothing lost.
+"""From messages of the usage stream to rows: each execution once, in one transaction a batch, and nothing lost.
 
 The settler may crash at any point and messages may come twice, late and out of order. So everything here can be done
-again: a leg that has its row keeps it, and a message that is in quarantine stays there once.
+again: an execution that has its row keeps it, and a message that is in quarantine stays there once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from django.db import DataError, IntegrityError, OperationalError, connection
 from billing.budgets import reservations
 from billing.budgets.reservations import over_its_hold, used_by
 from billing.metering.arrays import array, text_array
-from billing.metering.duplicate_events import PRECEDENCE, LegKey, RepeatedEvent, merge, reverse_late
+from billing.metering.duplicate_events import PRECEDENCE, ExecutionKey, RepeatedEvent, merge, reverse_late
 from billing.metering.partitions import ensure_partitions
 from billing.models import UsageQuarantine
 from billing.periods import stamps
@@ -35,18 +35,18 @@ from tenants.isolation.scopes import all_tenants_scope
 log = structlog.get_logger(__name__)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MAX_LOGGED_EXECUTIONS = 100  # legs in a line of the log
+MAX_LOGGED_EXECUTIONS = 100  # executions in a line of the log
 MAX_CLOCK_SKEW_MICROSECONDS = 86_400_000_000  # microseconds that an admission may lie in the future by this clock
 _COLUMNS = {
     "admitted_at": "timestamptz",
     "request_id": "text",
-    "leg": "bigint",
+    "execution": "bigint",
     "tenant_id": "bigint",
     "project_id": "bigint",
     "key_id": "bigint",
     "model": "text",
     "attempt": "bigint",
-    "verdict": "text",
+    "outcome": "text",
     "finish_reason": "text",
     "uncached": "bigint",
     "cache_read": "bigint",
@@ -79,15 +79,15 @@ _VALUES = ", ".join(f"{name}::bigint[]" if name == "price_ids" else name for nam
 _RELEASED_BY = """
 CASE WHEN new.slice_id IS NULL THEN NULL WHEN EXISTS (
     SELECT FROM billing_earlyrelease r
-    WHERE r.admitted_at = new.admitted_at AND r.request_id = new.request_id AND r.leg = new.leg
+    WHERE r.admitted_at = new.admitted_at AND r.request_id = new.request_id AND r.execution = new.execution
 ) THEN 'gateway' ELSE 'settler' END
 """
 # NOTE: a value too wide for its column must be refused, not cut: assignment does so, a cast to varchar(n) would not.
 _INSERT = f"""
 INSERT INTO billing_usageevent ({", ".join(_COLUMNS)}, settled_at, released_by)
 SELECT {_VALUES}, statement_timestamp(), {_RELEASED_BY} FROM unnest({_ARRAYS}) AS new ({", ".join(_COLUMNS)})
-ON CONFLICT (admitted_at, request_id, leg) DO NOTHING
-RETURNING (extract(epoch FROM admitted_at) * 1000000)::bigint, request_id, leg
+ON CONFLICT (admitted_at, request_id, execution) DO NOTHING
+RETURNING (extract(epoch FROM admitted_at) * 1000000)::bigint, request_id, execution
 """  # noqa: S608  (column names from above, nothing from outside)
 
 
@@ -107,7 +107,7 @@ class UsageRow(NamedTuple):
     values: tuple[Any, ...]
 
     @property
-    def key(self) -> LegKey:
+    def key(self) -> ExecutionKey:
         return self.values[:3]
 
 
@@ -126,48 +126,48 @@ def settle(messages: Sequence[UsageMessage]) -> SettleResult:
     Raises:
         django.db.Error: the database is away or not ready; nothing is known to be done, and all may be tried again.
     """
-    outcome = SettleResult()
+    result = SettleResult()
     latest = time.time_ns() // 1000 + MAX_CLOCK_SKEW_MICROSECONDS
     decoded = []
     for message in messages:
-        event = None if message.payload is None else _decode(message, message.payload, latest, outcome)
+        event = None if message.payload is None else _decode(message, message.payload, latest, result)
         if event is not None:
             decoded.append((message, *event))
-    rows = _rate(decoded, outcome)
+    rows = _rate(decoded, result)
     # In the order of the key, so that two settlers with the same messages never wait for each other in a circle.
-    rows.sort(key=lambda row: (row.key, PRECEDENCE.get(row.event.verdict, 3)))
-    _store_or_split(rows, outcome)
-    return outcome
+    rows.sort(key=lambda row: (row.key, PRECEDENCE.get(row.event.outcome, 3)))
+    _store_or_split(rows, result)
+    return result
 
 
-def _rate(decoded: Sequence[tuple[UsageMessage, ExecutionUsage, datetime]], outcome: SettleResult) -> list[UsageRow]:
+def _rate(decoded: Sequence[tuple[UsageMessage, ExecutionUsage, datetime]], result: SettleResult) -> list[UsageRow]:
     """Return what each costs. One without a price, or dearer than what was held for it, is for a person to look at."""
     rated = rate([event for _, event, _ in decoded])
     rows = []
     for (message, event, admitted_at), cost in zip(decoded, rated, strict=True):
         fault = str(cost) if isinstance(cost, UnknownPriceError) else over_its_hold(event, cost.cost_femto)
         if isinstance(cost, UnknownPriceError) or fault:
-            _quarantine(message, UsageQuarantine.Reason.REFUSED, fault or "", outcome)
+            _quarantine(message, UsageQuarantine.Reason.REFUSED, fault or "", result)
         else:
             rows.append(UsageRow(message, event, cost, _values(event, admitted_at, cost)))
     return rows
 
 
 def _decode(
-    message: UsageMessage, payload: bytes, latest: int, outcome: SettleResult
+    message: UsageMessage, payload: bytes, latest: int, result: SettleResult
 ) -> tuple[ExecutionUsage, datetime] | None:
     try:
         event = decode_usage(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as exc:  # ValueError: text that is no UTF-8
-        _quarantine(message, UsageQuarantine.Reason.UNDECODABLE, str(exc), outcome)
+        _quarantine(message, UsageQuarantine.Reason.UNDECODABLE, str(exc), result)
         return None
     if event.billing_context.admitted_at > latest:
-        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at lies in the future", outcome)
+        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at lies in the future", result)
         return None
     try:
         return event, EPOCH + timedelta(microseconds=event.billing_context.admitted_at)
     except OverflowError:
-        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at is no date", outcome)
+        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at is no date", result)
         return None
 
 
@@ -176,13 +176,13 @@ def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple
     return (
         admitted_at,
         billing_context.request_id,
-        billing_context.leg,
+        billing_context.execution,
         billing_context.tenant_id,
         billing_context.project_id,
         billing_context.key_id,
         billing_context.model,
         event.attempt,
-        event.verdict,
+        event.outcome,
         event.finish_reason,
         usage.uncached,
         usage.cache_read,
@@ -209,7 +209,7 @@ def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple
     )
 
 
-def _store_or_split(rows: Sequence[UsageRow], outcome: SettleResult) -> None:
+def _store_or_split(rows: Sequence[UsageRow], result: SettleResult) -> None:
     """Store the rows; if one of them is refused, halve until it stands alone and put that one into quarantine."""
     if not rows:
         return
@@ -218,26 +218,26 @@ def _store_or_split(rows: Sequence[UsageRow], outcome: SettleResult) -> None:
     except (IntegrityError, DataError) as exc:
         if len(rows) > 1:
             middle = len(rows) // 2
-            _store_or_split(rows[:middle], outcome)
-            _store_or_split(rows[middle:], outcome)
+            _store_or_split(rows[:middle], result)
+            _store_or_split(rows[middle:], result)
         elif _is_unplaceable(exc) and ensure_partitions():
-            _store_or_split(rows, outcome)
+            _store_or_split(rows, result)
         else:
             reason = UsageQuarantine.Reason.UNPLACEABLE if _is_unplaceable(exc) else UsageQuarantine.Reason.REFUSED
-            _quarantine(rows[0].message, reason, _explain(exc), outcome)
+            _quarantine(rows[0].message, reason, _explain(exc), result)
         return
     except OperationalError as exc:
         if not isinstance(exc.__cause__, psycopg.errors.SerializationFailure):
             raise
-        _store_or_split(rows, outcome)  # a gateway released early between the insert and the settlement
+        _store_or_split(rows, result)  # a gateway released early between the insert and the settlement
         return
-    outcome.settled += len(new)
+    result.settled += len(new)
     if len(new) < len(rows):
-        _merge_repeated(rows, new, outcome)
+        _merge_repeated(rows, new, result)
 
 
 def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
-    """Insert in one transaction, with all that a leg's settling moves; the rows that went in."""
+    """Insert in one transaction, with all that an execution's settling moves; the rows that went in."""
     with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
         periods = stamps(cursor, [(row.event.billing_context.tenant_id, row.key[0]) for row in rows])
         columns = [*zip(*(row.values for row in rows), strict=True), periods]
@@ -251,8 +251,8 @@ def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
                 reverse_late(cursor, row.key, row.event, row.rated)
     if log.isEnabledFor(logging.INFO):
         for start in range(0, len(new), MAX_LOGGED_EXECUTIONS):
-            legs = [row.event.billing_context.log_fields() for row in new[start : start + MAX_LOGGED_EXECUTIONS]]
-            log.info("usage_settled", legs=legs)
+            executions = [row.event.billing_context.log_fields() for row in new[start : start + MAX_LOGGED_EXECUTIONS]]
+            log.info("usage_settled", executions=executions)
     return new
 
 
@@ -272,14 +272,14 @@ def _first_of(rows: Sequence[UsageRow], inserted: set[tuple[int, str, int]]) -> 
     found = []
     for row in rows:
         billing_context = row.event.billing_context
-        key = (billing_context.admitted_at, billing_context.request_id, billing_context.leg)
+        key = (billing_context.admitted_at, billing_context.request_id, billing_context.execution)
         if key in inserted:
             inserted.discard(key)
             found.append(row)
     return found
 
 
-def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], outcome: SettleResult) -> None:
+def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], result: SettleResult) -> None:
     """Of the rows that did not go in, those that contradict what is stored are not to be lost."""
     went_in = {id(row) for row in new}
     repeated = [row for row in rows if id(row) not in went_in]
@@ -287,12 +287,14 @@ def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], outcome: 
         known = merge(cursor, [RepeatedEvent(row.key, row.event, row.rated) for row in repeated])
     for row, agrees in zip(repeated, known, strict=True):
         if agrees:
-            outcome.repeated += 1
+            result.repeated += 1
         else:
-            _quarantine(row.message, UsageQuarantine.Reason.CONFLICT, "the leg was settled with other counts", outcome)
+            _quarantine(
+                row.message, UsageQuarantine.Reason.CONFLICT, "the execution was settled with other counts", result
+            )
 
 
-def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: str, outcome: SettleResult) -> None:
+def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: str, result: SettleResult) -> None:
     payload = message.payload or b""
     detail = detail.replace("\x00", "").encode(errors="replace").decode()
     with all_tenants_scope(BypassReason.SETTLER):
@@ -306,7 +308,7 @@ def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: s
                 "payload": payload,
             },
         )
-    outcome.quarantined += created
+    result.quarantined += created
     log.error("usage_quarantined", stream_id=message.stream_id, reason=reason.value, detail=detail, new=created)
 
 

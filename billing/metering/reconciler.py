@@ -47,20 +47,20 @@ WITH looked AS (
 )
 SELECT id, tenant_id, held::bigint, used FROM compared WHERE held <> 0 OR used <> 0
 """
-# Slices that have settled other than their legs, adjustments added, come to: of each unit, by how much.
+# Slices that have settled other than their executions, adjustments added, come to: of each unit, by how much.
 _SLICES = """
 WITH adjusted AS (
-    SELECT admitted_at, request_id, leg, sum(cost_femto) AS cost,
+    SELECT admitted_at, request_id, execution, sum(cost_femto) AS cost,
         sum(uncached + cache_read + cache_write_5m + cache_write_1h + output) AS tokens
-    FROM billing_adjustment WHERE admitted_at > %(since)s - interval '1 day' GROUP BY admitted_at, request_id, leg
-), leg AS (
-    SELECT e.slice_id, e.cost_femto + coalesce(a.cost, 0) AS cost, CASE WHEN e.verdict = 'failed' THEN 0 ELSE
+    FROM billing_adjustment WHERE admitted_at > %(since)s - interval '1 day' GROUP BY admitted_at, request_id, execution
+), execution AS (
+    SELECT e.slice_id, e.cost_femto + coalesce(a.cost, 0) AS cost, CASE WHEN e.outcome = 'failed' THEN 0 ELSE
         e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.output + coalesce(a.tokens, 0) END AS tokens
-    FROM billing_usageevent e LEFT JOIN adjusted a USING (admitted_at, request_id, leg)
+    FROM billing_usageevent e LEFT JOIN adjusted a USING (admitted_at, request_id, execution)
     WHERE e.slice_id IS NOT NULL AND e.admitted_at > %(since)s - interval '1 day'
 ), sums AS (
     SELECT slice_id, sum(cost) AS cost, sum(tokens) AS tokens, count(*) FILTER (WHERE tokens > 0) AS requests
-    FROM leg GROUP BY slice_id
+    FROM execution GROUP BY slice_id
 ), compared AS (
     SELECT s.id, s.tenant_id, coalesce(l.cost, 0) - s.settled_money AS used,
         (coalesce(l.tokens, 0) - s.settled_tokens)::bigint AS tokens,
@@ -91,7 +91,7 @@ def reconcile(journals: Path | None = None) -> Reconciliation:
             for pk, tenant_id, used, tokens, requests in cursor.fetchall()
         ]
         lost = [
-            {"journal": each.worker, "tenant": each.tenant_id, "tokens": each.tokens, "requests": each.legs}
+            {"journal": each.worker, "tenant": each.tenant_id, "tokens": each.tokens, "requests": each.executions}
             for each in (unsettled(journals, now - close_after()) if journals else ())
         ]
     corrected = [fixed for window_id, *_ in windows if (fixed := _correct(window_id, since)) is not None]

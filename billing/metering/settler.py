@@ -127,15 +127,15 @@ class Settler:
 
     def _settle(self, messages: list[UsageMessage]) -> None:
         """Commit, then acknowledge. NOTE: never the other way round, nor one without the other's success."""
-        outcome = settle(messages)
-        self._acknowledge([message.stream_id for message in messages], outcome)
-        log.debug("settled", **vars(outcome))
+        result = settle(messages)
+        self._acknowledge([message.stream_id for message in messages], result)
+        log.debug("settled", **vars(result))
 
-    def _acknowledge(self, ids: list[str], outcome: SettleResult) -> None:
+    def _acknowledge(self, ids: list[str], result: SettleResult) -> None:
         pipe = self._broker.pipeline(transaction=True)
         pipe.xack(USAGE_STREAM, USAGE_GROUP, *ids)
         pipe.xdel(USAGE_STREAM, *ids)
-        for name, count in vars(outcome).items():
+        for name, count in vars(result).items():
             pipe.hincrby(status.TOTALS_KEY, name, count)
         pipe.time()
         self._last_batch_at = _microseconds(pipe.execute()[-1])

@@ -47,11 +47,11 @@ class UsageReport:
     model: str | None = None
     key_id: int | None = None
     project_id: int | None = None
-    verdict: str | None = None
+    outcome: str | None = None
     request_id: str | None = None
 
     def events(self) -> QuerySet[UsageEvent]:
-        given = self._given() | _present(verdict=self.verdict, request_id=self.request_id)
+        given = self._given() | _present(outcome=self.outcome, request_id=self.request_id)
         return UsageEvent.objects.for_tenant(self.tenant_id).filter(**self._times("admitted_at"), **given)
 
     def changes(self) -> QuerySet[UsageChange]:
@@ -106,9 +106,9 @@ def sums(
 ) -> list[dict[str, Any]]:
     """Return what the question's usage adds up to, one dict for each group and bucket, oldest first.
 
-    Keys: `start` (with a bucket), those of GROUP_COLUMNS asked for, and SUMMED. A failed leg's tokens are in no sum:
-    nobody pays for them. The question's verdict and request are not looked at. Buckets are by the clocks of `zone`: an
-    hour that comes twice is two, a day may have 23 or 25.
+    Keys: `start` (with a bucket), those of GROUP_COLUMNS asked for, and SUMMED. A failed execution's tokens are in no
+    sum: nobody pays for them. The question's outcome and request are not looked at. Buckets are by the clocks of
+    `zone`: an hour that comes twice is two, a day may have 23 or 25.
 
     Raises:
         OddHours, TooManyRows: see there.

@@ -27,9 +27,9 @@ log = structlog.get_logger(__name__)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MISSING = """
 SELECT n.place FROM unnest(%s::timestamptz[], %s::text[], %s::bigint[]) WITH ORDINALITY
-    AS n (admitted_at, request_id, leg, place)
+    AS n (admitted_at, request_id, execution, place)
 WHERE NOT EXISTS (SELECT FROM billing_usageevent e
-    WHERE e.admitted_at = n.admitted_at AND e.request_id = n.request_id AND e.leg = n.leg)
+    WHERE e.admitted_at = n.admitted_at AND e.request_id = n.request_id AND e.execution = n.execution)
 """
 
 
@@ -38,7 +38,7 @@ class Unsettled(NamedTuple):
 
     worker: str
     tenant_id: int
-    legs: int
+    executions: int
     tokens: int
 
 
@@ -53,7 +53,7 @@ def unsettled(folder: Path, before: datetime) -> list[Unsettled]:
     for journal in sorted(path for path in folder.glob("*") if path.is_dir()):
         try:
             told = {
-                (event.billing_context.request_id, event.billing_context.leg): (event, payload)
+                (event.billing_context.request_id, event.billing_context.execution): (event, payload)
                 for event, payload in journalled(journal)
                 if _admitted(event) < before and partition_name(month_of(_admitted(event))) in attached
             }
@@ -70,10 +70,10 @@ def unsettled(folder: Path, before: datetime) -> list[Unsettled]:
 def _without_row(told: Sequence[tuple[ExecutionUsage, bytes]]) -> list[ExecutionUsage]:
     if not told:
         return []
-    keys = [(_admitted(event), event.billing_context.request_id, event.billing_context.leg) for event, _ in told]
-    times, names, legs = zip(*keys, strict=True)
+    keys = [(_admitted(event), event.billing_context.request_id, event.billing_context.execution) for event, _ in told]
+    times, names, executions = zip(*keys, strict=True)
     with connection.cursor() as cursor:
-        cursor.execute(_MISSING, [array(times), text_array(names), array(legs)])
+        cursor.execute(_MISSING, [array(times), text_array(names), array(executions)])
         missing = [told[place - 1] for (place,) in cursor.fetchall()]
     hashes = {hashlib.sha256(payload).digest() for _, payload in missing}
     rows: Any = UsageQuarantine.objects.filter(payload_hash__in=hashes).values_list("payload_hash", flat=True)

@@ -9,13 +9,13 @@ TABLE = """
 CREATE TABLE billing_usageevent (
     admitted_at timestamptz NOT NULL,
     request_id varchar(64) NOT NULL,
-    leg smallint NOT NULL,
+    execution smallint NOT NULL,
     tenant_id bigint NOT NULL,
     project_id bigint NOT NULL,
     key_id bigint NOT NULL,
     model varchar(128) NOT NULL,
     attempt integer NOT NULL,
-    verdict varchar(16) NOT NULL,
+    outcome varchar(16) NOT NULL,
     finish_reason varchar(64) NOT NULL,
     uncached integer NOT NULL,
     cache_read integer NOT NULL,
@@ -36,14 +36,14 @@ CREATE TABLE billing_usageevent (
         uncached BETWEEN 0 AND 100000000 AND cache_read BETWEEN 0 AND 100000000
         AND cache_write_5m BETWEEN 0 AND 100000000 AND cache_write_1h BETWEEN 0 AND 100000000
         AND output BETWEEN 0 AND 100000000
-        AND duration_us >= 0 AND queue_us >= 0 AND ttft_us >= 0 AND attempt >= 0 AND block_size >= 0 AND leg >= 0
+        AND duration_us >= 0 AND queue_us >= 0 AND ttft_us >= 0 AND attempt >= 0 AND block_size >= 0 AND execution >= 0
     ),
-    CONSTRAINT billing_usage_verdict CHECK (verdict IN ('completed', 'cancelled', 'failed')),
+    CONSTRAINT billing_usage_outcome CHECK (outcome IN ('completed', 'cancelled', 'failed')),
     CONSTRAINT billing_usage_hold CHECK (hold IS NULL OR hold >= 0),
     CONSTRAINT billing_usage_ids CHECK (
         tenant_id > 0 AND project_id > 0 AND key_id > 0 AND request_id <> '' AND model <> ''
     ),
-    PRIMARY KEY (admitted_at, request_id, leg)
+    PRIMARY KEY (admitted_at, request_id, execution)
 ) PARTITION BY RANGE (admitted_at)
 """
 
@@ -127,16 +127,16 @@ class Migration(migrations.Migration):
                 migrations.CreateModel(
                     name='UsageEvent',
                     fields=[
-                        ('pk', models.CompositePrimaryKey('admitted_at', 'request_id', 'leg', blank=True, editable=False, primary_key=True, serialize=False)),
+                        ('pk', models.CompositePrimaryKey('admitted_at', 'request_id', 'execution', blank=True, editable=False, primary_key=True, serialize=False)),
                         ('admitted_at', models.DateTimeField()),
                         ('request_id', models.CharField(max_length=64)),
-                        ('leg', models.SmallIntegerField()),
+                        ('execution', models.SmallIntegerField()),
                         ('tenant_id', models.BigIntegerField()),
                         ('project_id', models.BigIntegerField()),
                         ('key_id', models.BigIntegerField()),
                         ('model', models.CharField(max_length=128)),
                         ('attempt', models.IntegerField()),
-                        ('verdict', models.CharField(choices=[('completed', 'Completed'), ('cancelled', 'Cancelled'), ('failed', 'Failed')], max_length=16)),
+                        ('outcome', models.CharField(choices=[('completed', 'Completed'), ('cancelled', 'Cancelled'), ('failed', 'Failed')], max_length=16)),
                         ('finish_reason', models.CharField(max_length=64)),
                         ('uncached', models.IntegerField()),
                         ('cache_read', models.IntegerField()),
@@ -156,7 +156,7 @@ class Migration(migrations.Migration):
                     ],
                     options={
                         'indexes': [models.Index(models.F('tenant_id'), models.OrderBy(models.F('admitted_at'), descending=True), name='billing_usage_tenant_time'), models.Index(models.F('key_id'), models.OrderBy(models.F('admitted_at'), descending=True), name='billing_usage_key_time'), models.Index(models.F('request_id'), name='billing_usage_request')],
-                        'constraints': [models.CheckConstraint(condition=models.Q(('uncached__range', (0, 100000000)), ('cache_read__range', (0, 100000000)), ('cache_write_5m__range', (0, 100000000)), ('cache_write_1h__range', (0, 100000000)), ('output__range', (0, 100000000)), ('duration_us__gte', 0), ('queue_us__gte', 0), ('ttft_us__gte', 0), ('attempt__gte', 0), ('block_size__gte', 0), ('leg__gte', 0)), name='billing_usage_counts'), models.CheckConstraint(condition=models.Q(('verdict__in', ['completed', 'cancelled', 'failed'])), name='billing_usage_verdict'), models.CheckConstraint(condition=models.Q(('hold__isnull', True), ('hold__gte', 0), _connector='OR'), name='billing_usage_hold'), models.CheckConstraint(condition=models.Q(('key_id__gt', 0), ('project_id__gt', 0), ('tenant_id__gt', 0), models.Q(('request_id', ''), _negated=True), models.Q(('model', ''), _negated=True)), name='billing_usage_ids')],
+                        'constraints': [models.CheckConstraint(condition=models.Q(('uncached__range', (0, 100000000)), ('cache_read__range', (0, 100000000)), ('cache_write_5m__range', (0, 100000000)), ('cache_write_1h__range', (0, 100000000)), ('output__range', (0, 100000000)), ('duration_us__gte', 0), ('queue_us__gte', 0), ('ttft_us__gte', 0), ('attempt__gte', 0), ('block_size__gte', 0), ('execution__gte', 0)), name='billing_usage_counts'), models.CheckConstraint(condition=models.Q(('outcome__in', ['completed', 'cancelled', 'failed'])), name='billing_usage_outcome'), models.CheckConstraint(condition=models.Q(('hold__isnull', True), ('hold__gte', 0), _connector='OR'), name='billing_usage_hold'), models.CheckConstraint(condition=models.Q(('key_id__gt', 0), ('project_id__gt', 0), ('tenant_id__gt', 0), models.Q(('request_id', ''), _negated=True), models.Q(('model', ''), _negated=True)), name='billing_usage_ids')],
                     },
                 ),
             ],

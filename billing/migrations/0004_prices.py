@@ -1,4 +1,4 @@
-"""The price book, guarded by the database itself; what a leg costs, on its usage event; rated lines as a view."""
+"""The price book, guarded by the database itself; what an execution costs, on its usage event; rated lines as a view."""
 
 import django.contrib.postgres.fields
 import django.db.models.deletion
@@ -64,7 +64,7 @@ UNDO_TRIGGERS = [
 ]
 RATED_LINE = """
 CREATE VIEW billing_rated_line WITH (security_invoker = true) AS
-SELECT e.tenant_id, e.project_id, e.key_id, e.admitted_at, e.request_id, e.leg, e.invoice_period,
+SELECT e.tenant_id, e.project_id, e.key_id, e.admitted_at, e.request_id, e.execution, e.invoice_period,
     used.component, used.price_id, used.tokens::bigint AS tokens,
     used.tokens::numeric(38, 0) * price.nano_per_million AS femto
 FROM billing_usageevent e

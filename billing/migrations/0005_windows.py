@@ -40,11 +40,11 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='Adjustment',
             fields=[
-                ('pk', models.CompositePrimaryKey('admitted_at', 'request_id', 'leg', 'verdict', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('pk', models.CompositePrimaryKey('admitted_at', 'request_id', 'execution', 'outcome', blank=True, editable=False, primary_key=True, serialize=False)),
                 ('admitted_at', models.DateTimeField()),
                 ('request_id', models.CharField(max_length=64)),
-                ('leg', models.SmallIntegerField()),
-                ('verdict', models.CharField(choices=[('failed', 'Failed'), ('cancelled', 'Cancelled'), ('late', 'Late')], max_length=16)),
+                ('execution', models.SmallIntegerField()),
+                ('outcome', models.CharField(choices=[('failed', 'Failed'), ('cancelled', 'Cancelled'), ('late', 'Late')], max_length=16)),
                 ('tenant_id', models.BigIntegerField()),
                 ('project_id', models.BigIntegerField()),
                 ('key_id', models.BigIntegerField()),

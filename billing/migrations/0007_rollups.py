@@ -8,15 +8,15 @@ from tenants.isolation.db_roles import APP
 
 RATED_LINE = """
 CREATE OR REPLACE VIEW billing_rated_line WITH (security_invoker = true) AS
-SELECT e.tenant_id, e.project_id, e.key_id, e.admitted_at, e.request_id, e.leg, e.invoice_period,
+SELECT e.tenant_id, e.project_id, e.key_id, e.admitted_at, e.request_id, e.execution, e.invoice_period,
     used.component, used.price_id, used.tokens::bigint AS tokens,
     used.tokens::numeric(38, 0) * price.nano_per_million AS femto
 FROM (
-    SELECT tenant_id, project_id, key_id, admitted_at, request_id, leg, invoice_period, uncached, cache_read,
+    SELECT tenant_id, project_id, key_id, admitted_at, request_id, execution, invoice_period, uncached, cache_read,
         cache_write_5m, cache_write_1h, output, answer_hit_input, answer_hit_output, price_ids
     FROM billing_usageevent
     UNION ALL
-    SELECT tenant_id, project_id, key_id, admitted_at, request_id, leg, invoice_period, uncached, cache_read,
+    SELECT tenant_id, project_id, key_id, admitted_at, request_id, execution, invoice_period, uncached, cache_read,
         cache_write_5m, cache_write_1h, output, answer_hit_input, answer_hit_output, price_ids
     FROM billing_adjustment
 ) AS e
@@ -31,7 +31,7 @@ JOIN billing_price price ON price.id = used.price_id
 """
 WITHOUT_ADJUSTMENTS = """
 CREATE OR REPLACE VIEW billing_rated_line WITH (security_invoker = true) AS
-SELECT e.tenant_id, e.project_id, e.key_id, e.admitted_at, e.request_id, e.leg, e.invoice_period,
+SELECT e.tenant_id, e.project_id, e.key_id, e.admitted_at, e.request_id, e.execution, e.invoice_period,
     used.component, used.price_id, used.tokens::bigint AS tokens,
     used.tokens::numeric(38, 0) * price.nano_per_million AS femto
 FROM billing_usageevent e
@@ -44,32 +44,32 @@ CROSS JOIN LATERAL unnest(
 ) AS used (component, tokens, price_id)
 JOIN billing_price price ON price.id = used.price_id
 """
-# A failed leg's tokens count for nothing. A correction takes tokens back, and may change how its leg ended.
+# A failed execution's tokens count for nothing. A correction takes tokens back, and may change how its execution ended.
 USAGE_CHANGE = """
 CREATE VIEW billing_usagechange WITH (security_invoker = true) AS
-SELECT e.admitted_at, e.request_id, e.leg, e.settled_at, e.tenant_id, e.project_id, e.key_id, e.model,
+SELECT e.admitted_at, e.request_id, e.execution, e.settled_at, e.tenant_id, e.project_id, e.key_id, e.model,
     coalesce(sheet.tier, '') AS tier, e.miss_reason,
-    (e.verdict = 'completed')::int AS completed, (e.verdict = 'cancelled')::int AS cancelled,
-    (e.verdict = 'failed')::int AS failed,
+    (e.outcome = 'completed')::int AS completed, (e.outcome = 'cancelled')::int AS cancelled,
+    (e.outcome = 'failed')::int AS failed,
     e.uncached * billed AS uncached, e.cache_read * billed AS cache_read,
     e.cache_write_5m * billed AS cache_write_5m, e.cache_write_1h * billed AS cache_write_1h,
     e.output * billed AS output, e.answer_hit_input * billed AS answer_hit_input,
     e.answer_hit_output * billed AS answer_hit_output, e.unpinned_tokens * billed AS unpinned_tokens,
     e.cost_femto, e.saved_femto
 FROM billing_usageevent e
-CROSS JOIN LATERAL (SELECT (e.verdict <> 'failed')::int AS billed) AS counted
+CROSS JOIN LATERAL (SELECT (e.outcome <> 'failed')::int AS billed) AS counted
 LEFT JOIN billing_pricesheet sheet ON sheet.id = e.price_version
 UNION ALL
-SELECT a.admitted_at, a.request_id, a.leg, a.made_at, a.tenant_id, a.project_id, a.key_id, a.model,
+SELECT a.admitted_at, a.request_id, a.execution, a.made_at, a.tenant_id, a.project_id, a.key_id, a.model,
     coalesce(sheet.tier, ''), e.miss_reason,
-    CASE WHEN a.verdict IN ('failed', 'cancelled') THEN -(e.verdict = 'completed')::int ELSE 0 END,
-    CASE a.verdict WHEN 'failed' THEN -(e.verdict = 'cancelled')::int
-        WHEN 'cancelled' THEN (e.verdict = 'completed')::int ELSE 0 END,
-    CASE a.verdict WHEN 'failed' THEN (e.verdict <> 'failed')::int ELSE 0 END,
+    CASE WHEN a.outcome IN ('failed', 'cancelled') THEN -(e.outcome = 'completed')::int ELSE 0 END,
+    CASE a.outcome WHEN 'failed' THEN -(e.outcome = 'cancelled')::int
+        WHEN 'cancelled' THEN (e.outcome = 'completed')::int ELSE 0 END,
+    CASE a.outcome WHEN 'failed' THEN (e.outcome <> 'failed')::int ELSE 0 END,
     a.uncached, a.cache_read, a.cache_write_5m, a.cache_write_1h, a.output, a.answer_hit_input, a.answer_hit_output, 0,
     a.cost_femto, a.saved_femto
 FROM billing_adjustment a
-JOIN billing_usageevent e USING (admitted_at, request_id, leg)
+JOIN billing_usageevent e USING (admitted_at, request_id, execution)
 LEFT JOIN billing_pricesheet sheet ON sheet.id = a.price_version
 """
 
@@ -103,10 +103,10 @@ class Migration(migrations.Migration):
                 ('unpinned_tokens', models.BigIntegerField()),
                 ('cost_femto', models.DecimalField(decimal_places=0, max_digits=38)),
                 ('saved_femto', models.DecimalField(decimal_places=0, max_digits=38)),
-                ('pk', models.CompositePrimaryKey('admitted_at', 'request_id', 'leg', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('pk', models.CompositePrimaryKey('admitted_at', 'request_id', 'execution', blank=True, editable=False, primary_key=True, serialize=False)),
                 ('admitted_at', models.DateTimeField()),
                 ('request_id', models.CharField(max_length=64)),
-                ('leg', models.SmallIntegerField()),
+                ('execution', models.SmallIntegerField()),
                 ('settled_at', models.DateTimeField(help_text='when it was written down')),
             ],
             options={

@@ -25,7 +25,7 @@ UNIT = functions.UNIT
 # execution that is settled, or whose lease was reclaimed, is skipped: its reservation is back already.
 RELEASE = f"""
 CREATE FUNCTION billing_release_unused(slices bigint[], fences integer[], times timestamptz[], requests text[],
-    legs smallint[], moneys bigint[], tokenses bigint[], kept_moneys bigint[], kept_tokenses bigint[]) RETURNS void
+    executions smallint[], moneys bigint[], tokenses bigint[], kept_moneys bigint[], kept_tokenses bigint[]) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     moved bigint[];
@@ -34,13 +34,13 @@ BEGIN
     PERFORM 1 FROM billing_slice s WHERE s.id = ANY(slices) ORDER BY s.id FOR NO KEY UPDATE;
     WITH released AS (
         INSERT INTO billing_earlyrelease AS r
-            (admitted_at, request_id, leg, slice_id, money, tokens, kept_money, kept_tokens)
-        SELECT n.admitted_at, n.request_id, n.leg, n.slice_id, n.money, n.tokens, n.kept_money, n.kept_tokens
-        FROM unnest(slices, fences, times, requests, legs, moneys, tokenses, kept_moneys, kept_tokenses)
-            AS n (slice_id, fence, admitted_at, request_id, leg, money, tokens, kept_money, kept_tokens)
+            (admitted_at, request_id, execution, slice_id, money, tokens, kept_money, kept_tokens)
+        SELECT n.admitted_at, n.request_id, n.execution, n.slice_id, n.money, n.tokens, n.kept_money, n.kept_tokens
+        FROM unnest(slices, fences, times, requests, executions, moneys, tokenses, kept_moneys, kept_tokenses)
+            AS n (slice_id, fence, admitted_at, request_id, execution, money, tokens, kept_money, kept_tokens)
         JOIN billing_slice s ON s.id = n.slice_id AND s.fence = n.fence
         WHERE NOT EXISTS (SELECT FROM billing_usageevent e WHERE e.admitted_at = n.admitted_at
-            AND e.request_id = n.request_id AND e.leg = n.leg)
+            AND e.request_id = n.request_id AND e.execution = n.execution)
         ON CONFLICT DO NOTHING
         RETURNING r.slice_id, r.money, r.tokens
     ), sums AS (
@@ -64,8 +64,8 @@ $$
 _EARLY = """
     WITH gone AS (
         DELETE FROM billing_earlyrelease r USING billing_usageevent e
-        WHERE r.slice_id = ANY(ids) AND e.admitted_at = r.admitted_at AND e.request_id = r.request_id AND e.leg = r.leg
-        RETURNING r.slice_id, r.money, r.tokens, r.request_id, e.released_by, e.verdict <> 'failed' AND (
+        WHERE r.slice_id = ANY(ids) AND e.admitted_at = r.admitted_at AND e.request_id = r.request_id AND e.execution = r.execution
+        RETURNING r.slice_id, r.money, r.tokens, r.request_id, e.released_by, e.outcome <> 'failed' AND (
             e.cost_femto > 1000000::numeric * r.kept_money
             OR e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.output > r.kept_tokens) AS over
     )
@@ -140,10 +140,10 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='EarlyRelease',
             fields=[
-                ('pk', models.CompositePrimaryKey('admitted_at', 'request_id', 'leg', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('pk', models.CompositePrimaryKey('admitted_at', 'request_id', 'execution', blank=True, editable=False, primary_key=True, serialize=False)),
                 ('admitted_at', models.DateTimeField()),
                 ('request_id', models.CharField(max_length=64)),
-                ('leg', models.SmallIntegerField()),
+                ('execution', models.SmallIntegerField()),
                 ('slice_id', models.BigIntegerField()),
                 ('money', models.BigIntegerField(help_text='released, in nano-USD')),
                 ('tokens', models.BigIntegerField(help_text='released')),

@@ -103,10 +103,10 @@ class EarlyRelease(models.Model):
     The settlement deletes the row and releases only the rest of the reservation. Reclaiming the lease deletes it too.
     """
 
-    pk = models.CompositePrimaryKey("admitted_at", "request_id", "leg")
+    pk = models.CompositePrimaryKey("admitted_at", "request_id", "execution")
     admitted_at = models.DateTimeField()
     request_id = models.CharField(max_length=64)
-    leg = models.SmallIntegerField()
+    execution = models.SmallIntegerField()
     slice_id = models.BigIntegerField()
     money = models.BigIntegerField(help_text="released, in nano-USD")
     tokens = models.BigIntegerField(help_text="released")
@@ -123,13 +123,13 @@ class EarlyRelease(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.request_id}/{self.leg}"
+        return f"{self.request_id}/{self.execution}"
 
 
 class Adjustment(models.Model):
     """A correction of a usage event: what it says is added to what the event says. Never changed.
 
-    Columns are named as the event's. `verdict` is why: what the leg turned out to be, or that it came too late.
+    Columns are named as the event's. `outcome` is why: what the execution turned out to be, or that it came too late.
     """
 
     class Why(models.TextChoices):
@@ -137,11 +137,11 @@ class Adjustment(models.Model):
         CANCELLED = "cancelled"  # it had been cancelled, with other counts
         LATE = "late"  # its hold had been given back, and its budgets had no room any more: nobody pays
 
-    pk = models.CompositePrimaryKey("admitted_at", "request_id", "leg", "verdict")
+    pk = models.CompositePrimaryKey("admitted_at", "request_id", "execution", "outcome")
     admitted_at = models.DateTimeField()
     request_id = models.CharField(max_length=64)
-    leg = models.SmallIntegerField()
-    verdict = models.CharField(max_length=16, choices=Why)
+    execution = models.SmallIntegerField()
+    outcome = models.CharField(max_length=16, choices=Why)
     tenant_id = models.BigIntegerField()
     project_id = models.BigIntegerField()
     key_id = models.BigIntegerField()
@@ -171,7 +171,7 @@ class Adjustment(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.request_id}/{self.leg} {self.verdict}"
+        return f"{self.request_id}/{self.execution} {self.outcome}"
 
 
 class Correction(models.Model):

@@ -29,7 +29,7 @@ class _Grouped(models.Model):
 
 
 class _Summed(models.Model):
-    """Legs by how they ended, and tokens by class; those of failed legs are in none."""
+    """Executions by how they ended, and tokens by class; those of failed executions are in none."""
 
     completed = models.BigIntegerField()
     cancelled = models.BigIntegerField()
@@ -52,10 +52,10 @@ class _Summed(models.Model):
 class UsageChange(_Grouped, _Summed):
     """A view: what one event, or one correction of an event, adds to sums of usage."""
 
-    pk = models.CompositePrimaryKey("admitted_at", "request_id", "leg")  # of the event; a correction has the same
+    pk = models.CompositePrimaryKey("admitted_at", "request_id", "execution")  # of the event; a correction has the same
     admitted_at = models.DateTimeField()
     request_id = models.CharField(max_length=64)
-    leg = models.SmallIntegerField()
+    execution = models.SmallIntegerField()
     settled_at = models.DateTimeField(help_text="when it was written down")
 
     objects = TenantManager()
@@ -64,7 +64,7 @@ class UsageChange(_Grouped, _Summed):
         managed = False
 
     def __str__(self) -> str:
-        return f"{self.request_id}/{self.leg}"
+        return f"{self.request_id}/{self.execution}"
 
 
 class UsageRollup(_Grouped, _Summed):

@@ -1,4 +1,4 @@
-"""What was used: one row per leg, for ever; and the messages that could not become one."""
+"""What was used: one row per execution, for ever; and the messages that could not become one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from django.db.models import F, Q
 
 from tenants.isolation.scopes import TenantManager
 
-MAX_TOKENS = 100_000_000  # of one class in one leg; more is a fault of the reporter, not use
+MAX_TOKENS = 100_000_000  # of one class in one execution; more is a fault of the reporter, not use
 ANSWER_HITS = ("answer_hit_input", "answer_hit_output")  # tokens that a cached answer made needless
 TOKEN_CLASSES = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
 
 
 class ExecutionOutcome(models.TextChoices):
-    """How a leg ended. A failed one is never billed."""
+    """How an execution ended. A failed one is never billed."""
 
     COMPLETED = "completed"
     CANCELLED = "cancelled"
@@ -28,7 +28,7 @@ def _counts() -> Q:
     """Every count is a possible one."""
     tokens = Q(*((f"{name}__range", (0, MAX_TOKENS)) for name in TOKEN_CLASSES))
     times = Q(queue_us__gte=0, ttft_us__gte=0, duration_us__gte=0)
-    return tokens & times & Q(leg__gte=0, attempt__gte=0, block_size__gte=0)
+    return tokens & times & Q(execution__gte=0, attempt__gte=0, block_size__gte=0)
 
 
 class ReleasedBy(models.TextChoices):
@@ -39,26 +39,26 @@ class ReleasedBy(models.TextChoices):
 
 
 class UsageEvent(models.Model):
-    """What one leg of one request used. Written by the settler alone, never changed (triggers see to that).
+    """What one execution of one request used. Written by the settler alone, never changed (triggers see to that).
 
-    NOTE: (request_id, leg) is what must be unique, and it is, though PostgreSQL wants the partition column in the key:
-    the gateway stamps `admitted_at` once, when it admits the leg, and the stamp travels in the leg's envelope through
-    every attempt, replay and redelivery. So a leg has one `admitted_at`, and the key tells legs apart as
-    (request_id, leg) alone would. A second billing context for a leg breaks this.
+    NOTE: (request_id, execution) is what must be unique, and it is, though PostgreSQL wants the partition column in the
+    key: the gateway stamps `admitted_at` once, when it admits the execution, and the stamp travels in the execution's
+    envelope through every attempt, replay and redelivery. So an execution has one `admitted_at`, and the key tells
+    executions apart as (request_id, execution) alone would. A second billing context for an execution breaks this.
 
     Ids of tenant, project and key are no foreign keys: events outlive what they name.
     """
 
-    pk = models.CompositePrimaryKey("admitted_at", "request_id", "leg")
+    pk = models.CompositePrimaryKey("admitted_at", "request_id", "execution")
     admitted_at = models.DateTimeField()
     request_id = models.CharField(max_length=64)
-    leg = models.SmallIntegerField()
+    execution = models.SmallIntegerField()
     tenant_id = models.BigIntegerField()
     project_id = models.BigIntegerField()
     key_id = models.BigIntegerField()
     model = models.CharField(max_length=128)
     attempt = models.IntegerField()
-    verdict = models.CharField(max_length=16, choices=ExecutionOutcome)
+    outcome = models.CharField(max_length=16, choices=ExecutionOutcome)
     finish_reason = models.CharField(max_length=64)
     uncached = models.IntegerField()
     cache_read = models.IntegerField()
@@ -116,7 +116,7 @@ class UsageEvent(models.Model):
                     cost_femto__gte=0,
                 ),
             ),
-            models.CheckConstraint(name="billing_usage_verdict", condition=Q(verdict__in=ExecutionOutcome.values)),
+            models.CheckConstraint(name="billing_usage_outcome", condition=Q(outcome__in=ExecutionOutcome.values)),
             models.CheckConstraint(name="billing_usage_hold", condition=Q(hold__isnull=True) | Q(hold__gte=0)),
             models.CheckConstraint(
                 name="billing_usage_ids",
@@ -125,7 +125,7 @@ class UsageEvent(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.request_id}/{self.leg}"
+        return f"{self.request_id}/{self.execution}"
 
 
 class UsageQuarantine(models.Model):
@@ -135,7 +135,7 @@ class UsageQuarantine(models.Model):
         UNDECODABLE = "undecodable"  # not a usage event at all
         REFUSED = "refused"  # decodes, but breaks a rule of the table: see `detail`
         UNPLACEABLE = "unplaceable"  # of a month that has no partition
-        CONFLICT = "conflict"  # of a leg that has been settled, with other counts
+        CONFLICT = "conflict"  # of an execution that has been settled, with other counts
 
     AUDITED: ClassVar = ("stream_id", "reason", "detail", "resolved_at")
 

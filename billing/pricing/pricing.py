@@ -71,7 +71,7 @@ class RateCard(msgspec.Struct, frozen=True):
 
 
 class Rated(NamedTuple):
-    """What a leg cost."""
+    """What an execution cost."""
 
     price_ids: list[int | None] | None  # what priced each component, in the order of COMPONENTS; None: nobody pays
     cost_femto: int
@@ -148,7 +148,7 @@ def affordable_output(
 
 
 class Rater:
-    """Rates legs by one sheet. What applies to a band of prompt lengths at a time of day is looked up once."""
+    """Rates executions by one sheet. What applies to a band of prompt lengths at a time of day is looked up once."""
 
     def __init__(self, sheet: RateCard) -> None:
         self.sheet = sheet
@@ -190,7 +190,7 @@ class Rater:
 
 
 def rate(sheet: RateCard, usage: Mapping[Component, int], at: int) -> Rated:
-    """Return what one leg's tokens cost.
+    """Return what one execution's tokens cost.
 
     Raises:
         UnknownPriceError: a component used has no price.

@@ -1,4 +1,4 @@
-"""What each leg cost, by the sheet its admission pinned: computed once, when its event is settled."""
+"""What each execution cost, by the sheet its admission pinned: computed once, when its event is settled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def raters(versions: Iterable[int]) -> dict[int, Rater]:
 def rate(events: Sequence[ExecutionUsage]) -> list[Rated | UnknownPriceError]:
     """Return what each event costs. One that has no price is told by a fault in its place.
 
-    A failed leg costs nothing, nor does one that was admitted before there were prices.
+    A failed execution costs nothing, nor does one that was admitted before there were prices.
     """
     known = raters(
         event.billing_context.price_version for event in events if event.billing_context.price_version is not None
@@ -45,7 +45,7 @@ def rate(events: Sequence[ExecutionUsage]) -> list[Rated | UnknownPriceError]:
 
 def _rate(event: ExecutionUsage, known: dict[int, Rater]) -> Rated | UnknownPriceError:
     version = event.billing_context.price_version
-    if version is None or event.verdict == "failed":
+    if version is None or event.outcome == "failed":
         return FREE
     rater = known.get(version)
     if rater is None:

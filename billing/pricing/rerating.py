@@ -50,7 +50,7 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
     with all_tenants_scope(BypassReason.PRICES):
         index.add(row.decoded() for row in CompiledSheet.objects.filter(model__in=models).order_by("pk"))
         index.add(to_be)
-        for tenant, model, tier, at, usage, was in _legs(models, start, end):
+        for tenant, model, tier, at, usage, was in _executions(models, start, end):
             if not {(tenant, model, tier), (None, model, tier)} & touched:
                 continue
             sheet = index.find(tenant, model, tier, from_then) or _NO_SHEET
@@ -66,15 +66,15 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
     return [found[key] for key in sorted(found)]
 
 
-def _legs(
+def _executions(
     models: set[str], start: datetime, end: datetime
 ) -> Iterator[tuple[int, str, Tier, int, dict[Component, int], int]]:
-    """Every priced leg: tenant, model, tier, microsecond of admission, tokens, and what it cost."""
+    """Every priced execution: tenant, model, tier, microsecond of admission, tokens, and what it cost."""
     names = [component.value for component in COMPONENTS]
     rows = (
         UsageEvent.objects.all_tenants()
         .filter(admitted_at__gte=start, admitted_at__lt=end, model__in=models, price_version__isnull=False)
-        .exclude(verdict=ExecutionOutcome.FAILED)
+        .exclude(outcome=ExecutionOutcome.FAILED)
         .values_list("tenant_id", "model", "price_version", "admitted_at", "cost_femto", *names)
     )
     for tenant, model, version, admitted_at, cost, *tokens in rows.iterator(_BATCH):

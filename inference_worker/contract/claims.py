@@ -1,12 +1,12 @@
-"""The claim record: who answers for a leg, decided by compare-and-set in the broker.
+"""The claim record: who answers for an execution, decided by compare-and-set in the broker.
 
-`millrace:claim:<request>:<leg>` is a hash: `attempt`, `state` (queued, running, done, failed, cancelled), `owner`
+`millrace:claim:<request>:<execution>` is a hash: `attempt`, `state` (queued, running, done, failed, cancelled), `owner`
 (replica), `gateway`, `tenant`, `job` (msgpack), `form` (what another gateway needs to write the same stream), `void`
-(the usage event of a leg that nobody ever worked on: it lets the settler give its hold back) and `pinned` (the pins it
-made: see shared_pins.py). Each step of a leg's life is one script that does nothing unless the record still is what its
-caller believes, so a wakeup, an end or a failure that comes twice, late or from a replica given up for dead changes
-nothing. A usage event is written by the same script that ends the leg: there is no moment at which one is done and the
-other is not.
+(the usage event of an execution that nobody ever worked on: it lets the settler give its hold back) and `pinned` (the
+pins it made: see shared_pins.py). Each step of an execution's life is one script that does nothing unless the record
+still is what its caller believes, so a wakeup, an end or a failure that comes twice, late or from a replica given up
+for dead changes nothing. A usage event is written by the same script that ends the execution: there is no moment at
+which one is done and the other is not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2], 'claimed_by', 
 return {claim[6], redis.call('ZCARD', 'millrace:pins:' .. (claim[5] or ''))}
 """
 
-# Nobody pays for what the leg wrote: its pins end, but for those whose time another leg has begun again since.
+# Nobody pays for what the execution wrote: its pins end, but for those whose time another execution has begun again
+# since.
 _UNPIN = """
 local function unpin(claim)
     local made = redis.call('HMGET', claim, 'pinned', 'tenant')
@@ -50,7 +51,7 @@ return redis.call('HINCRBY', KEYS[1], 'attempt', 1)
 
 # KEYS claim, usage stream, gateway stream, event log; ARGV attempt, usage event, batch for the gateway, event for the
 # log, retention in seconds. Returns the usage event's stream id, or nil if another attempt or a failure was first.
-# A claim that is gone (the broker lost it) does not lose the usage: the settler counts each leg once anyway.
+# A claim that is gone (the broker lost it) does not lose the usage: the settler counts each execution once anyway.
 FINISH = """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state')
 if claim[2] and (claim[1] ~= ARGV[1] or claim[2] ~= 'running') then return false end
@@ -63,7 +64,7 @@ redis.call('XADD', KEYS[3], 'NOMKSTREAM', 'MAXLEN', '~', 10000, '*', 'e', ARGV[3
 return id
 """
 
-# KEYS claim, usage stream; ARGV attempt, usage event (verdict failed). 1 if the leg is failed by this call or was
+# KEYS claim, usage stream; ARGV attempt, usage event (outcome failed). 1 if the execution is failed by this call or was
 # before, else its state: it ended otherwise and its log says how, or a newer attempt runs. ARGV[3], if given: its usage
 # will be taken back though it ended well.
 FAIL = (
@@ -94,7 +95,7 @@ redis.call('HSET', KEYS[1], 'cancel', 1)
 return {claim[2], claim[3]}
 """
 
-# KEYS claim, usage stream. 1 if the leg was still waiting for a worker and now no longer is, else 0.
+# KEYS claim, usage stream. 1 if the execution was still waiting for a worker and now no longer is, else 0.
 WITHDRAW = """
 local claim = redis.call('HMGET', KEYS[1], 'state', 'void')
 if claim[1] ~= 'queued' then return 0 end

@@ -1,4 +1,4 @@
-"""The worker's journal: each leg's final counts are on disk before anybody is told of its end.
+"""The worker's journal: each execution's final counts are on disk before anybody is told of its end.
 
 A directory of segments. Each is created with its full size, and one more is kept in reserve: the final counts of
 running executions fit into the journal when the disk is full. Zeros follow a segment's last record.
@@ -32,7 +32,7 @@ LOCK_NAME = "lock"
 RECORD_BYTES = 1024  # reserved for each running execution: its usage event and the note that the broker has it
 _HEADER = struct.Struct("<IIc")  # length, CRC-32 of kind and payload, kind
 
-LegKey = tuple[str, int, int]  # request id, leg, attempt
+ExecutionKey = tuple[str, int, int]  # request id, execution, attempt
 _decode_key = msgspec.msgpack.Decoder(tuple[str, int, int]).decode
 _decode_confirmation = msgspec.msgpack.Decoder(tuple[str, int, int, str]).decode
 
@@ -59,8 +59,8 @@ def is_free(directory: Path, wait_seconds: float = 0.0) -> bool:
         return True  # a journal was never opened here
 
 
-def leg_key(event: ExecutionUsage) -> LegKey:
-    return (event.billing_context.request_id, event.billing_context.leg, event.attempt)
+def execution_key(event: ExecutionUsage) -> ExecutionKey:
+    return (event.billing_context.request_id, event.billing_context.execution, event.attempt)
 
 
 @dataclass
@@ -68,8 +68,8 @@ class Segment:
     """One file of the journal, with the events in it that are not settled."""
 
     path: Path
-    events: dict[LegKey, ExecutionUsage] = field(default_factory=dict)
-    stream_ids: dict[LegKey, str] = field(default_factory=dict)  # of the events that the broker has
+    events: dict[ExecutionKey, ExecutionUsage] = field(default_factory=dict)
+    stream_ids: dict[ExecutionKey, str] = field(default_factory=dict)  # of the events that the broker has
 
 
 class Journal:
@@ -89,8 +89,8 @@ class Journal:
         paths = sorted(directory.glob("*.journal"))
         self._next = int(paths[-1].stem) + 1 if paths else 1
         self._spare = paths.pop() if paths and _is_empty(paths[-1]) else None  # of full size, without records
-        confirmed: dict[LegKey, str] = {}
-        dropped: set[LegKey] = set()
+        confirmed: dict[ExecutionKey, str] = {}
+        dropped: set[ExecutionKey] = set()
         for path in paths:
             self.segments.append(_read_segment(path, confirmed, dropped))
         for segment in self.segments:
@@ -119,16 +119,16 @@ class Journal:
         Raises:
             OSError: the disk is full or failed. A retry with the same events skips those that were written.
         """
-        waiting = [event for event in events if not any(leg_key(event) in s.events for s in self.segments)]
+        waiting = [event for event in events if not any(execution_key(event) in s.events for s in self.segments)]
         records = [_record(b"U", encode(event)) for event in waiting]
         done = 0
         while done < len(waiting):
             number = self._fitting(records[done:])
             self._write(b"".join(records[done : done + number]), durable=True)
-            self.segments[-1].events.update((leg_key(event), event) for event in waiting[done : done + number])
+            self.segments[-1].events.update((execution_key(event), event) for event in waiting[done : done + number])
             done += number
 
-    def confirm(self, key: LegKey, stream_id: str) -> None:
+    def confirm(self, key: ExecutionKey, stream_id: str) -> None:
         """Record that the broker has the event. Not synced: after a loss of this record the event is only checked
         again."""
         for segment in reversed(self.segments):
@@ -137,8 +137,8 @@ class Journal:
                 break
         self._note(b"C", encode((*key, stream_id)))
 
-    def drop(self, key: LegKey) -> None:
-        """Forget an event that must not be settled: its leg failed, or another attempt answered for it."""
+    def drop(self, key: ExecutionKey) -> None:
+        """Forget an event that must not be settled: its execution failed, or another attempt answered for it."""
         self._note(b"D", encode(key))
         for segment in self.segments:
             segment.events.pop(key, None)
@@ -245,13 +245,13 @@ def journalled(directory: Path) -> list[tuple[ExecutionUsage, bytes]]:
         OSError: the journal cannot be read.
         msgspec.MsgspecError, ValueError: another version wrote the journal, or it is damaged.
     """
-    found: dict[LegKey, tuple[ExecutionUsage, bytes]] = {}
+    found: dict[ExecutionKey, tuple[ExecutionUsage, bytes]] = {}
     for path in sorted(directory.glob("*.journal")):
         with contextlib.suppress(FileNotFoundError):  # it was settled and deleted meanwhile
             for record_type, payload in _records(path.read_bytes()):
                 if record_type == b"U":
                     event = decode_usage(payload)
-                    found[leg_key(event)] = (event, payload)
+                    found[execution_key(event)] = (event, payload)
                 elif record_type == b"D":
                     found.pop(_decode_key(payload), None)
     return list(found.values())
@@ -262,18 +262,18 @@ def parse_stream_id(stream_id: str) -> tuple[int, int]:
     return int(milliseconds), int(sequence)
 
 
-def _read_segment(path: Path, confirmed: dict[LegKey, str], dropped: set[LegKey]) -> Segment:
+def _read_segment(path: Path, confirmed: dict[ExecutionKey, str], dropped: set[ExecutionKey]) -> Segment:
     """Read a segment's events. Records about events, also of earlier segments, go to `confirmed` and `dropped`."""
     segment = Segment(path)
     for record_type, payload in _records(path.read_bytes()):
         if record_type == b"U":
             event = decode_usage(payload)
-            segment.events[leg_key(event)] = event
+            segment.events[execution_key(event)] = event
         elif record_type == b"D":
             dropped.add(_decode_key(payload))
         else:
-            request_id, leg, attempt, stream_id = _decode_confirmation(payload)
-            confirmed[request_id, leg, attempt] = stream_id
+            request_id, execution, attempt, stream_id = _decode_confirmation(payload)
+            confirmed[request_id, execution, attempt] = stream_id
     return segment
 
 

@@ -39,8 +39,8 @@ HEARTBEAT_TTL_MS = 60_000
 INFERENCE_KEY_PREFIX = "millrace:inference:"  # of the keys of the inference worker's Celery app
 
 
-def claim_key(request_id: str, leg: int) -> str:
-    return f"millrace:claim:{request_id}:{leg}"
+def claim_key(request_id: str, execution: int) -> str:
+    return f"millrace:claim:{request_id}:{execution}"
 
 
 def gateway_stream(gateway_id: str) -> str:
@@ -89,11 +89,11 @@ def trace_id(traceparent: str) -> str:
 
 
 class BillingContext(msgspec.Struct, frozen=True):
-    """Who a leg is for and on what terms: travels with the job and comes back, unread, on its usage event."""
+    """Who an execution is for and on what terms: travels with the job and comes back, unread, on its usage event."""
 
     admitted_at: int  # microseconds since 1970, UTC
     request_id: str
-    leg: int
+    execution: int
     tenant_id: int
     project_id: int
     key_id: int
@@ -106,10 +106,10 @@ class BillingContext(msgspec.Struct, frozen=True):
     traceparent: str = ""  # W3C Trace Context
 
     def log_fields(self) -> dict[str, object]:
-        """Return what every log line about the leg names."""
+        """Return what every log line about the execution names."""
         return {
             "request_id": self.request_id,
-            "leg": self.leg,
+            "execution": self.execution,
             "tenant_id": self.tenant_id,
             "key_id": self.key_id,
             "trace_id": trace_id(self.traceparent),
@@ -117,7 +117,7 @@ class BillingContext(msgspec.Struct, frozen=True):
 
 
 class InferenceJob(msgspec.Struct, frozen=True):
-    """One leg's work, as the gateway hands it to whichever worker claims it."""
+    """One execution's work, as the gateway hands it to whichever worker claims it."""
 
     billing_context: BillingContext
     gateway_id: str
@@ -135,11 +135,11 @@ class InferenceJob(msgspec.Struct, frozen=True):
 
 
 class ExecutionUsage(msgspec.Struct, frozen=True):
-    """What a leg used; settled exactly once by (request_id, leg)."""
+    """What an execution used; settled exactly once by (request_id, execution)."""
 
     billing_context: BillingContext
     attempt: int
-    verdict: str  # "completed", "cancelled" or "failed"; a failed leg is never billed
+    outcome: str  # "completed", "cancelled" or "failed"; a failed execution is never billed
     finish_reason: str
     usage: TokenUsage
     replica_id: str

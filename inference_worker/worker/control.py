@@ -29,7 +29,7 @@ from inference_worker.worker.engine_client import ActiveJob, EngineClient
 log = structlog.get_logger(__name__)
 
 MAX_REMEMBERED_CANCELS = 10_000
-decode_cancel = msgspec.msgpack.Decoder(tuple[str, int, int]).decode  # request id, leg, attempt
+decode_cancel = msgspec.msgpack.Decoder(tuple[str, int, int]).decode  # request id, execution, attempt
 
 
 class Control:
@@ -63,7 +63,7 @@ class Control:
             log.warning("broker_unreachable", error=str(exc))
 
     def was_cancelled(self, live: ActiveJob) -> bool:
-        """Whether a cancel of the leg was heard, be it before the engine had it."""
+        """Whether a cancel of the execution was heard, be it before the engine had it."""
         return _key(live) in self._cancelled
 
     def _beat(self) -> None:
@@ -118,8 +118,8 @@ class Control:
         except msgspec.MsgspecError:
             log.warning("control_message_unreadable", size=len(data))
             return
-        # NOTE: remembered first, then looked for; a leg is given to the engine first, then asked about here. So one of
-        # the two finds the other, whatever the order.
+        # NOTE: remembered first, then looked for; an execution is given to the engine first, then asked about here. So
+        # one of the two finds the other, whatever the order.
         self._cancelled[execution_key] = None
         while len(self._cancelled) > MAX_REMEMBERED_CANCELS:
             self._cancelled.popitem(last=False)
@@ -129,8 +129,8 @@ class Control:
 
     def _cancel_flagged(self) -> None:
         for live in self._engine.live():
-            request_id, leg, attempt = _key(live)
-            claim = self._broker.hmget(claim_key(request_id, leg), "cancel", "attempt", "state")
+            request_id, execution, attempt = _key(live)
+            claim = self._broker.hmget(claim_key(request_id, execution), "cancel", "attempt", "state")
             flag, current, state = claim
             superseded = current is not None and int(current) != attempt
             if flag is not None or superseded or state == b"failed":
@@ -139,4 +139,4 @@ class Control:
 
 def _key(live: ActiveJob) -> tuple[str, int, int]:
     billing_context = live.job.billing_context
-    return billing_context.request_id, billing_context.leg, live.attempt
+    return billing_context.request_id, billing_context.execution, live.attempt

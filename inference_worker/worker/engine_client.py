@@ -36,7 +36,7 @@ class PinnedPrefixes:
 
 @dataclass(eq=False)
 class ActiveJob:
-    """One claimed leg, from its claim until its end has been told."""
+    """One claimed execution, from its claim until its end has been told."""
 
     job: InferenceJob
     attempt: int
@@ -44,19 +44,19 @@ class ActiveJob:
     scheduled_at: float | None = None
     first_token_at: float | None = None
     paid: PinnedPrefixes = field(default_factory=PinnedPrefixes)  # paid pins of the prompt's blocks, on any replica
-    next_seq: int = 0  # the publisher's: number of the leg's next stream event
-    pins_reported: bool = False  # the publisher's: whether the broker knows what the leg pinned
+    next_seq: int = 0  # the publisher's: number of the execution's next stream event
+    pins_reported: bool = False  # the publisher's: whether the broker knows what the execution pinned
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def engine_id(self) -> str:
         """The engine's request id, which is unique for each attempt."""
-        return f"{self.job.billing_context.request_id}/{self.job.billing_context.leg}/{self.attempt}"
+        return f"{self.job.billing_context.request_id}/{self.job.billing_context.execution}/{self.attempt}"
 
 
 @dataclass(frozen=True)
 class Requeued:
-    """A leg goes back, unbegun, for another worker to claim."""
+    """An execution goes back, unbegun, for another worker to claim."""
 
 
 Outcome = RequestOutput | RequestError | Requeued
@@ -65,7 +65,8 @@ Deliver = Callable[[Sequence[Delivery]], None]
 
 
 def is_last(outcome: Outcome) -> bool:
-    """Whether nothing more comes of the leg. One of several answers may end before the others: then usage is unset."""
+    """Whether nothing more comes of the execution. One of several answers may end before the others: then usage is
+    unset."""
     return not isinstance(outcome, RequestOutput) or outcome.usage is not None
 
 
@@ -75,13 +76,13 @@ class EngineClient(Protocol):
     def submit(self, live: ActiveJob) -> None: ...
 
     def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None:
-        """Stop within two steps. The leg ends as cancelled, with its usage, or with `failure` if given."""
+        """Stop within two steps. The execution ends as cancelled, with its usage, or with `failure` if given."""
 
     def requeue(self, live: ActiveJob) -> None:
-        """Take the leg out of the engine, unless it has begun to answer: then nothing happens."""
+        """Take the execution out of the engine, unless it has begun to answer: then nothing happens."""
 
     def live(self) -> list[ActiveJob]:
-        """Legs submitted and not ended."""
+        """Return the executions submitted and not ended."""
 
     def stats(self) -> EngineStats: ...
 
@@ -156,7 +157,8 @@ class ResidentEngine:
             self._wake.notify()
 
     def _prepare(self, live: ActiveJob) -> None:
-        """Compile what the engine, which serves others meanwhile, finds compiled, or refused, when it gets the leg."""
+        """Compile what the engine, which serves others meanwhile, finds compiled, or refused, when it gets the
+        execution."""
         structured, grammars = live.job.structured, self._engine.grammars
         if structured is not None and grammars is not None:
             with contextlib.suppress(RequestRejected):

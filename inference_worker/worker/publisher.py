@@ -20,7 +20,7 @@ import redis
 import structlog
 
 from inference_worker.contract import claims
-from inference_worker.contract.journal import Journal, leg_key, parse_stream_id
+from inference_worker.contract.journal import Journal, execution_key, parse_stream_id
 from inference_worker.contract.messages import (
     USAGE_GROUP,
     USAGE_STREAM,
@@ -200,19 +200,19 @@ class Publisher:
             round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenUsage())))
         elif last.finish_reason is not None:
             usage = last.usage or TokenUsage()
-            verdict = "cancelled" if last.finish_reason == "cancelled" else "completed"
+            outcome = "cancelled" if last.finish_reason == "cancelled" else "completed"
             end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage)
-            round_.ends.append((live, end, self._usage(live, verdict, last.finish_reason, usage, last.cache)))
+            round_.ends.append((live, end, self._usage(live, outcome, last.finish_reason, usage, last.cache)))
 
     def _usage(
-        self, live: ActiveJob, verdict: str, reason: str, usage: TokenUsage, cache: CacheReport | None = None
+        self, live: ActiveJob, outcome: str, reason: str, usage: TokenUsage, cache: CacheReport | None = None
     ) -> ExecutionUsage:
         now = time.monotonic()
         cache = cache or CacheReport()
         return ExecutionUsage(
             billing_context=live.job.billing_context,
             attempt=live.attempt,
-            verdict=verdict,
+            outcome=outcome,
             finish_reason=reason,
             usage=usage,
             replica_id=self._replica_id,
@@ -239,7 +239,7 @@ class Publisher:
 
     def _write(self, round_: _OutputBatch) -> None:
         """Write the round to the broker. Done again from the start if the connection breaks: readers know a seq they
-        have had, and the scripts know a leg that has ended."""
+        have had, and the scripts know an execution that has ended."""
         pipe = self._broker.pipeline(transaction=False)
         for gateway_id, events in round_.by_gateway.items():
             batch: Fields = {"e": encode(events)}
@@ -256,7 +256,7 @@ class Publisher:
             self._finish_script(keys=self._finish_keys(live), args=self._finish_args(end, usage, live), client=pipe)
         for live, _, usage in round_.failures:
             billing_context = live.job.billing_context
-            keys = [claim_key(billing_context.request_id, billing_context.leg), USAGE_STREAM]
+            keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
             self._fail_script(keys=keys, args=[live.attempt, encode(usage)], client=pipe)
         results = pipe.execute()
         ends_at = len(results) - len(round_.ends) - len(round_.failures)
@@ -266,10 +266,10 @@ class Publisher:
         for (_, _, usage), stream_id in zip(round_.ends, results, strict=False):
             if stream_id is None:
                 log.warning("execution_superseded", **usage.billing_context.log_fields(), attempt=usage.attempt)
-                self._journal.drop(leg_key(usage))
+                self._journal.drop(execution_key(usage))
             else:
                 _log_end(usage)
-                self._journal.confirm(leg_key(usage), stream_id.decode())
+                self._journal.confirm(execution_key(usage), stream_id.decode())
         failures = zip(round_.failures, results[len(round_.ends) :], strict=True)
         failed = []
         for (live, event, usage), state in failures:
@@ -283,7 +283,7 @@ class Publisher:
 
     def _requeue(self, live: ActiveJob) -> None:
         billing_context = live.job.billing_context
-        keys = [claim_key(billing_context.request_id, billing_context.leg)]
+        keys = [claim_key(billing_context.request_id, billing_context.execution)]
         attempt = self._abandon_script(keys=keys, args=[live.attempt, self._replica_id])
         if attempt is not None:
             batch: Fields = {"e": encode([Released(billing_context.request_id, int(attempt))])}
@@ -304,7 +304,7 @@ class Publisher:
     def _finish_keys(self, live: ActiveJob) -> list[str]:
         billing_context = live.job.billing_context
         return [
-            claim_key(billing_context.request_id, billing_context.leg),
+            claim_key(billing_context.request_id, billing_context.execution),
             USAGE_STREAM,
             gateway_stream(live.job.gateway_id),
             event_log_key(billing_context.request_id, live.attempt),
@@ -326,15 +326,15 @@ class Publisher:
 
     def _replay_journal(self) -> None:
         """Replay the journal of an earlier process of this name. An end the broker had taken is sent again if the
-        broker lost it; one it had not taken was never told to anybody, so that leg failed."""
+        broker lost it; one it had not taken was never told to anybody, so that execution failed."""
         for usage, stream_id in self._journal.open_events():
-            key = leg_key(usage)
+            key = execution_key(usage)
             if stream_id is None:
                 billing_context = usage.billing_context
                 failed = ExecutionUsage(
                     billing_context, usage.attempt, "failed", "worker_lost", TokenUsage(), *_replica_fields(usage)
                 )
-                keys = [claim_key(billing_context.request_id, billing_context.leg), USAGE_STREAM]
+                keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
                 self._until_done(lambda: self._fail_script(keys=keys, args=[usage.attempt, encode(failed)]))  # noqa: B023
                 self._journal.drop(key)
                 _log_end(failed)
@@ -351,14 +351,14 @@ class Publisher:
             billing_context = usage.billing_context
             end = self._end_of(usage)
             keys = [
-                claim_key(billing_context.request_id, billing_context.leg),
+                claim_key(billing_context.request_id, billing_context.execution),
                 USAGE_STREAM,
                 gateway_stream(""),
                 event_log_key(billing_context.request_id, usage.attempt),
             ]
             new_id = self._finish_script(keys=keys, args=self._finish_args(end, usage))
             if new_id is not None:
-                self._journal.confirm(leg_key(usage), new_id.decode())
+                self._journal.confirm(execution_key(usage), new_id.decode())
         self._resend = False
 
     def _end_of(self, usage: ExecutionUsage) -> End:
@@ -437,7 +437,7 @@ def _log_end(usage: ExecutionUsage) -> None:
         "execution_finished",
         **usage.billing_context.log_fields(),
         attempt=usage.attempt,
-        verdict=usage.verdict,
+        outcome=usage.outcome,
         finish_reason=usage.finish_reason,
         prompt_tokens=usage.usage.prompt,
         output_tokens=usage.usage.output,

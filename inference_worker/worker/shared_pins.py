@@ -3,8 +3,8 @@ go, and after a restart.
 
 `millrace:pins:<tenant>` is a sorted set of block hashes. They are rooted in a salt of tenant and model, so they are
 the same on every replica of a model, and no other tenant has them. A score is when the pin ends, in milliseconds by the
-broker's clock, times two, and one more for a pin of an hour. A pin gets there with its leg's first tokens, before the
-end that bills it; a leg that fails takes its pins along (claims.FAIL).
+broker's clock, times two, and one more for a pin of an hour. A pin gets there with its execution's first tokens, before
+the end that bills it; an execution that fails takes its pins along (claims.FAIL).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SharedPins:
 def pin_keys(live: ActiveJob) -> list[str]:
     """Return the keys of the script PIN."""
     billing_context = live.job.billing_context
-    return [claim_key(billing_context.request_id, billing_context.leg), pins_key(billing_context.tenant_id)]
+    return [claim_key(billing_context.request_id, billing_context.execution), pins_key(billing_context.tenant_id)]
 
 
 def pin_args(live: ActiveJob, pins: Mapping[bytes, int]) -> list[int | bytes]:

@@ -1,6 +1,6 @@
 """A worker process: one resident engine, what it owes the gateways, and how it stops.
 
-Celery's tasks are wakeups (tasks.py): they claim legs here and block until those have ended.
+Celery's tasks are wakeups (tasks.py): they claim executions here and block until those have ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from inference_worker.worker.shared_pins import SharedPins
 log = structlog.get_logger(__name__)
 
 CLAIM_AGAIN_SECONDS = 0.2
-Wakeup = tuple[str, int, int]  # request id, leg, attempt
+Wakeup = tuple[str, int, int]  # request id, execution, attempt
 
 
 def model_spec(settings: WorkerSettings) -> ModelSpec:
@@ -172,10 +172,10 @@ class Worker:
         self._control.close()
 
     def _claim(self, wakeup: Wakeup) -> ActiveJob | None:
-        request_id, leg, attempt = wakeup
+        request_id, execution, attempt = wakeup
         if self._draining.is_set() or self._disk_low():
             return None  # gateways see that in the heartbeat, and dispatch the execution to another replica
-        claimed = self._claim_job(claim_key(request_id, leg), attempt)
+        claimed = self._claim_job(claim_key(request_id, execution), attempt)
         if claimed is None:
             return None
         payload, num_pins = claimed

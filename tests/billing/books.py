@@ -71,13 +71,13 @@ def use(
             UsageEvent(
                 admitted_at=at,
                 request_id=request_id or f"req_{secrets.token_hex(12)}",
-                leg=0,
+                execution=0,
                 tenant_id=tenant.pk,
                 project_id=1,
                 key_id=1,
                 model=next(iter(prices.values())).model,
                 attempt=1,
-                verdict="completed",
+                outcome="completed",
                 finish_reason="stop",
                 **{name: tokens.get(name, 0) for name in COMPONENTS},
                 replica_id="r",
@@ -95,15 +95,16 @@ def use(
 
 
 def take_back(event: UsageEvent, at: datetime) -> None:
-    """Reverse an event by an adjustment made at that time, as the settler does when a leg turns out to have failed."""
+    """Reverse an event by an adjustment made at that time, as the settler does when an execution turns out to have
+    failed."""
     counts = {name: -getattr(event, name) for name in COMPONENTS}
-    kept = ("admitted_at", "request_id", "leg", "tenant_id", "project_id", "key_id", "model", "price_ids")
+    kept = ("admitted_at", "request_id", "execution", "tenant_id", "project_id", "key_id", "model", "price_ids")
     with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
         (period,) = stamps(cursor, [(event.tenant_id, event.admitted_at)])
         Adjustment.objects.create(
             **{name: getattr(event, name) for name in kept},
             **counts,
-            verdict="failed",
+            outcome="failed",
             cost_femto=-event.cost_femto,
             saved_femto=-event.saved_femto,
             invoice_period=period,

@@ -50,7 +50,7 @@ def make_event(**changes: Any) -> ExecutionUsage:
     billing_context: dict[str, Any] = {
         "admitted_at": int(at.timestamp()) * 1_000_000 + at.microsecond,
         "request_id": f"req_{secrets.token_hex(16)}",
-        "leg": 0,
+        "execution": 0,
         "tenant_id": 1,
         "project_id": 2,
         "key_id": 3,
@@ -59,7 +59,7 @@ def make_event(**changes: Any) -> ExecutionUsage:
     billing_context |= {name: changes.pop(name) for name in BillingContext.__struct_fields__ if name in changes}
     fields: dict[str, Any] = {
         "attempt": 1,
-        "verdict": "completed",
+        "outcome": "completed",
         "finish_reason": "stop",
         "replica_id": "smollm2-135m-0.0a1b2c3d",
         "block_size": 32,

@@ -50,7 +50,7 @@ def by_session(user: User) -> APIClient:
 
 
 def test_usage_works(acme, event):
-    store(event(tenant_id=acme.pk), event(tenant_id=acme.pk), event(tenant_id=acme.pk, model="b", verdict="failed"))
+    store(event(tenant_id=acme.pk), event(tenant_id=acme.pk), event(tenant_id=acme.pk, model="b", outcome="failed"))
     response = by_key(acme).get(USAGE)
     assert response.status_code == 200, response.json()
     answer = response.json()
@@ -105,11 +105,11 @@ def test_events_come_in_pages_newest_first(acme, event):
 
 def test_event_filters(acme, event):
     store(
-        event(tenant_id=acme.pk, request_id="r", model="a", key_id=8, project_id=5, verdict="cancelled"),
+        event(tenant_id=acme.pk, request_id="r", model="a", key_id=8, project_id=5, outcome="cancelled"),
         event(tenant_id=acme.pk, at=NOW - timedelta(hours=1)),
     )
     client = by_key(acme)
-    wanted = {"request_id": "r", "model": "a", "key": 8, "project": 5, "verdict": "cancelled"}
+    wanted = {"request_id": "r", "model": "a", "key": 8, "project": 5, "outcome": "cancelled"}
     for name, value in [*wanted.items(), ("from", (NOW - timedelta(minutes=30)).isoformat())]:
         results = client.get(EVENTS, {name: value}).json()["results"]
         assert [item["request_id"] for item in results] == ["r"], name
@@ -161,8 +161,8 @@ def test_rejects_callers_without_the_right(acme, url):
         (USAGE, "key", "9" * 30),
         (USAGE, "model", "nul\x00"),
         (USAGE, "modle", "a"),
-        (USAGE, "verdict", "failed"),
-        (EVENTS, "verdict", "splendid"),
+        (USAGE, "outcome", "failed"),
+        (EVENTS, "outcome", "splendid"),
         (EVENTS, "limit", "0"),
         (EVENTS, "limit", "1000000"),
         (EVENTS, "cursor", "made-up"),

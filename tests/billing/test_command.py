@@ -20,8 +20,8 @@ def tenant(event):
     tenant = do_create_tenant("acme", "Acme")
     events = [
         event(tenant_id=tenant.pk, model="a", key_id=8, output=1234),
-        event(tenant_id=tenant.pk, model="a", key_id=9, verdict="cancelled", output=1),
-        event(tenant_id=tenant.pk, model="b", key_id=9, verdict="failed"),
+        event(tenant_id=tenant.pk, model="a", key_id=9, outcome="cancelled", output=1),
+        event(tenant_id=tenant.pk, model="b", key_id=9, outcome="failed"),
         event(tenant_id=tenant.pk + 1, model="c"),
     ]
     settle([UsageMessage(f"{number}-0", encode(item)) for number, item in enumerate(events)])

@@ -12,7 +12,7 @@ import pytest
 
 from billing.metering.ingest import UsageMessage, settle
 from billing.metering.reconciler import reconcile
-from inference_worker.contract.journal import Journal, leg_key
+from inference_worker.contract.journal import Journal, execution_key
 from inference_worker.contract.messages import ExecutionUsage, encode
 from tests.billing.conftest import make_event
 
@@ -82,7 +82,7 @@ def test_what_must_not_be_settled_is_not_missed(tmp_path: Path) -> None:
     for _ in range(2):  # said to one that runs, and to one that was started again
         journal = Journal(tmp_path / "a")
         journal.append([event])
-        journal.drop(leg_key(event))
+        journal.drop(execution_key(event))
         journal.close()
         assert reconcile(tmp_path).is_clean
     journal = Journal(tmp_path / "a")

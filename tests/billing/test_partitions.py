@@ -114,8 +114,8 @@ def test_rows_cannot_be_changed(event, statement, made_later, as_owner):
     ensure_partitions(at)
     counts = dict.fromkeys(("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "block_size"), 0)
     times = dict.fromkeys(("queue_us", "ttft_us", "duration_us"), 0)
-    ids = {"request_id": "r", "leg": 0, "tenant_id": 1, "project_id": 1, "key_id": 1, "model": "m", "attempt": 1}
-    Everybody(UsageEvent).create(admitted_at=at, settled_at=at, verdict="completed", output=7, **ids, **counts, **times)
+    ids = {"request_id": "r", "execution": 0, "tenant_id": 1, "project_id": 1, "key_id": 1, "model": "m", "attempt": 1}
+    Everybody(UsageEvent).create(admitted_at=at, settled_at=at, outcome="completed", output=7, **ids, **counts, **times)
     partition = f"billing_usageevent_{at:%Y_%m}"
     with pytest.raises(DatabaseError, match="permission denied"), all_tenants_scope(BypassReason.COMMAND):
         connection.cursor().execute(statement.format(partition=partition))

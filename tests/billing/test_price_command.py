@@ -95,7 +95,7 @@ def test_the_preview_re_rates_last_month_and_publishes_nothing(event):
     ]
     outside = [
         event(at=end, tenant_id=acme.pk, uncached=1_000_000, **of_m),
-        event(at=start, tenant_id=acme.pk, uncached=1_000_000, verdict="failed", **of_m),
+        event(at=start, tenant_id=acme.pk, uncached=1_000_000, outcome="failed", **of_m),
         event(at=start, tenant_id=acme.pk, uncached=1_000_000),
     ]
     settle([UsageMessage(f"{n}-0", encode(each)) for n, each in enumerate([*inside, *outside])])

@@ -231,9 +231,9 @@ def test_what_is_used_is_priced_and_cost_is_monotone(prices, usage, at):
 
 
 @given(priced(), st.lists(st.tuples(usages, st.integers(0, 10**16)), max_size=5))
-def test_legs_are_rated_one_after_another_as_each_alone(prices, legs):
+def test_executions_are_rated_one_after_another_as_each_alone(prices, executions):
     rater = Rater(prices)
-    for usage, at in legs:
+    for usage, at in executions:
         found = prices_of(prices, sum(usage[each] for each in INPUTS if each in usage), at)
         rated = rater.rate([usage.get(each, 0) for each in COMPONENTS], at)
         assert rated.cost_femto == sum(count * found[each].nano_per_million for each, count in usage.items())

@@ -1,4 +1,4 @@
-"""What legs cost once they are settled, and how it is told: worked examples, the usage API, and CSV."""
+"""What executions cost once they are settled, and how it is told: worked examples, the usage API, and CSV."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def test_the_pinned_version_counts_however_late_it_settles(event):
     assert usd(row.cost_femto) == 15
 
 
-def test_nobody_pays_for_a_failed_leg(event):
-    (row,) = settled(event(model="m", price_version=publish(A), verdict="failed"))
+def test_nobody_pays_for_a_failed_execution(event):
+    (row,) = settled(event(model="m", price_version=publish(A), outcome="failed"))
     assert (row.cost_femto, row.price_ids, rated_lines(1)) == (0, None, [])
 
 
@@ -202,7 +202,7 @@ def test_an_event_shows_its_arithmetic(acme, client, event):
 
 def test_usage_and_events_as_csv(acme, client, event):
     of_acme = {"tenant_id": acme.pk, "model": "m", "price_version": publish(A)}
-    settled(event(uncached=1000, cache_read=0, output=0, **of_acme), event(tenant_id=acme.pk, verdict="failed"))
+    settled(event(uncached=1000, cache_read=0, output=0, **of_acme), event(tenant_id=acme.pk, outcome="failed"))
     response = client.get("/api/usage", {"format": "csv", "bucket": "day"})
     assert response["content-type"].startswith("text/csv")
     rows = list(csv.DictReader(StringIO(response.content.decode())))

@@ -60,7 +60,7 @@ def some_events(event, seed: int, count: int = 60) -> list[Any]:
             model=chance.choice("ab"),
             key_id=chance.choice((3, 4)),
             tenant_id=chance.choice((1, 1, 2)),
-            verdict=chance.choice(("completed", "completed", "cancelled", "failed")),
+            outcome=chance.choice(("completed", "completed", "cancelled", "failed")),
             output=chance.randrange(100),
             miss_reason=chance.choice(("", "first_use")),
         )
@@ -119,8 +119,8 @@ def test_a_correction_moves_the_sums(event):
         Adjustment.objects.create(
             admitted_at=NOON,
             request_id=one.billing_context.request_id,
-            leg=0,
-            verdict="failed",
+            execution=0,
+            outcome="failed",
             tenant_id=1,
             project_id=2,
             key_id=3,

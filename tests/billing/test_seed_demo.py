@@ -75,8 +75,8 @@ def tenants_and_usage() -> None:
     events = Everybody(UsageEvent).all()
     assert EVENTS * 3 < len(events) < EVENTS * 6
     assert all(event.request_id.startswith("demo_") and event.price_version for event in events)
-    assert {event.verdict for event in events} == {"completed", "cancelled", "failed"}
-    assert all(event.cost_femto > 0 for event in events if event.verdict == "completed")
+    assert {event.outcome for event in events} == {"completed", "cancelled", "failed"}
+    assert all(event.cost_femto > 0 for event in events if event.outcome == "completed")
     first = datetime.now(UTC) - timedelta(days=62)
     assert first < min(event.admitted_at for event in events) < first + timedelta(days=4)
     assert max(event.admitted_at for event in events) <= datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""The settler: each leg once, whatever comes, breaks or comes twice."""
+"""The settler: each execution once, whatever comes, breaks or comes twice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
     at, version = datetime.now(UTC), sheet()
     sent = event(
         at=at,
-        leg=1,
+        execution=1,
         price_version=version,
         slice_id=5,
         fence=6,
@@ -60,7 +60,7 @@ def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
     send(sent)
     assert settler().drain() == 1
     row = Everybody(UsageEvent).get()
-    assert (row.admitted_at, row.request_id, row.leg) == (at, sent.billing_context.request_id, 1)
+    assert (row.admitted_at, row.request_id, row.execution) == (at, sent.billing_context.request_id, 1)
     assert (row.tenant_id, row.project_id, row.key_id, row.model) == (1, 2, 3, "smollm2-135m")
     assert (row.uncached, row.cache_read, row.cache_write_5m, row.cache_write_1h, row.output) == (10, 64, 8, 0, 7)
     assert (row.price_version, row.slice_id, row.fence, row.hold) == (version, 5, 6, 400_000)
@@ -68,7 +68,7 @@ def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
     assert [price is not None for price in row.price_ids] == [True, True, True, False, True, False, False]
     assert row.invoice_period is not None
     assert (row.queue_us, row.ttft_us, row.duration_us, row.block_size) == (1, 2, 3, 32)
-    assert (row.attempt, row.verdict, row.finish_reason) == (1, "completed", "stop")
+    assert (row.attempt, row.outcome, row.finish_reason) == (1, "completed", "stop")
     assert abs(row.settled_at - at) < timedelta(minutes=1)
 
 
@@ -88,8 +88,8 @@ def test_three_times_each_in_random_order_is_once_each(settler, send, event):
     assert quarantined() == []
 
 
-def test_two_legs_of_a_request_are_two_rows(settler, send, event):
-    send(event(request_id="r", leg=0), event(request_id="r", leg=1))
+def test_two_executions_of_a_request_are_two_rows(settler, send, event):
+    send(event(request_id="r", execution=0), event(request_id="r", execution=1))
     settler().drain()
     assert Everybody(UsageEvent).count() == 2
 
@@ -140,12 +140,12 @@ def test_nothing_is_acknowledged_before_it_is_committed(settler, send, event, br
         ({"uncached": -1}, Reason.REFUSED),
         ({"output": 10**12}, Reason.REFUSED),
         ({"output": 2**63 + 1}, Reason.REFUSED),
-        ({"verdict": "splendid"}, Reason.REFUSED),
+        ({"outcome": "splendid"}, Reason.REFUSED),
         ({"hold": -5}, Reason.REFUSED),
         ({"tenant_id": 0}, Reason.REFUSED),
         ({"request_id": "r" * 65}, Reason.REFUSED),
         ({"request_id": "nul\x00"}, Reason.REFUSED),
-        ({"leg": 40_000}, Reason.REFUSED),
+        ({"execution": 40_000}, Reason.REFUSED),
         ({"admitted_at": 2**62}, Reason.REFUSED),
         ({"at": datetime(2031, 1, 1, tzinfo=UTC)}, Reason.REFUSED),
         ({"at": datetime(2019, 1, 1, tzinfo=UTC)}, Reason.UNPLACEABLE),
@@ -167,7 +167,7 @@ def test_poison_goes_to_quarantine_alone(settler, send, event, broker, poison, r
     [({"hold": 154_199}, "costs 154200000000 femto-USD"), ({"hold_tokens": 80}, "used 81 tokens")],
 )
 @pytest.mark.parametrize("slice_", [{"slice_id": 5, "fence": 1}, {}], ids=["of a slice", "without budgets"])
-def test_a_leg_over_its_hold_is_not_settled(settler, send, event, over, detail, slice_):
+def test_an_execution_over_its_hold_is_not_settled(settler, send, event, over, detail, slice_):
     """Admission makes it impossible; were it to happen, a budget could be overrun, or a bill be a surprise."""
     given = {**slice_, "hold": 154_200, "hold_tokens": 81, "price_version": sheet()}
     exact = event(**given)
@@ -193,7 +193,7 @@ def test_poison_that_comes_again_is_kept_once(settler, send):
     assert Everybody(UsageQuarantine).get().payload_hash == hashlib.sha256(b"poison").digest()
 
 
-def test_a_leg_settled_otherwise_before_is_not_forgotten(settler, send, event):
+def test_an_execution_settled_otherwise_before_is_not_forgotten(settler, send, event):
     at = datetime.now(UTC)
     send(event(at=at, request_id="r", output=7))
     settler().drain()
@@ -207,10 +207,10 @@ def test_a_leg_settled_otherwise_before_is_not_forgotten(settler, send, event):
 def test_of_one_batch_the_failure_counts(settler, send, event):
     at = datetime.now(UTC)
     send(
-        event(at=at, request_id="r"), event(at=at, request_id="r", verdict="failed", uncached=0, cache_read=0, output=0)
+        event(at=at, request_id="r"), event(at=at, request_id="r", outcome="failed", uncached=0, cache_read=0, output=0)
     )
     settler().drain()
-    assert Everybody(UsageEvent).get().verdict == "failed"
+    assert Everybody(UsageEvent).get().outcome == "failed"
 
 
 def test_the_stream_is_lost_and_made_again(broker, table, send, event, until):

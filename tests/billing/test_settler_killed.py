@@ -1,4 +1,5 @@
-"""Wherever a settler is killed, the next one under its name makes it whole: each leg once, and the windows exact."""
+"""Wherever a settler is killed, the next one under its name makes it whole: each execution once, and the windows
+exact."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from tests.seeing import Everybody
 
 pytestmark = pytest.mark.fault
 key, budget = test_money.key, test_money.budget  # fixtures
-LEGS = 20
+EXECUTIONS = 20
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Books:
     alive: tuple[int, int]
     reaped: tuple[int, int]
 
-    def leg(self, slice_: tuple[int, int], **changes: Any) -> Told:
+    def execution(self, slice_: tuple[int, int], **changes: Any) -> Told:
         given = {"uncached": 1000, "cache_read": 9000, "output": 500, "price_version": self.price}
         held = {"slice_id": slice_[0], "fence": slice_[1], "hold": HOLD, "hold_tokens": 14_096}
         who = {"tenant_id": self.key.tenant_id, "project_id": self.key.project_id, "key_id": self.key.key_id}
@@ -80,12 +81,12 @@ def lease(cursor: Any, key: ApiKeySnapshot, lasting: timedelta) -> tuple[int, in
     return found
 
 
-def release(legs: Sequence[Told]) -> int:
-    """Release early what these legs do not use; how many such releases are not settled."""
+def release(executions: Sequence[Told]) -> int:
+    """Release early what these executions do not use; how many such releases are not settled."""
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
-        for leg in legs:
-            billing_context = leg.billing_context
-            nano = COST, leg.usage.prompt + leg.usage.output
+        for execution in executions:
+            billing_context = execution.billing_context
+            nano = COST, execution.usage.prompt + execution.usage.output
             at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=billing_context.admitted_at)
             unused = [HOLD - nano[0]], [(billing_context.hold_tokens or 0) - nano[1]], [nano[0]], [nano[1]]
             cursor.execute(
@@ -96,7 +97,7 @@ def release(legs: Sequence[Told]) -> int:
                     [billing_context.fence],
                     [at],
                     [billing_context.request_id],
-                    [billing_context.leg],
+                    [billing_context.execution],
                     *unused,
                 ],
             )
@@ -114,22 +115,22 @@ def die(step: str, time: int) -> int:
 
 @pytest.mark.parametrize(("step", "time"), [*((step, 1) for step in STEPS), ("moved", 2), ("committed", 2)])
 def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step: str, time: int) -> None:
-    known = [books.leg(books.alive) for _ in range(2)]
+    known = [books.execution(books.alive) for _ in range(2)]
     tell(*known)
-    legs = [books.leg(books.alive) for _ in range(LEGS)]
-    failed = books.leg(
+    executions = [books.execution(books.alive) for _ in range(EXECUTIONS)]
+    failed = books.execution(
         books.alive,
-        verdict="failed",
+        outcome="failed",
         uncached=0,
         cache_read=0,
         output=0,
         request_id=known[0].billing_context.request_id,
         admitted_at=known[0].billing_context.admitted_at,
     )
-    refused = [books.leg(books.alive, block_size=-1), books.leg(books.alive, output=5000), b"poison"]
-    messages = [*legs, failed, *legs[:3], books.leg(books.reaped), *refused, known[1]]
-    released = release([*legs[::3], known[0]])  # the last one is settled: nothing of it is released
-    assert released == len(legs[::3])
+    refused = [books.execution(books.alive, block_size=-1), books.execution(books.alive, output=5000), b"poison"]
+    messages = [*executions, failed, *executions[:3], books.execution(books.reaped), *refused, known[1]]
+    released = release([*executions[::3], known[0]])  # the last one is settled: nothing of it is released
+    assert released == len(executions[::3])
     send(*messages)
     assert die(step, time) == -signal.SIGKILL
     check_invariants()
@@ -137,16 +138,16 @@ def test_killed_at_every_step(books: Books, send: Any, broker: redis.Redis, step
     for _ in range(2):  # the next under its name; and once more, with all that was told
         Settler(broker, consumer="a", stopping=threading.Event()).drain()
         check_invariants()
-        assert Everybody(UsageEvent).count() == LEGS + 3
+        assert Everybody(UsageEvent).count() == EXECUTIONS + 3
         assert Everybody(UsageQuarantine).count() == len(refused)
-        assert [each.verdict for each in Everybody(Adjustment).all()] == ["failed"]
-        assert {each.used for each in Everybody(Window).all()} == {(LEGS + 2) * COST * 10**6}
+        assert [each.outcome for each in Everybody(Adjustment).all()] == ["failed"]
+        assert {each.used for each in Everybody(Window).all()} == {(EXECUTIONS + 2) * COST * 10**6}
         assert broker.xlen(USAGE_STREAM) == 0
         by_gateway = {each.request_id for each in Everybody(UsageEvent).all() if each.released_by == "gateway"}
-        assert by_gateway == {leg.billing_context.request_id for leg in legs[::3]}
+        assert by_gateway == {execution.billing_context.request_id for execution in executions[::3]}
         assert release([]) == 0
         send(*messages, *known)
-    assert {each.held for each in Everybody(Window).all()} == {(64 - LEGS - 2) * HOLD}
+    assert {each.held for each in Everybody(Window).all()} == {(64 - EXECUTIONS - 2) * HOLD}
     report = reconcile()
     assert (report.differences, report.quarantined, report.is_clean) == ([], len(refused), False)
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:

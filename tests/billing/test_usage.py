@@ -32,7 +32,7 @@ def test_sums_by_model(event):
     store(
         event(model="a", uncached=1, cache_read=2, cache_write_5m=3, cache_write_1h=4, output=5),
         event(
-            model="a", uncached=10, cache_read=20, cache_write_5m=30, cache_write_1h=40, output=50, verdict="cancelled"
+            model="a", uncached=10, cache_read=20, cache_write_5m=30, cache_write_1h=40, output=50, outcome="cancelled"
         ),
         event(model="b"),
     )
@@ -45,8 +45,8 @@ def test_sums_by_model(event):
     assert total([first, second])["output"] == 55 + 7
 
 
-def test_a_failed_leg_is_counted_and_its_tokens_are_not(event):
-    store(event(verdict="failed", output=5), event(output=6))
+def test_a_failed_execution_is_counted_and_its_tokens_are_not(event):
+    store(event(outcome="failed", output=5), event(output=6))
     (row,) = sums(UsageReport(1))
     assert (row["failed"], row["completed"], row["output"]) == (1, 1, 6)
 
@@ -77,8 +77,8 @@ def test_buckets_and_groups(event):
 
 
 def test_filters(event):
-    store(event(model="a", key_id=8, project_id=5, request_id="r"), event(verdict="cancelled"))
-    for name, value in {"model": "a", "key_id": 8, "project_id": 5, "request_id": "r", "verdict": "completed"}.items():
+    store(event(model="a", key_id=8, project_id=5, request_id="r"), event(outcome="cancelled"))
+    for name, value in {"model": "a", "key_id": 8, "project_id": 5, "request_id": "r", "outcome": "completed"}.items():
         with tenant_scope(1):
             assert UsageReport(1, **{name: value}).events().get().request_id == "r"
         with tenant_scope(2):

@@ -75,7 +75,7 @@ def test_a_batch_by_openais_sdk(stack: Stack) -> None:
     assert one["response"]["body"]["object"] == "chat.completion"
     assert one["response"]["body"]["usage"]["completion_tokens"] <= 3
     event = stack.event(one["response"]["request_id"])
-    assert (event["verdict"], event["output"]) == ("completed", one["response"]["body"]["usage"]["completion_tokens"])
+    assert (event["outcome"], event["output"]) == ("completed", one["response"]["body"]["usage"]["completion_tokens"])
 
     failed = results(client, batch.error_file_id)
     status = {
@@ -232,7 +232,7 @@ def test_a_batch_survives_whatever_is_killed(stack: Stack, count: int) -> None:
         """Tokens of output, by request. One that waited for a worker too long was never run, and its line ran as
         another one: its event is of nothing."""
         since = [each for each in usage_events(stack) if datetime.fromisoformat(each["admitted_at"]) >= began]
-        paid = [each for each in since if each["verdict"] != "failed" and any(each["tokens"].values())]
+        paid = [each for each in since if each["outcome"] != "failed" and any(each["tokens"].values())]
         return {each["request_id"]: each["tokens"]["output"] for each in paid}
 
     eventually(lambda: paid().keys() >= tokens.keys(), 180)

@@ -30,7 +30,7 @@ def test_like_texts_have_like_vectors_and_are_metered(stack: Stack) -> None:
 
     event = stack.event(raw.headers["x-request-id"])
     assert (event["input"], event["output"]) == (answer.usage.prompt_tokens, 0)
-    assert (event["verdict"], event["model"]) == ("completed", EMBEDDING_MODEL)
+    assert (event["outcome"], event["model"]) == ("completed", EMBEDDING_MODEL)
 
 
 def test_floats_and_base64_texts_and_token_ids_say_the_same(stack: Stack) -> None:
@@ -104,5 +104,5 @@ def test_a_worker_killed_at_it_leaves_one_bill(stack: Stack) -> None:
     assert answer.status_code in (200, 503), answer.text
     stack.wait_until_ready()
     if answer.status_code == 200:  # another process of the worker took it over, before a byte of the answer was sent
-        assert stack.event(answer.headers["x-request-id"])["verdict"] == "completed"
+        assert stack.event(answer.headers["x-request-id"])["outcome"] == "completed"
     eventually(lambda: stack.client().embeddings.create(model=EMBEDDING_MODEL, input="again").data)

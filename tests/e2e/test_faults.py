@@ -118,7 +118,7 @@ def test_a_worker_killed_mid_stream_ends_it_with_an_error_and_comes_back(stack: 
     assert error["code"] == "worker_lost"
     assert httpx.get(f"{stack.url}/readyz", timeout=20).status_code == 503
     event = stack.event(stream.request_id)
-    assert (event["verdict"], event["output"], event["input"]) == ("failed", 0, 0)
+    assert (event["outcome"], event["output"], event["input"]) == ("failed", 0, 0)
 
     # The supervisor brings it back, and a request that waits meanwhile is served.
     eventually(lambda: stack.metric("vllm:iteration_tokens_total_count") >= 0 and stack.worker(), 120)
@@ -152,7 +152,7 @@ def test_a_worker_killed_before_the_first_token_costs_only_time(stack: Stack) ->
     (raw,) = answers
     assert raw.parse().usage.completion_tokens == 3
     event = stack.event(raw.headers["x-request-id"])
-    assert (event["verdict"], event["output"]) == ("completed", 3)
+    assert (event["outcome"], event["output"]) == ("completed", 3)
 
 
 def test_a_stopped_worker_finishes_what_it_began_and_hands_over_the_rest(stack: Stack) -> None:
@@ -166,7 +166,7 @@ def test_a_stopped_worker_finishes_what_it_began_and_hands_over_the_rest(stack: 
         assert usage_of(stream.datas)["completion_tokens"] == 30
     stack.wait_until_ready()
     for stream in streams:
-        assert stack.event(stream.request_id)["verdict"] == "completed"
+        assert stack.event(stream.request_id)["outcome"] == "completed"
 
 
 def test_a_stream_resumes_without_gap_or_repeat(stack: Stack) -> None:
@@ -225,7 +225,7 @@ def test_a_killed_gateways_streams_are_resumed_at_the_next_one(stack: Stack, cou
         assert stream.ids + ids == [f"{stream.request_id}:{n}" for n in range(len(stream.ids + ids))]
         assert usage_of(datas)["completion_tokens"] == 150
         event = stack.event(stream.request_id)
-        assert (event["verdict"], event["output"]) == ("completed", 150)
+        assert (event["outcome"], event["output"]) == ("completed", 150)
 
 
 def test_a_killed_settler_loses_and_doubles_nothing(stack: Stack) -> None:

@@ -107,7 +107,7 @@ def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None
         for stream in streams:
             assert usage_of(stream.datas)["completion_tokens"] == TOKENS
             event = stack.event(stream.request_id)
-            assert (event["verdict"], event["output"]) == ("completed", TOKENS)
+            assert (event["outcome"], event["output"]) == ("completed", TOKENS)
         eventually(lambda: issues(stack), 90)
         (_, title, over), (replica, of_replica, _) = issues(stack)
         assert title.startswith("Disk almost full:")

@@ -100,7 +100,7 @@ def test_whoever_lost_the_connection_gets_the_answer_that_was_begun(stack: Stack
     assert '"completion_tokens":120' in whole.text
     assert whole.text.rstrip().endswith("data: [DONE]")
     event = stack.event(request_id)
-    assert (event["verdict"], event["output"]) == ("completed", 120)
+    assert (event["outcome"], event["output"]) == ("completed", 120)
 
 
 @pytest.mark.fault

@@ -20,12 +20,12 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def lines(stack: Stack, process: str, request_id: str) -> list[dict[str, Any]]:
-    """The lines of a process' log that name the request; a list of legs counts as a line for each."""
+    """The lines of a process' log that name the request; a list of executions counts as a line for each."""
     found = []
     for text in (stack.data_dir / "logs" / f"{process}.log").read_text().splitlines():
         if request_id in text:
             line = json.loads(text)
-            found += [{**line, **leg} for leg in line.pop("legs", [{}])]
+            found += [{**line, **execution} for execution in line.pop("executions", [{}])]
     return [line for line in found if line.get("request_id") == request_id]
 
 

@@ -35,7 +35,7 @@ def test_a_chat_completion_is_answered_and_metered(stack: Stack) -> None:
     event = stack.event(request_id(raw.headers))
     assert event["input"] == answer.usage.prompt_tokens
     assert event["output"] == answer.usage.completion_tokens
-    assert (event["verdict"], event["model"]) == ("completed", MODEL)
+    assert (event["outcome"], event["model"]) == ("completed", MODEL)
 
 
 def test_a_stream_says_the_same_as_the_whole_answer(stack: Stack) -> None:
@@ -205,5 +205,5 @@ async def test_a_client_that_leaves_is_cancelled_and_metered(stack: Stack) -> No
     await stream.close()
     eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0)
     event = stack.event(request_id(raw.headers))
-    assert event["verdict"] == "cancelled"
+    assert event["outcome"] == "cancelled"
     assert 4 <= event["output"] < 500

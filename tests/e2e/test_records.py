@@ -24,14 +24,14 @@ def get(stack: Stack, path: str, **query: str) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def story(stack: Stack, request_id: str, *, legs: int) -> dict[str, Any]:
-    """As soon as its record is written and so many legs are settled."""
+def story(stack: Stack, request_id: str, *, executions: int) -> dict[str, Any]:
+    """As soon as its record is written and so many executions are settled."""
     url = f"{stack.url}/api/requests/{request_id}"
 
     def told() -> bool:
         answer = httpx.get(url, headers=stack.headers, timeout=60)
         found = answer.json()
-        return answer.status_code == 200 and found["record"] is not None and len(found["legs"]) >= legs
+        return answer.status_code == 200 and found["record"] is not None and len(found["executions"]) >= executions
 
     eventually(told)
     return get(stack, f"requests/{request_id}")
@@ -39,17 +39,17 @@ def story(stack: Stack, request_id: str, *, legs: int) -> dict[str, Any]:
 
 def test_a_request_can_be_told_from_its_limits_to_its_cost(stack: Stack) -> None:
     answer = post(stack, ASKED)
-    found = story(stack, answer.headers["x-request-id"], legs=1)
-    record, (leg,) = found["record"], found["legs"]
+    found = story(stack, answer.headers["x-request-id"], executions=1)
+    record, (execution,) = found["record"], found["executions"]
     assert (record["endpoint"], record["asked"], record["served"]) == ("completions", MODEL, MODEL)
     assert (record["status"], record["verdict"], record["code"]) == ("200", "completed", "")
     assert 0 < record["ttft_ms"] <= record["total_ms"]
     assert record["max_tokens"] == 3
     (placed,) = record["placements"]
-    assert placed["replica"] == leg["replica"]
-    assert found["hold_nano"] == record["hold_nano"] == leg["hold_nano"] > 0
+    assert placed["replica"] == execution["replica"]
+    assert found["hold_nano"] == record["hold_nano"] == execution["hold_nano"] > 0
     assert found["usd"] == answer.headers["x-millrace-cost-usd"]
-    assert leg["output"] == answer.json()["usage"]["completion_tokens"]
+    assert execution["output"] == answer.json()["usage"]["completion_tokens"]
     assert found["content"] is None
     listed = get(stack, "requests", limit="50")["results"]
     (row,) = [row for row in listed if row["request_id"] == found["request_id"]]
@@ -58,12 +58,12 @@ def test_a_request_can_be_told_from_its_limits_to_its_cost(stack: Stack) -> None
 
 def test_a_stream_and_one_that_is_left(stack: Stack) -> None:
     whole = post(stack, {**ASKED, "stream": True})
-    assert story(stack, whole.headers["x-request-id"], legs=1)["record"]["stream"] is True
+    assert story(stack, whole.headers["x-request-id"], executions=1)["record"]["stream"] is True
     asked = {**ASKED, "stream": True, "max_tokens": 500, "ignore_eos": True}
     url = f"{stack.url}/v1/completions"
     with httpx.stream("POST", url, json=asked, headers=stack.headers, timeout=60) as left:
         next(left.iter_lines())
-    record = story(stack, left.headers["x-request-id"], legs=0)["record"]
+    record = story(stack, left.headers["x-request-id"], executions=0)["record"]
     assert (record["status"], record["verdict"]) == ("200", "cancelled")
 
 
@@ -77,7 +77,7 @@ def test_a_generation_on_a_socket(stack: Stack) -> None:
             pass
         client.say(type="cancel", id="b")
         client.hear_all("b")
-    record = story(stack, heard[0]["request_id"], legs=1)["record"]
+    record = story(stack, heard[0]["request_id"], executions=1)["record"]
     assert (record["endpoint"], record["verdict"], record["stream"]) == ("realtime.chat", "completed", True)
     eventually(lambda: get(stack, "requests", endpoint="realtime.chat", verdict="cancelled")["results"])
     rows = get(stack, "requests", endpoint="realtime.chat", verdict="cancelled")["results"]
@@ -94,7 +94,7 @@ def test_what_is_refused_says_which_limit_it_was(stack: Stack) -> None:
     try:
         assert post(stack, {**ASKED, "model": "no-such-model"}).status_code == 404
         wrong = post(stack, {**ASKED, "max_tokens": -1})
-        record = story(stack, wrong.headers["x-request-id"], legs=0)["record"]
+        record = story(stack, wrong.headers["x-request-id"], executions=0)["record"]
         assert (record["status"], record["verdict"], record["asked"]) == ("400", "refused", "")
     finally:
         httpx.delete(f"{stack.url}/api/limits/{made['id']}", headers=stack.headers, timeout=60)
@@ -104,7 +104,7 @@ def test_what_is_refused_says_which_limit_it_was(stack: Stack) -> None:
     try:
         eventually(lambda: post(stack, ASKED).status_code == 429)
         limited = post(stack, ASKED)
-        record = story(stack, limited.headers["x-request-id"], legs=0)["record"]
+        record = story(stack, limited.headers["x-request-id"], executions=0)["record"]
         assert (record["status"], record["verdict"], record["code"]) == ("429", "limited", "rate_limit_exceeded")
         assert (record["bound"]["id"], record["bound"]["name"]) == (made["id"], "requests_per_day")
         bounds = get(stack, "requests/rates")["bounds"]
@@ -140,7 +140,7 @@ def kept(stack: Stack) -> Any:
 def test_prompt_and_answer_are_kept_only_if_that_is_switched_on(stack: Stack, kept: Any) -> None:
     def told() -> bool:
         answer = post(stack, ASKED)
-        content = story(stack, answer.headers["x-request-id"], legs=1)["content"]
+        content = story(stack, answer.headers["x-request-id"], executions=1)["content"]
         if content is None:
             return False  # the gateway has not heard of it yet
         assert json.loads(content["body"]) == ASKED

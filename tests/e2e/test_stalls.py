@@ -74,7 +74,7 @@ def test_a_worker_stopped_for_four_seconds_loses_no_stream(stack: Stack) -> None
     stack.wait_until_ready()
     for stream in streams:
         event = stack.event(stream.request_id)
-        assert (event["verdict"], event["output"]) == ("completed", 150)
+        assert (event["outcome"], event["output"]) == ("completed", 150)
 
 
 def test_a_worker_stopped_for_twelve_seconds_fails_its_streams_once(stack: Stack) -> None:
@@ -93,7 +93,7 @@ def test_a_worker_stopped_for_twelve_seconds_fails_its_streams_once(stack: Stack
     assert answer.choices[0].message.content
     for stream in streams:
         event = stack.event(stream.request_id)
-        assert (event["verdict"], event["input"], event["output"]) == ("failed", 0, 0)
+        assert (event["outcome"], event["input"], event["output"]) == ("failed", 0, 0)
         assert len(stack.events(request_id=stream.request_id)) == 1
 
 
@@ -189,5 +189,5 @@ def test_requests_without_a_token_move_from_a_stopped_worker_and_are_billed_once
     eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0)
     for request_id in answers:
         event = stack.event(request_id)
-        assert (event["verdict"], event["output"]) == ("completed", 3)
+        assert (event["outcome"], event["output"]) == ("completed", 3)
         assert len(stack.events(request_id=request_id)) == 1

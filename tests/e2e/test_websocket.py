@@ -69,7 +69,7 @@ def test_it_answers_as_over_http_and_is_metered(stack: Stack, client: Client) ->
     whole = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60).json()
     assert text_of(heard) == whole["choices"][0]["message"]["content"]
     event = stack.event(heard[0]["request_id"])
-    assert (event["output"], event["verdict"]) == (whole["usage"]["completion_tokens"], "completed")
+    assert (event["output"], event["outcome"]) == (whole["usage"]["completion_tokens"], "completed")
 
 
 def test_several_at_once_and_one_cancelled(stack: Stack, client: Client) -> None:
@@ -87,7 +87,7 @@ def test_several_at_once_and_one_cancelled(stack: Stack, client: Client) -> None
     assert heard["b"][-1]["error"]["code"] == "cancelled"
     assert text_of(heard["a"]) == text_of(heard["c"])
     event = stack.event(heard["b"][0]["request_id"])
-    assert event["verdict"] == "cancelled"
+    assert event["outcome"] == "cancelled"
     assert 1 <= event["output"] < 500
     client.ask("b")  # the name is free again
     assert client.hear_all("b")[-1]["type"] == "done"
@@ -98,7 +98,7 @@ def test_a_closed_socket_cancels_what_runs(stack: Stack) -> None:
         client.hear()
         client.ask("a", **ENDLESS)
         started = client.hear()
-    assert stack.event(started["request_id"])["verdict"] == "cancelled"
+    assert stack.event(started["request_id"])["outcome"] == "cancelled"
     eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0)
 
 

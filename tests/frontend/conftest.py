@@ -84,7 +84,7 @@ def _strict_templates(request: pytest.FixtureRequest, settings: Any) -> None:
 
 @pytest.fixture
 def use() -> Callable[..., str]:
-    """Meters one leg for a tenant, as the settler does; gives the request's id."""
+    """Meters one execution for a tenant, as the settler does; gives the request's id."""
     return meter
 
 

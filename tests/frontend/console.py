@@ -47,7 +47,7 @@ class Undefined(str):
 
 
 def meter(tenant: Tenant, **changes: Any) -> str:
-    """Meter one leg for a tenant, as the settler does; gives the request's id."""
+    """Meter one execution for a tenant, as the settler does; gives the request's id."""
     from billing.metering.ingest import UsageMessage, settle  # here: this file is read before Django is set up
 
     at = changes.pop("at", datetime.now(UTC))
@@ -56,14 +56,14 @@ def meter(tenant: Tenant, **changes: Any) -> str:
     billing_context = BillingContext(
         admitted_at=int(at.timestamp()) * 1_000_000 + at.microsecond,
         request_id=request_id,
-        leg=0,
+        execution=0,
         tenant_id=tenant.pk,
         project_id=changes.pop("project_id", 1),
         key_id=changes.pop("key_id", 1),
         model=changes.pop("model", "smollm2-135m"),
         price_version=changes.pop("price_version", None),
     )
-    fields = {"attempt": 1, "verdict": "completed", "finish_reason": "stop", "replica_id": "r", "block_size": 32}
+    fields = {"attempt": 1, "outcome": "completed", "finish_reason": "stop", "replica_id": "r", "block_size": 32}
     event = ExecutionUsage(billing_context=billing_context, usage=TokenUsage(**counts), **(fields | changes))
     assert settle([UsageMessage("1-0", encode(event))]).settled == 1
     return request_id
@@ -168,7 +168,7 @@ def make_world() -> World:
 
 
 def _fill(world: World, state: str) -> None:
-    """A leg or two a day of this month, of every verdict."""
+    """An execution or two a day of this month, of every outcome."""
     now = datetime.now(UTC)
     tenant, keys, project = world.tenants[state], world.keys[state], world.projects[state]
     given = {"project_id": project.pk, "price_version": world.price_version}
@@ -176,8 +176,8 @@ def _fill(world: World, state: str) -> None:
         at = (now - timedelta(days=ago)).replace(hour=0, minute=0, second=1)
         counts = {"uncached": 900_000 + 70_000 * ago, "cache_read": 1_400_000 - 50_000 * ago, "output": 210_000}
         meter(tenant, at=at, key_id=keys[ago % 2].pk, ttft_us=184_000, duration_us=1_250_000, **counts, **given)
-    meter(tenant, key_id=keys[2].pk, verdict="cancelled", uncached=12, output=3, finish_reason="cancelled", **given)
-    meter(tenant, key_id=keys[2].pk, verdict="failed", finish_reason="error", **given)
+    meter(tenant, key_id=keys[2].pk, outcome="cancelled", uncached=12, output=3, finish_reason="cancelled", **given)
+    meter(tenant, key_id=keys[2].pk, outcome="failed", finish_reason="error", **given)
 
 
 def remembered(session: Any) -> None:

@@ -53,15 +53,15 @@ def acme() -> Tenant:
 
 @pytest.fixture
 def busy(acme: Tenant, use: Callable[..., str]) -> Tenant:
-    """A tenant with use of every kind and verdict, on each day of the month so far."""
+    """A tenant with use of every kind and outcome, on each day of the month so far."""
     key, _ = actions.do_create_api_key(only_project(acme), "k")
     now = datetime.now(UTC)
     for day in range(1, now.day + 1):
         at = now.replace(day=day, hour=0, minute=0, second=0)
         counts = {"uncached": 900 * day % 5000, "cache_read": 30 * day, "cache_write_5m": 40, "output": 400}
         use(acme, at=at, key_id=key.pk, ttft_us=184_000, duration_us=1_250_000, **counts)
-    use(acme, key_id=key.pk, verdict="cancelled", uncached=12, output=3, finish_reason="cancelled")
-    use(acme, key_id=key.pk, verdict="failed", finish_reason="error")
+    use(acme, key_id=key.pk, outcome="cancelled", uncached=12, output=3, finish_reason="cancelled")
+    use(acme, key_id=key.pk, outcome="failed", finish_reason="error")
     return acme
 
 

@@ -116,8 +116,8 @@ def test_suspended_says_so(client, acme, member):
 def test_figures_are_exact(client, acme, member, use):
     counts = {"uncached": 10, "cache_read": 60, "cache_write_5m": 20, "cache_write_1h": 10, "output": 100}
     version = sheet()
-    for verdict in ("completed", "cancelled", "failed"):
-        use(acme, at=TODAY, verdict=verdict, price_version=version, **counts)
+    for outcome in ("completed", "cancelled", "failed"):
+        use(acme, at=TODAY, outcome=outcome, price_version=version, **counts)
     femto = 2 * (10 * 3000 + 60 * 300 + 20 * 3750 + 10 * 6000 + 100 * 15000) * 10**6
     spent = panel_of(client, "spend")
     assert (spent.amount.femto, spent.limit, spent.gauge) == (femto, None, None)

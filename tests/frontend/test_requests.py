@@ -96,7 +96,15 @@ def test_the_drawer_tells_the_story(client, acme):
     (event,) = of(UsageEvent, acme)
     limit = {"set": 1, "scope": "tenant", "model": "", "name": "requests_per_day", "cost": 1}
     limit |= {"limit": 1234, "left": 1233}
-    place = {"leg": 0, "attempt": 1, "model": "alpha", "replica": "alpha-0.1", "by": "spill", "load": 3, "credits": 1}
+    place = {
+        "execution": 0,
+        "attempt": 1,
+        "model": "alpha",
+        "replica": "alpha-0.1",
+        "by": "spill",
+        "load": 3,
+        "credits": 1,
+    }
     record(acme, 0, request_id=event.request_id, limits=[limit], placements=[{**place, "queued_ms": 7}])
     page = get(client, f"/t/acme/requests/{event.request_id}")
     for text in (
@@ -140,7 +148,15 @@ def test_what_is_still_being_written_is_asked_for_again(client, acme, monkeypatc
     assert f'hx-get="/t/acme/requests/{event.request_id}"' in page
     monkeypatch.setattr("frontend.tenant.requests.detail.WRITING", timedelta(0))
     assert "No request record available" in get(client, f"/t/acme/requests/{event.request_id}")
-    place = {"leg": 0, "attempt": 1, "model": "alpha", "replica": "alpha-0.1", "by": "load", "load": 0, "credits": 1}
+    place = {
+        "execution": 0,
+        "attempt": 1,
+        "model": "alpha",
+        "replica": "alpha-0.1",
+        "by": "load",
+        "load": 0,
+        "credits": 1,
+    }
     row = record(acme, at=datetime.now(UTC), placements=[place])
     assert "Usage is not settled yet" in get(client, f"/t/acme/requests/{row.request_id}")
     monkeypatch.undo()

@@ -120,7 +120,7 @@ class Worker:
         usage = TokenUsage(uncached=len(job.prompt_token_ids), output=max(1, job.params.max_tokens // 2))
         event = ExecutionUsage(job.billing_context, attempt, "completed", "stop", usage, self.replica.name, 32)
         end = End(name, attempt, 0, "stop", None, usage)
-        keys = [claim_key(name, job.billing_context.leg), USAGE_STREAM, gateway_stream(job.gateway_id)]
+        keys = [claim_key(name, job.billing_context.execution), USAGE_STREAM, gateway_stream(job.gateway_id)]
         keys.append(event_log_key(name, attempt))
         await self.broker.eval(  # type: ignore[misc]
             claims.FINISH, 4, *keys, attempt, encode(event), encode([end]), encode(end), 60

@@ -37,7 +37,7 @@ class Admitted:
     demand: AdmissionRequest
     terms: AdmissionGrant
 
-    def event(self, verdict: str = "completed", **usage: int) -> ExecutionUsage:
+    def event(self, outcome: str = "completed", **usage: int) -> ExecutionUsage:
         demand, terms, key = self.demand, self.terms, self.demand.key
         billing_context = BillingContext(
             demand.admitted_at,
@@ -54,7 +54,7 @@ class Admitted:
             terms.hold_tokens,
         )
         counts = TokenUsage(**(usage or {"uncached": 1000, "cache_read": 9000, "output": 500}))
-        return ExecutionUsage(billing_context, 1, verdict, "stop", counts, "r", 32)
+        return ExecutionUsage(billing_context, 1, outcome, "stop", counts, "r", 32)
 
 
 @dataclass

@@ -96,8 +96,8 @@ class Replica:
     async def _report_exit(self) -> None:
         await self.broker.eval(REPORT_EXIT, *report_exit_args(self.name))  # type: ignore[misc]
 
-    async def claim(self, request_id: str, attempt: int = 1, leg: int = 0) -> bool:
-        job = await self.broker.eval(claims.CLAIM, 1, claim_key(request_id, leg), attempt, self.name)  # type: ignore[misc]
+    async def claim(self, request_id: str, attempt: int = 1, execution: int = 0) -> bool:
+        job = await self.broker.eval(claims.CLAIM, 1, claim_key(request_id, execution), attempt, self.name)  # type: ignore[misc]
         if job is not None:
             await self.send(Claimed(request_id, attempt, self.name))
         return job is not None
@@ -133,7 +133,7 @@ async def serving(dispatcher: Dispatcher) -> bool:
 
 
 async def send(dispatcher: Dispatcher, job: InferenceJob, **dispatch_request: Any) -> DispatchedExecution:
-    """Submit a leg and wait until its claim is written."""
+    """Submit an execution and wait until its claim is written."""
     generation = dispatcher.submit(DispatchRequest(job, b"form", **dispatch_request))
 
     async def written() -> bool:
@@ -156,8 +156,8 @@ async def wakeups(broker: redis.Redis, replica: str = "r1") -> int:
     return int(await broker.llen(replica_queue_key(replica)))  # type: ignore[misc]
 
 
-async def verdicts(broker: redis.Redis) -> list[str]:
-    return [decode_usage(fields[b"e"]).verdict for _, fields in await broker.xrange(USAGE_STREAM)]
+async def outcomes(broker: redis.Redis) -> list[str]:
+    return [decode_usage(fields[b"e"]).outcome for _, fields in await broker.xrange(USAGE_STREAM)]
 
 
 async def test_it_works(broker: redis.Redis, dispatcher: Dispatcher, replica: Replica) -> None:
@@ -237,7 +237,7 @@ async def test_a_worker_that_dies_before_the_first_token_is_replaced(
     event = await next_event(generation)
     assert isinstance(event, Tokens)
     assert event.text == "fresh"
-    assert await verdicts(broker) == []
+    assert await outcomes(broker) == []
     other.stall()
 
 
@@ -254,13 +254,13 @@ async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_no_bill(
     assert isinstance(failed, Failed)
     assert failed.code == "worker_lost"
     assert time.monotonic() - started < 5
-    assert await verdicts(broker) == ["failed"]
+    assert await outcomes(broker) == ["failed"]
 
 
 async def test_an_end_that_was_told_before_the_death_counts(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
-    """The end stands in the log though its batch never reached the gateway: no error, no second verdict."""
+    """The end stands in the log though its batch never reached the gateway: no error, no second outcome."""
     generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
     await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
@@ -270,7 +270,7 @@ async def test_an_end_that_was_told_before_the_death_counts(
     await broker.hset(claim_key("req_1", 0), "state", "done")  # type: ignore[misc]
     replica.kill()
     assert await next_event(generation) == end
-    assert await verdicts(broker) == []
+    assert await outcomes(broker) == []
 
 
 @pytest.fixture
@@ -316,7 +316,7 @@ async def test_a_suspected_replica_keeps_its_streams_and_gives_away_the_rest(
     assert texts == ["fresh", " there"]
     assert await finish(broker, "r1", "req_0", 1)
     assert await finish(broker, "r2", "req_1", 2)
-    assert await verdicts(broker) == ["completed", "completed"]
+    assert await outcomes(broker) == ["completed", "completed"]
     await eventually(lambda: two_serving(dispatcher))
     other.stall()
 
@@ -411,7 +411,7 @@ async def test_a_replica_lost_by_silence_fails_its_streams_and_is_stopped_when_i
     assert message["data"] == encode(("req_1", 0, 1))
     replica.resume()
     assert not await finish(broker, "r1", "req_1", 1)
-    assert await verdicts(broker) == ["failed"]
+    assert await outcomes(broker) == ["failed"]
     await eventually(lambda: serving(dispatcher))
 
 
@@ -501,7 +501,7 @@ async def test_a_worker_that_says_nothing_does_not_outlive_the_deadline(
     failed = await next_event(generation)
     assert isinstance(failed, Failed)
     assert failed.code == "timeout"
-    assert await verdicts(broker) == ["failed"]
+    assert await outcomes(broker) == ["failed"]
 
 
 # Queues and credits. A replica here has a batch of 8, so 9 credits.
@@ -651,7 +651,7 @@ async def test_a_request_that_kills_its_replicas_is_given_up(broker: redis.Redis
     fault = ApiError(failed.code, failed.message)
     assert fault.status == 500
     assert (b"x-should-retry", b"false") in fault.headers()
-    assert await verdicts(broker) == ["failed"]
+    assert await outcomes(broker) == ["failed"]
 
 
 async def targeted(generation: DispatchedExecution, replica: str) -> bool:
@@ -680,8 +680,14 @@ async def test_it_is_written_down_why_it_went_there(
     await send(dispatcher, make_job(), why={"asked": "name"})
     why = msgspec.json.decode(await broker.get(why_key("req_1")))
     assert why["asked"] == "name"
-    (leg,) = why["legs"]
-    assert (leg["replica"], leg["by"], leg["load"], leg["credits"], leg["attempt"]) == ("r1", "load", 0, 9, 1)
+    (execution,) = why["executions"]
+    assert (execution["replica"], execution["by"], execution["load"], execution["credits"], execution["attempt"]) == (
+        "r1",
+        "load",
+        0,
+        9,
+        1,
+    )
 
 
 async def test_without_the_broker_it_is_refused_at_once_and_its_hold_goes_back_when_it_is_there_again(
@@ -695,7 +701,7 @@ async def test_without_the_broker_it_is_refused_at_once_and_its_hold_goes_back_w
     await eventually(partial(broker.xlen, USAGE_STREAM))
     ((_, fields),) = await broker.xrange(USAGE_STREAM)
     told = decode_usage(fields[b"e"])
-    assert (told.verdict, told.finish_reason, told.usage.output) == ("cancelled", "never_ran", 0)
+    assert (told.outcome, told.finish_reason, told.usage.output) == ("cancelled", "never_ran", 0)
     assert isinstance(failed, Failed)
     assert failed.code == "server_is_overloaded"
     assert dispatcher.placement.load("r1") == 0

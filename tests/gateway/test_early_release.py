@@ -96,13 +96,13 @@ async def test_while_there_is_room_the_settlement_releases(gateway: Any, budget:
 
 
 @pytest.mark.parametrize("order", [("completed", "failed"), ("failed", "completed"), ("cancelled", "completed")])
-async def test_after_an_early_release_verdicts_still_outrank(gateway: Any, budget: Any, order: Sequence[str]) -> None:
+async def test_after_an_early_release_outcomes_still_outrank(gateway: Any, budget: Any, order: Sequence[str]) -> None:
     made = await sync_to_async(budget)(amount=2 * HOLD)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
     await mine.end(admitted)
-    for verdict in order:
-        await sync_to_async(tell)(admitted.event(verdict))
+    for outcome in order:
+        await sync_to_async(tell)(admitted.event(outcome))
         await see()
     after = await sync_to_async(window)(made)
     assert (after.used, after.held) == (0 if "failed" in order else COST * 10**6, 0)

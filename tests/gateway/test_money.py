@@ -275,7 +275,7 @@ async def test_worked_example_9_the_gateway_dies_before_dispatch(gateway: Any, b
         after = await sync_to_async(window)(made)
         assert (after.used, after.held) == (0, HOLD)
         (adjustment,) = await sync_to_async(Everybody(Adjustment).all)()
-        assert (adjustment.verdict, adjustment.cost_femto) == ("late", -COST * 10**6)
+        assert (adjustment.outcome, adjustment.cost_femto) == ("late", -COST * 10**6)
     await sync_to_async(tell)(next_.event(), next_.event())
     after = await sync_to_async(window)(made)
     assert (after.used, after.held) == (COST * 10**6, 0)
@@ -300,9 +300,9 @@ async def test_what_the_caller_was_told_has_failed_costs_nothing(gateway: Any, b
     quota = await sync_to_async(budget)(name="quota", unit="tokens", amount=10**6)
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
-    for verdict in order:
+    for outcome in order:
         outcome = await sync_to_async(tell)(
-            admitted.event(verdict) if verdict != "failed" else admitted.event(verdict, uncached=700)
+            admitted.event(outcome) if outcome != "failed" else admitted.event(outcome, uncached=700)
         )
         assert outcome.quarantined == 0
     after = await sync_to_async(window)(made)

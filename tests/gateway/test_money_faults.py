@@ -89,7 +89,7 @@ class World:
     async def _release(self, admitted: Admitted, event: Any) -> None:
         """Its gateway, or one that has forgotten a lost answer, sees the end and releases what is not used."""
         gateway = self.chance.choice(self.gateways)
-        if event.verdict == "failed":  # it had ended well, and then its caller got an error
+        if event.outcome == "failed":  # it had ended well, and then its caller got an error
             event = admitted.event(uncached=10_000, output=min(admitted.terms.max_tokens, 500))
         if self.chance.random() < 0.5:
             gateway.budget_admission.early.contend(admitted.terms.windows)

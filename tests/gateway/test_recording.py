@@ -44,9 +44,16 @@ def limit_statuses(refused: str = "") -> list[LimitStatus]:
 
 def call(said: Sequence[str] = (), **terms: Any) -> Any:
     """What the service makes of an admitted request."""
-    legs = [{"leg": 0, "attempt": 1, "model": "m1", "replica": "r", "by": "prefix", "load": 0, "credits": 9}]
+    executions = [
+        {"execution": 0, "attempt": 1, "model": "m1", "replica": "r", "by": "prefix", "load": 0, "credits": 9}
+    ]
     why = {"tenant": 1, "asked": "m", "policy": {"version": 2, "rule": 0, "draw": 1}, "targets": ["m1", "m2"]}
-    why |= {"metadata": {"secret": "word"}, "user": "somebody", "legs": legs, "skipped": [{"model": "m2", "why": "x"}]}
+    why |= {
+        "metadata": {"secret": "word"},
+        "user": "somebody",
+        "executions": executions,
+        "skipped": [{"model": "m2", "why": "x"}],
+    }
     return SimpleNamespace(
         why=why,
         prompt=SimpleNamespace(ids=[1] * 10),

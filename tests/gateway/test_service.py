@@ -150,7 +150,7 @@ async def test_a_name_of_ones_own_goes_where_its_policy_says(gate: Gate, a: Repl
     gate.service.let_go(call)
     why = await gate.why(call)
     assert (why["asked"], why["policy"]["version"], why["targets"]) == ("mine", 3, ["a", "b"])
-    assert [leg["replica"] for leg in why["legs"]] == ["ra"]
+    assert [execution["replica"] for execution in why["executions"]] == ["ra"]
     assert "skipped" not in why
 
 
@@ -160,15 +160,15 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     reading = asyncio.create_task(whole(gate, call))
     await a.send(Failed(call.request_id, 1, 0, "internal_error", "the engine failed"))
 
-    async def second_leg() -> bool:
-        return call.generation.leg == 1 and call.generation.written
+    async def second_execution() -> bool:
+        return call.generation.execution == 1 and call.generation.written
 
-    await eventually(second_leg)
+    await eventually(second_execution)
     job = decode_job(await gate.broker.hget(claim_key(call.request_id, 1), "job"))  # type: ignore[misc]
-    assert (job.billing_context.leg, job.billing_context.model) == (1, "b")
-    assert await gate.broker.hget(claim_key(call.request_id, 0), "leg") == b"1"  # type: ignore[misc]
-    assert await b.claim(call.request_id, 2, leg=1)
-    # Its attempts go on counting, so that the first leg's log is not mixed up with it.
+    assert (job.billing_context.execution, job.billing_context.model) == (1, "b")
+    assert await gate.broker.hget(claim_key(call.request_id, 0), "execution") == b"1"  # type: ignore[misc]
+    assert await b.claim(call.request_id, 2, execution=1)
+    # Its attempts go on counting, so that the first execution's log is not mixed up with it.
     await b.send(end(call, TokenUsage(10, output=3), attempt=2))
     events = await reading
     assert [type(event) for event in events] == [End]
@@ -177,7 +177,7 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     assert await gate.left(make_key(LIMIT)) == ("99", "987")
     why = await gate.why(call)
     assert why["skipped"] == [{"model": "a", "why": "internal_error"}]
-    assert [leg["replica"] for leg in why["legs"]] == ["ra", "rb"]
+    assert [execution["replica"] for execution in why["executions"]] == ["ra", "rb"]
 
 
 @pytest.mark.usefixtures("b")
@@ -189,7 +189,7 @@ async def test_a_request_that_ended_the_workers_of_one_model_is_not_sent_to_anot
     with pytest.raises(ApiError) as caught:
         await reading
     assert caught.value.code == "not_served"
-    assert call.generation.leg == 0
+    assert call.generation.execution == 0
     gate.service.let_go(call)
     await gate.service.drain()
 
@@ -263,7 +263,7 @@ async def test_a_fault_of_ours_after_admission_takes_nothing(
     assert await gate.left(make_key(LIMIT)) == ("100", "1000")
     ((_, fields),) = await gate.broker.xrange(USAGE_STREAM)
     told = decode_usage(fields[b"e"])
-    assert (told.billing_context.request_id, told.verdict, told.finish_reason) == ("req_1", "cancelled", "never_ran")
+    assert (told.billing_context.request_id, told.outcome, told.finish_reason) == ("req_1", "cancelled", "never_ran")
 
 
 SEVERAL = InferenceRequest("a", [1] * 10, SamplingParams(n=2), 20, more_prompts=([2] * 5,), echo=True)
@@ -298,7 +298,7 @@ async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) ->
         await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_several")
     assert "concurrency" in caught.value.message
     told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert [(each.billing_context.request_id, each.verdict) for each in told] == [("req_several", "failed")]
+    assert [(each.billing_context.request_id, each.outcome) for each in told] == [("req_several", "failed")]
     gate.service.let_go(first)
     await gate.service.drain()
     assert await gate.left(key) == ("100", "1000")
@@ -381,7 +381,7 @@ async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, m
 async def test_a_fault_of_ours_is_never_billed(
     gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """Whether the leg runs on, has ended well, or its claim is gone already when the answer cannot be written."""
+    """Whether the execution runs on, has ended well, or its claim is gone already when the answer cannot be written."""
     consumer: Any = ChatCompletions()
     consumer.scope, consumer.headers, consumer.trace, consumer.once, consumer.key_died = {}, {}, None, None, None
     consumer.request_id, name = "req_1", claim_key("req_1", 0)
@@ -402,7 +402,7 @@ async def test_a_fault_of_ours_is_never_billed(
     with pytest.raises(RuntimeError, match="broken"):
         await answering
     told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert [(each.billing_context.request_id, each.attempt, each.verdict, each.finish_reason) for each in told] == [
+    assert [(each.billing_context.request_id, each.attempt, each.outcome, each.finish_reason) for each in told] == [
         ("req_1", 1, "failed", "internal_error")
     ]
     await gate.service.drain()
@@ -421,7 +421,7 @@ async def test_what_is_told_as_failed_is_not_billed_though_it_ended_well(gate: G
     with pytest.raises(ApiError, match="lost"):
         await whole(gate, call)
     (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert (told.attempt, told.verdict, told.finish_reason) == (1, "failed", code)
+    assert (told.attempt, told.outcome, told.finish_reason) == (1, "failed", code)
     assert not await gate.broker.exists(pins)  # nor does it keep what it wrote
     gate.service.let_go(call)
 
@@ -434,7 +434,7 @@ async def test_who_resumes_what_nobody_would_ring_for_gives_its_hold_back(gate: 
         await anext(StreamFollower(gate.dispatcher, call.request_id, 1).events())
     assert caught.value.code == "worker_lost"
     (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert (told.verdict, told.finish_reason) == ("cancelled", "never_ran")
+    assert (told.outcome, told.finish_reason) == ("cancelled", "never_ran")
     gate.service.let_go(call)
 
 

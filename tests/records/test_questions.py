@@ -103,7 +103,7 @@ def test_pages_tell_what_was_used_whatever_their_length(acme):
     for row in page.rows:
         assert row.usage is not None
         assert row.usage.cost_femto == events[row.record.request_id].cost_femto == 1000 * 3 * 10**9
-        assert (row.usage.tokens["uncached"], row.usage.legs) == (1000, 1)
+        assert (row.usage.tokens["uncached"], row.usage.executions) == (1000, 1)
 
 
 def test_the_story_goes_down_to_the_arithmetic(acme):
@@ -120,14 +120,14 @@ def test_the_story_goes_down_to_the_arithmetic(acme):
     with tenant_scope(acme):
         story = selectors.story(acme.pk, event.request_id)
     assert story is not None
-    (leg,) = story.legs
-    assert [(line.component, line.tokens, line.femto) for line in leg.lines] == [
+    (execution,) = story.executions
+    assert [(line.component, line.tokens, line.femto) for line in execution.lines] == [
         ("uncached", 1000, 3000 * 10**9),
         ("cache_read", 9000, 2700 * 10**9),
         ("output", 500, 7500 * 10**9),
     ]
-    assert sum(line.femto for line in leg.lines) == event.cost_femto
-    assert (len(leg.adjustments), story.cost_femto) == (1, 0)  # and it was taken back
+    assert sum(line.femto for line in execution.lines) == event.cost_femto
+    assert (len(execution.adjustments), story.cost_femto) == (1, 0)  # and it was taken back
     assert [(each.name, each.scope, each.amount) for each in story.budgets] == [("All", "tenant", 10**9)]
     assert (story.hold_nano, story.others) == (91_440_000, (replay,))
 
@@ -140,10 +140,10 @@ def test_a_request_of_several_prompts_is_told_whole(acme):
     with tenant_scope(acme):
         story = selectors.story(acme.pk, "req_a")
     assert story is not None
-    assert [leg.event.request_id for leg in story.legs] == ["req_a", "req_a.1", "req_a.2"]
+    assert [execution.event.request_id for execution in story.executions] == ["req_a", "req_a.1", "req_a.2"]
     (row,) = asked(acme).rows
     assert row.usage is not None
-    assert (row.usage.cost_femto, row.usage.legs) == (story.cost_femto, 3) == (3 * 30 * 10**9, 3)
+    assert (row.usage.cost_femto, row.usage.executions) == (story.cost_femto, 3) == (3 * 30 * 10**9, 3)
 
 
 def test_what_was_never_recorded_is_told_from_its_usage(acme):
@@ -152,7 +152,7 @@ def test_what_was_never_recorded_is_told_from_its_usage(acme):
     with tenant_scope(acme):
         story = selectors.story(acme.pk, event.request_id)
         assert story is not None
-        assert (story.record, len(story.legs), story.settled) == (None, 1, True)
+        assert (story.record, len(story.executions), story.settled) == (None, 1, True)
         assert selectors.story(acme.pk, "req_nobody") is None
 
 
@@ -219,7 +219,7 @@ def test_the_api(acme):
     told = client.get(f"/api/requests/{event.request_id}").json()
     assert told["usd"] == "0.003"
     assert told["record"]["limits"][0]["left"] == 4
-    (line,) = told["legs"][0]["lines"]
+    (line,) = told["executions"][0]["lines"]
     arithmetic = (line["component"], line["tokens"], line["usd_per_million"], line["usd"])
     assert arithmetic == ("uncached", 1000, "3.00", "0.003")
     times = {"from": (NOW - timedelta(hours=1)).isoformat(), "to": (NOW + timedelta(hours=1)).isoformat()}

@@ -1,4 +1,4 @@
-"""A real Valkey, empty, and the small things a leg is made of."""
+"""A real Valkey, empty, and the small things an execution is made of."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def broker() -> Iterator[redis.Redis]:
 
 
 def make_job(
-    request_id: str = "req_1", *, leg: int = 0, gateway_id: str = "gw-a", deadline: float | None = None
+    request_id: str = "req_1", *, execution: int = 0, gateway_id: str = "gw-a", deadline: float | None = None
 ) -> InferenceJob:
-    billing_context = BillingContext(1_000_000, request_id, leg, tenant_id=1, project_id=2, key_id=3, model="m")
+    billing_context = BillingContext(1_000_000, request_id, execution, tenant_id=1, project_id=2, key_id=3, model="m")
     seconds = time.time() + 60 if deadline is None else deadline
     return InferenceJob(billing_context, gateway_id, [1, 2, 3], SamplingParams(max_tokens=4), b"salt", seconds)
 
 
-def make_usage(job: InferenceJob, attempt: int = 1, verdict: str = "completed", output: int = 2) -> ExecutionUsage:
+def make_usage(job: InferenceJob, attempt: int = 1, outcome: str = "completed", output: int = 2) -> ExecutionUsage:
     return ExecutionUsage(
-        job.billing_context, attempt, verdict, "stop", TokenUsage(uncached=3, output=output), "replica-1", 32
+        job.billing_context, attempt, outcome, "stop", TokenUsage(uncached=3, output=output), "replica-1", 32
     )
 
 
@@ -40,7 +40,7 @@ def queued(broker: redis.Redis) -> Callable[[InferenceJob], str]:
     """Write a job's claim record as a gateway does; its key."""
 
     def write(job: InferenceJob) -> str:
-        key = claim_key(job.billing_context.request_id, job.billing_context.leg)
+        key = claim_key(job.billing_context.request_id, job.billing_context.execution)
         broker.hset(key, mapping={"attempt": 1, "state": "queued", "job": encode(job), "tenant": 1})
         return key
 

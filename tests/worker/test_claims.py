@@ -45,11 +45,11 @@ def fail(broker: redis.Redis, key: str, job: InferenceJob, attempt: int) -> int 
     return broker.eval(claims.FAIL, 2, key, USAGE_STREAM, attempt, usage)  # type: ignore[no-any-return]
 
 
-def verdicts(broker: redis.Redis) -> list[str]:
-    return [decode_usage(fields[b"e"]).verdict for _, fields in broker.xrange(USAGE_STREAM)]
+def outcomes(broker: redis.Redis) -> list[str]:
+    return [decode_usage(fields[b"e"]).outcome for _, fields in broker.xrange(USAGE_STREAM)]
 
 
-def test_a_leg_is_claimed_once_with_repeated_wakeups(broker: redis.Redis, queued: Queued) -> None:
+def test_an_execution_is_claimed_once_with_repeated_wakeups(broker: redis.Redis, queued: Queued) -> None:
     job = make_job()
     key = queued(job)
     with ThreadPoolExecutor(8) as pool:
@@ -80,7 +80,7 @@ def test_a_claim_made_again_after_its_answer_was_lost_gets_the_same(broker: redi
     job = call("one")
     assert job is not None
     assert call("one") == job
-    assert call("two") is None  # another wakeup for the same leg
+    assert call("two") is None  # another wakeup for the same execution
     assert call("one", "s") is None
     assert give_up(broker, key, 1, "r") == 2
     assert call("one") is None
@@ -100,11 +100,11 @@ def test_an_end_is_told_and_metered_once(broker: redis.Redis, queued: Queued) ->
     claim(broker, key, 1, "r")
     assert finish(broker, key, job, 1) is not None
     assert finish(broker, key, job, 1) is None
-    assert verdicts(broker) == ["completed"]
+    assert outcomes(broker) == ["completed"]
     assert broker.lrange(event_log_key("req_1", 1), 0, -1) == [b"end"]
 
 
-def test_a_superseded_attempt_cannot_end_the_leg(broker: redis.Redis, queued: Queued) -> None:
+def test_a_superseded_attempt_cannot_end_the_execution(broker: redis.Redis, queued: Queued) -> None:
     job = make_job()
     key = queued(job)
     claim(broker, key, 1, "r")
@@ -112,7 +112,7 @@ def test_a_superseded_attempt_cannot_end_the_leg(broker: redis.Redis, queued: Qu
     assert finish(broker, key, job, 1) is None
     claim(broker, key, 2, "s")
     assert finish(broker, key, job, 2) is not None
-    assert verdicts(broker) == ["completed"]
+    assert outcomes(broker) == ["completed"]
 
 
 def test_failure_and_end_exclude_each_other(broker: redis.Redis, queued: Queued) -> None:
@@ -125,14 +125,14 @@ def test_failure_and_end_exclude_each_other(broker: redis.Redis, queued: Queued)
     assert fail(broker, failed_key, failed, 1) == 1
     assert fail(broker, failed_key, failed, 1) == 1
     assert finish(broker, failed_key, failed, 1) is None
-    assert verdicts(broker) == ["completed", "failed"]
+    assert outcomes(broker) == ["completed", "failed"]
 
 
 def test_usage_outlives_its_claim(broker: redis.Redis) -> None:
-    """The broker may lose a claim; the settler counts each leg once anyway, so the event is better sent."""
+    """The broker may lose a claim; the settler counts each execution once anyway, so the event is better sent."""
     job = make_job()
     assert finish(broker, claim_key("req_1", 0), job, 1) is not None
-    assert verdicts(broker) == ["completed"]
+    assert outcomes(broker) == ["completed"]
     assert not broker.exists(claim_key("req_1", 0))
 
 
@@ -153,7 +153,7 @@ def test_cancel_tells_who_works_on_it(broker: redis.Redis, queued: Queued) -> No
     assert broker.hget(running, "cancel") == b"1"
 
 
-def test_only_a_waiting_leg_can_be_withdrawn(broker: redis.Redis, queued: Queued) -> None:
+def test_only_a_waiting_execution_can_be_withdrawn(broker: redis.Redis, queued: Queued) -> None:
     waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
     claim(broker, running, 1, "r")
     assert broker.eval(claims.WITHDRAW, 2, waiting, USAGE_STREAM) == 1
@@ -162,7 +162,9 @@ def test_only_a_waiting_leg_can_be_withdrawn(broker: redis.Redis, queued: Queued
 
 
 @pytest.mark.parametrize("script", [claims.CANCEL, claims.WITHDRAW])
-def test_a_leg_nobody_worked_on_is_told_to_the_settler_once(broker: redis.Redis, queued: Queued, script: str) -> None:
+def test_an_execution_nobody_worked_on_is_told_to_the_settler_once(
+    broker: redis.Redis, queued: Queued, script: str
+) -> None:
     """So that its hold goes back. One that somebody works on is for its worker to tell."""
     waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
     for key in (waiting, running):

@@ -23,24 +23,24 @@ from tests.worker.conftest import make_job
 
 
 class RecordingEngine:
-    """Holds legs and notes what is asked of it."""
+    """Holds executions and notes what is asked of it."""
 
     def __init__(self) -> None:
-        self.legs: list[ActiveJob] = []
+        self.executions: list[ActiveJob] = []
         self.cancelled: list[tuple[ActiveJob, RequestError | None]] = []
 
     def submit(self, live: ActiveJob) -> None:
-        self.legs.append(live)
+        self.executions.append(live)
 
     def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None:
         self.cancelled.append((live, failure))
-        self.legs.remove(live)
+        self.executions.remove(live)
 
     def requeue(self, live: ActiveJob) -> None:
-        self.legs.remove(live)
+        self.executions.remove(live)
 
     def live(self) -> list[ActiveJob]:
-        return list(self.legs)
+        return list(self.executions)
 
     def stats(self) -> None: ...
 
@@ -85,7 +85,7 @@ def test_its_beats_are_news_and_end_with_it(broker: redis.Redis, engine: Recordi
 
 
 @pytest.mark.usefixtures("control")
-def test_a_cancel_reaches_the_leg_and_the_attempt_it_is_for(broker: redis.Redis, engine: RecordingEngine) -> None:
+def test_a_cancel_reaches_the_execution_and_the_attempt_it_is_for(broker: redis.Redis, engine: RecordingEngine) -> None:
     wanted, other, newer = (
         ActiveJob(make_job("req_1"), 1),
         ActiveJob(make_job("req_2"), 1),
@@ -101,8 +101,8 @@ def test_a_cancel_reaches_the_leg_and_the_attempt_it_is_for(broker: redis.Redis,
     assert engine.cancelled == [(wanted, None)]
 
 
-def test_a_cancel_that_comes_before_its_leg_is_remembered(broker: redis.Redis, control: Control) -> None:
-    """The leg is claimed, and not yet given to the engine."""
+def test_a_cancel_that_comes_before_its_execution_is_remembered(broker: redis.Redis, control: Control) -> None:
+    """The execution is claimed, and not yet given to the engine."""
     early, other = ActiveJob(make_job("req_1"), 1), ActiveJob(make_job("req_1"), 2)
     wait_until(lambda: broker.publish(control_channel("r"), encode(("req_1", 0, 1))))
     wait_until(lambda: control.was_cancelled(early))
@@ -124,7 +124,7 @@ def test_a_cancel_missed_while_the_line_was_cut_is_found_in_the_claim(
     broker.client_kill_filter(_type="pubsub")
     wait_until(lambda: len(engine.cancelled) == 3)
     assert [cancelled for cancelled, _ in engine.cancelled] == [live, superseded, failed]
-    assert engine.legs == [running]
+    assert engine.executions == [running]
 
 
 @pytest.mark.usefixtures("control")
@@ -139,15 +139,15 @@ def test_what_runs_past_its_deadline_is_ended(engine: RecordingEngine) -> None:
     assert failure.code == "timeout"
 
 
-def test_a_drained_worker_hands_its_legs_over_and_a_cordoned_one_keeps_them(
+def test_a_drained_worker_hands_its_executions_over_and_a_cordoned_one_keeps_them(
     broker: redis.Redis, engine: RecordingEngine
 ) -> None:
     control = Control(broker, "m-0.1f", engine, heartbeat)  # type: ignore[arg-type]
     engine.submit(ActiveJob(make_job("req_1"), 1))
     broker.hset(CORDONS_KEY, "m-0", "cordon")
     time.sleep(1.2)
-    assert engine.legs
+    assert engine.executions
     broker.hset(CORDONS_KEY, "m-0", "drain")
-    wait_until(lambda: not engine.legs)
+    wait_until(lambda: not engine.executions)
     assert not engine.cancelled
     control.close()

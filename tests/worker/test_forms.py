@@ -81,7 +81,9 @@ def test_a_form_that_another_tenant_used_is_compiled_again(harness: Harness, gra
     assert harness.next()[0] is other
 
 
-def test_a_leg_cancelled_while_its_form_is_compiled_ends_at_once(harness: Harness, grammars: SlowGrammars) -> None:
+def test_an_execution_cancelled_while_its_form_is_compiled_ends_at_once(
+    harness: Harness, grammars: SlowGrammars
+) -> None:
     held = harness.submit("req_1", structured=FORM)
     wait_until(lambda: bool(grammars.compiling_on))
     harness.client.cancel(held)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from inference_worker.contract import journal as journal_module
-from inference_worker.contract.journal import RECORD_BYTES, Journal, JournalBusyError, leg_key
+from inference_worker.contract.journal import RECORD_BYTES, Journal, JournalBusyError, execution_key
 from tests.worker.conftest import make_job, make_usage
 
 
@@ -22,7 +22,7 @@ def test_it_remembers_over_a_restart(tmp_path: Path) -> None:
     first, second = make_usage(make_job("req_1")), make_usage(make_job("req_2"))
     journal = Journal(tmp_path)
     journal.append([first, second])
-    journal.confirm(leg_key(first), "5-1")
+    journal.confirm(execution_key(first), "5-1")
     journal.close()
 
     again = Journal(tmp_path)
@@ -69,7 +69,7 @@ def test_what_is_settled_is_forgotten_and_its_segments_deleted(tmp_path: Path, m
     events = [make_usage(make_job(f"req_{n}")) for n in range(10)]
     for n, event in enumerate(events):
         journal.append([event])
-        journal.confirm(leg_key(event), f"{n}-0")
+        journal.confirm(execution_key(event), f"{n}-0")
     assert len(journal.segments) > 3
     journal.settled_below((9, 0))
     assert journal.open_events() == [(events[9], "9-0")]
@@ -82,8 +82,8 @@ def test_a_confirmation_in_a_later_segment_finds_its_event(tmp_path: Path, monke
     journal = Journal(tmp_path)
     first, second = make_usage(make_job("req_1")), make_usage(make_job("req_2"))
     journal.append([first, second])
-    journal.confirm(leg_key(first), "1-0")  # fills the segment
-    journal.confirm(leg_key(second), "2-0")  # stands in the next one
+    journal.confirm(execution_key(first), "1-0")  # fills the segment
+    journal.confirm(execution_key(second), "2-0")  # stands in the next one
     journal.close()
     again = Journal(tmp_path)
     assert again.open_events() == [(first, "1-0"), (second, "2-0")]
@@ -150,7 +150,7 @@ def test_final_counts_fit_into_reserved_space_when_the_disk_is_full(
     with full_disk(tmp_path, monkeypatch):
         journal.append(events[:5])
         for n, event in enumerate(events[:5]):
-            journal.confirm(leg_key(event), f"{n}-0")
+            journal.confirm(execution_key(event), f"{n}-0")
         journal.append(events[5:])
         journal.reserve()
         assert journal.room < 4 * RECORD_BYTES  # its owner takes no more executions than fit

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from inference_worker.contract import claims
-from inference_worker.contract.journal import Journal, leg_key
+from inference_worker.contract.journal import Journal, execution_key
 from inference_worker.contract.messages import (
     USAGE_GROUP,
     USAGE_STREAM,
@@ -120,7 +120,7 @@ def test_it_works(broker: redis.Redis, queued: Queued, publisher: Publisher) -> 
     assert isinstance(end, End)
     assert end.usage == USAGE
     (usage,) = usage_events(broker)
-    assert (usage.usage, usage.verdict, usage.billing_context) == (USAGE, "completed", live.job.billing_context)
+    assert (usage.usage, usage.outcome, usage.billing_context) == (USAGE, "completed", live.job.billing_context)
     assert 0 < broker.ttl(event_log_key("req_1", 1)) <= 50
 
 
@@ -209,17 +209,19 @@ def test_several_answers_are_told_apart(broker: redis.Redis, queued: Queued, pub
     assert len(usage_events(broker)) == 1
 
 
-def test_a_fault_ends_the_leg_unbilled(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+def test_a_fault_ends_the_execution_unbilled(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
     live = begin(broker, queued, make_job())
     publisher.deliver([(live, RequestError("context_length_exceeded", "too long", "messages"))])
     assert live.ended.wait(60)
     failed = Failed("req_1", 1, 0, "context_length_exceeded", "too long", "messages")
     assert gateway_events(broker) == log_of(broker, "req_1") == [failed]
     (usage,) = usage_events(broker)
-    assert (usage.verdict, usage.usage) == ("failed", TokenUsage())
+    assert (usage.outcome, usage.usage) == ("failed", TokenUsage())
 
 
-def test_a_leg_handed_over_goes_back_to_its_gateway(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+def test_an_execution_handed_over_goes_back_to_its_gateway(
+    broker: redis.Redis, queued: Queued, publisher: Publisher
+) -> None:
     live = begin(broker, queued, make_job())
     publisher.deliver([(live, Requeued())])
     assert live.ended.wait(60)
@@ -260,7 +262,7 @@ def test_what_was_journalled_and_never_told_failed(broker: redis.Redis, queued: 
     journal.append([make_usage(job)])
     journal.close()
     make_publisher(broker, tmp_path).close()
-    assert [usage.verdict for usage in usage_events(broker)] == ["failed"]
+    assert [usage.outcome for usage in usage_events(broker)] == ["failed"]
     assert broker.hget(claim_key("req_1", 0), "state") == b"failed"
 
 
@@ -271,7 +273,7 @@ def test_what_the_broker_lost_is_sent_again(broker: redis.Redis, queued: Queued,
     begin(broker, queued, job)  # the claim is what an older state of the broker says: still running
     journal = Journal(tmp_path / "journal")
     journal.append([usage])
-    journal.confirm(leg_key(usage), "1-1")
+    journal.confirm(execution_key(usage), "1-1")
     journal.close()
     make_publisher(broker, tmp_path).close()
     assert usage_events(broker) == [usage]
@@ -361,7 +363,7 @@ def test_a_broken_publisher_says_so(broker: redis.Redis, tmp_path: Path) -> None
     """It is the process' voice: without it nobody would hear of any end again."""
     broken = threading.Event()
     publisher = new_publisher(broker, Journal(tmp_path / "journal"), broken.set)
-    publisher.deliver([("no leg", None)])  # type: ignore[list-item]
+    publisher.deliver([("no execution", None)])  # type: ignore[list-item]
     assert broken.wait(60)
 
 

@@ -1,4 +1,4 @@
-"""The engine's thread: what goes in and comes out, and how legs leave it. The model is fake, the engine real."""
+"""The engine's thread: what goes in and comes out, and how executions leave it. The model is fake, the engine real."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_it_works(harness: Harness) -> None:
     assert live.claimed_at <= live.scheduled_at <= live.first_token_at
 
 
-def test_a_leg_lives_until_its_last_answer_ends(harness: Harness) -> None:
+def test_an_execution_lives_until_its_last_answer_ends(harness: Harness) -> None:
     live = harness.submit("req_1", max_tokens=2, n=3)
     outputs: list[RequestOutput] = []
     while not any(is_last(output) for output in outputs):
@@ -190,7 +190,7 @@ def test_cancelling_twice_or_after_the_end_does_nothing(harness: Harness) -> Non
     assert harness.delivered.empty()
 
 
-def test_an_unbegun_leg_can_be_handed_over_and_a_begun_one_goes_on(harness: Harness) -> None:
+def test_an_unbegun_execution_can_be_handed_over_and_a_begun_one_goes_on(harness: Harness) -> None:
     begun = harness.submit("req_begun", max_tokens=3)
     harness.steps(1)
     harness.next()

@@ -88,7 +88,7 @@ class Replicas:
         last = decode_event(self.broker.lrange(event_log_key(job.billing_context.request_id, 1), -1, -1)[0])
         assert isinstance(last, End)
         assert last.usage == event.usage
-        assert event.verdict == "completed"
+        assert event.outcome == "completed"
         return event.usage
 
     def billed(self, job: InferenceJob) -> ExecutionUsage:
@@ -261,7 +261,7 @@ def test_a_write_that_failed_leaves_no_pin(replicas: Replicas) -> None:
     job = replicas.job(PROMPT, (96, FIVE), tokens=5)
     one.serve([replicas.queue(job)])
     assert told.is_set()
-    assert replicas.billed(job).verdict == "failed"
+    assert replicas.billed(job).outcome == "failed"
     assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
 
 
@@ -321,8 +321,8 @@ def test_who_has_no_pins_asks_for_none(replicas: Replicas) -> None:
     assert replicas.broker.info("commandstats")["cmdstat_zmscore"]["calls"] == 3  # told, looked up, told
 
 
-class Legs:
-    """Legs that run, and what the scripts say."""
+class Executions:
+    """Executions that run, and what the scripts say."""
 
     def __init__(self, broker: redis.Redis, queued: Queued) -> None:
         self._broker, self._queued = broker, queued
@@ -357,62 +357,63 @@ class Legs:
 
 
 @pytest.fixture
-def legs(broker: redis.Redis, queued: Queued) -> Legs:
-    return Legs(broker, queued)
+def executions(broker: redis.Redis, queued: Queued) -> Executions:
+    return Executions(broker, queued)
 
 
-def test_as_many_blocks_as_a_long_prompt_has(legs: Legs, broker: redis.Redis) -> None:
+def test_as_many_blocks_as_a_long_prompt_has(executions: Executions, broker: redis.Redis) -> None:
     blocks = [number.to_bytes(32, "big") for number in range(5000)]
-    legs.pin(
-        legs.begin("req_1"), {block: HOUR if number < 1700 else FIVE for number, block in enumerate(blocks[:4100])}
+    executions.pin(
+        executions.begin("req_1"),
+        {block: HOUR if number < 1700 else FIVE for number, block in enumerate(blocks[:4100])},
     )
-    assert legs.live_pins(*blocks) == [HOUR] * 1700 + [FIVE] * 2400 + [0] * 900
+    assert executions.live_pins(*blocks) == [HOUR] * 1700 + [FIVE] * 2400 + [0] * 900
     assert 3590 < broker.ttl(pins_key(1)) <= 3600
 
 
-@pytest.mark.parametrize("ends", [Legs.fail, Legs.give_up])
-def test_a_leg_that_is_not_billed_takes_along_what_it_pinned(
-    legs: Legs, ends: Callable[[Legs, ActiveJob], None]
+@pytest.mark.parametrize("ends", [Executions.fail, Executions.give_up])
+def test_an_execution_that_is_not_billed_takes_along_what_it_pinned(
+    executions: Executions, ends: Callable[[Executions, ActiveJob], None]
 ) -> None:
-    before, lost = legs.begin("req_1"), legs.begin("req_2")
-    legs.pin(before, {b"a": FIVE})
-    legs.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})
+    before, lost = executions.begin("req_1"), executions.begin("req_2")
+    executions.pin(before, {b"a": FIVE})
+    executions.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})
     time.sleep(0.005)
-    legs.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})  # the answer was lost: said again
-    ends(legs, lost)
-    assert legs.live_pins(b"a", b"b", b"c") == [FIVE, 0, 0]
-    legs.pin(lost, {b"b": FIVE})  # too late
-    assert legs.live_pins(b"b") == [0]
+    executions.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})  # the answer was lost: said again
+    ends(executions, lost)
+    assert executions.live_pins(b"a", b"b", b"c") == [FIVE, 0, 0]
+    executions.pin(lost, {b"b": FIVE})  # too late
+    assert executions.live_pins(b"b") == [0]
 
 
-def test_an_hour_is_no_shorter_for_a_use_of_five_minutes(legs: Legs) -> None:
-    legs.pin(legs.begin("req_1"), {b"a": HOUR, b"b": FIVE})
-    legs.pin(legs.begin("req_2"), {b"a": FIVE, b"b": HOUR})
-    assert legs.live_pins(b"a", b"b") == [HOUR, HOUR]
+def test_an_hour_is_no_shorter_for_a_use_of_five_minutes(executions: Executions) -> None:
+    executions.pin(executions.begin("req_1"), {b"a": HOUR, b"b": FIVE})
+    executions.pin(executions.begin("req_2"), {b"a": FIVE, b"b": HOUR})
+    assert executions.live_pins(b"a", b"b") == [HOUR, HOUR]
 
 
-def test_what_another_leg_uses_since_stays(legs: Legs) -> None:
-    lost, other = legs.begin("req_1"), legs.begin("req_2")
-    legs.pin(lost, {b"a": FIVE, b"b": FIVE})
+def test_what_another_execution_uses_since_stays(executions: Executions) -> None:
+    lost, other = executions.begin("req_1"), executions.begin("req_2")
+    executions.pin(lost, {b"a": FIVE, b"b": FIVE})
     time.sleep(0.005)  # the next one is of another millisecond
-    legs.pin(other, {b"a": FIVE})
-    legs.fail(lost)
-    assert legs.live_pins(b"a", b"b") == [FIVE, 0]
+    executions.pin(other, {b"a": FIVE})
+    executions.fail(lost)
+    assert executions.live_pins(b"a", b"b") == [FIVE, 0]
 
 
-def test_a_leg_that_ended_well_keeps_them_unless_it_is_taken_back(legs: Legs) -> None:
-    live = legs.begin("req_1")
-    legs.pin(live, {b"a": FIVE})
-    legs.finish(live)
-    legs.fail(live)
-    assert legs.live_pins(b"a") == [FIVE]
-    legs.fail(live, "unpin")
-    assert legs.live_pins(b"a") == [0]
+def test_an_execution_that_ended_well_keeps_them_unless_it_is_taken_back(executions: Executions) -> None:
+    live = executions.begin("req_1")
+    executions.pin(live, {b"a": FIVE})
+    executions.finish(live)
+    executions.fail(live)
+    assert executions.live_pins(b"a") == [FIVE]
+    executions.fail(live, "unpin")
+    assert executions.live_pins(b"a") == [0]
 
 
-def test_a_claim_the_broker_lost_is_not_made_anew(legs: Legs, broker: redis.Redis) -> None:
-    live = legs.begin("req_1")
+def test_a_claim_the_broker_lost_is_not_made_anew(executions: Executions, broker: redis.Redis) -> None:
+    live = executions.begin("req_1")
     broker.flushdb()
-    legs.pin(live, {b"a": FIVE})
-    assert legs.live_pins(b"a") == [FIVE]
-    assert not broker.exists(legs.key(live))
+    executions.pin(live, {b"a": FIVE})
+    assert executions.live_pins(b"a") == [FIVE]
+    assert not broker.exists(executions.key(live))

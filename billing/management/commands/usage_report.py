@@ -83,7 +83,7 @@ class Command(BaseCommand):
 
 def _table(columns: list[str], rows: list[dict[str, Any]], bucket: str | None) -> str:
     """Rows under their headings, a line of totals last; words to the left, numbers to the right."""
-    if not any(row[verdict] for row in rows for verdict in ExecutionOutcome.values):
+    if not any(row[outcome] for row in rows for outcome in ExecutionOutcome.values):
         return "No usage."
     pattern = "%Y-%m-%d %H:%M" if bucket == "hour" else "%Y-%m-%d"
     lines = [[*columns, *_COUNTED]]

@@ -110,9 +110,9 @@ def spent(since: datetime) -> dict[int, Spent]:
 
 def _summed(rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
     tokens = sum((F(name) for name in TOKEN_CLASSES[1:]), F(TOKEN_CLASSES[0]))
-    legs = F("completed") + F("cancelled") + F("failed")
+    executions = F("completed") + F("cancelled") + F("failed")
     grouped = rows.order_by().values("tenant_id", "model")
-    totals = grouped.annotate(cost=Sum("cost_femto"), requests=Sum(legs), tokens=Sum(tokens))
+    totals = grouped.annotate(cost=Sum("cost_femto"), requests=Sum(executions), tokens=Sum(tokens))
     found: QuerySet[Any, Any] = totals.values_list(*_COLUMNS)
     return found
 

@@ -24,12 +24,12 @@ from tenants.actions import Conflict
 SIZE = 50
 # NOTE: the view has corrections of events beside them, as the line's sum does.
 _PAGE = """
-SELECT admitted_at, request_id, leg, tokens, femto FROM billing_rated_line
+SELECT admitted_at, request_id, execution, tokens, femto FROM billing_rated_line
 WHERE tenant_id = %(tenant)s AND invoice_period = %(period)s AND price_id = %(price)s
     AND admitted_at >= %(first)s AND admitted_at <= %(last)s
     AND (%(at)s::timestamptz IS NULL
-        OR (admitted_at, request_id, leg, tokens) < (%(at)s, %(request)s, %(leg)s, %(tokens)s))
-ORDER BY admitted_at DESC, request_id DESC, leg DESC, tokens DESC LIMIT %(most)s
+        OR (admitted_at, request_id, execution, tokens) < (%(at)s, %(request)s, %(execution)s, %(tokens)s))
+ORDER BY admitted_at DESC, request_id DESC, execution DESC, tokens DESC LIMIT %(most)s
 """
 
 
@@ -38,7 +38,7 @@ class Event:
     at: datetime
     request_id: str
     url: str
-    leg: int
+    execution: int
     tokens: int
     cost: Money
 
@@ -90,8 +90,8 @@ def traced(visit: PageContext, invoice: Invoice, line: InvoiceLine, here: str, r
         rows, fault = [], str(exc)
     sign = -1 if invoice.gives_back else 1
     events = tuple(
-        Event(at, name, _request(visit, request_name, name), leg, sign * tokens, Money(sign * int(femto)))
-        for at, name, leg, tokens, femto in rows[:SIZE]
+        Event(at, name, _request(visit, request_name, name), execution, sign * tokens, Money(sign * int(femto)))
+        for at, name, execution, tokens, femto in rows[:SIZE]
     )
     exact, amount, residue = cents_of(line)
     return Traced(
@@ -131,7 +131,7 @@ def _rows(invoice: Invoice, line: InvoiceLine, cursor: Mapping[str, Any]) -> lis
         "most": SIZE + 1,
         "at": None,
         "request": None,
-        "leg": None,
+        "execution": None,
         "tokens": None,
     }
     with connection.cursor() as database:
@@ -141,8 +141,8 @@ def _rows(invoice: Invoice, line: InvoiceLine, cursor: Mapping[str, Any]) -> lis
 
 
 def _write(row: tuple[Any, ...]) -> str:
-    at, name, leg, tokens, _ = row
-    text = f"{at.astimezone(UTC).isoformat()} {name} {leg} {tokens}"
+    at, name, execution, tokens, _ = row
+    text = f"{at.astimezone(UTC).isoformat()} {name} {execution} {tokens}"
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
@@ -150,10 +150,10 @@ def _read(cursor: str) -> dict[str, Any]:
     """Where to go on; nothing if it is no cursor of ours."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
-        at, name, leg, tokens = text.split(" ")
-        numbers = int(leg), int(tokens)
+        at, name, execution, tokens = text.split(" ")
+        numbers = int(execution), int(tokens)
         if "\0" in name or any(abs(number) >= 2**31 for number in numbers):
             return {}
-        return {"at": instant(at), "request": name, "leg": numbers[0], "tokens": numbers[1]}
+        return {"at": instant(at), "request": name, "execution": numbers[0], "tokens": numbers[1]}
     except (ValueError, binascii.Error):
         return {}

@@ -142,7 +142,7 @@ def figures(visit: PageContext) -> OverviewStats:
 def _metered(visit: PageContext, start: datetime, end: datetime) -> tuple[int, int]:
     """Return the number of requests and their cost in femto-USD."""
     counts = total(sums(UsageReport(visit.tenant.pk, start=start, end=end)))
-    return sum(counts[verdict] for verdict in ExecutionOutcome.values), counts["cost_femto"]
+    return sum(counts[outcome] for outcome in ExecutionOutcome.values), counts["cost_femto"]
 
 
 def _before(span: DateRange) -> tuple[datetime, datetime]:

@@ -76,7 +76,7 @@ class RequestDetailBudgetRow:
 class PlaceRow:
     replica: str
     model: str
-    leg: int
+    execution: int
     attempt: int
     why: str
     queued_us: int
@@ -86,7 +86,7 @@ class PlaceRow:
 
 @dataclass(frozen=True)
 class RequestDetailStep:
-    """A part of the time a leg took."""
+    """A part of the time an execution took."""
 
     label: str
     us: int
@@ -109,11 +109,11 @@ class AdjustmentRow:
 
 
 @dataclass(frozen=True)
-class LegCard:
+class ExecutionCard:
     number: int
     model: str
     replica: str
-    verdict: str
+    outcome: str
     kind: str
     finish: str
     steps: tuple[RequestDetailStep, ...]
@@ -148,7 +148,7 @@ class RequestDetailDelivery:
     route: tuple[Fact, ...]
     skipped: tuple[Fact, ...]
     places: tuple[PlaceRow, ...]
-    legs: tuple[LegCard, ...]
+    executions: tuple[ExecutionCard, ...]
     ran: bool  # something is settled, or still to be
     hold: Money | None
     cost: Money
@@ -167,12 +167,12 @@ def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
     found = selectors.story(visit.tenant.pk, request_id[:64].replace("\0", ""))
     if found is None:
         return None
-    record, first = found.record, found.legs[0].event if found.legs else None
+    record, first = found.record, found.executions[0].event if found.executions else None
     code, bound = (record.code, record.bound) if record else ("", None)
-    verdict = record.verdict if record else str(getattr(first, "verdict", RequestOutcome.COMPLETED))
+    verdict = record.verdict if record else str(getattr(first, "outcome", RequestOutcome.COMPLETED))
     return RequestDetailDelivery(
         request_id=found.request_id,
-        at=record.at if record else found.legs[0].event.admitted_at,
+        at=record.at if record else found.executions[0].event.admitted_at,
         verdict=verdict_label(verdict),
         kind=KINDS[verdict],
         status=record.status if record else "",
@@ -186,8 +186,8 @@ def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
         route=tuple(_route(record)) if record else (),
         skipped=tuple(Fact(each["model"], each["why"].replace("_", " "), mono=True) for each in _skipped(record)),
         places=tuple(_place(each) for each in record.placements) if record else (),
-        legs=tuple(_leg(leg) for leg in found.legs),
-        ran=bool(found.legs or (record and record.placements)),
+        executions=tuple(_execution(execution) for execution in found.executions),
+        ran=bool(found.executions or (record and record.placements)),
         hold=None if found.hold_nano is None else Money.nano(found.hold_nano),
         cost=Money(found.cost_femto),
         saved=Money(found.saved_femto),
@@ -203,8 +203,8 @@ def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
 
 def _writing(visit: PageContext, found: RequestStory) -> bool:
     if found.record is None:
-        return visit.now - max(leg.event.settled_at for leg in found.legs) < WRITING
-    ran_on = not found.legs and bool(found.record.placements)
+        return visit.now - max(execution.event.settled_at for execution in found.executions) < WRITING
+    ran_on = not found.executions and bool(found.record.placements)
     return ran_on and visit.now - found.record.at < WRITING
 
 
@@ -282,7 +282,7 @@ def _place(each: Mapping[str, Any]) -> PlaceRow:
     return PlaceRow(
         str(each["replica"]),
         str(each["model"]),
-        int(each["leg"]) + 1,
+        int(each["execution"]) + 1,
         int(each["attempt"]),
         BY.get(str(each["by"]), str(each["by"])),
         int(each.get("queued_ms", 0)) * 1000,
@@ -291,29 +291,29 @@ def _place(each: Mapping[str, Any]) -> PlaceRow:
     )
 
 
-def _leg(leg: RequestExecution) -> LegCard:
-    event, adjusted = leg.event, sum(int(each.cost_femto) for each in leg.adjustments)
+def _execution(execution: RequestExecution) -> ExecutionCard:
+    event, adjusted = execution.event, sum(int(each.cost_femto) for each in execution.adjustments)
     whole = max(event.duration_us, 1)
     parts = (
         ("Queue", event.queue_us),
-        ("Prefill", leg.prefill_us),
-        ("Decode", leg.decode_us),
+        ("Prefill", execution.prefill_us),
+        ("Decode", execution.decode_us),
     )
-    return LegCard(
-        event.leg + 1,
+    return ExecutionCard(
+        event.execution + 1,
         event.model,
         event.replica_id,
-        verdict_label(event.verdict),
-        KINDS[event.verdict],
+        verdict_label(event.outcome),
+        KINDS[event.outcome],
         event.finish_reason.replace("_", " "),
         tuple(RequestDetailStep(label, us, whole) for label, us in parts),
         tuple((COMPONENTS[name], getattr(event, name)) for name in TOKENS),
         _miss(event),
         tuple(
             LineRow(COMPONENTS[line.component], line.tokens, decimal(line.nano_per_million, 9, 2), Money(line.femto))
-            for line in leg.lines
+            for line in execution.lines
         ),
-        tuple(AdjustmentRow(_why(each), each.made_at, Money(int(each.cost_femto))) for each in leg.adjustments),
+        tuple(AdjustmentRow(_why(each), each.made_at, Money(int(each.cost_femto))) for each in execution.adjustments),
         Money(int(event.cost_femto) + adjusted),
         event.price_version,
         event.settled_at,
@@ -329,7 +329,7 @@ def _miss(event: UsageEvent) -> str:
 
 def _why(each: Adjustment) -> str:
     return {"failed": "Corrected: failed", "cancelled": "Corrected: cancelled"}.get(
-        each.verdict, "Written off: too late"
+        each.outcome, "Written off: too late"
     )
 
 

@@ -214,7 +214,7 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "ENUM_NAME_OVERRIDES": {
-        "LegVerdict": "billing.models.usage.ExecutionOutcome",
+        "ExecutionOutcome": "billing.models.usage.ExecutionOutcome",
         "RequestVerdict": "millrace.apps.records.models.RequestOutcome",
         "InvoiceState": "billing.models.invoicing.Invoice.State",
         "PriceVersionState": "billing.models.prices.PriceVersion.State",

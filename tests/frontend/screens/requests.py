@@ -10,7 +10,7 @@ from tests.frontend.console import Screen, World, meter, register
 
 BOUND = {"kind": "limit", "scope": "key", "id": 3, "name": "requests_per_minute", "model": "", "limit": 3, "left": 0}
 LIMIT = {"set": 3, "scope": "key", "model": "", "name": "requests_per_minute", "limit": 3, "left": 2, "cost": 1}
-PLACE = {"leg": 0, "attempt": 1, "model": "smollm2-135m", "replica": "r", "by": "prefix", "load": 1, "credits": 9}
+PLACE = {"execution": 0, "attempt": 1, "model": "smollm2-135m", "replica": "r", "by": "prefix", "load": 1, "credits": 9}
 ROUTE = {"policy": {"version": 2, "rule": 0, "draw": 1}, "targets": ["smollm2-135m", "big"]}
 SKIPPED = {"skipped": [{"model": "big", "why": "server_is_overloaded"}]}
 

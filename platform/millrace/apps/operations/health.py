@@ -320,12 +320,12 @@ def _unrated(now: datetime) -> Iterator[HealthIssue]:
     rows = UsageRollup.objects.all_tenants().filter(
         bucket=UsageRollup.Bucket.HOUR, start__gte=now - timedelta(days=1), tier="", completed__gt=0
     )
-    for row in rows.order_by().values("model").annotate(legs=Sum("completed")).order_by("model"):
+    for row in rows.order_by().values("model").annotate(executions=Sum("completed")).order_by("model"):
         yield HealthIssue(
             Kind.UNRATED,
             row["model"],
             urgent=False,
-            title=f"{row['legs']:,} requests of the last day to {row['model']} were not priced",
+            title=f"{row['executions']:,} requests of the last day to {row['model']} were not priced",
             todo="These requests are not billed. Add prices for the unpriced token types.",
         )
 

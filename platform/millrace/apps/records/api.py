@@ -131,28 +131,28 @@ class RequestLineOut(serializers.Serializer[Any]):
 
 
 class RequestAdjustmentOut(serializers.ModelSerializer[Adjustment]):
-    """A correction of what a leg used and costs; both may be below zero."""
+    """A correction of what an execution used and costs; both may be below zero."""
 
     usd = serializers.SerializerMethodField()
 
     class Meta:
         model = Adjustment
-        fields = ("verdict", *TOKEN_CLASSES, "usd", "made_at")
+        fields = ("outcome", *TOKEN_CLASSES, "usd", "made_at")
 
     def get_usd(self, row: Adjustment) -> str:
         return _usd(int(row.cost_femto))
 
 
-class RequestLegOut(serializers.Serializer[RequestExecution]):
+class RequestExecutionOut(serializers.Serializer[RequestExecution]):
     """A priced call of a model, as its worker reported it."""
 
-    leg = serializers.IntegerField(source="event.leg")
+    execution = serializers.IntegerField(source="event.execution")
     attempt = serializers.IntegerField(source="event.attempt")
     admitted_at = serializers.DateTimeField(source="event.admitted_at")
     settled_at = serializers.DateTimeField(source="event.settled_at")
     model = serializers.CharField(source="event.model")
     replica = serializers.CharField(source="event.replica_id")
-    verdict = serializers.CharField(source="event.verdict")
+    outcome = serializers.CharField(source="event.outcome")
     finish_reason = serializers.CharField(source="event.finish_reason")
     queue_us = serializers.IntegerField(source="event.queue_us")
     ttft_us = serializers.IntegerField(source="event.ttft_us", help_text="Queue and prefill.")
@@ -171,7 +171,7 @@ class RequestLegOut(serializers.Serializer[RequestExecution]):
     adjustments = RequestAdjustmentOut(many=True)
 
     @extend_schema_field(RequestLineOut(many=True))
-    def get_lines(self, leg: RequestExecution) -> list[dict[str, Any]]:
+    def get_lines(self, execution: RequestExecution) -> list[dict[str, Any]]:
         return [
             {
                 "component": line.component,
@@ -181,7 +181,7 @@ class RequestLegOut(serializers.Serializer[RequestExecution]):
                 "price_id": line.price_id,
                 "effective_from": line.effective_from,
             }
-            for line in leg.lines
+            for line in execution.lines
         ]
 
 
@@ -229,7 +229,7 @@ class RequestStoryOut(serializers.Serializer[RequestStory]):
     request_id = serializers.CharField()
     record = RequestRecordOut(allow_null=True)
     others = RequestRecordOut(many=True, help_text="The same at other gateways, and calls that were given its answer.")
-    legs = RequestLegOut(many=True)
+    executions = RequestExecutionOut(many=True)
     budgets = RequestHeldFromOut(many=True)
     batch = serializers.CharField(allow_null=True)
     content = RequestContentOut(allow_null=True)

@@ -56,7 +56,7 @@ class DryRunScope:
                 rows = rows.filter(**{name: value})
         if self.member_id is not None:
             rows = rows.filter(key_id__in=self._members_keys())
-        return rows.exclude(verdict="failed")
+        return rows.exclude(outcome="failed")
 
     def used_before(self, unit: str, start: datetime, end: datetime) -> int:
         """Return what was used of the unit (money: femto-USD) in that time."""
@@ -91,10 +91,12 @@ def budget_would_refuse(
     window = _window(period, start, zone)
     used = 0 if period == Budget.Period.LIFETIME else scope.used_before(unit, window, start)
     column = {"money": F("cost_femto"), "tokens": sum((F(name) for name in _INPUTS), F("output"))}.get(unit)
-    rows = scope.events(start, end).order_by("admitted_at", "request_id", "leg")
+    rows = scope.events(start, end).order_by("admitted_at", "request_id", "execution")
     values = rows.annotate(cost=column) if column is not None else rows
     seen = refused = 0
-    for at, cost in values.values_list("admitted_at", "cost" if column is not None else "leg")[: MAX_REQUESTS + 1]:
+    for at, cost in values.values_list("admitted_at", "cost" if column is not None else "execution")[
+        : MAX_REQUESTS + 1
+    ]:
         if seen == MAX_REQUESTS:
             return DryRunResult(seen, refused, complete=False)
         needed = 1 if column is None else int(cost)
@@ -119,7 +121,7 @@ def limits_would_refuse(
     end = now or datetime.now(UTC)
     tries = {name: _Try(name, limit) for name, limit in limits.items() if limit is not None}
     prompt = sum((F(name) for name in _INPUTS[1:]), F(_INPUTS[0]))
-    rows = scope.events(end - timedelta(days=days), end).order_by("admitted_at", "request_id", "leg")
+    rows = scope.events(end - timedelta(days=days), end).order_by("admitted_at", "request_id", "execution")
     seen, complete = 0, True
     columns = ("admitted_at", "prompt", "output", "duration_us", "cache_read")
     for at, *counts in rows.annotate(prompt=prompt).values_list(*columns)[: MAX_REQUESTS + 1]:

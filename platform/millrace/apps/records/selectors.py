@@ -26,7 +26,7 @@ from tenants.models import Tenant
 
 PAGE, MOST_PAGE = 50, 200
 MAX_EXECUTIONS = 200  # told of one request
-LATEST_EVENT = timedelta(days=2)  # after a request's record, its legs are admitted: batches wait long
+LATEST_EVENT = timedelta(days=2)  # after a request's record, its executions are admitted: batches wait long
 _MAX_LIMITS = 50
 _MAX_BUCKETS = 1000
 
@@ -65,12 +65,13 @@ class Filters:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a request used, all its legs together, adjustments included. Tokens are in the order of TOKEN_CLASSES."""
+    """What a request used, all its executions together, adjustments included. Tokens are in the order of
+    TOKEN_CLASSES."""
 
     tokens: Mapping[str, int]
     cost_femto: int
     saved_femto: int
-    legs: int
+    executions: int
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,10 @@ def usages(records: Sequence[RequestRecord]) -> dict[str, Usage]:
     between = {"admitted_at__range": (min(ats), max(ats) + LATEST_EVENT), "request_id__in": list(whole)}
     columns = ("request_id", *TOKEN_CLASSES, "cost_femto", "saved_femto")
     sums: dict[str, list[int]] = {}
-    for model, is_leg in ((UsageEvent, 1), (Adjustment, 0)):
+    for model, is_execution in ((UsageEvent, 1), (Adjustment, 0)):
         for name, *counts in model.objects.for_tenant(tenant_id).filter(**between).values_list(*columns):
             got = sums.setdefault(whole[name], [0] * (len(columns)))
-            sums[whole[name]] = [one + int(other) for one, other in zip(got, (*counts, is_leg), strict=True)]
+            sums[whole[name]] = [one + int(other) for one, other in zip(got, (*counts, is_execution), strict=True)]
     return {
         name: Usage(dict(zip(TOKEN_CLASSES, counts, strict=False)), counts[-3], counts[-2], counts[-1])
         for name, counts in sums.items()
@@ -190,7 +191,7 @@ class RequestStory:
     request_id: str
     record: RequestRecord | None
     others: tuple[RequestRecord, ...]  # the same request at other gateways, and calls that were given its answer
-    legs: tuple[RequestExecution, ...]
+    executions: tuple[RequestExecution, ...]
     budgets: tuple[HeldFrom, ...]
     batch: str | None  # the name of the batch it is a line of
     content: RequestContent | None  # prompt and answer, where they are kept
@@ -200,7 +201,7 @@ class RequestStory:
 
     @property
     def settled(self) -> bool:
-        return bool(self.legs)
+        return bool(self.executions)
 
 
 def story(tenant_id: int, request_id: str) -> RequestStory | None:
@@ -209,18 +210,18 @@ def story(tenant_id: int, request_id: str) -> RequestStory | None:
     found = list(records.filter(request_id=request_id).order_by("at")[:20])
     record = found[0] if found else None
     names = parts_of(record) if record else [request_id]
-    legs = _legs(tenant_id, names)
-    if record is None and not legs:
+    executions = _executions(tenant_id, names)
+    if record is None and not executions:
         return None
     replays = list(records.filter(replay_of=request_id).order_by("at")[:20])
-    rated: list[UsageEvent | Adjustment] = [leg.event for leg in legs]
-    rated += [each for leg in legs for each in leg.adjustments]
-    held = [leg.event.hold for leg in legs if leg.event.hold is not None]
+    rated: list[UsageEvent | Adjustment] = [execution.event for execution in executions]
+    rated += [each for execution in executions for each in execution.adjustments]
+    held = [execution.event.hold for execution in executions if execution.event.hold is not None]
     return RequestStory(
         request_id,
         record,
         (*found[1:], *replays),
-        legs,
+        executions,
         _budgets(tenant_id, record.windows if record else ()),
         _batch(tenant_id, record),
         kept_content(tenant_id, request_id),
@@ -239,9 +240,9 @@ def kept_content(tenant_id: int, request_id: str) -> RequestContent | None:
     return RequestContent.objects.for_tenant(tenant_id).filter(request_id=request_id, at__gte=since).first()
 
 
-def _legs(tenant_id: int, names: Sequence[str]) -> tuple[RequestExecution, ...]:
+def _executions(tenant_id: int, names: Sequence[str]) -> tuple[RequestExecution, ...]:
     rows = UsageEvent.objects.for_tenant(tenant_id).filter(request_id__in=names)
-    events = list(rows.order_by("admitted_at", "request_id", "leg")[:MAX_EXECUTIONS])
+    events = list(rows.order_by("admitted_at", "request_id", "execution")[:MAX_EXECUTIONS])
     if not events:
         return ()
     adjustments = list(Adjustment.objects.for_tenant(tenant_id).filter(request_id__in=names).order_by("made_at"))
@@ -251,7 +252,9 @@ def _legs(tenant_id: int, names: Sequence[str]) -> tuple[RequestExecution, ...]:
         RequestExecution(
             event,
             tuple(_lines(event, prices)),
-            tuple(each for each in adjustments if (each.request_id, each.leg) == (event.request_id, event.leg)),
+            tuple(
+                each for each in adjustments if (each.request_id, each.execution) == (event.request_id, event.execution)
+            ),
         )
         for event in events
     )

@@ -101,8 +101,8 @@ def _use(
         return None
     usage, miss_reason = _tokens(work, age, draw)
     asked = max(BLOCK, math.ceil(usage.output / 128) * 128) if work.output else 0
-    verdict, reason = _end(usage.output == asked, draw)
-    if verdict == "cancelled":
+    outcome, reason = _end(usage.output == asked, draw)
+    if outcome == "cancelled":
         usage = _cut(usage, draw.random())
     row, project = player.keys[key.name], player.projects[key.project]
     sheet = prices.find(player.tenant.pk, model, work.tier, at)
@@ -113,7 +113,7 @@ def _use(
     billing_context = BillingContext(
         admitted_at=at,
         request_id=PREFIX + hashlib.blake2b(f"{player.spec.slug} {name}".encode(), digest_size=13).hexdigest(),
-        leg=0,
+        execution=0,
         tenant_id=player.tenant.pk,
         project_id=project.pk,
         key_id=row.pk,
@@ -123,7 +123,7 @@ def _use(
     event = ExecutionUsage(
         billing_context=billing_context,
         attempt=1,
-        verdict=verdict,
+        outcome=outcome,
         finish_reason=reason if work.output else "stop",
         usage=usage,
         replica_id=f"{model}-0.demo",

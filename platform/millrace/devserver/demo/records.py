@@ -68,10 +68,10 @@ def _budget(player: DemoTenant) -> dict[str, Any]:
 def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
     event, work = use.event, use.work
     billing_context, usage = event.billing_context, event.usage
-    status, code, verdict = _STATUS[event.verdict]
+    status, code, verdict = _STATUS[event.outcome]
     answered = refused_by is None
     placement = {
-        "leg": 0,
+        "execution": 0,
         "attempt": 1,
         "model": billing_context.model,
         "replica": event.replica_id,

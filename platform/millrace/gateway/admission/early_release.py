@@ -66,7 +66,7 @@ class EarlyReleases:
         if billing_context.slice_id is None:
             return
         now = time.monotonic()
-        self._ended[billing_context.request_id, billing_context.leg] = _Ended(billing_context, terms, usage, now)
+        self._ended[billing_context.request_id, billing_context.execution] = _Ended(billing_context, terms, usage, now)
         while next(iter(self._ended.values())).ended_at < now - KEPT_SECONDS or len(self._ended) > MAX_KEPT:
             self._ended.popitem(last=False)
         if any(self._contended.get(window, 0.0) > now for window in terms.windows):
@@ -80,7 +80,9 @@ class EarlyReleases:
         waited = self._lock.locked()
         async with self._lock:
             wanted = set(windows)
-            ended = {leg: each for leg, each in self._ended.items() if not wanted.isdisjoint(each.terms.windows)}
+            ended = {
+                execution: each for execution, each in self._ended.items() if not wanted.isdisjoint(each.terms.windows)
+            }
             parts = [part for each in ended.values() if (part := self._unused_part(each)) is not None]
             try:
                 if parts:
@@ -89,8 +91,8 @@ class EarlyReleases:
                 log.warning("early_release_failed", executions=len(parts), error=str(exc) or type(exc).__name__)
                 if not isinstance(exc, psycopg.IntegrityError):
                     return waited
-            for leg in ended:
-                self._ended.pop(leg, None)
+            for execution in ended:
+                self._ended.pop(execution, None)
             return waited or bool(parts)
 
     def _unused_part(self, ended: _Ended) -> UnusedPart | None:
@@ -113,7 +115,7 @@ class EarlyReleases:
         if min(money, tokens) < 0 or not (money or tokens):
             return None
         admitted_at = _EPOCH + timedelta(microseconds=billing_context.admitted_at)
-        leg = billing_context.request_id, billing_context.leg
+        execution = billing_context.request_id, billing_context.execution
         return UnusedPart(
-            billing_context.slice_id, billing_context.fence, admitted_at, *leg, money, tokens, kept, kept_tokens
+            billing_context.slice_id, billing_context.fence, admitted_at, *execution, money, tokens, kept, kept_tokens
         )

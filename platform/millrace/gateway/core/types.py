@@ -132,7 +132,7 @@ decode_response_spec = msgspec.msgpack.Decoder(ResponseSpec).decode
 
 
 class Writer(Protocol):
-    """Turns a leg's events into one dialect. The same events give the same output, so a stream can be resumed by
+    """Turns an execution's events into one dialect. The same events give the same output, so a stream can be resumed by
     writing it again from the start and leaving out what the client has had. Made of a `ResponseSpec` and its model's
     tokenizer (`writers.make_writer`), for one answer."""
 

@@ -1,4 +1,4 @@
-"""One leg of a request, as the gateway that is waiting for it knows it."""
+"""One execution of a request, as the gateway that is waiting for it knows it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class DispatchRequest:
     form: bytes  # what another gateway needs to write the same stream
     weight: float = 1.0  # the tenant's share
     long: bool = False  # waits in the tenant's queue for long jobs
-    first_attempt: int = 1  # legs of one request number their attempts on, so that their logs stay apart
+    first_attempt: int = 1  # executions of one request number their attempts on, so that their logs stay apart
     why: dict[str, Any] = field(default_factory=dict)  # the record of decisions, to which the dispatcher adds its own
 
     @property
@@ -31,13 +31,13 @@ class DispatchRequest:
 
 
 class DispatchedExecution:
-    """A leg on its way: queued here, then sent to a replica, then claimed by it, then ended."""
+    """An execution on its way: queued here, then sent to a replica, then claimed by it, then ended."""
 
     def __init__(self, dispatch_request: DispatchRequest, broker: redis.Redis) -> None:
         self.dispatch_request = dispatch_request
         self.job = dispatch_request.job
         self.request_id = self.job.billing_context.request_id
-        self.leg = self.job.billing_context.leg
+        self.execution = self.job.billing_context.execution
         self.model = self.job.billing_context.model
         self.tenant = self.job.billing_context.tenant_id
         self.batch = self.job.service_class == ServiceClass.BATCH

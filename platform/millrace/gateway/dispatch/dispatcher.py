@@ -1,8 +1,8 @@
 """From an admitted request to the replica that answers it, and what happens when that replica does not.
 
-A leg waits in its model's queue, fair between tenants, until a replica has a credit for it; so no long queue stands in
-the broker, before the engines' own fair queues. It is then written to its claim record and a wakeup rings at the
-replica. Wakeups may be lost, late or doubled; claiming is a compare-and-set (inference_worker.contract.claims), so
+An execution waits in its model's queue, fair between tenants, until a replica has a credit for it; so no long queue
+stands in the broker, before the engines' own fair queues. It is then written to its claim record and a wakeup rings at
+the replica. Wakeups may be lost, late or doubled; claiming is a compare-and-set (inference_worker.contract.claims), so
 the only care needed is to ring again. The watch over all this is in millrace.gateway.dispatch.monitor.
 """
 
@@ -77,7 +77,7 @@ class Dispatcher:
         self.queues: dict[
             tuple[str, bool], FairQueue[DispatchedExecution]
         ] = {}  # by model, and whether of the batch class
-        self._seconds: dict[str, float] = {}  # model -> how long a leg takes, from being sent to its end
+        self._seconds: dict[str, float] = {}  # model -> how long an execution takes, from being sent to its end
         self._outbox: list[DispatchedExecution] = []
         self._to_send = asyncio.Event()
         self._untold: list[bytes] = []  # usage events that the broker has not taken yet
@@ -122,7 +122,7 @@ class Dispatcher:
         return ApiError(OVERLOADED, f"The model {model!r} is busy; please try again later.", retry_after=seconds)
 
     def submit(self, dispatch_request: DispatchRequest) -> DispatchedExecution:
-        """Put a leg in its queue. What becomes of it, its events say.
+        """Put an execution in its queue. What becomes of it, its events say.
 
         Raises:
             ApiError: 503, the tenant's queue is full.
@@ -166,10 +166,10 @@ class Dispatcher:
                     generation.job, replicas_with_prefix=choice.replicas_with_prefix
                 )
             self.placement.sent(choice.replica_id, batch=generation.batch)
-            legs = generation.dispatch_request.why.setdefault("legs", [])
-            legs.append(
+            executions = generation.dispatch_request.why.setdefault("executions", [])
+            executions.append(
                 {
-                    "leg": generation.leg,
+                    "execution": generation.execution,
                     "attempt": generation.attempt,
                     "model": model,
                     "replica": choice.replica_id,
@@ -243,8 +243,8 @@ class Dispatcher:
         self.finish(generation)
 
     async def cancel(self, generation: DispatchedExecution) -> bool:
-        """Stop the leg, wherever it is. A worker stops within two steps and settles what it generated: then its end is
-        still to come, and this is True."""
+        """Stop the execution, wherever it is. A worker stops within two steps and settles what it generated: then its
+        end is still to come, and this is True."""
         if generation.over:
             return False
         if generation.queued:
@@ -252,27 +252,27 @@ class Dispatcher:
             if not generation.written:
                 await self.never_ran(generation.job.billing_context)
                 return False
-        return await self.cancel_claim(generation.request_id, generation.leg)
+        return await self.cancel_claim(generation.request_id, generation.execution)
 
-    async def cancel_claim(self, request_id: str, leg: int) -> bool:
+    async def cancel_claim(self, request_id: str, execution: int) -> bool:
         """Cancel an execution that another gateway may have dispatched."""
-        running = await self._cancel_script(keys=[claim_key(request_id, leg), USAGE_STREAM])
+        running = await self._cancel_script(keys=[claim_key(request_id, execution), USAGE_STREAM])
         if running is None:
             return False
         owner, attempt = running
-        await self.broker.publish(control_channel(owner.decode()), encode((request_id, leg, int(attempt))))
+        await self.broker.publish(control_channel(owner.decode()), encode((request_id, execution, int(attempt))))
         return True
 
     async def tell_to_stop(self, generation: DispatchedExecution) -> None:
-        """Tell the replica that works on the leg, whatever its claim says."""
+        """Tell the replica that works on the execution, whatever its claim says."""
         if generation.owner is not None:
-            stop = encode((generation.request_id, generation.leg, generation.attempt))
+            stop = encode((generation.request_id, generation.execution, generation.attempt))
             await self.broker.publish(control_channel(generation.owner), stop)
 
     async def fail(self, job: InferenceJob, attempt: int, code: str, *, in_any_case: bool = False) -> bool:
-        """Record that the leg failed, before anybody is told. False if it ended otherwise: its log says how. What it
-        pinned goes with it; `in_any_case`, also when it ended otherwise."""
-        keys = [claim_key(job.billing_context.request_id, job.billing_context.leg), USAGE_STREAM]
+        """Record that the execution failed, before anybody is told. False if it ended otherwise: its log says how. What
+        it pinned goes with it; `in_any_case`, also when it ended otherwise."""
+        keys = [claim_key(job.billing_context.request_id, job.billing_context.execution), USAGE_STREAM]
         args: list[str | int | bytes] = [attempt, self._failed(job, attempt, code)]
         return bool(await self._fail_script(keys=keys, args=args + ["unpin"] * in_any_case) == 1)
 
@@ -287,15 +287,16 @@ class Dispatcher:
         self._untold.append(self._failed(job, attempt, code))
         await self.tell_untold()
 
-    async def never_ran(self, *legs: BillingContext) -> None:
-        """Tell the settler of legs that nobody answers: their holds go back; and should a worker have been asked all
-        the same, nobody pays. While the broker is away they wait; if the gateway dies before, the reaper takes back.
+    async def never_ran(self, *executions: BillingContext) -> None:
+        """Tell the settler of executions that nobody answers: their holds go back; and should a worker have been asked
+        all the same, nobody pays. While the broker is away they wait; if the gateway dies before, the reaper takes
+        back.
         """
-        self._untold += [self._void(leg) for leg in legs]
+        self._untold += [self._void(execution) for execution in executions]
         try:
             await self.tell_untold()
         except (redis.RedisError, OSError) as exc:
-            log.warning("reservation_release_failed", legs=len(self._untold), error=str(exc))
+            log.warning("reservation_release_failed", executions=len(self._untold), error=str(exc))
 
     async def tell_untold(self) -> None:
         """Send the usage events that are left. What is told twice is settled once."""
@@ -316,8 +317,10 @@ class Dispatcher:
             ExecutionUsage(job.billing_context, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
         )
 
-    def _void(self, leg: BillingContext) -> bytes:
-        return encode(ExecutionUsage(leg, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0))
+    def _void(self, execution: BillingContext) -> bytes:
+        return encode(
+            ExecutionUsage(execution, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0)
+        )
 
     def _queue(self, model: str, batch: bool) -> FairQueue[DispatchedExecution]:
         queue = self.queues.get((model, batch))
@@ -365,15 +368,15 @@ class Dispatcher:
                     await self._cancel_quietly(generation)
 
     async def _write(self, batch: list[DispatchedExecution]) -> None:
-        """Write the legs' claims, then ring for them."""
+        """Write the executions' claims, then ring for them."""
         by_replica: defaultdict[str, list[Wakeup]] = defaultdict(list)
         async with self.broker.pipeline(transaction=False) as pipe:
             for generation in batch:
                 if generation.target is not None:
-                    wakeup = (generation.request_id, generation.leg, generation.attempt)
+                    wakeup = (generation.request_id, generation.execution, generation.attempt)
                     by_replica[generation.target].append(wakeup)
                 job, dispatch_request = generation.job, generation.dispatch_request
-                key = claim_key(generation.request_id, generation.leg)
+                key = claim_key(generation.request_id, generation.execution)
                 seconds = max(1, round(job.deadline - time.time())) + self._keep_seconds
                 if not generation.written:
                     record: dict[Any, Any] = {
@@ -387,8 +390,8 @@ class Dispatcher:
                     }
                     pipe.hset(key, mapping=record)
                     pipe.expire(key, seconds)
-                if generation.leg:
-                    pipe.hset(claim_key(generation.request_id, 0), "leg", str(generation.leg))
+                if generation.execution:
+                    pipe.hset(claim_key(generation.request_id, 0), "execution", str(generation.execution))
                 pipe.set(why_key(generation.request_id), msgspec.json.encode(dispatch_request.why), ex=seconds)
             for replica_id, wakeups in by_replica.items():
                 queue, messages = self._wakeups.make(replica_id, wakeups)
@@ -397,7 +400,7 @@ class Dispatcher:
 
     async def _cancel_quietly(self, generation: DispatchedExecution) -> None:
         try:
-            await self.cancel_claim(generation.request_id, generation.leg)
+            await self.cancel_claim(generation.request_id, generation.execution)
         except redis.RedisError as exc:
             log.warning("cancellation_failed", request_id=generation.request_id, error=str(exc))
 

@@ -19,13 +19,13 @@ class InferenceJobBuilder:
         self._prefix_cache_secret = prefix_cache_secret.encode()
         self._request_seconds = request_seconds
 
-    def billing_context(self, demand: AdmissionRequest, terms: AdmissionGrant, *, leg: int) -> BillingContext:
-        """Return what is to be settled of one leg, for the first of the demand's candidates."""
+    def billing_context(self, demand: AdmissionRequest, terms: AdmissionGrant, *, execution: int) -> BillingContext:
+        """Return what is to be settled of one execution, for the first of the demand's candidates."""
         key = demand.key
         return BillingContext(
             admitted_at=demand.admitted_at,
             request_id=demand.request_id,
-            leg=leg,
+            execution=execution,
             tenant_id=key.tenant_id,
             project_id=key.project_id,
             key_id=key.key_id,
@@ -46,7 +46,7 @@ class InferenceJobBuilder:
         request: InferenceRequest,
         prompt: Prompt,
     ) -> InferenceJob:
-        """Return the leg's job."""
+        """Return the execution's job."""
         return InferenceJob(
             billing_context=billing_context,
             gateway_id=self._gateway_id,

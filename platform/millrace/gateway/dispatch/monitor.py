@@ -39,7 +39,7 @@ from millrace.gateway.dispatch.dispatcher import Dispatcher
 log = structlog.get_logger(__name__)
 
 RING_AGAIN_SECONDS = 5.0
-OVERDUE_SECONDS = 5.0  # after its deadline a leg whose worker said nothing is given up
+OVERDUE_SECONDS = 5.0  # after its deadline an execution whose worker said nothing is given up
 MAX_LOST_REPLICAS = 3  # replicas that may die with one request: more, and it is the request that kills them
 MAX_MOVES = 2  # away from suspected replicas: then it is likely the request that makes them silent, and it stays
 WORKER_LOST = "The worker that served this request was lost; please send it again."
@@ -95,9 +95,9 @@ class DispatchMonitor:
     def _presence(self) -> GatewayHeartbeat:
         now = time.monotonic()
         waiting: dict[tuple[str, bool], list[float]] = {}
-        for leg in self._legs():
-            if leg.queued:
-                waiting.setdefault((leg.model, leg.batch), []).append(now - leg.waiting_since)
+        for execution in self._executions():
+            if execution.queued:
+                waiting.setdefault((execution.model, execution.batch), []).append(now - execution.waiting_since)
         told = (QueueDepth(*kind, len(waits), round(max(waits) * 1000)) for kind, waits in sorted(waiting.items()))
         return GatewayHeartbeat(self._dispatcher.in_flight, tuple(told))
 
@@ -110,13 +110,13 @@ class DispatchMonitor:
             await self._broker.delete(*keys)
             await self._broker.hdel(REPLICAS_KEY, *forgotten)
 
-    def _legs(self) -> list[DispatchedExecution]:
+    def _executions(self) -> list[DispatchedExecution]:
         return [each for each in self._dispatcher.generations.values() if not each.over]
 
     async def _answer_for(self, died: Collection[str]) -> None:
         for replica_id in died:
             log.warning("replica_lost", replica_id=replica_id)
-        for generation in self._legs():
+        for generation in self._executions():
             owner = generation.owner
             # An owner that left the board without our seeing it die (a clean stop between two looks) is gone as well.
             if owner is None:
@@ -141,7 +141,7 @@ class DispatchMonitor:
             False if the owner no longer has the claim.
         """
         dispatcher = self._dispatcher
-        key, stale = claim_key(generation.request_id, generation.leg), generation.attempt
+        key, stale = claim_key(generation.request_id, generation.execution), generation.attempt
         attempt = await dispatcher.abandon_script(keys=[key], args=[stale, owner])
         if attempt is None:
             return False
@@ -155,7 +155,7 @@ class DispatchMonitor:
 
     async def _stop_owner(self, generation: DispatchedExecution, owner: str, attempt: int) -> None:
         """Stop the owner's attempt, which no client waits for: the owner may only have been silent."""
-        stop = encode((generation.request_id, generation.leg, attempt))
+        stop = encode((generation.request_id, generation.execution, attempt))
         await self._broker.publish(control_channel(owner), stop)
 
     async def _owner_lost(self, generation: DispatchedExecution, owner: str) -> None:
@@ -178,7 +178,7 @@ class DispatchMonitor:
     async def _end_overdue(self) -> None:
         now, wall = time.monotonic(), time.time()
         dispatcher = self._dispatcher
-        for generation in self._legs():
+        for generation in self._executions():
             late = now - generation.waiting_since > dispatcher.queue_seconds
             if late and (generation.queued or generation.unclaimed) and await self._withdraw(generation):
                 fault = dispatcher.overloaded(generation.model, None)
@@ -195,13 +195,13 @@ class DispatchMonitor:
             if generation.queued:
                 await self._dispatcher.never_ran(generation.job.billing_context)
             return generation.queued
-        key = claim_key(generation.request_id, generation.leg)
+        key = claim_key(generation.request_id, generation.execution)
         return bool(await self._withdraw_script(keys=[key, USAGE_STREAM]))
 
     async def _ring_again(self) -> None:
         """For what nobody has claimed: its wakeup may lie, taken but unread, in a replica that is gone."""
         now = time.monotonic()
-        for generation in self._legs():
+        for generation in self._executions():
             if not generation.unclaimed or not generation.written:
                 continue
             elsewhere = generation.target is None or not self._replicas.takes_work(generation.target)
@@ -217,7 +217,7 @@ class DispatchMonitor:
         """Read from the claim what a lost event would have told: who works on it, or that a later attempt counts.
         False if there was nothing to learn."""
         claim: Any = await self._broker.hmget(
-            claim_key(generation.request_id, generation.leg), "attempt", "state", "owner"
+            claim_key(generation.request_id, generation.execution), "attempt", "state", "owner"
         )
         attempt, state, owner = claim
         if attempt is None:  # the broker has lost it

@@ -35,7 +35,7 @@ MAX_REMEMBERED_PREFIXES = 20_000  # starts and replicas remembered, the oldest o
 
 @dataclass(frozen=True)
 class PlacementChoice:
-    """Where a leg goes, and why there."""
+    """Where an execution goes, and why there."""
 
     replica_id: str
     by: str  # "prefix": it most likely knows the start; "spill": the one that does is too busy; "load": least to do
@@ -50,7 +50,7 @@ class Placement:
 
     def __init__(self, board: ReplicaRegistry) -> None:
         self._board = board
-        # Replica, and whether they are of the batch class: number of legs.
+        # Replica, and whether they are of the batch class: number of executions.
         self._ours: Counter[tuple[str, bool]] = Counter()  # of this gateway that are sent and not ended
         self._claimed: Counter[tuple[str, bool]] = Counter()  # of those, that are claimed: the heartbeat has them
         self._others: Counter[tuple[str, bool]] = Counter()  # other gateways', as the heartbeat told
@@ -90,7 +90,7 @@ class Placement:
                 del counter[idle]
 
     def ours(self, replica_id: str) -> int:
-        """Legs of this gateway that it has, without batches'."""
+        """Return the executions of this gateway that it has, without batches'."""
         return self._ours[replica_id, False]
 
     def load(self, replica_id: str, *, batch: bool = False) -> int:
@@ -106,7 +106,7 @@ class Placement:
         return sum(max(0, self.credits(name, beat)) for name, beat in self._board.ready(model).items())
 
     def choose(self, job: InferenceJob) -> PlacementChoice | None:
-        """Where to send the leg; None: nobody has a credit left."""
+        """Where to send the execution; None: nobody has a credit left."""
         ready, batch = self._board.ready(job.billing_context.model), job.service_class == ServiceClass.BATCH
         credits = {name: left for name, beat in ready.items() if (left := self.credits(name, beat, batch=batch)) > 0}
         if not credits:

@@ -28,7 +28,7 @@ WORKER_LOST = "The worker that served this request was lost; please send it agai
 
 
 class AnsweringExecution(NamedTuple):
-    """The leg that answers, as its claim has it."""
+    """The execution that answers, as its claim has it."""
 
     number: int
     attempt: int
@@ -56,15 +56,15 @@ class StreamFollower:
         Raises:
             Gone: there is no such request of this tenant.
         """
-        number = (await self.leg()).number
+        number = (await self.execution()).number
         claim: Any = await self._broker.hmget(claim_key(self.request_id, number), "tenant", "form")
         tenant, form = claim
         if tenant is None or form is None or int(tenant) != self._tenant_id:
             raise StreamNotFound
         return decode_response_spec(form)
 
-    async def leg(self) -> AnsweringExecution:
-        """Return the leg that answers now.
+    async def execution(self) -> AnsweringExecution:
+        """Return the execution that answers now.
 
         Raises:
             Gone: it is no longer kept.
@@ -80,7 +80,7 @@ class StreamFollower:
 
     async def events(self) -> AsyncIterator[AnswerEvent]:
         """Yield the answer's events from the first one on, as they come; the last one is its end. Until the first has
-        come another leg may take over, and the form be another one.
+        come another execution may take over, and the form be another one.
 
         Raises:
             ApiError: the request failed, or nobody works on it any more.
@@ -94,7 +94,7 @@ class StreamFollower:
         """Nobody wants the answer any more."""
         for part in (self, *await self._others()):
             with contextlib.suppress(StreamNotFound):
-                await self._dispatcher.cancel_claim(part.request_id, (await part.leg()).number)
+                await self._dispatcher.cancel_claim(part.request_id, (await part.execution()).number)
 
     async def _others(self) -> list[StreamFollower]:
         """Those of the request's further prompts."""
@@ -115,15 +115,15 @@ class StreamFollower:
         attempt, next_seq = 0, 0
         while True:
             try:
-                leg = await self.leg()
+                execution = await self.execution()
             except StreamNotFound:
                 if next_seq:
                     raise ApiError("stream_lost", LOST) from None
                 raise
-            if leg.attempt != attempt:
+            if execution.attempt != attempt:
                 if next_seq:  # what was read is not a part of the answer any more
                     raise ApiError("worker_lost", WORKER_LOST)
-                attempt = leg.attempt
+                attempt = execution.attempt
             try:
                 found = await read_log(self._broker, self.request_id, attempt, next_seq)
             except EventsLost:
@@ -138,24 +138,28 @@ class StreamFollower:
                 if isinstance(event, End):
                     return
             if not found:
-                await self._check_alive(leg)
+                await self._check_alive(execution)
                 await asyncio.sleep(POLL_SECONDS)
 
-    async def _claim(self, leg: int) -> Any:
-        return await self._broker.hmget(claim_key(self.request_id, leg), "attempt", "state", "owner", "leg")
+    async def _claim(self, execution: int) -> Any:
+        return await self._broker.hmget(claim_key(self.request_id, execution), "attempt", "state", "owner", "execution")
 
-    async def _check_alive(self, leg: AnsweringExecution) -> None:
+    async def _check_alive(self, execution: AnsweringExecution) -> None:
         """Raise an error if the log has nothing new and no more events can follow."""
-        key = claim_key(self.request_id, leg.number)
-        if leg.state == "failed":
+        key = claim_key(self.request_id, execution.number)
+        if execution.state == "failed":
             raise ApiError("worker_lost", WORKER_LOST)
-        if leg.state == "cancelled":
+        if execution.state == "cancelled":
             raise ApiError("cancelled", "The request was cancelled.")
-        if leg.state == "running" and leg.owner is not None and self._dispatcher.replicas.is_dead(leg.owner):
+        if (
+            execution.state == "running"
+            and execution.owner is not None
+            and self._dispatcher.replicas.is_dead(execution.owner)
+        ):
             job: Any = await self._broker.hget(key, "job")
-            if job is not None and await self._dispatcher.fail(decode_job(job), leg.attempt, "worker_lost"):
+            if job is not None and await self._dispatcher.fail(decode_job(job), execution.attempt, "worker_lost"):
                 raise ApiError("worker_lost", WORKER_LOST)
-        if leg.state == "queued":
+        if execution.state == "queued":
             gateway: Any = await self._broker.hget(key, "gateway")
             orphan = gateway is None or not await self._broker.exists(gateway_stream(gateway.decode()))
             if orphan and await self._withdraw(keys=[key, USAGE_STREAM]):  # nobody would ring for it again

@@ -1,4 +1,5 @@
-"""The Celery tasks that tell a replica of its legs, as messages to be pushed with whatever else goes to the broker.
+"""The Celery tasks that tell a replica of its executions, as messages to be pushed with whatever else goes to the
+broker.
 
 Celery's own `apply_async` blocks the event loop for 0.4 ms and takes a connection and a round trip of its own. So
 Celery makes the message once, and what differs from one to the next is filled in here: the ids and the arguments. How a
@@ -21,13 +22,13 @@ from inference_worker.contract.messages import replica_queue, replica_queue_key
 
 GENERATE = "millrace.generate"
 WAKEUPS_PER_TASK = 16
-Wakeup = tuple[str, int, int]  # request id, leg, attempt
+Wakeup = tuple[str, int, int]  # request id, execution, attempt
 _encode = msgspec.json.Encoder().encode
 
 
 class WakeupBuilder:
-    """Writes wakeups. A task that names several legs keeps a worker's thread until the last of them has ended; there
-    are never more such threads than legs, and a replica is sent no more legs than it has credits."""
+    """Writes wakeups. A task that names several executions keeps a worker's thread until the last of them has ended;
+    there are never more such threads than executions, and a replica is sent no more executions than it has credits."""
 
     def __init__(self) -> None:
         app = Celery("gateway", set_as_current=False)
@@ -44,7 +45,7 @@ class WakeupBuilder:
         self._numbers = itertools.count()
 
     def make(self, replica_id: str, wakeups: Sequence[Wakeup]) -> tuple[str, list[bytes]]:
-        """Return the key of the queue, and messages for it that name all the legs."""
+        """Return the key of the queue, and messages for it that name all the executions."""
         queue = replica_queue(replica_id)
         starts = range(0, len(wakeups), WAKEUPS_PER_TASK)
         messages = [self._message(queue, wakeups[start : start + WAKEUPS_PER_TASK]) for start in starts]

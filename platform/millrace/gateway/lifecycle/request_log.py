@@ -188,7 +188,7 @@ class RequestTrace:
             [_limit(each) for each in limit_statuses[:MAX_LISTED]],
             terms[0].windows if terms else (),
             {name: why[name] for name in _ROUTE if name in why},
-            why.get("legs", [])[:MAX_LISTED],
+            why.get("executions", [])[:MAX_LISTED],
             max(1, len(self.calls)),
             sum(len(call.prompt.ids) for call in self.calls) if self.calls else None,
             terms[0].max_tokens if terms else None,

@@ -35,8 +35,8 @@ log = structlog.get_logger(__name__)
 
 READERLESS_SECONDS = 30.0  # how long a generation runs on for a client that means to come back
 POLL_SECONDS = 1.0
-END_SECONDS = 30.0  # how long a cancelled leg's end is waited for
-TOLD_HERE = ("stream_lost", "timeout")  # failures of which the leg may know nothing: it may even have ended well
+END_SECONDS = 30.0  # how long a cancelled execution's end is waited for
+TOLD_HERE = ("stream_lost", "timeout")  # failures of which the execution may know nothing: it may even have ended well
 # Failure -> what a policy calls it. Any other is the request's own and the same everywhere. A request that was lost
 # with several workers (`not_served`) is not sent to another model: it would end that model's workers too.
 FALLBACK = {
@@ -49,7 +49,7 @@ FALLBACK = {
 
 
 class ActiveRequest:
-    """An admitted request, and its leg that answers or is waited for."""
+    """An admitted request, and its execution that answers or is waited for."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class ActiveRequest:
         self.admitted_at = time.time_ns() // 1000
         self.started = time.monotonic()
         self.more: list[ActiveRequest] = []  # of the request's further prompts
-        self.legs = 0
+        self.executions = 0
         self.usage: TokenUsage | None = None
         self.tokens_seen = 0  # generated, as far as events told
         self.first_at: float | None = None  # monotonic: its first token came
         self.said: dict[int, list[str]] = {}  # texts of its answers, where the tenant has them kept
-        # Set with its first leg.
+        # Set with its first execution.
         self.candidate: Candidate
         self.form: ResponseSpec
         self.ticket: AdmissionLease
@@ -202,7 +202,7 @@ class InferenceService:
         call = ActiveRequest(key, request, dialect, request_id, prompt, measure, route)
         if trace is not None:
             trace.calls.append(call)
-        await self._next_leg(call)
+        await self._next_execution(call)
         return call
 
     async def _events(self, call: ActiveRequest) -> AsyncIterator[AnswerEvent]:
@@ -251,9 +251,9 @@ class InferenceService:
             raise ApiError("not_found", f"The model {form.model!r} of this request is not served here any more.")
         return make_writer(form, model.tokenizer)
 
-    # Legs.
+    # Executions.
 
-    async def _next_leg(self, call: ActiveRequest) -> None:
+    async def _next_execution(self, call: ActiveRequest) -> None:
         """Let the next candidate try, or the one after it.
 
         Raises:
@@ -262,7 +262,7 @@ class InferenceService:
         while True:
             call.candidate = call.untried.pop(0)
             try:
-                return await self._begin_leg(call)
+                return await self._begin_execution(call)
             except ApiError as exc:
                 if not call.may_fall_back(exc):
                     raise
@@ -283,7 +283,7 @@ class InferenceService:
             await asyncio.sleep(0)
             return prompt
 
-    async def _begin_leg(self, call: ActiveRequest) -> None:
+    async def _begin_execution(self, call: ActiveRequest) -> None:
         key, model = call.key, call.candidate.model
         if model.tokenizer is not call.counted_by:
             call.prompt, call.counted_by = await self._tokenize(model, call.request), model.tokenizer
@@ -306,7 +306,7 @@ class InferenceService:
         )
         echo = await self._echo(model, call) if call.request.echo else None
         ticket = await self._admission.admit(demand)
-        billing_context = self._jobs.billing_context(demand, ticket.terms, leg=call.legs)
+        billing_context = self._jobs.billing_context(demand, ticket.terms, execution=call.executions)
         try:
             dispatch_request = self._dispatch_request(call, demand, ticket, billing_context, echo)
             call.generation = self._dispatcher.submit(dispatch_request)
@@ -315,7 +315,7 @@ class InferenceService:
             await ticket.close(None)
             raise
         call.ticket = ticket
-        call.legs += 1
+        call.executions += 1
         self._metrics.in_flight.set(self._dispatcher.in_flight)
 
     async def _echo(self, model: ServedModel, call: ActiveRequest) -> list[list[int]]:
@@ -353,7 +353,7 @@ class InferenceService:
             form=encode_response_spec(call.form),
             weight=call.key.weight,
             long=is_long(demand.limit_sets, len(call.prompt.ids)),
-            first_attempt=call.generation.attempt + 1 if call.legs else 1,
+            first_attempt=call.generation.attempt + 1 if call.executions else 1,
             why=call.why,
         )
 
@@ -364,7 +364,7 @@ class InferenceService:
         self._dispatcher.release(call.generation)
         await call.ticket.close(None)
         try:
-            await self._next_leg(call)
+            await self._next_execution(call)
         except ApiError:
             raise fault from None  # what went wrong first is what the caller should know
 
@@ -386,7 +386,7 @@ class InferenceService:
 
     async def _wait_for_return(self, call: ActiveRequest) -> bool:
         """Let it run on for a while without a reader, and for as long as somebody resumed it. False: this gateway
-        stops, and the leg runs on for clients that resume it at another."""
+        stops, and the execution runs on for clients that resume it at another."""
         died = asyncio.Event()
         with self._live.listed(call.key, lambda _: died.set()):
             name = whole_id(call.request_id)
@@ -408,7 +408,7 @@ class InferenceService:
             log.warning("cancellation_failed", request_id=generation.request_id, error=str(exc))
 
     async def _end(self, call: ActiveRequest) -> None:
-        """Cancel the leg, and hear what it used: so much is not given back."""
+        """Cancel the execution, and hear what it used: so much is not given back."""
         try:
             coming = await self._dispatcher.cancel(call.generation) or call.generation.over
         except redis.RedisError as exc:

@@ -51,7 +51,7 @@ class Command(BaseCommand):
                 " --allow-real-tenants if you mean it."
             )
         if options["verbosity"] < 2:
-            logging.disable(logging.INFO)  # the settler tells of each leg
+            logging.disable(logging.INFO)  # the settler tells of each execution
         try:
             self._run(options)
         finally:
