@@ -1,11 +1,15 @@
-"""The worker's journal: each execution's final counts are on disk before anybody is told of its end.
+"""The worker's journal: the final counts of each execution are on disk before its end is sent.
 
-A directory of segments. Each is created with its full size, and one more is kept in reserve: the final counts of
-running executions fit into the journal when the disk is full. Zeros follow a segment's last record.
+A journal is a directory of segments. Each segment is created with its full size, and one more is kept in reserve, so
+that
+the final counts of running executions fit even if the disk is full. Zeros follow a segment's last record.
 
-A record is a usage event (`U`), the word that the broker has taken one (`C`, with its key), or that one must not be
-settled (`D`). A segment is deleted once the settler has acknowledged everything in it; what is left when a
-worker starts is replayed. A torn last record, from a power cut mid-write, is dropped: nobody had been told of that end.
+A record is a usage event (`U`), a note that the broker has an event (`C`, with the event's key), or a note that an
+event
+must not be settled (`D`). A segment is deleted when the settler has acknowledged all its events. The remaining segments
+are
+replayed when a worker starts. An incomplete last record, from a power failure, is dropped, because its end was not
+sent.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from inference_worker.contract.messages import ExecutionUsage, decode_usage, enc
 SEGMENT_BYTES = 1 << 20
 LOCK_NAME = "lock"
 RECORD_BYTES = 1024  # reserved for each running execution: its usage event and the note that the broker has it
-_HEADER = struct.Struct("<IIc")  # length, CRC-32 of kind and payload, kind
+_HEADER = struct.Struct("<IIc")  # length, CRC-32 of type and payload, record type
 
 ExecutionKey = tuple[str, int, int]  # request id, execution, attempt
 _decode_key = msgspec.msgpack.Decoder(tuple[str, int, int]).decode
@@ -138,7 +142,7 @@ class Journal:
         self._note(b"C", encode((*key, stream_id)))
 
     def drop(self, key: ExecutionKey) -> None:
-        """Forget an event that must not be settled: its execution failed, or another attempt answered for it."""
+        """Forget an event that must not be settled: its execution failed, or another attempt ended it."""
         self._note(b"D", encode(key))
         for segment in self.segments:
             segment.events.pop(key, None)

@@ -89,7 +89,8 @@ def trace_id(traceparent: str) -> str:
 
 
 class BillingContext(msgspec.Struct, frozen=True):
-    """Who an execution is for and on what terms: travels with the job and comes back, unread, on its usage event."""
+    """The owner and the billing terms of an execution. It is sent with the job and returned unchanged in the usage
+    event."""
 
     admitted_at: int  # microseconds since 1970, UTC
     request_id: str
@@ -106,7 +107,7 @@ class BillingContext(msgspec.Struct, frozen=True):
     traceparent: str = ""  # W3C Trace Context
 
     def log_fields(self) -> dict[str, object]:
-        """Return what every log line about the execution names."""
+        """Return the fields of every log line about the execution."""
         return {
             "request_id": self.request_id,
             "execution": self.execution,
@@ -117,7 +118,7 @@ class BillingContext(msgspec.Struct, frozen=True):
 
 
 class InferenceJob(msgspec.Struct, frozen=True):
-    """One execution's work, as the gateway hands it to whichever worker claims it."""
+    """The work of one execution, which the gateway sends to the worker that claims it."""
 
     billing_context: BillingContext
     gateway_id: str
@@ -135,7 +136,7 @@ class InferenceJob(msgspec.Struct, frozen=True):
 
 
 class ExecutionUsage(msgspec.Struct, frozen=True):
-    """What an execution used; settled exactly once by (request_id, execution)."""
+    """The usage of an execution. It is settled exactly once by (request_id, execution)."""
 
     billing_context: BillingContext
     attempt: int

@@ -21,7 +21,7 @@ from inference_worker.contract.settings import WorkerSettings, worker_settings
 from inference_worker.worker.worker import Wakeup, Worker, new_replica_id
 
 GENERATE = "millrace.generate"
-WAKEUP_THREADS = 256  # each waits for its executions to end; waiting threads cost a step nothing (measured)
+WAKEUP_THREADS = 256  # each waits for the end of its executions; waiting threads do not slow down steps (measured)
 
 
 def make_app(settings: WorkerSettings) -> Celery:
@@ -39,7 +39,7 @@ def make_app(settings: WorkerSettings) -> Celery:
         broker_connection_retry_on_startup=True,
         # Valkey rejects writes while a full disk prevents its own log. The error is temporary, like a lost connection.
         broker_channel_error_retry=True,
-        # A wakeup is acknowledged when its executions have ended: none may be delivered again before that.
+        # A wakeup is acknowledged when its executions have ended, and must not be delivered again before.
         broker_transport_options={
             "visibility_timeout": settings.request_timeout_seconds + 300,
             "socket_keepalive": True,
@@ -64,7 +64,7 @@ _resident: list[Worker] = []  # the process's worker, after its model is loaded
 
 @app.task(name=GENERATE)
 def generate(wakeups: list[Wakeup]) -> None:
-    """Serve the executions a gateway rang for: (request id, execution, attempt) each."""
+    """Serve the executions of a gateway's wakeup: (request id, execution, attempt) each."""
     _resident[0].serve([(str(request), int(execution), int(attempt)) for request, execution, attempt in wakeups])
 
 

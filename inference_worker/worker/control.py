@@ -63,7 +63,7 @@ class Control:
             log.warning("broker_unreachable", error=str(exc))
 
     def was_cancelled(self, live: ActiveJob) -> bool:
-        """Whether a cancel of the execution was heard, be it before the engine had it."""
+        """Return whether a cancellation of the execution was received, even before its submission."""
         return _key(live) in self._cancelled
 
     def _beat(self) -> None:
@@ -118,8 +118,8 @@ class Control:
         except msgspec.MsgspecError:
             log.warning("control_message_unreadable", size=len(data))
             return
-        # NOTE: remembered first, then looked for; an execution is given to the engine first, then asked about here. So
-        # one of the two finds the other, whatever the order.
+        # NOTE: cancellations are stored first and executions searched second; the worker submits an execution first and
+        # checks for its cancellation second. So one of the two finds the other.
         self._cancelled[execution_key] = None
         while len(self._cancelled) > MAX_REMEMBERED_CANCELS:
             self._cancelled.popitem(last=False)

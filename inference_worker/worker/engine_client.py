@@ -36,7 +36,7 @@ class PinnedPrefixes:
 
 @dataclass(eq=False)
 class ActiveJob:
-    """One claimed execution, from its claim until its end has been told."""
+    """A claimed execution, until its end has been published."""
 
     job: InferenceJob
     attempt: int
@@ -44,8 +44,8 @@ class ActiveJob:
     scheduled_at: float | None = None
     first_token_at: float | None = None
     paid: PinnedPrefixes = field(default_factory=PinnedPrefixes)  # paid pins of the prompt's blocks, on any replica
-    next_seq: int = 0  # the publisher's: number of the execution's next stream event
-    pins_reported: bool = False  # the publisher's: whether the broker knows what the execution pinned
+    next_seq: int = 0  # number of the next stream event, set by the publisher
+    pins_reported: bool = False  # whether the broker has the execution's pins, set by the publisher
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -56,7 +56,7 @@ class ActiveJob:
 
 @dataclass(frozen=True)
 class Requeued:
-    """An execution goes back, unbegun, for another worker to claim."""
+    """The outcome of an execution that returns to the queue without having started."""
 
 
 Outcome = RequestOutput | RequestError | Requeued
@@ -65,8 +65,7 @@ Deliver = Callable[[Sequence[Delivery]], None]
 
 
 def is_last(outcome: Outcome) -> bool:
-    """Whether nothing more comes of the execution. One of several answers may end before the others: then usage is
-    unset."""
+    """Return whether this is the execution's last outcome. One of several sequences may end earlier, without usage."""
     return not isinstance(outcome, RequestOutput) or outcome.usage is not None
 
 
@@ -76,13 +75,13 @@ class EngineClient(Protocol):
     def submit(self, live: ActiveJob) -> None: ...
 
     def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None:
-        """Stop within two steps. The execution ends as cancelled, with its usage, or with `failure` if given."""
+        """End the execution within two steps, as cancelled with its usage, or with `failure` if given."""
 
     def requeue(self, live: ActiveJob) -> None:
-        """Take the execution out of the engine, unless it has begun to answer: then nothing happens."""
+        """Remove the execution from the engine, unless it has sent a token."""
 
     def live(self) -> list[ActiveJob]:
-        """Return the executions submitted and not ended."""
+        """Return the submitted executions that have not ended."""
 
     def stats(self) -> EngineStats: ...
 
@@ -157,8 +156,8 @@ class ResidentEngine:
             self._wake.notify()
 
     def _prepare(self, live: ActiveJob) -> None:
-        """Compile what the engine, which serves others meanwhile, finds compiled, or refused, when it gets the
-        execution."""
+        """Compile the grammar while the engine serves other requests, so that the engine finds the result in the
+        cache."""
         structured, grammars = live.job.structured, self._engine.grammars
         if structured is not None and grammars is not None:
             with contextlib.suppress(RequestRejected):

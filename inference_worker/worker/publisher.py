@@ -238,8 +238,9 @@ class Publisher:
             self._journal.append(usage for _, _, usage in round_.ends)
 
     def _write(self, round_: _OutputBatch) -> None:
-        """Write the round to the broker. Done again from the start if the connection breaks: readers know a seq they
-        have had, and the scripts know an execution that has ended."""
+        """Write the round to the broker. After a lost connection it is written again: clients skip events by `seq`, and
+        the scripts
+        skip ended executions."""
         pipe = self._broker.pipeline(transaction=False)
         for gateway_id, events in round_.by_gateway.items():
             batch: Fields = {"e": encode(events)}
@@ -325,8 +326,9 @@ class Publisher:
                 time.sleep(RETRY_SECONDS)
 
     def _replay_journal(self) -> None:
-        """Replay the journal of an earlier process of this name. An end the broker had taken is sent again if the
-        broker lost it; one it had not taken was never told to anybody, so that execution failed."""
+        """Replay the journal of an earlier process of this worker. Ends that the broker had are sent again if it lost
+        them. The
+        others were never sent, so their executions fail."""
         for usage, stream_id in self._journal.open_events():
             key = execution_key(usage)
             if stream_id is None:

@@ -1,10 +1,12 @@
-"""Pins that all replicas know of, in the broker: what a tenant has paid to keep is billed as read wherever its requests
-go, and after a restart.
+"""Pins of all replicas, in the broker. A paid prompt prefix is billed as a cache read on every replica and after
+restarts.
 
-`millrace:pins:<tenant>` is a sorted set of block hashes. They are rooted in a salt of tenant and model, so they are
-the same on every replica of a model, and no other tenant has them. A score is when the pin ends, in milliseconds by the
-broker's clock, times two, and one more for a pin of an hour. A pin gets there with its execution's first tokens, before
-the end that bills it; an execution that fails takes its pins along (claims.FAIL).
+`millrace:pins:<tenant>` is a sorted set of block hashes. The hashes depend on a salt of tenant and model, so they are
+the
+same on every replica of a model and differ between tenants. A score is the pin's expiry in milliseconds of the broker's
+clock, times two, plus one for a pin of an hour. Pins are added with the execution's first tokens, before the end that
+bills
+them. If an execution fails, its pins are removed (claims.FAIL).
 """
 
 from __future__ import annotations

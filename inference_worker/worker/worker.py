@@ -1,6 +1,6 @@
-"""A worker process: one resident engine, what it owes the gateways, and how it stops.
+"""A worker process: a resident engine, its connections to the broker, and its shutdown.
 
-Celery's tasks are wakeups (tasks.py): they claim executions here and block until those have ended.
+Celery's tasks are wakeups (app.py). They claim executions here and block until these have ended.
 """
 
 from __future__ import annotations

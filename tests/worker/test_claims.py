@@ -168,7 +168,7 @@ def test_an_execution_nobody_worked_on_is_told_to_the_settler_once(
     """So that its hold goes back. One that somebody works on is for its worker to tell."""
     waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
     for key in (waiting, running):
-        broker.hset(key, "void", b"nothing was used")
+        broker.hset(key, "not_started_event", b"nothing was used")
     claim(broker, running, 1, "r")
     for key in (waiting, waiting, running):
         broker.eval(script, 2, key, USAGE_STREAM)

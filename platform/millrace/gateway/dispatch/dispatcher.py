@@ -386,7 +386,7 @@ class Dispatcher:
                         "tenant": generation.tenant,
                         "job": encode(job),
                         "form": dispatch_request.form,
-                        "void": self._void(job.billing_context),
+                        "not_started_event": self._void(job.billing_context),
                     }
                     pipe.hset(key, mapping=record)
                     pipe.expire(key, seconds)
