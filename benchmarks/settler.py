@@ -127,7 +127,7 @@ def _set_up_money() -> int:
 
 
 def _drain_twice(batch: int, threads: int, events: int, sheet: int) -> tuple[float, float, float]:
-    """Return seconds and CPU seconds for new events, and seconds for the same events again, as duplicates."""
+    """Seconds and CPU seconds for new events, and seconds for the same once more, all repeats."""
     messages = [_message(sheet) for _ in range(events * 19 // 20)]
     messages += CHANCE.sample(messages, events - len(messages))
     first, cpu = _drain(batch, threads, messages)
@@ -185,7 +185,7 @@ def _message(sheet: int) -> bytes:
 
 
 def _until_rows(sheet: int, samples: int) -> list[float]:
-    """Return the seconds from sending each event until its row is visible."""
+    """Seconds from sending an event until its row is there, one after another."""
     from django.db import connection
 
     from billing.metering.settler import Settler, connect
