@@ -1,10 +1,11 @@
-"""What the gateway's protocol class costs beside uvicorn's own, in one run.
+"""The cost of the gateway's protocol class compared with uvicorn's, in one run.
 
     python -m benchmarks.connections [--quick]
 
-Two servers with the same application, which answers immediately; requests over keep-alive connections, by turns. Prints
-the medians of the requests per second and of the server's CPU time per request. The CPU time is comparable on a busy
-machine too.
+Two servers run the same application, which responds immediately. Requests use keep-alive connections and alternate
+between
+the servers. The output is the medians of requests per second and of the server's CPU time per request. The CPU time is
+comparable on a busy machine too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Embedding beside transformers (the package `transformers` is needed): the same weights and texts, in turn.
+"""Embedding with the engine compared with transformers: the same weights and texts, in turn.
 
     python -m benchmarks.embeddings [--threads 1] [--rounds 5]
 
 The texts are those of `tests/data/embeddings`, 6 to 251 tokens each. transformers gets batches of 32, padded to the
-longest in each, in the texts' order and sorted by length (which is what sentence-transformers does). The engine gets
-all in one request, and as requests of one text each, in steps of the size that the worker's profile has. Of the rounds
-the least time counts. With --quick the engine embeds a few texts, and transformers is not needed.
+longest
+text, in the texts' order and sorted by length (as in sentence-transformers). The engine gets all texts in one request,
+and
+as requests of one text each, in steps of the worker's profile. The minimum time of the rounds counts. With --quick the
+engine embeds a few texts, and transformers is not required.
 """
 
 from __future__ import annotations
@@ -38,28 +40,28 @@ def padded(model: Any, inputs: Inputs) -> None:
         batch = inputs[start : start + BATCH]
         ids = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.int64)
         mask = torch.zeros_like(ids)
-        for row, (each, used) in enumerate(zip(batch, map(len, batch), strict=True)):
-            ids[row, :used], mask[row, :used] = torch.tensor(each), 1
+        for row, (item, used) in enumerate(zip(batch, map(len, batch), strict=True)):
+            ids[row, :used], mask[row, :used] = torch.tensor(item), 1
         hidden = model(ids, attention_mask=mask).last_hidden_state * mask[:, :, None]
         torch.nn.functional.normalize(hidden.sum(1) / mask.sum(1, keepdim=True), dim=1)
 
 
 def packed(engine: EmbeddingEngine, requests: Sequence[Inputs]) -> None:
     for number, inputs in enumerate(requests):
-        tokens = [token for each in inputs for token in each]
+        tokens = [token for item in inputs for token in item]
         engine.add_request(Request(f"r{number}", tokens, input_lengths=tuple(map(len, inputs))))
     while engine.has_unfinished():
         engine.step()
 
 
-def _peers(folder: Path, inputs: Inputs) -> dict[str, Callable[[], None]]:
-    """Return what transformers does, by name."""
+def _peers(directory: Path, inputs: Inputs) -> dict[str, Callable[[], None]]:
+    """Return the transformers functions by name."""
     try:
         from transformers import BertModel
     except ImportError:
         raise SystemExit("the package `transformers` is not installed: run `make lint` once, or use --quick") from None
     ordered = sorted(inputs, key=len, reverse=True)
-    model = BertModel.from_pretrained(folder).eval()
+    model = BertModel.from_pretrained(directory).eval()
     return {
         "transformers, in the texts' order": lambda: padded(model, inputs),
         SORTED: lambda: padded(model, ordered),
@@ -73,25 +75,29 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=500, help="texts to embed (default 500, which are all)")
     options = parse(parser, {"rounds": 1, "texts": 20})
     torch.set_num_threads(options.threads)
-    folder = ensure_model(MINILM, Path())
-    tokenizer = Tokenizer.from_dir(folder)
+    directory = ensure_model(MINILM, Path())
+    tokenizer = Tokenizer.from_dir(directory)
     inputs = [tokenizer.encode(text) for text in texts()[: options.texts]]
-    ways = {} if options.quick else _peers(folder, inputs)
+    functions = {} if options.quick else _peers(directory, inputs)
     for name, profile in PROFILES.items():
-        engine = EmbeddingEngine(EngineConfig(folder, step_tokens=profile.step_tokens, max_batch=profile.max_batch))
-        ways[f"engine, {name}, one request"] = partial(packed, engine, [inputs])
-        ways[f"engine, {name}, {len(inputs)} requests"] = partial(packed, engine, [[i] for i in inputs])
-    seconds = dict.fromkeys(ways, float("inf"))
+        engine = EmbeddingEngine(
+            EngineConfig(
+                directory, max_num_batched_tokens=profile.max_num_batched_tokens, max_num_seqs=profile.max_num_seqs
+            )
+        )
+        functions[f"engine, {name}, one request"] = partial(packed, engine, [inputs])
+        functions[f"engine, {name}, {len(inputs)} requests"] = partial(packed, engine, [[i] for i in inputs])
+    seconds = dict.fromkeys(functions, float("inf"))
     for _ in range(options.rounds):
-        for name, way in ways.items():
+        for name, function in functions.items():
             started = time.perf_counter()
-            way()
+            function()
             seconds[name] = min(seconds[name], time.perf_counter() - started)
-    tokens, least = sum(map(len, inputs)), seconds.get(SORTED, min(seconds.values()))
+    tokens, minimum = sum(map(len, inputs)), seconds.get(SORTED, min(seconds.values()))
     print(f"{len(inputs)} texts, {tokens} tokens, {options.threads} threads, best of {options.rounds}\n")
     print(f"| | seconds | tokens/s | of {SORTED if SORTED in seconds else 'the quickest'} |\n|---|---|---|---|")
     for name, took in seconds.items():
-        print(f"| {name} | {took:.2f} | {tokens / took:,.0f} | {least / took:.2f} × |")
+        print(f"| {name} | {took:.2f} | {tokens / took:,.0f} | {minimum / took:.2f} × |")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
-"""What the gateway itself costs, beside LiteLLM's proxy in the same run, and whether many streams stay on time.
+"""The gateway's overhead compared with LiteLLM's proxy in the same run, and the delays of many parallel streams.
 
     python -m benchmarks.gateway --litellm /path/to/its/venv/bin/python
 
-Ours: one gateway process with authentication, limits, metering and settlement on; behind it, through the broker, one
-Celery worker whose engine answers at once. The peer's: one process with a master key; behind it a server that answers
-at once. Both with one and with 16 connections, in turns, and the medians of the rounds. Then many streams at 50 tokens
-a second each through one gateway: every token must come, on time, and readers that stopped reading must cost the others
-nothing. Everything runs on this machine: the load, the databases and the peers share its cores. Exits with status 1 if
-a request failed.
+Millrace: one gateway process with authentication, limits, metering and settlement; behind it, through the broker, a
+Celery
+worker whose engine responds immediately. LiteLLM: one process with a master key; behind it a server that responds
+immediately. Both are measured in turn with 1 and with 16 connections; the results are medians over the rounds. Then
+many
+streams of 50 tokens per second each run through one gateway. Every token must arrive in time, and clients that stop
+reading
+must not affect the others. The load, the databases and both systems share the machine's cores. The exit status is 1 if
+a
+request failed.
 
-The peer is optional: `pip install 'litellm[proxy]'` into a virtual environment of its own.
+LiteLLM is optional: `pip install 'litellm[proxy]'` in a separate virtual environment.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
-from benchmarks.gateway_load import Closed, Streams, closed_loop, many_streams, request_bytes  # noqa: E402
+from benchmarks.gateway_load import ClosedLoopResult, StreamsResult, closed_loop, many_streams, request_bytes  # noqa: E402
 from benchmarks.options import parse  # noqa: E402
 from millrace.devserver.program import Program, free_port  # noqa: E402
 from millrace.devserver.stack import Stack  # noqa: E402
@@ -54,8 +58,8 @@ LIMITS = {
 
 
 @dataclass(frozen=True)
-class Server:
-    """Something that answers chat completions."""
+class ChatEndpoint:
+    """An endpoint of chat completions."""
 
     name: str
     url: str
@@ -73,17 +77,17 @@ def main() -> int:
     with ExitStack() as running:
         if not options.litellm:
             print("Without LiteLLM: --litellm names the python of its virtual environment.\n")
-        ours, processes = running.enter_context(platform(pace=options.pace if options.quick else 0))
-        report |= compare(options, ours, running)
+        millrace, processes = running.enter_context(platform(pace=options.pace if options.quick else 0))
+        report |= compare(options, millrace, running)
         if options.quick:  # one platform is enough to see that everything works
-            report |= stream(options, ours, processes)
+            report |= stream(options, millrace, processes)
     if options.streams and not options.quick:
-        with platform(pace=options.pace) as (ours, processes):
-            report |= stream(options, ours, processes)
+        with platform(pace=options.pace) as (millrace, processes):
+            report |= stream(options, millrace, processes)
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
     rows = [*report["compared"].values(), *report.get("streams", {}).values()]
-    return int(any(row.get("faults") for row in rows))
+    return int(any(row.get("errors") for row in rows))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -92,23 +96,25 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement (default 8)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts (default 3)")
     parser.add_argument("--streams", type=int, default=256, help="parallel streams; 0: none (default 256)")
-    parser.add_argument("--stalled", type=int, default=8, help="streams more whose readers stop reading (default 8)")
+    parser.add_argument(
+        "--stalled", type=int, default=8, help="additional streams whose clients stop reading (default 8)"
+    )
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of each stream (default 1000: 20 seconds)")
-    parser.add_argument("--pace", type=float, default=50.0, help="tokens a second of each stream (default 50)")
+    parser.add_argument("--pace", type=float, default=50.0, help="tokens per second of each stream (default 50)")
     parser.add_argument("--json", help="write the figures to this file too")
     return parse(parser, {"seconds": 1.0, "rounds": 1, "streams": 4, "stalled": 1, "tokens": 20})
 
 
-def compare(options: argparse.Namespace, ours: Server, running: ExitStack) -> dict[str, Any]:
-    servers = [ours]
+def compare(options: argparse.Namespace, millrace: ChatEndpoint, running: ExitStack) -> dict[str, Any]:
+    servers = [millrace]
     mock = running.enter_context(upstream())
     if options.litellm:
         servers.append(running.enter_context(litellm(options.litellm, mock)))
     servers.append(mock)
-    figures: dict[str, dict[int, list[Closed]]] = {server.name: {1: [], 16: []} for server in servers}
+    figures: dict[str, dict[int, list[ClosedLoopResult]]] = {server.name: {1: [], 16: []} for server in servers}
     for server in servers:  # warm up
         measured = asyncio.run(closed_loop(server.url, server.request(), 16, min(3.0, options.seconds)))
-        assert not measured.faults, (server.name, measured.faults[:3])
+        assert not measured.errors, (server.name, measured.errors[:3])
     for _ in range(options.rounds):
         for connections in (1, 16):
             for server in servers:
@@ -117,68 +123,70 @@ def compare(options: argparse.Namespace, ours: Server, running: ExitStack) -> di
     return {"compared": table(figures, [server.name for server in servers])}
 
 
-def table(figures: dict[str, dict[int, list[Closed]]], names: list[str]) -> dict[str, Any]:
-    """Print and return the medians, and ours against the peer's."""
+def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str]) -> dict[str, Any]:
+    """Print and return the medians, and the ratios between Millrace and LiteLLM."""
     rows: dict[str, dict[str, float]] = {}
     bare = median(figures["mock"][1], lambda run: statistics.median(run.latencies))
-    print(f"{'':10} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10} {'p50, 16':>9} faults")
+    print(f"{'':10} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10} {'p50, 16':>9} errors")
     for name in names:
-        one, many = figures[name][1], figures[name][16]
+        single, parallel = figures[name][1], figures[name][16]
         row = {
-            "p50_ms": 1e3 * median(one, lambda run: statistics.median(run.latencies)),
-            "p99_ms": 1e3 * median(one, lambda run: percentile(run.latencies, 0.99)),
-            "rate_16": median(many, lambda run: run.rate),
-            "p50_16_ms": 1e3 * median(many, lambda run: statistics.median(run.latencies)),
-            "faults": sum(len(run.faults) for run in one + many),
+            "p50_ms": 1e3 * median(single, lambda run: statistics.median(run.latencies)),
+            "p99_ms": 1e3 * median(single, lambda run: percentile(run.latencies, 0.99)),
+            "rate_16": median(parallel, lambda run: run.rate),
+            "p50_16_ms": 1e3 * median(parallel, lambda run: statistics.median(run.latencies)),
+            "errors": sum(len(run.errors) for run in single + parallel),
         }
-        # Our engine is a part of what is measured and answers at once; behind the peer the mock's own time is not its.
+        # Millrace includes its worker. For LiteLLM, the latency of the mock server is subtracted.
         row["added_ms"] = row["p50_ms"] - (1e3 * bare if name == "litellm" else 0.0)
         rows[name] = row
         print(
             f"{name:10} {row['p50_ms']:>9.2f} ms {row['added_ms']:>6.2f} ms {row['p99_ms']:>9.2f} ms"
-            f" {row['rate_16']:>10.0f} {row['p50_16_ms']:>6.2f} ms {row['faults']:>7.0f}"
+            f" {row['rate_16']:>10.0f} {row['p50_16_ms']:>6.2f} ms {row['errors']:>7.0f}"
         )
     if "litellm" in rows:
         rate = rows["millrace"]["rate_16"] / rows["litellm"]["rate_16"]
         added = rows["millrace"]["added_ms"] / rows["litellm"]["added_ms"]
-        print(f"\nagainst LiteLLM: {rate:.2f} times the requests a second (wanted: 5 or more),")
-        print(f"                 {added:.2f} times the added latency (wanted: 0.4 or less)\n")
+        print(f"\ncompared with LiteLLM: {rate:.2f} times the requests per second (target: 5 or more),")
+        print(f"                       {added:.2f} times the added latency (target: 0.4 or less)\n")
         rows["ratios"] = {"rate": rate, "added": added}
     return rows
 
 
-def stream(options: argparse.Namespace, ours: Server, processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, Any]:
-    """Many streams at once; then the same with readers that stop."""
-    request = ours.request(stream=True, max_tokens=options.tokens)
+def stream(
+    options: argparse.Namespace, millrace: ChatEndpoint, processes: dict[str, subprocess.Popen[bytes]]
+) -> dict[str, Any]:
+    """Measure parallel streams, without and with clients that stop reading."""
+    request = millrace.request(stream=True, max_tokens=options.tokens)
     seconds = options.tokens / options.pace + 30
-    asyncio.run(many_streams(ours.url, ours.request(stream=True, max_tokens=50), 16, 50, 0, 30))
+    asyncio.run(many_streams(millrace.url, millrace.request(stream=True, max_tokens=50), 16, 50, 0, 30))
     report = {}
     print(f"{options.streams} streams at {options.pace:g} tokens/s, {options.tokens} tokens each, one gateway:")
     for stalled in (0, options.stalled):
         before = memory(processes)
-        found = asyncio.run(many_streams(ours.url, request, options.streams, options.tokens, stalled, seconds))
+        result = asyncio.run(many_streams(millrace.url, request, options.streams, options.tokens, stalled, seconds))
         after = memory(processes)
-        report[f"{stalled} stalled"] = line = describe(found, before, after)
+        report[f"{stalled} stalled"] = line = describe(result, before, after)
         print(f"  {stalled} readers stalled: " + ", ".join(f"{name} {value}" for name, value in line.items()))
-        for fault in found.faults[:3]:
-            print(f"    ! {fault}")
+        for error in result.errors[:3]:
+            print(f"    ! {error}")
     return {"streams": report}
 
 
-def describe(found: Streams, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
-    milliseconds = [1e3 * delay for delay in found.delays] or [0.0]
+def describe(result: StreamsResult, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    milliseconds = [1e3 * delay for delay in result.delays] or [0.0]
     return {
-        "tokens lost": found.wanted - found.got,
+        "tokens lost": result.expected - result.received,
         "late (over 100 ms)": sum(delay > 100 for delay in milliseconds),
         "delay p50": f"{statistics.median(milliseconds):.1f} ms",
         "p99": f"{percentile(milliseconds, 0.99):.1f} ms",
         "most": f"{max(milliseconds):.1f} ms",
-        "faults": len(found.faults),
+        "errors": len(result.errors),
         **{f"{name} MiB": f"{before[name]:.0f} → {after[name]:.0f}" for name in before},
     }
 
 
-def median(runs: list[Closed], of: Any) -> float:
+def median(runs: list[ClosedLoopResult], of: Any) -> float:
     return statistics.median(of(run) for run in runs)
 
 
@@ -188,23 +196,25 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def memory(processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, float]:
-    """Resident MiB of each process."""
-    found = {}
+    """Return the resident memory of each process in MiB."""
+    result = {}
     for name, process in processes.items():
         status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
-        found[name] = int(status.partition("VmRSS:")[2].split()[0]) / 1024
-    return found
+        result[name] = int(status.partition("VmRSS:")[2].split()[0]) / 1024
+    return result
 
 
 @contextmanager
-def platform(pace: float) -> Iterator[tuple[Server, dict[str, subprocess.Popen[bytes]]]]:
-    """Run the whole platform, but for an engine that computes nothing."""
+def platform(pace: float) -> Iterator[tuple[ChatEndpoint, dict[str, subprocess.Popen[bytes]]]]:
+    """Run the platform with an engine that computes nothing."""
     with ExitStack() as running:
         state = Path(tempfile.mkdtemp(prefix="millrace-gateway-"))
         running.callback(shutil.rmtree, state, ignore_errors=True)
         state.chmod(0o711)
-        given = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
-        given |= {
+        environ_base = {
+            name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))
+        }
+        environ_base |= {
             "MILLRACE_DATA_DIR": str(state),
             "MILLRACE_PORT": str(free_port()),
             "MILLRACE_MODELS": f"{MODEL}=embedded",
@@ -213,7 +223,7 @@ def platform(pace: float) -> Iterator[tuple[Server, dict[str, subprocess.Popen[b
             "MILLRACE_LOG_LEVEL": "warning",
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
         }
-        stack = Stack(given)
+        stack = Stack(environ_base)
         stack.keep_secrets()
         for program in stack.prepare_services():
             start(program, state, running)
@@ -229,12 +239,12 @@ def platform(pace: float) -> Iterator[tuple[Server, dict[str, subprocess.Popen[b
             "worker": start(instant, state, running),
             "gateway": start(programs["gateway"], state, running),
         }
-        url = f"http://127.0.0.1:{given['MILLRACE_PORT']}/v1/chat/completions"
-        yield Server("millrace", url, key), processes
+        url = f"http://127.0.0.1:{environ_base['MILLRACE_PORT']}/v1/chat/completions"
+        yield ChatEndpoint("millrace", url, key), processes
 
 
 def set_up(stack: Stack, state: Path) -> str:
-    """Make the tables and a tenant whose key, project and account all have limits; the key."""
+    """Create the tables, and a tenant whose account, project and key have limits. Return the key."""
     for words in (("migrate", "--no-input"), ("shell", "-c", _SET_UP)):
         command = stack.command("django", *words)
         with (state / "django.log").open("ab") as log:
@@ -263,7 +273,7 @@ actions.do_set_limits(tenant, limits, key=key)
 
 
 @contextmanager
-def upstream() -> Iterator[Server]:
+def upstream() -> Iterator[ChatEndpoint]:
     """Run the server that answers immediately."""
     port = free_port()
     words = ("benchmarks.instant_upstream:application", "--port", str(port), "--log-level", "warning")
@@ -273,12 +283,12 @@ def upstream() -> Iterator[Server]:
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         program = Program("mock", argv, environ=dict(os.environ), cwd=ROOT, ready=lambda: answers(url, "none"))
         start(program, state, running)
-        yield Server("mock", url, "none")
+        yield ChatEndpoint("mock", url, "none")
 
 
 @contextmanager
-def litellm(python: str, mock: Server) -> Iterator[Server]:
-    """LiteLLM's proxy, one process, in front of the mock."""
+def litellm(python: str, mock: ChatEndpoint) -> Iterator[ChatEndpoint]:
+    """Run LiteLLM's proxy in one process, in front of the mock server."""
     port = free_port()
     with ExitStack() as running:
         state = Path(running.enter_context(tempfile.TemporaryDirectory()))
@@ -303,7 +313,7 @@ def litellm(python: str, mock: Server) -> Iterator[Server]:
         environ.pop("PYTHONPATH", None)
         ready = partial(answers, url, MASTER_KEY)
         start(Program("litellm", argv, environ=environ, ready=ready, ready_seconds=180.0), state, running)
-        yield Server("litellm", url, MASTER_KEY)
+        yield ChatEndpoint("litellm", url, MASTER_KEY)
 
 
 def answers(url: str, key: str) -> bool:

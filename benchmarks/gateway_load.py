@@ -1,4 +1,4 @@
-"""Load for benchmarks/gateway.py: plain sockets on one event loop, so that the load costs as little as it can."""
+"""Load for benchmarks/gateway.py: plain sockets on one event loop, to minimize the cost of the load."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-_TOKEN = re.compile(rb"(\d{11,}) ")  # a chunk holds several where the broker was slow
+_TOKEN = re.compile(rb"(\d{11,}) ")  # a chunk contains several tokens if the broker was slow
 
 
 @dataclass
-class Closed:
-    """One closed-loop run."""
+class ClosedLoopResult:
+    """The result of one closed-loop run."""
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)  # seconds
-    faults: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -29,13 +29,13 @@ class Closed:
 
 
 @dataclass
-class Streams:
-    """What many streams at once brought. Delays are of tokens, in seconds, from their step to their reader."""
+class StreamsResult:
+    """The result of parallel streams. A delay is the time from a token's step to its client, in seconds."""
 
-    wanted: int = 0
-    got: int = 0
+    expected: int = 0
+    received: int = 0
     delays: list[float] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
 
 def request_bytes(url: str, key: str, body: dict[str, Any]) -> bytes:
@@ -47,16 +47,16 @@ def request_bytes(url: str, key: str, body: dict[str, Any]) -> bytes:
     return head.encode() + payload
 
 
-async def closed_loop(url: str, request: bytes, connections: int, seconds: float) -> Closed:
-    """So many connections, each sending the next request when its last answer is there."""
-    result, until = Closed(), time.perf_counter() + seconds
+async def closed_loop(url: str, request: bytes, connections: int, seconds: float) -> ClosedLoopResult:
+    """Run `connections` clients, each of which sends the next request after the previous response."""
+    result, until = ClosedLoopResult(), time.perf_counter() + seconds
     started = time.perf_counter()
     await asyncio.gather(*(_caller(url, request, until, result) for _ in range(connections)))
     result.seconds = time.perf_counter() - started
     return result
 
 
-async def _caller(url: str, request: bytes, until: float, result: Closed) -> None:
+async def _caller(url: str, request: bytes, until: float, result: ClosedLoopResult) -> None:
     parts = urlsplit(url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
@@ -66,23 +66,23 @@ async def _caller(url: str, request: bytes, until: float, result: Closed) -> Non
             length = _LENGTH.search(head)
             body = await reader.readexactly(int(length.group(1)) if length else 0)
             if not head.startswith(b"HTTP/1.1 200"):
-                result.faults.append((head.split(b"\r\n")[0] + b" " + body[:200]).decode(errors="replace"))
+                result.errors.append((head.split(b"\r\n")[0] + b" " + body[:200]).decode(errors="replace"))
                 return
             result.latencies.append(time.perf_counter() - sent)
     except (OSError, asyncio.IncompleteReadError) as exc:
-        result.faults.append(str(exc))
+        result.errors.append(str(exc))
     finally:
         writer.close()
 
 
 class _Reader(asyncio.Protocol):
-    """Reads one stream; a stalled one stops reading after its headers."""
+    """A client that reads one stream. A stalled client stops reading after the headers."""
 
-    def __init__(self, request: bytes, result: Streams, *, stalled: bool) -> None:
+    def __init__(self, request: bytes, result: StreamsResult, *, stalled: bool) -> None:
         self._request = request
         self._result = result
         self._stalled = stalled
-        self._rest = b""
+        self._remainder = b""
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
@@ -94,22 +94,22 @@ class _Reader(asyncio.Protocol):
         if self._stalled:
             self.transport.pause_reading()
             return
-        data = self._rest + data
+        data = self._remainder + data
         end = 0
         for match in _TOKEN.finditer(data):
             end = match.end()
-            self._result.got += 1
+            self._result.received += 1
             self._result.delays.append((now - int(match.group(1))) / 1e9)
-        self._rest = data[max(end, len(data) - 200) :]
+        self._remainder = data[max(end, len(data) - 200) :]
         if b"data: [DONE]" in data or b'"error"' in data:
             if b"[DONE]" not in data:
-                self._result.faults.append(data[-300:].decode(errors="replace"))
+                self._result.errors.append(data[-300:].decode(errors="replace"))
             self.finish()
 
-    def connection_lost(self, fault: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         if not self.done.done():
             if not self._stalled:
-                self._result.faults.append(f"cut: {fault}")
+                self._result.errors.append(f"cut: {error}")
             self.done.set_result(None)
 
     def finish(self) -> None:
@@ -118,9 +118,11 @@ class _Reader(asyncio.Protocol):
         self.transport.close()
 
 
-async def many_streams(url: str, request: bytes, count: int, tokens: int, stalled: int, seconds: float) -> Streams:
-    """Start `count` streams that read and `stalled` that do not, and read to the end."""
-    parts, result = urlsplit(url), Streams(wanted=count * tokens)
+async def many_streams(
+    url: str, request: bytes, count: int, tokens: int, stalled: int, seconds: float
+) -> StreamsResult:
+    """Start `count` reading and `stalled` stalled clients, and wait for the reading ones."""
+    parts, result = urlsplit(url), StreamsResult(expected=count * tokens)
     loop = asyncio.get_running_loop()
     readers: list[_Reader] = []
     for n in range(count + stalled):
@@ -131,7 +133,7 @@ async def many_streams(url: str, request: bytes, count: int, tokens: int, stalle
         )
         readers.append(reader)
     _, late = await asyncio.wait([reader.done for reader in readers[:count]], timeout=seconds)
-    result.faults += ["not ended in time"] * len(late)
+    result.errors += ["not ended in time"] * len(late)
     for reader in readers:
         reader.transport.abort()
     return result

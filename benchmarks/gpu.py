@@ -1,10 +1,10 @@
-"""Checks and times the kernels and the engine on one CUDA GPU, in one call of at most eight minutes.
+"""Checks and measurements of the kernels and the engine on one CUDA GPU, in at most eight minutes.
 
     python -m benchmarks.gpu --out results             # from the repository's root; needs no network
     python -m benchmarks.gpu --out results --dry-run   # tiny shapes on the CPU, in Triton's interpreter
 
-Copy bandwidth and the bf16 matrix rate are measured first; all else is given as shares of them. The results file is
-rewritten after each section, so that a fault in one, or the time limit, does not lose the others.
+The copy bandwidth and the bf16 matrix rate are measured first; other results are shares of them. The results file is
+rewritten after each section, so that an error or the time limit does not lose earlier results.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LIMIT_SECONDS = 470.0
 log = logging.getLogger("benchmarks.gpu")
 
 
-class Report:
-    """The results, on disk after every section."""
+class ResultsFile:
+    """The results, which are saved after every section."""
 
     def __init__(self, path: Path, limit_seconds: float) -> None:
         self.path = path
@@ -41,18 +41,18 @@ class Report:
         self.failed = False
 
     def seconds_left(self) -> float:
-        """Seconds until the whole run must end."""
+        """Return the seconds until the end of the run."""
         return self._deadline - time.monotonic()
 
     def run(self, name: str, section: Callable[[], object]) -> None:
-        """Run one section and keep what it returns, or its fault."""
+        """Run one section and store its result or error."""
         begin = time.monotonic()
         if self.seconds_left() <= 0:
-            entry: dict[str, Any] = {"error": "not begun: the time was up"}
+            entry: dict[str, Any] = {"error": "not started: time limit reached"}
         else:
             try:
                 entry = {"result": section()}
-            except Exception:  # noqa: BLE001 (a section's fault must not lose the others)
+            except Exception:  # noqa: BLE001 (an error must not lose the other sections)
                 entry = {"error": traceback.format_exc()}
         self.failed |= "error" in entry
         entry["seconds"] = round(time.monotonic() - begin, 2)
@@ -63,19 +63,19 @@ class Report:
             log.error("%s", entry["error"])
 
     def write(self) -> None:
-        """Rewrite the results file; a reader never sees half of it."""
+        """Replace the results file atomically."""
         scratch = self.path.with_suffix(".partial")
         scratch.write_text(json.dumps(self.data, indent=1) + "\n", encoding="utf-8")
         scratch.replace(self.path)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the sections. Returns 0 if all went well, 1 if one failed or a check was wrong, 2 without a GPU."""
+    """Run the sections. Return 0 on success, 1 if a section or a check failed, 2 without a GPU."""
     options = _parse(arguments)
     if options.out is not None:
         return _measure(options)
-    with tempfile.TemporaryDirectory() as folder:
-        options.out = Path(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        options.out = Path(directory)
         return _measure(options)
 
 
@@ -86,12 +86,12 @@ def _measure(options: argparse.Namespace) -> int:
     import torch
 
     if not options.dry_run and not torch.cuda.is_available():
-        log.error("PyTorch finds no CUDA device here; --dry-run needs none")
+        log.error("PyTorch finds no CUDA device; use --dry-run without one")
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     device = "dry-run" if options.dry_run else torch.cuda.get_device_name().lower().replace(" ", "-")
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    report = Report(options.out / f"{today}-{device.removeprefix('nvidia-')}.json", options.limit)
+    report = ResultsFile(options.out / f"{today}-{device.removeprefix('nvidia-')}.json", options.limit)
     from benchmarks.gpu_bench import Bench
 
     bench = Bench(dry_run=options.dry_run, seconds_left=report.seconds_left)
@@ -110,7 +110,7 @@ def _run_section(name: str, bench: Any) -> object:
 
 
 def _section(name: str) -> Callable[[Any], object]:
-    """Return the function that makes a section; imported late, so that one that cannot be imported fails alone."""
+    """Return the function of a section. It is imported late, so that a failed import affects only this section."""
     if name == "machine":
         return machine
     module = importlib.import_module("benchmarks.gpu_engine" if name == "engine" else "benchmarks.gpu_kernels")
@@ -119,25 +119,28 @@ def _section(name: str) -> Callable[[Any], object]:
 
 
 def machine(bench: Any) -> dict[str, Any]:
-    """Return the machine's description and the two rates that everything else is measured against."""
+    """Return the machine's description and the two reference rates."""
     import torch
     import triton
 
-    facts: dict[str, Any] = {
+    description: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,
     }
     if not bench.dry_run:
         properties = torch.cuda.get_device_properties(0)
-        facts |= {
+        description |= {
             "device": properties.name,
             "multiprocessors": properties.multi_processor_count,
             "memory_gib": round(properties.total_memory / 2**30, 1),
             "capability": f"{properties.major}.{properties.minor}",
             "cuda": torch.version.cuda,
         }
-    return facts | {"copy_gb_s": round(bench.copy_rate / 1e9, 1), "matrix_tflop_s": round(bench.matrix_rate / 1e12, 1)}
+    return description | {
+        "copy_gb_s": round(bench.copy_rate / 1e9, 1),
+        "matrix_tflop_s": round(bench.matrix_rate / 1e12, 1),
+    }
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

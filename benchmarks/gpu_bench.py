@@ -1,4 +1,4 @@
-"""Time on a GPU: graph replays between events, and the machine's own rates to hold the results against."""
+"""Timing on a GPU by replays of CUDA graphs, and the machine's reference rates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 
 
 class Bench:
-    """Where and how the sections run. On a dry run: on the CPU, in float32, once, its times worth nothing."""
+    """The device and the timer of the sections. A dry run uses the CPU and float32, runs once, and its times are
+    meaningless."""
 
     def __init__(self, *, dry_run: bool, seconds_left: Callable[[], float]) -> None:
         self.dry_run = dry_run
@@ -25,7 +26,7 @@ class Bench:
         return torch.randn(shape, device=self.device, dtype=self.dtype)
 
     def seconds(self, call: Callable[[], object]) -> float:
-        """Seconds one call takes on the device, without the host's share: the median of replays of a CUDA graph."""
+        """Return the device time of one call in seconds: the median of replays of a CUDA graph."""
         if self.dry_run:
             begin = time.perf_counter()
             call()
@@ -57,7 +58,7 @@ class Bench:
 
     @cached_property
     def copy_rate(self) -> float:
-        """Bytes a second, read and written, of a large copy on the device."""
+        """Return the rate of a large copy on the device, in bytes read and written per second."""
         size = 1 << 16 if self.dry_run else 4 << 30
         source = torch.zeros(size, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
@@ -65,7 +66,7 @@ class Bench:
 
     @cached_property
     def matrix_rate(self) -> float:
-        """Floating-point operations a second of a large bf16 matrix product of random numbers."""
+        """Return the floating-point operations per second of a large bf16 matrix product of random numbers."""
         size = 64 if self.dry_run else 8192
         a, b = self.random(size, size), self.random(size, size)
         return 2 * size**3 / self.seconds(lambda: a @ b)

@@ -1,4 +1,5 @@
-"""The whole engine on a GPU, with random weights in the shapes of real models: decode steps against their floor."""
+"""The engine on a GPU with random weights in the shapes of real models: decode steps compared with their lower
+bound."""
 
 from __future__ import annotations
 
@@ -22,19 +23,19 @@ BLOCK_SIZE = 32
 
 
 class RandomWeights:
-    """Stands in for a checkpoint: any tensor the model asks for, made on the device."""
+    """Random weights in place of a checkpoint: every requested tensor is created on the device."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
 
     def __enter__(self) -> RandomWeights:
         return self
 
-    def __exit__(self, *fault: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         pass
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Small random numbers; ones for the weight of a norm."""
+        """Return small random numbers, or ones for the weight of a norm."""
         if len(shape) == 1 and "norm" in name:
             return torch.ones(shape, dtype=self._dtype, device=self._device)
         return torch.empty(shape, dtype=self._dtype, device=self._device).normal_(0, 0.02)
@@ -56,7 +57,7 @@ TINY = {"tiny": _model(48, 96, 2, 3, 1, 16, 64)}
 
 
 def engine(bench: Bench) -> list[dict[str, Any]]:
-    """Decode steps at several batch sizes, and many requests of mixed lengths at once."""
+    """Measure decode steps at several batch sizes, and many requests of mixed lengths."""
     rows = []
     for name, shape in (TINY if bench.dry_run else MODELS).items():
         engine, attention = _engine(bench, shape)
@@ -65,20 +66,20 @@ def engine(bench: Bench) -> list[dict[str, Any]]:
             if bench.seconds_left() < 60:
                 return rows
         rows.append({"model": name, "attention": attention, **_throughput(bench, engine, shape)})
-        del engine  # its memory, before the next model takes its own
+        del engine  # frees its memory for the next model
         if not bench.dry_run:
             torch.cuda.empty_cache()
     return rows
 
 
 def _engine(bench: Bench, shape: ModelConfig) -> tuple[LLMEngine, str]:
-    # The best there is on the device; the plain reference, which is no backend to serve with, where there is no other.
+    # The best backend of the device, or the reference if there is no other.
     attention = "reference" if bench.dry_run else "triton" if "triton" in BACKENDS else "auto"
     config = EngineConfig(
         model_dir=Path("random"), device="cpu" if bench.dry_run else "cuda",
         dtype="float32" if bench.dry_run else "bfloat16",
-        max_batch=256, step_tokens=8192, block_size=BLOCK_SIZE, threads=1, attention=attention,
-        kv_memory=1 << 22 if bench.dry_run else 48 << 30,
+        max_num_seqs=256, max_num_batched_tokens=8192, block_size=BLOCK_SIZE, threads=1, attention=attention,
+        kv_cache_bytes=1 << 22 if bench.dry_run else 48 << 30,
     )  # fmt: skip
     with mock.patch.object(model_runner, "Weights", RandomWeights):
         runner = model_runner.ModelRunner(config, shape, shape.max_model_len)
@@ -92,7 +93,7 @@ def _request(shape: ModelConfig, name: str, prompt: int, output: int, draw: rand
 
 
 def _decode_steps(bench: Bench, engine: LLMEngine, shape: ModelConfig, batch: int, context: int) -> dict[str, Any]:
-    """Seconds of a step in which every sequence decodes, and the floor that memory and arithmetic set for it."""
+    """Return the seconds of a decode step, and the lower bound by memory and arithmetic."""
     draw = random.Random(batch)  # noqa: S311 (prompts, not secrets)
     steps = 4 if bench.dry_run else 40
     for index in range(batch):
@@ -121,7 +122,7 @@ def _decode_steps(bench: Bench, engine: LLMEngine, shape: ModelConfig, batch: in
 
 
 def _floor(bench: Bench, shape: ModelConfig, batch: int, context: int) -> float:
-    """Seconds: the weights once over the copy bandwidth, or their products at the matrix rate; and the KV cache."""
+    """Return the lower bound in seconds: reading the weights or computing their products, plus reading the KV cache."""
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     per_layer = shape.hidden_size * (2 * queries + 2 * keys + 3 * shape.intermediate_size)
     weights = shape.num_layers * per_layer + shape.vocab_size * shape.hidden_size
@@ -131,7 +132,8 @@ def _floor(bench: Bench, shape: ModelConfig, batch: int, context: int) -> float:
 
 
 def _throughput(bench: Bench, engine: LLMEngine, shape: ModelConfig) -> dict[str, Any]:
-    """Output tokens a second over 256 requests of 100 to 1,024 tokens in and out, cut off at the time limit."""
+    """Return the output tokens per second of 256 requests with 100 to 1,024 tokens of prompt and output, up to the time
+    limit."""
     draw = random.Random(7)  # noqa: S311
     count, low, high = (3, 5, 12) if bench.dry_run else (256, 100, 1024)
     for index in range(count):

@@ -1,4 +1,4 @@
-"""The kernels on a GPU: right against the references, and how near to the machine's own rates."""
+"""The kernels on a GPU: results compared with the references, and rates compared with the machine's."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ PLAIN = Heads("7B without GQA", 32, 32, 128)
 TINY = Heads("tiny", 3, 1, 16)
 
 
-class Batch:
-    """Sequences of given lengths in a shuffled paged cache, and their newest tokens' queries."""
+class AttentionBatch:
+    """Sequences of given lengths in a shuffled paged cache, and the queries of their newest tokens."""
 
     def __init__(self, bench: Bench, shape: Heads, lengths: list[int], new: list[int]) -> None:
         blocks = [-(-length // BLOCK_SIZE) for length in lengths]
@@ -56,7 +56,7 @@ class Batch:
         self.query = bench.random(sum(new), shape.heads, shape.dim)
 
     def decode(self, plan: kernels.DecodePlan) -> Callable[[], torch.Tensor]:
-        """One decode of the batch, with its buffers made beforehand."""
+        """Return a function that decodes the batch, with preallocated buffers."""
         num_seqs, num_heads, head_dim = self.query.shape
         workspace = kernels.decode_workspace(num_seqs, num_heads, head_dim, plan, self.query.device)
         out = torch.empty_like(self.query)
@@ -66,7 +66,7 @@ class Batch:
         )  # fmt: skip
 
     def prefill(self, config: kernels.PrefillConfig | None = None) -> Callable[[], torch.Tensor]:
-        """One prefill of the batch."""
+        """Return a function that prefills the batch."""
         out = torch.empty_like(self.query)
         return lambda: kernels.paged_prefill(
             self.query, self.key_cache, self.value_cache, self.block_table, self.seq_lens, self.starts,
@@ -81,19 +81,19 @@ class Batch:
 
     @property
     def bytes(self) -> int:
-        """Bytes attention must move: keys and values once, queries and results once."""
+        """Return the bytes that attention must move: keys, values, queries and results once."""
         per_token = 2 * self.shape.kv_heads * self.shape.dim
         return (sum(self.lengths) * per_token + 2 * self.query.numel()) * self.query.element_size()
 
     @property
     def operations(self) -> int:
-        """Floating-point operations of causal attention: two products, of visible pairs only."""
+        """Return the floating-point operations of causal attention: two products, of visible pairs only."""
         pairs = sum(n * (length - n) + n * (n + 1) // 2 for length, n in zip(self.lengths, self.new, strict=True))
         return 4 * self.shape.heads * self.shape.dim * pairs
 
 
 def checks(bench: Bench) -> list[dict[str, Any]]:
-    """Every kernel against its reference, on the device's own arithmetic."""
+    """Compare every kernel with its reference on the device."""
     shapes = [TINY] if bench.dry_run else [SMOL, LLAMA_1B, LLAMA_8B, PLAIN]
     results = []
     for shape in shapes:
@@ -110,40 +110,44 @@ def checks(bench: Bench) -> list[dict[str, Any]]:
 
 def _attention_cases(bench: Bench, shape: Heads) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     lengths = [1, 33, 70] if bench.dry_run else [1, 31, 32, 33, 64, 65, 1000, 5000]
-    batch = Batch(bench, shape, lengths, [1] * len(lengths))
+    batch = AttentionBatch(bench, shape, lengths, [1] * len(lengths))
     want = batch.expected()
     for splits in (1, 5):
         yield f"decode {splits} splits", batch.decode(kernels.DecodePlan(splits))(), want
     together = batch.decode(_fixed_plan(batch))()
     yield "decode fixed splits", together, want
-    alone = Batch(bench, shape, lengths[-2:-1], [1])
+    alone = AttentionBatch(bench, shape, lengths[-2:-1], [1])
     alone.key_cache, alone.value_cache, alone.query = batch.key_cache, batch.value_cache, batch.query[-2:-1]
     alone.block_table = batch.block_table[-2:-1]
     yield "decode, alone as in a batch, bit by bit", alone.decode(_fixed_plan(alone))(), together[-2:-1]
     new = [min(length, 40 if bench.dry_run else 700) for length in lengths]
-    batch = Batch(bench, shape, lengths, new)
+    batch = AttentionBatch(bench, shape, lengths, new)
     yield "prefill", batch.prefill()(), batch.expected()
-    batch = Batch(bench, shape, lengths, [1] * len(lengths))
+    batch = AttentionBatch(bench, shape, lengths, [1] * len(lengths))
     yield "prefill of single tokens", batch.prefill()(), batch.expected()
 
 
-def _fixed_plan(batch: Batch) -> kernels.DecodePlan:
+def _fixed_plan(batch: AttentionBatch) -> kernels.DecodePlan:
     return kernels.plan_decode(len(batch.lengths), batch.shape.kv_heads, max(batch.lengths), 1, split_tokens=64)
 
 
 def _rope_cases(bench: Bench, shape: Heads) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    call, given = _rope(bench, shape, 9)
-    cos, sin = given["cos"][given["positions"]], given["sin"][given["positions"]]
-    query, key, value = (given[name].float() for name in ("query", "key", "value"))
+    call, tensors = _rope(bench, shape, 9)
+    cos, sin = tensors["cos"][tensors["positions"]], tensors["sin"][tensors["positions"]]
+    query, key, value = (tensors[name].float() for name in ("query", "key", "value"))
     want = reference.apply_rope(query, cos, sin)
-    keys, values = torch.zeros_like(given["key_cache"]), torch.zeros_like(given["value_cache"])
+    keys, values = torch.zeros_like(tensors["key_cache"]), torch.zeros_like(tensors["value_cache"])
     reference.write_cache(
-        reference.apply_rope(key, cos, sin).to(bench.dtype), value.to(bench.dtype), keys, values, given["slot_mapping"]
+        reference.apply_rope(key, cos, sin).to(bench.dtype),
+        value.to(bench.dtype),
+        keys,
+        values,
+        tensors["slot_mapping"],
     )
     call()
-    yield "rope of queries", given["query"], want
-    yield "rope of cached keys", given["key_cache"], keys
-    yield "cached values", given["value_cache"], values
+    yield "rope of queries", tensors["query"], want
+    yield "rope of cached keys", tensors["key_cache"], keys
+    yield "cached values", tensors["value_cache"], values
 
 
 def _compare(name: str, got: torch.Tensor, want: torch.Tensor) -> dict[str, Any]:
@@ -154,7 +158,7 @@ def _compare(name: str, got: torch.Tensor, want: torch.Tensor) -> dict[str, Any]
 
 
 def decode(bench: Bench) -> list[dict[str, Any]]:
-    """Paged decode: share of the copy bandwidth over batch sizes and contexts."""
+    """Measure paged decode as a share of the copy bandwidth, over batch sizes and contexts."""
     cases = [(1, 1024), (1, 32_768), (8, 4096), (32, 1024), (32, 8192), (128, 4096), (256, 1024), (256, 4096)]
     shapes = [LLAMA_8B, LLAMA_1B, SMOL]
     if bench.dry_run:
@@ -170,7 +174,7 @@ def decode(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _decode_row(bench: Bench, shape: Heads, lengths: list[int], label: str) -> dict[str, Any]:
-    batch = Batch(bench, shape, lengths, [1] * len(lengths))
+    batch = AttentionBatch(bench, shape, lengths, [1] * len(lengths))
     plan = kernels.plan_decode(len(lengths), shape.kv_heads, max(lengths), bench.num_sms)
     seconds = bench.seconds(batch.decode(plan))
     rate = batch.bytes / seconds
@@ -181,7 +185,7 @@ def _decode_row(bench: Bench, shape: Heads, lengths: list[int], label: str) -> d
 
 
 def prefill(bench: Bench) -> list[dict[str, Any]]:
-    """Prefill: share of the bf16 matrix rate over whole prompts, chunks over a prefix, and mixed lengths."""
+    """Measure prefill as a share of the bf16 matrix rate: whole prompts, chunks after a prefix, and mixed lengths."""
     cases = [
         ("one prompt of 2k", [2048], [2048]),
         ("one prompt of 8k", [8192], [8192]),
@@ -199,7 +203,7 @@ def prefill(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _prefill_row(bench: Bench, shape: Heads, label: str, lengths: list[int], new: list[int]) -> dict[str, Any]:
-    batch = Batch(bench, shape, lengths, new)
+    batch = AttentionBatch(bench, shape, lengths, new)
     seconds = bench.seconds(batch.prefill())
     rate = batch.operations / seconds
     return {
@@ -209,12 +213,12 @@ def _prefill_row(bench: Bench, shape: Heads, label: str, lengths: list[int], new
 
 
 def small(bench: Bench) -> list[dict[str, Any]]:
-    """RoPE with cache write, add + RMSNorm, SiLU·mul: share of the copy bandwidth; few tokens stay in the L2."""
+    """Measure the small kernels as shares of the copy bandwidth. Few tokens stay in the L2 cache."""
     shape, hidden, inner = (TINY, 48, 96) if bench.dry_run else (LLAMA_8B, 4096, 14_336)
     rows = []
     for tokens in [3] if bench.dry_run else [1, 32, 256, 16_384]:
-        call, given = _rope(bench, shape, tokens)
-        moved = 2 * sum(given[name].numel() for name in ("query", "key", "value"))
+        call, tensors = _rope(bench, shape, tokens)
+        moved = 2 * sum(tensors[name].numel() for name in ("query", "key", "value"))
         rows.append(_small_row(bench, "rope_write_cache", tokens, call, moved))
         x, residual, weight = bench.random(tokens, hidden), bench.random(tokens, hidden), bench.random(hidden)
         out = torch.empty_like(x)
@@ -245,20 +249,20 @@ def _rope(bench: Bench, shape: Heads, tokens: int) -> tuple[Callable[[], object]
     cos, sin = (table.to(bench.device) for table in reference.rope_tables(frequencies, 4096))
     blocks = -(-tokens // BLOCK_SIZE) + 1
     pages = (blocks, BLOCK_SIZE, shape.kv_heads, shape.dim)
-    given = {
+    tensors = {
         "query": query, "key": key, "value": value, "cos": cos, "sin": sin,
         "positions": torch.randint(4096, (tokens,), device=bench.device),
         "key_cache": torch.zeros(pages, dtype=bench.dtype, device=bench.device),
         "value_cache": torch.zeros(pages, dtype=bench.dtype, device=bench.device),
         "slot_mapping": torch.randperm(blocks * BLOCK_SIZE, device=bench.device)[:tokens],
     }  # fmt: skip
-    return lambda: kernels.rope_write_cache(**given), given
+    return lambda: kernels.rope_write_cache(**tensors), tensors
 
 
 def tuning(bench: Bench) -> list[dict[str, Any]]:
-    """Other tile shapes of prefill, and other splits of decode, to choose the defaults by."""
+    """Measure other tile shapes of prefill and other splits of decode, to choose the defaults."""
     shape = TINY if bench.dry_run else LLAMA_8B
-    batch = Batch(bench, shape, [70] if bench.dry_run else [8192], [40] if bench.dry_run else [8192])
+    batch = AttentionBatch(bench, shape, [70] if bench.dry_run else [8192], [40] if bench.dry_run else [8192])
     base = kernels.prefill_config(max(batch.new), shape.heads // shape.kv_heads, shape.dim)
     rows = []
     for config in (
@@ -271,7 +275,7 @@ def tuning(bench: Bench) -> list[dict[str, Any]]:
         if bench.seconds_left() <= 0:
             return rows
     for num_seqs, context in [(2, 70)] if bench.dry_run else [(1, 8192), (8, 8192), (40, 4096)]:
-        batch = Batch(bench, shape, [context] * num_seqs, [1] * num_seqs)
+        batch = AttentionBatch(bench, shape, [context] * num_seqs, [1] * num_seqs)
         for splits in (1, 2, 4, 8, 16, 32, 64):
             share = batch.bytes / bench.seconds(batch.decode(kernels.DecodePlan(splits))) / bench.copy_rate
             case = {"kernel": "decode", "batch": num_seqs, "context": context, "splits": splits}

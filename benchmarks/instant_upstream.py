@@ -1,6 +1,6 @@
-"""An OpenAI-compatible server that responds immediately: the upstream of the peer, and the server of `serve --quick`.
+"""An OpenAI-compatible server that responds immediately: LiteLLM's upstream, and the server of `serve --quick`.
 
-Raw ASGI, nothing else. Chat completions come in one piece, completions as a stream of eight tokens.
+It is a raw ASGI application. Chat completions have one part, completions are a stream of eight tokens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A Celery worker as `python -m inference_worker` starts it, with an engine that answers at once.
+"""A Celery worker as `python -m inference_worker` starts it, with an engine that responds immediately.
 
     MILLRACE_INSTANT_PACE=0 python -m benchmarks.instant_worker
 
-With a pace of 0 the whole answer is one output, delivered as soon as the request is submitted. With another each step
-gives every request one token, so many steps a second; a token's text is the monotonic clock in nanoseconds at its step.
+With a pace of 0 the whole output is delivered when the request is submitted. Otherwise the pace is the number of steps
+per
+second, and each step gives every request one token. A token's text is the monotonic clock in nanoseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import inference_worker.worker.worker
 from inference_worker.__main__ import main
-from inference_worker.contract.request import RequestFault, RequestOutput, TokenUsage
+from inference_worker.contract.request import RequestError, RequestOutput, TokenUsage
 from inference_worker.engine.engine import EngineStats
 from inference_worker.worker.engine_client import ActiveJob, Deliver, Requeued
 
@@ -30,7 +31,7 @@ class InstantEngine:
     def __init__(self, engine: Any, deliver: Deliver, on_broken: Any) -> None:
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._live: dict[str, tuple[ActiveJob, int]] = {}  # with the tokens it has had
+        self._live: dict[str, tuple[ActiveJob, int]] = {}  # with the number of its tokens
         self._closing = threading.Event()
         if PACE:
             threading.Thread(target=self._run, name="engine", daemon=True).start()
@@ -43,14 +44,14 @@ class InstantEngine:
         count = live.job.params.max_tokens
         self._deliver([(live, self._output(live, TEXT, count, count))])
 
-    def cancel(self, live: ActiveJob, failure: RequestFault | None = None) -> None:
+    def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None:
         with self._lock:
             found = self._live.pop(live.engine_id, None)
         if found is not None:
             usage = self._usage(live, found[1])
             self._deliver([(live, failure or RequestOutput(live.engine_id, finish_reason="cancelled", usage=usage))])
 
-    def hand_over(self, live: ActiveJob) -> None:
+    def requeue(self, live: ActiveJob) -> None:
         with self._lock:
             fresh = self._live.get(live.engine_id, (live, 1))[1] == 0 and self._live.pop(live.engine_id)
         if fresh:
@@ -61,11 +62,11 @@ class InstantEngine:
             return [live for live, _ in self._live.values()]
 
     def stats(self) -> EngineStats:
-        counts: Any = dict.fromkeys((each.name for each in fields(EngineStats)), 0)
+        counts: Any = dict.fromkeys((field.name for field in fields(EngineStats)), 0)
         return EngineStats(**counts | {"num_running": len(self._live)})
 
     def metrics(self) -> None:
-        """Count nothing."""
+        """Return empty metrics."""
 
     def close(self) -> None:
         self._closing.set()

@@ -1,9 +1,11 @@
-"""How long it takes to invoice a month, to recompute it to the same bytes, and to archive and restore its usage:
+"""The duration of invoicing a month, of recomputing the same bytes, and of archiving and restoring the month's usage:
 `python -m benchmarks.invoices`.
 
-Starts a PostgreSQL of its own (with fsync, as in production) in a temporary folder, fills a month with rated usage
-events, invoices every tenant (close, draft, finalize with PDF and ledger), makes each invoice again from the events,
-sums the events by hour, takes them out of the database into files and brings them back. Prints one table.
+It starts a separate PostgreSQL (with fsync, as in production) in a temporary directory and fills a month with priced
+usage
+events. Then it invoices every tenant (close, draft, finalize with PDF and ledger), recomputes each invoice from the
+events,
+sums the events by hour, archives the events to files and restores them. It prints one table.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from millrace.devserver.postgres import Postgres  # noqa: E402
 
 MODELS = ("llama-70b", "qwen-8b", "smollm2-135m")
 COMPONENTS = {"uncached": 3, "cache_read": 1, "cache_write_5m": 4, "output": 15}  # USD a million
-MONTH = datetime(2026, 8, 1, tzinfo=UTC)  # of 31 days, and old enough to be archived
+MONTH = datetime(2026, 8, 1, tzinfo=UTC)  # has 31 days, and is old enough to be archived
 # Two versions of prices, one from the 12th on; the busiest tenant has many times the events of the quietest.
 _EVENTS = """
 INSERT INTO billing_usageevent (admitted_at, request_id, execution, tenant_id, project_id, key_id, model, attempt,
@@ -57,10 +59,10 @@ def main() -> None:
         numbers = _timed("invoice", _invoice)
         _timed("recompute", lambda: _recompute(len(numbers)))
         _timed("sum", _sum)
-        with tempfile.TemporaryDirectory(prefix="millrace-archive-") as folder:
-            _timed("archive", lambda: _archive(Path(folder)))
-            files = sum(path.stat().st_size for path in Path(folder).iterdir())
-            _timed("restore", lambda: _restore(Path(folder)))
+        with tempfile.TemporaryDirectory(prefix="millrace-archive-") as directory:
+            _timed("archive", lambda: _archive(Path(directory)))
+            files = sum(path.stat().st_size for path in Path(directory).iterdir())
+            _timed("restore", lambda: _restore(Path(directory)))
         print(f"{files / 2**20:.0f} MiB of files")
         print(f"{len(numbers)} invoices of {options.events} events, {numbers[0]} to {numbers[-1]}")
 
@@ -91,10 +93,10 @@ def _set_up(running: ExitStack) -> None:
     running.callback(connections.close_all)
 
 
-def _timed(what, run):
+def _timed(label, run):
     start, cpu = time.perf_counter(), time.process_time()
     result = run()
-    print(f"{what:>10} {time.perf_counter() - start:7.1f} s   of which {time.process_time() - cpu:6.1f} s in Python")
+    print(f"{label:>10} {time.perf_counter() - start:7.1f} s   of which {time.process_time() - cpu:6.1f} s in Python")
     return result
 
 
@@ -119,8 +121,8 @@ def _fill(events: int, tenants: int) -> None:
             for number, start, end in ((1, MONTH, _change()), (2, _change(), None))
             for model, ids in _prices(number, start, end).items()
         ]
-        asked = {"period": period.pk, "start": MONTH, "change": _change(), "events": events, "tenants": tenants}
-        cursor.execute(_EVENTS, {**asked, "first": first, "models": list(MODELS), "prices": json.dumps(prices)})
+        parameters = {"period": period.pk, "start": MONTH, "change": _change(), "events": events, "tenants": tenants}
+        cursor.execute(_EVENTS, {**parameters, "first": first, "models": list(MODELS), "prices": json.dumps(prices)})
 
 
 def _change() -> datetime:
@@ -128,16 +130,16 @@ def _change() -> datetime:
 
 
 def _prices(number: int, start: datetime, end: datetime | None) -> dict[str, list[int | None]]:
-    """Ids of a version's prices by model, in the order of events' columns."""
+    """Return the ids of a version's prices by model, in the order of the events' columns."""
     from billing.models import Price, PriceBook, PriceVersion
     from billing.pricing.pricing import COMPONENTS as ORDER
 
     book, _ = PriceBook.objects.get_or_create(name="list")
     version = PriceVersion.objects.create(book=book, number=number, state="published", body={}, effective_from=start)
-    kept = {"version": version, "book": book, "tier": "standard", "effective_from": start, "effective_until": end}
+    values = {"version": version, "book": book, "tier": "standard", "effective_from": start, "effective_until": end}
     return {
         model: [
-            Price.objects.create(model=model, component=name, nano_per_million=COMPONENTS[name] * 10**9, **kept).pk
+            Price.objects.create(model=model, component=name, nano_per_million=COMPONENTS[name] * 10**9, **values).pk
             if name in COMPONENTS
             else None
             for name in ORDER
@@ -171,7 +173,7 @@ def _recompute(invoices: int) -> None:
             rendered(recomputed(row, uses[row.tenant_id], counts[row.tenant_id])) == bytes(stored[row.pk])
             for row in rows
         ]
-    assert same == [True] * invoices, "an invoice came out otherwise"
+    assert same == [True] * invoices, "a recomputed invoice differs"
 
 
 def _sum() -> None:
@@ -180,17 +182,17 @@ def _sum() -> None:
     rollups.build()
 
 
-def _archive(folder: Path) -> None:
+def _archive(directory: Path) -> None:
     from billing.actions.archives import do_archive
 
-    do_archive(MONTH.date(), folder, drop=True)
+    do_archive(MONTH.date(), directory, drop=True)
 
 
-def _restore(folder: Path) -> None:
+def _restore(directory: Path) -> None:
     from billing.actions.archives import do_restore
     from billing.metering.archives import manifest_path
 
-    do_restore(manifest_path(folder, MONTH.date()))
+    do_restore(manifest_path(directory, MONTH.date()))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""What one tenant's most expensive request bodies cost another tenant's streams, and the gateway's memory.
+"""The effect of one tenant's most expensive request bodies on another tenant's streams and on the gateway's memory.
 
     python -m benchmarks.isolation
 
-One gateway, and a worker whose engine computes nothing, so that the gateway is what is measured. A tenant reads streams
-at a fixed pace. Beside it another tenant sends expensive bodies on 16 connections, from a process of its own, one kind
-after the other. Before each kind the streams are measured without it. Exits with status 1 if a bound does not hold:
-the 99th percentile of the gaps in a stream may rise by 50 ms, the memory of the gateway and its prompt processes by
-150 MB, and after a minute there must be no more than 50 MB left of that.
+There is one gateway, and a worker whose engine computes nothing, so the gateway is measured. A tenant reads streams
+with a
+fixed pace. Another tenant sends expensive bodies on 16 connections from another process, one body type after the other.
+Before each type the streams are measured without this load. The exit status is 1 if a limit is exceeded: the 99th
+percentile of the gaps in a stream may increase by 50 ms, and the memory of the gateway and its prompt processes by 150
+MB,
+of which at most 50 MB may remain after a minute.
 """
 
 from __future__ import annotations
@@ -58,34 +60,34 @@ def chat(messages: list[dict[str, Any]], **more: Any) -> bytes:
     return json.dumps({"model": MODEL, "messages": messages, "max_tokens": 8, **more}).encode()
 
 
-def said(text: str) -> list[dict[str, Any]]:
+def user_messages(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
 def empty_messages(size: int) -> bytes:
-    one = len(json.dumps(said("")[0])) + 2
-    return chat(said("") * (size // one))
+    one = len(json.dumps(user_messages("")[0])) + 2
+    return chat(user_messages("") * (size // one))
 
 
 def prompt(size: int) -> bytes:
-    words = "The quick brown fox jumps over the lazy dog. "
-    return chat(said(words * (size // len(words))))
+    arguments = "The quick brown fox jumps over the lazy dog. "
+    return chat(user_messages(arguments * (size // len(arguments))))
 
 
 def nested(size: int) -> bytes:
     inner = b'{"a": [[[[{"b": {}}]]]]},' * (size // 25)
-    return chat(said("Hello"), tools=[]).replace(b'"tools": []', b'"tools": [%s {}]' % inner)
+    return chat(user_messages("Hello"), tools=[]).replace(b'"tools": []', b'"tools": [%s {}]' % inner)
 
 
-# Name -> (path, body, whether the key is right).
-KINDS: Mapping[str, tuple[str, Callable[[], bytes], bool]] = {
+# Name -> (path, body, whether the key is valid).
+BODY_TYPES: Mapping[str, tuple[str, Callable[[], bytes], bool]] = {
     "empty messages, 7.4 MB": ("chat/completions", partial(empty_messages, 7_400_000), True),
     "empty messages, 1.9 MB": ("chat/completions", partial(empty_messages, 1_900_000), True),
     "empty messages, 16 KB": ("chat/completions", partial(empty_messages, 16_000), True),
     "a prompt, 7 MB": ("chat/completions", partial(prompt, 7 * MB), True),
     "a prompt, 680 KB": ("chat/completions", partial(prompt, 680_000), True),
     "a prompt, 650 KB": ("chat/completions", partial(prompt, 650_000), True),
-    "650,000 blanks": ("chat/completions", lambda: chat(said(" " * 650_000)), True),
+    "650,000 blanks": ("chat/completions", lambda: chat(user_messages(" " * 650_000)), True),
     "a prompt, 30 KB": ("chat/completions", partial(prompt, 30_000), True),
     "a prompt, 4 KB": ("chat/completions", partial(prompt, 3_900), True),
     "nested JSON, 1.9 MB": ("chat/completions", partial(nested, 1_900_000), True),
@@ -102,7 +104,7 @@ def _counted(body: bytes) -> bytes:
 
 
 def main() -> int:
-    """Measure and print. Return 1 if a bound does not hold, else 0."""
+    """Measure and print. Return 1 if a limit is exceeded, else 0."""
     options = parse_arguments()
     if options.send:
         return send(options)
@@ -110,14 +112,14 @@ def main() -> int:
 
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     report: dict[str, Any] = {}
-    with platform(pace=PACE) as (ours, processes):
+    with platform(pace=PACE) as (millrace, processes):
         gateway = processes["gateway"]
         attacker = set_up(gateway)
-        asyncio.run(streams(ours.url, ours.request(stream=True, max_tokens=50), options.streams, 30))
+        asyncio.run(streams(millrace.url, millrace.request(stream=True, max_tokens=50), options.streams, 30))
         print(f"{'':24} {'gap p99':>17} {'most':>8} {'memory':>18}  answers")
         print(f"{'':24} {'idle':>8} {'loaded':>8} {'':>8} {'most':>9} {'left':>8}")
-        for name in options.kinds:
-            report[name] = row = measure(options, ours, gateway, name, attacker)
+        for name in options.body_types:
+            report[name] = row = measure(options, millrace, gateway, name, attacker)
             print(
                 f"{name:24} {row['idle_ms']:>5.0f} ms {row['loaded_ms']:>5.0f} ms {row['most_ms']:>5.0f} ms"
                 f" {row['grown_mb']:>+6.0f} MB {row['left_mb']:>+5.0f} MB  {row['answers']}",
@@ -125,7 +127,7 @@ def main() -> int:
             )
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
-    return verdict(report, quick=options.quick)
+    return report_violations(report, quick=options.quick)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -133,58 +135,62 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="length of each measurement (default 10)")
     parser.add_argument("--streams", type=int, default=8, help="streams of the other tenant (default 8)")
     parser.add_argument("--connections", type=int, default=16, help="connections of the sender (default 16)")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="kinds of bodies (default: all)")
-    parser.add_argument("--quick", action="store_true", help="three kinds, two seconds each, to see that it works")
+    parser.add_argument("--body-types", nargs="+", choices=BODY_TYPES, help="types of bodies (default: all)")
+    parser.add_argument(
+        "--quick", action="store_true", help="three types, two seconds each: checks that the benchmark works"
+    )
     parser.add_argument("--json", help="write the figures to this file too")
-    parser.add_argument("--send", nargs=3, metavar=("KIND", "URL", "KEY"), help=argparse.SUPPRESS)
+    parser.add_argument("--send", nargs=3, metavar=("TYPE", "URL", "KEY"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.seconds = options.seconds or (2.0 if options.quick else 10.0)
-    options.kinds = options.kinds or (QUICK if options.quick else list(KINDS))
+    options.body_types = options.body_types or (QUICK if options.quick else list(BODY_TYPES))
     return options
 
 
-def verdict(report: Mapping[str, Mapping[str, Any]], *, quick: bool) -> int:
-    """Print what is out of bounds. A quick run is too short for percentiles: it fails without answers alone."""
+def report_violations(report: Mapping[str, Mapping[str, Any]], *, quick: bool) -> int:
+    """Print the exceeded limits. A quick run is too short for percentiles and fails only without responses."""
     if quick:
         return int(not all(row["answers"] for row in report.values()))
     failed = 0
     for name, row in report.items():
         rise = row["loaded_ms"] - row["idle_ms"]
-        for told, value, most in (
+        for measure_name, value, limit in (
             ("gap p99 rises by", rise, MAX_RISE_MS),
             ("memory grows by", row["grown_mb"], MAX_GROWTH_MB),
             ("memory left is", row["left_mb"], MAX_LEFT_MB),
         ):
-            if value > most:
+            if value > limit:
                 failed = 1
-                print(f"! {name}: {told} {value:.0f}, more than {most:.0f}")
+                print(f"! {name}: {measure_name} {value:.0f}, more than {limit:.0f}")
     return failed
 
 
 def set_up(gateway: subprocess.Popen[bytes]) -> str:
-    """Make the sender's tenant, and prices; the sender's key."""
+    """Create the sender's tenant, and prices. Return the sender's key."""
     lines = Path(f"/proc/{gateway.pid}/environ").read_bytes().split(b"\0")
     environ = dict(line.decode().split("=", 1) for line in lines if b"=" in line)
     command = (sys.executable, "-m", "django", "shell", "-c", _SET_UP)
-    told = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=ROOT, check=True).stdout  # noqa: S603
-    return next(line.split()[1] for line in told.splitlines() if line.startswith("KEY"))
+    output = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=ROOT, check=True).stdout  # noqa: S603
+    return next(line.split()[1] for line in output.splitlines() if line.startswith("KEY"))
 
 
 def measure(
-    options: argparse.Namespace, ours: Any, gateway: subprocess.Popen[bytes], kind: str, key: str
+    options: argparse.Namespace, millrace: Any, gateway: subprocess.Popen[bytes], body_type: str, key: str
 ) -> dict[str, Any]:
-    """Return the streams' gaps without and with the sender, and the memory before, during and after."""
-    request = ours.request(stream=True, max_tokens=round(options.seconds * PACE))
+    """Return the streams' gaps without and with the load, and the memory before, during and after it."""
+    request = millrace.request(stream=True, max_tokens=round(options.seconds * PACE))
     seconds = options.seconds + 30
-    idle = asyncio.run(streams(ours.url, request, options.streams, seconds))
+    idle = asyncio.run(streams(millrace.url, request, options.streams, seconds))
     before = memory(gateway)
-    words = (kind, ours.url.rpartition("/chat/")[0], key, str(options.seconds), str(options.connections))
-    argv = [sys.executable, "-m", "benchmarks.isolation", "--send", *words[:3], "--seconds", words[3]]
-    sender = subprocess.Popen([*argv, "--connections", words[4]], cwd=ROOT, stdout=subprocess.PIPE)  # noqa: S603
+    arguments = (body_type, millrace.url.rpartition("/chat/")[0], key, str(options.seconds), str(options.connections))
+    argv = [sys.executable, "-m", "benchmarks.isolation", "--send", *arguments[:3], "--seconds", arguments[3]]
+    sender = subprocess.Popen([*argv, "--connections", arguments[4]], cwd=ROOT, stdout=subprocess.PIPE)  # noqa: S603
     assert sender.stdout is not None
-    sender.stdout.readline()  # it begins
+    sender.stdout.readline()  # the load starts
     grown: list[float] = []
-    loaded = asyncio.run(streams(ours.url, request, options.streams, seconds, lambda: grown.append(memory(gateway))))
+    loaded = asyncio.run(
+        streams(millrace.url, request, options.streams, seconds, lambda: grown.append(memory(gateway)))
+    )
     answers = json.loads(sender.communicate(timeout=options.seconds + 120)[0].splitlines()[-1])
     left = after(gateway, before, 5.0 if options.quick else 60.0)
     return {
@@ -200,7 +206,7 @@ def measure(
 
 
 def after(gateway: subprocess.Popen[bytes], before: float, seconds: float) -> float:
-    """Return the memory that is left after the load, within the given seconds."""
+    """Return the memory that remains after the load, within the given seconds."""
     until = time.monotonic() + seconds
     while (left := memory(gateway) - before) > MAX_LEFT_MB / 2 and time.monotonic() < until:
         time.sleep(1)
@@ -213,7 +219,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def memory(gateway: subprocess.Popen[bytes]) -> float:
-    """MB of the gateway and of its children: private pages, and a share of those that several have."""
+    """Return the memory of the gateway and its children in MB: private pages and a part of shared ones."""
     return sum(_memory(pid) for pid in [gateway.pid, *_children(gateway.pid)])
 
 
@@ -233,8 +239,9 @@ def _memory(pid: int) -> float:
 async def streams(
     url: str, request: bytes, count: int, seconds: float, look: Callable[[], None] = lambda: None
 ) -> list[float]:
-    """Read streams to their ends; the gaps between their tokens, in milliseconds. The last gap of a stream that fails,
-    or does not end in time, lasts until then."""
+    """Read streams to their ends and return the gaps between tokens in milliseconds. For a stream that fails or does
+    not end in
+    time, the last gap lasts until then."""
     gaps: list[float] = []
 
     async def read() -> None:
@@ -269,13 +276,13 @@ async def streams(
 
 
 def send(options: argparse.Namespace) -> int:
-    """Send bodies of one kind on many connections, and print how often each status came."""
-    kind, url, key = options.send
-    path, make, right = KINDS[kind]
+    """Send bodies of one type on many connections, and print the number of responses by status."""
+    body_type, url, key = options.send
+    path, make, is_valid_key = BODY_TYPES[body_type]
     body, parts = make(), urlsplit(url)
     head = (
         f"POST {parts.path}/{path} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
-        f"authorization: Bearer {key if right else 'sk-mr-wrong'}\r\ncontent-length: {len(body)}\r\n\r\n"
+        f"authorization: Bearer {key if is_valid_key else 'sk-mr-wrong'}\r\ncontent-length: {len(body)}\r\n\r\n"
     ).encode()
     answers: Counter[str] = Counter()
 

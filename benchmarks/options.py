@@ -11,7 +11,7 @@ from typing import Any
 def parse(
     parser: argparse.ArgumentParser, quick: Mapping[str, Any], arguments: Sequence[str] | None = None
 ) -> argparse.Namespace:
-    """Add `--quick` to the parser, and parse: with it, `quick` replaces defaults, not what the caller gives."""
+    """Add `--quick` to the parser, and parse. With it, `quick` replaces defaults but not given values."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser.add_argument(
         "--quick", action="store_true", help="run for a few seconds with tiny defaults: checks that the benchmark works"

@@ -1,12 +1,14 @@
-"""The worker's profiles side by side, on the embedded model: what decoding streams feel while long prompts arrive.
+"""The worker's engine profiles on the embedded model: the effect of long prompts on decoding streams.
 
     python -m benchmarks.profiles
-    python -m benchmarks.profiles --add small=64,32,16    # step_tokens, long_prompt_tokens, max_batch
+    python -m benchmarks.profiles --add small=64,32,16
 
-One engine at a time, in this process, without a platform around it. So many streams decode, each going on with a new
-short prompt when its answer is complete; beside them so many callers send prompts of 512 tokens (--long-prompt), each
-the next one when its answer of 16 to 48 tokens is complete. No two prompts share a prefix. TTFT is of the long prompts,
-ITL of the streams, tokens/s of all. The profiles are measured in turn in each round, and the figures are medians over
+One engine at a time runs in this process, without a platform. `--streams` streams decode, and each starts a new short
+prompt when its output is complete. Meanwhile `--senders` clients send prompts of 512 tokens (--long-prompt), each the
+next
+one when its output of 16 to 48 tokens is complete. No two prompts share a prefix. TTFT is that of the long prompts, ITL
+that of the streams, tokens/s that of all. The profiles are measured in turn in each round, and the results are medians
+over
 the rounds.
 """
 
@@ -32,13 +34,13 @@ from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import ModelRunner
 from inference_worker.models.model_source import ensure_model
 
-LONG_ANSWER = (16, 48)  # tokens; lengths are drawn, so that callers do not march in step
+LONG_ANSWER = (16, 48)  # tokens; lengths are random, so that clients do not synchronize
 SHORT_PROMPT, SHORT_ANSWER = 32, 128
 
 
 @dataclass
 class Round:
-    """What one round of one profile showed; times in seconds."""
+    """The result of one round of one profile. Times are in seconds."""
 
     ttft: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -46,32 +48,34 @@ class Round:
     seconds: float = 0.0
 
     def figures(self) -> tuple[float, ...]:
-        """TTFT p50 and p95, ITL p50, p95 and p99 in milliseconds; tokens a second."""
+        """Return TTFT p50 and p95, and ITL p50, p95 and p99 in milliseconds, and tokens per second."""
         of_ttft, of_gaps = (statistics.quantiles(times, n=100, method="inclusive") for times in (self.ttft, self.gaps))
         times = (of_ttft[49], of_ttft[94], of_gaps[49], of_gaps[94], of_gaps[98])
         return (*(1e3 * value for value in times), self.tokens / self.seconds)
 
 
 class Load:
-    """The callers of one round."""
+    """The clients of one round."""
 
-    def __init__(self, engine: LLMEngine, draw: random.Random, wanted: argparse.Namespace) -> None:
+    def __init__(self, engine: LLMEngine, draw: random.Random, options: argparse.Namespace) -> None:
         self._engine = engine
-        self._long_prompt = wanted.long_prompt
+        self._long_prompt = options.long_prompt
         self._draw = draw
         self._names: Iterator[int] = iter(range(1 << 30))
         self._fresh: set[str] = set()  # requests without a token yet
-        self._last: dict[str, float] = {}  # when a request was sent, or its last token came
-        self.found = Round()
-        for _ in range(wanted.streams):
-            self._send("stream", SHORT_PROMPT, draw.randint(1, SHORT_ANSWER))  # so that they do not end together
-        for _ in range(wanted.senders):
+        self._last: dict[str, float] = {}  # time of a request's submission or last token
+        self.result = Round()
+        for _ in range(options.streams):
+            self._send(
+                "stream", SHORT_PROMPT, draw.randint(1, SHORT_ANSWER)
+            )  # random, so that they do not end together
+        for _ in range(options.senders):
             self._send("long", self._long_prompt, self._draw.randint(*LONG_ANSWER))
 
     def run(self, prompts: int) -> Round:
-        """Step until so many long prompts have their first token; those sent at the start are not counted."""
+        """Step until `prompts` long prompts have their first token, without the initial ones."""
         started, ignored = time.perf_counter(), sum(name.startswith("long") for name in self._last)
-        while len(self.found.ttft) < ignored + prompts:
+        while len(self.result.ttft) < ignored + prompts:
             outputs = self._engine.step()
             now = time.perf_counter()
             for output in outputs:
@@ -83,25 +87,25 @@ class Load:
                         self._send("stream", SHORT_PROMPT, SHORT_ANSWER)
                     else:
                         self._send("long", self._long_prompt, self._draw.randint(*LONG_ANSWER))
-            if len(self.found.ttft) < ignored:  # the start is no steady state
-                self.found.gaps.clear()
-                self.found.tokens, started = 0, now
-        self.found.seconds = time.perf_counter() - started
-        self.found.ttft = self.found.ttft[ignored:]
-        return self.found
+            if len(self.result.ttft) < ignored:  # the start is not a steady state
+                self.result.gaps.clear()
+                self.result.tokens, started = 0, now
+        self.result.seconds = time.perf_counter() - started
+        self.result.ttft = self.result.ttft[ignored:]
+        return self.result
 
     def _token(self, name: str, now: float, *, first: bool) -> None:
         since = now - self._last[name]
         self._last[name] = now
-        self.found.tokens += 1
+        self.result.tokens += 1
         self._fresh.discard(name)
         if first and name.startswith("long"):
-            self.found.ttft.append(since)
+            self.result.ttft.append(since)
         elif not first and name.startswith("stream"):
-            self.found.gaps.append(since)
+            self.result.gaps.append(since)
 
-    def _send(self, kind: str, prompt: int, answer: int) -> None:
-        name = f"{kind}-{next(self._names)}"
+    def _send(self, client_type: str, prompt: int, answer: int) -> None:
+        name = f"{client_type}-{next(self._names)}"
         ids = [self._draw.randrange(1000, 40_000) for _ in range(prompt)]
         params = SamplingParams(max_tokens=answer, temperature=0, ignore_eos=True)
         self._engine.add_request(Request(name, ids, params, arrival=time.monotonic()))
@@ -110,7 +114,7 @@ class Load:
 
 
 def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
-    """Return the embedded model, loaded once for all profiles: they differ in their schedulers alone."""
+    """Return the embedded model, loaded once for all profiles, since they differ only in scheduling."""
     with tempfile.TemporaryDirectory() as state:
         model_dir = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state))
         config = EngineConfig(model_dir, threads=threads, measure_peaks=False)
@@ -118,19 +122,19 @@ def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
         return config, model, ModelRunner(config, model, model.max_model_len)
 
 
-def measure(profiles: dict[str, EngineProfile], wanted: argparse.Namespace) -> dict[str, list[Round]]:
+def measure(profiles: dict[str, EngineProfile], options: argparse.Namespace) -> dict[str, list[Round]]:
     """Measure the profiles in turn. If interrupted, return the complete rounds."""
-    config, model, runner = prepare(wanted.threads)
+    config, model, runner = prepare(options.threads)
     done: dict[str, list[Round]] = {name: [] for name in profiles}
     with suppress(KeyboardInterrupt):
-        for number in range(wanted.rounds):
-            this: dict[str, Round] = {}
+        for number in range(options.rounds):
+            results: dict[str, Round] = {}
             for name, profile in profiles.items():
                 engine = LLMEngine(replace(config, **asdict(profile)), runner=runner, model_config=model)
                 draw = random.Random(number)  # noqa: S311 (prompts, not secrets)
-                this[name] = Load(engine, draw, wanted).run(wanted.prompts)
-            for name, found in this.items():
-                done[name].append(found)
+                results[name] = Load(engine, draw, options).run(options.prompts)
+            for name, result in results.items():
+                done[name].append(result)
     return done
 
 
@@ -142,28 +146,34 @@ def main() -> None:
     parser.add_argument("--senders", type=int, default=2, help="callers that send long prompts (default 2)")
     parser.add_argument("--long-prompt", type=int, default=512, help="tokens of a long prompt (default 512)")
     parser.add_argument("--threads", type=int, default=0, help="of the engine; 0: as many as there are cores (default)")
-    parser.add_argument("--add", action="append", default=[], help="name=step_tokens,long_prompt_tokens,max_batch")
+    parser.add_argument(
+        "--add",
+        action="append",
+        default=[],
+        metavar="NAME=MAX_NUM_BATCHED_TOKENS,LONG_PREFILL_TOKEN_THRESHOLD,MAX_NUM_SEQS",
+        help="an additional profile; may be repeated",
+    )
     parser.add_argument("--only", action="store_true", help="no profiles but those added")
-    wanted = parse(parser, {"rounds": 1, "prompts": 2, "streams": 2, "senders": 2, "long_prompt": 32})
-    profiles: dict[str, EngineProfile] = {} if wanted.only else dict(PROFILES)
-    for text in wanted.add:
+    options = parse(parser, {"rounds": 1, "prompts": 2, "streams": 2, "senders": 2, "long_prompt": 32})
+    profiles: dict[str, EngineProfile] = {} if options.only else dict(PROFILES)
+    for text in options.add:
         name, _, figures = text.partition("=")
         profiles[name] = EngineProfile(*map(int, figures.split(",")))
     logging.disable(logging.INFO)
-    rounds = measure(profiles, wanted)
+    rounds = measure(profiles, options)
     if not all(rounds.values()):
         raise SystemExit("interrupted before the first round was over")
     sys.stdout.write(
-        f"{wanted.streams} streams, {wanted.senders} senders of prompts of {wanted.long_prompt}; milliseconds;"
+        f"{options.streams} streams, {options.senders} senders of prompts of {options.long_prompt}; milliseconds;"
         f" medians of {len(next(iter(rounds.values())))} rounds\n"
         f"{'profile':<12}{'step':>6}{'chunk':>6}{'batch':>6}"
         f"{'TTFT p50':>10}{'p95':>8}{'ITL p50':>9}{'p95':>7}{'p99':>7}{'tokens/s':>10}\n"
     )
     for name, profile in profiles.items():
-        figures = zip(*(found.figures() for found in rounds[name]), strict=True)
+        figures = zip(*(result.figures() for result in rounds[name]), strict=True)
         ttft50, ttft95, itl50, itl95, itl99, rate = map(statistics.median, figures)
         sys.stdout.write(
-            f"{name:<12}{profile.step_tokens:>6}{profile.long_prompt_tokens:>6}{profile.max_batch:>6}"
+            f"{name:<12}{profile.max_num_batched_tokens:>6}{profile.long_prefill_token_threshold:>6}{profile.max_num_seqs:>6}"
             f"{ttft50:>10.0f}{ttft95:>8.0f}{itl50:>9.1f}{itl95:>7.1f}{itl99:>7.1f}{rate:>10.1f}\n"
         )
 

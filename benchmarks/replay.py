@@ -1,20 +1,21 @@
-"""Real traces through the real scheduler and KV cache, the model being made up.
+"""Replays of real traces through the scheduler and the KV cache, with a simulated model.
 
     python -m benchmarks.replay
     python -m benchmarks.replay --requests 1500 --sections hits,waste
 
-Five sections, printed as one table each:
+There are five sections, printed as one table each:
 hits      the Mooncake chat trace at its block size of 512: share of the prompt tokens read from the prefix cache, for
-          several pools, beside what a plain LRU cache of that size gives when it serves one request after the other,
-          and beside a cache without bounds
+          several cache sizes, compared with an LRU cache of the same size that serves one request after the other, and
+          with an unbounded cache
 agent     tau-bench conversations in the embedded model's tokens, a request for each of the agent's turns: the same
-waste     share of the held KV memory without a token in it, on the lengths of the Azure conversation trace
-tenants   what it costs to share the engine: the Azure requests as those of one tenant and of several equal ones, with
-          ample and with scarce memory; a preempted request's prompt is computed again as far as it is not cached
-overhead  microseconds of the engine's own Python for each sequence in a step, and for each step, by batch size
+waste     share of the used KV memory without a token in it, for the lengths of the Azure conversation trace
+tenants   the cost of sharing the engine: the Azure requests as those of one tenant and of several equal tenants, with
+          sufficient and with scarce memory; uncached parts of a preempted request's prompt are computed again
+overhead  microseconds of the engine's Python code per sequence of a step, and per step, by batch size
 
-Counts of tokens, blocks and preemptions depend on nothing but the code. Microseconds are the machine's: compare them
-within one run only.
+Counts of tokens, blocks and preemptions depend only on the code. Microseconds depend on the machine: compare them
+within
+one run only.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from tests.support.engine.replay import (
     unrelated,
 )
 
-AMPLE = 120_000  # blocks of 512: more than the whole trace has
+AMPLE = 120_000  # blocks of 512, more than the whole trace needs
 Row = tuple[str, ...]
 
 
@@ -60,12 +61,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sections", type=names, default=[*SECTIONS], help=f"{','.join(SECTIONS)} (default all)")
     parser.add_argument("--requests", type=int, help="of the Mooncake trace (default all 5,606)")
     parser.add_argument("--pools", type=numbers, default=[1_000, 3_000, 10_000, 30_000, AMPLE], help="KV blocks of 512")
-    parser.add_argument("--window", type=int, default=4, help="Mooncake requests under way at once (default 4)")
+    parser.add_argument("--window", type=int, default=4, help="concurrent Mooncake requests (default 4)")
     parser.add_argument(
-        "--answers", type=int, default=4, help="tokens of a Mooncake answer at most; 0: all of them (default 4)"
+        "--answers", type=int, default=4, help="maximum tokens of a Mooncake output; 0: no limit (default 4)"
     )
     parser.add_argument("--conversations", type=int, help="of tau-bench (default all 96)")
-    parser.add_argument("--every", type=int, default=10, help="takes each so many-th Azure request (default 10)")
+    parser.add_argument("--every", type=int, default=10, help="uses every N-th Azure request (default 10)")
     parser.add_argument("--block-sizes", type=numbers, default=[8, 16, 32, 64, 128, 256], help="for the waste")
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32, 64, 256], help="for the overhead")
     pools = {"pools": [1_000], "block_sizes": [32], "batches": [1, 8]}
@@ -80,7 +81,7 @@ def hits(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
 
     def rows() -> Iterator[Row]:
         for num_blocks, lru in zip(options.pools, caches, strict=True):
-            replayer = Replayer(num_blocks, MOONCAKE_BLOCK, max_batch=options.window, step_tokens=8192)
+            replayer = Replayer(num_blocks, MOONCAKE_BLOCK, max_num_seqs=options.window, max_num_batched_tokens=8192)
             result = play(replayer, mooncake(options.requests, most), options.window, f"{num_blocks} blocks")
             yield (
                 f"{num_blocks:,}", f"{result.requests:,}", f"{ideal.hit_rate:.2%}", f"{lru.hit_rate:.2%}",
@@ -101,7 +102,7 @@ def agent(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
     def rows() -> Iterator[Row]:
         for block_size in (16, 32, 64):
             [ideal] = simulate(conversations, block_size, None)
-            replayer = Replayer(400_000 // block_size, block_size, max_batch=32, step_tokens=2048)
+            replayer = Replayer(400_000 // block_size, block_size, max_num_seqs=32, max_num_batched_tokens=2048)
             result = play(replayer, conversations, 32, f"blocks of {block_size}")
             yield (
                 str(block_size), f"{result.requests:,}", f"{result.prompt_tokens:,}", f"{ideal.hit_rate:.2%}",
@@ -116,7 +117,7 @@ def waste(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
 
     def rows() -> Iterator[Row]:
         for block_size in options.block_sizes:
-            replayer = Replayer(1_000_000 // block_size, block_size, max_batch=64, step_tokens=2048)
+            replayer = Replayer(1_000_000 // block_size, block_size, max_num_seqs=64, max_num_batched_tokens=2048)
             result = play(replayer, unrelated(lengths), 96, f"blocks of {block_size}")
             batch = result.sequences / result.steps
             yield str(block_size), f"{result.requests:,}", f"{batch:.1f}", f"{result.waste(block_size):.2%}"
@@ -130,7 +131,7 @@ def tenants(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
     def rows() -> Iterator[Row]:
         for num_blocks in (30_000, 2_000):
             for count, window in ((1, 96), (10, 96), (100, 300)):
-                replayer = Replayer(num_blocks, 32, max_batch=64, step_tokens=2048)
+                replayer = Replayer(num_blocks, 32, max_num_seqs=64, max_num_batched_tokens=2048)
                 result = play(replayer, unrelated(lengths, count), window, f"{count} tenants")
                 yield (
                     f"{num_blocks:,}", str(count), str(window), f"{result.sequences / result.steps:.1f}",
@@ -149,7 +150,7 @@ def overhead(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
     def rows() -> Iterator[Row]:
         for batch in options.batches:
             lengths = [Lengths(n.prompt, min(n.output, 200)) for n in azure()[: max(20, 3 * batch)]]
-            replayer = Replayer(batch * 500, 32, max_batch=batch, step_tokens=2048)
+            replayer = Replayer(batch * 500, 32, max_num_seqs=batch, max_num_batched_tokens=2048)
             result = play(replayer, unrelated(lengths), batch + batch // 2, f"batch of {batch}")
             parts = (result.step_seconds, result.schedule_seconds, result.output_seconds)
             per_step = result.step_seconds / result.steps
@@ -173,7 +174,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], tuple[Row, Iterable[Row]]]] =
 
 
 def play(replayer: Replayer, trace: Iterable[Conversation], window: int, label: str) -> Replay:
-    """Replay `trace`; every other second stderr says how far it has come."""
+    """Replay `trace`, and print the progress to standard error every two seconds."""
     last = time.monotonic()
 
     def on_step(_: LLMEngine) -> None:

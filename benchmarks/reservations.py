@@ -40,8 +40,8 @@ def main() -> None:
         budgeted = asyncio.run(_admissions(url, key, options))
         print(f"CPU an admission, us: {without:.1f} without budgets, {budgeted:.1f} with three")
         keys = [_make_key(f"bench-{number}") for number in range(options.rounds)]
-        for each in keys:
-            _set_budgets(each.tenant_id, RECALLED)
+        for tenant_key in keys:
+            _set_budgets(tenant_key.tenant_id, RECALLED)
         waits = [wait * 1000 for wait in asyncio.run(_recalls(url, keys))]
         median, worst = statistics.median(waits), max(waits)
         print(f"recall from 4 gateways, ms: median {median:.1f}, worst of {options.rounds} {worst:.1f}")
@@ -65,8 +65,8 @@ def _make_key(name: str) -> Any:
     tenant = actions.do_create_tenant(name, name)
     with tenant_scope(tenant):
         project = Project.objects.for_tenant(tenant).get()
-    made, _ = actions.do_create_api_key(project, "k")
-    return key_of(tenant.pk, project.pk, made.pk)
+    api_key, _ = actions.do_create_api_key(project, "k")
+    return key_of(tenant.pk, project.pk, api_key.pk)
 
 
 def _set_budgets(tenant_id: int, amount: int) -> None:
@@ -84,29 +84,29 @@ async def _admissions(url: str, key: Any, options: argparse.Namespace) -> float:
 
     async with purse(url, key) as gateway:
         await gateway.admit()
-        rounds, each = [], options.requests // options.rounds
+        rounds, count = [], options.requests // options.rounds
         for _ in range(options.rounds):
             began = time.process_time()
-            for _ in range(each):
+            for _ in range(count):
                 await gateway.admit()
-            rounds.append((time.process_time() - began) / each * 1e6)
+            rounds.append((time.process_time() - began) / count * 1e6)
         await gateway.budget_admission.stop()
     return statistics.median(rounds)
 
 
 async def _recalls(url: str, keys: Sequence[Any]) -> list[float]:
-    """How long it takes to admit what needs all that four others hold and have not admitted; a tenant each time."""
+    """Return the seconds of admissions that need all unreserved budget of four other gateways, one tenant for each."""
     from tests.support.gateway.budget_gateways import Admitted, purse
 
     waits = []
     for key in keys:
         async with AsyncExitStack() as running:
             others = [await running.enter_async_context(purse(url, key, f"gw-{n}")) for n in range(4)]
-            mine = await running.enter_async_context(purse(url, key, "gw-mine"))
+            own_gateway = await running.enter_async_context(purse(url, key, "gw-own"))
             admitted = [await other.admit() for other in others]
             left = RECALLED - sum(each.terms.reserved_nano for each in admitted)
             began = time.perf_counter()
-            found = await mine.admit(max_tokens=(left - 30_000_000) // 15_000)
+            found = await own_gateway.admit(max_tokens=(left - 30_000_000) // 15_000)
             waits.append(time.perf_counter() - began)
             assert isinstance(found, Admitted)
     return waits

@@ -1,7 +1,7 @@
-"""Runs every benchmark with `--quick`, one after the other, and fails if one fails: `python -m benchmarks.run_quick`.
+"""Runs every benchmark with `--quick`, one after the other: `python -m benchmarks.run_quick`. Fails if one fails.
 
-A benchmark is a module of this directory that can be run (`if __name__ == "__main__":`). New ones are found without an
-edit here. The figures of a quick run are worthless: it shows that the benchmarks still work.
+A benchmark is a module of this directory that can be run (`if __name__ == "__main__":`). New benchmarks are found
+automatically. A quick run only shows that the benchmarks work; its results are meaningless.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parent
-ROOT = FOLDER.parent
-NOT_BENCHMARKS = {"instant_worker", "run_quick"}  # programs: part of a benchmark's set-up, and this runner
-LIMIT_SECONDS = 180.0  # of one benchmark; each takes a few on a quiet machine
+DIRECTORY = Path(__file__).resolve().parent
+ROOT = DIRECTORY.parent
+NOT_BENCHMARKS = {"instant_worker", "run_quick"}  # a part of other benchmarks, and this module
+LIMIT_SECONDS = 180.0  # of one benchmark; each takes a few seconds on an idle machine
 MAX_TOTAL_SECONDS = 900.0  # of all of them
 STOP_SECONDS = 30.0
 
 
-def discover(folder: Path = FOLDER) -> list[str]:
+def discover(directory: Path = DIRECTORY) -> list[str]:
     """Return the names of all benchmarks, sorted."""
-    return [path.stem for path in sorted(folder.glob("*.py")) if path.stem not in NOT_BENCHMARKS and _runs(path)]
+    return [path.stem for path in sorted(directory.glob("*.py")) if path.stem not in NOT_BENCHMARKS and _runs(path)]
 
 
 def _runs(path: Path) -> bool:
-    """Return true if the module has a part that runs when it is the main program."""
+    """Return whether the module can be run as the main program."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     tests = (node.test for node in tree.body if isinstance(node, ast.If))
     return any(isinstance(node, ast.Name) and node.id == "__name__" for test in tests for node in ast.walk(test))
 
 
-def run(name: str, limit_seconds: float = LIMIT_SECONDS, folder: Path = FOLDER) -> str | None:
-    """Run one benchmark quickly. Return None, or why it failed, with what it printed."""
+def run(name: str, limit_seconds: float = LIMIT_SECONDS, directory: Path = DIRECTORY) -> str | None:
+    """Run one benchmark with --quick. Return None, or the reason of the failure with the output."""
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")])}
-    environ.setdefault("OMP_NUM_THREADS", "1")  # so that it takes as long on a busy machine
-    command = [sys.executable, "-m", f"{folder.name}.{name}", "--quick"]
+    environ.setdefault("OMP_NUM_THREADS", "1")  # so that times are similar on a busy machine
+    command = [sys.executable, "-m", f"{directory.name}.{name}", "--quick"]
     with subprocess.Popen(  # noqa: S603  (our own module)
         command,
-        cwd=folder.parent,
+        cwd=directory.parent,
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -54,26 +54,26 @@ def run(name: str, limit_seconds: float = LIMIT_SECONDS, folder: Path = FOLDER) 
         try:
             printed, _ = process.communicate(timeout=limit_seconds)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)  # so that it stops the services that it has started
+            process.send_signal(signal.SIGINT)  # so that it stops its services
             try:
                 printed, _ = process.communicate(timeout=STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # its children too: they have its output open
+                    os.killpg(process.pid, signal.SIGKILL)  # and its children, which have its output open
                 printed = _rest(process)
             return f"{printed}\nnot finished after {limit_seconds:.0f} s"
     return f"{printed}\nexit status {process.returncode}" if process.returncode else None
 
 
 def _rest(process: subprocess.Popen[str]) -> str:
-    """Return what a killed process printed, unless a process that left its group keeps the output open."""
+    """Return the rest of a killed process's output, unless a process outside of its group still has it open."""
     try:
         return process.communicate(timeout=STOP_SECONDS)[0]
     except subprocess.TimeoutExpired:
         return "(its output is still open in another process)"
 
 
-def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
+def main(arguments: Sequence[str] | None = None, directory: Path = DIRECTORY) -> int:
     """Run the benchmarks. Return 0 if all of them succeeded, else 1."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.run_quick",
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
     parser.add_argument("names", nargs="*", help="benchmarks to run (default: all)")
     parser.add_argument("--list", action="store_true", help="print the names of the benchmarks and exit")
     options = parser.parse_args(arguments)
-    found = discover(folder)
+    found = discover(directory)
     if options.list:
         print("\n".join(found))
         return 0
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
     end = time.monotonic() + MAX_TOTAL_SECONDS
     for name in options.names or found:
         began = time.monotonic()
-        failure = run(name, max(1.0, min(LIMIT_SECONDS, end - began)), folder)
+        failure = run(name, max(1.0, min(LIMIT_SECONDS, end - began)), directory)
         print(f"{name:12} {'failed' if failure else 'ok':6} {time.monotonic() - began:6.1f} s", flush=True)
         if failure:
             print(failure, flush=True)

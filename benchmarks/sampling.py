@@ -1,10 +1,11 @@
-"""What choosing tokens costs, by what is asked: one table, times as multiples of plain greedy's.
+"""The cost of sampling by parameters: one table, with times as multiples of greedy sampling.
 
     python -m benchmarks.sampling
 
-One thread, bfloat16 logits of a vocabulary of 49,152 with a spread like a language model's: a few tokens hold most of
-the probability, but where it is "flat". "long" has prompts of 8,192 random tokens, all others of 512, and all answers
-128 so far. Kinds are measured in turn, and of the rounds the least counts.
+It uses one thread and bfloat16 logits of a vocabulary of 49,152 with a distribution like a language model's: a few
+tokens
+have most of the probability, except in "flat". "long" has prompts of 8,192 random tokens, the others of 512, and all
+outputs have 128 tokens so far. The parameters are measured in turn, and the minimum of the rounds counts.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from inference_worker.engine.scheduling.sequence import Sequence
 
 VOCAB = 49_152
 ROWS = (1, 32, 200)
-ANSWER = 128  # tokens generated before
-KINDS: dict[str, tuple[SamplingParams, int]] = {  # how to choose, length of the prompt
+ANSWER = 128  # previously generated tokens
+CASES: dict[str, tuple[SamplingParams, int]] = {  # parameters, prompt length
     "greedy": (SamplingParams(temperature=0), 512),
     "temperature": (SamplingParams(temperature=0.8), 512),
     "top_p": (SamplingParams(top_p=0.9), 512),
@@ -50,19 +51,19 @@ def sequences(rows: int, params: SamplingParams, prompt: int) -> list[Sequence]:
 
 
 def measure(rows: int, rounds: int) -> dict[str, float]:
-    """Seconds of a step by kind."""
+    """Return the seconds of a step by sampling case."""
     ranks = torch.argsort(torch.rand(rows, VOCAB)) + 1
     logits = (20 - 1.6 * ranks.log()).bfloat16()  # probabilities fall with the 1.6th power of the rank
-    batches = {kind: sequences(rows, params, prompt) for kind, (params, prompt) in KINDS.items()}
+    batches = {case: sequences(rows, params, prompt) for case, (params, prompt) in CASES.items()}
     sampler = Sampler(eos_token_ids=(2,))
-    best = dict.fromkeys(KINDS, float("inf"))
+    best = dict.fromkeys(CASES, float("inf"))
     for _ in range(rounds):
-        for kind, seqs in batches.items():
+        for case, seqs in batches.items():
             for seq in seqs:
                 seq.tokens.append(int(torch.randint(VOCAB, ()).item()))
             began = time.perf_counter()
             sampler.sample(logits, seqs, [seq.num_tokens for seq in seqs]).read()
-            best[kind] = min(best[kind], time.perf_counter() - began)
+            best[case] = min(best[case], time.perf_counter() - began)
     return best
 
 
@@ -75,9 +76,9 @@ def main() -> None:
     torch.manual_seed(0)
     print(f"{'':18}" + "".join(f"{rows:>12} rows      " for rows in options.rows))
     columns = [measure(rows, options.rounds) for rows in options.rows]
-    for kind in KINDS:
-        cells = (f"{best[kind] * 1e3:10.2f} ms {best[kind] / best['greedy']:6.1f} x" for best in columns)
-        print(f"{kind:18}" + " ".join(cells))
+    for case in CASES:
+        cells = (f"{best[case] * 1e3:10.2f} ms {best[case] / best['greedy']:6.1f} x" for best in columns)
+        print(f"{case:18}" + " ".join(cells))
 
 
 if __name__ == "__main__":

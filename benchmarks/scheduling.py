@@ -31,7 +31,7 @@ PREEMPTIONS_PER_STEP = 16  # the scheduler's limit
 
 def build_engine(running: int, waiting: int, relation: str) -> LLMEngine:
     """Return an engine with a full batch of decodes and as many waiting requests as stated."""
-    engine, _ = fake_engine(running * 32, max_batch=running, step_tokens=running * (PROMPT_TOKENS + 1))
+    engine, _ = fake_engine(running * 32, max_num_seqs=running, max_num_batched_tokens=running * (PROMPT_TOKENS + 1))
     running_class, waiting_class = CLASSES[relation]
     for index in range(running):
         add_request(engine, f"running-{index}", index, running_class)
@@ -43,7 +43,7 @@ def build_engine(running: int, waiting: int, relation: str) -> LLMEngine:
 
 
 def add_request(engine: LLMEngine, name: str, number: int, service_class: ServiceClass) -> None:
-    """Submit a request of a tenant of its own whose prompt shares no prefix with another."""
+    """Submit a request of a separate tenant, whose prompt shares no prefix with another."""
     prompt = [number % 1000, number // 1000, *range(10, 8 + PROMPT_TOKENS)]
     engine.add_request(request(name, prompt, tenant=name, max_tokens=400, service_class=service_class))
 

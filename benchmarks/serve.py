@@ -1,16 +1,19 @@
-"""Closed-loop load on any OpenAI-compatible server: how many tokens a second, and how long callers wait.
+"""Closed-loop load on any OpenAI-compatible server: throughput and latencies.
 
     python -m benchmarks.serve http://127.0.0.1:8000/v1 smollm2-135m --key sk-…
-    python -m benchmarks.serve ours=http://127.0.0.1:8000/v1 peer=http://127.0.0.1:8100/v1 smollm2-135m
+    python -m benchmarks.serve millrace=http://127.0.0.1:8000/v1 other=http://127.0.0.1:8100/v1 smollm2-135m
 
-For each number of streams and each server, that many callers each send the next request as soon as their last one has
-ended. With several servers they are measured in turn within each round, so that a machine whose speed drifts slows them
-alike; the figures are medians over the rounds, and the last column the first server's rate over this one's. It exits
-with status 1 if a request failed. --quick without a server starts one that answers immediately.
+For each number of streams and each server, that many clients each send the next request when the previous one has
+ended.
+Several servers are measured in turn in each round, so that changes of the machine's speed affect them equally. The
+results
+are medians over the rounds; the last column is the first server's rate divided by this one's. The exit status is 1 if a
+request failed. --quick without a server starts one that responds immediately.
 
-Prompts are random common words, different for each request, so that no prefix cache helps, unless --shared-prefix puts
-the same words before each. Answers are greedy and ignore the end token, so that all have the length asked for.
-TTFT: from sending to the first text. ITL: between two texts of one stream.
+Prompts are random common words, different for each request, so that prefix caches have no effect, unless
+--shared-prefix
+puts the same words before each. Outputs are greedy and ignore the end token, so that all have the requested length.
+TTFT is the time from sending to the first text. ITL is the time between two texts of one stream.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ WORDS = re.findall(
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerUnderTest:
     name: str
     base_url: str
     model: str
@@ -54,13 +57,13 @@ class Server:
 
 @dataclass
 class Sample:
-    """One server under one load."""
+    """The result of one server under one load."""
 
     seconds: float = 0.0
     output_tokens: int = 0
     first: list[float] = field(default_factory=list)  # seconds to the first text
     gaps: list[float] = field(default_factory=list)  # seconds between texts
-    faults: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -75,13 +78,13 @@ def main() -> int:
             from benchmarks.gateway import upstream
 
             url = running.enter_context(upstream()).url.removesuffix("/chat/completions")
-            arguments.servers = [Server("instant", url, "bench", "")]
+            arguments.servers = [ServerUnderTest("instant", url, "bench", "")]
         rows = measure(arguments)
     print(table(rows, [server.name for server in arguments.servers]))
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as out:
             json.dump({"arguments": describe(arguments), "rows": rows}, out, indent=2)
-    return int(any(row["faults"] for row in rows))
+    return int(any(row["errors"] for row in rows))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -111,16 +114,20 @@ def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def make_server(text: str, model: str, key: str) -> Server:
+def make_server(text: str, model: str, key: str) -> ServerUnderTest:
     name, separator, url = text.partition("=http")
     return (
-        Server(name, f"http{url}".rstrip("/"), model, key) if separator else Server(text, text.rstrip("/"), model, key)
+        ServerUnderTest(name, f"http{url}".rstrip("/"), model, key)
+        if separator
+        else ServerUnderTest(text, text.rstrip("/"), model, key)
     )
 
 
 def describe(arguments: argparse.Namespace) -> dict[str, Any]:
-    shown = {name: value for name, value in vars(arguments).items() if name not in ("servers", "words", "key", "json")}
-    return shown | {"servers": [server.name for server in arguments.servers]}
+    described = {
+        name: value for name, value in vars(arguments).items() if name not in ("servers", "words", "key", "json")
+    }
+    return described | {"servers": [server.name for server in arguments.servers]}
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -137,7 +144,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 print(
                     f"  {streams:>3} streams, round {round_ + 1}, {server.name}: {sample.rate:.0f} tokens/s", flush=True
                 )
-        rows += [figures(name, streams, taken, samples) for name, taken in samples.items()]
+        rows += [figures(name, streams, own_samples, samples) for name, own_samples in samples.items()]
     return rows
 
 
@@ -145,13 +152,13 @@ class Prompts:
     """An endless sequence of prompts that several threads may read."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._made = make_prompts(arguments)
+        self._prompts = make_prompts(arguments)
         self._lock = threading.Lock()
 
     def next(self) -> str:
         """Return a prompt that no other caller gets."""
         with self._lock:
-            return next(self._made)
+            return next(self._prompts)
 
 
 def make_prompts(arguments: argparse.Namespace) -> Iterator[str]:
@@ -162,14 +169,14 @@ def make_prompts(arguments: argparse.Namespace) -> Iterator[str]:
         yield f"{shared} {n} {' '.join(own)}".strip()
 
 
-def load(server: Server, streams: int, requests: int, prompts: Prompts, output: int) -> Sample:
-    """Let `streams` callers send `requests` requests each, one after the other."""
+def load(server: ServerUnderTest, streams: int, requests: int, prompts: Prompts, output: int) -> Sample:
+    """Run `streams` clients that send `requests` requests each, one after the other."""
     samples = [Sample() for _ in range(streams)]
     started = time.perf_counter()
     with ThreadPoolExecutor(streams) as callers:
-        done = [callers.submit(_call, server, requests, prompts, output, sample) for sample in samples]
-    for each in done:
-        each.result()
+        futures = [callers.submit(_call, server, requests, prompts, output, sample) for sample in samples]
+    for future in futures:
+        future.result()
     return Sample(
         time.perf_counter() - started,
         sum(sample.output_tokens for sample in samples),
@@ -178,13 +185,13 @@ def load(server: Server, streams: int, requests: int, prompts: Prompts, output: 
 
 
 def _lists(sample: Sample) -> tuple[list[Any], ...]:
-    return sample.first, sample.gaps, sample.faults
+    return sample.first, sample.gaps, sample.errors
 
 
-def _call(server: Server, requests: int, prompts: Prompts, output: int, sample: Sample) -> None:
+def _call(server: ServerUnderTest, requests: int, prompts: Prompts, output: int, sample: Sample) -> None:
     url = urlsplit(server.base_url)
-    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-    connection = kind(url.hostname or "", url.port, timeout=ANSWER_SECONDS)
+    connection_class = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
+    connection = connection_class(url.hostname or "", url.port, timeout=ANSWER_SECONDS)
     headers = {"content-type": "application/json"}
     if server.key:
         headers["authorization"] = f"Bearer {server.key}"
@@ -204,15 +211,15 @@ def _call(server: Server, requests: int, prompts: Prompts, output: int, sample: 
             with connection.getresponse() as response:
                 _read(response, sent, sample)
     except (OSError, http.client.HTTPException) as exc:
-        sample.faults.append(str(exc) or type(exc).__name__)
+        sample.errors.append(str(exc) or type(exc).__name__)
     finally:
         connection.close()
 
 
 def _read(response: http.client.HTTPResponse, sent: float, sample: Sample) -> None:
-    """Read one answer to its end, and note when its texts came."""
+    """Read one response to its end, and record the times of its texts."""
     if response.status != 200:
-        sample.faults.append(f"{response.status} {response.read()[:200]!r}")
+        sample.errors.append(f"{response.status} {response.read()[:200]!r}")
         return
     last = 0.0
     for line in response:
@@ -220,7 +227,7 @@ def _read(response: http.client.HTTPResponse, sent: float, sample: Sample) -> No
             continue
         chunk = json.loads(line[5:])
         if "error" in chunk:
-            sample.faults.append(str(chunk["error"]))
+            sample.errors.append(str(chunk["error"]))
             return
         if chunk.get("usage"):
             sample.output_tokens += chunk["usage"]["completion_tokens"]
@@ -230,29 +237,31 @@ def _read(response: http.client.HTTPResponse, sent: float, sample: Sample) -> No
             last = now
 
 
-def figures(name: str, streams: int, taken: Sequence[Sample], all_: dict[str, list[Sample]]) -> dict[str, Any]:
-    """Medians over the rounds; latencies over all requests of all rounds."""
-    first = sorted(itertools.chain.from_iterable(sample.first for sample in taken))
-    gaps = sorted(itertools.chain.from_iterable(sample.gaps for sample in taken))
-    baseline = next(iter(all_.values()))
+def figures(
+    name: str, streams: int, own_samples: Sequence[Sample], all_samples: dict[str, list[Sample]]
+) -> dict[str, Any]:
+    """Return medians over the rounds, and latencies over all requests of all rounds."""
+    first = sorted(itertools.chain.from_iterable(sample.first for sample in own_samples))
+    gaps = sorted(itertools.chain.from_iterable(sample.gaps for sample in own_samples))
+    baseline = next(iter(all_samples.values()))
     return {
         "server": name,
         "streams": streams,
-        "tokens_per_second": statistics.median(sample.rate for sample in taken),
+        "tokens_per_second": statistics.median(sample.rate for sample in own_samples),
         "ttft_p50_ms": percentile(first, 50),
         "ttft_p95_ms": percentile(first, 95),
         "itl_p50_ms": percentile(gaps, 50),
         "itl_p95_ms": percentile(gaps, 95),
-        "faults": [fault for sample in taken for fault in sample.faults],
+        "errors": [error for sample in own_samples for error in sample.errors],
         "first_over_this": statistics.median(
-            ours.rate / theirs.rate if theirs.rate else float("nan")
-            for ours, theirs in zip(baseline, taken, strict=True)
+            first_sample.rate / other.rate if other.rate else float("nan")
+            for first_sample, other in zip(baseline, own_samples, strict=True)
         ),
     }
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
-    """Milliseconds; nearest rank."""
+    """Return the nearest-rank percentile in milliseconds."""
     if not ordered:
         return float("nan")
     return 1000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
@@ -261,16 +270,16 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
     width = max(len("server"), *(len(name) for name in names))
     lines = [
-        f"{'server':<{width}}  streams  tokens/s   TTFT p50/p95 ms    ITL p50/p95 ms  faults  first/this",
+        f"{'server':<{width}}  streams  tokens/s   TTFT p50/p95 ms    ITL p50/p95 ms  errors  first/this",
     ]
     for row in rows:
         ttft = f"{row['ttft_p50_ms']:.0f} / {row['ttft_p95_ms']:.0f}"
         itl = f"{row['itl_p50_ms']:.1f} / {row['itl_p95_ms']:.1f}"
         lines.append(
             f"{row['server']:<{width}}  {row['streams']:>7}  {row['tokens_per_second']:>8.1f}  {ttft:>16}  {itl:>16}"
-            f"  {len(row['faults']):>6}  {row['first_over_this']:>10.2f}"
+            f"  {len(row['errors']):>6}  {row['first_over_this']:>10.2f}"
         )
-        lines += [f"    fault: {fault}" for fault in row["faults"][:2]]
+        lines += [f"    error: {error}" for error in row["errors"][:2]]
     return "\n".join(lines)
 
 

@@ -41,9 +41,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=40_000, help="events for each row of the table")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 200, 1000], help="batch sizes")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="settlers side by side in the process")
-    parser.add_argument("--rounds", type=int, default=1, help="of which the median counts")
-    parser.add_argument("--samples", type=int, default=100, help="events sent alone, each until its row is there")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="parallel settlers in the process")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds, of which the median counts")
+    parser.add_argument("--samples", type=int, default=100, help="single events, each timed until its row is visible")
     options = parse(parser, {"events": 400, "batches": [200], "threads": [2], "samples": 3})
     with ExitStack() as running:
         set_up(running)

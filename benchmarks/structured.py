@@ -1,11 +1,13 @@
-"""What holding answers to a form costs a step, beside the same batch without one, and what a new form costs once.
+"""The cost of structured output per step, compared with an unconstrained batch, and the compile time of new formats.
 
     python -m benchmarks.structured
 
-Two engines with the embedded model take turns, a step each, so that whatever else the machine does meets both. Steps
-are timed on the processor's clock; where there is a CUDA device, on the wall's. No answer ends before the last step.
-"own" is the engine's thread's time on masks and grammars alone, which noise reaches less, and "share" what that is of
-the quickest plain step; of the steps the mean and the least are told.
+Two engines with the embedded model alternate step by step, so that other load on the machine affects both. Steps are
+timed
+in CPU time, or in wall time with a CUDA device. No output ends before the last step. "own" is the time of the engine's
+thread in masks and grammars, which is less affected by noise, and "share" is its share of the fastest unconstrained
+step.
+The mean and the minimum of the steps are printed.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ PERSON = {
     "additionalProperties": False,
 }
 TOOLS = {"tools": [{"name": f"tool_{i}", "parameters": PERSON} for i in range(20)], "choice": "auto"}
-FORMS: dict[str, StructuredSpec | None] = {  # none of them must end soon
-    "none (how alike the two are)": None,
+FORMATS: dict[str, StructuredSpec | None] = {  # outputs must not end early
+    "none (difference of the engines)": None,
     "a JSON schema": StructuredSpec("json_schema", json.dumps({"type": "array", "minItems": 500, "items": PERSON})),
     "a regular expression": StructuredSpec("regex", "([A-Za-z']+[ ,.:!\n]+)+"),
     "a grammar": StructuredSpec("grammar", 'start: line+\nline: WORD (" " WORD)* "\\n"\nWORD: /[a-zA-Z]+/'),
@@ -55,7 +57,7 @@ FORMS: dict[str, StructuredSpec | None] = {  # none of them must end soon
 
 
 class OwnTime:
-    """Adds up the processor's time in the functions it is put around."""
+    """The total CPU time in the wrapped functions."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -74,55 +76,59 @@ class OwnTime:
         return timed
 
 
-def fill(engine: LLMEngine, form: StructuredSpec | None, batch: int, steps: int) -> None:
-    """Put the requests in, and do the steps that prepare them."""
+def fill(engine: LLMEngine, spec: StructuredSpec | None, batch: int, steps: int) -> None:
+    """Submit the requests, and run the steps that prepare them."""
     ids = engine.tokenizer.apply_chat_template([{"role": "user", "content": "Tell me of the people."}])  # type: ignore[union-attr]
     eos = tuple((token, -100.0) for token in engine.tokenizer.eos_token_ids)  # type: ignore[union-attr]
     for number in range(batch):
         params = SamplingParams(max_tokens=steps + 8, temperature=0.8, seed=number, logit_bias=eos)
-        engine.add_request(Request(f"r{number}", ids, params, structured=form))
+        engine.add_request(Request(f"r{number}", ids, params, structured=spec))
     while engine.num_waiting or any(not seq.num_output_tokens for seq in engine.scheduler.running):
         engine.step()
 
 
-def compare(engines: tuple[LLMEngine, LLMEngine], form: StructuredSpec | None, batch: int, steps: int) -> str:
+def compare(engines: tuple[LLMEngine, LLMEngine], spec: StructuredSpec | None, batch: int, steps: int) -> str:
     own, left = OWN.seconds, 0
     times: tuple[list[float], list[float]] = [], []
-    for plain, held in (engines, engines[::-1]):  # each in both parts: memory alone makes one faster than the other
+    for plain, constrained in (
+        engines,
+        engines[::-1],
+    ):  # each engine in both roles, since the memory layout makes one faster
         fill(plain, None, batch, steps)
         before = OWN.seconds
-        fill(held, form, batch, steps)
+        fill(constrained, spec, batch, steps)
         own += OWN.seconds - before
         for number in range(steps // 2):
-            for which in (0, 1) if number % 2 else (1, 0):
+            for index in (0, 1) if number % 2 else (1, 0):
                 began = CLOCK()
-                (plain, held)[which].step()
-                times[which].append(CLOCK() - began)
-        left += held.num_running
+                (plain, constrained)[index].step()
+                times[index].append(CLOCK() - began)
+        left += constrained.num_running
         for engine in engines:
             for request in range(batch):
                 engine.abort(f"r{request}")
     own = (OWN.seconds - own) / steps
-    (plain_ms, held_ms), (plain_least, held_least) = [
-        [1e3 * which(some) for some in times] for which in (statistics.mean, min)
+    (plain_ms, constrained_ms), (plain_min, constrained_min) = [
+        [1e3 * reduce(values) for values in times] for reduce in (statistics.mean, min)
     ]
     return (
-        f"{plain_ms:9.1f}{held_ms:9.1f} {held_ms / plain_ms - 1:+8.1%} {held_least / plain_least - 1:+8.1%}"
-        f"{own * 1e3:10.2f}{own * 1e3 / plain_least:8.1%}{left // 2:7}"
+        f"{plain_ms:9.1f}{constrained_ms:9.1f}"
+        f" {constrained_ms / plain_ms - 1:+8.1%} {constrained_min / plain_min - 1:+8.1%}"
+        f"{own * 1e3:10.2f}{own * 1e3 / plain_min:8.1%}{left // 2:7}"
     )
 
 
 def compile_times(engine: LLMEngine) -> None:
     assert engine.tokenizer is not None
     fresh = GrammarCompiler(engine.tokenizer, engine.model_config.vocab_size)
-    print("\nms to get ready: compiled (the first form twice: the first use starts a process), then from the cache")
-    for number, (name, form) in enumerate((name, form) for name, form in FORMS.items() if form is not None):
-        for round_ in range(1 if number else 2):  # each as another tenant
+    print("\nms to start: compiled (the first format twice, since the first use starts a process), then from the cache")
+    for number, (name, spec) in enumerate((name, spec) for name, spec in FORMATS.items() if spec is not None):
+        for round_ in range(1 if number else 2):  # each round as another tenant
             began = time.perf_counter()
-            fresh.start(str(round_), form)
+            fresh.start(str(round_), spec)
             first = time.perf_counter() - began
             began = time.perf_counter()
-            fresh.start(str(round_), form)
+            fresh.start(str(round_), spec)
             again = time.perf_counter() - began
             print(f"{name:30} {first * 1e3:9.2f} {again * 1e3:9.3f}")
     fresh.close()
@@ -141,15 +147,20 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: auto")
     args = parse(parser, {"batch": 1, "steps": 2})
     grammars_module.log.setLevel("ERROR")
-    with tempfile.TemporaryDirectory() as folder:
-        path = args.model_dir or ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(folder))
+    with tempfile.TemporaryDirectory() as directory:
+        path = args.model_dir or ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(directory))
         config = EngineConfig(
-            path, device=args.device, threads=args.threads, kv_memory=1 << 28, measure_peaks=False, run_ahead=False
+            path,
+            device=args.device,
+            threads=args.threads,
+            kv_cache_bytes=1 << 28,
+            measure_peaks=False,
+            async_scheduling=False,
         )
         engines = LLMEngine(config), LLMEngine(config)
-        print(f"{'batch ' + str(args.batch):30} ms plain  ms held      mean    least    own ms   share   rows")
-        for name, form in FORMS.items():
-            print(f"{name:30}{compare(engines, form, args.batch, args.steps)}", flush=True)
+        print(f"{'batch ' + str(args.batch):30} ms plain ms constr     mean    least    own ms   share   rows")
+        for name, spec in FORMATS.items():
+            print(f"{name:30}{compare(engines, spec, args.batch, args.steps)}", flush=True)
         compile_times(engines[1])
         for engine in engines:
             engine.grammars.close()

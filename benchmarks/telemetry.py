@@ -1,8 +1,8 @@
-"""What the engine's telemetry costs: microseconds a step, a finished request and a snapshot.
+"""The cost of the engine's telemetry: microseconds per step, finished request and snapshot.
 
     python -m benchmarks.telemetry
 
-No model runs. Of the rounds the median counts, and the least is printed beside it.
+No model runs. The results are the median and the minimum of the rounds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ ROOFLINE = Roofline(106_168_320, 28_311_552, 69_120, 2, 23_040, Peaks(4e11, 2e10
 
 
 def prepare(sequences: int, settle: int = 64) -> tuple[EngineMetrics, list[Sequence], SchedulerOutput]:
-    """Metrics of an engine whose sequences all decode, and the batch of their next step."""
-    scheduler = Scheduler(KVCacheManager(sequences * 8, 32), max_batch=sequences, step_tokens=sequences * 100)
+    """Return the metrics of an engine whose sequences all decode, and the batch of their next step."""
+    scheduler = Scheduler(
+        KVCacheManager(sequences * 8, 32), max_num_seqs=sequences, max_num_batched_tokens=sequences * 100
+    )
     metrics = EngineMetrics(scheduler, ROOFLINE)
     made = []
     for index in range(sequences):
@@ -40,15 +42,15 @@ def prepare(sequences: int, settle: int = 64) -> tuple[EngineMetrics, list[Seque
         made.append(seq)
     for step in range(settle):
         batch = scheduler.schedule(2.0 + step)
-        tell(metrics, batch, 2.0 + step)
+        record_step(metrics, batch, 2.0 + step)
         for scheduled in batch.scheduled:
             scheduler.complete(scheduled)
             scheduled.seq.tokens.append(5)
     return metrics, made, scheduler.schedule(99.0)
 
 
-def tell(metrics: EngineMetrics, batch: SchedulerOutput, now: float) -> None:
-    """Call what the engine calls in one step."""
+def record_step(metrics: EngineMetrics, batch: SchedulerOutput, now: float) -> None:
+    """Call the methods that the engine calls in one step."""
     shape = metrics.scheduled(batch)
     for scheduled in batch.scheduled:
         metrics.token(scheduled.seq, now)
@@ -56,7 +58,7 @@ def tell(metrics: EngineMetrics, batch: SchedulerOutput, now: float) -> None:
 
 
 def measure(call: Callable[[int], object], rounds: int) -> tuple[float, float]:
-    """Microseconds of a call: the median of the rounds, and the least."""
+    """Return the microseconds of a call: the median of the rounds, and the minimum."""
     times = []
     for _ in range(rounds):
         started = time.perf_counter()
@@ -70,18 +72,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sequences", type=int, default=64, help="in a step (default 64)")
     parser.add_argument("--rounds", type=int, default=21, help="of which the median counts (default 21)")
-    wanted = parse(parser, {"sequences": 8, "rounds": 2})
-    metrics, sequences, batch = prepare(wanted.sequences)
+    options = parse(parser, {"sequences": 8, "rounds": 2})
+    metrics, sequences, batch = prepare(options.sequences)
     groups: list[RequestGroup] = [seq.group for seq in sequences]
     end = RequestOutput("r", finish_reason="length")
-    kinds: dict[str, Callable[[int], object]] = {
-        f"a step of {wanted.sequences} decodes": lambda i: tell(metrics, batch, 100.0 + i * 0.02),
+    cases: dict[str, Callable[[int], object]] = {
+        f"a step of {options.sequences} decodes": lambda i: record_step(metrics, batch, 100.0 + i * 0.02),
         "a finished request": lambda i: metrics.finished(groups[i % len(groups)], end, 200.0 + i),
         "a snapshot": lambda _: metrics.snapshot(),
     }
-    for name, call in kinds.items():
-        median, least = measure(call, wanted.rounds)
-        sys.stdout.write(f"{name:<24} {median:6.1f} µs (least {least:.1f})\n")
+    for name, call in cases.items():
+        median, minimum = measure(call, options.rounds)
+        sys.stdout.write(f"{name:<24} {median:6.1f} µs (least {minimum:.1f})\n")
     sys.stdout.write(f"{'a snapshot encoded':<24} {len(encode(metrics.snapshot())):6d} bytes\n")
 
 

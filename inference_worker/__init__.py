@@ -1,1 +1,1 @@
-"""The inference worker: the engine, and the Celery worker around it. Knows the broker, never the database."""
+"""The inference worker: the engine and the Celery worker around it. It uses the broker and never the database."""

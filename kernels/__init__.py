@@ -1,1 +1,1 @@
-"""Kernels, each with its plain PyTorch reference. Knows nothing of what stands above it."""
+"""Attention and other kernels, each with a reference in plain PyTorch. Imports no other package of the project."""

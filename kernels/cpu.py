@@ -1,7 +1,8 @@
-"""Attention over a paged KV cache on the CPU, in large batched products of plain PyTorch.
+"""Attention over a paged KV cache on the CPU, as large batched products of plain PyTorch.
 
-Pages are [2 × num_kv_heads × num_blocks, block_size × head_dim]: first all heads' keys, then all heads' values, so that
-one gather brings a batch of sequences as [2 × heads × batch, tokens, head_dim], ready for one product over all of them.
+Pages are [2 × num_kv_heads × num_blocks, block_size × head_dim]: the keys of all heads, then the values of all heads.
+So
+one gather returns a batch of sequences as [2 × heads × batch, tokens, head_dim], for one product over all of them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-MAX_QUERY = 128  # queries of one sequence in one product: it bounds the scores' memory and skips what comes later
-# What one group costs, in microseconds as measured: to begin with, and per key for itself and for each query.
+MAX_QUERY = 128  # queries of one sequence in one product; bounds the scores' memory and skips later keys
+# Measured costs of one group in microseconds: fixed, per key, and per key and query.
 _GROUP_COST = 60.0
 _KEY_COST = 0.035
 _QUERY_KEY_COST = 0.015
@@ -22,17 +23,17 @@ _QUERY_KEY_COST = 0.015
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive new tokens of one sequence, which attend to its first `length` tokens and are the last of these."""
+    """Consecutive new tokens of one sequence. They are the last of its first `length` tokens, to which they attend."""
 
-    first_row: int  # row of the first of them in the batch
+    first_row: int  # of the first token in the batch
     queries: int
     length: int
-    table_row: int  # row of the block table
+    table_row: int  # of the sequence in the block table
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Pieces computed together, padded to the longest."""
+    """Pieces that are computed together, padded to the longest."""
 
     pieces: int
     queries: int  # of each piece, padded
@@ -40,13 +41,13 @@ class AttentionGroup:
     pages: torch.Tensor  # [2 × kv_heads × pieces × blocks], rows of the paged cache
     mask: torch.Tensor  # [kv_heads × pieces, 1 or group × queries, keys], 0 or −inf, to be added to the scores
     rows: torch.Tensor | None  # [pieces × queries] rows of the batch, padding repeats one; None: all rows, in order
-    out_rows: torch.Tensor | None  # rows of the batch that are no padding
-    out_valid: torch.Tensor | None  # their places among the [pieces × queries]; None: all of them
+    out_rows: torch.Tensor | None  # rows of the batch that are not padding
+    out_valid: torch.Tensor | None  # their indexes among the [pieces × queries]; None: all
 
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """Sizes of a paged cache and of the queries' heads."""
+    """The sizes of a paged cache and of the queries' heads."""
 
     num_blocks: int
     block_size: int
@@ -56,7 +57,7 @@ class PageShape:
 
 
 def pieces_of(query_lens: Sequence[int], lengths: Sequence[int]) -> list[Piece]:
-    """Cut a step's sequences into pieces of at most MAX_QUERY queries."""
+    """Split a step's sequences into pieces of at most MAX_QUERY queries."""
     pieces: list[Piece] = []
     row = 0
     for table_row, (count, length) in enumerate(zip(query_lens, lengths, strict=True)):
@@ -68,7 +69,7 @@ def pieces_of(query_lens: Sequence[int], lengths: Sequence[int]) -> list[Piece]:
 
 
 def split(pieces: list[Piece]) -> list[list[Piece]]:
-    """Cut `pieces`, in order of size, where the padding saved is worth another group."""
+    """Split `pieces`, which are ordered by size, where the saved padding exceeds the cost of another group."""
     if len(pieces) < 2:
         return [pieces]
     longest = _running_max([p.length for p in pieces])
@@ -100,10 +101,10 @@ def plan(
     shape: PageShape,
     dtype: torch.dtype,
 ) -> list[AttentionGroup]:
-    """Return what every layer of a step shares.
+    """Return the groups that every layer of a step uses.
 
     Args:
-        query_lens, lengths: new tokens, and all tokens with these, of each sequence.
+        query_lens, lengths: number of new tokens and of all tokens of each sequence.
         block_table: int64 [num_seqs, max_blocks], padded with block 0.
         dtype: of the cache.
     """
@@ -111,12 +112,12 @@ def plan(
     ordered = sorted(pieces, key=lambda p: (p.queries, p.length))
     groups = split(ordered)
     if len(groups) == 1 and len({p.queries for p in pieces}) == 1:
-        return [_group(pieces, block_table, shape, dtype, whole=True)]  # all rows in the batch's own order
-    return [_group(group, block_table, shape, dtype, whole=False) for group in groups]
+        return [_group(pieces, block_table, shape, dtype, all_rows=True)]  # all rows in the batch's own order
+    return [_group(group, block_table, shape, dtype, all_rows=False) for group in groups]
 
 
 def _group(
-    pieces: list[Piece], block_table: torch.Tensor, shape: PageShape, dtype: torch.dtype, whole: bool
+    pieces: list[Piece], block_table: torch.Tensor, shape: PageShape, dtype: torch.dtype, all_rows: bool
 ) -> AttentionGroup:
     count, queries = len(pieces), max(p.queries for p in pieces)
     blocks = -(-max(p.length for p in pieces) // shape.block_size)
@@ -127,7 +128,7 @@ def _group(
     places = torch.arange(queries)
     used = torch.tensor([p.queries for p in pieces])
     first = torch.tensor([p.first_row for p in pieces])
-    # Padding queries repeat their piece's last one: any real query will do, their results are dropped.
+    # Padding queries repeat their piece's last one, and their results are dropped.
     within = torch.minimum(places[None], used[:, None] - 1)
     positions = torch.tensor([p.length for p in pieces])[:, None] - used[:, None] + within
     hidden = torch.arange(keys)[None, None] > positions[:, :, None]
@@ -143,14 +144,14 @@ def _group(
         keys=keys,
         pages=pages,
         mask=mask.reshape(shape.num_kv_heads * count, group * queries, keys),
-        rows=None if whole else rows,
-        out_rows=None if whole else rows[valid],
+        rows=None if all_rows else rows,
+        out_rows=None if all_rows else rows[valid],
         out_valid=valid.nonzero()[:, 0] if padded else None,
     )
 
 
 def write(kv: torch.Tensor, pages: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """Put keys and values into their slots.
+    """Write keys and values to their slots.
 
     Args:
         kv: [num_tokens, 2 × num_kv_heads, head_dim], keys before values.
@@ -169,13 +170,13 @@ def attend(
     scale: float,
     workspace: torch.Tensor,
 ) -> torch.Tensor:
-    """Causal attention of a step's new tokens over their sequences' pages.
+    """Compute the causal attention of a step's new tokens over their sequences' pages.
 
     Args:
         query: [num_tokens, num_heads, head_dim].
-        pages: one layer's cache; the new tokens' keys and values are in it.
+        pages: one layer's cache, which contains the new tokens' keys and values.
         groups: from `plan`.
-        workspace: flat, dtype of the cache, at least `workspace_size(groups)` long.
+        workspace: flat, dtype of the cache, at least `workspace_size(groups)` numbers.
 
     Returns:
         [num_tokens, num_heads × head_dim].
@@ -184,15 +185,15 @@ def attend(
         return _attend_group(query, pages, groups[0], shape, scale, workspace)
     out = torch.empty(query.shape[0], shape.num_heads * shape.head_dim, dtype=query.dtype)
     for group in groups:
-        some = _attend_group(query[group.rows], pages, group, shape, scale, workspace)
+        result = _attend_group(query[group.rows], pages, group, shape, scale, workspace)
         if group.out_valid is not None:
-            some = some[group.out_valid]
-        out[group.out_rows] = some
+            result = result[group.out_valid]
+        out[group.out_rows] = result
     return out
 
 
 def workspace_size(groups: Sequence[AttentionGroup], shape: PageShape) -> int:
-    """Numbers `attend` needs room for."""
+    """Return how many numbers the workspace of `attend` needs."""
     return max(g.pages.numel() for g in groups) * shape.block_size * shape.head_dim
 
 
@@ -204,7 +205,7 @@ def _attend_group(
     scale: float,
     workspace: torch.Tensor,
 ) -> torch.Tensor:
-    """[pieces × queries, num_heads × head_dim] for query [pieces × queries, num_heads, head_dim]."""
+    """Return [pieces × queries, num_heads × head_dim] for query [pieces × queries, num_heads, head_dim]."""
     count, queries, keys = group.pieces, group.queries, group.keys
     kv_heads, head_dim = shape.num_kv_heads, shape.head_dim
     share = shape.num_heads // kv_heads
@@ -212,10 +213,10 @@ def _attend_group(
     gathered = workspace[: rows * pages.shape[1]].view(rows, pages.shape[1])
     torch.index_select(pages, 0, group.pages, out=gathered)
     cached = gathered.view(2, kv_heads * count, keys, head_dim)
-    # The queries that share a KV head become rows of one product with it.
+    # The queries that share a KV head are rows of one product.
     packed = query.view(count, queries, kv_heads, share, head_dim).permute(2, 0, 3, 1, 4)
     packed = packed.reshape(kv_heads * count, share * queries, head_dim)
-    if count * queries == 1:  # one decode: the fused kernel has less to set up than three products
+    if count * queries == 1:  # one decode: the fused kernel has less overhead than three products
         out = functional.scaled_dot_product_attention(
             packed[None], cached[:1], cached[1:], attn_mask=group.mask[None], scale=scale
         )[0]

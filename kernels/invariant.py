@@ -1,13 +1,15 @@
-"""Arithmetic that gives a row the same bits whatever is computed beside it, in plain PyTorch on any device.
+"""Batch-invariant arithmetic: a row's result has the same bits whatever else is computed. Plain PyTorch on any device.
 
-Additions, multiplications, divisions, square roots and comparisons of single numbers are fixed by IEEE 754. Three kinds
-of operations are not, and each has its rule here:
+Additions, multiplications, divisions, square roots and comparisons of single numbers are fixed by IEEE 754. Three types
+of
+operations are not, and each has a rule here:
 
-- Matrix products and norms choose their kernel, and with it the order of their sums, by shape: they are called with one
-  shape only (`in_tiles`, and the batches of `attend`).
-- exp and its like round in one way in a vector loop and in another in the scalar loop that does what is left over:
-  nothing is ever left over (`each`).
-- Sums over keys are trees of additions (`add_up`), over keys cut into splits counted from position 0.
+- Matrix products and norms choose their kernel, and so the order of their sums, by shape. They are called with only one
+  shape (`in_tiles`, and the batches of `attend`).
+- exp and similar functions round differently in a vector loop and in the scalar loop for the remainder. There is never
+  a
+  remainder (`apply_elementwise`).
+- Sums over keys are trees of additions (`add_up`), over keys that are split from position 0 on.
 """
 
 from __future__ import annotations
@@ -24,18 +26,19 @@ from torch.nn import functional
 from kernels.cpu import PageShape
 
 TILE_ROWS = 16  # rows of every call `in_tiles` makes
-_TILE_TOKENS = 4  # positions of a sequence whose queries are one tile: 0 to 3, 4 to 7, …
-_SPLIT_KEYS = 128  # least keys of a split
+_TILE_TOKENS = 4  # consecutive positions whose queries form a tile: 0 to 3, 4 to 7, …
+_SPLIT_KEYS = 128  # minimum keys of a split
 _BATCH_TILES = 8  # tiles in one batch of products
-_WHOLE_VECTORS = 64  # elements: a multiple of what any CPU's vector loop takes at a time
-_ONE_THREAD = 1 << 14  # elements that no operation cuts up for several threads
+_WHOLE_VECTORS = 64  # elements; a multiple of any CPU's vector width
+_ONE_THREAD = 1 << 14  # elements that no operation divides among threads
 
 
 def in_tiles(function: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
-    """Return `function` of each tile of TILE_ROWS rows, by a call of its own; the last tile is filled up with zeros.
+    """Return `function` of each tile of TILE_ROWS rows, in a separate call. The last tile is filled up with zeros.
 
     Args:
-        function: of tensors [TILE_ROWS, …]; returns [TILE_ROWS, …], each row of the same rows alone.
+        function: takes tensors [TILE_ROWS, …] and returns [TILE_ROWS, …]. Each row must depend only on the same input
+            rows.
         rows: tensors [n, …], n above 0.
 
     Returns:
@@ -47,10 +50,10 @@ def in_tiles(function: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torc
 
 
 def require_equal_rows(function: Callable[[torch.Tensor], torch.Tensor], row: torch.Tensor) -> None:
-    """Check that a row's place in its tile does not matter to `function`, with `row` [width] in all places.
+    """Check that `function` returns equal rows for a tile whose rows are all `row` [width].
 
     Raises:
-        RuntimeError: it does, on this machine.
+        RuntimeError: the rows differ on this machine.
     """
     result = function(row.expand(TILE_ROWS, -1).contiguous())
     if not torch.equal(result, result[:1].expand_as(result)):
@@ -58,16 +61,16 @@ def require_equal_rows(function: Callable[[torch.Tensor], torch.Tensor], row: to
         raise RuntimeError(f"not batch-invariant on this machine: equal rows of a product {shape} differ")
 
 
-def each(function: Callable[[torch.Tensor], object], x: torch.Tensor) -> torch.Tensor:
-    """Return a copy of x on whose elements `function` has worked, in place."""
+def apply_elementwise(function: Callable[[torch.Tensor], object], x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of x after `function`, which changes its elements in place."""
     flat = functional.pad(x.reshape(-1), (0, -x.numel() % _WHOLE_VECTORS))
-    for part in [flat] if x.is_cuda else torch.split(flat, _ONE_THREAD):  # CUDA has one code for all elements
+    for part in [flat] if x.is_cuda else torch.split(flat, _ONE_THREAD):  # CUDA uses one code path for all elements
         function(part)
     return flat[: x.numel()].view(x.shape)
 
 
 def add_up(x: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the last dimension, which becomes 1, by pairs, pairs of pairs and so on."""
+    """Return the sum over the last dimension, which becomes 1, as a tree of pairwise additions."""
     while (width := x.shape[-1]) > 1:
         if width % 2:
             x = functional.pad(x, (0, 1))
@@ -76,30 +79,31 @@ def add_up(x: torch.Tensor) -> torch.Tensor:
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up for [num_tokens, 2 × width], gate before up. Returns [num_tokens, width]."""
+    """Return silu(gate) · up, [num_tokens, width], for [num_tokens, 2 × width] with gate before up."""
     gate, up = gate_up.chunk(2, dim=-1)
-    return each(partial(functional.silu, inplace=True), gate).mul_(up)
+    return apply_elementwise(partial(functional.silu, inplace=True), gate).mul_(up)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Keys of consecutive positions, of the tiles of a batch that see any of them: its first ones."""
+    """Keys of consecutive positions, for the tiles of a batch that see any of them. These are the batch's first
+    tiles."""
 
     tiles: int
     pages: torch.Tensor  # [2 × _BATCH_TILES × kv_heads × blocks], rows of the paged cache
-    hidden: torch.Tensor | None  # [tiles, 1, 1, _TILE_TOKENS, keys]: what a query must not see; None: nothing
+    hidden: torch.Tensor | None  # [tiles, 1, 1, _TILE_TOKENS, keys]: keys that a query must not see; None: no key
 
 
 @dataclass(frozen=True, slots=True)
 class InvariantPlan:
-    """What every layer of a step shares."""
+    """The plan that every layer of a step uses."""
 
-    places: torch.Tensor  # [num_tokens]: each token's place among the batches × _BATCH_TILES × _TILE_TOKENS
-    batches: list[list[Split]]  # of tiles in order of their contexts, the longest first
+    places: torch.Tensor  # [num_tokens]: each token's index among the batches × _BATCH_TILES × _TILE_TOKENS
+    batches: list[list[Split]]  # of tiles, longest context first
 
 
 def split_keys(block_size: int) -> int:
-    """Keys of a split: whole blocks, and such that every matrix of a batch begins at a multiple of 64 bytes."""
+    """Return the keys per split: whole blocks, so that every matrix of a batch starts at a multiple of 64 bytes."""
     unit = math.lcm(block_size, 16)
     return -(-_SPLIT_KEYS // unit) * unit
 
@@ -107,10 +111,10 @@ def split_keys(block_size: int) -> int:
 def plan(
     query_lens: Sequence[int], lengths: Sequence[int], block_table: torch.Tensor, shape: PageShape
 ) -> InvariantPlan:
-    """Cut a step's sequences into tiles of queries and splits of keys, both counted from position 0.
+    """Split a step's sequences into tiles of queries and splits of keys, both counted from position 0.
 
     Args:
-        query_lens, lengths: new tokens, and all tokens with these, of each sequence.
+        query_lens, lengths: number of new tokens and of all tokens of each sequence.
         block_table: int64 [num_seqs, max_blocks].
     """
     news, ends = np.array(query_lens), np.array(lengths)
@@ -119,7 +123,7 @@ def plan(
     counts = (ends - 1) // _TILE_TOKENS - first + 1
     before = np.cumsum(counts) - counts
     seqs = np.repeat(np.arange(len(news)), counts)
-    numbers = np.arange(len(seqs)) + np.repeat(first - before, counts)  # of each tile in its sequence
+    numbers = np.arange(len(seqs)) + np.repeat(first - before, counts)  # index of each tile in its sequence
     splits = numbers * _TILE_TOKENS // keys + 1
     order = np.argsort(-splits, kind="stable")
     place = np.empty_like(order)
@@ -142,7 +146,7 @@ def plan(
 def _split(
     index: int, numbers: np.ndarray[tuple[int], np.dtype[np.int64]], table: torch.Tensor, shape: PageShape
 ) -> Split:
-    """Return the split `index` of the tiles `numbers`, the first ones of those in `table` [_BATCH_TILES,
+    """Return the split `index` of the tiles `numbers`, which are the first tiles in `table` [_BATCH_TILES,
     max_blocks]."""
     keys = split_keys(shape.block_size)
     blocks = keys // shape.block_size
@@ -157,7 +161,7 @@ def _split(
 
 
 class Workspace:
-    """Room for one split of a batch, used again and again."""
+    """The reusable buffers for one split of a batch."""
 
     def __init__(self, shape: PageShape, dtype: torch.dtype, device: torch.device) -> None:
         keys = 2 * _BATCH_TILES * shape.num_kv_heads * split_keys(shape.block_size)
@@ -169,12 +173,13 @@ class Workspace:
 def attend(
     query: torch.Tensor, pages: torch.Tensor, plan: InvariantPlan, shape: PageShape, scale: float, workspace: Workspace
 ) -> torch.Tensor:
-    """Causal attention of a step's new tokens over their sequences' pages, in float32 inside.
+    """Compute the causal attention of a step's new tokens over their sequences' pages, in float32.
 
     Args:
         query: [num_tokens, num_heads, head_dim].
-        pages: one layer's cache, [2 × num_kv_heads × num_blocks, block_size × head_dim], as in `kernels.cpu`; the new
-            tokens' keys and values are in it, and no number that is not finite.
+        pages: one layer's cache, [2 × num_kv_heads × num_blocks, block_size × head_dim], as in `kernels.cpu`. It
+            contains
+            the new tokens' keys and values, and only finite numbers.
         plan: from `plan`.
 
     Returns:
@@ -183,7 +188,7 @@ def attend(
     tiles, kv_heads, head_dim = len(plan.batches) * _BATCH_TILES, shape.num_kv_heads, shape.head_dim
     by_place = query.new_zeros((tiles * _TILE_TOKENS, shape.num_heads, head_dim), dtype=torch.float32)
     by_place.index_copy_(0, plan.places, query.float() * scale)
-    # The queries that share a KV head become rows of one product with it.
+    # The queries that share a KV head are rows of one product.
     packed = by_place.view(tiles, _TILE_TOKENS, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
     packed = packed.reshape(len(plan.batches), _BATCH_TILES * kv_heads, -1, head_dim)
     out = torch.empty_like(packed)
@@ -201,10 +206,11 @@ def _attend_batch(
     shape: PageShape,
     workspace: Workspace,
 ) -> None:
-    """Attention of queries [_BATCH_TILES × kv_heads, rows, head_dim] into `out`, of the same shape.
+    """Write the attention of queries [_BATCH_TILES × kv_heads, rows, head_dim] to `out`, which has the same shape.
 
-    Split after split, from position 0, with a running maximum. A tile lies within one split, so all its queries go
-    through the same splits.
+    Splits are processed in order from position 0, with a running maximum. A tile is within one split, so all its
+    queries use
+    the same splits.
     """
     kv_heads, keys = shape.num_kv_heads, split_keys(shape.block_size)
     top = queries.new_full((*queries.shape[:2], 1), float("-inf"))
@@ -215,14 +221,14 @@ def _attend_batch(
         cached = workspace.wide.copy_(workspace.gathered).view(2, -1, keys, shape.head_dim)
         scores = torch.bmm(queries, cached[0].transpose(1, 2))
         seen = split.tiles * kv_heads
-        some = scores[:seen]
+        visible = scores[:seen]
         if split.hidden is not None:
-            by_head = some.view(split.tiles, kv_heads, -1, _TILE_TOKENS, keys)
+            by_head = visible.view(split.tiles, kv_heads, -1, _TILE_TOKENS, keys)
             by_head.masked_fill_(split.hidden, float("-inf"))
-        new_top = torch.maximum(top[:seen], some.amax(-1, keepdim=True))
-        shrink = each(torch.exp_, top[:seen] - new_top)
-        some.copy_(each(torch.exp_, some.sub_(new_top)))
+        new_top = torch.maximum(top[:seen], visible.amax(-1, keepdim=True))
+        shrink = apply_elementwise(torch.exp_, top[:seen] - new_top)
+        visible.copy_(apply_elementwise(torch.exp_, visible.sub_(new_top)))
         top[:seen] = new_top
-        total[:seen].mul_(shrink).add_(add_up(some))
+        total[:seen].mul_(shrink).add_(add_up(visible))
         out[:seen].mul_(shrink).add_(torch.bmm(scores, cached[1])[:seen])
     out.div_(total)

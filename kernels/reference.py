@@ -1,4 +1,5 @@
-"""What every kernel must compute, in plain PyTorch: slow, readable, and the oracle of all tests."""
+"""Reference implementations of all kernels in plain PyTorch. They are slow and readable, and all tests compare with
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up for x [num_tokens, 2 × width], gate before up. Returns [num_tokens, width]."""
+    """Return silu(gate) · up, [num_tokens, width], for x [num_tokens, 2 × width] with gate before up."""
     gate, up = x.chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
 
@@ -30,11 +31,11 @@ def rope_tables(inverse_frequencies: torch.Tensor, max_positions: int) -> tuple[
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate by halves: dimension i turns with dimension i + head_dim/2.
+    """Rotate by halves: dimension i is paired with dimension i + head_dim/2.
 
     Args:
         x: [num_tokens, heads, head_dim].
-        cos, sin: [num_tokens, head_dim / 2], of each token's position.
+        cos, sin: [num_tokens, head_dim / 2], for each token's position.
     """
     cos, sin = cos.to(x.dtype)[:, None], sin.to(x.dtype)[:, None]
     first, second = x.chunk(2, dim=-1)
@@ -48,7 +49,7 @@ def write_cache(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Put each token's key and value into its slot.
+    """Write each token's key and value to its slot.
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim].
@@ -69,16 +70,16 @@ def paged_attention(
     query_start_loc: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Causal attention of new tokens over their sequences' pages: prompt chunks and decodes in one ragged batch.
+    """Compute the causal attention of new tokens over their sequences' pages: prompt chunks and decodes in one batch.
 
-    The new tokens of a sequence are its last ones, and their keys and values are in the cache already.
+    The new tokens of a sequence are its last ones, and the cache contains their keys and values.
 
     Args:
         query: [num_tokens, num_heads, head_dim], sequence after sequence.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim].
         block_table: integer [num_seqs, max_blocks]: the block of each block_size tokens of a sequence.
-        seq_lens: integer [num_seqs], tokens of each sequence, the new ones counted.
-        query_start_loc: integer [num_seqs + 1], where each sequence's queries begin.
+        seq_lens: integer [num_seqs], tokens of each sequence, including the new ones.
+        query_start_loc: integer [num_seqs + 1], start of each sequence's queries.
         scale: factor of the scores, usually head_dim ** −0.5.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Check of names: a public class name is unique in the product packages, and a caught exception is named `exc`.
+"""Check of names: a public class name is unique in product and benchmarks, and a caught exception is named `exc`.
 
     python -m tools.check_names
 
@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("platform", "tenants", "billing", "frontend", "inference_worker", "kernels", "tools")
+PACKAGES = ("platform", "tenants", "billing", "frontend", "inference_worker", "kernels", "tools")  # of the product
+CHECKED = (*PACKAGES, "benchmarks")
 
 
-def product_modules(root: Path) -> Iterator[Path]:
-    """Yield the modules of the product packages, without migrations."""
-    for package in PACKAGES:
+def checked_modules(root: Path) -> Iterator[Path]:
+    """Yield the modules of the product and the benchmarks, without migrations."""
+    for package in CHECKED:
         for path in sorted((root / package).rglob("*.py")):
             if "migrations" not in path.parts:
                 yield path
@@ -61,7 +62,7 @@ def find_problems(paths: Iterable[Path], root: Path) -> list[str]:
 
 def main() -> int:
     """Print the problems; return 1 if there are any."""
-    problems = find_problems(product_modules(ROOT), ROOT)
+    problems = find_problems(checked_modules(ROOT), ROOT)
     print(*problems, sep="\n", end="\n" if problems else "", file=sys.stderr)
     return 1 if problems else 0
 

@@ -56,9 +56,9 @@ class WordList:
         return re.compile(rf"(?<![\w-])(?:{words})(?![\w-])" if words else r"(?!)", re.IGNORECASE)
 
 
-def product_files(root: Path, folders: tuple[str, ...]) -> Iterator[Path]:
+def product_files(root: Path, names: tuple[str, ...]) -> Iterator[Path]:
     """Yield the files to check below these directories."""
-    for name in folders:
+    for name in names:
         start = root / name
         for path in [start] if start.is_file() else sorted(start.rglob("*")):
             if path.name in EXCLUDED_FILES or EXCLUDED & set(path.relative_to(root).parts) or not path.is_file():
@@ -104,8 +104,8 @@ def find_problems(path: Path, text: str, words: WordList, *, product: bool) -> l
 def main() -> int:
     """Print the words to avoid; return 1 if there are any."""
     words, count = WordList.read(), 0
-    for folders, product in ((PRODUCT, True), (SUPPORT, False)):
-        for path in product_files(ROOT, folders):
+    for names, product in ((PRODUCT, True), (SUPPORT, False)):
+        for path in product_files(ROOT, names):
             for line, word, better in find_problems(path, path.read_text(encoding="utf-8"), words, product=product):
                 count += 1
                 print(f"{path.relative_to(ROOT)}:{line}: {word}: write {better}", file=sys.stderr)

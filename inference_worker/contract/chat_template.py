@@ -1,7 +1,8 @@
-"""Chat templates: Jinja that comes with a model's files, rendered in a sandbox with bounds on time and memory.
+"""Chat templates: Jinja that comes with a model's files, rendered in a sandbox with limits of time and memory.
 
-Rendered as transformers renders them (the same options, globals and filters), so that a prompt's tokens are the ones
-the model was trained on.
+Templates are rendered as transformers renders them, with the same options, globals and filters. So the tokens of a
+prompt
+are the ones that the model was trained on.
 """
 
 from __future__ import annotations
@@ -20,24 +21,25 @@ import jinja2.sandbox
 
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_OUTPUT_CHARS = 1 << 25
-MAX_LOOP_ROUNDS = 1_000_000  # in one rendering, all loops together
-MAX_VALUE_CHARS = 1 << 25  # of what one operator or method may make
+MAX_LOOP_ROUNDS = 1_000_000  # of all loops in one rendering
+MAX_VALUE_CHARS = 1 << 25  # of the result of one operator or method
 _GROWING_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap")
 
 
 class ChatTemplateError(ValueError):
-    """The messages cannot be rendered: the template refused them, failed on them, or ran over its bounds."""
+    """An error of a chat template: it rejected the messages, failed on them or exceeded its limits."""
 
 
 class _Bounds:
-    """What is left to one rendering."""
+    """The remaining budget of one rendering."""
 
     def __init__(self) -> None:
         self.rounds = MAX_LOOP_ROUNDS
 
     def loop(self, values: Iterable[Any]) -> Iterable[Any]:
-        """Charge a loop over `values`: at once where the length is known, else round by round."""
+        """Yield `values` and charge each iteration to the budget. A known length is charged before the first
+        iteration."""
         if isinstance(values, Sized):
             self._charge(len(values))
             return values
@@ -55,7 +57,7 @@ class _Bounds:
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with loops counted and values kept from growing without bound."""
+    """Jinja's sandbox with limits on loop iterations and on the size of values."""
 
     intercepted_binops = frozenset(["*", "**", "%"])
 
@@ -83,7 +85,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the assistant said, for training; here it is its content."""
+    """The tag `{% generation %}…{% endgeneration %}`, which marks the assistant's text for training. It renders its
+    content."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
@@ -114,7 +117,7 @@ def _strftime_now(form: str) -> str:
 
 
 class ChatTemplate:
-    """One compiled template. `variables` (such as bos_token) are given to every rendering."""
+    """A compiled chat template. Every rendering receives `variables`, such as bos_token."""
 
     def __init__(self, source: str, variables: dict[str, Any]) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
@@ -133,13 +136,13 @@ class ChatTemplate:
             raise ChatTemplateError(f"the chat template does not compile: {exc}") from None
         self._variables = variables
         named = jinja2.meta.find_undeclared_variables(environment.parse(source))
-        self.takes_tools = "tools" in named  # else it would leave them out, without a word
+        self.takes_tools = "tools" in named  # other templates ignore tools silently
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, add_prompt: bool) -> str:
         """Return the prompt's text.
 
         Raises:
-            ChatTemplateError: the template refused the messages, or ran over its bounds.
+            ChatTemplateError: the template rejected the messages or exceeded its limits.
         """
         pieces: list[str] = []
         room = MAX_OUTPUT_CHARS
@@ -158,7 +161,7 @@ class ChatTemplate:
                 pieces.append(piece)
         except ChatTemplateError:
             raise
-        # A template is code that runs on what the caller sent: whatever it trips over is a fault of that input.
+        # A template is code that runs on the caller's input, so every exception is an error of that input.
         except Exception as exc:  # noqa: BLE001
             raise ChatTemplateError(str(exc) or type(exc).__name__) from None
         return "".join(pieces)

@@ -1,19 +1,24 @@
-"""The claim record: who answers for an execution, decided by compare-and-set in the broker.
+"""The claim record: the owner and the state of an execution, changed by compare-and-set in the broker.
 
-`millrace:claim:<request>:<execution>` is a hash: `attempt`, `state` (queued, running, done, failed, cancelled), `owner`
-(replica), `gateway`, `tenant`, `job` (msgpack), `form` (what another gateway needs to write the same stream), `void`
-(the usage event of an execution that nobody ever worked on: it lets the settler give its hold back) and `pinned` (the
-pins it made: see shared_pins.py). Each step of an execution's life is one script that does nothing unless the record
-still is what its caller believes, so a wakeup, an end or a failure that comes twice, late or from a replica given up
-for dead changes nothing. A usage event is written by the same script that ends the execution: there is no moment at
-which one is done and the other is not.
+`millrace:claim:<request>:<execution>` is a hash with these fields:
+
+- `attempt`, `owner` (replica), `gateway`, `tenant` and `job` (msgpack).
+- `state`: queued, running, done, failed or cancelled.
+- `form`: what another gateway needs to write the same stream.
+- `not_started_event`: the usage event of an execution that never started; the settler then releases its reservation.
+- `pinned`: the pins that the execution made (see shared_pins.py).
+
+Each change is one script, which does nothing unless the record is in the expected state. So repeated or late wakeups,
+ends
+and failures have no effect, and neither have those of a replica that was considered lost. The script that ends an
+execution
+also writes its usage event, so that both happen atomically.
 """
 
 from __future__ import annotations
 
-# KEYS claim; ARGV attempt, replica, a name for this very call. The job and how many pins its tenant
-# has, or nil if there is nothing to claim (any more).
-# A call whose answer was lost with the connection is made again under its name, and gets the same answer.
+# KEYS claim; ARGV attempt, replica, call id. Returns the job and the number of its tenant's pins, or nil if the
+# attempt is not queued (any more). After a lost response, a retry with the same call id returns the same result.
 CLAIM = """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner', 'claimed_by', 'tenant', 'job')
 if claim[1] ~= ARGV[1] then return false end
@@ -23,8 +28,7 @@ redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2], 'claimed_by', 
 return {claim[6], redis.call('ZCARD', 'millrace:pins:' .. (claim[5] or ''))}
 """
 
-# Nobody pays for what the execution wrote: its pins end, but for those whose time another execution has begun again
-# since.
+# The execution is not billed, so its pins are removed, except those that another execution has refreshed since.
 _UNPIN = """
 local function unpin(claim)
     local made = redis.call('HMGET', claim, 'pinned', 'tenant')
@@ -37,8 +41,8 @@ local function unpin(claim)
 end
 """
 
-# KEYS claim; ARGV attempt, replica. The next attempt, now queued, or nil: the replica no longer answers for it.
-GIVE_UP = (
+# KEYS claim; ARGV attempt, replica. Returns the next attempt, now queued, or nil if the replica does not own the claim.
+ABANDON = (
     _UNPIN
     + """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner')
@@ -50,9 +54,9 @@ return redis.call('HINCRBY', KEYS[1], 'attempt', 1)
 """
 )
 
-# KEYS claim, usage stream, gateway stream, request log; ARGV attempt, usage event, batch for the gateway, event for
-# the log, seconds to keep. The usage event's stream id, or nil: another attempt or a failure was first.
-# A claim that is gone (the broker lost it) does not lose the usage: the settler counts each execution once anyway.
+# KEYS claim, usage stream, gateway stream, event log; ARGV attempt, usage event, batch for the gateway, event for the
+# log, retention in seconds. Returns the usage event's stream id, or nil if another attempt or a failure was first.
+# If the broker has lost the claim, the usage is still written: the settler counts each execution once.
 FINISH = """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state')
 if claim[2] and (claim[1] ~= ARGV[1] or claim[2] ~= 'running') then return false end
@@ -65,9 +69,9 @@ redis.call('XADD', KEYS[3], 'NOMKSTREAM', 'MAXLEN', '~', 10000, '*', 'e', ARGV[3
 return id
 """
 
-# KEYS claim, usage stream; ARGV attempt, usage event (outcome failed). 1 if the execution is failed by this call or was
-# before, else its state: it ended otherwise and its log says how, or a newer attempt runs. ARGV[3], if given: its usage
-# will be taken back though it ended well.
+# KEYS claim, usage stream; ARGV attempt, usage event (outcome failed). Returns 1 if the execution has failed, by this
+# call or before, else its state: it ended otherwise, or a newer attempt runs. With ARGV[3], a completed execution is
+# unpinned too, because its usage will be reversed.
 FAIL = (
     _UNPIN
     + """
@@ -83,10 +87,10 @@ return 1
 """
 )
 
-# KEYS claim, usage stream. The replica to be told and its attempt, or nil if none works on it: then it is cancelled by
-# this, and nothing was used.
+# KEYS claim, usage stream. Returns the replica to notify and its attempt. If no replica runs it, cancels it without
+# usage and returns nil.
 CANCEL = """
-local claim = redis.call('HMGET', KEYS[1], 'state', 'owner', 'attempt', 'void')
+local claim = redis.call('HMGET', KEYS[1], 'state', 'owner', 'attempt', 'not_started_event')
 if claim[1] == 'queued' then
     redis.call('HSET', KEYS[1], 'state', 'cancelled')
     if claim[4] then redis.call('XADD', KEYS[2], '*', 'e', claim[4]) end
@@ -96,9 +100,9 @@ redis.call('HSET', KEYS[1], 'cancel', 1)
 return {claim[2], claim[3]}
 """
 
-# KEYS claim, usage stream. 1 if the execution was still waiting for a worker and now no longer is, else 0.
+# KEYS claim, usage stream. Cancels a queued execution. Returns 1 if it was queued, else 0.
 WITHDRAW = """
-local claim = redis.call('HMGET', KEYS[1], 'state', 'void')
+local claim = redis.call('HMGET', KEYS[1], 'state', 'not_started_event')
 if claim[1] ~= 'queued' then return 0 end
 redis.call('HSET', KEYS[1], 'state', 'cancelled')
 if claim[2] then redis.call('XADD', KEYS[2], '*', 'e', claim[2]) end

@@ -1,4 +1,4 @@
-"""What a model is and how an engine serves it. Free of torch: the gateway reads a model's limits with it."""
+"""Configurations of models and engines. Does not import torch: the gateway reads a model's limits with this module."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ ProfileName = Literal["latency", "balanced", "throughput"]
 
 
 class ModelError(Exception):
-    """A model's files are missing, damaged, or of a kind this engine does not serve; the message says which."""
+    """An error in a model's files: missing, damaged or not supported. The message names the file and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding: `kind` is "default", "linear" or "llama3"."""
+    """Parameters of rotary position embeddings. `rope_type` is "default", "linear" or "llama3"."""
 
     theta: float = 10_000.0
-    kind: str = "default"
+    rope_type: str = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -32,7 +32,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder, read from a Hugging Face directory's config.json and generation_config.json."""
+    """The shape of a decoder, from config.json and generation_config.json of a Hugging Face directory."""
 
     architecture: str
     vocab_size: int
@@ -42,19 +42,19 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_model_len: int  # tokens, prompt and answer together
+    max_model_len: int  # tokens of prompt and output
     rms_norm_eps: float
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
-    dtype: str  # the checkpoint's own: "bfloat16", "float16" or "float32"
+    dtype: str  # of the checkpoint: "bfloat16", "float16" or "float32"
     rope: RopeConfig = field(default_factory=RopeConfig)
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @property
     def kv_values_per_token(self) -> int:
-        """Numbers that one token's keys and values take in all layers."""
+        """Return how many numbers the keys and values of one token take in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @classmethod
@@ -62,70 +62,73 @@ class ModelConfig:
         """Read and check the model directory `path`.
 
         Raises:
-            ModelError: a file is missing, not JSON, or describes a model this engine does not serve.
+            ModelError: a file is missing or not JSON, or the engine does not support the model.
         """
-        folder = Path(path)
-        raw = read_json(folder / "config.json")
-        generation = folder / "generation_config.json"
-        return _parse(raw, read_json(generation) if generation.exists() else {}, folder)
+        directory = Path(path)
+        raw = read_json(directory / "config.json")
+        generation = directory / "generation_config.json"
+        return _parse(raw, read_json(generation) if generation.exists() else {}, directory)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """What a worker is tuned for: fields as in `EngineConfig`."""
+    """Limits of a scheduler step for one purpose: low latency, high throughput or a balance. Fields as in
+    `EngineConfig`."""
 
-    step_tokens: int
-    long_prompt_tokens: int
-    max_batch: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+    max_num_seqs: int
 
 
 PROFILES: dict[ProfileName, EngineProfile] = {
-    "latency": EngineProfile(step_tokens=128, long_prompt_tokens=64, max_batch=32),
-    "balanced": EngineProfile(step_tokens=512, long_prompt_tokens=256, max_batch=64),
-    "throughput": EngineProfile(step_tokens=2048, long_prompt_tokens=0, max_batch=256),
+    "latency": EngineProfile(max_num_batched_tokens=128, long_prefill_token_threshold=64, max_num_seqs=32),
+    "balanced": EngineProfile(max_num_batched_tokens=512, long_prefill_token_threshold=256, max_num_seqs=64),
+    "throughput": EngineProfile(max_num_batched_tokens=2048, long_prefill_token_threshold=0, max_num_seqs=256),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How one engine serves one model. Everything that fixes the numbers of its answers is here."""
+    """The configuration of one engine. It includes everything that determines the engine's numerical results."""
 
     model_dir: Path
     device: DeviceName = "auto"
     dtype: DTypeName = "auto"
-    max_batch: int = 64  # most requests in one step
-    step_tokens: int = 512  # most tokens in one step
+    max_num_seqs: int = 64  # maximum sequences in a step
+    max_num_batched_tokens: int = 512  # maximum tokens in a step
     block_size: int = 32  # tokens per KV cache block
-    kv_memory: int = 1 << 30  # bytes for the KV cache
-    threads: int = 0  # compute threads on the CPU; 0: as many as the process has cores
-    max_model_len: int | None = None  # lower the model's own limit
-    long_prompt_tokens: int = 0  # most tokens of one prompt in a step, so that one cannot take it all; 0: no cap
-    max_long_prompts: int = 0  # most prompts longer than that under way at once, so that short ones pass; 0: no cap
-    num_blocks: int | None = None  # usable KV blocks, instead of counting them from kv_memory
+    kv_cache_bytes: int = 1 << 30  # bytes for the KV cache
+    threads: int = 0  # compute threads on the CPU; 0: one for each core of the process
+    max_model_len: int | None = None  # tokens; lowers the model's limit
+    long_prefill_token_threshold: int = 0  # maximum tokens of one prompt in a step; 0: no limit
+    max_long_partial_prefills: int = 0  # maximum concurrent prefills of longer prompts; 0: no limit
+    num_blocks: int | None = None  # usable KV blocks; None: as many as fit into kv_cache_bytes
     prefix_cache: bool = True
-    host_kv_memory: int = 0  # bytes of host memory for blocks given up on the device; 0: no second tier
-    run_ahead: bool | None = None  # launch a step before the one before has come back; None: on CUDA
-    pin_share: float = 0.5  # share of the blocks that all tenants' pins together may take
-    tenant_pin_share: float = 0.25  # and one tenant's
-    measure_peaks: bool = True  # take a moment at start to see what the device does at most, for MFU
-    attention: str = "auto"  # a name in the attention backends' registry
-    batch_invariant: bool = False  # a request's tokens do not depend, in any bit, on what is computed beside it
+    kv_offload_bytes: int = 0  # host memory for blocks evicted from the device; 0: no offload
+    async_scheduling: bool | None = None  # launch a step before the previous one has finished; None: on CUDA only
+    pin_share: float = 0.5  # maximum share of the blocks that all pins together may take
+    tenant_pin_share: float = 0.25  # maximum share for the pins of one tenant
+    measure_peaks: bool = True  # measure the device's peak rates at start, for MFU
+    attention: str = "auto"  # a name in the registry of attention backends
+    batch_invariant: bool = False  # a request's tokens do not depend on the other requests in its batches
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "step_tokens", "block_size", "kv_memory"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        if self.step_tokens < self.max_batch:
-            raise ValueError("step_tokens must be at least max_batch, or a full batch could not decode in one step")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                "max_num_batched_tokens must be at least max_num_seqs, so that a full batch can decode in one step"
+            )
         if self.batch_invariant and self.attention not in ("auto", "invariant"):
-            raise ValueError(f"attention {self.attention!r} is not batch-invariant; leave it to batch_invariant")
+            raise ValueError(f"attention {self.attention!r} is not batch-invariant; leave it at auto")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in the file `path`; untrusted, so its size is bounded.
+    """Return the JSON object in the file `path`. The file is not trusted, so its size is limited.
 
     Raises:
-        ModelError: missing, too large, or not a JSON object.
+        ModelError: the file is missing, is too large or does not contain a JSON object.
     """
     try:
         size = path.stat().st_size
@@ -142,61 +145,61 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class ConfigReader:
-    """Typed, bounded access to a config.json, each fault naming the file and the key."""
+    """A reader of a config.json with checks of types and ranges. Every error names the file and the key."""
 
     def __init__(self, raw: dict[str, Any], path: Path) -> None:
         self._raw = raw
         self.path = path
 
-    def fault(self, text: str) -> ModelError:
+    def error(self, text: str) -> ModelError:
         return ModelError(f"{self.path}: {text}")
 
-    def integer(self, key: str, default: int | None = None, most: int = 1 << 24) -> int:
+    def integer(self, key: str, default: int | None = None, maximum: int = 1 << 24) -> int:
         value = self._raw.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise self.fault(f"{key} is {value!r}; want an integer from 1 to {most}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= maximum:
+            raise self.error(f"{key} is {value!r}; want an integer from 1 to {maximum}")
         return value
 
     def number(self, key: str, default: float) -> float:
         value = self._raw.get(key, default)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e12:
-            raise self.fault(f"{key} is {value!r}; want a positive number")
+            raise self.error(f"{key} is {value!r}; want a positive number")
         return float(value)
 
     def architecture(self) -> str:
         names = self._raw.get("architectures")
         if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-            raise self.fault(f"architectures is {names!r}; want a list of one name")
+            raise self.error(f"architectures is {names!r}; want a list with one name")
         return names[0]
 
     def dtype(self) -> str:
-        """Return the checkpoint's own."""
+        """Return the dtype of the checkpoint."""
         name = self._raw.get("dtype", self._raw.get("torch_dtype", "float32"))
         if name not in ("bfloat16", "float16", "float32"):
-            raise self.fault(f"dtype {name!r} is not supported")
+            raise self.error(f"dtype {name!r} is not supported")
         return str(name)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._raw.get(key, default)
         if not isinstance(value, bool):
-            raise self.fault(f"{key} is {value!r}; want true or false")
+            raise self.error(f"{key} is {value!r}; want true or false")
         return value
 
 
-def _parse(raw: dict[str, Any], generation: dict[str, Any], folder: Path) -> ModelConfig:
-    read = ConfigReader(raw, folder / "config.json")
+def _parse(raw: dict[str, Any], generation: dict[str, Any], directory: Path) -> ModelConfig:
+    read = ConfigReader(raw, directory / "config.json")
     architecture = read.architecture()
     if (activation := raw.get("hidden_act", "silu")) != "silu":
-        raise read.fault(f"hidden_act {activation!r} is not supported; want silu")
+        raise read.error(f"hidden_act {activation!r} is not supported; want silu")
     if "quantization_config" in raw:
-        raise read.fault("quantized checkpoints are not supported yet; use a plain or a GGUF one")
-    hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads", most=4096)
-    kv_heads = read.integer("num_key_value_heads", default=heads, most=4096)
-    head_dim = read.integer("head_dim", default=max(hidden // heads, 1), most=4096)
+        raise read.error("quantized checkpoints are not supported; use an unquantized or a GGUF checkpoint")
+    hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads", maximum=4096)
+    kv_heads = read.integer("num_key_value_heads", default=heads, maximum=4096)
+    head_dim = read.integer("head_dim", default=max(hidden // heads, 1), maximum=4096)
     if heads % kv_heads or head_dim % 2:
-        raise read.fault(f"{heads} heads over {kv_heads} KV heads of {head_dim} is not a possible attention")
+        raise read.error(f"{heads} heads, {kv_heads} KV heads and head_dim {head_dim} do not fit together")
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))
     bos = raw.get("bos_token_id")
     return ModelConfig(
@@ -204,7 +207,7 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], folder: Path) -> Mod
         vocab_size=read.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=read.integer("intermediate_size"),
-        num_layers=read.integer("num_hidden_layers", most=4096),
+        num_layers=read.integer("num_hidden_layers", maximum=4096),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -221,7 +224,7 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], folder: Path) -> Mod
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
-    """Token ids as configurations write them: one, a list of them, or null."""
+    """Return the token ids of a configuration value, which is an id, a list of ids or null."""
     if isinstance(value, int) and not isinstance(value, bool):
         return (value,)
     if isinstance(value, list):
@@ -230,20 +233,20 @@ def token_ids(value: Any) -> tuple[int, ...]:
 
 
 def _rope(raw: dict[str, Any], read: ConfigReader) -> RopeConfig:
-    # Newer files keep everything in rope_parameters; older ones rope_theta apart and rope_scaling or null.
+    # Newer files have rope_parameters. Older ones have rope_theta, and rope_scaling or null.
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
-        raise read.fault(f"rope_scaling is {scaling!r}; want an object")
+        raise read.error(f"rope_scaling is {scaling!r}; want an object")
     if raw.get("rope_interleaved"):
-        raise read.fault("interleaved rotary embeddings are not supported")
+        raise read.error("interleaved rotary embeddings are not supported")
     merged = {"rope_theta": raw.get("rope_theta", 10_000.0), **scaling}
     nested = ConfigReader(merged, read.path)
-    kind = merged.get("rope_type", merged.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        raise read.fault(f"rope type {kind!r} is not supported; want default, linear or llama3")
+    rope_type = merged.get("rope_type", merged.get("type", "default"))
+    if rope_type not in ("default", "linear", "llama3"):
+        raise read.error(f"rope type {rope_type!r} is not supported; want default, linear or llama3")
     return RopeConfig(
         theta=nested.number("rope_theta", 10_000.0),
-        kind=kind,
+        rope_type=rope_type,
         factor=nested.number("factor", 1.0),
         low_freq_factor=nested.number("low_freq_factor", 1.0),
         high_freq_factor=nested.number("high_freq_factor", 4.0),

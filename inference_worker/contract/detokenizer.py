@@ -1,4 +1,4 @@
-"""Token ids to text, one at a time: never half a character, never the beginning of a stop string."""
+"""Incremental detokenization: text is returned without partial characters and without beginnings of stop strings."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Protocol
 
 
 class TokenText(Protocol):
-    """What a detokenizer needs to know of a tokenizer."""
+    """The methods of a tokenizer that a detokenizer uses."""
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """UTF-8 of one token where a text is its tokens' bytes in a row; None where it is not so simple."""
+        """Return the UTF-8 bytes of one token, or None if the token's text depends on its neighbors."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, special tokens left out."""
+        """Return the text of `ids` without special tokens."""
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether `token_bytes` answers for every token."""
+        """Return whether `token_bytes` is defined for every token."""
 
 
 # Four bytes make the longest character, so no honest text leaves more than three tokens waiting for their character.
@@ -26,25 +26,25 @@ _MAX_PENDING_TOKENS = 8
 
 
 class Detokenizer:
-    """Turns one request's tokens to text, as one call of `decode` over all of them would.
+    """The incremental detokenizer of one request. Its result is that of one `decode` over all tokens.
 
-    `push` returns the text that is certain now; `flush` the rest when no token will follow.
+    `push` returns the text that cannot change any more. `flush` returns the rest after the last token.
     """
 
     def __init__(self, tokenizer: TokenText, stop: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
-        self._ids: list[int] = []  # the window of the slow way: a token's text can depend on its neighbors
-        self._read = 0  # of the window, the tokens whose text is out
+        self._ids: list[int] = []  # recent tokens, because a token's text can depend on its neighbors
+        self._read = 0  # number of recent tokens whose text was returned
         self._stop = tuple(s for s in stop if s)
-        self._held = ""
+        self._withheld = ""
         self._may_stop = True
         self.stopped_by: str | None = None
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Return the text that became certain with this token. After a stop string was met, the empty text.
+        """Return the text that became final with this token; after a stop string, always the empty text.
 
-        A stop string counts if `may_stop` holds where its last character becomes certain.
+        A stop string counts if `may_stop` is true when its last character becomes final.
         """
         if self.stopped_by is not None:
             return ""
@@ -55,7 +55,7 @@ class Detokenizer:
         return self._release(self._utf8.decode(raw) if raw else "")
 
     def flush(self) -> str:
-        """Return what was held back: the answer is over, so it was no stop string and no half character."""
+        """Return the withheld text after the last token."""
         if self.stopped_by is not None:
             return ""
         if self._utf8 is not None:
@@ -63,7 +63,7 @@ class Detokenizer:
         else:
             text = self._release(self._window_text())
             self._read = len(self._ids)
-        text, self._held = text + self._held, ""
+        text, self._withheld = text + self._withheld, ""
         return text
 
     def _push_window(self, token_id: int) -> str:
@@ -71,8 +71,8 @@ class Detokenizer:
         text = self._window_text()
         if text.endswith("\ufffd") and len(self._ids) - self._read < _MAX_PENDING_TOKENS:
             return ""
-        # The tokens whose text is out now stay as context. They begin where a text was whole: cut anywhere else, the
-        # window could begin within a character.
+        # The tokens whose text was returned stay as context. The context starts where a text was complete, so that it
+        # does not start within a character.
         self._ids = self._ids[self._read :]
         self._read = len(self._ids)
         return text
@@ -82,23 +82,23 @@ class Detokenizer:
         return self._tokenizer.decode(self._ids)[len(before) :]
 
     def _release(self, text: str) -> str:
-        """Add `text` to what is held; return what can be no part of a stop string any more."""
+        """Append `text` to the withheld text and return the part that cannot belong to a stop string."""
         if not self._stop:
             return text
-        old = len(self._held)
-        text = self._held + text
-        # What was held back may contain a whole stop string, met where none counted: a new one ends in the new text.
+        old = len(self._withheld)
+        text = self._withheld + text
+        # The withheld text may contain a stop string that did not count. A new one must end in the new text.
         found = min(((at, s) for s in self._stop if (at := text.find(s, max(0, old - len(s) + 1))) >= 0), default=None)
         if found is not None and self._may_stop:
-            self._held, self.stopped_by = "", found[1]
+            self._withheld, self.stopped_by = "", found[1]
             return text[: found[0]]
-        hold = max(_overlap(text, s) for s in self._stop)
-        self._held = text[len(text) - hold :]
-        return text[: len(text) - hold]
+        overlap = max(_overlap(text, s) for s in self._stop)
+        self._withheld = text[len(text) - overlap :]
+        return text[: len(text) - overlap]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`, shorter than it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,7 +1,7 @@
-"""Free space of the disks that hold the platform's state, and whether new work has to wait for more of it.
+"""Free space of the disks with the platform's state, and whether new requests must be rejected for lack of it.
 
-The watch has hysteresis: below MILLRACE_MIN_FREE_DISK new work is refused, and it is taken again when a quarter more
-is free. So a disk near the limit does not switch with every request.
+The check has hysteresis: new requests are rejected below MILLRACE_MIN_FREE_DISK and accepted again at 125% of it. So a
+disk near the limit does not change its state with every request.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-RESUME_PERCENT = 125  # of the minimum: new work is taken again
+RESUME_PERCENT = 125  # of the minimum; new requests are accepted again
 
 
-def free_bytes(folder: Path) -> int:
-    """Return the bytes that an ordinary user can still write to the folder's disk.
+def free_bytes(directory: Path) -> int:
+    """Return the bytes that an unprivileged user can still write to the directory's disk.
 
     Raises:
-        OSError: the folder cannot be reached.
+        OSError: the directory is not accessible.
     """
-    found = os.statvfs(folder)
+    found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
 
 
 class FreeSpace:
-    """State of the watched disks as of the last `look`. The fullest one counts."""
+    """The state of the watched disks at the last `look`. The disk with the least free space counts."""
 
-    def __init__(self, folders: Sequence[Path], min_free: int) -> None:
-        """Watch the disks of the folders; a `min_free` of 0 watches none."""
-        self._folders = folders if min_free else ()
+    def __init__(self, directories: Sequence[Path], min_free: int) -> None:
+        """Watch the disks of these directories. If `min_free` is 0, no disk is watched."""
+        self._directories = directories if min_free else ()
         self.min_free = min_free
         self.resume_at = min_free * RESUME_PERCENT // 100
         self.free = self.resume_at
         self.is_low = False
 
     def look(self) -> bool:
-        """Read the free space; returns whether it is low. A folder that cannot be reached does not count."""
+        """Read the free space and return whether it is low. A directory that is not accessible does not count."""
         found = []
-        for folder in self._folders:
+        for directory in self._directories:
             try:
-                found.append(free_bytes(folder))
+                found.append(free_bytes(directory))
             except OSError as exc:
-                log.warning("free_space_unknown", folder=str(folder), error=str(exc))
+                log.warning("free_space_unknown", directory=str(directory), error=str(exc))
         if found:
             self.free = min(found)
             was_low = self.is_low
@@ -55,8 +55,8 @@ class FreeSpace:
         return self.is_low
 
     def describe(self) -> str:
-        """Return the state in words."""
+        """Return a description of the state."""
         if not self.is_low:
             return "ok"
         free, resume = self.free // 2**20, self.resume_at // 2**20
-        return f"{free} MiB are free: new requests are refused until {resume} MiB are"
+        return f"{free} MiB are free: new requests are rejected until {resume} MiB are free"

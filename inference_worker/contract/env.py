@@ -1,7 +1,7 @@
-"""Typed settings from the environment, failing loudly and by name.
+"""Typed settings from environment variables.
 
-A settings class is a frozen dataclass whose fields are made with `env()`; `load()` reads them all and reports every
-fault at once. A setting NAME can also be given as NAME_FILE, a path whose content is the value (for secrets).
+A settings class is a frozen dataclass whose fields are declared with `env()`. `load()` reads all fields and reports all
+problems together. The variable NAME_FILE can name a file that contains the value of NAME, for secrets.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _META = "millrace.env"
 
 
 class SettingsError(Exception):
-    """One or more settings are missing or wrong; the message names each and says what it takes."""
+    """An error for one or more missing or wrong settings. The message names each one and its valid values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EnvVar:
-    """How one setting is read: its variable, its default as it would be written in the environment, and its help."""
+    """The declaration of a setting: its variable, its default as environment text, and its help."""
 
     name: str
     parse: Callable[[str], Any]
@@ -33,12 +33,12 @@ class EnvVar:
 
 
 def env(name: str, parse: Callable[[str], T], *, default: str | None, help: str, secret: bool = False) -> T:
-    """Declare a field of a settings class as read from the variable `name`. Without a default it is required."""
+    """Declare a field of a settings class that is read from the variable `name`. Without a default it is required."""
     return cast(T, dataclasses.field(metadata={_META: EnvVar(name, parse, default, help, secret)}))
 
 
 def variables(*classes: type[Any]) -> list[EnvVar]:
-    """Every variable the settings classes read, in order of declaration, each once."""
+    """Return every variable of the settings classes once, in order of declaration."""
     found = {f.metadata[_META].name: f.metadata[_META] for cls in classes for f in dataclasses.fields(cls)}
     return list(found.values())
 
@@ -47,30 +47,34 @@ def load(cls: type[T], environ: Mapping[str, str] | None = None) -> T:
     """Read the settings class `cls`.
 
     Raises:
-        SettingsError: naming every variable that is missing or wrong.
+        SettingsError: variables are missing or wrong; the message names all of them.
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
-    faults: list[str] = []
+    problems: list[str] = []
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         var: EnvVar = field.metadata[_META]
         try:
             values[field.name] = read(var, environ)
         except (ValueError, OSError) as exc:
-            faults.append(f"{var.name}: {exc}")
-    if faults:
-        raise SettingsError("wrong settings:\n  " + "\n  ".join(faults))
+            problems.append(f"{var.name}: {exc}")
+    if problems:
+        raise SettingsError("wrong settings:\n  " + "\n  ".join(problems))
     return cls(**values)
 
 
 def unknown_names(environ: Mapping[str, str], *classes: type[Any]) -> list[str]:
-    """MILLRACE_ variables that no settings class reads: most likely typing errors."""
+    """Return the set MILLRACE_ variables that no settings class reads. They are probably misspelled."""
     known = {name for var in variables(*classes) for name in (var.name, f"{var.name}_FILE")}
     return sorted(name for name in environ if name.startswith("MILLRACE_") and name not in known)
 
 
 def read(var: EnvVar, environ: Mapping[str, str]) -> Any:
-    """Return the value of one variable; ValueError says what is wrong with it."""
+    """Return the value of one variable.
+
+    Raises:
+        ValueError: the variable is missing or its value is wrong.
+    """
     text = environ.get(var.name)
     if text is None and (path := environ.get(f"{var.name}_FILE")):
         text = Path(path).read_text(encoding="utf-8").strip()
@@ -81,11 +85,11 @@ def read(var: EnvVar, environ: Mapping[str, str]) -> Any:
     try:
         return var.parse(text)
     except ValueError as exc:
-        shown = "its value" if var.secret else repr(text)
-        raise ValueError(f"{shown} is not valid: {exc}") from exc
+        value = "its value" if var.secret else repr(text)
+        raise ValueError(f"{value} is not valid: {exc}") from exc
 
 
-# Parsers: text in, value out, ValueError with what is wanted.
+# Parsers of values. They raise ValueError with the expected format.
 
 
 def boolean(text: str) -> bool:
@@ -100,7 +104,7 @@ def integer(low: int, high: int) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError:
-            raise ValueError("want a whole number") from None
+            raise ValueError("want an integer") from None
         if not low <= value <= high:
             raise ValueError(f"want a number from {low} to {high}")
         return value
@@ -128,7 +132,7 @@ def url(*schemes: str) -> Callable[[str], str]:
 
 
 def size(text: str) -> int:
-    """Bytes, from a number with an optional KiB, MiB or GiB."""
+    """Return a number of bytes from a number with an optional KiB, MiB or GiB."""
     for suffix, factor in (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("", 1)):
         if text.endswith(suffix):
             try:

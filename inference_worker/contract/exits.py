@@ -1,14 +1,14 @@
-"""Exits of workers, reported in the broker: gateways then need not wait until heartbeats are overdue.
+"""Reports of exited workers in the broker, so that gateways need not wait for overdue heartbeats.
 
 A worker stores its replica's id in the directory of its journal, which one process at a time can lock. So a stored id
-belongs to an exited process as soon as one of these holds:
+belongs to an exited process in either of these cases:
 
-- A supervisor has seen the process exit, and no other process has the lock. It calls `report_last_exit` before it
-  starts the next process.
+- A supervisor has seen the process exit, and no other process has the lock. The supervisor calls `report_last_exit`
+  before it starts the next process.
 - Another process has the lock. It calls `take_over` when it starts.
 
-Reported ids stay in the sorted set `exits`, because a heartbeat that was on its way can put the replica on the board
-again. Its scores are seconds by the broker's clock.
+Reported ids stay in the sorted set `exits`, because a delayed heartbeat can add the replica to `replicas` again. The
+scores are seconds of the broker's clock.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from inference_worker.contract.messages import EXITS_KEY, REPLICAS_KEY, beat_key
 
 log = structlog.get_logger(__name__)
 
-EXIT_KEPT_SECONDS = 3600
-REPORT_TIMEOUT_SECONDS = 1.0  # for one answer of the broker to a supervisor, which waits with the restart
-LOCK_SECONDS = 0.5  # for forked children of the exited process, which end with it and inherited its lock
+EXIT_TTL_SECONDS = 3600
+REPORT_TIMEOUT_SECONDS = 1.0  # for one response of the broker; the supervisor delays the restart until then
+LOCK_SECONDS = 0.5  # until forked children, which inherited the lock, have ended too
 _FILE = "replica"
 
-# KEYS exits, replicas, beat; ARGV replica id, seconds to keep.
+# KEYS exits, replicas, beat; ARGV replica id, retention in seconds.
 REPORT_EXIT = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
@@ -40,9 +40,10 @@ redis.call('DEL', KEYS[3])
 
 
 def take_over(broker: redis.Redis, directory: Path, replica_id: str) -> None:
-    """Report the replica of the earlier process, and store the new replica's id. The caller has the journal's lock.
+    """Report the exit of the previous process's replica, and store the new replica's id. The caller has the journal's
+    lock.
 
-    While the broker is unreachable nothing is reported: the silence of the earlier replica ends its executions.
+    If the broker is unreachable, nothing is reported. Gateways then wait for the previous replica's overdue heartbeat.
     """
     earlier = _stored_replica(directory)
     if earlier not in (None, replica_id):
@@ -54,10 +55,12 @@ def take_over(broker: redis.Redis, directory: Path, replica_id: str) -> None:
 
 
 def report_last_exit(broker_url: str, directory: Path) -> None:
-    """Report the exit of the process that last had the journal in `directory`. Never raises, returns within seconds.
+    """Report the exit of the process that last had the journal in `directory`. Never raises, and returns within
+    seconds.
 
-    Nothing is reported while a process has the journal's lock: then the stored id is that of a running worker, and the
-    process that exited is another one, which did not get the lock.
+    Nothing is reported while a process has the journal's lock. The stored id is then that of a running worker, and the
+    process
+    that exited did not get the lock.
     """
     replica_id = _stored_replica(directory)
     if replica_id is None or not is_free(directory, wait_seconds=LOCK_SECONDS):
@@ -72,13 +75,14 @@ def report_last_exit(broker_url: str, directory: Path) -> None:
 
 
 def report_exit(broker: redis.Redis, replica_id: str) -> None:
-    """Mark a replica as exited, for every gateway and permanently: a restarted worker has another replica id."""
+    """Mark a replica as exited for every gateway. The mark is permanent, since a restarted worker has another replica
+    id."""
     broker.eval(REPORT_EXIT, *report_exit_args(replica_id))
 
 
 def report_exit_args(replica_id: str) -> tuple[int, str, str, str, str, str]:
     """Return the number of keys, the keys and the arguments of `REPORT_EXIT`."""
-    return 3, EXITS_KEY, REPLICAS_KEY, beat_key(replica_id), replica_id, str(EXIT_KEPT_SECONDS)
+    return 3, EXITS_KEY, REPLICAS_KEY, beat_key(replica_id), replica_id, str(EXIT_TTL_SECONDS)
 
 
 def _stored_replica(directory: Path) -> str | None:
@@ -89,7 +93,7 @@ def _stored_replica(directory: Path) -> str | None:
 
 
 def _store_replica(directory: Path, replica_id: str) -> None:
-    """Replace the stored id. On a full disk none stays, rather than one that is wrong."""
+    """Replace the stored id. If the disk is full, store none rather than a wrong one."""
     path = directory / _FILE
     try:
         path.with_suffix(".new").write_text(replica_id, encoding="utf-8")

@@ -1,11 +1,15 @@
-"""The worker's journal: each execution's final counts are on disk before anybody is told of its end.
+"""The worker's journal: the final counts of each execution are on disk before its end is sent.
 
-A directory of segments. Each is created with its full size, and one more is kept in reserve: the final counts of
-running executions fit into the journal when the disk is full. Zeros follow a segment's last record.
+A journal is a directory of segments. Each segment is created with its full size, and one more is kept in reserve, so
+that
+the final counts of running executions fit even if the disk is full. Zeros follow a segment's last record.
 
-A record is a usage event (`U`), the word that the broker has taken one (`C`, with its key), or that one must not be
-settled (`D`). A segment is deleted once the settler has acknowledged everything in it; what is left when a
-worker starts is replayed. A torn last record, from a power cut mid-write, is dropped: nobody had been told of that end.
+A record is a usage event (`U`), a note that the broker has an event (`C`, with the event's key), or a note that an
+event
+must not be settled (`D`). A segment is deleted when the settler has acknowledged all its events. The remaining segments
+are
+replayed when a worker starts. An incomplete last record, from a power failure, is dropped, because its end was not
+sent.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from inference_worker.contract.messages import ExecutionUsage, decode_usage, enc
 SEGMENT_BYTES = 1 << 20
 LOCK_NAME = "lock"
 RECORD_BYTES = 1024  # reserved for each running execution: its usage event and the note that the broker has it
-_HEADER = struct.Struct("<IIc")  # length, CRC-32 of kind and payload, kind
+_HEADER = struct.Struct("<IIc")  # length, CRC-32 of type and payload, record type
 
 ExecutionKey = tuple[str, int, int]  # request id, execution, attempt
 _decode_key = msgspec.msgpack.Decoder(tuple[str, int, int]).decode
@@ -38,11 +42,11 @@ _decode_confirmation = msgspec.msgpack.Decoder(tuple[str, int, int, str]).decode
 
 
 class JournalBusyError(Exception):
-    """Another worker uses this journal: two workers were given one name."""
+    """An error: another worker uses this journal, because two workers have the same name."""
 
 
 def is_free(directory: Path, wait_seconds: float = 0.0) -> bool:
-    """Return whether no process has the journal's lock. Waits for at most `wait_seconds` until it is released."""
+    """Return whether no process has the journal's lock. Wait up to `wait_seconds` for its release."""
     until = time.monotonic() + wait_seconds
     try:
         with (directory / LOCK_NAME).open("r+") as lock:
@@ -56,7 +60,7 @@ def is_free(directory: Path, wait_seconds: float = 0.0) -> bool:
                 else:
                     return True
     except OSError:
-        return True  # no journal was ever opened here
+        return True  # a journal was never opened here
 
 
 def execution_key(event: ExecutionUsage) -> ExecutionKey:
@@ -65,30 +69,30 @@ def execution_key(event: ExecutionUsage) -> ExecutionKey:
 
 @dataclass
 class Segment:
-    """One file of the journal, and what of it is not settled yet."""
+    """One file of the journal, with the events in it that are not settled."""
 
     path: Path
     events: dict[ExecutionKey, ExecutionUsage] = field(default_factory=dict)
-    stream_ids: dict[ExecutionKey, str] = field(default_factory=dict)  # broker's id of each event it has taken
+    stream_ids: dict[ExecutionKey, str] = field(default_factory=dict)  # of the events that the broker has
 
 
 class Journal:
-    """Not thread-safe: one thread, the publisher's, owns it."""
+    """The journal of one worker. Not thread-safe: only the publisher's thread uses it."""
 
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._lock = (folder / LOCK_NAME).open("w")
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._lock = (directory / LOCK_NAME).open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise JournalBusyError(f"{folder} is in use: give each worker a MILLRACE_WORKER_NAME of its own") from None
+            raise JournalBusyError(f"{directory} is in use: give each worker its own MILLRACE_WORKER_NAME") from None
         self.segments: list[Segment] = []
-        self._file: FileIO | None = None  # of the segment written to, the last one; None: the disk had no space for one
-        self._position = 0  # in it, behind the last record
-        paths = sorted(folder.glob("*.journal"))
+        self._file: FileIO | None = None  # of the last segment; None: the disk had no space for it
+        self._position = 0  # in the file, after the last record
+        paths = sorted(directory.glob("*.journal"))
         self._next = int(paths[-1].stem) + 1 if paths else 1
-        self._spare = paths.pop() if paths and _is_empty(paths[-1]) else None  # of full size, without a record
+        self._spare = paths.pop() if paths and _is_empty(paths[-1]) else None  # of full size, without records
         confirmed: dict[ExecutionKey, str] = {}
         dropped: set[ExecutionKey] = set()
         for path in paths:
@@ -101,12 +105,12 @@ class Journal:
 
     @property
     def room(self) -> int:
-        """Bytes of records that fit without further space on the disk."""
+        """Return how many bytes of records fit without more disk space."""
         left = 0 if self._file is None else max(0, SEGMENT_BYTES - self._position)
         return left + (SEGMENT_BYTES if self._spare is not None else 0)
 
     def reserve(self) -> None:
-        """Prepare the segment to write to and the next one, as far as the disk has space."""
+        """Create the current and the next segment, if the disk has space for them."""
         with contextlib.suppress(OSError):
             if self._file is None:
                 self._open_segment()
@@ -117,8 +121,7 @@ class Journal:
         """Write the events and wait until they are on disk.
 
         Raises:
-            OSError: the disk is full, or worse. It can be tried again with the same events: those that were written
-                are skipped then.
+            OSError: the disk is full or failed. A retry with the same events skips those that were written.
         """
         waiting = [event for event in events if not any(execution_key(event) in s.events for s in self.segments)]
         records = [_record(b"U", encode(event)) for event in waiting]
@@ -130,7 +133,8 @@ class Journal:
             done += number
 
     def confirm(self, key: ExecutionKey, stream_id: str) -> None:
-        """Note that the broker has the event. Not synced: losing this note costs a look, not an event."""
+        """Record that the broker has the event. Not synced: after a loss of this record the event is only checked
+        again."""
         for segment in reversed(self.segments):
             if key in segment.events:
                 segment.stream_ids[key] = stream_id
@@ -138,14 +142,14 @@ class Journal:
         self._note(b"C", encode((*key, stream_id)))
 
     def drop(self, key: ExecutionKey) -> None:
-        """Forget an event that must not be settled: its execution failed, or another attempt answered for it."""
+        """Forget an event that must not be settled: its execution failed, or another attempt ended it."""
         self._note(b"D", encode(key))
         for segment in self.segments:
             segment.events.pop(key, None)
             segment.stream_ids.pop(key, None)
 
     def settled_below(self, watermark: tuple[int, int]) -> None:
-        """Forget events whose stream ids lie below the watermark, and delete segments with none left."""
+        """Forget events whose stream ids are below the watermark, and delete segments without events."""
         for segment in self.segments:
             for key, stream_id in list(segment.stream_ids.items()):
                 if parse_stream_id(stream_id) < watermark:
@@ -156,7 +160,8 @@ class Journal:
             self.segments.remove(segment)
 
     def open_events(self) -> list[tuple[ExecutionUsage, str | None]]:
-        """Events not known to be settled, oldest first, with their stream ids where the broker had taken them."""
+        """Return the events that are not known to be settled, oldest first, with their stream ids if the broker has
+        them."""
         return [(event, s.stream_ids.get(key)) for s in self.segments for key, event in s.events.items()]
 
     def close(self) -> None:
@@ -173,8 +178,8 @@ class Journal:
         self.segments.append(Segment(path))
 
     def _create_segment(self) -> Path:
-        """Create the next segment, full of zeros, whole or not at all."""
-        path = self._folder / f"{self._next:010d}.journal"
+        """Create the next segment, full of zeros. A partial one is removed."""
+        path = self._directory / f"{self._next:010d}.journal"
         part = path.with_suffix(".new")
         try:
             with part.open("wb") as file:
@@ -185,32 +190,32 @@ class Journal:
         except OSError:
             part.unlink(missing_ok=True)
             raise
-        _sync_directory(self._folder)
+        _sync_directory(self._directory)
         self._next += 1
         return path
 
     def _fitting(self, records: Sequence[bytes]) -> int:
-        """Make sure that the first record fits, if need be into the next segment; returns how many fit."""
+        """Make room for the first record, in the next segment if necessary. Return how many records fit."""
         if self._file is None or (self._position and self._position + len(records[0]) > SEGMENT_BYTES):
             self._open_segment()
         ends = itertools.accumulate(map(len, records), initial=self._position)
         return max(1, sum(end <= SEGMENT_BYTES for end in ends) - 1)
 
-    def _note(self, kind: bytes, payload: bytes) -> None:
-        """Write what may be lost: then it is found out again when the event is replayed."""
-        record = _record(kind, payload)
+    def _note(self, record_type: bytes, payload: bytes) -> None:
+        """Write a record that may be lost, because a replay of the event finds out the same."""
+        record = _record(record_type, payload)
         with contextlib.suppress(OSError):
             self._fitting([record])
             self._write(record)
 
     def _write(self, data: bytes, *, durable: bool = False) -> None:
-        """Write records at the position. If that fails, none of them is there."""
+        """Write records at the current position: all of them or none."""
         file = self._file
         if file is None:
             raise OSError(errno.ENOSPC, "no segment to write to")
         try:
-            if os.pwrite(file.fileno(), data, self._position) < len(data):  # a disk that fills up takes a part
-                raise OSError(errno.ENOSPC, "no room for a record of the journal")
+            if os.pwrite(file.fileno(), data, self._position) < len(data):  # a full disk writes a part
+                raise OSError(errno.ENOSPC, "no disk space for a record of the journal")
             if durable:
                 os.fdatasync(file.fileno())
         except OSError:
@@ -219,39 +224,39 @@ class Journal:
         self._position += len(data)
 
 
-def _record(kind: bytes, payload: bytes) -> bytes:
-    return _HEADER.pack(len(payload), zlib.crc32(kind + payload), kind) + payload
+def _record(record_type: bytes, payload: bytes) -> bytes:
+    return _HEADER.pack(len(payload), zlib.crc32(record_type + payload), record_type) + payload
 
 
 def _is_empty(path: Path) -> bool:
-    """Whether a segment was created and never written to."""
+    """Return whether a segment has no records."""
     data = path.read_bytes()
     return len(data) == SEGMENT_BYTES and not any(data)
 
 
-def _sync_directory(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def journalled(folder: Path) -> list[tuple[ExecutionUsage, bytes]]:
-    """Events in a worker's journal, and as they are sent; the worker may go on writing meanwhile.
+def journalled(directory: Path) -> list[tuple[ExecutionUsage, bytes]]:
+    """Return the events in a worker's journal as they are sent. The worker may write meanwhile.
 
     Raises:
-        OSError: it cannot be read.
-        msgspec.MsgspecError, ValueError: another version wrote it, or it is damaged.
+        OSError: the journal cannot be read.
+        msgspec.MsgspecError, ValueError: another version wrote the journal, or it is damaged.
     """
     found: dict[ExecutionKey, tuple[ExecutionUsage, bytes]] = {}
-    for path in sorted(folder.glob("*.journal")):
-        with contextlib.suppress(FileNotFoundError):  # all of it was settled just now
-            for kind, payload in _records(path.read_bytes()):
-                if kind == b"U":
+    for path in sorted(directory.glob("*.journal")):
+        with contextlib.suppress(FileNotFoundError):  # it was settled and deleted meanwhile
+            for record_type, payload in _records(path.read_bytes()):
+                if record_type == b"U":
                     event = decode_usage(payload)
                     found[execution_key(event)] = (event, payload)
-                elif kind == b"D":
+                elif record_type == b"D":
                     found.pop(_decode_key(payload), None)
     return list(found.values())
 
@@ -262,13 +267,13 @@ def parse_stream_id(stream_id: str) -> tuple[int, int]:
 
 
 def _read_segment(path: Path, confirmed: dict[ExecutionKey, str], dropped: set[ExecutionKey]) -> Segment:
-    """Read a segment's events. What is noted of some, maybe of earlier segments, goes to `confirmed` and `dropped`."""
+    """Read a segment's events. Records about events, also of earlier segments, go to `confirmed` and `dropped`."""
     segment = Segment(path)
-    for kind, payload in _records(path.read_bytes()):
-        if kind == b"U":
+    for record_type, payload in _records(path.read_bytes()):
+        if record_type == b"U":
             event = decode_usage(payload)
             segment.events[execution_key(event)] = event
-        elif kind == b"D":
+        elif record_type == b"D":
             dropped.add(_decode_key(payload))
         else:
             request_id, execution, attempt, stream_id = _decode_confirmation(payload)
@@ -279,9 +284,9 @@ def _read_segment(path: Path, confirmed: dict[ExecutionKey, str], dropped: set[E
 def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     position = 0
     while position + _HEADER.size <= len(data):
-        length, checksum, kind = _HEADER.unpack_from(data, position)
+        length, checksum, record_type = _HEADER.unpack_from(data, position)
         payload = data[position + _HEADER.size : position + _HEADER.size + length]
-        if len(payload) < length or zlib.crc32(kind + payload) != checksum:
+        if len(payload) < length or zlib.crc32(record_type + payload) != checksum:
             return
-        yield kind, payload
+        yield record_type, payload
         position += _HEADER.size + length

@@ -1,4 +1,4 @@
-"""Structured logs, the same in every process. Prompts, answers and keys never go into them."""
+"""Structured logs, with one format for all processes. Prompts, outputs and keys are never logged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 
 
 def configure_logging(level: str, format_: str) -> None:
-    """Send structlog's and the standard library's records to standard error, as text or as JSON lines."""
+    """Send the records of structlog and the standard library to standard error, as text or as JSON lines."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

@@ -1,10 +1,12 @@
-"""The words gateway, worker and settler exchange over the broker: msgpack, never pickle.
+"""The messages between gateway, worker and settler in the broker, encoded as msgpack.
 
-The worker sends a gateway `StreamEvent`s on the stream `millrace:gateway_events:<gateway>`, and keeps them, in order,
-in the list `millrace:request_events:<request>:<attempt>` for readers that resume. Event `seq` n of an attempt is
-element n of its list.
+A worker sends `StreamEvent`s to a gateway on the stream `millrace:gateway_events:<gateway>`. It also stores them in
+order
+in the list `millrace:request_events:<request>:<attempt>` for clients that resume. Event `seq` n of an attempt is
+element n
+of its list.
 
-All keys and channels begin with `millrace:`.
+All keys and channels start with `millrace:`.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ from inference_worker.contract.request import (
 
 USAGE_STREAM = "millrace:usage_events"
 USAGE_GROUP = "settler"
-# A hash: replica id -> Heartbeat. The gateway judges liveness by change, on its own clock.
+# A hash: replica id -> Heartbeat. The gateway detects liveness by changes, with its own clock.
 REPLICAS_KEY = "millrace:replicas"
-EXITS_KEY = "millrace:replica_exits"  # a sorted set of the replicas whose process is known to have exited: see exits.py
-# A hash: worker's name -> "cordon" or "drain". What runs under that name gets no new work.
+EXITS_KEY = "millrace:replica_exits"  # a sorted set of replicas whose process has exited: see exits.py
+# A hash: worker name -> "cordon" or "drain". These workers get no new work.
 CORDONS_KEY = "millrace:cordons"
 HEARTBEAT_SECONDS = 0.5
-REPLICA_SUSPECT_SECONDS = 2.5  # a replica silent for longer gets no new work
-REPLICA_LOST_SECONDS = 10.0  # a replica silent for longer is lost: its begun executions fail
-# How long `millrace:replica_heartbeat:<replica>` outlives a beat. What is left of it is the beat's age, by one clock.
+REPLICA_SUSPECT_SECONDS = 2.5  # after this time without a heartbeat, a replica gets no new work
+REPLICA_LOST_SECONDS = 10.0  # after this time without a heartbeat, a replica's started executions fail
+# TTL of `millrace:replica_heartbeat:<replica>`. The remaining TTL gives the heartbeat's age by the broker's clock.
 HEARTBEAT_TTL_MS = 60_000
 INFERENCE_KEY_PREFIX = "millrace:inference:"  # of the keys of the inference worker's Celery app
 
@@ -45,7 +47,7 @@ def gateway_stream(gateway_id: str) -> str:
     return f"millrace:gateway_events:{gateway_id}"
 
 
-def request_log(request_id: str, attempt: int) -> str:
+def event_log_key(request_id: str, attempt: int) -> str:
     return f"millrace:request_events:{request_id}:{attempt}"
 
 
@@ -77,18 +79,18 @@ def beat_key(replica_id: str) -> str:
 
 
 def worker_of(replica_id: str) -> str:
-    """Return the name of the worker whose start made the replica: what a cordon goes by, so that it outlives a
-    restart."""
+    """Return the name of the replica's worker. Cordons use this name, so that they outlive a restart."""
     return replica_id.rpartition(".")[0] or replica_id
 
 
 def trace_id(traceparent: str) -> str:
-    """Return the trace that a `traceparent` belongs to; empty for an empty one."""
+    """Return the trace id of a `traceparent`; empty if it is empty."""
     return traceparent[3:35]
 
 
 class BillingContext(msgspec.Struct, frozen=True):
-    """Who an execution is for and on what terms: travels with the job and comes back, unread, on its usage event."""
+    """The owner and the billing terms of an execution. It is sent with the job and returned unchanged in the usage
+    event."""
 
     admitted_at: int  # microseconds since 1970, UTC
     request_id: str
@@ -105,7 +107,7 @@ class BillingContext(msgspec.Struct, frozen=True):
     traceparent: str = ""  # W3C Trace Context
 
     def log_fields(self) -> dict[str, object]:
-        """Return what every log line about the execution names."""
+        """Return the fields of every log line about the execution."""
         return {
             "request_id": self.request_id,
             "execution": self.execution,
@@ -116,25 +118,25 @@ class BillingContext(msgspec.Struct, frozen=True):
 
 
 class InferenceJob(msgspec.Struct, frozen=True):
-    """One execution's work, as the gateway hands it to whichever worker claims it."""
+    """The work of one execution, which the gateway sends to the worker that claims it."""
 
     billing_context: BillingContext
     gateway_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
-    cache_salt: bytes  # derived by the gateway from tenant, model and a server secret
-    deadline: float  # Unix seconds after which nobody waits any more
+    cache_salt: bytes  # derived by the gateway from the tenant, the model and a server secret
+    deadline: float  # Unix seconds after which the request has timed out
     weight: float = 1.0  # the tenant's share of the engine
     service_class: ServiceClass = ServiceClass.DEFAULT
-    priority: int = 0  # among the tenant's own of one class: lower first
+    priority: int = 0  # among the tenant's requests of one class: lower first
     breakpoints: tuple[CacheBreakpoint, ...] = ()
     structured: StructuredSpec | None = None
-    input_lengths: tuple[int, ...] = ()  # to be embedded: how the prompt divides into inputs, one after another
-    warm_on: tuple[str, ...] = ()  # replicas that computed a prompt with this one's start lately
+    input_lengths: tuple[int, ...] = ()  # of an embedding request: lengths of the consecutive inputs in the prompt
+    replicas_with_prefix: tuple[str, ...] = ()  # replicas that recently computed a prompt with the same start
 
 
 class ExecutionUsage(msgspec.Struct, frozen=True):
-    """What an execution used; settled exactly once by (request_id, execution)."""
+    """The usage of an execution. It is settled exactly once by (request_id, execution)."""
 
     billing_context: BillingContext
     attempt: int
@@ -146,15 +148,15 @@ class ExecutionUsage(msgspec.Struct, frozen=True):
     queue_us: int = 0
     ttft_us: int = 0
     duration_us: int = 0
-    miss_reason: str = ""  # why the prefix cache did not give the whole prompt, or "other_worker"; empty: it did
-    changed_at: int | None = None  # first token at which the prompt leaves the one cached before ("prefix_changed")
-    unpinned_tokens: int = 0  # before breakpoints, and not pinned because a cap on pins was reached
-    answer_hit_input: int = 0  # tokens of the prompt, and of the answer, that an answer from a cache made needless
+    miss_reason: str = ""  # why the prompt was not cached completely; empty: it was
+    changed_at: int | None = None  # first token that differs from the previously cached prompt ("prefix_changed")
+    unpinned_tokens: int = 0  # before breakpoints, but not pinned because of a limit on pins
+    answer_hit_input: int = 0  # tokens of prompt and output that a cached response saved
     answer_hit_output: int = 0
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """A worker has taken the request and will answer for it. Not part of the request's log."""
+    """The worker has claimed the execution. Not part of the request's event log."""
 
     request_id: str
     attempt: int
@@ -162,37 +164,39 @@ class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class Released(msgspec.Struct, frozen=True, array_like=True, tag="r"):
-    """A draining worker gave the request back before its first token; `attempt` is the next one, to be dispatched."""
+    """A draining worker released the request before its first token. `attempt` is the next one, to be dispatched."""
 
     request_id: str
     attempt: int
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
-    """What was generated of one answer since the last event of it."""
+    """The tokens generated for one output sequence since its previous event."""
 
     request_id: str
     attempt: int
     seq: int
     token_ids: list[int]
     text: str
-    index: int = 0  # which of the request's answers
-    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if they were asked for
+    index: int = 0  # of the output sequence
+    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if requested
     prompt: TokenUsage | None = None  # the prompt's tokens by class, with an attempt's first event
-    prompt_logprobs: list[TokenLogprobs] | None = None  # of prompt tokens 1 on, with answer 0's first event
+    prompt_logprobs: list[TokenLogprobs] | None = (
+        None  # of all prompt tokens but the first, with the first event of sequence 0
+    )
 
 
 class Vectors(msgspec.Struct, frozen=True, array_like=True, tag="v"):
-    """What the inputs were embedded to. Only in the request's log: the gateway hears of the end, and reads it there."""
+    """The vectors of an embedding request. Only in the event log: the gateway receives `End` and reads them there."""
 
     request_id: str
     attempt: int
     seq: int
-    data: bytes  # float32, little-endian, one vector after another in the inputs' order
+    data: bytes  # float32, little-endian, in the order of the inputs
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    """The last event of one of several answers, while others go on."""
+    """The last event of one of several output sequences, while others are unfinished."""
 
     request_id: str
     attempt: int
@@ -203,8 +207,9 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="a"):
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """The last event of a finished request: of the answer, or of the one of several that had not finished yet. Carries
-    the usage the client is told and the tenant is billed."""
+    """The last event of a completed request, or of its last output sequence. It contains the usage that is reported to
+    the
+    client and billed."""
 
     request_id: str
     attempt: int
@@ -215,7 +220,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """The last event of a request that could not be served (`code` as in the public error table)."""
+    """The last event of a failed request. `code` is a public error code."""
 
     request_id: str
     attempt: int
@@ -230,18 +235,18 @@ StreamEvent = Claimed | Released | AnswerEvent | Failed
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What a replica runs on, and as what. Never changes during its life."""
+    """The machine and configuration of a replica. It never changes while the replica runs."""
 
     version: str  # Millrace's
     device: str  # "cpu", or the GPU's name
-    cores: int  # that the process may use
-    dtype: str  # the numbers it computes in
+    cores: int  # usable by the process
+    dtype: str  # of the computation
     max_model_len: int  # tokens
     block_size: int  # tokens of a KV cache block
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """What a replica says of itself twice a second. `beat` only ever grows: a value seen before is no news."""
+    """The state of a replica, sent twice a second. `beat` increases with every heartbeat."""
 
     beat: int
     model: str
@@ -249,14 +254,14 @@ class Heartbeat(msgspec.Struct, frozen=True):
     draining: bool
     running: int  # requests in the engine's batch
     waiting: int  # requests claimed and not yet scheduled
-    max_batch: int
+    max_num_seqs: int
     kv_blocks: int
     kv_blocks_used: int
-    metrics: MetricsSnapshot | None = None  # all that the engine has counted since its start
-    batch: int = 0  # of running and waiting, those of the batch class
+    metrics: MetricsSnapshot | None = None  # since the engine's start
+    batch: int = 0  # running and waiting requests of the batch class
     machine: Machine | None = None
-    cpu_seconds: float = 0.0  # processor time the process has used since its start
-    disk_low: bool = False  # the replica takes no new requests: its disk is almost full
+    cpu_seconds: float = 0.0  # CPU time of the process
+    disk_low: bool = False  # the disk is almost full, so the replica accepts no new requests
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -1,7 +1,8 @@
-"""What the engine counts, by name: the catalog that worker and gateway share. Free of torch and of Prometheus.
+"""The catalog of the engine's metrics, which worker and gateway share. Imports neither torch nor Prometheus.
 
-Where vLLM counts the same thing its name is taken, so that dashboards made for it work; the names with `millrace_` are
-what it lacks. The names are those of Prometheus' text, a counter's without its `_total`. docs/metrics.md explains them.
+Metrics that vLLM also has use vLLM's names, so that its dashboards work. Names with `millrace_` are additional. Names
+are
+those of the Prometheus text format; a counter's name has no `_total`. docs/metrics.md describes the metrics.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ _STEP_TOKENS = tuple(2**i for i in range(15))
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric: its help, its label in addition to model and replica, and, of a histogram, the buckets' bounds."""
+    """The declaration of one metric: its help, its label other than model and replica, and a histogram's bucket
+    bounds."""
 
     name: str
     help: str
@@ -64,28 +66,28 @@ class Family:
 
 
 COUNTERS = (
-    Family(PROMPT_TOKENS, "prompt tokens of the requests begun, cached ones included"),
+    Family(PROMPT_TOKENS, "prompt tokens of started requests, including cached ones"),
     Family(GENERATION_TOKENS, "tokens generated"),
     Family(CACHE_QUERIES, "prompt tokens looked up in the prefix cache"),
-    Family(CACHE_HITS, "of these, not computed because they were found there"),
+    Family(CACHE_HITS, "looked-up prompt tokens that the prefix cache had"),
     Family(PREEMPTIONS, "requests preempted"),
     Family(SUCCESS, "requests ended", "finished_reason"),
-    Family(FLOPS, "floating-point operations that the model asks for"),
+    Family(FLOPS, "floating-point operations of the model"),
     Family(BYTES_READ, "bytes read: the weights once a step, and the keys and values attended to"),
     Family(BYTES_WRITTEN, "bytes written: keys and values"),
-    Family(REQUEST_ERRORS, "requests ended by an error", "code"),
-    Family(MISSES, "requests that found less in the prefix cache than they might have, by why", "reason"),
-    Family(BILLED_TOKENS, "tokens of the requests ended, those with a fault left out, by billing class", "token_class"),
+    Family(REQUEST_ERRORS, "requests that ended with an error", "code"),
+    Family(MISSES, "requests whose prompts were not cached completely, by reason", "reason"),
+    Family(BILLED_TOKENS, "tokens of finished requests without an error, by billing class", "token_class"),
     Family(COMPUTED_TOKENS, "tokens computed", "phase"),
-    Family(BATCHED_SEQUENCES, "sequences in all steps; over the number of steps: the mean batch size"),
-    Family(STEP_SECONDS, "where the steps' time went: schedule, forward, output", "phase"),
-    Family(FORWARD_SECONDS, "the forward passes' time, shared out to prefill and decode", "phase"),
+    Family(BATCHED_SEQUENCES, "sequences in all steps; divided by the steps: the mean batch size"),
+    Family(STEP_SECONDS, "time of the steps, by part: schedule, forward, output", "phase"),
+    Family(FORWARD_SECONDS, "time of the forward passes, by prefill and decode", "phase"),
 )
 GAUGES = (
-    Family(PEAK_FLOPS, "floating-point operations a second of a large matrix product, measured at start"),
-    Family(PEAK_BANDWIDTH, "bytes a second of a large copy, read and written, measured at start"),
-    Family(MFU, "the last steps' floating-point operations a second, as a share of the peak"),
-    Family(BANDWIDTH_USE, "the last steps' bytes a second, as a share of the peak"),
+    Family(PEAK_FLOPS, "floating-point operations per second of a large matrix product, measured at start"),
+    Family(PEAK_BANDWIDTH, "bytes per second of a large copy, read and written, measured at start"),
+    Family(MFU, "floating-point operations per second of the last steps, as a share of the peak"),
+    Family(BANDWIDTH_USE, "bytes per second of the last steps, as a share of the peak"),
 )
 HISTOGRAMS = (
     Family(TTFT, "from a request's arrival at the worker to its first token", buckets=_LATENCIES),
@@ -98,20 +100,20 @@ HISTOGRAMS = (
     Family(DECODE_TIME, "from a request's first token to its end", buckets=_LATENCIES),
     Family(ITERATION_TOKENS, "tokens computed in a step", buckets=_STEP_TOKENS),
     Family(REQUEST_PROMPT, "prompt tokens of a request", buckets=_TOKENS),
-    Family(REQUEST_GENERATION, "tokens generated for a request, all its answers together", buckets=_TOKENS),
-    Family(REQUEST_COMPUTED, "prompt tokens of a request that were not found in the prefix cache", buckets=_TOKENS),
-    Family(STEP_DURATION, "from the end of the step before, or a step's begin, to its end", buckets=_GAPS),
+    Family(REQUEST_GENERATION, "tokens generated for a request, in all its outputs", buckets=_TOKENS),
+    Family(REQUEST_COMPUTED, "prompt tokens of a request that were not in the prefix cache", buckets=_TOKENS),
+    Family(STEP_DURATION, "from the end of the previous step, or the start of a step, to its end", buckets=_GAPS),
 )
 
 
 class Histogram:
-    """Observations counted in fixed buckets."""
+    """A histogram with fixed buckets."""
 
     __slots__ = ("bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = tuple(bounds)  # upper ends, included, growing
-        self.counts = [0] * (len(self.bounds) + 1)  # the last: above all bounds
+        self.bounds = tuple(bounds)  # inclusive upper ends, increasing
+        self.counts = [0] * (len(self.bounds) + 1)  # the last one: above all bounds
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
@@ -124,19 +126,19 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """A histogram as it was: observations by bucket, each counted in one of them."""
+    """The state of a histogram: the number of observations in each bucket."""
 
     counts: list[int]
     sum: float
 
     def cumulative(self) -> list[int]:
-        """Observations up to each bound, as Prometheus counts them; the last: all."""
+        """Return the cumulative counts as Prometheus expects them; the last one is the total."""
         return list(accumulate(self.counts))
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """All that an engine has counted since its start, by name; a counter's by label too, "" where there is none."""
+    """All values of an engine since its start, by metric name and, for counters, by label ("" without one)."""
 
     counters: dict[str, dict[str, float]]
     gauges: dict[str, float]

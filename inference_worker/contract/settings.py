@@ -1,4 +1,4 @@
-"""Settings of the worker, and those it shares with the platform."""
+"""The settings of the worker, and the settings that it shares with the platform."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _max_model_len = env.integer(16, 1 << 24)
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A deployment: the public name, where its weights are, and how it is served."""
+    """A deployment: its public name, the source of its weights and its options."""
 
     name: str
     source: str  # one of EMBEDDED, a Hugging Face directory or a .gguf file
     dtype: DTypeName
-    max_model_len: int | None = None  # tokens, prompt and answer together; None: the model's own limit
+    max_model_len: int | None = None  # tokens of prompt and output; None: the model's limit
 
 
 def parse_models(text: str) -> tuple[ModelSpec, ...]:
@@ -45,15 +45,15 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
         longest = _max_model_len(options["max_model_len"]) if "max_model_len" in options else None
         specs.append(ModelSpec(name, source, _dtype(options.get("dtype", "auto")), longest))
     if not specs:
-        raise ValueError("want at least one model")
+        raise ValueError("name at least one model")
     if len({spec.name for spec in specs}) < len(specs):
-        raise ValueError("each model's name must be its own")
+        raise ValueError("two models have the same name; rename one of them")
     return tuple(specs)
 
 
 @dataclass(frozen=True)
 class SharedSettings:
-    """What every process of the platform reads."""
+    """The settings that every process of the platform reads."""
 
     data_dir: Path = env.env("MILLRACE_DATA_DIR", env.path, default=".millrace", help="directory for all data and logs")
     valkey_url: str = env.env(
@@ -75,23 +75,23 @@ class SharedSettings:
         "MILLRACE_MIN_FREE_DISK",
         env.size,
         default="256MiB",
-        help="free space on the data directory's disk below which new requests are refused with 503; they are taken"
-        " again when a quarter more is free; 0: the disk is not watched",
+        help="free space on the data directory's disk below which new requests are rejected with 503; they are"
+        " accepted again at 125% of it; 0: no check",
     )
     request_timeout_seconds: int = env.env(
         "MILLRACE_REQUEST_TIMEOUT_SECONDS",
         env.integer(1, 86_400),
         default="600",
-        help="hard deadline of a request, in seconds",
+        help="maximum duration of a request, in seconds",
     )
     stream_retention_seconds: int = env.env(
         "MILLRACE_STREAM_RETENTION_SECONDS",
         env.integer(1, 86_400),
         default="600",
-        help="how long a stream can be resumed after its last token, in seconds",
+        help="time after its last token in which a stream can be resumed, in seconds",
     )
     log_level: str = env.env(
-        "MILLRACE_LOG_LEVEL", env.choice("debug", "info", "warning", "error"), default="info", help="least level logged"
+        "MILLRACE_LOG_LEVEL", env.choice("debug", "info", "warning", "error"), default="info", help="minimum log level"
     )
     log_format: str = env.env(
         "MILLRACE_LOG_FORMAT", env.choice("text", "json"), default="text", help="log lines as text or as JSON"
@@ -103,13 +103,16 @@ class WorkerSettings(SharedSettings):
     """The settings that only a worker reads."""
 
     worker_model: str = env.env(
-        "MILLRACE_WORKER_MODEL", str, default="", help="which of MILLRACE_MODELS this worker serves; empty: the first"
+        "MILLRACE_WORKER_MODEL",
+        str,
+        default="",
+        help="the model of MILLRACE_MODELS that this worker serves; empty: the first",
     )
     worker_name: str = env.env(
         "MILLRACE_WORKER_NAME",
         str,
         default="",
-        help="stable name of this worker, which its journal goes by; empty: <model>-0",
+        help="stable name of this worker, which identifies its journal; empty: <model>-0",
     )
     device: DeviceName = env.env(
         "MILLRACE_DEVICE", env.choice("auto", "cpu", "cuda"), default="auto", help="where the model runs"
@@ -118,25 +121,25 @@ class WorkerSettings(SharedSettings):
         "MILLRACE_ENGINE_PROFILE",
         env.choice("latency", "balanced", "throughput"),
         default="balanced",
-        help="what the engine's steps are tuned for: latency, balanced or throughput",
+        help="limits of the engine's steps, tuned for latency, balanced or throughput",
     )
     max_num_seqs: int = env.env(
         "MILLRACE_MAX_NUM_SEQS",
         env.integer(0, 4096),
         default="0",
-        help="most requests in one step of the engine; 0: the profile's",
+        help="maximum requests in one step of the engine; 0: the profile's value",
     )
     max_num_batched_tokens: int = env.env(
         "MILLRACE_MAX_NUM_BATCHED_TOKENS",
         env.integer(0, 65_536),
         default="0",
-        help="most tokens in one step of the engine, at least as many as requests; 0: the profile's",
+        help="maximum tokens in one step of the engine, at least MILLRACE_MAX_NUM_SEQS; 0: the profile's value",
     )
     long_prefill_token_threshold: int = env.env(
         "MILLRACE_LONG_PREFILL_TOKEN_THRESHOLD",
         env.integer(0, 65_536),
         default="0",
-        help="most tokens of one prompt in a step, so that those of others and running answers go on; 0: the profile's",
+        help="maximum tokens of one prompt in a step, which bounds the delay of others; 0: the profile's value",
     )
     block_size: int = env.env(
         "MILLRACE_BLOCK_SIZE", env.integer(1, 256), default="32", help="tokens per KV cache block"
@@ -146,26 +149,26 @@ class WorkerSettings(SharedSettings):
         "MILLRACE_KV_OFFLOAD_BYTES",
         env.size,
         default="0",
-        help="host memory for cached blocks that the KV cache gives up; 0: none is kept",
+        help="host memory for blocks that the KV cache evicts; 0: no offload",
     )
     cpu_threads: int = env.env(
-        "MILLRACE_CPU_THREADS", env.integer(0, 1024), default="0", help="compute threads; 0: as many as cores"
+        "MILLRACE_CPU_THREADS", env.integer(0, 1024), default="0", help="compute threads; 0: one for each core"
     )
     batch_invariant: bool = env.env(
         "MILLRACE_BATCH_INVARIANT",
         env.boolean,
         default="false",
-        help="whether an answer must be the same, bit for bit, whatever else is in the batch; about half as fast",
+        help="make outputs independent of the other requests in a batch, bit for bit; about half as fast",
     )
     shutdown_timeout_seconds: int = env.env(
         "MILLRACE_SHUTDOWN_TIMEOUT_SECONDS",
         env.integer(0, 3600),
         default="30",
-        help="how long begun streams may run after SIGTERM",
+        help="time that running requests get to finish after SIGTERM, in seconds",
     )
 
 
 @cache
 def worker_settings() -> WorkerSettings:
-    """Return this process' settings, read once."""
+    """Return the settings of this process. They are read once."""
     return env.load(WorkerSettings)

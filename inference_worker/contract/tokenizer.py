@@ -1,4 +1,4 @@
-"""Text to token ids and back, and chat messages to a prompt. Free of torch: the gateway counts tokens with it."""
+"""Tokenizers: text to token ids and back, and chat messages to prompts. Does not import torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class Tokenizer:
-    """A model's tokenizer: `tokenizer.json` with what tokenizer_config.json says of special tokens and chat."""
+    """A model's tokenizer: `tokenizer.json`, with the special tokens and the chat template of tokenizer_config.json."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class Tokenizer:
         Raises:
             ModelError: a file is missing or damaged.
         """
-        folder = Path(path)
-        core = _read_core(folder / "tokenizer.json")
-        settings = _optional(folder / "tokenizer_config.json")
+        directory = Path(path)
+        core = _read_core(directory / "tokenizer.json")
+        settings = _optional(directory / "tokenizer_config.json")
         special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
-        config, generation = _optional(folder / "config.json"), _optional(folder / "generation_config.json")
+        config, generation = _optional(directory / "config.json"), _optional(directory / "generation_config.json")
         eos = list(token_ids(generation.get("eos_token_id", config.get("eos_token_id"))))
         own_eos = core.token_to_id(special["eos_token"]) if "eos_token" in special else None
         if own_eos is not None and own_eos not in eos:
@@ -64,29 +64,29 @@ class Tokenizer:
         try:
             return cls(
                 core,
-                chat_template=_chat_template(folder, settings),
+                chat_template=_chat_template(directory, settings),
                 special_tokens=special,
                 eos_token_ids=tuple(eos),
                 model_max_length=int(limit),
             )
         except ChatTemplateError as exc:
-            raise ModelError(f"{folder}: {exc}") from None
+            raise ModelError(f"{directory}: {exc}") from None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`.
 
-        `add_special_tokens` puts a beginning-of-text token first, where the model wants one.
+        `add_special_tokens` adds a beginning-of-text token if the model uses one.
         """
-        # A batch of one: `encode` by itself keeps every other thread waiting, for seconds if the text is long.
+        # A batch of one, because `encode` does not release the GIL, for seconds if the text is long.
         (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `ids`; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
         return str(self._core.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def to_json(self) -> str:
-        """Its tokenizer.json."""
+        """Return the content of tokenizer.json."""
         return str(self._core.to_str())
 
     def render_chat(
@@ -95,10 +95,10 @@ class Tokenizer:
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the prompt's text for `messages`, by the model's own template.
+        """Return the prompt's text for `messages`, rendered with the model's chat template.
 
         Raises:
-            ChatTemplateError: there is no template, or it cannot render these messages.
+            ChatTemplateError: the model has no template, or the template cannot render these messages.
         """
         if self._chat is None:
             raise ChatTemplateError("this model has no chat template; use plain completions")
@@ -110,12 +110,12 @@ class Tokenizer:
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Return the prompt's ids for `messages`; raises as `render_chat` does."""
+        """Return the prompt's ids for `messages`. Raises as `render_chat` does."""
         return self.encode(self.render_chat(messages, tools, add_generation_prompt), add_special_tokens=False)
 
     @property
     def template_takes_tools(self) -> bool:
-        """Whether the chat template tells the model of tools."""
+        """Return whether the chat template includes tools in the prompt."""
         return self._chat is not None and self._chat.takes_tools
 
     def detokenizer(self, stop: Sequence[str] = ()) -> Detokenizer:
@@ -124,22 +124,22 @@ class Tokenizer:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether a text is its tokens' bytes in a row, so that each can be decoded by itself."""
+        """Return whether a text is the concatenation of its tokens' bytes, so that tokens can be decoded one by one."""
         return isinstance(self._core.decoder, tokenizers.decoders.ByteLevel)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """UTF-8 of one token, empty for special and unknown ones. Only where `is_byte_level`."""
+        """Return the UTF-8 bytes of one token; empty for special and unknown tokens. Requires `is_byte_level`."""
         table = self._bytes_table
         return table[token_id] if 0 <= token_id < len(table) else b""
 
     def spell(self, token_id: int) -> bytes:
-        """UTF-8 of one token as it is told to people: a special one's is its name."""
+        """Return the UTF-8 bytes of one token for display; for a special token, of its name."""
         if token_id in self._special_ids or not self.is_byte_level:
             return self.decode([token_id], skip_special_tokens=False).encode()
         return self.token_bytes(token_id) or b""
 
     def _measure_longest_token(self) -> int:
-        """Return the UTF-8 length of the longest token. No text has fewer tokens than its length divided by it."""
+        """Return the UTF-8 length of the longest token. A text has at least its length divided by this many tokens."""
         lengths = [len(token) for token in self._bytes_table]
         if not self.is_byte_level:
             lengths = [len(text.encode()) for text in self._core.get_vocab(with_added_tokens=True)]
@@ -162,8 +162,7 @@ class Tokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the printable stand-ins byte-level BPE writes for the 256 bytes: a byte that is visible stands for
-    itself."""
+    """Return the printable characters by which byte-level BPE writes the 256 bytes."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in visible]
     return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(others)}
@@ -190,8 +189,8 @@ def _token_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
+def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
+    path = directory / "chat_template.jinja"
     if path.exists():
         if path.stat().st_size > 1 << 20:
             raise ModelError(f"{path}: too large for a chat template")

@@ -1,4 +1,4 @@
-"""What may be asked of sampling, and what the answer takes. Free of torch: a gateway can check before it dispatches."""
+"""Limits of sampling parameters. Does not import torch: a gateway checks requests with it before dispatch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ MAX_ANSWERS = 128
 
 
 def needs_history(params: SamplingParams) -> bool:
-    """Whether a token cannot be chosen before the host knows the ones before it. Penalties count them; all else is
-    fixed by the position."""
+    """Return whether choosing a token requires the tokens before it on the host. Penalties count them; other parameters
+    use
+    only the position."""
     return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
 
 
@@ -70,9 +71,9 @@ def _check_bias(params: SamplingParams, vocab_size: int) -> None:
         raise _invalid("logit_bias", "values must be from -100 to 100")
 
 
-def _within(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:  # NaN is in no range
-        raise _invalid(name, f"must be from {least} to {most}")
+def _within(name: str, value: float, minimum: float, maximum: float) -> None:
+    if not minimum <= value <= maximum:  # NaN is in no range
+        raise _invalid(name, f"must be from {minimum} to {maximum}")
 
 
 def _invalid(name: str, problem: str) -> RequestRejected:

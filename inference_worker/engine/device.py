@@ -1,4 +1,4 @@
-"""Where a model runs, and in which numbers."""
+"""The choice of the device and of the dtype."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def pick_device(name: DeviceName) -> torch.device:
-    """Return the device of that name.
+    """Return the device of this name.
 
     Raises:
-        ValueError: it is not there.
+        ValueError: the device is not available.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but PyTorch finds no CUDA device here")
+        raise ValueError("device is cuda, but PyTorch finds no CUDA device")
     return torch.device(name)
 
 
 def pick_dtype(name: DTypeName, device: torch.device) -> torch.dtype:
-    """Return the numbers to compute in; by default those of 16 bits, where the device is fast with them."""
+    """Return the dtype to compute in. The default is a 16-bit type if the device computes fast in it."""
     if name != "auto":
         return _DTYPES[name]
     if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():

@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out, one step at a time. Single-threaded: only one thread may call it."""
+"""The engine: accepts requests and generates tokens, one step at a time. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Where the engine stands, and what it has done since its start."""
+    """The engine's state, and its totals since its start."""
 
     num_running: int
     num_waiting: int
     steps: int
-    batched_sequences: int  # sum over steps of the sequences in the batch
-    batched_tokens: int  # sum over steps of the tokens computed
-    prompt_tokens: int  # of requests scheduled
-    cached_tokens: int  # of these, read from the prefix cache
+    batched_sequences: int  # sum of all steps' batch sizes
+    batched_tokens: int  # sum of all steps' tokens
+    prompt_tokens: int  # of scheduled requests
+    cached_tokens: int  # part of prompt_tokens that was read from the prefix cache
     output_tokens: int
     preemptions: int
     kv_blocks: int
-    kv_blocks_used: int  # held by running requests
+    kv_blocks_used: int  # used by running requests
     schedule_seconds: float
     forward_seconds: float
     output_seconds: float
@@ -47,16 +47,19 @@ class LLMEngine:
     """Continuous batching over one model.
 
     Args:
-        config: how to serve it.
-        runner: what computes the steps; made from `config` when absent.
-        model_config, tokenizer: read from `config.model_dir` when absent. Requests of an engine with a runner of its
-            own and no tokenizer get tokens and no text.
+        config: the engine's configuration.
+        runner: computes the steps; built from `config` if not given.
+        model_config, tokenizer: read from `config.model_dir` if not given. With a given runner and no tokenizer,
+            outputs
+            have tokens and no text.
         clock: seconds, as in the requests' `arrival`.
-        timer: seconds, for how long the parts of a step take.
+        timer: seconds, for durations of a step's parts.
 
-    With a runner that runs ahead, a step is scheduled and launched before the one before it has come back: its decodes
-    take tokens that are still in flight. What a step computed for a request that has ended meanwhile is dropped, and
-    not billed. Blocks may be given out again at once all the same, since the device does one step after the other.
+    With asynchronous scheduling, a step is scheduled and launched before the previous one has finished, and its decodes
+    use
+    tokens that are in flight. If a request has ended meanwhile, the step's result for it is dropped and not billed. Its
+    blocks
+    can still be reused immediately, because the device runs steps in order.
     """
 
     def __init__(
@@ -88,21 +91,21 @@ class LLMEngine:
         )
         self.scheduler = Scheduler(
             cache,
-            max_batch=config.max_batch,
-            step_tokens=config.step_tokens,
-            long_prompt_tokens=config.long_prompt_tokens,
-            max_long_prompts=config.max_long_prompts,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            max_long_partial_prefills=config.max_long_partial_prefills,
         )
         self._groups: dict[str, RequestGroup] = {}
         self._in_flight: _Launched | None = None
-        self._computed_at = self._ended_at = 0.0  # the timer, when the last step came back, and was accounted for
+        self._computed_at = self._ended_at = 0.0  # timer when the last step returned, and when it was recorded
         self.metrics = EngineMetrics(self.scheduler, self._runner.roofline)
 
     def add_request(self, request: Request) -> None:
-        """Accept a request; its tokens come from `step`.
+        """Accept a request. `step` returns its tokens.
 
         Raises:
-            RequestRejected: it can never be served.
+            RequestRejected: the request can never be served.
         """
         self._check(request)
         answers = range(request.params.n)
@@ -117,9 +120,9 @@ class LLMEngine:
             self.scheduler.add(seq, self._clock())
 
     def abort(self, request_id: str, *, billed: bool = True) -> RequestOutput | None:
-        """End a request, all its answers, at once; its last output, with the usage so far. None if it is gone.
+        """End all sequences of a request and return its last output with its usage. None if the request has ended.
 
-        If it is not to be billed, what it pinned and did not compute is pinned no more.
+        If the request is not billed, pinned blocks that it did not compute are unpinned.
         """
         group = self._groups.get(request_id)
         if group is None:
@@ -134,28 +137,28 @@ class LLMEngine:
         return self._conclude(group, output)
 
     def step(self) -> list[RequestOutput]:
-        """Schedule, compute and account for one batch. One output for each answer that got a token or ended."""
+        """Compute one batch. Return an output for each sequence that got a token or ended."""
         started = self._timer()
         batch = self.scheduler.schedule(self._clock())
         outputs = self._fail_all(batch.expired, "request_expired", _EXPIRED)
-        outputs += self._fail_all(batch.outgrown, "context_length_exceeded", _OUTGROWN)
+        outputs += self._fail_all(batch.exceeds_kv_cache, "context_length_exceeded", _EXCEEDS_KV_CACHE)
         launched = None
         if batch.scheduled:
             launched = _Launched(batch, self.metrics.scheduled(batch), started, self._timer())
             try:
                 launched.result = self._runner.launch(batch)
-            except Exception:  # whatever broke the step, only those in it may suffer
+            except Exception:  # only the requests of a failed step fail
                 log.exception(_STEP_LOG, len(batch.scheduled))
                 outputs += self._step_failed(batch)
                 launched = None
-        if self._runner.run_ahead:
+        if self._runner.async_scheduling:
             launched, self._in_flight = self._in_flight, launched
         if launched is not None:
             outputs += self._collect(launched)
         return outputs
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes. Refused, with False, while any request runs."""
+        """Remove all cached prefixes and return True. Return False, without a change, while requests run."""
         return self.scheduler.cache.reset_prefix_cache()
 
     def has_unfinished(self) -> bool:
@@ -189,18 +192,18 @@ class LLMEngine:
         )
 
     def recent_requests(self) -> list[EngineRequestRecord]:
-        """Return the last requests that ended, oldest first. May be called from any thread."""
+        """Return the last requests that ended, oldest first. Thread-safe."""
         return self.metrics.requests()
 
     def recent_steps(self) -> list[StepRecord]:
-        """Return the last steps, oldest first. May be called from any thread."""
+        """Return the last steps, oldest first. Thread-safe."""
         return self.metrics.steps()
 
     def check_integrity(self) -> None:
-        """Check every account of requests and blocks; cheap enough for an idle moment.
+        """Check the accounting of requests and blocks. Cheap enough for idle times.
 
         Raises:
-            RuntimeError: something is not as it must be.
+            RuntimeError: an invariant is violated.
         """
         self.scheduler.check_integrity()
         queued = {*self.scheduler.running, *self.scheduler.waiting}
@@ -213,7 +216,7 @@ class LLMEngine:
     def _check(self, request: Request) -> None:
         prompt, params = request.prompt_token_ids, request.params
         if request.request_id in self._groups:
-            raise RequestRejected("duplicate_request", f"request {request.request_id} is being served already")
+            raise RequestRejected("duplicate_request", f"request {request.request_id} already exists; use a unique id")
         if not prompt:
             raise RequestRejected("invalid_prompt", "the prompt is empty", "messages")
         vocab = self.model_config.vocab_size
@@ -221,19 +224,19 @@ class LLMEngine:
             raise RequestRejected("invalid_prompt", f"token ids must be from 0 to {vocab - 1}", "messages")
         check_sampling(params, vocab)
         if request.structured and params.ignore_eos:
-            message = "ignore_eos cannot be had together with a form of the answer, which says where it ends"
+            message = "ignore_eos cannot be combined with structured output, which determines the end of the output"
             raise RequestRejected("invalid_value", message, "ignore_eos")
         pool = self.scheduler.cache.pool.num_blocks * self.config.block_size
         limit = min(self.max_model_len, pool)
         if len(prompt) + params.max_tokens > limit:
             alone = len(prompt) >= limit
-            wanted = f"the prompt has {len(prompt)} tokens"
+            requested = f"the prompt has {len(prompt)} tokens"
             if alone:
                 advice, param = "shorten the messages", "messages"
             else:
-                wanted += f" and max_tokens is {params.max_tokens}"
+                requested += f" and max_tokens is {params.max_tokens}"
                 advice, param = "shorten the messages, or lower max_tokens", "max_tokens"
-            message = f"this model's context is {limit} tokens, but {wanted}; {advice}"
+            message = f"this model's context is {limit} tokens, but {requested}; {advice}"
             raise RequestRejected("context_length_exceeded", message, param)
 
     def _collect(self, launched: _Launched) -> list[RequestOutput]:
@@ -245,7 +248,7 @@ class LLMEngine:
         computed = self._timer()
         outputs = self._account(launched.batch, result)
         ended = self._timer()
-        # A step launched ahead has the device to itself only from when the one before it came back.
+        # A step that was launched early starts on the device when the previous one has finished.
         seconds = StepSeconds(
             schedule=launched.at - launched.started,
             forward=computed - max(launched.at, self._computed_at),
@@ -258,8 +261,8 @@ class LLMEngine:
         return outputs
 
     def _weigh_restoring(self, num_tokens: int, seconds: float) -> None:
-        """Restore a block from the host only if that takes less time than to compute its tokens, as measured."""
-        if num_tokens >= _MEASURED_TOKENS:  # a step of decodes says nothing of what a prompt's token takes
+        """Enable restores from CPU memory only if they are faster than computing the tokens, as measured."""
+        if num_tokens >= _MEASURED_TOKENS:  # a step of decodes does not show the cost of a prompt token
             block_seconds = self.config.block_size * seconds / num_tokens
             self.scheduler.cache.restores = self._runner.restore_seconds <= block_seconds
 
@@ -279,7 +282,7 @@ class LLMEngine:
                 log.warning("request %s: its grammar failed: %s", scheduled.seq.request_id, exc)
                 outputs += self._fail_all([scheduled.seq], "unsupported_schema", _TOO_COMPLEX)
                 continue
-            except Exception:  # one request's trouble must not reach the others
+            except Exception:  # an error of one request must not affect the others
                 log.exception("request %s failed", scheduled.seq.request_id)
                 outputs += self._fail_all([scheduled.seq], "internal_error", _STEP_FAILED)
                 continue
@@ -293,7 +296,7 @@ class LLMEngine:
         seq = scheduled.seq
         self.scheduler.complete(scheduled)
         if token_id is None or seq.status is SequenceStatus.FINISHED:
-            return None  # aborted while the step ran: its token is dropped, and not billed
+            return None  # aborted while the step ran: the token is dropped and not billed
         output = append_token(seq, token_id, self._eos, logprobs)
         output.index = seq.index
         self.metrics.token(seq, now)
@@ -303,20 +306,20 @@ class LLMEngine:
         return output
 
     def _fail_all(self, sequences: list[Sequence], code: str, message: str) -> list[RequestOutput]:
-        """End the requests of these sequences, each with all its answers."""
+        """End the requests of these sequences, each with all its sequences."""
         outputs = []
         for seq in sequences:
             group = self._groups.get(seq.request_id)
             if group is None or group is not seq.group:
-                continue  # another of its answers has failed just now, or it was aborted
-            for each in group.sequences:
-                self.scheduler.finish(each)
-                self.scheduler.cache.withdraw_pins(each)
+                continue  # another sequence of the request has failed, or it was aborted
+            for sequence in group.sequences:
+                self.scheduler.finish(sequence)
+                self.scheduler.cache.withdraw_pins(sequence)
             outputs.append(self._conclude(group, fail(seq, code, message)))
         return outputs
 
     def _conclude(self, group: RequestGroup, output: RequestOutput) -> RequestOutput:
-        """Make `output`, the last of an answer, the last of its request if no other answer is under way."""
+        """Complete `output` as the last output of its request if no other sequence is unfinished."""
         if group.finished:
             del self._groups[group.request.request_id]
             output.usage, output.cache, output.pins = group.usage(), group.cache_report, group.pins
@@ -327,19 +330,19 @@ class LLMEngine:
 
 
 class _Launched:
-    """A step under way."""
+    """A step in flight."""
 
     def __init__(self, batch: SchedulerOutput, shape: BatchShape, started: float, at: float) -> None:
         self.batch = batch
         self.shape = shape
-        self.started = started  # the timer, when its scheduling began
-        self.at = at  # and when it was launched
+        self.started = started  # timer at the start of its scheduling
+        self.at = at  # timer at its launch
         self.result: Callable[[], StepResult] = StepResult
 
 
 _MEASURED_TOKENS = 128
 _STEP_LOG = "a step of %d sequences failed"
-_OUTGROWN = "the request has outgrown the KV cache"
-_TOO_COMPLEX = "the form the answer is to have is too complex to go on with"
-_EXPIRED = "the request was not begun in the time it was wanted in"
-_STEP_FAILED = "the engine failed on this request; it can be sent again"
+_EXCEEDS_KV_CACHE = "the prompt and its output do not fit into the KV cache; shorten the prompt or lower max_tokens"
+_TOO_COMPLEX = "the structured output format is too complex; simplify it"
+_EXPIRED = "the request waited too long in the queue; send it again later"
+_STEP_FAILED = "the engine failed on this request; send it again"

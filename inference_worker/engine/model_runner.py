@@ -1,4 +1,4 @@
-"""Runs one step's batch through the model: index tensors, forward pass, sampling."""
+"""The execution of a step's batch: index tensors, forward pass and sampling."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step brought."""
+    """The result of a step."""
 
-    tokens: list[int] = field(default_factory=list)  # one for each entry that samples, in order
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by place in `tokens`, of those that asked
-    # By place in the batch: of the prompt tokens that follow those computed now, of those that asked.
+    tokens: list[int] = field(default_factory=list)  # one for each sampled entry, in order
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index in `tokens`, if requested
+    # By index in the batch, if requested: of the prompt tokens after the computed ones.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
 
 class Runner(Protocol):
-    """What computes a step: the model, or in tests something that pretends to be one."""
+    """The interface of runners."""
 
     @property
     def num_blocks(self) -> int:
-        """KV cache blocks that can be given out; their ids begin at 1."""
+        """Return the number of KV cache blocks that can be allocated; their ids start at 1."""
 
     @property
     def num_host_blocks(self) -> int:
-        """Blocks for which there is room in host memory."""
+        """Return the number of blocks that fit into CPU memory."""
 
     @property
     def restore_seconds(self) -> float:
-        """How long it takes to bring one block back from host memory."""
+        """Return the seconds to restore one block from CPU memory."""
 
     @property
-    def run_ahead(self) -> bool:
-        """Whether a step may be launched before the one before it has come back."""
+    def async_scheduling(self) -> bool:
+        """Return whether a step may be launched before the previous one has finished."""
 
     @property
     def roofline(self) -> Roofline:
-        """What a step asks of the device."""
+        """Return the costs of a step on the device."""
 
     def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
-        """Begin to compute what was scheduled; the answer waits for it and returns what it brought."""
+        """Start a scheduled step. The returned function waits for the step and returns its result."""
 
 
 class ModelRunner:
@@ -81,14 +81,14 @@ class ModelRunner:
         self._vocab_size = model_config.vocab_size
         self._sampler = Sampler(
             model_config.eos_token_ids if eos_token_ids is None else eos_token_ids,
-            at_once=1 if config.batch_invariant else None,
+            max_rows=1 if config.batch_invariant else None,
         )
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.device)
         sizing = size_kv_cache(config, model_config, max_model_len, self.dtype.itemsize)
         log.info("KV cache: %s", sizing)
         self.num_blocks = sizing.num_blocks
-        if config.threads:  # else PyTorch's own choice: OMP_NUM_THREADS, or the cores this process may use
+        if config.threads:  # else PyTorch uses OMP_NUM_THREADS or the cores of this process
             torch.set_num_threads(config.threads)
         with torch.inference_mode():
             with Weights(config.model_dir, self.dtype, self.device) as weights:
@@ -105,12 +105,14 @@ class ModelRunner:
             )
             name = "invariant" if config.batch_invariant else config.attention
             self.attention = make_backend(name, shape, model_config.num_heads, model_config.head_dim**-0.5)
-            self.num_host_blocks = config.host_kv_memory // sizing.block_bytes
+            self.num_host_blocks = config.kv_offload_bytes // sizing.block_bytes
             self._copies = BlockCopies(self.attention.pages(), self.num_host_blocks)
         self.restore_seconds = self._copies.restore_seconds
-        self.run_ahead = self.device.type == "cuda" if config.run_ahead is None else config.run_ahead
-        self._last_tokens = torch.empty(0, dtype=torch.int64, device=self.device)  # that the last step sampled
-        self._last_places: dict[Sequence, int] = {}  # and whose they are
+        self.async_scheduling = (
+            self.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+        )
+        self._last_tokens = torch.empty(0, dtype=torch.int64, device=self.device)  # sampled by the last step
+        self._last_places: dict[Sequence, int] = {}  # their sequences' indexes
         peaks = measure_peaks(self.device, self.dtype) if config.measure_peaks else None
         size = self.dtype.itemsize
         self.roofline = Roofline.of(model_config, weight_bytes=size, kv_value_bytes=size, peaks=peaks)
@@ -118,10 +120,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
-        """Put the step on the device's queue; the answer waits for it and returns what it brought.
+        """Launch a step on the device. The returned function waits for the step and returns its result.
 
-        Nothing here waits for the device: tokens of the step before are taken where they lie, on the device. On the CPU
-        all is done when this returns.
+        `launch` does not wait for the device: it uses the previous step's tokens on the device. On the CPU, the step is
+        complete
+        when it returns.
         """
         self._copies.run(output.operations)
         token_ids, metadata = self._inputs(output)
@@ -140,11 +143,11 @@ class ModelRunner:
         return wait
 
     def execute(self, output: SchedulerOutput) -> StepResult:
-        """Compute what was scheduled, and wait for it."""
+        """Run a scheduled step and wait for its result."""
         return self.launch(output)()
 
     def _fill_in_flight(self, token_ids: torch.Tensor, output: SchedulerOutput, metadata: StepMetadata) -> None:
-        """Put the tokens that the step before brings in their places, which are their sequences' last."""
+        """Copy the previous step's tokens on the device to the last positions of their sequences."""
         waiting = [i for i, s in enumerate(output.scheduled) if s.in_flight]
         if waiting:
             sources = [self._last_places[output.scheduled[i].seq] for i in waiting]
@@ -169,7 +172,7 @@ class ModelRunner:
         starts = np.array([s.start for s in scheduled])
         query_start_loc = np.zeros(len(scheduled) + 1, dtype=np.int64)
         np.cumsum(query_lens, out=query_start_loc[1:])
-        # Position of each token: its sequence's start, plus its place among the sequence's new tokens.
+        # The position of a token is its sequence's start plus its index among the sequence's new tokens.
         positions = np.arange(output.num_tokens) + np.repeat(starts - query_start_loc[:-1], query_lens)
         block_size = self.config.block_size
         tables = [s.seq.block_ids for s in scheduled]

@@ -1,17 +1,17 @@
-"""What a new token means for its request: its text, and whether it ends the answer. Free of torch."""
+"""The text of new tokens, and the conditions that end a sequence. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from inference_worker.contract.request import FinishReason, RequestFault, RequestOutput, TokenLogprobs
+from inference_worker.contract.request import FinishReason, RequestError, RequestOutput, TokenLogprobs
 from inference_worker.engine.scheduling.sequence import Sequence
 
 
 def note_prompt_logprobs(seq: Sequence, start: int, found: Collection[TokenLogprobs]) -> None:
-    """Keep what a step found of the prompt tokens after `start`, until the first output takes it along.
+    """Store the log-probabilities of the prompt tokens after `start` until the first output.
 
-    By position: what is computed again after a preemption replaces what was found before.
+    They are stored by position: a new computation after a preemption replaces earlier values.
     """
     seq.prompt_logprobs[start : start + len(found)] = found
 
@@ -19,10 +19,10 @@ def note_prompt_logprobs(seq: Sequence, start: int, found: Collection[TokenLogpr
 def append_token(
     seq: Sequence, token_id: int, eos_token_ids: Collection[int], logprobs: TokenLogprobs | None = None
 ) -> RequestOutput:
-    """Add `token_id` to `seq` and tell what it brought. Sets `seq.finish_reason` if it was the last.
+    """Add `token_id` to `seq` and return the output. Set `seq.finish_reason` if the token is the last one.
 
     Raises:
-        GrammarFailed: the answer cannot be continued under its grammar.
+        GrammarFailed: the sequence cannot be continued under its grammar.
     """
     seq.tokens.append(token_id)
     output = RequestOutput(
@@ -40,7 +40,7 @@ def append_token(
     if params.prompt_logprobs is not None and seq.index == 0 and seq.num_output_tokens == 1:
         output.prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, []
     may_stop = seq.num_output_tokens > params.min_tokens
-    # What ends an answer as a token is no part of its text.
+    # A token that ends the output is not part of its text.
     if token_id in params.stop_token_ids and may_stop:
         return end(seq, output, "stop", token_id)
     if token_id in eos_token_ids and not params.ignore_eos and may_stop:
@@ -59,7 +59,7 @@ def append_token(
 def end(
     seq: Sequence, output: RequestOutput, reason: FinishReason, stop_reason: str | int | None = None
 ) -> RequestOutput:
-    """Make `output` the request's last: the text held back, the reason, the usage."""
+    """Complete `output` as the request's last one: withheld text, finish reason and usage."""
     if seq.detokenizer is not None:
         output.text += seq.detokenizer.flush()
         if stop_reason is None and seq.detokenizer.stopped_by is not None:
@@ -70,5 +70,5 @@ def end(
 
 
 def fail(seq: Sequence, code: str, message: str) -> RequestOutput:
-    """Return the last output of a request that could not be served."""
-    return RequestOutput(seq.request_id, usage=seq.usage(), error=RequestFault(code, message))
+    """Return the last output of a failed request."""
+    return RequestOutput(seq.request_id, usage=seq.usage(), error=RequestError(code, message))

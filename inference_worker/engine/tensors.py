@@ -1,4 +1,4 @@
-"""Small helpers around tensors that several parts of a step need."""
+"""Helpers for tensors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-# Numbers worked on at once. On the CPU, float32 temporaries of this size stay in its caches, and come from the heap and
-# not, page by page, from the system.
+# Maximum numbers per call. On the CPU, float32 temporaries of this size fit into its caches, and the heap provides them
+# without system calls.
 _CPU_ELEMENTS = 1 << 19
 _GPU_ELEMENTS = 1 << 26
 
 
-def rows_at_once(width: int, device: torch.device, *, factor: int = 1) -> int:
-    """Rows of `width` numbers to work on at once, so that memory is bounded; on the CPU `factor` times as many."""
+def rows_per_call(width: int, device: torch.device, *, factor: int = 1) -> int:
+    """Return how many rows of `width` numbers to process in one call, so that memory is bounded. On the CPU the limit
+    is
+    `factor` times as high."""
     return max(1, (_GPU_ELEMENTS if device.type == "cuda" else _CPU_ELEMENTS * factor) // width)
 
 
@@ -24,6 +26,6 @@ def upload(
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """`values` as a tensor on `device`. The host does not wait for work that is queued there."""
+    """Return `values` as a tensor on `device`, without waiting for queued work of the device."""
     host = torch.as_tensor(values, dtype=dtype)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host

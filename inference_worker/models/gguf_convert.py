@@ -1,4 +1,4 @@
-"""A GGUF file of the Llama architecture to a Hugging Face directory, tensor by tensor."""
+"""Conversion of a GGUF file of the Llama architecture to a Hugging Face directory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from inference_worker.models.gguf_file import GGUFError, GGUFFile, GGUFTensor
 
-CONVERTER_VERSION = 1  # part of the converted folder's name: raise it when the output changes
-_CONTROL, _USER_DEFINED = 3, 4  # kinds of token
+CONVERTER_VERSION = 1  # part of the converted directory's name; increment it when the output changes
+_CONTROL, _USER_DEFINED = 3, 4  # token types
 _ROW_BATCH_SIZE = 4096
 
 _TOP = {
@@ -45,7 +45,7 @@ def _byte_level(use_regex: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
 
 
-# How a text is cut before the merges, by GGUF's name for it.
+# Pre-tokenizers by their GGUF names.
 _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     "smollm": [_DIGITS, _byte_level(True)],
     "gpt-2": [_byte_level(True)],
@@ -56,35 +56,35 @@ _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def convert(file: GGUFFile, folder: Path, progress: Callable[[int, int], None] | None = None) -> None:
-    """Write `file` to the empty `folder` as config.json, tokenizer files and model.safetensors in bfloat16.
+def convert(file: GGUFFile, directory: Path, progress: Callable[[int, int], None] | None = None) -> None:
+    """Write `file` to the empty `directory` as config.json, tokenizer files and model.safetensors in bfloat16.
 
     Raises:
-        GGUFError: another architecture or tokenizer than these, or a tensor is missing or has an odd shape.
+        GGUFError: the architecture or tokenizer is not supported, or a tensor is missing or has a wrong shape.
     """
     fields = _Fields(file)
     if (architecture := fields.text("general.architecture")) != "llama":
         raise GGUFError(f"{file.path}: architecture {architecture!r} is not supported; want llama")
-    _write_json(folder / "config.json", _config(file, fields))
+    _write_json(directory / "config.json", _config(file, fields))
     generation = {key: fields.token(key) for key in ("bos", "eos", "padding")}
     _write_json(
-        folder / "generation_config.json",
+        directory / "generation_config.json",
         {"bos_token_id": generation["bos"], "eos_token_id": generation["eos"], "pad_token_id": generation["padding"]},
     )
-    _write_tokenizer(fields, folder)
-    _write_weights(file, fields, folder / "model.safetensors", progress)
+    _write_tokenizer(fields, directory)
+    _write_weights(file, fields, directory / "model.safetensors", progress)
 
 
 class _Fields:
-    """The file's metadata, each value checked for its type."""
+    """The file's metadata, with checks of the values' types."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
 
-    def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+    def get(self, key: str, value_type: type | tuple[type, ...], default: Any = None) -> Any:
         value = self._file.fields.get(key, default)
-        if not isinstance(value, kind):
-            raise GGUFError(f"{self._file.path}: {key} is {value!r:.80}; cannot make a model of it")
+        if not isinstance(value, value_type):
+            raise GGUFError(f"{self._file.path}: {key} is {value!r:.80}, which is not supported")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -94,7 +94,7 @@ class _Fields:
         return int(self.get(f"llama.{key}", int, default))
 
     def number(self, key: str, default: float) -> float:
-        # Stored as float32, so 1e-05 reads as 9.9999997e-06: the seven digits it had are what was meant.
+        # The value is a float32, so 1e-05 reads as 9.9999997e-06. Seven digits restore it.
         return float(f"{float(self.get(f'llama.{key}', (int, float), default)):.7g}")
 
     def token(self, name: str) -> int | None:
@@ -104,7 +104,7 @@ class _Fields:
     def strings(self, key: str) -> list[str]:
         value: list[str] = self.get(key, list)
         if not all(isinstance(item, str) for item in value):
-            raise GGUFError(f"{self._file.path}: {key} is no list of strings")
+            raise GGUFError(f"{self._file.path}: {key} is not a list of strings")
         return value
 
 
@@ -136,28 +136,28 @@ def _config(file: GGUFFile, fields: _Fields) -> dict[str, Any]:
 
 
 def _rope_scaling(file: GGUFFile, fields: _Fields) -> dict[str, Any] | None:
-    kind = fields.text("llama.rope.scaling.type", "none")
+    scaling_type = fields.text("llama.rope.scaling.type", "none")
     if "rope_freqs.weight" in file.tensors:
         raise GGUFError(f"{file.path}: per-frequency rotary factors are not supported; use this model's safetensors")
-    if kind == "none":
+    if scaling_type == "none":
         return None
-    if kind == "linear":
+    if scaling_type == "linear":
         return {"rope_type": "linear", "factor": fields.number("rope.scaling.factor", 1.0)}
-    raise GGUFError(f"{file.path}: rope scaling {kind!r} is not supported")
+    raise GGUFError(f"{file.path}: rope scaling {scaling_type!r} is not supported")
 
 
-def _write_tokenizer(fields: _Fields, folder: Path) -> None:
-    kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
-    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
+def _write_tokenizer(fields: _Fields, directory: Path) -> None:
+    model, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
+    if model != "gpt2" or pre not in _PRE_TOKENIZERS:
         known = ", ".join(_PRE_TOKENIZERS)
-        raise GGUFError(f"tokenizer {kind}/{pre} is not supported; want gpt2 with one of {known}")
+        raise GGUFError(f"tokenizer {model}/{pre} is not supported; want gpt2 with one of {known}")
     tokens = fields.strings("tokenizer.ggml.tokens")
-    kinds = fields.get("tokenizer.ggml.token_type", list)
+    token_types = fields.get("tokenizer.ggml.token_type", list)
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
-        {"id": i, "content": text, **plain, "special": kind == _CONTROL}
-        for i, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if kind in (_CONTROL, _USER_DEFINED)
+        {"id": i, "content": text, **plain, "special": token_type == _CONTROL}
+        for i, (text, token_type) in enumerate(zip(tokens, token_types, strict=True))
+        if token_type in (_CONTROL, _USER_DEFINED)
     ]
     special = {
         f"{name}_token": tokens[token_id]
@@ -165,7 +165,7 @@ def _write_tokenizer(fields: _Fields, folder: Path) -> None:
         if (token_id := fields.token(key)) is not None and 0 <= token_id < len(tokens)
     }
     _write_json(
-        folder / "tokenizer.json",
+        directory / "tokenizer.json",
         {
             "version": "1.0",
             "truncation": None,
@@ -194,8 +194,8 @@ def _write_tokenizer(fields: _Fields, folder: Path) -> None:
     settings["model_max_length"] = fields.size("context_length")
     if template := fields.text("tokenizer.chat_template", ""):
         settings["chat_template"] = template
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    _write_json(folder / "tokenizer_config.json", settings)
+        (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+    _write_json(directory / "tokenizer_config.json", settings)
 
 
 def _post_processor(fields: _Fields, special: dict[str, str]) -> dict[str, Any] | None:
@@ -212,7 +212,7 @@ def _post_processor(fields: _Fields, special: dict[str, str]) -> dict[str, Any] 
 
 
 def _write_weights(file: GGUFFile, fields: _Fields, path: Path, progress: Callable[[int, int], None] | None) -> None:
-    """Write the safetensors file row group by row group, so that memory does not grow with the model."""
+    """Write the safetensors file in groups of rows, so that memory use does not depend on the model's size."""
     names = {_target_name(file, tensor): tensor for tensor in file.tensors.values()}
     total = sum(2 * math.prod(tensor.shape) for tensor in names.values())
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -245,11 +245,11 @@ def _target_name(file: GGUFFile, tensor: GGUFTensor) -> str:
     parts = tensor.name.split(".")
     if len(parts) == 4 and parts[0] == "blk" and parts[1].isdecimal() and parts[3] == "weight" and parts[2] in _PARTS:
         return f"model.layers.{int(parts[1])}.{_PARTS[parts[2]]}.weight"
-    raise GGUFError(f"{file.path}: tensor {tensor.name} is no part of a Llama model")
+    raise GGUFError(f"{file.path}: tensor {tensor.name} is not part of a Llama model")
 
 
 def _unpermute(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Undo the row order GGUF keeps queries and keys in, for rotation by pairs, back to rotation by halves."""
+    """Convert the row order of queries and keys from GGUF's rotation by pairs to rotation by halves."""
     count, columns = rows.shape
     if count % (2 * heads):
         raise GGUFError(f"{count} rows do not divide into {heads} heads")

@@ -1,4 +1,4 @@
-"""Weights from safetensors files, tensor by tensor, as the model asks for them. Pickled checkpoints are never read."""
+"""Weights of safetensors files, read tensor by tensor. Pickled checkpoints are never read."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from inference_worker.models.checkpoint import weight_files
 
 
 class Weights:
-    """The tensors of a model directory, in the dtype and on the device asked for. Use it with `with`.
+    """The tensors of a model directory, in the requested dtype and on the requested device. Use it with `with`.
 
-    Files are memory-mapped: a tensor is read when it is taken.
+    Files are memory-mapped: a tensor is read by `take`.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._device = device
         self._files: list[Any] = []
-        self._where: dict[str, Any] = {}
-        for path in weight_files(folder):
+        self._files_by_tensor: dict[str, Any] = {}
+        for path in weight_files(directory):
             try:
                 file: Any = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as exc:
-                raise ModelError(f"{path}: not a whole safetensors file: {exc}") from None
+                raise ModelError(f"{path}: not a complete safetensors file: {exc}") from None
             self._files.append(file)
-            self._where.update(dict.fromkeys(file.keys(), file))
+            self._files_by_tensor.update(dict.fromkeys(file.keys(), file))
 
     def __enter__(self) -> Weights:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for file in self._files:
-            file.__exit__(kind, fault, trace)
+            file.__exit__(exc_type, exc, traceback)
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the tensor `name`.
 
         Raises:
-            ModelError: it is missing, has another shape, or no floating-point numbers.
+            ModelError: the tensor is missing, has another shape or is not floating-point.
         """
-        if name not in self._where:
+        if name not in self._files_by_tensor:
             raise ModelError(f"the checkpoint has no tensor {name}")
-        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        tensor: torch.Tensor = self._files_by_tensor[name].get_tensor(name)
         if tuple(tensor.shape) != shape:
-            raise ModelError(f"tensor {name} has the shape {tuple(tensor.shape)}; the configuration wants {shape}")
+            raise ModelError(f"tensor {name} has the shape {tuple(tensor.shape)}; the configuration requires {shape}")
         if tensor.dtype not in (torch.bfloat16, torch.float16, torch.float32):
             raise ModelError(f"tensor {name} is of {tensor.dtype}; want a floating-point type of 16 or 32 bits")
         return tensor.to(device=self._device, dtype=self._dtype)

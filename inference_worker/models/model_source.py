@@ -1,4 +1,4 @@
-"""From a model's name in the settings to a checked Hugging Face directory on disk."""
+"""Model sources: from the settings to a checked Hugging Face directory on disk."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ __all__ = ["ModelError", "ensure_model"]
 
 
 def ensure_model(spec: ModelSpec, data_dir: Path, progress: Progress | None = None) -> Path:
-    """Return the Hugging Face directory of the model `spec`, made from its GGUF file first where it has to be.
+    """Return the Hugging Face directory of the model `spec`. A GGUF file is converted first.
 
-    Safe to call from several processes at once: one converts, the others wait for it.
+    Processes may call it concurrently: one converts, the others wait.
 
     Args:
-        data_dir: where converted models are kept, in `models/<slug>`.
-        progress: called with (bytes of weights converted, bytes in all) during a conversion.
+        data_dir: directory of converted models, which are in `models/<slug>`.
+        progress: called with (converted bytes, total bytes of weights) during a conversion.
 
     Raises:
-        ModelError: the source is missing, damaged, or of a kind that is not served; the message says what to do.
+        ModelError: the source is missing, damaged or not supported.
     """
     source = embedded_source(spec.source) if spec.source in EMBEDDED else Path(spec.source).expanduser()
     if source.is_dir():
@@ -55,7 +55,7 @@ def ensure_model(spec: ModelSpec, data_dir: Path, progress: Progress | None = No
 
 
 def embedded_source(name: str) -> Path:
-    """Return the GGUF file or the model directory inside an embedded model's package; the package is not imported.
+    """Return the GGUF file or the model directory in an embedded model's package. The package is not imported.
 
     Raises:
         ModelError: the package is not installed.
@@ -69,25 +69,25 @@ def embedded_source(name: str) -> Path:
         ) from None
     weights = [file for file in files if file.suffix in (".gguf", ".safetensors")]
     if len(weights) != 1:
-        raise ModelError(f"the package {package} holds {len(weights)} files of weights; want one")
+        raise ModelError(f"the package {package} has {len(weights)} weight files; want one")
     path = Path(str(weights[0].locate()))
     return path if path.suffix == ".gguf" else path.parent
 
 
-def check_directory(folder: Path) -> None:
-    """Check that `folder` holds a model this engine serves: configuration, tokenizer, and whole safetensors files.
+def check_directory(directory: Path) -> None:
+    """Check that the directory contains a supported model: configuration, tokenizer and complete safetensors files.
 
     Raises:
-        ModelError: naming what is wrong.
+        ModelError: naming the problem.
     """
-    read_model_config(folder)
-    Tokenizer.from_dir(folder)
-    for path in weight_files(folder):
+    read_model_config(directory)
+    Tokenizer.from_dir(directory)
+    for path in weight_files(directory):
         try:
             with safe_open(str(path), framework="numpy") as file:
                 file.keys()
         except (SafetensorError, OSError) as exc:
-            raise ModelError(f"{path}: not a whole safetensors file: {exc}") from None
+            raise ModelError(f"{path}: not a complete safetensors file: {exc}") from None
 
 
 def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path:
@@ -97,7 +97,7 @@ def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path
             return target
         models.mkdir(parents=True, exist_ok=True)
         with _locked(models / f".{target.name}.lock"):
-            if target.is_dir():  # another process made it while this one waited
+            if target.is_dir():  # another process created it meanwhile
                 return target
             for stale in models.glob(f".{target.name}.*.partial"):  # of a process that was killed
                 shutil.rmtree(stale, ignore_errors=True)
@@ -114,7 +114,7 @@ def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path
 
 
 def _slug(file: GGUFFile) -> str:
-    """Return a folder name that changes when the file's content or the converter does."""
+    """Return a directory name that depends on the file's content and on the converter's version."""
     stem = re.sub(r"[^a-z0-9._-]+", "-", file.path.stem.lower()).strip("-.")[:64] or "model"
     digest = hashlib.blake2b(file.header(), digest_size=6)
     digest.update(f"{CONVERTER_VERSION}:{file.path.stat().st_size}".encode())
@@ -124,12 +124,12 @@ def _slug(file: GGUFFile) -> str:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # let go with the file, also when the process dies
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also by a crash
         yield
 
 
-def _sync(folder: Path) -> None:
-    for path in [*folder.iterdir(), folder]:
+def _sync(directory: Path) -> None:
+    for path in [*directory.iterdir(), directory]:
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)

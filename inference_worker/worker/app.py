@@ -1,4 +1,4 @@
-"""The worker's Celery app: wakeups in, one resident engine behind them. No Django.
+"""The worker's Celery app: it receives wakeups and passes them to one resident engine. Does not import Django.
 
 Start it with `python -m inference_worker`.
 """
@@ -21,7 +21,7 @@ from inference_worker.contract.settings import WorkerSettings, worker_settings
 from inference_worker.worker.worker import Wakeup, Worker, new_replica_id
 
 GENERATE = "millrace.generate"
-WAKEUP_THREADS = 256  # each waits for its executions to end; waiting threads cost a step nothing (measured)
+WAKEUP_THREADS = 256  # each waits for the end of its executions; waiting threads do not slow down steps (measured)
 
 
 def make_app(settings: WorkerSettings) -> Celery:
@@ -37,9 +37,9 @@ def make_app(settings: WorkerSettings) -> Celery:
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
         broker_connection_retry_on_startup=True,
-        # Valkey refuses writes while it cannot write its log to a full disk. That passes, like a broken connection.
+        # Valkey rejects writes while a full disk prevents its own log. The error is temporary, like a lost connection.
         broker_channel_error_retry=True,
-        # A wakeup is acknowledged when its executions have ended: none may be delivered again before that.
+        # A wakeup is acknowledged when its executions have ended, and must not be delivered again before.
         broker_transport_options={
             "visibility_timeout": settings.request_timeout_seconds + 300,
             "socket_keepalive": True,
@@ -51,7 +51,7 @@ def make_app(settings: WorkerSettings) -> Celery:
 
 settings = worker_settings()
 configure_logging(settings.log_level, settings.log_format)
-for chatty in ("celery.worker.strategy", "celery.app.trace"):  # two lines a request, of no interest
+for chatty in ("celery.worker.strategy", "celery.app.trace"):  # they log two lines per request
     logging.getLogger(chatty).setLevel(logging.WARNING)
 replica_id = new_replica_id(settings)
 app = make_app(settings)
@@ -59,12 +59,12 @@ _queue = replica_queue(replica_id)
 app.conf.task_queues = [Queue(_queue, Exchange(_queue), routing_key=_queue)]
 
 
-_resident: list[Worker] = []  # the process' one worker, once its model is loaded
+_resident: list[Worker] = []  # the process's worker, after its model is loaded
 
 
 @app.task(name=GENERATE)
 def generate(wakeups: list[Wakeup]) -> None:
-    """Serve the executions a gateway rang for: (request id, execution, attempt) each."""
+    """Serve the executions of a gateway's wakeup: (request id, execution, attempt) each."""
     _resident[0].serve([(str(request), int(execution), int(attempt)) for request, execution, attempt in wakeups])
 
 
@@ -77,11 +77,11 @@ def _set_up_logging(**_: Any) -> None:
 def _load(**_: Any) -> None:
     try:
         worker = Worker(settings, replica_id)
-    except BaseException:  # Celery swallows a signal's exceptions, and would go on without a model
+    except BaseException:  # Celery ignores exceptions of signals, and would continue without a model
         logging.getLogger(__name__).exception("worker_start_failed")
         os._exit(1)
     _resident.append(worker)
-    # Torch and the model's objects stay for ever: a full collection that went through them would hold up a step.
+    # The objects of torch and the model are permanent. Without this, full collections would scan them and delay a step.
     gc.collect()
     gc.freeze()
     threading.Thread(target=_stop_when_broken, args=(worker,), daemon=True).start()
@@ -89,7 +89,7 @@ def _load(**_: Any) -> None:
 
 @signals.worker_shutting_down.connect
 def _drain(**_: Any) -> None:
-    # Called inside the signal handler: the draining itself must not hold it up.
+    # Called by the signal handler, which must not block: another thread drains.
     threading.Thread(target=_resident[0].drain, name="drain").start()
 
 

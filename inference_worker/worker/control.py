@@ -1,4 +1,4 @@
-"""The replica's line to the gateways: heartbeats out, cancels in, deadlines watched, and drained if that is asked."""
+"""The replica's connection to the gateways: heartbeats, cancellations, deadlines, and draining on request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from inference_worker.contract.messages import (
     encode,
     worker_of,
 )
-from inference_worker.contract.request import RequestFault
+from inference_worker.contract.request import RequestError
 from inference_worker.worker.engine_client import ActiveJob, EngineClient
 
 log = structlog.get_logger(__name__)
@@ -33,7 +33,7 @@ decode_cancel = msgspec.msgpack.Decoder(tuple[str, int, int]).decode  # request 
 
 
 class Control:
-    """Two threads: one says twice a second that the replica lives, the other listens for cancels."""
+    """Two threads: one sends heartbeats, the other receives cancellations."""
 
     def __init__(
         self, broker: redis.Redis, replica_id: str, engine: EngineClient, heartbeat: Callable[[int], Heartbeat]
@@ -43,7 +43,7 @@ class Control:
         self._engine = engine
         self._heartbeat = heartbeat
         self._closing = threading.Event()
-        self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()  # the last cancels heard
+        self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()  # the last cancellations received
         self._threads = [
             threading.Thread(target=self._beat, name="heartbeat", daemon=True),
             threading.Thread(target=self._listen, name="control", daemon=True),
@@ -52,7 +52,7 @@ class Control:
             thread.start()
 
     def close(self) -> None:
-        """Stop, and take the replica off the list."""
+        """Stop both threads, and remove the replica from `replicas`."""
         self._closing.set()
         for thread in self._threads:
             thread.join()
@@ -63,46 +63,47 @@ class Control:
             log.warning("broker_unreachable", error=str(exc))
 
     def was_cancelled(self, live: ActiveJob) -> bool:
-        """Whether a cancel of the execution was heard, be it before the engine had it."""
+        """Return whether a cancellation of the execution was received, even before its submission."""
         return _key(live) in self._cancelled
 
     def _beat(self) -> None:
-        beat = time.time_ns()  # so that a restarted replica's beats are news as well
+        beat = time.time_ns()  # so that a restarted replica's beats are higher
         while not self._closing.wait(HEARTBEAT_SECONDS):
             beat += 1
             try:
-                if self._say(self._heartbeat(beat)) == b"drain":
-                    self._hand_over()
+                if self._send_heartbeat(self._heartbeat(beat)) == b"drain":
+                    self._requeue()
             except redis.RedisError as exc:
                 log.warning("broker_unreachable", error=str(exc))
             self._end_overdue()
 
-    def _say(self, beat: Heartbeat) -> bytes | None:
-        """Tell the gateways; gives what operators want of this worker."""
+    def _send_heartbeat(self, beat: Heartbeat) -> bytes | None:
+        """Send the heartbeat. Return the operator's cordon of this worker, if any."""
         with self._broker.pipeline(transaction=False) as pipe:
             pipe.hset(REPLICAS_KEY, self._replica_id, encode(beat))
             pipe.set(beat_key(self._replica_id), "", px=HEARTBEAT_TTL_MS)
             pipe.hget(CORDONS_KEY, worker_of(self._replica_id))
-            wanted: bytes | None = pipe.execute()[-1]
-        return wanted
+            cordon: bytes | None = pipe.execute()[-1]
+        return cordon
 
-    def _hand_over(self) -> None:
-        """Give back what has sent no token: gateways, who hear of the drain as well, send it elsewhere."""
+    def _requeue(self) -> None:
+        """Requeue executions that have sent no token. Gateways also see the cordon and dispatch them to another
+        replica."""
         for live in self._engine.live():
-            self._engine.hand_over(live)
+            self._engine.requeue(live)
 
     def _end_overdue(self) -> None:
         now = time.time()
         for live in self._engine.live():
             if live.job.deadline < now:
-                self._engine.cancel(live, RequestFault("timeout", "the request ran past its deadline"))
+                self._engine.cancel(live, RequestError("timeout", "the request exceeded its deadline"))
 
     def _listen(self) -> None:
         while not self._closing.is_set():
             try:
                 with self._broker.pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
                     pubsub.subscribe(control_channel(self._replica_id))
-                    self._cancel_flagged()  # what was asked while nobody listened
+                    self._cancel_flagged()  # cancellations during the disconnection
                     while not self._closing.is_set():
                         message = pubsub.get_message(timeout=0.5)
                         if message is not None:
@@ -113,17 +114,17 @@ class Control:
 
     def _cancel(self, data: bytes) -> None:
         try:
-            wanted = decode_cancel(data)
+            execution_key = decode_cancel(data)
         except msgspec.MsgspecError:
             log.warning("control_message_unreadable", size=len(data))
             return
-        # NOTE: remembered first, then looked for; an execution is given to the engine first, then asked about here. So
-        # one of the two finds the other, whatever the order.
-        self._cancelled[wanted] = None
+        # NOTE: cancellations are stored first and executions searched second; the worker submits an execution first and
+        # checks for its cancellation second. So one of the two finds the other.
+        self._cancelled[execution_key] = None
         while len(self._cancelled) > MAX_REMEMBERED_CANCELS:
             self._cancelled.popitem(last=False)
         for live in self._engine.live():
-            if _key(live) == wanted:
+            if _key(live) == execution_key:
                 self._engine.cancel(live)
 
     def _cancel_flagged(self) -> None:

@@ -1,7 +1,8 @@
-"""The seam between the Celery worker and an engine: `EngineClient`, and the resident engine behind it.
+"""The interface between the Celery worker and an engine: `EngineClient`, and its implementation with a resident engine.
 
-The engine is single-threaded and this module gives it its thread: submissions and cancels go in through an inbox that
-is read before each step, and what a step brought goes out through one callback.
+An engine is not thread-safe, and this module runs it in one thread. Submissions and cancellations go through an inbox
+that
+is read before each step. A step's outputs are passed to one callback.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import structlog
 
 from inference_worker.contract.messages import InferenceJob
 from inference_worker.contract.metric_families import MetricsSnapshot
-from inference_worker.contract.request import Request, RequestFault, RequestOutput, RequestRejected, TokenUsage
+from inference_worker.contract.request import Request, RequestError, RequestOutput, RequestRejected, TokenUsage
 from inference_worker.engine.engine import EngineStats
 from inference_worker.engine.structured_output.grammars import GrammarCompiler
 
@@ -27,63 +28,60 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class PinnedPrefixes:
-    """What the broker knows of a tenant's pins, on whatever replica they were made."""
+    """The pins of a tenant that the broker has, of all replicas."""
 
     pins: Mapping[bytes, int] = field(default_factory=dict)  # of one prompt's blocks: hash -> seconds
-    room: int | None = None  # how many more there may be; None: it was not asked
+    room: int | None = None  # number of further pins; None: not requested
 
 
 @dataclass(eq=False)
 class ActiveJob:
-    """One claimed execution, from its claim until its end has been told."""
+    """A claimed execution, until its end has been published."""
 
     job: InferenceJob
     attempt: int
     claimed_at: float = field(default_factory=time.monotonic)
     scheduled_at: float | None = None
     first_token_at: float | None = None
-    paid: PinnedPrefixes = field(
-        default_factory=PinnedPrefixes
-    )  # what of the prompt the tenant has paid to keep, on any replica
-    next_seq: int = 0  # the publisher's: number of the execution's next stream event
-    pins_told: bool = False  # the publisher's: whether the broker knows what the execution pinned
+    paid: PinnedPrefixes = field(default_factory=PinnedPrefixes)  # paid pins of the prompt's blocks, on any replica
+    next_seq: int = 0  # number of the next stream event, set by the publisher
+    pins_reported: bool = False  # whether the broker has the execution's pins, set by the publisher
     ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def engine_id(self) -> str:
-        """The engine's name for it: another attempt is another request."""
+        """The engine's request id, which is unique for each attempt."""
         return f"{self.job.billing_context.request_id}/{self.job.billing_context.execution}/{self.attempt}"
 
 
 @dataclass(frozen=True)
 class Requeued:
-    """An execution goes back, unbegun, for another worker to claim."""
+    """The outcome of an execution that returns to the queue without having started."""
 
 
-Outcome = RequestOutput | RequestFault | Requeued
+Outcome = RequestOutput | RequestError | Requeued
 Delivery = tuple[ActiveJob, Outcome]
 Deliver = Callable[[Sequence[Delivery]], None]
 
 
 def is_last(outcome: Outcome) -> bool:
-    """Whether nothing more comes of the execution. One of several answers may end before the others: then usage is
-    unset."""
+    """Return whether this is the execution's last outcome. One of several sequences may end earlier, without usage."""
     return not isinstance(outcome, RequestOutput) or outcome.usage is not None
 
 
 class EngineClient(Protocol):
-    """What the worker needs of an engine. All methods may be called from any thread and return at once."""
+    """The engine interface for the worker. All methods are thread-safe and return immediately."""
 
     def submit(self, live: ActiveJob) -> None: ...
 
-    def cancel(self, live: ActiveJob, failure: RequestFault | None = None) -> None:
-        """Stop within two steps. The execution ends as cancelled, with its usage, or with `failure` if given."""
+    def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None:
+        """End the execution within two steps, as cancelled with its usage, or with `failure` if given."""
 
-    def hand_over(self, live: ActiveJob) -> None:
-        """Take the execution out of the engine, unless it has begun to answer: then nothing happens."""
+    def requeue(self, live: ActiveJob) -> None:
+        """Remove the execution from the engine, unless it has sent a token."""
 
     def live(self) -> list[ActiveJob]:
-        """Return the executions submitted and not ended."""
+        """Return the submitted executions that have not ended."""
 
     def stats(self) -> EngineStats: ...
 
@@ -93,7 +91,7 @@ class EngineClient(Protocol):
 
 
 class Engine(Protocol):
-    """What a resident engine is: one that answers, or one that embeds. Methods as those of `LLMEngine`."""
+    """The interface of a resident engine, for generation or for embeddings. Methods are those of `LLMEngine`."""
 
     def add_request(self, request: Request) -> None: ...
 
@@ -110,7 +108,7 @@ class Engine(Protocol):
 
     @property
     def grammars(self) -> GrammarCompiler | None:
-        """None: its answers are held to no form."""
+        """The grammar compiler; None without structured output."""
 
 
 class WorkerMetrics(Protocol):
@@ -118,7 +116,7 @@ class WorkerMetrics(Protocol):
 
 
 class ResidentEngine:
-    """An `EngineClient` over an engine in this process."""
+    """An `EngineClient` with an engine in this process."""
 
     def __init__(self, engine: Engine, deliver: Deliver, on_broken: Callable[[], None]) -> None:
         self._engine = engine
@@ -126,9 +124,9 @@ class ResidentEngine:
         self._on_broken = on_broken
         self._wake = threading.Condition()
         self._submitted: list[ActiveJob] = []
-        self._preparing: list[ActiveJob] = []  # submitted, while their grammars are compiled
+        self._preparing: list[ActiveJob] = []  # submitted; their grammars are being compiled
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._cancelled: list[tuple[ActiveJob, RequestFault | Requeued | None]] = []
+        self._cancelled: list[tuple[ActiveJob, RequestError | Requeued | None]] = []
         self._live: dict[str, ActiveJob] = {}
         self._closing = False
         self._stats = engine.stats()
@@ -145,21 +143,21 @@ class ResidentEngine:
         if not known:
             self._compiler.submit(self._prepare, live)
 
-    def cancel(self, live: ActiveJob, failure: RequestFault | None = None) -> None:
-        self._take_out(live, failure)
+    def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None:
+        self._remove(live, failure)
 
-    def hand_over(self, live: ActiveJob) -> None:
-        self._take_out(live, Requeued())
+    def requeue(self, live: ActiveJob) -> None:
+        self._remove(live, Requeued())
 
-    def _take_out(self, live: ActiveJob, instead: RequestFault | Requeued | None) -> None:
+    def _remove(self, live: ActiveJob, outcome: RequestError | Requeued | None) -> None:
         with self._wake:
             self._prepared(live)
-            self._cancelled.append((live, instead))
+            self._cancelled.append((live, outcome))
             self._wake.notify()
 
     def _prepare(self, live: ActiveJob) -> None:
-        """Compile what the engine, which serves others meanwhile, finds compiled, or refused, when it gets the
-        execution."""
+        """Compile the grammar while the engine serves other requests, so that the engine finds the result in the
+        cache."""
         structured, grammars = live.job.structured, self._engine.grammars
         if structured is not None and grammars is not None:
             with contextlib.suppress(RequestRejected):
@@ -169,7 +167,7 @@ class ResidentEngine:
             self._wake.notify()
 
     def _prepared(self, live: ActiveJob) -> None:
-        if live in self._preparing:  # else it was taken out before
+        if live in self._preparing:  # otherwise it was cancelled before
             self._preparing.remove(live)
             self._submitted.append(live)
 
@@ -197,12 +195,12 @@ class ResidentEngine:
             while self._wait_for_work():
                 outputs = self._take_inbox()
                 if self._engine.has_unfinished():
-                    outputs += self._ours(self._engine.step())
+                    outputs += self._deliveries(self._engine.step())
                 self._stats = self._engine.stats()
                 self._finish(outputs)
         except Exception:
             log.exception("engine_broken")
-            failure = RequestFault("internal_error", "the engine failed; the request can be sent again")
+            failure = RequestError("internal_error", "the engine failed; send the request again")
             self._finish([(live, failure) for live in self.live()])
             self._on_broken()
 
@@ -225,18 +223,18 @@ class ResidentEngine:
             try:
                 self._engine.add_request(_engine_request(live))
             except RequestRejected as exc:
-                outputs.append((live, RequestFault(exc.code, exc.message, exc.param)))
+                outputs.append((live, RequestError(exc.code, exc.message, exc.param)))
         ended = {live.engine_id for live, _ in outputs}
-        for live, instead in cancelled:
+        for live, outcome in cancelled:
             begun = live.first_token_at is not None
-            if live.engine_id not in self._live or live.engine_id in ended or (begun and isinstance(instead, Requeued)):
+            if live.engine_id not in self._live or live.engine_id in ended or (begun and isinstance(outcome, Requeued)):
                 continue
             ended.add(live.engine_id)
-            output = self._engine.abort(live.engine_id, billed=instead is None)
-            outputs.append((live, instead or output or _nothing_done(live)))
+            output = self._engine.abort(live.engine_id, billed=outcome is None)
+            outputs.append((live, outcome or output or _nothing_done(live)))
         return outputs
 
-    def _ours(self, outputs: Sequence[RequestOutput]) -> list[Delivery]:
+    def _deliveries(self, outputs: Sequence[RequestOutput]) -> list[Delivery]:
         now = time.monotonic()
         deliveries: list[Delivery] = []
         for output in outputs:
@@ -258,7 +256,7 @@ class ResidentEngine:
 
 
 def _tenant(live: ActiveJob) -> str:
-    """Return the engine's name for the tenant: the id that the gateway found by the API key."""
+    """Return the engine's name of the tenant: the id that the gateway determined from the API key."""
     return str(live.job.billing_context.tenant_id)
 
 

@@ -1,8 +1,9 @@
-"""What the engine brought, on its way to gateways, resumers and the settler.
+"""Delivery of engine outputs to gateways, resuming readers and the settler.
 
-One thread. It takes all that has gathered since its last round, so when the broker is slow rounds grow instead of a
-queue. A round: ends go to the journal and to disk, then one pipeline writes every gateway's batch and every request's
-log, then each end is told by the script that also writes its usage event (claims.FINISH).
+One thread runs in rounds. A round takes everything that was delivered since the previous one, so a slow broker leads to
+larger rounds instead of a queue. In a round, ends are written to the journal and synced. Then one pipeline writes every
+gateway's batch and every request's event log. Each end is sent by the script that also writes its usage event
+(claims.FINISH).
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from inference_worker.contract.messages import (
     Vectors,
     claim_key,
     encode,
+    event_log_key,
     gateway_stream,
-    request_log,
 )
 from inference_worker.contract.request import (
     CacheReport,
     MissReason,
-    RequestFault,
+    RequestError,
     RequestOutput,
     TokenLogprobs,
     TokenUsage,
@@ -50,29 +51,31 @@ from inference_worker.worker.shared_pins import PIN, pin_args, pin_keys
 
 log = structlog.get_logger(__name__)
 
-GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that far behind refills from the request logs
+GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that is further behind reads the event logs
 RETRY_SECONDS = 0.2
 TRIM_SECONDS = 5.0
-VECTORS_SECONDS = 60  # vectors are stored no longer: they are large, and a caller that missed them sends again
-_ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")  # not missed where the prefix is cached
+VECTORS_SECONDS = 60  # short, because vectors are large and a caller can send the request again
+# Miss reasons that become "other_worker" if another replica has the prefix.
+_ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")
 Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
 _Item = Sequence[Delivery] | Claimed | None
 
 
 @dataclass
 class _OutputBatch:
-    """One round's writes, gathered."""
+    """The writes of one round."""
 
     by_gateway: defaultdict[str, list[StreamEvent]] = field(default_factory=lambda: defaultdict(list))
     logs: list[tuple[str, StreamEvent, bool]] = field(default_factory=list)  # log key, event, is its first
     pins: list[tuple[ActiveJob, Mapping[bytes, int]]] = field(default_factory=list)
     ends: list[tuple[ActiveJob, End, ExecutionUsage]] = field(default_factory=list)
     failures: list[tuple[ActiveJob, Failed, ExecutionUsage]] = field(default_factory=list)
-    handed_over: list[ActiveJob] = field(default_factory=list)
+    requeued: list[ActiveJob] = field(default_factory=list)
 
 
 class Publisher:
-    """Owns the journal. `deliver` and `tell_claimed` may be called from any thread and return at once."""
+    """The thread that publishes outputs and owns the journal. `deliver` and `report_claimed` are thread-safe and return
+    immediately."""
 
     def __init__(
         self,
@@ -82,7 +85,7 @@ class Publisher:
         replica_id: str,
         block_size: int,
         log_seconds: int,
-        keep_seconds: int,
+        retention_seconds: int,
         on_broken: Callable[[], None],
     ) -> None:
         self._broker = broker
@@ -90,15 +93,15 @@ class Publisher:
         self._replica_id = replica_id
         self._block_size = block_size
         self._log_seconds = log_seconds
-        self._keep_seconds = keep_seconds
+        self._retention_seconds = retention_seconds
         self._on_broken = on_broken
         self._finish_script = broker.register_script(claims.FINISH)
-        self._give_up_script = broker.register_script(claims.GIVE_UP)
+        self._abandon_script = broker.register_script(claims.ABANDON)
         self._fail_script = broker.register_script(claims.FAIL)
         self._inbox: queue.SimpleQueue[tuple[str, _Item]] = queue.SimpleQueue()
         self._resend = False
         self._trim_at = 0.0
-        self._run_id: str | None = None  # of the broker's process, as last seen
+        self._run_id: str | None = None  # of the broker's process at the last check
         self._replay_journal()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
@@ -106,7 +109,7 @@ class Publisher:
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
         self._inbox.put(("", deliveries))
 
-    def tell_claimed(self, gateway_id: str, claimed: Claimed) -> None:
+    def report_claimed(self, gateway_id: str, claimed: Claimed) -> None:
         self._inbox.put((gateway_id, claimed))
 
     def close(self) -> None:
@@ -119,7 +122,7 @@ class Publisher:
         try:
             self._publish()
         except Exception:
-            # Nobody would be told anything any more, and this process would go on claiming work.
+            # The process would continue to claim work without sending any outputs.
             log.exception("publisher_broken")
             self._on_broken()
 
@@ -128,16 +131,16 @@ class Publisher:
         while not closing:
             items = self._gather()
             closing = any(item is None for _, item in items)
-            round_ = self._sort(items)
+            round_ = self._group_outputs(items)
             self._until_done(lambda: self._journal_ends(round_))  # noqa: B023 - called before round_ changes
             self._until_done(lambda: self._write(round_))  # noqa: B023
             for live in [
                 *(end[0] for end in round_.ends),
                 *(failure[0] for failure in round_.failures),
-                *round_.handed_over,
+                *round_.requeued,
             ]:
                 live.ended.set()
-            self._keep_house()
+            self._run_maintenance()
 
     def _gather(self) -> list[tuple[str, _Item]]:
         items = []
@@ -148,8 +151,8 @@ class Publisher:
         except queue.Empty:
             return items
 
-    def _sort(self, items: Sequence[tuple[str, _Item]]) -> _OutputBatch:
-        """Merge each answer's outputs of the round, and number each request's events."""
+    def _group_outputs(self, items: Sequence[tuple[str, _Item]]) -> _OutputBatch:
+        """Merge each sequence's outputs of the round, and number each request's events."""
         round_ = _OutputBatch()
         merged: dict[str, tuple[ActiveJob, list[Outcome]]] = {}
         for gateway_id, item in items:
@@ -159,40 +162,40 @@ class Publisher:
             for live, outcome in item or ():
                 merged.setdefault(live.engine_id, (live, []))[1].append(outcome)
         for live, outcomes in merged.values():
-            self._tell_outputs(round_, live, [each for each in outcomes if isinstance(each, RequestOutput)])
+            self._add_outputs(round_, live, [outcome for outcome in outcomes if isinstance(outcome, RequestOutput)])
             if is_last(outcomes[-1]):
-                self._tell_end(round_, live, outcomes[-1])
+                self._add_end(round_, live, outcomes[-1])
         return round_
 
-    def _tell_outputs(self, round_: _OutputBatch, live: ActiveJob, outputs: list[RequestOutput]) -> None:
+    def _add_outputs(self, round_: _OutputBatch, live: ActiveJob, outputs: list[RequestOutput]) -> None:
         request_id, attempt = live.job.billing_context.request_id, live.attempt
         for index in dict.fromkeys(output.index for output in outputs):
             answer = [output for output in outputs if output.index == index]
             if any(output.token_ids or output.text for output in answer):
-                self._tell(round_, live, _tokens(live, answer))
+                self._add_event(round_, live, _tokens(live, answer))
             last = answer[-1]
-            if last.pins and not live.pins_told:
-                live.pins_told = True
+            if last.pins and not live.pins_reported:
+                live.pins_reported = True
                 round_.pins.append((live, last.pins))
             if last.finish_reason is not None and not is_last(last):
                 finished = Finished(request_id, attempt, live.next_seq, index, last.finish_reason, last.stop_reason)
-                self._tell(round_, live, finished)
+                self._add_event(round_, live, finished)
             if last.vectors:
                 self._log(round_, live, Vectors(request_id, attempt, live.next_seq, last.vectors))
 
-    def _tell(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Finished) -> None:
+    def _add_event(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Finished) -> None:
         round_.by_gateway[live.job.gateway_id].append(event)
         self._log(round_, live, event)
 
     def _log(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Vectors | Finished) -> None:
-        round_.logs.append((request_log(event.request_id, event.attempt), event, live.next_seq == 0))
+        round_.logs.append((event_log_key(event.request_id, event.attempt), event, live.next_seq == 0))
         live.next_seq += 1
 
-    def _tell_end(self, round_: _OutputBatch, live: ActiveJob, last: Outcome) -> None:
+    def _add_end(self, round_: _OutputBatch, live: ActiveJob, last: Outcome) -> None:
         request_id, attempt = live.job.billing_context.request_id, live.attempt
         if isinstance(last, Requeued):
-            round_.handed_over.append(live)
-        elif isinstance(last, RequestFault):
+            round_.requeued.append(live)
+        elif isinstance(last, RequestError):
             failed = Failed(request_id, attempt, live.next_seq, last.code, last.message, last.param)
             round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenUsage())))
         elif last.finish_reason is not None:
@@ -217,15 +220,17 @@ class Publisher:
             queue_us=_microseconds(live.claimed_at, live.scheduled_at or now),
             ttft_us=_microseconds(live.claimed_at, live.first_token_at or now),
             duration_us=_microseconds(live.claimed_at, now),
-            miss_reason=self._missed(live, cache.miss),
+            miss_reason=self._miss_reason(live, cache.miss),
             changed_at=cache.changed_at,
             unpinned_tokens=cache.unpinned_tokens,
         )
 
-    def _missed(self, live: ActiveJob, miss: MissReason | None) -> str:
-        """Why the prefix cache did not give it all. What another replica has was missed by where the request went."""
-        warm_on = live.job.warm_on
-        elsewhere = (warm_on and self._replica_id not in warm_on) or (miss == "first_use" and live.paid.pins)
+    def _miss_reason(self, live: ActiveJob, miss: MissReason | None) -> str:
+        """Return why the prefix cache did not have the whole prompt. "other_worker": another replica has it."""
+        replicas_with_prefix = live.job.replicas_with_prefix
+        elsewhere = (replicas_with_prefix and self._replica_id not in replicas_with_prefix) or (
+            miss == "first_use" and live.paid.pins
+        )
         return "other_worker" if elsewhere and miss in _ELSEWHERE else miss or ""
 
     def _journal_ends(self, round_: _OutputBatch) -> None:
@@ -233,8 +238,9 @@ class Publisher:
             self._journal.append(usage for _, _, usage in round_.ends)
 
     def _write(self, round_: _OutputBatch) -> None:
-        """Write the round to the broker. Done again from the start if the connection breaks: readers know a seq they
-        have had, and the scripts know an execution that has ended."""
+        """Write the round to the broker. After a lost connection it is written again: clients skip events by `seq`, and
+        the scripts
+        skip ended executions."""
         pipe = self._broker.pipeline(transaction=False)
         for gateway_id, events in round_.by_gateway.items():
             batch: Fields = {"e": encode(events)}
@@ -246,9 +252,7 @@ class Publisher:
             if is_first:
                 pipe.expire(key, self._log_seconds)
         for live, pins in round_.pins:  # after the first tokens, before the end that bills them
-            pipe.eval(
-                PIN, 2, *pin_keys(live), *pin_args(live, pins)
-            )  # a registered script would take a round trip more
+            pipe.eval(PIN, 2, *pin_keys(live), *pin_args(live, pins))  # a registered script needs another round trip
         for live, end, usage in round_.ends:
             self._finish_script(keys=self._finish_keys(live), args=self._finish_args(end, usage, live), client=pipe)
         for live, _, usage in round_.failures:
@@ -267,32 +271,32 @@ class Publisher:
             else:
                 _log_end(usage)
                 self._journal.confirm(execution_key(usage), stream_id.decode())
-        told = zip(round_.failures, results[len(round_.ends) :], strict=True)
+        failures = zip(round_.failures, results[len(round_.ends) :], strict=True)
         failed = []
-        for (live, event, usage), state in told:
+        for (live, event, usage), state in failures:
             if state == 1:
                 _log_end(usage)
                 failed.append((live, event))
         if failed:
-            self._tell_failures(failed)
-        for live in round_.handed_over:
-            self._hand_over(live)
+            self._send_failures(failed)
+        for live in round_.requeued:
+            self._requeue(live)
 
-    def _hand_over(self, live: ActiveJob) -> None:
+    def _requeue(self, live: ActiveJob) -> None:
         billing_context = live.job.billing_context
         keys = [claim_key(billing_context.request_id, billing_context.execution)]
-        attempt = self._give_up_script(keys=keys, args=[live.attempt, self._replica_id])
+        attempt = self._abandon_script(keys=keys, args=[live.attempt, self._replica_id])
         if attempt is not None:
             batch: Fields = {"e": encode([Released(billing_context.request_id, int(attempt))])}
             stream = gateway_stream(live.job.gateway_id)
             self._broker.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
 
-    def _tell_failures(self, failed: Sequence[tuple[ActiveJob, Failed]]) -> None:
+    def _send_failures(self, failed: Sequence[tuple[ActiveJob, Failed]]) -> None:
         pipe = self._broker.pipeline(transaction=False)
         for live, event in failed:
-            key = request_log(event.request_id, event.attempt)
+            key = event_log_key(event.request_id, event.attempt)
             pipe.rpush(key, encode(event))
-            pipe.expire(key, self._keep_seconds)
+            pipe.expire(key, self._retention_seconds)
             batch: Fields = {"e": encode([event])}
             stream = gateway_stream(live.job.gateway_id)
             pipe.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
@@ -304,12 +308,12 @@ class Publisher:
             claim_key(billing_context.request_id, billing_context.execution),
             USAGE_STREAM,
             gateway_stream(live.job.gateway_id),
-            request_log(billing_context.request_id, live.attempt),
+            event_log_key(billing_context.request_id, live.attempt),
         ]
 
     def _finish_args(self, end: End, usage: ExecutionUsage, live: ActiveJob | None = None) -> list[Any]:
         embedded = live is not None and live.job.input_lengths
-        seconds = min(VECTORS_SECONDS, self._keep_seconds) if embedded else self._keep_seconds
+        seconds = min(VECTORS_SECONDS, self._retention_seconds) if embedded else self._retention_seconds
         return [usage.attempt, encode(usage), encode([end]), encode(end), seconds]
 
     def _until_done(self, write: Callable[[], None]) -> None:
@@ -322,14 +326,15 @@ class Publisher:
                 time.sleep(RETRY_SECONDS)
 
     def _replay_journal(self) -> None:
-        """Replay the journal of an earlier process of this name. An end the broker had taken is sent again if the
-        broker lost it; one it had not taken was never told to anybody, so that execution failed."""
+        """Replay the journal of an earlier process of this worker. Ends that the broker had are sent again if it lost
+        them. The
+        others were never sent, so their executions fail."""
         for usage, stream_id in self._journal.open_events():
             key = execution_key(usage)
             if stream_id is None:
                 billing_context = usage.billing_context
                 failed = ExecutionUsage(
-                    billing_context, usage.attempt, "failed", "worker_lost", TokenUsage(), *_where(usage)
+                    billing_context, usage.attempt, "failed", "worker_lost", TokenUsage(), *_replica_fields(usage)
                 )
                 keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
                 self._until_done(lambda: self._fail_script(keys=keys, args=[usage.attempt, encode(failed)]))  # noqa: B023
@@ -339,7 +344,7 @@ class Publisher:
         self._until_done(self._resend_confirmed)
 
     def _resend_confirmed(self) -> None:
-        """After the broker was away: it may have lost the last second of what it had taken."""
+        """Resend ends after an outage of the broker, which may have lost its last second of writes."""
         if not self._resend:
             return
         for usage, stream_id in self._journal.open_events():
@@ -351,7 +356,7 @@ class Publisher:
                 claim_key(billing_context.request_id, billing_context.execution),
                 USAGE_STREAM,
                 gateway_stream(""),
-                request_log(billing_context.request_id, usage.attempt),
+                event_log_key(billing_context.request_id, usage.attempt),
             ]
             new_id = self._finish_script(keys=keys, args=self._finish_args(end, usage))
             if new_id is not None:
@@ -360,21 +365,21 @@ class Publisher:
 
     def _end_of(self, usage: ExecutionUsage) -> End:
         billing_context = usage.billing_context
-        seq = self._broker.llen(request_log(billing_context.request_id, usage.attempt))
+        seq = self._broker.llen(event_log_key(billing_context.request_id, usage.attempt))
         reason = (
             "stop" if usage.finish_reason == "stop" else "length" if usage.finish_reason == "length" else "cancelled"
         )
         return End(billing_context.request_id, usage.attempt, int(seq), reason, None, usage.usage)  # type: ignore[arg-type]
 
-    def _keep_house(self) -> None:
-        """Resend after an outage, and forget what the settler has acknowledged."""
+    def _run_maintenance(self) -> None:
+        """Resend ends after an outage, and remove settled events from the journal."""
         try:
             self._resend_confirmed()
             if time.monotonic() >= self._trim_at:
                 self._trim_at = time.monotonic() + TRIM_SECONDS
                 self._journal.reserve()
                 settled = self._settled_watermark()
-                # NOTE: in this order: a watermark of after a restart would drop what the broker has lost.
+                # NOTE: the order matters: a watermark read after a restart would drop events that the broker has lost.
                 if self._restarted():
                     self._resend = True
                     self._resend_confirmed()
@@ -384,14 +389,15 @@ class Publisher:
             log.warning("broker_unreachable", error=str(exc))
 
     def _restarted(self) -> bool:
-        """Whether the broker is another process than at the last look. The client connects again by itself, so this
-        may be all there is to see of a crash that took its last second."""
+        """Return whether the broker's process has changed since the last call. The client reconnects silently, so this
+        may be the
+        only sign of a crash that lost the last second of writes."""
         known, self._run_id = self._run_id, str(self._broker.info("server")["run_id"])
         return known is not None and known != self._run_id
 
     def _settled_watermark(self) -> tuple[int, int]:
-        """Return the usage stream's id below which every event is in Postgres: the settler's oldest unacknowledged
-        one."""
+        """Return the usage stream's id below which every event is in PostgreSQL: the settler's oldest unacknowledged
+        id."""
         try:
             groups = self._broker.xinfo_groups(USAGE_STREAM)
         except redis.ResponseError:  # no stream yet
@@ -405,7 +411,7 @@ class Publisher:
 
 
 def _tokens(live: ActiveJob, outputs: list[RequestOutput]) -> Tokens:
-    """One answer's outputs of a round, as one event."""
+    """Return one sequence's outputs of a round as one event."""
     prompt = next((output.prompt_usage for output in outputs if output.prompt_usage is not None), None)
     return Tokens(
         live.job.billing_context.request_id,
@@ -414,14 +420,16 @@ def _tokens(live: ActiveJob, outputs: list[RequestOutput]) -> Tokens:
         [token_id for output in outputs for token_id in output.token_ids],
         "".join(output.text for output in outputs),
         outputs[0].index,
-        None if live.job.params.logprobs is None else [each for output in outputs for each in _told_logprobs(output)],
+        None
+        if live.job.params.logprobs is None
+        else [logprob for output in outputs for logprob in _text_logprobs(output)],
         prompt if live.next_seq == 0 else None,
         next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),
     )
 
 
-def _told_logprobs(output: RequestOutput) -> list[TokenLogprobs]:
-    """Of the tokens that the text is made of: one that ended it is not among them."""
+def _text_logprobs(output: RequestOutput) -> list[TokenLogprobs]:
+    """Return the log-probabilities of the tokens in the text. A token that ended the output is not part of the text."""
     ended_by_token = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
     return output.logprobs[:-1] if ended_by_token else output.logprobs
 
@@ -441,7 +449,7 @@ def _log_end(usage: ExecutionUsage) -> None:
     )
 
 
-def _where(usage: ExecutionUsage) -> tuple[str, int]:
+def _replica_fields(usage: ExecutionUsage) -> tuple[str, int]:
     return usage.replica_id, usage.block_size
 
 

@@ -1,10 +1,12 @@
-"""Pins that all replicas know of, in the broker: what a tenant has paid to keep is billed as read wherever its requests
-go, and after a restart.
+"""Pins of all replicas, in the broker. A paid prompt prefix is billed as a cache read on every replica and after
+restarts.
 
-`millrace:pins:<tenant>` is a sorted set of block hashes. They are rooted in a salt of tenant and model, so they are
-the same on every replica of a model, and no other tenant has them. A score is when the pin ends, in milliseconds by the
-broker's clock, times two, and one more for a pin of an hour. A pin gets there with its execution's first tokens, before
-the end that bills it; an execution that fails takes its pins along (claims.FAIL).
+`millrace:pins:<tenant>` is a sorted set of block hashes. The hashes depend on a salt of tenant and model, so they are
+the
+same on every replica of a model and differ between tenants. A score is the pin's expiry in milliseconds of the broker's
+clock, times two, plus one for a pin of an hour. Pins are added with the execution's first tokens, before the end that
+bills
+them. If an execution fails, its pins are removed (claims.FAIL).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from inference_worker.worker.engine_client import ActiveJob, PinnedPrefixes
 
 log = structlog.get_logger(__name__)
 
-MAX_PINS = 65_536  # of a tenant, about 8 MB; what is over this is not pinned, and billed as uncached
+MAX_PINS = 65_536  # of a tenant, about 8 MB; further blocks are not pinned and are billed as uncached
 
 _SECONDS = {ord("m"): 300, ord("h"): 3600}
 _NOW = """
@@ -28,7 +30,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
-# KEYS pins; ARGV hashes. How many live pins there are, and a letter for each hash: m, minutes; h, an hour; -, no pin.
+# KEYS pins; ARGV hashes. The number of active pins, and a letter for each hash: m, minutes; h, an hour; -, no pin.
 LOOK_UP = (
     _NOW
     + """
@@ -44,8 +46,8 @@ return {redis.call('ZCARD', KEYS[1]), table.concat(found)}
 """
 )
 
-# KEYS claim, pins; ARGV attempt, how many hashes are pinned for five minutes, these, and those pinned for an hour.
-# Begins the time of each again. The claim keeps those that were not there: another attempt, or a failure, ends them.
+# KEYS claim, pins; ARGV attempt, number of hashes pinned for five minutes, these hashes, hashes pinned for an hour.
+# Restarts the duration of each pin. The claim stores the new pins, which another attempt or a failure removes.
 PIN = (
     """
 local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'pinned')
@@ -79,7 +81,7 @@ if claim[2] and #made > 0 then redis.call('HSET', KEYS[1], 'pinned', cmsgpack.pa
 
 
 class SharedPins:
-    """Asks the broker what of a prompt its tenant has paid to keep. May be used from any thread."""
+    """Reads a tenant's pins in the broker. Thread-safe."""
 
     def __init__(self, broker: redis.Redis, block_size: int) -> None:
         self._block_size = block_size
@@ -87,9 +89,11 @@ class SharedPins:
         self._is_away = False
 
     def look_up(self, job: InferenceJob) -> PinnedPrefixes:
-        """One round trip. Nothing is known while the broker is away: then a lost prefix is billed as it is computed."""
+        """Return the tenant's pins of the job's prompt, in one round trip. While the broker is unavailable, none are
+        known, and the
+        prompt is billed as computed."""
         if job.input_lengths:
-            return PinnedPrefixes()  # embedding caches nothing
+            return PinnedPrefixes()  # embeddings have no cache
         hashes = _hashes(job, self._block_size)
         try:
             count, letters = self._look_up(keys=[pins_key(job.billing_context.tenant_id)], args=hashes)
@@ -117,7 +121,7 @@ def pin_args(live: ActiveJob, pins: Mapping[bytes, int]) -> list[int | bytes]:
 
 
 def _hashes(job: InferenceJob, block_size: int) -> list[bytes]:
-    """Of the prompt's full blocks, as the engine has them."""
+    """Return the hashes of the prompt's full blocks, as the engine computes them."""
     tokens, hashes = job.prompt_token_ids, list[bytes]()
     for end in range(block_size, len(tokens) + 1, block_size):
         parent = hashes[-1] if hashes else None

@@ -1,6 +1,6 @@
-"""A worker process: one resident engine, what it owes the gateways, and how it stops.
+"""A worker process: a resident engine, its connections to the broker, and its shutdown.
 
-Celery's tasks are wakeups (tasks.py): they claim executions here and block until those have ended.
+Celery's tasks are wakeups (app.py). They claim executions here and block until these have ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inference_worker.contract.encoder_config import EncoderConfig, read_model_c
 from inference_worker.contract.exits import take_over
 from inference_worker.contract.journal import RECORD_BYTES, Journal
 from inference_worker.contract.messages import Claimed, Heartbeat, Machine, claim_key, decode_job
-from inference_worker.contract.request import RequestFault, ServiceClass
+from inference_worker.contract.request import RequestError, ServiceClass
 from inference_worker.contract.settings import ModelSpec, WorkerSettings
 from inference_worker.engine.device import pick_device, pick_dtype
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
@@ -43,7 +43,7 @@ Wakeup = tuple[str, int, int]  # request id, execution, attempt
 
 
 def model_spec(settings: WorkerSettings) -> ModelSpec:
-    """Return the one of MILLRACE_MODELS that this worker serves."""
+    """Return the model of MILLRACE_MODELS that this worker serves."""
     by_name = {spec.name: spec for spec in settings.models}
     name = settings.worker_model or settings.models[0].name
     if name not in by_name:
@@ -56,33 +56,40 @@ def worker_name(settings: WorkerSettings) -> str:
 
 
 def step_limits(settings: WorkerSettings) -> EngineProfile:
-    """Return what a step may hold: the profile's limits, but for those that are set one by one.
+    """Return the limits of a step: the profile's limits, with explicit settings instead where given.
 
-    A step holds a token of each request in it, so of batch and step the one that is set takes the other along.
+    A step needs a token for each of its sequences, so setting only one of the two limits adjusts the other.
     """
     profile = PROFILES[settings.engine_profile]
-    max_batch = settings.max_num_seqs or min(profile.max_batch, settings.max_num_batched_tokens or profile.max_batch)
-    step_tokens = settings.max_num_batched_tokens or max(profile.step_tokens, max_batch)
-    if step_tokens < max_batch:
+    max_num_seqs = settings.max_num_seqs or min(
+        profile.max_num_seqs, settings.max_num_batched_tokens or profile.max_num_seqs
+    )
+    max_num_batched_tokens = settings.max_num_batched_tokens or max(profile.max_num_batched_tokens, max_num_seqs)
+    if max_num_batched_tokens < max_num_seqs:
         raise SystemExit(
-            f"MILLRACE_MAX_NUM_BATCHED_TOKENS: {step_tokens} is less than MILLRACE_MAX_NUM_SEQS ({max_batch})"
+            f"MILLRACE_MAX_NUM_BATCHED_TOKENS ({max_num_batched_tokens}) must be at least MILLRACE_MAX_NUM_SEQS"
+            f" ({max_num_seqs})"
         )
-    return EngineProfile(step_tokens, settings.long_prefill_token_threshold or profile.long_prompt_tokens, max_batch)
+    return EngineProfile(
+        max_num_batched_tokens,
+        settings.long_prefill_token_threshold or profile.long_prefill_token_threshold,
+        max_num_seqs,
+    )
 
 
 def new_replica_id(settings: WorkerSettings) -> str:
-    """Return the worker's name and a part of this start's own: a restarted worker is another replica."""
+    """Return the worker's name with a random suffix, so that a restarted worker is another replica."""
     return f"{worker_name(settings)}.{secrets.token_hex(4)}"
 
 
 def connect(url: str) -> redis.Redis:
-    """Return a client for threads of one process; short outages are ridden out, longer ones raise."""
+    """Return a client for the threads of one process. It retries during short outages and raises in longer ones."""
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 3)
     return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=2, retry=retry, health_check_interval=10)
 
 
 def describe_machine(config: EngineConfig) -> Machine:
-    """Return what an engine made from `config` runs on, and as what."""
+    """Return the description of the device and dtype of an engine with this configuration."""
     device = pick_device(config.device)
     longest = read_model_config(config.model_dir).max_model_len
     return Machine(
@@ -96,13 +103,13 @@ def describe_machine(config: EngineConfig) -> Machine:
 
 
 def make_engine(config: EngineConfig) -> Engine:
-    """Return the engine for what the model's directory holds."""
+    """Return the engine for the model directory."""
     embeds = isinstance(read_model_config(config.model_dir), EncoderConfig)
     return EmbeddingEngine(config) if embeds else LLMEngine(config)
 
 
 class Worker:
-    """Everything resident in a worker process."""
+    """All resident parts of a worker process."""
 
     def __init__(self, settings: WorkerSettings, replica_id: str) -> None:
         self.settings = settings
@@ -123,7 +130,7 @@ class Worker:
             replica_id=replica_id,
             block_size=settings.block_size,
             log_seconds=settings.request_timeout_seconds + settings.stream_retention_seconds,
-            keep_seconds=settings.stream_retention_seconds,
+            retention_seconds=settings.stream_retention_seconds,
             on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process continues
         )
         started = time.monotonic()
@@ -136,24 +143,24 @@ class Worker:
         self._control = Control(self._broker, replica_id, self.engine, self._heartbeat)
 
     def serve(self, wakeups: Sequence[Wakeup]) -> None:
-        """Claim what the wakeups name, and return when all that was claimed has ended."""
+        """Claim the executions of the wakeups, and return when all claimed ones have ended."""
         claimed = [live for wakeup in wakeups if (live := self._claim(wakeup)) is not None]
         for live in claimed:
             live.ended.wait()
 
     def drain(self) -> None:
-        """Take no new work, hand over what has sent no token, let the rest run to the drain limit."""
+        """Claim nothing more, requeue executions without tokens, and let the others run until the shutdown timeout."""
         if self._draining.is_set():
             return
         self._draining.set()
         for live in self.engine.live():
-            self.engine.hand_over(live)
-        give_up_at = time.monotonic() + self.settings.shutdown_timeout_seconds
-        while self.engine.live() and time.monotonic() < give_up_at:
+            self.engine.requeue(live)
+        deadline = time.monotonic() + self.settings.shutdown_timeout_seconds
+        while self.engine.live() and time.monotonic() < deadline:
             time.sleep(0.05)
         for live in self.engine.live():
             self.engine.cancel(
-                live, RequestFault("server_is_overloaded", "the worker was stopped before the answer was complete")
+                live, RequestError("server_is_overloaded", "the worker was stopped before the answer was complete")
             )
 
     def close(self) -> None:
@@ -168,17 +175,17 @@ class Worker:
         request_id, execution, attempt = wakeup
         if self._draining.is_set() or self._disk_low():
             return None  # gateways see that in the heartbeat, and dispatch the execution to another replica
-        claimed = self._ask_for_job(claim_key(request_id, execution), attempt)
+        claimed = self._claim_job(claim_key(request_id, execution), attempt)
         if claimed is None:
             return None
         payload, num_pins = claimed
         live = ActiveJob(decode_job(payload), attempt)
         log.info("execution_claimed", **live.job.billing_context.log_fields(), attempt=attempt)
-        self._publisher.tell_claimed(live.job.gateway_id, Claimed(request_id, attempt, self.replica_id))
+        self._publisher.report_claimed(live.job.gateway_id, Claimed(request_id, attempt, self.replica_id))
         if num_pins:
             live.paid = self._shared_pins.look_up(live.job)
         self.engine.submit(live)
-        if self._control.was_cancelled(live):  # before the engine knew it
+        if self._control.was_cancelled(live):  # before it was submitted
             self.engine.cancel(live)
         return live
 
@@ -186,10 +193,11 @@ class Worker:
         """Return whether the journal has no reserved space for one more execution, or the disk is almost full."""
         return self._space.is_low or self._journal.room < (len(self.engine.live()) + 1) * RECORD_BYTES
 
-    def _ask_for_job(self, key: str, attempt: int) -> tuple[bytes, int] | None:
-        """Claim, until the broker has answered: a claim whose answer is lost would be ours with nobody to run it."""
+    def _claim_job(self, key: str, attempt: int) -> tuple[bytes, int] | None:
+        """Claim an execution, and retry until the broker answers. Otherwise a claim with a lost response would never
+        run."""
         call = secrets.token_hex(8)
-        give_up_at = time.monotonic() + self.settings.request_timeout_seconds
+        deadline = time.monotonic() + self.settings.request_timeout_seconds
         while True:
             try:
                 claimed: tuple[bytes, int] | None = self._claim_script(
@@ -198,7 +206,7 @@ class Worker:
                 return claimed
             except redis.RedisError as exc:
                 log.warning("broker_unreachable", error=str(exc))
-                if time.monotonic() > give_up_at or self._draining.is_set():
+                if time.monotonic() > deadline or self._draining.is_set():
                     return None
                 time.sleep(CLAIM_AGAIN_SECONDS)
 
@@ -210,12 +218,12 @@ class Worker:
             device=settings.device,
             dtype=self.spec.dtype,
             max_model_len=self.spec.max_model_len,
-            max_batch=limits.max_batch,
-            step_tokens=limits.step_tokens,
-            long_prompt_tokens=limits.long_prompt_tokens,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            long_prefill_token_threshold=limits.long_prefill_token_threshold,
             block_size=settings.block_size,
-            kv_memory=settings.kv_cache_bytes,
-            host_kv_memory=settings.kv_offload_bytes,
+            kv_cache_bytes=settings.kv_cache_bytes,
+            kv_offload_bytes=settings.kv_offload_bytes,
             threads=settings.cpu_threads,
             batch_invariant=settings.batch_invariant,
         )
@@ -231,7 +239,7 @@ class Worker:
             draining=self._draining.is_set(),
             running=stats.num_running,
             waiting=stats.num_waiting,
-            max_batch=self._config.max_batch,
+            max_num_seqs=self._config.max_num_seqs,
             kv_blocks=stats.kv_blocks,
             kv_blocks_used=stats.kv_blocks_used,
             metrics=self.engine.metrics(),

@@ -1,7 +1,8 @@
-"""The Triton kernels for CUDA GPUs: attention over a paged KV cache, and the small operations around it.
+"""The Triton kernels for CUDA GPUs: attention over a paged KV cache, and small fused operations.
 
-The functions here check their arguments' shapes, launch on the current stream, never synchronize, and can be captured
-in a CUDA graph. Importing this package needs Triton; importing `kernels` does not.
+The functions check their arguments' shapes, launch on the current stream, never synchronize, and can be captured in a
+CUDA
+graph. Importing this package requires Triton; importing `kernels` does not.
 """
 
 from __future__ import annotations

@@ -15,23 +15,23 @@ TILE = 1024
 def _silu_mul_kernel(
     x_ptr: tl.tensor, out_ptr: tl.tensor, x_stride: tl.tensor, width: tl.constexpr, tile: tl.constexpr
 ) -> None:
-    """One program: `tile` columns of one row."""
+    """Compute `tile` columns of one row in one program."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * tile + tl.arange(0, tile)
     inside = column < width
     gate = tl.load(x_ptr + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_stride + width + column, mask=inside, other=0.0).to(tl.float32)
-    # exp2 of the negated gate may overflow to infinity, which rightly gives gate / inf = −0.
+    # exp2 of the negated gate may overflow to infinity, and gate / inf = −0 is correct.
     result = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out_ptr + row * width + column, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def silu_mul(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """silu(gate) · up, where x is [num_tokens, 2 × width], gate before up; in float32 inside.
+    """Return silu(gate) · up for x with gate before up, computed in float32.
 
     Args:
         x: [num_tokens, 2 × width]; the row stride is free.
-        out: [num_tokens, width], contiguous, dtype of x; made when absent.
+        out: [num_tokens, width], contiguous, dtype of x; allocated if not given.
 
     Raises:
         ValueError, TypeError: a shape, stride or dtype is not as above.

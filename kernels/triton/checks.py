@@ -1,4 +1,4 @@
-"""The argument checks that the launchers share."""
+"""Argument checks of the kernels' launchers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOG2_E = math.log2(math.e)  # the kernels take powers of two: exp(x) = exp2(x ·
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ValueError with `message` unless `condition` holds."""
+    """Raise ValueError with `message` if `condition` is false."""
     if not condition:
         raise ValueError(message)
 
@@ -25,7 +25,8 @@ def require_dtype(name: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None
 def require_heads(name: str, tensor: torch.Tensor, ndim: int) -> None:
     """Raise ValueError unless `tensor` is [..., heads, head_dim] with its last two dimensions packed.
 
-    The leading strides are free, so a view into a fused projection's output or one layer of a larger cache will do.
+    The leading strides are free, so `tensor` can be a view into a fused projection's output or a layer of a larger
+    cache.
     """
     require(tensor.ndim == ndim, f"{name} must have {ndim} dimensions, not {tensor.ndim}")
     heads, head_dim = tensor.shape[-2:]

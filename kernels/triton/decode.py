@@ -1,7 +1,7 @@
-"""Attention of one new token a sequence over the paged KV cache (decode), with the keys split over programs.
+"""Decode attention: one new token per sequence over the paged KV cache, with the keys split over programs.
 
-The query heads that share a KV head are packed into one tile, so the cache is read once. The grid depends on the plan
-and the batch alone, never on the sequences' lengths, so a CUDA graph can hold it.
+The query heads that share a KV head are one tile, so the cache is read once. The grid depends only on the plan and the
+batch, not on the sequences' lengths, so a CUDA graph can contain the launch.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from kernels.triton.checks import LOG2_E, require, require_cache, require_dtype
 from kernels.triton.tile import attend_tile, tile_blocks
 
 TILE_KEYS = 64  # keys a program reads at a time; splits are multiples of it
-COMBINE_SPLITS = 16  # partial results combined at a time, in this order whatever the number of splits
+COMBINE_SPLITS = 16  # partial results combined per iteration, whatever the number of splits
 MAX_SPLITS = 64
-PROGRAMS_PER_SM = 3  # how many programs run on a multiprocessor at once (shared memory sets it)
+PROGRAMS_PER_SM = 3  # concurrent programs per multiprocessor (limited by shared memory)
 
 
 @triton.jit
 def _split_length(
     seq_len: tl.tensor, num_splits: tl.tensor, split_tokens: tl.tensor, tile_keys: tl.constexpr
 ) -> tl.tensor:
-    """Keys in each split but the last: `split_tokens`, or an even share in whole tiles where that is 0."""
+    """Return the keys of each split except the last: `split_tokens`, or an even share in whole tiles if it is 0."""
     even = tl.cdiv(tl.cdiv(seq_len, num_splits), tile_keys) * tile_keys
     return tl.where(split_tokens > 0, split_tokens, even)
 
@@ -37,8 +37,8 @@ def _decode_kernel(
     value_ptr: tl.tensor,
     table_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
-    out_ptr: tl.tensor,  # [num_seqs, num_heads, head_dim], where there is one split
-    partial_ptr: tl.tensor,  # [num_seqs, num_heads, num_splits, head_dim] float32, where there are more
+    out_ptr: tl.tensor,  # [num_seqs, num_heads, head_dim], used with one split
+    partial_ptr: tl.tensor,  # [num_seqs, num_heads, num_splits, head_dim] float32, used with several splits
     lse_ptr: tl.tensor,  # [num_seqs, num_heads, num_splits] float32: log2 of the sum of exponentials
     scale_log2: tl.tensor,
     query_stride: tl.tensor,
@@ -54,7 +54,7 @@ def _decode_kernel(
     tile_keys: tl.constexpr,
     direct: tl.constexpr,
 ) -> None:
-    """One program: one sequence, one KV head, one split."""
+    """Compute one sequence, one KV head and one split in one program."""
     # The KV head varies fastest: programs that run together read neighboring rows of the same pages.
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -111,7 +111,8 @@ def _combine_kernel(
     tile_keys: tl.constexpr,
     tile_splits: tl.constexpr,
 ) -> None:
-    """One program: one sequence, one query head; weighs its splits' results by their sums of exponentials."""
+    """Combine the splits' results of one sequence and one query head, weighted by their sums of exponentials, in one
+    program."""
     seq = tl.program_id(1)
     row = seq.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     seq_len = tl.load(seq_lens_ptr + seq).to(tl.int32)
@@ -139,10 +140,11 @@ def _combine_kernel(
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How the keys of each sequence are split. Part of the key under which a CUDA graph is kept.
+    """The split of each sequence's keys. It is part of a CUDA graph's key.
 
-    `num_splits`: programs a sequence and KV head. `split_tokens`: keys a split, counted from position 0, so a row's
-    result does not depend on its neighbors (batch-invariant); 0 shares each sequence evenly over `num_splits`.
+    `num_splits`: programs per sequence and KV head. `split_tokens`: keys per split, counted from position 0, so that a
+    row's
+    result does not depend on the others (batch-invariant); 0 divides each sequence evenly into `num_splits`.
     """
 
     num_splits: int
@@ -152,11 +154,11 @@ class DecodePlan:
 def plan_decode(
     num_seqs: int, num_kv_heads: int, max_seq_len: int, num_sms: int, *, split_tokens: int = 0
 ) -> DecodePlan:
-    """Choose the splits for a batch: the fewest that keep the device nearly full to the end.
+    """Choose the splits for a batch: the smallest number that keeps the device nearly full until the end.
 
     Args:
-        num_seqs: sequences in the batch (rows, padding included).
-        max_seq_len: upper bound of the sequences' lengths, in tokens, for as long as the plan is used.
+        num_seqs: sequences in the batch (rows, including padding).
+        max_seq_len: upper bound of the sequences' lengths, in tokens, while the plan is used.
         num_sms: multiprocessors of the device.
         split_tokens: for batch-invariant results, the fixed length of a split (a multiple of 64), else 0.
     """
@@ -171,7 +173,7 @@ def plan_decode(
         waves = programs * splits / slots
         return 1.0 if waves >= 4 else waves / -(-programs * splits // slots)
 
-    # Splits cost traffic (their results are written and read), so the fewest that will do.
+    # Splits cost memory traffic for their results, so use the smallest sufficient number.
     best = max(range(1, most + 1), key=lambda splits: (min(fullness(splits), 0.9), -splits))
     return DecodePlan(best)
 
@@ -179,7 +181,8 @@ def plan_decode(
 def decode_workspace(
     num_seqs: int, num_heads: int, head_dim: int, plan: DecodePlan, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for the splits' results: float32 [num_seqs, num_heads, num_splits, head_dim] and [… num_splits]."""
+    """Return buffers for the splits' results: float32 [num_seqs, num_heads, num_splits, head_dim] and […
+    num_splits]."""
     shape = (num_seqs, num_heads, plan.num_splits if plan.num_splits > 1 else 0)
     partial = torch.empty(*shape, head_dim, dtype=torch.float32, device=device)
     return partial, torch.empty(shape, dtype=torch.float32, device=device)
@@ -197,18 +200,19 @@ def paged_decode(
     out: torch.Tensor | None = None,
     workspace: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Attention of each sequence's newest token over its whole sequence; that token's key is in the cache already.
+    """Compute the attention of each sequence's newest token over its whole sequence. The cache contains the token's
+    key.
 
     Args:
         query: [num_seqs, num_heads, head_dim]; the row stride is free.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], dtype of `query`.
         block_table: int32 or int64 [num_seqs, max_blocks]: the cache block of each block_size tokens; the rest is not
             read.
-        seq_lens: int32 or int64 [num_seqs], in tokens, the new one counted; 0 marks a padding row: its output is 0.
+        seq_lens: int32 or int64 [num_seqs], in tokens, including the new one; 0 marks a padding row with output 0.
         scale: factor of the scores, usually head_dim ** −0.5; above 0.
-        plan: from `plan_decode`; every length must be within the `max_seq_len` it was made for.
-        out: [num_seqs, num_heads, head_dim], contiguous; made when absent.
-        workspace: from `decode_workspace` for this plan; made when absent.
+        plan: from `plan_decode`; every length must be within its `max_seq_len`.
+        out: [num_seqs, num_heads, head_dim], contiguous; allocated if not given.
+        workspace: from `decode_workspace` for this plan; allocated if not given.
 
     Raises:
         ValueError, TypeError: a shape, stride or dtype is not as above. Values on the device are not checked.
@@ -228,7 +232,9 @@ def paged_decode(
     direct = plan.num_splits == 1
     partial, lse = workspace or decode_workspace(num_seqs, num_heads, head_dim, plan, query.device)
     splits = (num_seqs, num_heads, plan.num_splits)
-    require(direct or (partial.shape == (*splits, head_dim) and lse.shape == splits), "workspace is of another plan")
+    require(
+        direct or (partial.shape == (*splits, head_dim) and lse.shape == splits), "workspace belongs to another plan"
+    )
     group = num_heads // num_kv_heads
     _decode_kernel[(num_kv_heads, plan.num_splits, num_seqs)](
         query, key_cache, value_cache, block_table, seq_lens, out, partial, lse,

@@ -1,4 +1,4 @@
-"""RMSNorm of each row, fused with the residual addition before it."""
+"""RMSNorm of each row, fused with the preceding residual addition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from kernels.triton.checks import require, require_dtype
 
-MAX_WIDTH = 32_768  # a row is held in registers
+MAX_WIDTH = 32_768  # a row must fit into registers
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def _rms_norm_kernel(
     tile: tl.constexpr,
     add: tl.constexpr,
 ) -> None:
-    """One program: one row."""
+    """Compute one row in one program."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, tile)
     inside = column < width
@@ -33,7 +33,7 @@ def _rms_norm_kernel(
         x += tl.load(at, mask=inside, other=0.0).to(tl.float32)
         rounded = x.to(residual_ptr.dtype.element_ty)
         tl.store(at, rounded, mask=inside)
-        x = rounded.to(tl.float32)  # the norm is of the stored residual, as it would be unfused
+        x = rounded.to(tl.float32)  # the norm of the rounded sum, as without fusion
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(x * x, 0) / width
     normed = (x * tl.rsqrt(mean + eps)).to(out_ptr.dtype.element_ty).to(tl.float32)
@@ -48,14 +48,14 @@ def rms_norm(
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """RMSNorm of x, or of x + residual, in float32 inside; with `residual`, that sum is left in it.
+    """Return the RMSNorm of x, or of x + residual, computed in float32. `residual` is overwritten with the sum.
 
     Args:
         x: [num_tokens, width]; the row stride is free. Width up to 32,768.
         weight: [width].
         eps: added to the mean square.
         residual: [num_tokens, width], contiguous, dtype of x: overwritten with x + residual.
-        out: [num_tokens, width], contiguous, dtype of x; may be `x` itself; made when absent.
+        out: [num_tokens, width], contiguous, dtype of x; may be `x`; allocated if not given.
 
     Raises:
         ValueError, TypeError: a shape, stride or dtype is not as above.

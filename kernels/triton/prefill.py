@@ -1,7 +1,8 @@
-"""Causal attention of prompt chunks over a paged prefix (varlen prefill), several sequences in one launch.
+"""Prefill attention: causal attention of prompt chunks over a paged prefix, several sequences in one launch.
 
-A chunk's own keys are in the cache already, so every key is read through the block table. The query heads that share a
-KV head are packed into one tile with their tokens, which serves short chunks (draft verification) as well as long ones.
+The cache contains the chunk's keys, so every key is read through the block table. The query heads that share a KV head
+and
+their tokens are one tile, which is efficient for short chunks (draft verification) as well as long ones.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kernels.triton.tile import attend_tile, tile_blocks
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Tile sizes and launch shape of the prefill kernel. `tile_rows`: query tokens × heads sharing a KV head."""
+    """Tile sizes and launch shape of the prefill kernel. `tile_rows`: query tokens × heads that share a KV head."""
 
     tile_rows: int
     tile_keys: int
@@ -27,9 +28,9 @@ class PrefillConfig:
 
 
 def prefill_config(max_query_len: int, group: int, head_dim: int) -> PrefillConfig:
-    """Tile sizes for chunks of at most `max_query_len` tokens with `group` query heads a KV head.
+    """Return tile sizes for chunks of at most `max_query_len` tokens with `group` query heads per KV head.
 
-    wgmma needs 64 rows a warpgroup: 128 rows take 8 warps. Small chunks (drafts) take small tiles instead.
+    wgmma needs 64 rows per warpgroup: 128 rows use 8 warps. Small chunks (drafts) use small tiles.
     """
     rows = max_query_len * group
     if rows <= 32 and group <= 16:
@@ -45,9 +46,9 @@ def prefill_config(max_query_len: int, group: int, head_dim: int) -> PrefillConf
 def _find_sequence(
     query_start_ptr: tl.tensor, num_seqs: tl.tensor, tile: tl.tensor, tile_tokens: tl.constexpr
 ) -> tl.tensor:
-    """Return the sequence that owns a tile.
+    """Return the sequence of a tile.
 
-    Sequence i's tiles begin at query_start[i] // tile_tokens + i: enough for each, whatever the lengths.
+    Sequence i's tiles start at query_start[i] // tile_tokens + i, which is enough for any lengths.
     """
     found = 0
     for first in range(0, num_seqs, 128):
@@ -80,7 +81,7 @@ def _prefill_kernel(
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
 ) -> None:
-    """One program: one KV head, `tile_rows // group` consecutive tokens of one sequence."""
+    """Compute `tile_rows // group` consecutive tokens of one sequence for one KV head in one program."""
     tile_tokens: tl.constexpr = tile_rows // group
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tiles see the most keys: start them first
     kv_head = tl.program_id(1)
@@ -89,7 +90,7 @@ def _prefill_kernel(
     query_len = tl.load(query_start_ptr + seq + 1).to(tl.int32) - query_begin
     first = (tile - query_begin // tile_tokens - seq) * tile_tokens
     if first >= query_len:
-        return  # a spare tile between two sequences
+        return  # an unused tile between two sequences
     seq_len = tl.load(seq_lens_ptr + seq).to(tl.int32)
     first_position = seq_len - query_len + first
 
@@ -108,7 +109,7 @@ def _prefill_kernel(
     keys = key_ptr + kv_head * head_dim
     values = value_ptr + kv_head * head_dim
 
-    # Every row sees all the keys up to the first row's own; after them only the tiles on the diagonal need a mask.
+    # Every row sees all keys up to the first row's position. Only the later tiles need a mask.
     seen_by_all = (first_position + 1) // tile_keys * tile_keys
     block = tile_blocks(table, 0, seq_len, block_size, tile_keys)
     for start in range(0, seen_by_all, tile_keys):
@@ -143,20 +144,21 @@ def paged_prefill(
     out: torch.Tensor | None = None,
     config: PrefillConfig | None = None,
 ) -> torch.Tensor:
-    """Causal attention of each sequence's newest tokens over its whole sequence; their keys are in the cache already.
+    """Compute the causal attention of each sequence's newest tokens over its whole sequence. The cache contains their
+    keys.
 
     Args:
         query: [num_tokens, num_heads, head_dim], the sequences' new tokens one after another; the row stride is free.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], dtype of `query`.
         block_table: int32 or int64 [num_seqs, max_blocks]: the cache block of each block_size tokens; the rest is not
             read.
-        seq_lens: int32 or int64 [num_seqs], in tokens, the new ones counted; at least the number of new ones.
-        query_start_loc: int32 or int64 [num_seqs + 1]: where each sequence's tokens begin in `query`; starts at 0,
-            ends at most at num_tokens. Rows past its end (padding) are left as they are in `out`.
+        seq_lens: int32 or int64 [num_seqs], in tokens, including the new ones; at least the number of new ones.
+        query_start_loc: int32 or int64 [num_seqs + 1]: start of each sequence's tokens in `query`; from 0 to at most
+            num_tokens. Later rows (padding) are not written in `out`.
         scale: factor of the scores, usually head_dim ** −0.5; above 0.
-        max_query_len: upper bound of the new tokens of a sequence; it only chooses tile sizes.
-        out: [num_tokens, num_heads, head_dim]; the row stride is free; made when absent.
-        config: tile sizes, when not those of `prefill_config`.
+        max_query_len: upper bound of a sequence's new tokens; it only determines tile sizes.
+        out: [num_tokens, num_heads, head_dim]; the row stride is free; allocated if not given.
+        config: tile sizes; by default those of `prefill_config`.
 
     Raises:
         ValueError, TypeError: a shape, stride or dtype is not as above. Values on the device are not checked.

@@ -30,7 +30,7 @@ def _rope_cache_kernel(
     block_size: tl.constexpr,
     head_dim: tl.constexpr,
 ) -> None:
-    """One program: one token, one KV head and the query heads that share it."""
+    """Compute one token, one KV head and the query heads that share it in one program."""
     half: tl.constexpr = head_dim // 2
     token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -72,9 +72,10 @@ def rope_write_cache(
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Rotate `query` in place; write the rotated keys, and the values, to the cache; leave `key` and `value` alone.
+    """Rotate `query` in place, and write the rotated keys and the values to the cache. `key` and `value` are not
+    changed.
 
-    Rotation is by halves (as in Llama checkpoints): dimension i turns with dimension i + head_dim/2.
+    Rotation is by halves (as in Llama checkpoints): dimension i is paired with dimension i + head_dim/2.
 
     Args:
         query: [num_tokens, num_heads, head_dim]; the row stride is free (a view into a fused projection's output).

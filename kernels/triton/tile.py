@@ -1,4 +1,4 @@
-"""One step of attention over a paged cache: a tile of keys and values folded into a running softmax."""
+"""One step of attention over a paged cache: adds a tile of keys and values to a running softmax."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import triton.language as tl
 
 @triton.jit
 def _readable(start: tl.tensor, seq_len: tl.tensor, tile_keys: tl.constexpr) -> tl.tensor:
-    """Positions of a tile's keys; past the sequence's end, the last key's.
+    """Return the positions of a tile's keys, limited to the sequence's last key.
 
-    So no load needs a mask, and nothing uninitialized is read from the cache (a NaN there would survive a weight of 0).
+    So no load needs a mask, and uninitialized cache entries are not read (a NaN there would remain with a weight of 0).
     """
     return tl.minimum(start + tl.arange(0, tile_keys), tl.maximum(seq_len - 1, 0))
 
@@ -21,8 +21,9 @@ def tile_blocks(
 ) -> tl.tensor:
     """Return the cache block of each key start … start + tile_keys − 1.
 
-    Load them one tile ahead: then the loads of keys and values wait for no other load, and the compiler pipelines them
-    as deep as `num_stages` says (with the table's load before them in the same step it keeps one tile only).
+    Load blocks one tile ahead. Then the loads of keys and values do not wait for another load, and the compiler
+    pipelines them
+    as deep as `num_stages` (with the table's load in the same step, it pipelines only one tile).
     """
     return tl.load(table_ptr + _readable(start, seq_len, tile_keys) // block_size).to(tl.int32)
 
@@ -47,9 +48,9 @@ def attend_tile(
     tile_keys: tl.constexpr,
     masked: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Fold keys start … start + tile_keys − 1 into (acc, total, top) and return them.
+    """Add keys start … start + tile_keys − 1 to (acc, total, top) and return them.
 
-    Every row must see at least one key of the first tile it is given, or `top` stays −inf and the result is NaN.
+    Every row must see at least one key of its first tile; otherwise `top` stays −inf and the result is NaN.
     """
     positions = start + tl.arange(0, tile_keys)
     readable = _readable(start, seq_len, tile_keys) if masked else positions

@@ -159,4 +159,4 @@ def assert_refused(stack: Stack) -> None:
         assert int(answer.headers["retry-after"]) >= 1
     ready = httpx.get(f"{stack.url}/readyz", timeout=20)
     assert ready.status_code == 503
-    assert "new requests are refused" in ready.json()["checks"]["disk"]
+    assert "new requests are rejected" in ready.json()["checks"]["disk"]

@@ -22,7 +22,7 @@ from inference_worker.contract.messages import (
     REPLICA_SUSPECT_SECONDS,
     REPLICAS_KEY,
     decode_heartbeat,
-    request_log,
+    event_log_key,
 )
 from millrace.conf.environment import read_env_file
 from millrace.devserver.program import die_with_parent
@@ -147,7 +147,7 @@ def claimed_without_tokens(broker: redis.Redis, worker: str) -> set[str]:
         claim: Any = broker.hmget(key, "state", "owner", "attempt")
         state, owner, attempt = claim
         claimed = state == b"running" and owner.decode().startswith(worker + ".")
-        if claimed and not broker.exists(request_log(request_id, int(attempt))):
+        if claimed and not broker.exists(event_log_key(request_id, int(attempt))):
             found.add(request_id)
     return found
 

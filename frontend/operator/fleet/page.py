@@ -185,7 +185,7 @@ def _row(one: FleetPoint, model: str, now: ReplicaStatus | None) -> WorkerRow:
         cpu=told(one.cpu, "percent"),
         mfu=told(one.mfu, "percent"),
         batch=told(one.batch, "decimal"),
-        max_batch="" if now is None else f"of {now.beat.max_batch}",
+        max_batch="" if now is None else f"of {now.beat.max_num_seqs}",
         kv_used=0 if now is None else now.beat.kv_blocks_used,
         kv_blocks=0 if now is None else now.beat.kv_blocks,
         waiting="–" if now is None else str(now.beat.waiting),

@@ -223,7 +223,7 @@ def _replica(one: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> Repl
         kv_blocks=beat.kv_blocks,
         running=beat.running,
         waiting=beat.waiting,
-        max_batch=beat.max_batch,
+        max_batch=beat.max_num_seqs,
         age="Over a minute" if one.age_ms is None else duration(one.age_ms * 1000),
         p95="–" if p95 is None else duration(p95),
         cordon_url=address("cordon", shown=alive and cordon is None),

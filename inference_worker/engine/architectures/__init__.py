@@ -1,4 +1,4 @@
-"""The models this engine serves, by the name their config.json gives as architecture."""
+"""The model architectures that the engine supports, by their names in config.json."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], CausalModel]] = {"Ll
 
 
 def load_model(config: ModelConfig, weights: Weights, layers: Layers) -> CausalModel:
-    """Build the model `config` describes.
+    """Build the model that `config` describes.
 
     Raises:
-        ModelError: its architecture is not served, or a weight is missing or has another shape.
+        ModelError: the architecture is not supported, or a weight is missing or has another shape.
     """
     if config.architecture not in _MODELS:
         known = ", ".join(sorted(_MODELS))
-        raise ModelError(f"architecture {config.architecture!r} is not supported; there are {known}")
+        raise ModelError(f"architecture {config.architecture!r} is not supported; want one of {known}")
     return _MODELS[config.architecture](config, weights, layers)

@@ -1,4 +1,4 @@
-"""What the runner needs of a model."""
+"""The interface between models and the model runner."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from inference_worker.engine.attention.base import AttentionBackend, StepMetadat
 
 
 class CausalModel(Protocol):
-    """A decoder: hidden states for a step's tokens, and logits for those that sample."""
+    """A decoder: hidden states for the tokens of a step, and logits for the tokens that are sampled."""
 
     def forward(self, token_ids: torch.Tensor, attention: AttentionBackend, metadata: StepMetadata) -> torch.Tensor:
-        """Hidden states [num_tokens, hidden] for the token ids [num_tokens]; fills their places in the KV cache."""
+        """Return hidden states [num_tokens, hidden] for token ids [num_tokens], and write the KV cache."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores of the next token, [rows, vocab], of hidden states [rows, hidden]."""
+        """Return the scores of the next token, [rows, vocab], for hidden states [rows, hidden]."""

@@ -1,4 +1,4 @@
-"""The BERT family: encoders whose tokens see the whole input, in one pass and without a cache."""
+"""The BERT family: encoders with bidirectional attention, which need one pass and no cache."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from inference_worker.contract.encoder_config import EncoderConfig
 from inference_worker.engine.architectures.layers import Linear
 from inference_worker.models.loader import Weights
 
-PADDING = 1 / 8  # of a group's rows at most are padding, and of these attention alone takes notice
+PADDING = 1 / 8  # maximum share of padding in a group's rows; only attention sees padding
 
 
 class Packing:
-    """Where the inputs of a batch lie among its tokens, which stand one after another without padding.
+    """The places of a batch's inputs among its tokens, which are concatenated without padding.
 
-    Attention is computed for inputs of like length together. `lengths` must not grow: then a group is a slice of the
-    tokens, and one of equal lengths needs neither gathering nor a mask.
+    Attention is computed for groups of inputs of similar length. `lengths` must not increase. Then a group is a slice
+    of the
+    tokens, and a group of equal lengths needs neither gathering nor a mask.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
@@ -39,19 +40,19 @@ class Packing:
 
 
 class _Group:
-    """Inputs of like length: tokens from `start` to `end` of the batch."""
+    """Inputs of similar length: the batch's tokens from `start` to `end`."""
 
     def __init__(self, start: int, lengths: Sequence[int], device: torch.device) -> None:
         self.start, self.end = start, start + sum(lengths)
         self.count, self.longest = len(lengths), lengths[0]
-        self.mask: torch.Tensor | None = None  # [inputs, 1, 1, longest]: which places hold tokens; None: all
+        self.mask: torch.Tensor | None = None  # [inputs, 1, 1, longest]: places that contain tokens; None: all
         if lengths[-1] < lengths[0]:
             holds = torch.arange(self.longest, device=device) < torch.tensor(lengths, device=device)[:, None]
             self.mask = holds[:, None, None, :]
-            self.places = holds.flatten().nonzero().squeeze(1)  # of the tokens, among all places
+            self.places = holds.flatten().nonzero().squeeze(1)  # of the tokens
 
     def attend(self, qkv: torch.Tensor, heads: int) -> torch.Tensor:
-        """Attention over the group's rows [tokens, 3 × hidden]. Returns [tokens, hidden]."""
+        """Return the attention [tokens, hidden] over the group's rows [tokens, 3 × hidden]."""
         rows = qkv[self.start : self.end]
         if self.mask is not None:
             rows = rows.new_zeros(self.count * self.longest, rows.shape[1]).index_copy_(0, self.places, rows)
@@ -62,19 +63,20 @@ class _Group:
 
 
 class BertEncoder:
-    """Embeddings, then layers of attention and feed-forward, each added to its input and then normalized."""
+    """An encoder: embeddings, then layers of attention and feed-forward with residual additions and
+    post-normalization."""
 
     def __init__(self, config: EncoderConfig, weights: Weights) -> None:
         hidden = config.hidden_size
         self._words = weights.take("embeddings.word_embeddings.weight", (config.vocab_size, hidden))
         positions = weights.take("embeddings.position_embeddings.weight", (config.num_positions, hidden))
         types = weights.take("embeddings.token_type_embeddings.weight", (config.num_token_types, hidden))
-        self._positions = positions[config.first_position :] + types[0]  # every token is of the first type
+        self._positions = positions[config.first_position :] + types[0]  # every token has the first type
         self._norm = _LayerNorm(config, weights, "embeddings.LayerNorm")
         self._layers = [_Layer(config, weights, f"encoder.layer.{index}") for index in range(config.num_layers)]
 
     def forward(self, token_ids: torch.Tensor, packing: Packing) -> torch.Tensor:
-        """Hidden states [tokens, hidden] for the token ids [tokens] of the packed inputs."""
+        """Return hidden states [tokens, hidden] for the token ids [tokens] of the packed inputs."""
         hidden = functional.embedding(token_ids, self._words)
         hidden = self._norm(hidden + self._positions.index_select(0, packing.positions))
         for layer in self._layers:

@@ -1,4 +1,4 @@
-"""The building blocks of the models, each in the form that is fastest on its device."""
+"""The layers of the models, each in the implementation that is fastest on its device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kernels import invariant, reference
 
 
 class Linear:
-    """x @ weightᵀ + bias. On the CPU the weight is reordered once, in oneDNN's own layout for the machine.
+    """x @ weightᵀ + bias. On the CPU the weight is converted once to the layout that oneDNN prefers on the machine.
 
-    oneDNN also takes an addition that follows the product into the same pass.
+    oneDNN can also fuse an addition that follows the product.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pack: bool | None = None) -> None:
@@ -58,10 +58,10 @@ class RMSNorm:
 
 
 class InvariantLinear(Linear):
-    """The same with rows that do not depend on how many there are.
+    """A linear layer whose rows do not depend on the number of rows.
 
     Raises:
-        RuntimeError: the machine's matrix product cannot give that.
+        RuntimeError: the machine's matrix product does not allow this.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pack: bool | None = None) -> None:
@@ -76,14 +76,14 @@ class InvariantLinear(Linear):
 
 
 class InvariantRMSNorm(RMSNorm):
-    """The same with rows that do not depend on how many there are."""
+    """Root-mean-square normalization whose rows do not depend on the number of rows."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return invariant.in_tiles(super().__call__, x)
 
 
 class Layers:
-    """Makes the layers of one model, all of one kind."""
+    """The factory of one model's layers, either all standard or all batch-invariant."""
 
     def __init__(self, *, batch_invariant: bool = False) -> None:
         self._invariant = batch_invariant
@@ -95,7 +95,7 @@ class Layers:
         return InvariantRMSNorm(weight, eps) if self._invariant else RMSNorm(weight, eps)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) · up for [num_tokens, 2 × width], gate before up. Returns [num_tokens, width]."""
+        """Return silu(gate) · up, [num_tokens, width], for [num_tokens, 2 × width] with gate before up."""
         if self._invariant:
             return invariant.silu_mul(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
@@ -103,7 +103,7 @@ class Layers:
 
 
 class Rope:
-    """Rotary position embedding: tables of cos and sin up to the model's longest context."""
+    """Rotary position embedding, with tables of cos and sin up to the model's maximum context."""
 
     def __init__(self, config: RopeConfig, head_dim: int, max_positions: int, device: torch.device) -> None:
         cos, sin = reference.rope_tables(_inverse_frequencies(config, head_dim), max_positions)
@@ -117,15 +117,16 @@ class Rope:
 def _inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / (config.theta**exponents)
-    if config.kind == "linear":
+    if config.rope_type == "linear":
         return frequencies / config.factor
-    if config.kind == "llama3":
+    if config.rope_type == "llama3":
         return _llama3(frequencies, config)
     return frequencies
 
 
 def _llama3(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:
-    """Llama 3.1's: slow rotations are slowed by `factor`, fast ones stay, those between are blended."""
+    """Return Llama 3.1's frequencies: low ones are divided by `factor`, high ones are unchanged, those between are
+    blended."""
     wavelengths = 2 * torch.pi / frequencies
     turns = config.original_max_position / wavelengths
     blend = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)

@@ -12,7 +12,7 @@ from inference_worker.models.loader import Weights
 
 
 class LlamaModel:
-    """Decoder layers of attention and gated feed-forward, each on its normalized input and added to it."""
+    """Decoder layers of attention and gated feed-forward, each with pre-normalization and a residual addition."""
 
     def __init__(self, config: ModelConfig, weights: Weights, layers: Layers) -> None:
         shape = (config.vocab_size, config.hidden_size)

@@ -1,4 +1,4 @@
-"""Attention backends: each owns its KV cache's layout, and knows how to write and read it."""
+"""The interface of attention backends. A backend defines its KV cache's layout, and writes and reads the cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels import reference
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """A KV cache: blocks (0 is padding and is never read), tokens in each, heads and their size."""
+    """The shape of a KV cache: blocks (block 0 is padding and is never read), tokens per block, heads and head size."""
 
     num_layers: int
     num_blocks: int
@@ -26,7 +26,7 @@ class CacheShape:
 
 @dataclass(slots=True)
 class StepMetadata:
-    """What attention needs to know of one step's batch, made once and used by every layer. Decodes come first.
+    """The data of one step's batch that attention needs. It is built once and used by every layer. Decodes come first.
 
     Tensors are int64 on the model's device, except cos and sin.
     """
@@ -35,7 +35,7 @@ class StepMetadata:
     num_tokens: int
     num_decodes: int  # leading sequences with one new token
     query_lens: list[int]  # new tokens of each sequence
-    lengths: list[int]  # tokens of each sequence, the new ones counted
+    lengths: list[int]  # tokens of each sequence, including the new ones
     query_start_loc: torch.Tensor  # [num_seqs + 1]
     seq_lens: torch.Tensor  # [num_seqs]
     block_table: torch.Tensor  # [num_seqs, max_blocks]
@@ -43,11 +43,11 @@ class StepMetadata:
     positions: torch.Tensor  # [num_tokens]
     cos: torch.Tensor  # [num_tokens, head_dim / 2], float32
     sin: torch.Tensor
-    plan: Any = None  # the backend's own
+    plan: Any = None  # data of the backend
 
 
 class AttentionBackend(ABC):
-    """Rotary embedding, cache write and attention over pages, for all layers of one model."""
+    """Rotary embedding, cache write and paged attention, for all layers of one model."""
 
     def __init__(self, shape: CacheShape, num_heads: int, scale: float) -> None:
         self.shape = shape
@@ -55,19 +55,19 @@ class AttentionBackend(ABC):
         self.scale = scale
 
     def prepare(self, metadata: StepMetadata) -> None:
-        """Once a step, before the layers: what they will share goes to `metadata.plan`."""
+        """Compute the data that all layers of a step share, and store it in `metadata.plan`. Called once per step."""
         metadata.plan = None
 
     @abstractmethod
     def pages(self) -> list[torch.Tensor]:
-        """Return views of the whole cache with the blocks along the first dimension: [num_blocks, …]."""
+        """Return views of the cache with blocks along the first dimension: [num_blocks, …]."""
 
     @abstractmethod
     def attend(self, layer: int, qkv: torch.Tensor, metadata: StepMetadata) -> torch.Tensor:
-        """Rotate, write to the cache, attend.
+        """Rotate queries and keys, write keys and values to the cache, and return the attention.
 
         Args:
-            layer: number of the layer, from 0.
+            layer: index of the layer, from 0.
             qkv: [num_tokens, (num_heads + 2 × num_kv_heads) × head_dim]; may be overwritten.
 
         Returns:
@@ -76,7 +76,7 @@ class AttentionBackend(ABC):
 
 
 class ReferenceBackend(AttentionBackend):
-    """The plain PyTorch oracle, on any device."""
+    """The reference implementation in plain PyTorch, for any device."""
 
     def __init__(self, shape: CacheShape, num_heads: int, scale: float) -> None:
         super().__init__(shape, num_heads, scale)

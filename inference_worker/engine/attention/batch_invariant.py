@@ -9,7 +9,8 @@ from kernels import cpu, invariant, reference
 
 
 class InvariantBackend(AttentionBackend):
-    """A token's result depends on its own sequence alone, bit for bit: not on chunks, cache hits, or the batch."""
+    """A backend whose result for a token depends only on its sequence, bit by bit: not on chunks, cache hits or the
+    batch."""
 
     def __init__(self, shape: CacheShape, num_heads: int, scale: float) -> None:
         super().__init__(shape, num_heads, scale)

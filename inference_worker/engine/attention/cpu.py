@@ -14,11 +14,11 @@ from kernels import cpu
 class _Plan:
     groups: list[cpu.AttentionGroup]
     cos: torch.Tensor  # [num_tokens, heads, head_dim]: the rotation of queries and keys, and none for values
-    sin: torch.Tensor  # the same, with the sign that rotation by halves gives each
+    sin: torch.Tensor  # the same, with the signs of rotation by halves
 
 
 class CpuBackend(AttentionBackend):
-    """Few, large operations: beyond its arithmetic, a step costs a price for each operation of each layer."""
+    """A backend with few, large operations, because each operation of each layer has a fixed cost."""
 
     def __init__(self, shape: CacheShape, num_heads: int, scale: float) -> None:
         super().__init__(shape, num_heads, scale)
@@ -38,7 +38,7 @@ class CpuBackend(AttentionBackend):
         needed = cpu.workspace_size(groups, self._pages)
         if needed > self._workspace.numel():
             self._workspace = torch.empty(needed + needed // 4, dtype=dtype)
-        # Values go through the same three operations as queries and keys, turned by nothing.
+        # Values go through the same operations as queries and keys, with a rotation by zero.
         turned = (metadata.num_tokens, self.num_heads + kv_heads, self.shape.head_dim)
         still = (metadata.num_tokens, kv_heads, self.shape.head_dim)
         cos = torch.cat((metadata.cos, metadata.cos), dim=-1).to(dtype)[:, None].expand(turned)

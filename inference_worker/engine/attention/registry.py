@@ -1,4 +1,4 @@
-"""The attention backends, by the names EngineConfig.attention may give."""
+"""The registry of attention backends, by the names of EngineConfig.attention."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ BACKENDS: dict[str, Callable[[CacheShape, int, float], AttentionBackend]] = {
     "cpu": CpuBackend,
     "invariant": InvariantBackend,
     "reference": ReferenceBackend,
-    "triton": _triton,  # checked in the interpreter only; "auto" takes it once a GPU has run benchmarks/gpu.py
+    "triton": _triton,  # tested only in the interpreter; "auto" will select it after a GPU has run benchmarks/gpu.py
 }
 
 
 def make_backend(name: str, shape: CacheShape, num_heads: int, scale: float) -> AttentionBackend:
-    """Return the backend `name`; "auto" is the best for the cache's device.
+    """Return the backend `name`; "auto" selects the best one for the cache's device.
 
     Raises:
-        ValueError: there is no such backend.
+        ValueError: the backend does not exist.
     """
     if name == "auto":
         name = "cpu" if shape.device.type == "cpu" else "reference"
     if name not in BACKENDS:
-        raise ValueError(f"attention backend {name!r} is not known; there are {', '.join(sorted(BACKENDS))}")
+        raise ValueError(f"attention backend {name!r} is not known; want one of {', '.join(sorted(BACKENDS))}")
     return BACKENDS[name](shape, num_heads, scale)

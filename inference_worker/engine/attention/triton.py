@@ -12,7 +12,7 @@ from kernels import triton as kernels
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    rows: torch.Tensor  # [num_tokens]: row of metadata.cos and .sin that turns each token
+    rows: torch.Tensor  # [num_tokens]: row of metadata.cos and .sin for each token
     decode: kernels.DecodePlan | None
     workspace: tuple[torch.Tensor, torch.Tensor] | None
     starts: torch.Tensor  # of the chunks after the decodes, counted from the first of them
@@ -20,7 +20,7 @@ class _Plan:
 
 
 class TritonBackend(AttentionBackend):
-    """At most four launches a layer: rotate and write, decode, combine, prefill."""
+    """A backend with at most four launches per layer: rotate and write, decode, combine, prefill."""
 
     def __init__(self, shape: CacheShape, num_heads: int, scale: float) -> None:
         super().__init__(shape, num_heads, scale)

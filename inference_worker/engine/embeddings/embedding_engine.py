@@ -1,8 +1,8 @@
-"""The engine of a model that embeds: requests of many inputs in, one vector for each out. No KV cache, no sampling.
+"""The engine of an embedding model. A request has many inputs and gets a vector for each; there is no KV cache.
 
-A step takes inputs, of as many requests as it needs, up to the step's budget of tokens. Requests wait in the same order
-as for an answer: class, then the tenant that has had least. A request with thousands of inputs is so spread over many
-steps, between which others pass it.
+A step computes inputs of several requests, up to its token budget. Requests are ordered by class, then by the tenant
+that
+has been served least. So a request with thousands of inputs takes many steps, and other requests are computed between.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from inference_worker.contract.config import EngineConfig
 from inference_worker.contract.encoder_config import EncoderConfig
-from inference_worker.contract.request import Request, RequestFault, RequestOutput, RequestRejected, TokenUsage
+from inference_worker.contract.request import Request, RequestError, RequestOutput, RequestRejected, TokenUsage
 from inference_worker.engine.embeddings.embedding_metrics import EmbeddingMetrics
 from inference_worker.engine.embeddings.embedding_runner import Embedder, EmbeddingRunner, Vectors
 from inference_worker.engine.engine import EngineStats
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class EmbeddingEngine:
-    """Continuous batching over one encoder. Single-threaded: only one thread may call it.
+    """Continuous batching over one encoder. Not thread-safe.
 
     Args:
-        runner, model_config: made from `config` when absent.
+        runner, model_config: built from `config` if not given.
         clock: seconds, as in the requests' `arrival`.
     """
 
@@ -49,7 +49,8 @@ class EmbeddingEngine:
         self.model_config = model_config or EncoderConfig.from_dir(config.model_dir)
         own_limit = self.model_config.max_model_len
         self.max_model_len = min(own_limit, config.max_model_len or own_limit)
-        self._step_tokens = max(config.step_tokens, self.max_model_len)  # any input fits
+        # At least one input of any length.
+        self._max_num_batched_tokens = max(config.max_num_batched_tokens, self.max_model_len)
         self._runner = runner or EmbeddingRunner(config, self.model_config)
         self._tenants = FairShareTable()
         self._waiting = WaitingQueue(self._tenants, num_cached=lambda _: 0)
@@ -59,10 +60,10 @@ class EmbeddingEngine:
         self.grammars = None
 
     def add_request(self, request: Request) -> None:
-        """Accept a request; its vectors come from `step`, all at once.
+        """Accept a request. `step` returns all its vectors together.
 
         Raises:
-            RequestRejected: it can never be served.
+            RequestRejected: the request can never be served.
         """
         self._check(request)
         task = self._tasks[request.request_id] = _Task(request, next(self._numbers), self._clock())
@@ -70,15 +71,16 @@ class EmbeddingEngine:
         self._waiting.add(task.sequence)
 
     def abort(self, request_id: str, *, billed: bool = True) -> RequestOutput | None:
-        """End a request at once; its last output, with the usage so far. None if it is gone. It has pinned nothing."""
+        """End a request and return its last output with its usage. None if the request has ended. Embeddings have no
+        pins."""
         task = self._tasks.get(request_id)
         return None if task is None else self._end(task, RequestOutput(request_id, finish_reason="cancelled"))
 
     def step(self) -> list[RequestOutput]:
-        """Compute one batch. One output for each request that ended."""
+        """Compute one batch. Return an output for each request that ended."""
         started = self._clock()
         outputs = [
-            self._end(self._tasks[seq.request_id], _fault(seq.request_id, "request_expired", _EXPIRED))
+            self._end(self._tasks[seq.request_id], _failed_output(seq.request_id, "request_expired", _EXPIRED))
             for seq in self._waiting.expired(started)
         ]
         chosen = self._choose(started)
@@ -87,10 +89,10 @@ class EmbeddingEngine:
         scheduled = self._clock()
         try:
             vectors = self._runner.embed([task.inputs[n] for task, n in chosen])
-        except Exception:  # whatever broke the step, only those in it may suffer
+        except Exception:  # only the requests of a failed step fail
             log.exception("a step of %d inputs failed", len(chosen))
             broken = dict.fromkeys(task for task, _ in chosen)
-            return outputs + [self._end(task, _fault(task.name, "internal_error", _FAILED)) for task in broken]
+            return outputs + [self._end(task, _failed_output(task.name, "internal_error", _FAILED)) for task in broken]
         computed = self._clock()
         for (task, n), vector in zip(chosen, vectors, strict=True):
             task.take(n, vector)
@@ -125,22 +127,22 @@ class EmbeddingEngine:
     def _check(self, request: Request) -> None:
         lengths, prompt = request.input_lengths, request.prompt_token_ids
         if request.request_id in self._tasks:
-            raise RequestRejected("duplicate_request", f"request {request.request_id} is being served already")
+            raise RequestRejected("duplicate_request", f"request {request.request_id} already exists; use a unique id")
         if not lengths:
-            raise RequestRejected("invalid_value", "this model embeds; it does not answer", "model")
+            raise RequestRejected("invalid_value", "this is an embedding model; use /v1/embeddings", "model")
         if min(lengths) < 1 or sum(lengths) != len(prompt):
             raise RequestRejected("invalid_prompt", "an input is empty", "input")
         if max(lengths) > self.max_model_len:
-            message = f"this model takes inputs of {self.max_model_len} tokens, but one has {max(lengths)}"
+            message = f"an input has {max(lengths)} tokens; the model's limit is {self.max_model_len}"
             raise RequestRejected("context_length_exceeded", message, "input")
         vocab = self.model_config.vocab_size
         if min(prompt) < 0 or max(prompt) >= vocab:
             raise RequestRejected("invalid_prompt", f"token ids must be from 0 to {vocab - 1}", "input")
 
     def _choose(self, now: float) -> list[tuple[_Task, int]]:
-        """Return the inputs of the next step. The batch class gets what the others leave."""
+        """Return the inputs of the next step. The batch class gets only remaining capacity."""
         chosen: list[tuple[_Task, int]] = []
-        left = self._step_tokens
+        left = self._max_num_batched_tokens
         for batch in (False, True):
             candidates = self._waiting.candidates(now, batch)
             while (seq := candidates.next()) is not None:
@@ -151,13 +153,13 @@ class EmbeddingEngine:
                 self._tenants[task.request.tenant].charge(tokens, 0)
                 chosen += [(task, n) for n in taken]
                 left -= tokens
-                if task.unscheduled:  # the next step continues here, or where less has been served
+                if task.unscheduled:  # the next step continues with it, or with a tenant that was served less
                     return chosen
                 self._waiting.remove(seq)
         return chosen
 
     def _end(self, task: _Task, output: RequestOutput) -> RequestOutput:
-        """Make `output` the last of the task's request."""
+        """Complete `output` as the last output of the task's request."""
         del self._tasks[task.name]
         if task.unscheduled:
             self._waiting.remove(task.sequence)
@@ -170,14 +172,14 @@ class EmbeddingEngine:
 
 
 class _Task:
-    """One request: its inputs, shortest last, and the vectors found."""
+    """A request with its inputs, shortest last, and the vectors computed so far."""
 
     def __init__(self, request: Request, number: int, now: float) -> None:
         self.request = request
         self.name = request.request_id
         tokens = iter(request.prompt_token_ids)
         self.inputs = [list(itertools.islice(tokens, length)) for length in request.input_lengths]
-        # Like lengths together, so that they meet in one step.
+        # Similar lengths are adjacent, so that a step gets inputs of similar length.
         self._order = sorted(range(len(self.inputs)), key=lambda n: len(self.inputs[n]))
         self._found: dict[int, Vectors] = {}
         self.scheduled_tokens = 0
@@ -194,7 +196,7 @@ class _Task:
         return len(self._found) == len(self.inputs)
 
     def next_inputs(self, tokens: int) -> Iterator[int]:
-        """Yield inputs, longest first, as many as fit into `tokens`."""
+        """Yield inputs that fit into `tokens`, longest first."""
         while self._order and len(self.inputs[self._order[-1]]) <= tokens:
             tokens -= len(self.inputs[self._order[-1]])
             yield self._order.pop()
@@ -213,9 +215,9 @@ class _Task:
         return np.stack([self._found[n] for n in range(len(self.inputs))]).astype("<f4").tobytes()
 
 
-def _fault(request_id: str, code: str, message: str) -> RequestOutput:
-    return RequestOutput(request_id, error=RequestFault(code, message))
+def _failed_output(request_id: str, code: str, message: str) -> RequestOutput:
+    return RequestOutput(request_id, error=RequestError(code, message))
 
 
-_EXPIRED = "the request was not begun in the time it was wanted in"
-_FAILED = "the engine failed on this request; it can be sent again"
+_EXPIRED = "the request waited too long in the queue; send it again later"
+_FAILED = "the engine failed on this request; send it again"

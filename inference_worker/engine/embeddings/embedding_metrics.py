@@ -1,4 +1,4 @@
-"""What an embedding engine counts: those of the engine's metrics that have a meaning without answers and cache."""
+"""The metrics of an embedding engine: those engine metrics that apply without generation and cache."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _HISTOGRAMS = (
 
 
 class EmbeddingMetrics:
-    """The engine's thread writes; `snapshot` may be called by others meanwhile."""
+    """The counters of an embedding engine. Only the engine's thread writes; any thread may call `snapshot`."""
 
     def __init__(self) -> None:
         self._histograms = {f.name: Histogram(f.buckets) for f in families.HISTOGRAMS if f.name in _HISTOGRAMS}
         self._finished = dict.fromkeys((*_FINISHED.values(), "error"), 0)
-        self._faults: dict[str, int] = {}
+        self._errors: dict[str, int] = {}
         self._billed = 0
         self.steps = self.inputs = self.tokens = 0
         self.schedule_seconds = self.forward_seconds = self.output_seconds = 0.0
 
     def step(self, inputs: int, tokens: int, schedule: float, forward: float, output: float) -> None:
-        """Record a successful step with the seconds of its parts."""
+        """Record a successful step and the seconds of its parts."""
         self.steps += 1
         self.inputs += inputs
         self.tokens += tokens
@@ -45,7 +45,7 @@ class EmbeddingMetrics:
         usage = output.usage or TokenUsage()
         if output.error is not None:
             self._finished["error"] += 1
-            self._faults[output.error.code] = self._faults.get(output.error.code, 0) + 1
+            self._errors[output.error.code] = self._errors.get(output.error.code, 0) + 1
         else:
             self._finished[_FINISHED[output.finish_reason or "cancelled"]] += 1
             self._billed += usage.uncached
@@ -57,13 +57,13 @@ class EmbeddingMetrics:
             self._histograms[families.REQUEST_PROMPT].observe(usage.prompt)
 
     def snapshot(self) -> MetricsSnapshot:
-        """All counts, to be told outside."""
+        """Return all values."""
         seconds = {"schedule": self.schedule_seconds, "forward": self.forward_seconds, "output": self.output_seconds}
         return MetricsSnapshot(
             counters={
                 families.PROMPT_TOKENS: {"": self.tokens},
                 families.SUCCESS: dict(self._finished),
-                families.REQUEST_ERRORS: dict(self._faults),
+                families.REQUEST_ERRORS: dict(self._errors),
                 families.BILLED_TOKENS: {"uncached": self._billed},
                 families.COMPUTED_TOKENS: {"prefill": self.tokens},
                 families.BATCHED_SEQUENCES: {"": self.inputs},

@@ -1,4 +1,4 @@
-"""Runs a batch of inputs through an encoder: one pass, no padding but in attention, one vector for each input."""
+"""The forward pass of a batch of inputs through an encoder. It returns one vector for each input."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Vectors = NDArray[np.float32]
 
 
 class Embedder(Protocol):
-    """What computes a step: the model, or in tests something that pretends to be one."""
+    """The interface of embedding runners."""
 
     def embed(self, inputs: Sequence[Sequence[int]]) -> Vectors:
-        """Return a vector for each input, [inputs, dimensions]; inputs are token ids, at least one each."""
+        """Return a vector for each input, [inputs, dimensions]. Each input has at least one token id."""
 
 
 class EmbeddingRunner:
@@ -35,9 +35,9 @@ class EmbeddingRunner:
     def __init__(self, config: EngineConfig, model_config: EncoderConfig) -> None:
         self._config = model_config
         self.device = pick_device(config.device)
-        # Not in 16 bits by itself: vectors are compared with others that may be years old.
+        # The default is not a 16-bit type: vectors must stay comparable with vectors that were stored earlier.
         self.dtype = torch.float32 if config.dtype == "auto" else pick_dtype(config.dtype, self.device)
-        if config.threads:  # else PyTorch's own choice: OMP_NUM_THREADS, or the cores this process may use
+        if config.threads:  # else PyTorch uses OMP_NUM_THREADS or the cores of this process
             torch.set_num_threads(config.threads)
         with torch.inference_mode(), Weights(config.model_dir, self.dtype, self.device) as weights:
             self._model = BertEncoder(model_config, weights)

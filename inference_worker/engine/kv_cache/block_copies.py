@@ -1,4 +1,4 @@
-"""Copies of whole KV cache blocks: between blocks, and to and from the second tier in host memory."""
+"""Copies of whole KV cache blocks: between blocks, and between the device and CPU memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _TRIALS = 3
 
 
 class BlockCopies:
-    """The block operations of a step, in their order, on the device's own stream.
+    """The copies of a step's block operations, in order, on the device's stream.
 
     Args:
         pages: views of the KV cache, [num_blocks, …]; a block's content is its row in all of them.
-        num_host_blocks: blocks of host memory to keep others' content in.
+        num_host_blocks: blocks of CPU memory for offloaded content.
     """
 
     def __init__(self, pages: Sequence[torch.Tensor], num_host_blocks: int) -> None:
@@ -31,12 +31,12 @@ class BlockCopies:
         self.restore_seconds = self._time_restore() if num_host_blocks else 0.0  # for one block
 
     def run(self, operations: Sequence[BlockOperation]) -> None:
-        # Those of a kind that follow each other can be done at once: each reads before any writes.
-        for kind, some in groupby(operations, key=lambda operation: operation.kind):
-            _, sources, targets = zip(*some, strict=True)
-            if kind == "save":
+        # Consecutive operations of one type can run as one copy: all reads precede all writes.
+        for operation_type, same_type in groupby(operations, key=lambda operation: operation.operation_type):
+            _, sources, targets = zip(*same_type, strict=True)
+            if operation_type == "save":
                 self._save(sources, targets)
-            elif kind == "restore":
+            elif operation_type == "restore":
                 self._restore(sources, targets)
             else:
                 self._copy(sources, targets)
@@ -55,12 +55,12 @@ class BlockCopies:
 
     def _restore(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         if self._saved is not None:
-            self._saved.synchronize()  # the host reads what the device may still be writing
+            self._saved.synchronize()  # the device may still write what the host reads
         for page, host in zip(self._pages, self._host, strict=True):
             page.index_copy_(0, _index(blocks, page), host[list(slots)].to(page.device))
 
     def _time_restore(self) -> float:
-        """Seconds that it takes to bring one block back: the best of a few, onto block 0, which nobody reads."""
+        """Return the seconds to restore one block: the minimum of several restores to block 0, which is never read."""
         best = float("inf")
         for _ in range(_TRIALS):
             started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""KV cache blocks: who holds which, and which cached one is given up next. Free of torch."""
+"""KV cache blocks: references to them, and the order in which cached blocks are evicted. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class Block:
-    """One block of the KV cache. Block 0 is never given out: padding points at it."""
+    """A block of the KV cache. Block 0 is never allocated, because padding points at it."""
 
     __slots__ = ("block_hash", "block_id", "next_free", "pinned", "prev_free", "references")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.references = 0
-        self.pinned = False  # stays out of the free list while nobody holds it
-        self.block_hash: bytes | None = None  # set while the block holds exactly the tokens its hash stands for
+        self.pinned = False  # not in the free list, even if no request uses it
+        self.block_hash: bytes | None = None  # set while the block contains exactly the tokens of the hash
         self.prev_free: Block | None = None
         self.next_free: Block | None = None
 
@@ -23,10 +23,10 @@ class Block:
 
 
 class FreeList:
-    """Free blocks in the order they will be given out: a doubly linked list through the blocks themselves."""
+    """The free blocks in the order of their allocation: a doubly linked list through the blocks."""
 
     def __init__(self) -> None:
-        self._ends = Block(-1)  # a sentinel: its neighbors are the list's head and tail
+        self._ends = Block(-1)  # a sentinel between the tail and the head
         self._ends.prev_free = self._ends.next_free = self._ends
         self._count = 0
 
@@ -40,11 +40,11 @@ class FreeList:
             block = block.next_free
 
     def append(self, block: Block) -> None:
-        """Put `block` where it is given out last."""
+        """Add `block` at the end; it is allocated last."""
         self._insert(block, self._ends)
 
     def push(self, block: Block) -> None:
-        """Put `block` where it is given out next."""
+        """Add `block` at the front; it is allocated next."""
         head = self._ends.next_free
         assert head is not None  # noqa: S101 - the sentinel always has neighbors
         self._insert(block, head)
@@ -73,21 +73,22 @@ class FreeList:
 
 
 class BlockPool:
-    """All blocks of one KV cache, ids 1 to `num_blocks`.
+    """All blocks of one KV cache, with ids from 1 to `num_blocks`.
 
-    A block whose last holder lets go keeps its hash, and can be found by it until it is given out again. A pinned one
-    is not given out until it is unpinned.
+    A block that is released by its last user keeps its hash, and can be found by it until it is allocated again. A
+    pinned block
+    is not allocated until it is unpinned.
 
     Args:
-        num_blocks: how many there are to give out.
-        on_evict: called with a cached block's id and hash just before its content is given up.
+        num_blocks: blocks that can be allocated.
+        on_evict: called with a cached block's id and hash before its content is overwritten.
     """
 
     def __init__(self, num_blocks: int, on_evict: Callable[[int, bytes], None] = lambda *_: None) -> None:
         if num_blocks < 1:
             raise ValueError("a KV cache needs at least one block")
         self.num_blocks = num_blocks
-        self.num_idle_pinned = 0  # pinned blocks that nobody holds
+        self.num_idle_pinned = 0  # pinned blocks that no request uses
         self._on_evict = on_evict
         self._blocks = [Block(block_id) for block_id in range(num_blocks + 1)]
         self._free = FreeList()
@@ -97,28 +98,29 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody holds and nothing pins; those that are cached count, since they can be given up."""
+        """Return the number of free blocks: not in use and not pinned. Cached blocks count, because they can be
+        evicted."""
         return len(self._free)
 
     @property
     def num_held(self) -> int:
-        """Blocks that requests hold."""
+        """Return the number of blocks that requests use."""
         return self.num_blocks - len(self._free) - self.num_idle_pinned
 
     def free_ids(self) -> list[int]:
-        """Ids of the free blocks, next to be given out first."""
+        """Return the ids of the free blocks in the order of their allocation."""
         return [block.block_id for block in self._free]
 
     def references(self, block_id: int) -> int:
         return self._blocks[block_id].references
 
     def find(self, block_hash: bytes) -> int | None:
-        """Return the block that holds what `block_hash` stands for, held or free."""
+        """Return the block with this hash, in use or free."""
         block = self._by_hash.get(block_hash)
         return None if block is None else block.block_id
 
     def is_idle(self, block_id: int) -> bool:
-        """Whether nobody holds the block."""
+        """Return whether no request uses the block."""
         return self._blocks[block_id].references == 0
 
     def cached(self) -> Iterator[tuple[bytes, bool]]:
@@ -126,7 +128,7 @@ class BlockPool:
         return ((block_hash, block.pinned) for block_hash, block in self._by_hash.items())
 
     def take(self, block_ids: Sequence[int]) -> None:
-        """Hold the cached blocks `block_ids` once more."""
+        """Add a reference to each of the cached blocks `block_ids`."""
         for block_id in block_ids:
             block = self._blocks[block_id]
             if block.references == 0:
@@ -137,13 +139,13 @@ class BlockPool:
             block.references += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Hold `count` blocks of no content. Cached ones among them are forgotten.
+        """Allocate `count` blocks without content. Cached blocks among them are evicted.
 
         Raises:
-            IndexError: fewer than `count` are free; nothing has changed then.
+            IndexError: fewer than `count` blocks are free; nothing has changed.
         """
         if count > len(self._free):
-            raise IndexError(f"{count} blocks wanted, {len(self._free)} free")
+            raise IndexError(f"{count} blocks requested, {len(self._free)} free")
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
             if block.block_hash is not None:
@@ -153,7 +155,7 @@ class BlockPool:
         return [block.block_id for block in blocks]
 
     def pin(self, block_id: int) -> None:
-        """Keep a cached block's content, also while nobody holds it."""
+        """Pin a cached block: its content stays even if no request uses it."""
         block = self._blocks[block_id]
         if block.pinned:
             return
@@ -163,7 +165,7 @@ class BlockPool:
             self.num_idle_pinned += 1
 
     def unpin(self, block_id: int) -> None:
-        """Let a pinned block go the way of the others."""
+        """Unpin a block, so that it can be evicted when it is free."""
         block = self._blocks[block_id]
         if not block.pinned:
             return
@@ -173,10 +175,10 @@ class BlockPool:
             self._free.append(block)
 
     def evict_pinned(self, block_id: int) -> None:
-        """Give up a pinned block that nobody holds: it is the next to be given out."""
+        """Evict a pinned block that no request uses. It is allocated next."""
         block = self._blocks[block_id]
         if not block.pinned or block.references or block.block_hash is None:
-            raise ValueError(f"{block} is no idle pinned block")
+            raise ValueError(f"{block} is not an idle pinned block")
         self._on_evict(block_id, block.block_hash)
         self._forget(block)
         block.pinned = False
@@ -184,7 +186,7 @@ class BlockPool:
         self._free.push(block)
 
     def publish(self, block_id: int, block_hash: bytes) -> bool:
-        """Let a block be found by `block_hash`. False if another block has it already: then that one stays."""
+        """Make a block available by `block_hash`. Return False, without a change, if another block has this hash."""
         if block_hash in self._by_hash:
             return False
         block = self._blocks[block_id]
@@ -194,10 +196,11 @@ class BlockPool:
         return True
 
     def release(self, block_ids: Sequence[int]) -> None:
-        """Let go of a request's blocks, given in the order of its tokens.
+        """Release a request's blocks, given in the order of its tokens.
 
-        Its tail goes first, so that of a chain the end is given up before what leads to it; a block without a hash
-        is of no use to anyone and is the next to be given out.
+        The last blocks are evicted first, because they are useless without the blocks before them. Blocks without a
+        hash are
+        allocated next.
         """
         for block_id in reversed(block_ids):
             block = self._blocks[block_id]
@@ -212,7 +215,8 @@ class BlockPool:
                 self._free.append(block)
 
     def reset(self) -> bool:
-        """Forget all cached content, pinned or not. Refused, with False, while any block is held."""
+        """Evict all cached content, pinned or not, and return True. Return False, without a change, while a block is in
+        use."""
         if self.num_held:
             return False
         for block in self._blocks:
@@ -221,26 +225,26 @@ class BlockPool:
         return True
 
     def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
-        """Check counts, lists and hashes against the block lists of everyone who holds blocks.
+        """Check counts, lists and hashes against the block lists of all users.
 
         Raises:
-            RuntimeError: something is not as it must be.
+            RuntimeError: an invariant is violated.
         """
         held = [0] * (self.num_blocks + 1)
         for block_ids in holders:
             for block_id in block_ids:
                 held[block_id] += 1
         free = self.free_ids()
-        _require(held[0] == 0, "block 0 is held")
-        _require(len(free) == len(set(free)) == self.num_free, "the free list repeats or miscounts")
+        _require(held[0] == 0, "block 0 is in use")
+        _require(len(free) == len(set(free)) == self.num_free, "the free list has duplicates or a wrong length")
         for block in self._blocks[1:]:
-            _require(block.references == held[block.block_id], f"{block} is held {held[block.block_id]} times")
+            _require(block.references == held[block.block_id], f"{block} has {held[block.block_id]} users")
         idle = [b for b in self._blocks[1:] if not b.references]
         _require(set(free) == {b.block_id for b in idle if not b.pinned}, "the free list is wrong")
         _require(self.num_idle_pinned == sum(b.pinned for b in idle), "the idle pinned blocks are miscounted")
         _require(all(b.block_hash is not None for b in self._blocks if b.pinned), "a pinned block has no hash")
         for block_hash, block in self._by_hash.items():
-            _require(block.block_hash == block_hash, f"{block} is found by a hash it does not have")
+            _require(block.block_hash == block_hash, f"{block} is indexed by a hash that it does not have")
         hashed = sum(block.block_hash is not None for block in self._blocks)
         _require(hashed == len(self._by_hash), "a block's hash is not in the index")
 

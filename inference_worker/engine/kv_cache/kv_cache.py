@@ -1,4 +1,4 @@
-"""Which blocks hold which tokens: block tables, and the prefix cache found by a chain of hashes. Free of torch."""
+"""Block tables, and the prefix cache, which finds blocks by a chain of hashes. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from inference_worker.engine.kv_cache.prefix_history import PrefixHistory
 from inference_worker.engine.scheduling.sequence import Sequence
 
 HASH_BYTES = 32
-HISTORY_PER_BLOCK = 4  # blocks whose past is remembered, for each there is
+HISTORY_PER_BLOCK = 4  # remembered hashes per block
 
 
 def hash_block(parent: bytes | None, tokens: Items[int], salt: bytes) -> bytes:
-    """Return the hash of a full block after the block `parent`. The salt roots the chain: it enters the first block
-    only.
+    """Return the hash of a full block that follows the block `parent`. The salt enters only the hash of a first block.
 
-    Who does not know the salt can neither find another's blocks nor make blocks that another would find.
+    Without the salt, a tenant can neither find another tenant's blocks nor create blocks that the other would find.
     """
     key = hashlib.blake2b(salt, digest_size=HASH_BYTES).digest() if parent is None else parent
     return hashlib.blake2b(array("I", tokens).tobytes(), key=key, digest_size=HASH_BYTES).digest()
 
 
 class BlockOperation(NamedTuple):
-    """A copy between blocks, to be done before a step's forward pass, in the order given.
+    """A copy of a block before a step's forward pass. A step's operations run in the given order.
 
-    "save": block `source` to the host's slot `target`. "restore": slot `source` to block `target`. "copy": block to
-    block.
+    "save" copies block `source` to CPU slot `target`. "restore" copies slot `source` to block `target`. "copy" copies a
+    block
+    to a block.
     """
 
-    kind: Literal["save", "restore", "copy"]
+    operation_type: Literal["save", "restore", "copy"]
     source: int
     target: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What the cache holds of a request's tokens."""
+    """The cached part of a request's tokens."""
 
-    block_ids: list[int | None]  # usable now, and ending before the last token, which is always computed; None: in the
-    # host's memory
-    num_cached_tokens: int  # tokens whose blocks are cached, the last block of a whole hit counted
-    pending: bool  # the next block is being computed by another request: wait for it
+    block_ids: list[int | None]  # usable now, without the last token, which is always computed; None: in CPU
+    # memory
+    num_cached_tokens: int  # tokens whose blocks are cached, including the last block of a complete hit
+    pending: bool  # another request computes the next block: wait for it
 
 
 _NOTHING = PrefixHit([], 0, False)
@@ -57,15 +57,15 @@ _WAIT = PrefixHit([], 0, True)
 
 
 class KVCacheManager:
-    """Gives blocks to sequences, and publishes them for reuse when the step that filled them has succeeded.
+    """The block tables of sequences. Blocks become available for reuse when the step that filled them has succeeded.
 
     Args:
         num_blocks: blocks of the device.
-        block_size: tokens in each.
-        prefix_cache: whether anything is reused.
-        num_host_blocks: blocks of the second tier, in host memory.
-        pin_share: share of the blocks that all pins together may take; they yield to running requests all the same.
-        tenant_pin_share: the same for one tenant's.
+        block_size: tokens per block.
+        prefix_cache: whether blocks are reused.
+        num_host_blocks: blocks of the KV offload in CPU memory.
+        pin_share: maximum share of the blocks that all pins may take. Running requests still have precedence over pins.
+        tenant_pin_share: maximum share of the blocks for one tenant's pins.
     """
 
     def __init__(
@@ -83,22 +83,22 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, self._save)
         self.pins = Pins(int(num_blocks * pin_share), int(num_blocks * tenant_pin_share))
         self.host = KVOffloadCache(num_host_blocks, self.pins.__contains__)
-        self.restores = True  # whether restoring from the host is worth it; the engine measures
+        self.restores = True  # whether restores are worth their time; the engine measures them
         self._history = PrefixHistory(HISTORY_PER_BLOCK * (num_blocks + num_host_blocks))
         self._operations: list[BlockOperation] = []
-        self._pending: dict[bytes, Sequence] = {}  # hashes of blocks being computed -> the request that does
+        self._pending: dict[bytes, Sequence] = {}  # hashes of blocks -> the sequence that computes them
         self._pending_of: dict[Sequence, list[bytes]] = {}
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had: free ones, and those that only pins keep."""
+        """Return the number of blocks that can be allocated: free blocks, and pinned blocks that no request uses."""
         return self.pool.num_free + self.pool.num_idle_pinned
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def lookup(self, seq: Sequence) -> PrefixHit:
-        """Return what the cache holds of `seq`'s tokens. Changes nothing but the sequence's own hashes."""
+        """Return the cached part of `seq`'s tokens. Changes only the sequence's hashes."""
         if not self._reads(seq):
             return _NOTHING
         if self._leads(seq) is not None:
@@ -115,30 +115,31 @@ class KVCacheManager:
         return PrefixHit(found[:last], len(found) * self.block_size, self._leads(seq) is not None)
 
     def _reads(self, seq: Sequence) -> bool:
-        # The logits of cached tokens are gone: a request that wants them computes its prompt.
+        # The logits of cached tokens are not stored: a request for them computes its prompt.
         return self.prefix_cache and seq.params.prompt_logprobs is None
 
     def _leads(self, seq: Sequence) -> Sequence | None:
-        """Who is computing the block that `seq` waits for. Nobody waits for a lower class."""
+        """Return the sequence that computes the block `seq` waits for. A sequence does not wait for a lower class."""
         leader = None if seq.awaited is None else self._pending.get(seq.awaited)
         return None if leader is None or leader.rank > seq.rank else leader
 
     def can_start(self, seq: Sequence, hit: PrefixHit, spare: int) -> bool:
-        """Whether all of the sequence's tokens find room, with `spare` blocks left over for those that run."""
+        """Return whether all of the sequence's tokens fit, with `spare` blocks left for running sequences."""
         return self.shortage(seq, hit, spare) <= 0
 
     def shortage(self, seq: Sequence, hit: PrefixHit, spare: int) -> int:
-        """Blocks that are lacking for `can_start`; negative when there are more than enough."""
+        """Return the number of blocks that `can_start` lacks; negative if there are more than enough."""
         held = [block_id for block_id in hit.block_ids if block_id is not None]
         waking = sum(self.pool.is_idle(block_id) for block_id in held)
         needed = self.num_blocks_for(seq.num_tokens) - len(held)
         return needed + waking + spare - self.num_available
 
     def start(self, seq: Sequence, hit: PrefixHit, now: float = 0.0) -> None:
-        """Give `seq`, which holds nothing, the cached blocks of `hit`, and say that it computes the rest."""
+        """Assign the cached blocks of `hit` to `seq`, which has no blocks, and register the blocks that it will
+        compute."""
         self._account(seq, hit, now)
         reused = len(hit.block_ids)
-        # What is to be used is taken before anything is allocated, or it could be given up for it.
+        # The cached blocks are referenced before the allocation, which could evict them otherwise.
         self.pool.take([block_id for block_id in hit.block_ids if block_id is not None])
         missing = [index for index, block_id in enumerate(hit.block_ids) if block_id is None]
         slots = [self.host.take(seq.block_hashes[index]) for index in missing]
@@ -149,14 +150,16 @@ class KVCacheManager:
         seq.num_computed_tokens = reused * self.block_size
         if not self.prefix_cache:
             return
-        mine = [h for h in seq.block_hashes[seq.num_published :] if h not in self._pending and not self.pool.find(h)]
-        self._pending.update(dict.fromkeys(mine, seq))
-        self._pending_of[seq] = mine
+        own_hashes = [
+            h for h in seq.block_hashes[seq.num_published :] if h not in self._pending and not self.pool.find(h)
+        ]
+        self._pending.update(dict.fromkeys(own_hashes, seq))
+        self._pending_of[seq] = own_hashes
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child`, which holds nothing, share the blocks of the prompt that `parent` has computed.
+        """Share the blocks of the prompt that `parent` has computed with `child`, which has no blocks.
 
-        Its last token is computed again, for logits of its own; a write to a shared block goes to a copy.
+        The prompt's last token is computed again for separate logits. A write to a shared block goes to a copy.
         """
         child.block_ids = parent.block_ids[: self.num_blocks_for(child.num_prompt_tokens)]
         self.pool.take(child.block_ids)
@@ -165,9 +168,9 @@ class KVCacheManager:
         child.num_published = min(parent.num_published, child.num_prompt_tokens // self.block_size)
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
-        """Give `seq` blocks of its own for tokens `num_computed_tokens` to `num_tokens`.
+        """Allocate blocks of `seq` for its tokens from `num_computed_tokens` to `num_tokens`.
 
-        False, with nothing changed, if there are too few.
+        Return False, without a change, if there are too few blocks.
         """
         missing = max(0, self.num_blocks_for(num_tokens) - len(seq.block_ids))
         first = seq.num_computed_tokens // self.block_size
@@ -185,7 +188,8 @@ class KVCacheManager:
         return True
 
     def publish(self, seq: Sequence, num_tokens: int) -> None:
-        """Let others find the full blocks among `seq`'s first `num_tokens` tokens: their step has succeeded."""
+        """Make the full blocks of `seq`'s first `num_tokens` tokens available for reuse, after their step has
+        succeeded."""
         full = num_tokens // self.block_size
         if not self.prefix_cache or full <= seq.num_published:
             return
@@ -204,7 +208,7 @@ class KVCacheManager:
         seq.num_published = full
 
     def free(self, seq: Sequence) -> None:
-        """Take all blocks from `seq`. Those who waited for what it computed may compute it themselves."""
+        """Release all blocks of `seq`. Sequences that waited for its blocks may compute them."""
         self.pool.release(seq.block_ids)
         seq.block_ids = []
         seq.num_published = 0
@@ -221,27 +225,28 @@ class KVCacheManager:
         seq.new_pins.clear()
 
     def expire(self, now: float) -> None:
-        """End the pins whose time is up; call before each step."""
+        """Remove expired pins. Called before each step."""
         for block_hash in self.pins.expire(now):
             block_id = self.pool.find(block_hash)
             if block_id is not None:
                 self.pool.unpin(block_id)
 
     def take_operations(self) -> list[BlockOperation]:
-        """Return the copies to be done before the step that is now to run."""
+        """Return the copies to run before the next step."""
         operations, self._operations = self._operations, []
         self.host.end_step()
         return operations
 
     def operations_failed(self, operations: Iterable[BlockOperation]) -> None:
         """Discard the saves of a failed step."""
-        slots = {operation.target for operation in operations if operation.kind == "save"}
+        slots = {operation.target for operation in operations if operation.operation_type == "save"}
         self.host.drop_slots(slots)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes, of both tiers. Refused, with False, while any request holds blocks.
+        """Remove all cached prefixes on the device and in CPU memory, and return True. Return False while requests use
+        blocks.
 
-        Pins live on as what was paid for: their prompts are billed as read when they come again.
+        Pins stay, because tenants have paid for them: their prompts are billed as cache reads when they are sent again.
         """
         if not self.pool.reset():
             return False
@@ -250,10 +255,10 @@ class KVCacheManager:
         return True
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
-        """Check all accounts, `running` being everyone who may hold blocks.
+        """Check all accounting. `running` are all sequences that may have blocks.
 
         Raises:
-            RuntimeError: something is not as it must be.
+            RuntimeError: an invariant is violated.
         """
         holders = list(running)
         self.pool.check_integrity([seq.block_ids for seq in holders])
@@ -261,17 +266,19 @@ class KVCacheManager:
         self.pins.check_integrity()
         for block_hash, pinned in self.pool.cached():
             if pinned != (block_hash in self.pins) or block_hash in self.host:
-                raise RuntimeError("KV cache integrity: a block's pin is wrong, or it is in both tiers")
+                raise RuntimeError(
+                    "KV cache integrity: a block's pin is wrong, or the block is on the device and in CPU memory"
+                )
         for seq in holders:
             if seq.num_computed_tokens > len(seq.block_ids) * self.block_size:
-                raise RuntimeError(f"KV cache integrity: {seq} has computed more tokens than its blocks hold")
+                raise RuntimeError(f"KV cache integrity: {seq} has computed more tokens than its blocks contain")
             if len(seq.block_ids) > self.num_blocks_for(seq.num_tokens):
-                raise RuntimeError(f"KV cache integrity: {seq} holds more blocks than its tokens need")
+                raise RuntimeError(f"KV cache integrity: {seq} has more blocks than its tokens need")
         if not {*self._pending.values(), *self._pending_of} <= set(holders):
             raise RuntimeError("KV cache integrity: a block is awaited from a request that does not run")
 
     def _account(self, seq: Sequence, hit: PrefixHit, now: float) -> None:
-        """Fix the classes in which the prompt is billed, once, and make or refresh its pins."""
+        """Determine the prompt's billing classes once, and create or refresh its pins."""
         if self.prefix_cache:
             for block_hash in seq.block_hashes[: len(hit.block_ids)]:
                 self.pins.refresh(block_hash, now)
@@ -285,17 +292,17 @@ class KVCacheManager:
             report = self._explain(seq, hashes, cached)
             while cached < len(hashes) and (hashes[cached] in self.pins or hashes[cached] in paid):
                 self.pins.refresh(hashes[cached], now)
-                cached += 1  # paid for, and lost by us, or not ours: another replica has it, or had
+                cached += 1  # paid for, and evicted here or cached on another replica
             seq.group.pins = {h: paid[h] for h in hashes[:cached] if h in paid} if paid else {}
         written = {300: 0, 3600: 0}
         unpinned = pinned = 0
         for point in seq.request.breakpoints:
             end = min(point.num_tokens // size, len(hashes))
             for index in range(pinned, end):
-                kept = self._pin(seq, hashes[index], point.seconds, index, now)
-                if index >= cached and kept:
+                is_pinned = self._pin(seq, hashes[index], point.seconds, index, now)
+                if index >= cached and is_pinned:
                     written[point.seconds] += size
-                unpinned += 0 if kept else size
+                unpinned += 0 if is_pinned else size
             pinned = max(pinned, end)
         read = cached * size
         uncached = prompt - read - sum(written.values())
@@ -303,7 +310,7 @@ class KVCacheManager:
         seq.group.cache_report = CacheReport(report.miss, report.changed_at, unpinned)
 
     def _pin(self, seq: Sequence, block_hash: bytes, seconds: int, index: int, now: float) -> bool:
-        """Pin a block of the prompt. False: a cap is reached, and nobody has paid for it before."""
+        """Pin a block of the prompt. Return False if a limit is reached and the block is not already paid for."""
         request, is_new = seq.request, block_hash not in self.pins
         paid = request.paid.get(block_hash, 0)
         if is_new and not paid and request.pin_room is not None and len(seq.new_pins) >= request.pin_room:
@@ -340,7 +347,8 @@ class KVCacheManager:
         return self.pool.allocate(count)
 
     def _evict_pinned(self, count: int) -> None:
-        """Move pinned blocks that nobody holds to the host, the first to expire first, of a chain its end first."""
+        """Move pinned blocks that no request uses to CPU memory: first those that expire first, and of a chain its end
+        first."""
         idle = []
         for block_hash, pinned in self.pool.cached():
             block_id = self.pool.find(block_hash)

@@ -1,7 +1,7 @@
-"""Pins: cached blocks that a tenant has paid to keep for five minutes or an hour. Free of torch.
+"""Pins: cached blocks that a tenant has paid to store for five minutes or an hour. Does not import torch.
 
-A pin is a promise about a hash, not about a block: it lives on when the block has moved to host memory, and when it was
-lost, since what the platform lost is still billed as read.
+A pin refers to a hash, not to a block. It stays when the block has moved to CPU memory and when the block was evicted,
+because an evicted block is still billed as a cache read.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ class Pin:
     tenant: str
     seconds: int
     expires: float  # the engine's clock
-    index: int  # the block's place in its prompt
+    index: int  # of the block in its prompt
 
 
 class Pins:
-    """All live pins of one cache.
+    """All active pins of one cache.
 
     Args:
-        most: pins of all tenants together.
-        most_per_tenant: pins of one tenant.
+        max_pins: limit for all tenants together.
+        max_tenant_pins: limit for one tenant.
     """
 
-    def __init__(self, most: int, most_per_tenant: int) -> None:
-        self.most = most
-        self.most_per_tenant = most_per_tenant
+    def __init__(self, max_pins: int, max_tenant_pins: int) -> None:
+        self.max_pins = max_pins
+        self.max_tenant_pins = max_tenant_pins
         self._pins: dict[bytes, Pin] = {}
-        self._held: Counter[str] = Counter()
-        self._expiries: list[tuple[float, bytes]] = []  # a heap; a refreshed pin's entry is too early, never too late
+        self._num_pins: Counter[str] = Counter()
+        self._expiries: list[
+            tuple[float, bytes]
+        ] = []  # a heap; the entry of a refreshed pin may be too early, never too late
 
     def __len__(self) -> int:
         return len(self._pins)
@@ -44,38 +46,38 @@ class Pins:
         return self._pins[block_hash]
 
     def held_by(self, tenant: str) -> int:
-        return self._held[tenant]
+        return self._num_pins[tenant]
 
     def add(self, block_hash: bytes, tenant: str, seconds: int, index: int, now: float) -> bool:
-        """Pin for `seconds` from now, or for longer if it is so already. False: a cap is reached."""
+        """Pin a hash for `seconds` from now, or keep a later expiry. Return False if a limit is reached."""
         if block_hash in self._pins:
             pin = self._pins[block_hash]
             pin.seconds = max(pin.seconds, seconds)
             pin.expires = max(pin.expires, now + pin.seconds)
             return True
-        if len(self._pins) >= self.most or self._held[tenant] >= self.most_per_tenant:
+        if len(self._pins) >= self.max_pins or self._num_pins[tenant] >= self.max_tenant_pins:
             return False
         self._pins[block_hash] = Pin(tenant, seconds, now + seconds, index)
-        self._held[tenant] += 1
+        self._num_pins[tenant] += 1
         heappush(self._expiries, (now + seconds, block_hash))
         return True
 
     def refresh(self, block_hash: bytes, now: float) -> None:
-        """Restart the pin's time after a hit, if there is a pin."""
+        """Restart a pin's duration after a hit, if the pin exists."""
         pin = self._pins.get(block_hash)
         if pin is not None:
             pin.expires = max(pin.expires, now + pin.seconds)
 
     def drop(self, block_hash: bytes) -> None:
-        """End a pin, if there is one."""
+        """Remove a pin if it exists."""
         pin = self._pins.pop(block_hash, None)
         if pin is not None:
-            self._held[pin.tenant] -= 1
-            if not self._held[pin.tenant]:
-                del self._held[pin.tenant]
+            self._num_pins[pin.tenant] -= 1
+            if not self._num_pins[pin.tenant]:
+                del self._num_pins[pin.tenant]
 
     def expire(self, now: float) -> list[bytes]:
-        """End the pins whose time is up; their hashes."""
+        """Remove expired pins and return their hashes."""
         ended = []
         while self._expiries and self._expiries[0][0] <= now:
             _, block_hash = heappop(self._expiries)
@@ -91,19 +93,19 @@ class Pins:
 
     def clear(self) -> None:
         self._pins.clear()
-        self._held.clear()
+        self._num_pins.clear()
         self._expiries.clear()
 
     def check_integrity(self) -> None:
-        """Check counts and caps.
+        """Check counts and limits.
 
         Raises:
-            RuntimeError: a count is wrong, a cap is passed, or a pin would never expire.
+            RuntimeError: a count is wrong, a limit is exceeded, or a pin would never expire.
         """
         counted = Counter(pin.tenant for pin in self._pins.values())
-        if counted != self._held or len(self._pins) > self.most:
-            raise RuntimeError("pin integrity: a tenant's pins are miscounted, or there are too many")
-        if any(count > self.most_per_tenant for count in counted.values()):
-            raise RuntimeError("pin integrity: a tenant has more pins than its cap")
+        if counted != self._num_pins or len(self._pins) > self.max_pins:
+            raise RuntimeError("pin integrity: a tenant's pin count is wrong, or there are too many pins")
+        if any(count > self.max_tenant_pins for count in counted.values()):
+            raise RuntimeError("pin integrity: a tenant has more pins than its limit")
         if not set(self._pins) <= {block_hash for _, block_hash in self._expiries}:
-            raise RuntimeError("pin integrity: a pin has no end")
+            raise RuntimeError("pin integrity: a pin never expires")

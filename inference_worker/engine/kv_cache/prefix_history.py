@@ -1,4 +1,4 @@
-"""What was cached once: enough to say why a request found less than it might have. Free of torch."""
+"""Hashes of previously cached blocks, to explain cache misses. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _T = TypeVar("_T")
 
 
 class PrefixHistory:
-    """The hashes published last, and of each the tokens of the block that followed it last. Bounded, oldest out first.
+    """The last published hashes, each with the tokens of the block that followed it last. The oldest are removed first.
 
     Args:
-        size: blocks remembered. One takes about 250 bytes and its tokens.
+        size: maximum number of blocks. One takes about 250 bytes and its tokens.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._seen: OrderedDict[bytes, None] = OrderedDict()
-        self._next: OrderedDict[bytes, array[int]] = OrderedDict()  # hash -> tokens of the block that came after
+        self._next: OrderedDict[bytes, array[int]] = OrderedDict()  # hash -> tokens of the next block
 
     def add(self, parent: bytes | None, block_hash: bytes, tokens: Sequence[int]) -> None:
-        """Record a block that was published after the block `parent`; None for a prompt's first."""
+        """Record a block that was published after the block `parent`; None for a prompt's first block."""
         self._remember(self._seen, block_hash, None)
         if parent is not None:
             self._remember(self._next, parent, array("I", tokens))
@@ -32,7 +32,7 @@ class PrefixHistory:
         return block_hash in self._seen
 
     def leaves_at(self, parent: bytes, tokens: Sequence[int]) -> int | None:
-        """How many of `tokens` equal those that followed `parent` last; None if nothing did."""
+        """Return how many of `tokens` equal the tokens that followed `parent` last; None if none did."""
         known = self._next.get(parent)
         if known is None:
             return None

@@ -1,7 +1,8 @@
-"""What is done to a request's logits before a token is drawn: logit_bias, min_tokens, penalties, a grammar's mask.
+"""Changes of a request's logits before sampling: logit_bias, min_tokens, penalties and grammar masks.
 
-Only the logits they touch are read and written, by one index over the whole batch: a request touches thousands of a
-vocabulary's hundred thousand at most.
+Only the affected logits are read and written, with one index over the whole batch. A request affects at most thousands
+of
+a vocabulary's hundred thousand logits.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from inference_worker.contract.validation import needs_history
 from inference_worker.engine.structured_output.grammars import Masks
 from inference_worker.engine.tensors import upload
 
-# Less likely than anything, but for what a grammar rules out: if it leaves nothing else, the answer must go on.
+# Less likely than all tokens except those that a grammar excludes: if nothing else is left, the output continues.
 _FORBIDDEN = -1e30
 
-Edited = tuple[int, "LogitsProcessors", int]  # row, what is to be done to it, position of the token to come
+Edited = tuple[int, "LogitsProcessors", int]  # row, its changes, position of the next token
 
 
 def edits_logits(params: SamplingParams) -> bool:
-    """Whether `params` ask for anything of what is done here."""
+    """Return whether `params` change any logits."""
     return bool(params.logit_bias) or params.min_tokens > 0 or needs_history(params)
 
 
 class LogitsProcessors:
-    """One request's edits. Built once and kept as long as the request, for it counts the answer's tokens."""
+    """The logits changes of one request. Built once per request, because it counts the output's tokens."""
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int], eos_token_ids: Collection[int]) -> None:
         self.params = params
@@ -42,7 +43,7 @@ class LogitsProcessors:
         self.counts_tokens = needs_history(params)
         repeats = params.repetition_penalty != 1.0
         self._in_prompt = frozenset(prompt) if repeats else frozenset()
-        # The prompt does not change: it goes to the device once.
+        # The prompt does not change, so it is copied to the device once.
         self._prompt = torch.tensor(sorted(self._in_prompt), dtype=torch.int64)
         self._num_prompt_tokens = len(prompt)
         self._noted = len(prompt)
@@ -51,7 +52,7 @@ class LogitsProcessors:
         self._ids, self._counts, self._divisors = array("q"), array("f"), array("f")
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Count what the answer has gained; `tokens` are the prompt and all of the answer so far."""
+        """Update the counts with the output's new tokens. `tokens` are the prompt and the output so far."""
         if not self.counts_tokens:
             return
         for token in tokens[self._noted :]:
@@ -65,7 +66,7 @@ class LogitsProcessors:
         self._noted = len(tokens)
 
     def forbidden(self, position: int) -> npt.NDArray[np.int64]:
-        """Ids that must not be chosen at `position`."""
+        """Return the ids that must not be chosen at `position`."""
         early = position - self._num_prompt_tokens < self.params.min_tokens
         return self._ends if early else self._ends[:0]
 
@@ -76,7 +77,7 @@ class LogitsProcessors:
         return self._prompt
 
     def answer(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Ids of the answer, each once; what divides their logits; what is then subtracted."""
+        """Return the output's distinct ids, the divisors of their logits, and the numbers to subtract afterwards."""
         amounts = np.array(self._counts, dtype=np.float32)
         amounts *= self.params.frequency_penalty
         amounts += self.params.presence_penalty
@@ -84,7 +85,7 @@ class LogitsProcessors:
 
 
 def apply_edits(scores: torch.Tensor, edited: Sequence[Edited]) -> None:
-    """Edit `scores`, float32 [rows, vocab] and contiguous, in place."""
+    """Change `scores`, float32 [rows, vocab] and contiguous, in place."""
     flat, vocab = scores.view(-1), scores.shape[-1]
     biased = [(row, edits) for row, edits, _ in edited if len(edits.bias_ids)]
     if biased:
@@ -101,7 +102,7 @@ def apply_edits(scores: torch.Tensor, edited: Sequence[Edited]) -> None:
 
 
 def apply_masks(scores: torch.Tensor, rows: Sequence[int], masks: Masks) -> None:
-    """Rule out, in these rows of `scores`, float32 [rows, vocab], what their masks do not allow, in place."""
+    """Exclude the tokens that the masks do not allow from these rows of `scores`, float32 [rows, vocab], in place."""
     width = scores.shape[-1]
     bits = upload(masks.reshape(-1), scores.device).to(torch.int32)
     added = _by_byte(scores.device).index_select(0, bits).view(len(rows), -1)
@@ -110,7 +111,7 @@ def apply_masks(scores: torch.Tensor, rows: Sequence[int], masks: Masks) -> None
 
 @cache
 def _by_byte(device: torch.device) -> torch.Tensor:
-    """Return what each of the 256 bytes of a mask adds to eight logits: float32 [256, 8]."""
+    """Return the numbers that each value of a mask byte adds to eight logits: float32 [256, 8]."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return torch.where(torch.from_numpy(bits).bool(), 0.0, float("-inf")).to(device)
 
@@ -143,5 +144,5 @@ def _penalize_answers(flat: torch.Tensor, vocab: int, counted: Sequence[tuple[in
 
 
 def _divide(values: torch.Tensor, divisors: torch.Tensor) -> torch.Tensor:
-    """Less likely, on either side of 0."""
+    """Divide positive logits and multiply negative ones, so that all become less likely."""
     return torch.where(values > 0, values / divisors, values * divisors)

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, as the model gave them: before bias, penalties and temperature."""
+"""Log-probabilities of tokens from the model's logits: before bias, penalties and temperature."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 
 from inference_worker.contract.request import TokenLogprobs
 from inference_worker.engine.scheduling.scheduler import ScheduledSequence
-from inference_worker.engine.tensors import rows_at_once, upload
+from inference_worker.engine.tensors import rows_per_call, upload
 
-_HEAD_FACTOR = 8  # logits are made of more rows at once than they are ranked: each time, all of the head is read
+_HEAD_FACTOR = 8  # logits are computed for more rows per call than are ranked: each call reads the matrix
 
 
 @dataclass(frozen=True, slots=True)
 class RankedTokens:
-    """Log-probabilities, still on their device."""
+    """Log-probabilities on the device."""
 
     tokens: torch.Tensor  # int64 [rows]
     logprobs: torch.Tensor  # float32 [rows]
-    ranks: torch.Tensor  # int32 [rows], the likeliest being 0
-    top_tokens: torch.Tensor  # int64 [rows, most], the likeliest first
+    ranks: torch.Tensor  # int32 [rows]; 0 is the most likely token
+    top_tokens: torch.Tensor  # int64 [rows, most], most likely first
     top_logprobs: torch.Tensor  # float32 [rows, most]
-    counts: Sequence[int]  # how many of these each row asked for
+    counts: Sequence[int]  # requested number of top tokens, by row
 
     @classmethod
     def cat(cls, parts: Sequence[RankedTokens]) -> RankedTokens:
-        """Return the rows of all parts; their `most` must be the same."""
+        """Return the rows of all parts, which must have the same `most`."""
         return cls(
             torch.cat([part.tokens for part in parts]),
             torch.cat([part.logprobs for part in parts]),
@@ -38,7 +38,7 @@ class RankedTokens:
         )
 
     def read(self) -> list[TokenLogprobs]:
-        """One for each row; waits for the device."""
+        """Return the log-probabilities of each row. Waits for the device."""
         columns = (self.tokens, self.logprobs, self.ranks, self.top_tokens, self.top_logprobs)
         rows = zip(*(column.tolist() for column in columns), self.counts, strict=True)
         return [
@@ -48,20 +48,20 @@ class RankedTokens:
 
 
 def rank_tokens(logits: torch.Tensor, tokens: torch.Tensor, counts: Sequence[int]) -> RankedTokens:
-    """Return the log-probability and rank of each row's token, and the `counts[row]` likeliest beside it.
+    """Return the log-probability and the rank of each row's token, and the row's `counts[row]` most likely tokens.
 
     Args:
         logits: [rows, vocab].
         tokens: int64 [rows].
     """
     vocab = logits.shape[-1]
-    step, most = rows_at_once(vocab, logits.device), min(max(counts), vocab)
+    step, most = rows_per_call(vocab, logits.device), min(max(counts), vocab)
     parts = []
     for at in range(0, len(counts), step):
         scores = logits[at : at + step].float().log_softmax(-1)
         part = tokens[at : at + step]
         chosen = scores.gather(-1, part[:, None])
-        # Ones and zeros in float32 add up exactly, and many times as fast as booleans.
+        # Sums of ones and zeros in float32 are exact, and many times as fast as sums of booleans.
         ranks = torch.gt(scores, chosen, out=torch.empty_like(scores)).sum(-1).to(torch.int32)
         top = scores.topk(most, dim=-1)
         parts.append(RankedTokens(part, chosen[:, 0], ranks, top.indices, top.values, counts[at : at + step]))
@@ -74,14 +74,14 @@ def prompt_logprobs(
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     vocab_size: int,
 ) -> dict[int, RankedTokens]:
-    """By place in the batch, of those that asked: the prompt tokens that follow those computed now.
+    """Return the log-probabilities of the prompt tokens after the computed ones, by index in the batch, if requested.
 
-    The first of `n` answers brings them. A prompt computed again after a preemption, with its answer begun, has brought
-    them already.
+    Only the first of `n` sequences returns them. A prompt that is computed again after a preemption has returned them
+    before.
 
     Args:
         hidden: states of all tokens of the batch, [num_tokens, hidden].
-        logits_of: makes logits [rows, vocab] of hidden states [rows, hidden].
+        logits_of: returns logits [rows, vocab] for hidden states [rows, hidden].
     """
     found: dict[int, RankedTokens] = {}
     offset = 0
@@ -103,7 +103,7 @@ def _rank_prompt(
     logits_of: Callable[[torch.Tensor], torch.Tensor],
     vocab_size: int,
 ) -> RankedTokens:
-    step = rows_at_once(vocab_size, hidden.device, factor=_HEAD_FACTOR)
+    step = rows_per_call(vocab_size, hidden.device, factor=_HEAD_FACTOR)
     tokens = upload(targets, hidden.device)
     parts = []
     for at in range(0, len(targets), step):

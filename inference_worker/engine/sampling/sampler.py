@@ -1,7 +1,8 @@
-"""From logits to the next tokens, for a whole batch at once.
+"""Sampling: from logits to the next tokens of a batch.
 
-Order: logit_bias, min_tokens, penalties (`logit_edits`), grammar, temperature, min_p, top_k, top_p, the draw. Nothing
-is sorted but a few candidates, and a row's token depends on that row alone: its logits, its seed, its position.
+Order: logit_bias, min_tokens, penalties (`logits_processors`), grammar, temperature, min_p, top_k, top_p, random
+choice. Only
+a few candidates are sorted. A row's token depends only on the row's logits, seed and position.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from inference_worker.engine.sampling.logits_processors import LogitsProcessors,
 from inference_worker.engine.sampling.logprobs import RankedTokens, rank_tokens
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from inference_worker.engine.structured_output.grammars import Masks, fill_masks
-from inference_worker.engine.tensors import rows_at_once, upload
+from inference_worker.engine.tensors import rows_per_call, upload
 
 GREEDY_BELOW = 1e-5  # a temperature below this is 0
-_CANDIDATES = 64  # likeliest tokens looked at for top_p, before the whole vocabulary is
-_NARROW = 512  # a top_k beyond this is looked for apart from the others, so that they do not pay for it
-_BITS_OF_1 = 0x3F800000  # of the float32 1.0: no weight is larger
-_BLOCK = 256  # tokens of the vocabulary summed, or compared, as one before one of them is looked for
+_CANDIDATES = 64  # most likely tokens that top_p examines before the whole vocabulary
+_NARROW = 512  # rows with a larger top_k are computed separately, so that they do not slow down the others
+_BITS_OF_1 = 0x3F800000  # of the float32 1.0, the maximum weight
+_BLOCK = 256  # vocabulary tokens that are summed or compared together before the search within the block
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """How to choose the token of one row: `seed` and the token's `position` fix its random number."""
+    """The sampling parameters of one row. `seed` and the token's `position` determine its random number."""
 
     params: SamplingParams
     seed: int
     position: int
-    edits: LogitsProcessors | None = None  # None: the logits stay as they are
-    allowed: Masks | None = None  # bits, as of `fill_masks`; None: every token is
+    edits: LogitsProcessors | None = None  # None: the logits are not changed
+    allowed: Masks | None = None  # bits of `fill_masks`; None: every token is allowed
 
     @property
     def greedy(self) -> bool:
@@ -47,58 +48,58 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was chosen, still on its device: reading it waits for the device, making it does not."""
+    """The chosen tokens, on the device. `read` waits for the device."""
 
     tokens: torch.Tensor  # int64 [rows]
-    ranked: RankedTokens | None = None  # of the places that asked for log-probabilities
+    ranked: RankedTokens | None = None  # of the rows with requested log-probabilities
     places: Sequence[int] = ()
 
     def read(self) -> tuple[list[int], dict[int, TokenLogprobs]]:
-        """Return the tokens, and by place the log-probabilities of those that asked."""
+        """Return the tokens, and by index the requested log-probabilities."""
         logprobs = dict(zip(self.places, self.ranked.read(), strict=True)) if self.ranked else {}
         return self.tokens.tolist(), logprobs
 
 
 class Sampler:
-    """Chooses the next tokens of sequences, and keeps what it must remember of each, for as long as it lives.
+    """Chooses the next tokens of sequences, and stores per-sequence state as long as the sequence lives.
 
     Args:
-        eos_token_ids: what `min_tokens` forbids.
-        at_once: rows to work on at once, if not as many as are fast. In one row the threads cut a sum in one way only.
+        eos_token_ids: ids that `min_tokens` excludes.
+        max_rows: maximum rows per call; None: the fastest number. With one row, threads split a sum in only one way.
     """
 
-    def __init__(self, eos_token_ids: Collection[int], *, at_once: int | None = None) -> None:
+    def __init__(self, eos_token_ids: Collection[int], *, max_rows: int | None = None) -> None:
         self._eos = tuple(eos_token_ids)
-        self._at_once = at_once
+        self._max_rows = max_rows
         self._edits: WeakKeyDictionary[EngineSequence, LogitsProcessors] = WeakKeyDictionary()
 
     def sample(self, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]) -> Sampled:
-        """Return the token of each sequence at its position, with its log-probabilities if it asks for them.
+        """Return the token of each sequence at its position, with log-probabilities if requested.
 
         Args:
             logits: [len(seqs), vocab].
         """
-        # The device is busy with the forward pass; the host has until that is done.
+        # The host works here while the device runs the forward pass.
         grammars = {i: seq.grammar for i, seq in enumerate(seqs) if seq.grammar is not None}
         masks = dict(zip(grammars, fill_masks(list(grammars.values())), strict=True)) if grammars else {}
         rows = [
             SampleRow(seq.params, seq.seed, position, self._edits_of(seq, logits.shape[-1]), masks.get(i))
             for i, (seq, position) in enumerate(zip(seqs, positions, strict=True))
         ]
-        tokens = sample(logits, rows, self._at_once)
-        asked = {i: n for i, seq in enumerate(seqs) if (n := seq.params.logprobs) is not None}
-        if not asked:
+        tokens = sample(logits, rows, self._max_rows)
+        requested = {i: n for i, seq in enumerate(seqs) if (n := seq.params.logprobs) is not None}
+        if not requested:
             return Sampled(tokens)
-        places = upload(list(asked), logits.device)
-        ranked = rank_tokens(logits.index_select(0, places), tokens.index_select(0, places), list(asked.values()))
-        return Sampled(tokens, ranked, list(asked))
+        places = upload(list(requested), logits.device)
+        ranked = rank_tokens(logits.index_select(0, places), tokens.index_select(0, places), list(requested.values()))
+        return Sampled(tokens, ranked, list(requested))
 
     def _edits_of(self, seq: EngineSequence, vocab_size: int) -> LogitsProcessors | None:
         if not edits_logits(seq.params):
             return None
         edits = self._edits.get(seq)
         if edits is None:
-            # A tokenizer may know more tokens than the model: an id beyond a row's end would be in the next one.
+            # A tokenizer may have more tokens than the model. An id beyond a row's end would point into the next row.
             eos = [token for token in self._eos if token < vocab_size]
             edits = self._edits[seq] = LogitsProcessors(seq.params, seq.tokens[: seq.num_prompt_tokens], eos)
         edits.note(seq.tokens)
@@ -106,22 +107,21 @@ class Sampler:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return the random number in [0, 1) of a seed and a position: the same wherever and beside whomever it is
-    drawn."""
+    """Return the random number in [0, 1) of a seed and a position. It does not depend on anything else."""
     raw = hashlib.blake2b(struct.pack("<Qq", seed & (2**64 - 1), position), digest_size=8, person=b"sample").digest()
     return float(int.from_bytes(raw, "little") >> 11) * 2.0**-53
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow], at_once: int | None = None) -> torch.Tensor:
-    """One token for each row: int64 [len(rows)], on the logits' device. The logits stay as they are.
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow], max_rows: int | None = None) -> torch.Tensor:
+    """Return one token for each row: int64 [len(rows)], on the logits' device. The logits are not changed.
 
     Args:
         logits: [len(rows), vocab].
-        at_once: as in `Sampler`.
+        max_rows: as in `Sampler`.
     """
     if all(row.greedy and row.edits is None and row.allowed is None for row in rows):
         return _argmax(logits)
-    step = at_once or rows_at_once(logits.shape[-1], logits.device)
+    step = max_rows or rows_per_call(logits.shape[-1], logits.device)
     parts = [_choose(logits[at : at + step], rows[at : at + step]) for at in range(0, len(rows), step)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -145,10 +145,10 @@ def _choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
 
 
 def _argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Return the first of the largest of each row."""
+    """Return the index of each row's maximum; the first one if there are several."""
     if logits.is_cuda or logits.shape[-1] % _BLOCK:
         return logits.max(-1).indices
-    # The CPU finds a maximum many times as fast as its place.
+    # On the CPU, finding a maximum is many times as fast as finding its index.
     blocks = logits.reshape(len(logits), -1, _BLOCK)
     best = blocks.amax(-1).max(-1).indices[:, None]
     within = blocks.gather(1, best[:, :, None].expand(-1, -1, _BLOCK))[:, 0].max(-1).indices
@@ -161,104 +161,104 @@ def _draw(scores: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
     weights = (scores / temperature[:, None]).softmax(-1)
     min_p = [row.params.min_p for row in rows]
     if any(min_p):
-        _cut(weights, upload(min_p, device) * weights.amax(-1))
+        _zero_below(weights, upload(min_p, device) * weights.amax(-1))
     vocab = weights.shape[-1]
     top_k = [row.params.top_k if 0 < row.params.top_k < vocab else vocab for row in rows]
     top_p = [row.params.top_p for row in rows]
     limited = [i for i in range(len(rows)) if top_k[i] < vocab or top_p[i] < 1.0]
     if limited:
-        _cut(weights, _least_weights(weights, limited, top_k, top_p))
+        _zero_below(weights, _min_weights(weights, limited, top_k, top_p))
     numbers = upload([uniform(row.seed, row.position) for row in rows], device, torch.float64)
-    return _invert(weights, numbers)
+    return _sample_index(weights, numbers)
 
 
-def _cut(weights: torch.Tensor, least: torch.Tensor) -> None:
-    """Make 0 of all weights of a row that are below its least one. Equal weights stay, or go, together."""
-    weights.mul_(torch.ge(weights, least[:, None], out=torch.empty_like(weights)))
+def _zero_below(weights: torch.Tensor, minimum: torch.Tensor) -> None:
+    """Set all weights of a row that are below its minimum to 0. Equal weights are treated equally."""
+    weights.mul_(torch.ge(weights, minimum[:, None], out=torch.empty_like(weights)))
 
 
-def _least_weights(
+def _min_weights(
     weights: torch.Tensor, limited: Sequence[int], top_k: Sequence[int], top_p: Sequence[float]
 ) -> torch.Tensor:
-    """Return the least weight that top_k and top_p leave in each row; 0 in rows that are not `limited`."""
+    """Return the minimum weight that top_k and top_p keep in each row; 0 in rows that are not in `limited`."""
     vocab, device = weights.shape[-1], weights.device
-    least = torch.zeros(len(weights), device=device)
+    minimum = torch.zeros(len(weights), device=device)
     wide = [i for i in limited if _NARROW < top_k[i] < vocab]
     narrow = [i for i in limited if top_k[i] <= _NARROW and top_k[i] < vocab]
     for which in (wide, narrow):
         if which:
             index, ks = upload(which, device), [top_k[i] for i in which]
-            least[index] = _least_of_top(weights.index_select(0, index), ks, [top_p[i] for i in which])
-    whole = [i for i in limited if top_k[i] == vocab]
-    if whole:
-        index, ps = upload(whole, device), upload([top_p[i] for i in whole], device, torch.float64)
-        least[index] = _least_of_all(weights.index_select(0, index), ps)
-    return least
+            minimum[index] = _min_weight_top_k(weights.index_select(0, index), ks, [top_p[i] for i in which])
+    unlimited = [i for i in limited if top_k[i] == vocab]
+    if unlimited:
+        index, ps = upload(unlimited, device), upload([top_p[i] for i in unlimited], device, torch.float64)
+        minimum[index] = _min_weight_top_p(weights.index_select(0, index), ps)
+    return minimum
 
 
-def _least_of_top(weights: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> torch.Tensor:
-    """Return the least weight left where top_p is a share of what top_k leaves."""
+def _min_weight_top_k(weights: torch.Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> torch.Tensor:
+    """Return the minimum weight in each row, with top_p as a share of the top_k weights."""
     device = weights.device
     ks = upload(top_k, device)[:, None]
-    # A share of 1 must lose no token to rounding.
+    # A share of 1 must not lose a token by rounding.
     ps = upload([p if p < 1.0 else 2.0 for p in top_p], device, torch.float64)[:, None]
     values = weights.topk(max(top_k), dim=-1).values
     ranks = torch.arange(values.shape[-1], device=device)
     sums = values.double().masked_fill(ranks >= ks, 0.0).cumsum(-1)
-    missing = (sums < ps * sums[:, -1:]).sum(-1, keepdim=True)  # the number of the likeliest that is not enough
+    missing = (sums < ps * sums[:, -1:]).sum(-1, keepdim=True)  # number of top tokens whose sum is below the target
     return values.gather(-1, torch.minimum(missing, ks - 1))[:, 0]
 
 
-def _least_of_all(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Return the least weight left where top_p is a share of everything."""
-    wanted = top_p * weights.sum(-1)
-    if weights.is_cuda:  # whether a few candidates are enough, the host could only learn by waiting
-        return _nucleus(weights, wanted)
+def _min_weight_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Return the minimum weight in each row, with top_p as a share of all weights."""
+    target = top_p * weights.sum(-1)
+    if weights.is_cuda:  # checking whether a few candidates suffice would wait for the device
+        return _top_p_threshold(weights, target)
     values = weights.topk(min(_CANDIDATES, weights.shape[-1]), dim=-1).values
-    missing = (values.double().cumsum(-1) < wanted[:, None]).sum(-1)
-    least = values.gather(-1, missing.clamp(max=values.shape[-1] - 1)[:, None])[:, 0]
+    missing = (values.double().cumsum(-1) < target[:, None]).sum(-1)
+    minimum = values.gather(-1, missing.clamp(max=values.shape[-1] - 1)[:, None])[:, 0]
     beyond = (missing == values.shape[-1]).nonzero()[:, 0]
     if len(beyond):
-        least[beyond] = _nucleus(weights.index_select(0, beyond), wanted[beyond])
-    return least
+        minimum[beyond] = _top_p_threshold(weights.index_select(0, beyond), target[beyond])
+    return minimum
 
 
-def _nucleus(weights: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Return the largest weight of which it is true that those at least as large add up to what is wanted.
+def _top_p_threshold(weights: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the largest threshold for which the weights at or above it sum to at least the target.
 
-    Positive floats are in the order of their bits, so 30 halvings find it, without sorting.
+    The bits of positive floats have the order of the floats, so 30 bisections find the threshold without sorting.
     """
     low = torch.zeros(len(weights), dtype=torch.int32, device=weights.device)
     high = torch.full_like(low, _BITS_OF_1 + 1)
-    kept = torch.empty_like(weights)
+    at_least = torch.empty_like(weights)
     for _ in range(30):
         middle = (low + high) // 2
-        torch.ge(weights, middle.view(torch.float32)[:, None], out=kept)
-        enough = kept.mul_(weights).sum(-1) >= wanted
+        torch.ge(weights, middle.view(torch.float32)[:, None], out=at_least)
+        enough = at_least.mul_(weights).sum(-1) >= target
         low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
     return low.view(torch.float32)
 
 
-def _invert(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Index [rows] at which the running sum of `weights` [rows, vocab] first exceeds the number's share of the whole.
+def _sample_index(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the index [rows] at which the cumulative sum of `weights` [rows, vocab] first exceeds the number's share.
 
-    First the block of the vocabulary is looked for, then the token in it.
+    First the block of the vocabulary is searched, then the token in the block.
     """
     vocab = weights.shape[-1]
     if vocab % _BLOCK:
         weights = functional.pad(weights, (0, -vocab % _BLOCK))
     blocks = weights.reshape(len(weights), -1, _BLOCK)
-    block, rest = _search(blocks.sum(-1), numbers)
+    block, remainder = _search_cumulative(blocks.sum(-1), numbers)
     within = blocks.gather(1, block[:, None, None].expand(-1, -1, _BLOCK))[:, 0]
-    token, _ = _search(within, rest)
+    token, _ = _search_cumulative(within, remainder)
     return (block * _BLOCK + token).clamp_(max=vocab - 1)
 
 
-def _search(weights: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the index of each row, and where in the weight there the number's share of the whole lies, from 0 to 1."""
+def _search_cumulative(weights: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's index, and the position of the target within the weight at the index, from 0 to 1."""
     sums = weights.double().cumsum(-1)
     total = sums[:, -1]
-    # Rounding may put the target at the whole, which no running sum exceeds.
+    # By rounding, the target may equal the total, which no cumulative sum exceeds.
     target = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))[:, None]
     picked = torch.searchsorted(sums, target, right=True).clamp_(max=sums.shape[-1] - 1)
     after = sums.gather(-1, picked)

@@ -1,12 +1,15 @@
-"""The requests that wait, and the order in which they are served. Does not import torch.
+"""The waiting requests and their order. Does not import torch.
 
-The order is (class, tenant's virtual counter, the tenant's own priority, shortest expected first, arrival). Shortness
-is worth a bounded time only: a request is put back behind those that came up to `expected tokens / AGING_TOKENS`
-seconds later, so it grows old and is served.
+The order is: class, the tenant's virtual counter, the tenant's priority, shortest expected first, arrival. The
+advantage of
+short requests is bounded: a request is ordered after requests that arrived up to `expected tokens / AGING_TOKENS`
+seconds
+later, so every request is served eventually.
 
-Requests of one tenant and class form a line. Lines are kept sorted, so the cost of a step does not depend on their
-number. A line changes its place only if its first request changes, its tenant's counter grows or its age passes a
-multiple of CLASS_SECONDS.
+The requests of one tenant and class form a line. Lines are sorted, so the cost of a step does not depend on their
+number.
+A line is moved only if its first request changes, its tenant's counter increases, or its age passes a multiple of
+CLASS_SECONDS.
 """
 
 from __future__ import annotations
@@ -21,38 +24,39 @@ from inference_worker.engine.scheduling.fairness import OUTPUT_WEIGHT, FairShare
 from inference_worker.engine.scheduling.ordered import GrowingOrder
 from inference_worker.engine.scheduling.sequence import Sequence
 
-AGING_TOKENS = 2000.0  # expected tokens that weigh as much as a second's wait
-CLASS_SECONDS = 20.0  # an interactive request counts as a class higher for each of these it has waited
-GROUPING_WINDOW = 8  # first requests of a tenant among which the one with most of its prefix cached goes first
-MAX_SKIPPED_REQUESTS = 64  # requests of a line that are looked at in a step and cannot begin yet
+AGING_TOKENS = 2000.0  # expected tokens that weigh as much as a second of waiting
+CLASS_SECONDS = 20.0  # waiting time after which an interactive request moves up by one class
+GROUPING_WINDOW = 8  # first requests of a tenant, of which the one with most cached tokens is served first
+MAX_SKIPPED_REQUESTS = 64  # requests of a line that may be skipped in a step because they cannot start yet
 
 _Key = tuple[int, int, float, int]
 
 
 class _Line:
-    """One tenant's waiting requests of one class."""
+    """The waiting requests of one tenant and class."""
 
     def __init__(self, tenant: TenantShare, service_class: ServiceClass, number: int) -> None:
         self.tenant = tenant
         self.service_class = service_class
-        self.number = number  # lines whose tenants have the same counter are served in this order
+        self.number = number  # order among lines whose tenants have the same counter
         self.requests: list[tuple[_Key, Sequence]] = []
         self.num_short = 0  # requests whose prompts are not long
-        self.order: GrowingOrder[_Line] | None = None  # the one that contains the line
-        self.ages_at = math.inf  # when the class that the line counts as is to be computed again
+        self.order: GrowingOrder[_Line] | None = None  # the order that contains the line
+        self.ages_at = math.inf  # time of the next update of the effective class
 
     def rank(self, now: float) -> int:
-        """Return the class the line's first counts as: interactive ones rise with age, batch never does."""
+        """Return the effective class of the line's first request. Interactive classes improve with age, the batch class
+        does not."""
         if self.service_class is ServiceClass.BATCH:
             return ServiceClass.BATCH
         return max(0, self.service_class - self._periods(now))
 
     def next_change(self, now: float) -> float:
-        """Return when the line's rank may change by age alone: always after `now`."""
+        """Return the time after `now` when the line's rank may change by age."""
         if self.service_class is ServiceClass.BATCH or self.rank(now) == 0:
             return math.inf
         boundary = self.requests[0][1].waiting_since + (self._periods(now) + 1) * CLASS_SECONDS
-        # Early by more than rounding errors, so that a step never finds an old rank; then again with each step.
+        # Earlier by more than rounding errors, so that a step never uses an old rank.
         return max(boundary - 1e-6, math.nextafter(now, math.inf))
 
     def _periods(self, now: float) -> int:
@@ -60,7 +64,7 @@ class _Line:
 
 
 class _Orders:
-    """The lines that count as one class, by their tenants' counters."""
+    """The lines with the same effective class, ordered by their tenants' counters."""
 
     def __init__(self) -> None:
         self.mixed: GrowingOrder[_Line] = GrowingOrder(lambda line: line.tenant.served)
@@ -74,9 +78,9 @@ class WaitingQueue:
     """All waiting requests.
 
     Args:
-        tenants: their accounts.
-        num_cached: how many of a request's tokens are in the cache now.
-        is_long: whether the number of requests with a prompt as long as this one's is capped.
+        tenants: the tenants' accounts.
+        num_cached: returns the number of a request's tokens that are cached.
+        is_long: returns whether a request's prompt counts toward the limit of long prefills.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class WaitingQueue:
         self._lines: dict[tuple[str, ServiceClass], _Line] = {}
         self._numbers = itertools.count()
         self._orders = {int(rank): _Orders() for rank in ServiceClass}
-        self._changed: set[_Line] = set()  # lines to be put in their place before the next one is chosen
+        self._changed: set[_Line] = set()  # lines to reorder before the next choice
         self._aging: GrowingOrder[_Line] = GrowingOrder(lambda line: line.ages_at)
         self._keys: dict[Sequence, _Key] = {}
         self._expiring: GrowingOrder[Sequence] = GrowingOrder(lambda seq: seq.request.expires_at or 0.0)
@@ -114,7 +118,7 @@ class WaitingQueue:
             line = self._lines[where] = _Line(tenant, request.service_class, next(self._numbers))
         output = tenant.expected_output(seq.num_prompt_tokens, seq.params)
         expected = seq.num_prompt_tokens + OUTPUT_WEIGHT * output
-        # What has begun continues first: its blocks are still cached.
+        # Requests that were started before go first: their blocks may still be cached.
         key = (request.priority, 0 if seq.preemptions else 1, request.arrival * AGING_TOKENS + expected, seq.number)
         self._keys[seq] = key
         insort(line.requests, (key, seq), key=lambda entry: entry[0])
@@ -141,11 +145,11 @@ class WaitingQueue:
                 line.order.discard(line)
 
     def candidates(self, now: float, batch: bool) -> Candidates:
-        """Return a walk over the waiting requests, best first: the batch class only, or all others."""
+        """Return an iteration over waiting requests, best first: of the batch class, or of all others."""
         return Candidates(self, now, batch)
 
     def heads(self, now: float, rank: int, count: int) -> list[tuple[TenantShare, ServiceClass]]:
-        """Return the tenant and class of the first lines that count as class `rank`, best first, at most `count`."""
+        """Return tenant and class of the first lines with effective class `rank`, best first, at most `count`."""
         self.update(now)
         orders = self._orders[rank]
         lines = orders.mixed.first(count) + orders.long.first(count)
@@ -153,21 +157,21 @@ class WaitingQueue:
         return [(line.tenant, line.service_class) for line in lines[:count]]
 
     def first(self, tenant: str, service_class: ServiceClass, rank: int) -> Sequence | None:
-        """Return the request of that line to be served next, if there is one."""
+        """Return the next request of this line, if there is one."""
         line = self._lines.get((tenant, service_class))
         return None if line is None else self.first_of(line, rank, set())
 
     def expired(self, now: float) -> list[Sequence]:
-        """Return the requests that nobody waits for any more, and that have not begun. Each is returned once."""
+        """Return the expired requests that have not started. Each one is returned once."""
         expired = []
         while (seq := self._expiring.at(0)) is not None and (seq.request.expires_at or 0.0) <= now:
             self._expiring.discard(seq)
-            if seq.group.prompt_usage is None:  # else it has begun: then it never expires
+            if seq.group.prompt_usage is None:  # a started request does not expire
                 expired.append(seq)
         return expired
 
     def update(self, now: float) -> None:
-        """Put each line in its place that has changed or grown older by a class."""
+        """Move lines that have changed, or whose effective class has changed, to their places."""
         for line in self._changed:
             self._place(line, now)
         self._changed.clear()
@@ -190,7 +194,7 @@ class WaitingQueue:
         """Check that each request is in its line, in order.
 
         Raises:
-            RuntimeError: one is not.
+            RuntimeError: a request is missing, duplicated or out of order.
         """
         lined = [entry for line in self._lines.values() for entry in line.requests]
         if {seq: key for key, seq in lined} != self._keys or len(lined) != len(self._keys):
@@ -206,13 +210,14 @@ class WaitingQueue:
             raise RuntimeError("queue integrity: a line has no place, or two")
 
     def first_of(self, line: _Line, rank: int, passed: set[Sequence]) -> Sequence:
-        """Return the line's next: of the first few of equal priority the one that finds most of its tokens cached."""
+        """Return the line's next request: among its first requests of equal priority, the one with most cached
+        tokens."""
         window: list[tuple[_Key, Sequence]] = []
         for key, seq in line.requests:
             if seq not in passed:
                 if window and key[:2] != window[0][0][:2]:
                     break
-                seq.rank = rank  # what it finds cached depends on it
+                seq.rank = rank  # num_cached depends on it
                 window.append((key, seq))
                 if len(window) == GROUPING_WINDOW:
                     break
@@ -222,10 +227,11 @@ class WaitingQueue:
 
 
 class Candidates:
-    """A walk over waiting requests, best first.
+    """An iteration over waiting requests, best first.
 
-    The request returned last may be removed from the queue before the next one is requested, and any tenant's counter
-    may grow. Nothing may be added.
+    The request that was returned last may be removed from the queue before the next call of `next`, and counters of
+    tenants may
+    increase. Requests must not be added.
     """
 
     def __init__(self, queue: WaitingQueue, now: float, batch: bool) -> None:
@@ -237,16 +243,17 @@ class Candidates:
         self._last: tuple[_Line, Sequence] | None = None
 
     def next(self, *, skip_long: bool = False) -> Sequence | None:
-        """Return the next request, None after the last.
+        """Return the next request, or None after the last one.
 
-        With `skip_long`, lines of long prompts only are left out. A long prompt may still be returned from others.
+        With `skip_long`, lines that have only long prompts are skipped. Long prompts of other lines may still be
+        returned.
         """
         if self._last is not None:
             line, seq = self._last
             if seq in self._queue:
                 self._passed.setdefault(line, set()).add(seq)
             else:
-                self._indexes.clear()  # its line, its tenant's counter: any line may be the best now
+                self._indexes.clear()  # the request's removal or a counter may have changed the order
         self._queue.update(self._now)
         for rank in self._ranks:
             found = self._best_line(rank, skip_long)
@@ -264,7 +271,7 @@ class Candidates:
         return min(found, key=lambda line: (line.tenant.served, line.number), default=None)
 
     def _first_open(self, order: GrowingOrder[_Line]) -> _Line | None:
-        """Return the first line of which not all requests that may be looked at have been passed."""
+        """Return the first line that has requests which were neither returned nor skipped."""
         index = self._indexes.get(order, 0)
         while (line := order.at(index)) is not None:
             if len(self._passed.get(line, ())) < min(len(line.requests), MAX_SKIPPED_REQUESTS):

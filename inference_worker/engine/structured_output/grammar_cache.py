@@ -1,6 +1,6 @@
-"""A cache of compiled grammars by tenant. Imports no torch.
+"""A cache of compiled grammars by tenant. Does not import torch.
 
-Each tenant has entries of its own: whether a grammar is cached depends only on what the tenant itself has used, so that
+Tenants do not share entries: whether a grammar is cached depends only on what the tenant itself has used, so that
 no tenant can measure what another one uses. A tenant's share is bounded. When the whole cache is full, the tenant with
 the largest share loses its least recently used entry, so that no tenant can evict the entries of a smaller one.
 """
@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class CacheCapacity:
-    """The most that a cache, or one tenant in it, may hold. A single entry is kept whatever its size."""
+    """The limits of a cache, or of one tenant in it. A single entry is always stored, whatever its size."""
 
     bytes: int
     entries: int
@@ -26,7 +26,7 @@ class CacheCapacity:
 
 @dataclass
 class _Share(Generic[Key, Value]):
-    """One tenant's entries, the least recently used first, with their sizes."""
+    """The entries of one tenant with their sizes, least recently used first."""
 
     entries: OrderedDict[Key, tuple[Value, int]] = field(default_factory=OrderedDict)
     bytes: int = 0
@@ -47,8 +47,8 @@ class TenantCache(Generic[Key, Value]):
     def __init__(self, total: CacheCapacity, tenant: CacheCapacity) -> None:
         """
         Args:
-            total: what all tenants together may hold.
-            tenant: what one tenant may hold.
+            total: limits for all tenants together.
+            tenant: limits for one tenant.
         """
         self._total, self._tenant = total, tenant
         self._shares: dict[str, _Share[Key, Value]] = {}
@@ -80,7 +80,7 @@ class TenantCache(Generic[Key, Value]):
                 self._evict(tenant, next(iter(share.entries)))
             while self._bytes > self._total.bytes or self._entries > self._total.entries:
                 largest = max(
-                    (name for name, each in self._shares.items() if name != tenant or len(each.entries) > 1),
+                    (name for name, share in self._shares.items() if name != tenant or len(share.entries) > 1),
                     key=lambda name: self._shares[name].part_of(self._total),
                     default=None,
                 )

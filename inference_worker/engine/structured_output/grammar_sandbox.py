@@ -1,8 +1,11 @@
-"""Grammars are compiled elsewhere first: a hostile one may take seconds, gigabytes, or the process with it.
+"""Trial compilation of grammars in a separate process, because a hostile grammar can take seconds or gigabytes, or
+crash.
 
-The process `python -m inference_worker.engine.structured_output.grammar_sandbox` has a child of its own for each
-grammar, with little time and memory. Only what it survives is compiled where the engine is. Frames are a length (4
-bytes, little-endian) and JSON; the first is the tokenizer's. It ends when its standard input does.
+The process `python -m inference_worker.engine.structured_output.grammar_sandbox` forks a child for each grammar, with
+limits of time and memory. Only a grammar that compiles there is compiled in the engine's process. Messages are JSON
+with a
+length (4 bytes, little-endian); the first message is the tokenizer's. The process ends when its standard input is
+closed.
 """
 
 from __future__ import annotations
@@ -25,17 +28,17 @@ if TYPE_CHECKING:
 
 CPU_SECONDS = 1
 MAX_GRAMMAR_BYTES = 48 << 20
-_ADDRESS_SPACE = 512 << 20  # beyond what the probe has; much of it is reserved, and never touched
-_ANSWER_SECONDS = 20.0  # however busy the machine is
+_ADDRESS_SPACE = 512 << 20  # in addition to the sandbox's; much of it is reserved but never used
+_ANSWER_SECONDS = 20.0  # also on a busy machine
 _TRIAL_MASKS = 20
-_MAX_ERROR_LENGTH = 2000  # characters; a pipe takes them at once
+_MAX_ERROR_LENGTH = 2000  # characters; a pipe accepts them in one write
 _SMALL = '{"grammars": [{"json_schema": {"type": "object"}}]}'
 _TOO_COMPLEX = "it takes too much time or memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What a grammar needs to know of a model: its tokenizer.json, the width of its logits, the ids that end a text."""
+    """The model data that a grammar needs: its tokenizer.json, the width of its logits and the ids that end a text."""
 
     tokenizer: str
     size: int
@@ -44,26 +47,26 @@ class Vocabulary:
     def load(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
-        # Tokens of letters alone are looked at as one where a word is allowed: some masks take a third less time.
+        # Tokens of letters are treated as one where a word is allowed: some masks take a third less time.
         slices = [*LLTokenizer.general_slices(), "[a-zA-Z]{1,30}"]
         return LLTokenizer(self.tokenizer, n_vocab=self.size, eos_token=list(self.eos_token_ids), slices=slices)
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxResult:
-    """What came of trying a grammar."""
+    """The result of a trial compilation."""
 
-    error: str | None  # None: it can be compiled
-    size: int = 0  # bytes it takes, about
+    error: str | None  # None: the grammar compiles
+    size: int = 0  # approximate bytes of the compiled grammar
 
 
 def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """Return a matcher at the grammar's beginning; its `get_error` is what is wrong with the grammar, if anything."""
+    """Return a matcher at the grammar's start. Its `get_error` returns the grammar's error, if any."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
         max_items_in_row=500,
-        step_lexer_fuel=50_000,  # for one mask: a few milliseconds, as the next
+        step_lexer_fuel=50_000,  # for one mask: a few milliseconds; the next limit too
         step_max_items=10_000,
         max_lexer_states=10_000,  # a kilobyte or two each
         max_grammar_size=100_000,
@@ -73,7 +76,7 @@ def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 
 class GrammarSandbox:
-    """The other process, started when first needed and again when it has died. For one thread at a time."""
+    """The client of the sandbox process, which is started on demand and after a crash. Not thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -103,7 +106,7 @@ class GrammarSandbox:
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "inference_worker.engine.structured_output.grammar_sandbox"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - our own
-        with contextlib.suppress(OSError):  # it has died already: the next read says so
+        with contextlib.suppress(OSError):  # the process has ended: the next read reports it
             _write(process.stdin, asdict(self._vocabulary))
         return process
 
@@ -113,18 +116,18 @@ def main() -> None:
     if vocabulary is None:
         return
     tokenizer = Vocabulary(**vocabulary).load()
-    _try(tokenizer, _SMALL)  # what all grammars share is made now
+    _try(tokenizer, _SMALL)  # creates the objects that all grammars share
     base = _try_apart(tokenizer, _SMALL).size
     while (text := _read(sys.stdin.buffer)) is not None:
-        verdict = _try_apart(tokenizer, text)
-        size = max(0, verdict.size - base)
+        trial = _try_apart(tokenizer, text)
+        size = max(0, trial.size - base)
         _write(
-            sys.stdout.buffer, asdict(SandboxResult(verdict.error if size <= MAX_GRAMMAR_BYTES else _TOO_COMPLEX, size))
+            sys.stdout.buffer, asdict(SandboxResult(trial.error if size <= MAX_GRAMMAR_BYTES else _TOO_COMPLEX, size))
         )
 
 
 def _try_apart(tokenizer: LLTokenizer, text: str) -> SandboxResult:
-    """Try `text` in a child; the size is that of the whole child."""
+    """Compile `text` in a child process. The size is the child's memory."""
     reader, writer = os.pipe()
 
     def child() -> None:
@@ -132,8 +135,8 @@ def _try_apart(tokenizer: LLTokenizer, text: str) -> SandboxResult:
         room = _address_space() + _ADDRESS_SPACE
         resource.setrlimit(resource.RLIMIT_AS, (room, room))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what it says as it dies is of no use to anybody
-        # A stack smaller than any thread's of the engine: what does not overflow here does not there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # its crash messages are useless
+        # The stack is smaller than those of the engine's threads. What does not overflow here does not overflow there.
         threading.stack_size(4 << 20)
         tried = threading.Thread(target=lambda: os.write(writer, _try(tokenizer, text).encode()))
         tried.start()
@@ -185,7 +188,7 @@ def _write(stream: IO[bytes] | None, value: Any) -> None:
 
 
 def _read(stream: IO[bytes] | None) -> Any:
-    """Return the next frame's value; None at the end."""
+    """Return the next message, or None at the end."""
     if stream is None:
         raise OSError("no pipe")
     head = stream.read(4)
@@ -196,5 +199,5 @@ def _read(stream: IO[bytes] | None) -> Any:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker, which closes our input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker handles Ctrl-C and closes the sandbox's input
     main()

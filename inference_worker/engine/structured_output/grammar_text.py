@@ -1,4 +1,4 @@
-"""From the form an answer must have to the text of its grammar. Free of torch."""
+"""The grammar text of a structured output format. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ body: WS? "{" WS? "\"name\"" WS? ":" WS? named WS? "}" WS? "</tool_call>"
 
 
 def grammar_text(spec: StructuredSpec, *, any_arguments: Sequence[str] = ()) -> str:
-    """Return the grammar, as the grammar library reads it.
+    """Return the grammar in the format of the grammar library.
 
     Args:
         any_arguments: names of tools whose arguments may be any object.
 
     Raises:
-        RequestRejected: it asks for something that cannot be enforced, or is malformed.
+        RequestRejected: the format is malformed or cannot be enforced.
     """
-    if spec.kind == "json_schema":
+    if spec.constraint_type == "json_schema":
         return _json(enforceable(read_object(spec.text, "the schema", spec.param), spec.param))
-    if spec.kind == "json_object":
+    if spec.constraint_type == "json_object":
         return _json(enforceable(_ANY_OBJECT, spec.param))
-    if spec.kind == "tools":
+    if spec.constraint_type == "tools":
         return _lark(_tools(read_object(spec.text, "tools", spec.param), spec.param, any_arguments))
     if len(spec.text) > MAX_PATTERN_BYTES:
         raise RequestRejected("invalid_schema", f"larger than {MAX_PATTERN_BYTES >> 10} KiB", spec.param)
-    return _regex(spec.text) if spec.kind == "regex" else _grammar(spec)
+    return _regex(spec.text) if spec.constraint_type == "regex" else _grammar(spec)
 
 
-def each_tool(spec: StructuredSpec) -> Iterator[tuple[str, bool, StructuredSpec]]:
-    """Yield the tools of `spec` one by one: name, whether it is strict, and the form that a call of it alone has."""
-    wanted = read_object(spec.text, "tools", spec.param)
-    for tool in wanted["tools"]:
+def iter_tools(spec: StructuredSpec) -> Iterator[tuple[str, bool, StructuredSpec]]:
+    """Yield the tools of `spec`: name, whether it is strict, and the format of a single call."""
+    request = read_object(spec.text, "tools", spec.param)
+    for tool in request["tools"]:
         alone = {"tools": [tool], "choice": "required", "parallel": False}
         yield tool["name"], bool(tool.get("strict")), StructuredSpec("tools", json.dumps(alone), spec.param)
 
@@ -71,18 +71,18 @@ def _grammar(spec: StructuredSpec) -> str:
         raise RequestRejected("invalid_schema", f"the grammar cannot be read: {str(exc)[:200]}", spec.param) from None
 
 
-def _tools(wanted: dict[str, Any], param: str, any_arguments: Sequence[str]) -> str:
-    choice, tools = wanted["choice"], wanted["tools"]
+def _tools(request: dict[str, Any], param: str, any_arguments: Sequence[str]) -> str:
+    choice, tools = request["choice"], request["tools"]
     named = tools if choice in ("auto", "required") else [tool for tool in tools if tool["name"] == choice]
     if not named:
         raise RequestRejected("invalid_value", f"there is no tool {choice}", param)
-    more = f'(WS? "{_CALL}" body)*' if wanted.get("parallel", True) else ""
+    more = f'(WS? "{_CALL}" body)*' if request.get("parallel", True) else ""
     rules = [_TOOL_RULES, "named: " + " | ".join(f"tool_{i}" for i in range(len(named)))]
     if choice != "auto":
         rules.append(f'start: "{_CALL}" body {more}')
-    elif "answer" in wanted:  # an answer in place of the calls has a form of its own
+    elif "answer" in request:  # an output without calls has its own schema
         rules.append(f'start: answer | "{_CALL}" body {more}')
-        rules.append("answer: %json " + json.dumps(enforceable(wanted["answer"], param)))
+        rules.append("answer: %json " + json.dumps(enforceable(request["answer"], param)))
     else:
         rules.append(f"start: TEXT | head body {more}")
     for i, tool in enumerate(named):

@@ -1,8 +1,9 @@
-"""Answers held to a grammar: compiled grammars, and where each answer stands in its own. Free of torch.
+"""Structured output: compiled grammars, and the state of each output in its grammar. Does not import torch.
 
-A grammar is compiled once for each tenant and copied for each answer. What it allows next is a mask over the
-vocabulary, computed while the device runs the forward pass. The library is loaded when first needed: an engine without
-it serves all else.
+A grammar is compiled once per tenant and copied for each output. The allowed next tokens are a mask over the
+vocabulary,
+which is computed while the device runs the forward pass. The grammar library is imported on first use; without it, the
+engine serves all other requests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from inference_worker.contract.request import RequestRejected, StructuredSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.structured_output.grammar_cache import CacheCapacity, TenantCache
 from inference_worker.engine.structured_output.grammar_sandbox import GrammarSandbox, Vocabulary, compile_grammar
-from inference_worker.engine.structured_output.grammar_text import each_tool, grammar_text
+from inference_worker.engine.structured_output.grammar_text import grammar_text, iter_tools
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -33,11 +34,11 @@ log = logging.getLogger(__name__)
 
 CACHE = CacheCapacity(256 << 20, 1024)  # of all tenants
 TENANT_CACHE = CacheCapacity(64 << 20, 256)  # of one tenant
-_ENTRY_BYTES = 64 << 10  # that an entry is counted as at least
+_ENTRY_BYTES = 64 << 10  # minimum counted size of an entry
 _MAX_MESSAGE_LENGTH = 300
-_GRACE_SECONDS, _TOKEN_SECONDS = 0.25, 0.002  # an answer's share of the processor, at first and with each token
-_MOST_THREADS, _THREAD_ROWS = 8, 4  # that fill masks, and how many a thread is worth its while for
-_LOOSE_SECONDS = 2.0  # to find which tools they are
+_GRACE_SECONDS, _TOKEN_SECONDS = 0.25, 0.002  # CPU time of an output: initially, and for each token
+_MAX_THREADS, _THREAD_ROWS = 8, 4  # threads that fill masks, and the rows that justify another thread
+_LOOSE_SECONDS = 2.0  # to find the unenforceable tools
 _LACKING = re.compile(
     r"not supported|unimplemented|unknown format|not disjoint|unsatisfiable|registry|too (much|large|big)",
     re.IGNORECASE,
@@ -47,28 +48,29 @@ Masks = npt.NDArray[np.uint8]
 
 
 class GrammarFailed(Exception):
-    """An answer cannot be continued under its grammar: a limit of time or memory was reached."""
+    """An error: an output cannot be continued, because its grammar reached a limit of time or memory."""
 
 
 class Grammar:
-    """Where one answer stands. Its tokens are never taken back, so a preempted answer continues where it stood."""
+    """The state of one output in its grammar. Tokens are never removed, so a preempted output continues at its
+    state."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self.matcher = matcher
         self.vocab_size = vocab_size
-        self._seconds = _GRACE_SECONDS  # of the processor, that it may still take
+        self._seconds = _GRACE_SECONDS  # remaining CPU time
 
     def fill(self, mask: Masks) -> None:
-        """Set the bits of what may come next. One that fails here allows only the end, and `accept` says so."""
+        """Set the bits of the allowed next tokens. After an error only the end is allowed, and `accept` raises."""
         began = time.thread_time()
         self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._seconds -= time.thread_time() - began
 
     def accept(self, token_id: int) -> None:
-        """Go on by one token of the answer.
+        """Advance by one token of the output.
 
         Raises:
-            GrammarFailed: the grammar does not allow it, or could not tell.
+            GrammarFailed: the grammar does not allow the token, or its check failed.
         """
         began = time.thread_time()
         accepted = self.matcher.consume_token(token_id)
@@ -80,15 +82,16 @@ class Grammar:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow."""
+        """Return whether the output is complete, so that no token can follow."""
         return self.matcher.is_stopped()
 
 
 def fill_masks(grammars: Sequence[Grammar]) -> Masks:
-    """Return what may come next: bits, a row for each grammar, 1 for what is allowed, a byte's lowest bit first."""
+    """Return the masks of the allowed next tokens: a row of bits per grammar, 1 for allowed tokens, lowest bit of a
+    byte first."""
     masks = np.zeros((len(grammars), 4 * -(-grammars[0].vocab_size // 32)), dtype=np.uint8)
     work = list(zip(grammars, masks, strict=True))
-    parts = max(1, min(_MOST_THREADS, os.cpu_count() or 1, len(work) // _THREAD_ROWS))
+    parts = max(1, min(_MAX_THREADS, os.cpu_count() or 1, len(work) // _THREAD_ROWS))
     others = [_threads().submit(_fill_all, work[i::parts]) for i in range(1, parts)]
     _fill_all(work[::parts])
     for other in others:
@@ -103,30 +106,30 @@ def _fill_all(work: Iterable[tuple[Grammar, Masks]]) -> None:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_MOST_THREADS - 1, thread_name_prefix="masks")
+    return ThreadPoolExecutor(_MAX_THREADS - 1, thread_name_prefix="masks")
 
 
 class GrammarCompiler:
-    """A model's compiled grammars, cached for each tenant. May be called from any thread."""
+    """A model's compiled grammars, cached per tenant. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int) -> None:
         """
         Args:
-            tokenizer: without one, every form is refused.
-            vocab_size: the width of the model's logits, which may be more than the tokenizer knows, or less.
+            tokenizer: without one, every format is rejected.
+            vocab_size: width of the model's logits, which may differ from the tokenizer's vocabulary.
         """
         self._model = tokenizer, vocab_size
         self._cache: TenantCache[StructuredSpec, Grammar | RequestRejected] = TenantCache(CACHE, TENANT_CACHE)
         self._compiling = threading.Lock()
 
     def start(self, tenant: str, spec: StructuredSpec) -> Grammar:
-        """Return a grammar at its beginning, for one answer. Compile it if the tenant's cache does not have it.
+        """Return a grammar at its start, for one output. It is compiled unless the tenant's cache has it.
 
         Args:
-            tenant: whose request it is, as the gateway determined it from the API key.
+            tenant: owner of the request, which the gateway determined from the API key.
 
         Raises:
-            RequestRejected: it cannot be enforced, or is malformed.
+            RequestRejected: the format is malformed or cannot be enforced.
         """
         found = self._cache.get(tenant, spec)
         if found is None:
@@ -137,13 +140,13 @@ class GrammarCompiler:
         return Grammar(found.matcher.deep_copy(), found.vocab_size)
 
     def knows(self, tenant: str, spec: StructuredSpec) -> bool:
-        """Return true if `start` would be quick."""
+        """Return whether `start` would be fast, because the result is cached."""
         return self._cache.get(tenant, spec) is not None
 
     def close(self) -> None:
-        """Stop the process in which grammars are tried out, if there is one."""
+        """Stop the sandbox process, if it runs."""
         if "_probe" in self.__dict__:
-            self._probe.close()
+            self._sandbox.close()
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -153,7 +156,7 @@ class GrammarCompiler:
         return Vocabulary(tokenizer.to_json(), max(vocab_size, tokenizer.vocab_size), tokenizer.eos_token_ids)
 
     @cached_property
-    def _probe(self) -> GrammarSandbox:
+    def _sandbox(self) -> GrammarSandbox:
         return GrammarSandbox(self._vocabulary)
 
     @cached_property
@@ -161,48 +164,48 @@ class GrammarCompiler:
         return self._vocabulary.load()
 
     def _add(self, tenant: str, spec: StructuredSpec) -> Grammar | RequestRejected:
-        made: Grammar | RequestRejected
+        result: Grammar | RequestRejected
         try:
-            made, size = self._compile(spec)
+            result, size = self._compile(spec)
         except RequestRejected as exc:
-            made, size = exc, 0
-        except Exception:  # no thread, no process, no memory: that says nothing of the grammar
+            result, size = exc, 0
+        except Exception:  # an error of the process, not of the grammar
             log.exception("a grammar could not be compiled")
-            return RequestRejected("internal_error", "the form of the answer could not be prepared; try again")
-        self._cache.put(tenant, spec, made, size + max(_ENTRY_BYTES, len(spec.text) * 4))
-        return made
+            return RequestRejected("internal_error", "the structured output format could not be prepared; try again")
+        self._cache.put(tenant, spec, result, size + max(_ENTRY_BYTES, len(spec.text) * 4))
+        return result
 
     def _compile(self, spec: StructuredSpec) -> tuple[Grammar, int]:
         try:
             text, size = self._try_out(spec)
             matcher = compile_grammar(self._tokenizer, text)
         except ImportError:
-            message = "this worker cannot hold answers to a form: llguidance is not installed"
+            message = "this worker does not support structured output: llguidance is not installed"
             raise RequestRejected("unsupported_schema", message, spec.param) from None
         if matcher.is_error():
             raise _rejected(matcher.get_error(), spec)
         return Grammar(matcher, self._vocabulary.size), size
 
     def _try_out(self, spec: StructuredSpec) -> tuple[str, int]:
-        """Return the text of a grammar that can be compiled, and about how many bytes that takes."""
+        """Return the text of a grammar that compiles, and its approximate size in bytes."""
         try:
             return self._check(spec, grammar_text(spec))
         except RequestRejected:
-            loose = self._loose_tools(spec) if spec.kind == "tools" else []
-            if not loose:
+            unenforceable = self._unenforceable_tools(spec) if spec.constraint_type == "tools" else []
+            if not unenforceable:
                 raise
-        return self._check(spec, grammar_text(spec, any_arguments=loose))
+        return self._check(spec, grammar_text(spec, any_arguments=unenforceable))
 
     def _check(self, spec: StructuredSpec, text: str) -> tuple[str, int]:
-        verdict = self._probe.try_out(text)
-        if verdict.error is not None:
-            raise _rejected(verdict.error, spec)
-        return text, verdict.size
+        trial = self._sandbox.try_out(text)
+        if trial.error is not None:
+            raise _rejected(trial.error, spec)
+        return text, trial.size
 
-    def _loose_tools(self, spec: StructuredSpec) -> list[str]:
-        """Tools, not strict, whose schemas cannot be enforced: their arguments are any object then."""
-        loose, give_up_at = [], time.monotonic() + _LOOSE_SECONDS
-        for name, strict, alone in each_tool(spec):
+    def _unenforceable_tools(self, spec: StructuredSpec) -> list[str]:
+        """Return the names of non-strict tools whose schemas cannot be enforced. Their arguments may be any object."""
+        unenforceable, give_up_at = [], time.monotonic() + _LOOSE_SECONDS
+        for name, strict, alone in iter_tools(spec):
             try:
                 if time.monotonic() < give_up_at or strict:
                     self._check(alone, grammar_text(alone))
@@ -210,16 +213,16 @@ class GrammarCompiler:
             except RequestRejected as exc:
                 if strict or exc.code != "unsupported_schema":
                     raise RequestRejected(exc.code, f"tool {name}: {exc.message}", exc.param) from None
-            loose.append(name)
-        return loose
+            unenforceable.append(name)
+        return unenforceable
 
 
 def _rejected(error: str, spec: StructuredSpec) -> RequestRejected:
     code = "unsupported_schema" if _LACKING.search(error) else "invalid_schema"
-    what = {"regex": "pattern", "grammar": "grammar", "tools": "tools' schemas"}.get(spec.kind, "schema")
-    return RequestRejected(code, f"the {what} cannot be enforced: {_tidy(error)}", spec.param)
+    subject = {"regex": "pattern", "grammar": "grammar", "tools": "tools' schemas"}.get(spec.constraint_type, "schema")
+    return RequestRejected(code, f"the {subject} cannot be enforced: {_tidy(error)}", spec.param)
 
 
 def _tidy(error: str) -> str:
-    """Return the message in one line, without advice for callers of the library."""
+    """Return the message in one line, without the library's advice to its callers."""
     return " ".join(error.split(" Enable ")[0].replace("<non-verbose/>", "").split())[:_MAX_MESSAGE_LENGTH]

@@ -1,4 +1,4 @@
-"""What this device does at most, measured in a moment at start: the yardstick for MFU and bandwidth use."""
+"""The peak rates of a device, measured in a moment at start. They are the reference of MFU and bandwidth use."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 from inference_worker.engine.telemetry.roofline import Peaks
 
-_SECONDS = 0.06  # for each of the two, and at least three goes
+_SECONDS = 0.06  # for each measurement, of at least three runs
 _SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices
-_COPIED = {"cpu": 48 << 20, "cuda": 1 << 30}  # bytes: more than any cache between memory and cores holds
+_COPIED = {"cpu": 48 << 20, "cuda": 1 << 30}  # bytes: more than any cache of the CPU
 
 
 @cache
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
-    """Return the rate of a large matrix product in `dtype`, and of a large copy, with the threads PyTorch now has.
+    """Return the rates of a large matrix product in `dtype` and of a large copy, with PyTorch's current threads.
 
-    Once a process for each device and type. A rate seen while others use the machine is lower than the device's own.
+    Measured once per process, device and dtype. If other processes use the machine, the rates are too low.
     """
     side, size = _SIDE[device.type], _COPIED[device.type]
     left = torch.ones(side, side, dtype=dtype, device=device)
@@ -32,7 +32,7 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 
 
 def _best(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest go."""
+    """Return the seconds of the fastest run."""
     best, begun, goes = float("inf"), time.perf_counter(), 0
     while goes < 3 or time.perf_counter() - begun < _SECONDS:
         started = time.perf_counter()

@@ -1,9 +1,9 @@
-"""What a step asks of the device at least: floating-point operations and bytes. Free of torch.
+"""The minimum costs of a step on the device: floating-point operations and bytes. Does not import torch.
 
-Counted is what the model's mathematics needs: matrix products with the weights (2 operations a parameter and token),
-attention over each token's own context, the weights read once a step, keys and values read once a sequence and written
-once a token. Activations and what a backend also computes or copies are not, so the shares of the peak that follow
-from these are of useful work.
+The costs are those of the model's mathematics: matrix products with the weights (2 operations per parameter and token),
+attention of each token to its context, weights read once per step, keys and values read once per sequence and written
+once
+per token. Activations and additional work of a backend are not counted, so shares of the peak measure useful work.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from inference_worker.contract.config import ModelConfig
 
 
 class BatchShape(NamedTuple):
-    """What a step's batch amounts to. Of its entries, those that compute one token are decodes, the others prefill."""
+    """The counts of a step's batch. Entries that compute one token are decodes, the others prefill."""
 
     decodes: int
     prefill_tokens: int
-    decode_pairs: int  # pairs of a decode's token and one it attends to, itself counted
+    decode_pairs: int  # pairs of a decode's token and a token it attends to, including itself
     prefill_pairs: int
-    kv_tokens: int  # lengths of all sequences added up, the new tokens counted
-    samples: int  # sequences whose next token is chosen: only for these are logits computed
+    kv_tokens: int  # sum of all sequences' lengths, including new tokens
+    samples: int  # sampled sequences; only they need logits
 
 
 class StepCost(NamedTuple):
-    """What a step asks for."""
+    """The operations and bytes of a step."""
 
     prefill_flops: int
     decode_flops: int
@@ -36,7 +36,7 @@ class StepCost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What a device was seen to do: operations and bytes (read or written) a second."""
+    """The measured peak rates of a device: operations and bytes (read or written) per second."""
 
     flops: float
     bandwidth: float
@@ -44,16 +44,16 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A model's costs on a device.
+    """The costs of a model on a device.
 
-    `peaks` is None where the device was not measured: then no shares can be told, and they are 0.
+    `peaks` is None if the device was not measured. Shares of the peak are then 0.
     """
 
-    layer_parameters: int  # of matrices, all layers together
-    head_parameters: int  # of the matrix that makes logits
-    pair_flops: int  # of attention, all layers and heads together, for one pair of tokens
+    layer_parameters: int  # of the matrices of all layers
+    head_parameters: int  # of the output matrix
+    pair_flops: int  # of attention in all layers and heads, for one pair of tokens
     weight_bytes: float  # for each parameter
-    kv_token_bytes: int  # keys and values of a token, all layers together
+    kv_token_bytes: int  # keys and values of a token in all layers
     peaks: Peaks | None = None
 
     @classmethod
@@ -76,7 +76,7 @@ class Roofline:
     def cost(self, batch: BatchShape) -> StepCost:
         """Return the operations and bytes of the step.
 
-        The logits' operations are counted with the decodes, as far as these choose.
+        The operations for logits count as decode, up to the number of decodes.
         """
         layers, head = 2 * self.layer_parameters, 2 * self.head_parameters
         decode_samples = min(batch.decodes, batch.samples)
@@ -91,9 +91,9 @@ class Roofline:
         )
 
     def mfu(self, flops: float, seconds: float) -> float:
-        """Model FLOPs utilization: operations a second as a share of the peak."""
+        """Return the model FLOPs utilization: operations per second as a share of the peak."""
         return flops / (seconds * self.peaks.flops) if self.peaks and seconds > 0 else 0.0
 
     def bandwidth_use(self, num_bytes: float, seconds: float) -> float:
-        """Bytes a second as a share of the peak."""
+        """Return the bytes per second as a share of the peak."""
         return num_bytes / (seconds * self.peaks.bandwidth) if self.peaks and seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""How far the memory for the KV cache goes, computed before anything is loaded. Free of torch."""
+"""The capacity of the KV cache, computed before the model is loaded. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MEDIAN_PROMPT_TOKENS, MEDIAN_OUTPUT_TOKENS = 1020, 129
 
 
 class KVMemoryError(ValueError):
-    """The KV cache cannot hold one request of the greatest length; the message says what to do."""
+    """An error: the KV cache is too small for one request of maximum length. The message contains the required size."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVSizing:
-    """What a KV cache holds."""
+    """The capacity of a KV cache."""
 
     token_bytes: int  # keys and values of one token in all layers
     block_size: int  # tokens
     num_blocks: int
-    max_model_len: int  # tokens of the longest request, prompt and answer together
+    max_model_len: int  # tokens of the longest request, prompt and output
 
     @property
     def block_bytes(self) -> int:
@@ -38,12 +38,12 @@ class KVSizing:
 
     @property
     def median_requests(self) -> int:
-        """How many requests of median length fit at once, sharing nothing."""
+        """Return how many requests of median length fit together, without sharing."""
         return self._fit(MEDIAN_PROMPT_TOKENS + MEDIAN_OUTPUT_TOKENS)
 
     @property
     def longest_requests(self) -> int:
-        """How many requests of the greatest length fit at once."""
+        """Return how many requests of maximum length fit together."""
         return self._fit(self.max_model_len)
 
     def _fit(self, num_tokens: int) -> int:
@@ -55,9 +55,9 @@ class KVSizing:
     def __str__(self) -> str:
         return (
             f"{self.token_bytes:,} bytes a token, {self.num_blocks:,} blocks of {self.block_size},"
-            f" {self.num_tokens:,} tokens ({_size(self.num_bytes)}); at once"
+            f" {self.num_tokens:,} tokens ({_size(self.num_bytes)}); fits"
             f" {self.median_requests:,} requests of median length ({MEDIAN_PROMPT_TOKENS:,} + {MEDIAN_OUTPUT_TOKENS}),"
-            f" {self.longest_requests:,} of the greatest ({self.max_model_len:,})"
+            f" {self.longest_requests:,} of maximum length ({self.max_model_len:,})"
         )
 
 
@@ -65,23 +65,23 @@ def size_kv_cache(config: EngineConfig, model: ModelConfig, max_model_len: int, 
     """Return the KV cache that `config` gives `model`, with the bytes of a number in it.
 
     Raises:
-        KVMemoryError: what `config.kv_memory` buys does not hold one request of `max_model_len` tokens. A number of
-            blocks asked for outright is taken as it is.
+        KVMemoryError: `config.kv_cache_bytes` is too small for one request of `max_model_len` tokens. A configured
+            number of blocks is not checked.
     """
     token_bytes = model.kv_values_per_token * value_bytes
-    num_blocks = config.num_blocks or config.kv_memory // (token_bytes * config.block_size)
+    num_blocks = config.num_blocks or config.kv_cache_bytes // (token_bytes * config.block_size)
     sizing = KVSizing(token_bytes, config.block_size, num_blocks, max_model_len)
     if config.num_blocks is None and not sizing.longest_requests:
         needed = -(-sizing.blocks_for(max_model_len) * sizing.block_bytes // (1 << 20))
-        way_out = f"give it {needed} MiB or more (MILLRACE_KV_CACHE_BYTES={needed}MiB)"
+        advice = f"give it {needed} MiB or more (MILLRACE_KV_CACHE_BYTES={needed}MiB)"
         if sizing.num_blocks:
-            way_out += (
+            advice += (
                 f", or serve shorter requests (?max_model_len={sizing.num_tokens} after the model's source in"
                 " MILLRACE_MODELS)"
             )
         raise KVMemoryError(
-            f"{_size(config.kv_memory)} of KV cache hold {sizing.num_tokens:,} tokens, and one request may take"
-            f" {max_model_len:,}, at {token_bytes:,} bytes each: {way_out}"
+            f"{_size(config.kv_cache_bytes)} of KV cache fit {sizing.num_tokens:,} tokens, but one request may take"
+            f" {max_model_len:,}, at {token_bytes:,} bytes each: {advice}"
         )
     return sizing
 

@@ -1,8 +1,8 @@
-"""What the engine knows of itself: a record of each request and step, and cumulative counts. Free of torch.
+"""The engine's telemetry: records of requests and steps, and cumulative metrics. Does not import torch.
 
-Times of requests are the engine's clock. A step's prefill and decode time apart is a convention, since one forward pass
-computes both: it is shared out in proportion to their floating-point operations, that is by tokens computed, each
-weighted with what it costs together with the context it attends to.
+Times of requests are the engine's clock. Separate prefill and decode times of a step are an estimate, because one
+forward
+pass computes both: its time is divided in proportion to their floating-point operations.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ if TYPE_CHECKING:
     from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
     from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence, Timeline
 
-MAX_RECORDS = 512  # last requests, and last steps: MFU and bandwidth use are told of these
+MAX_RECORDS = 512  # of the last requests and steps; MFU and bandwidth use are averages of these steps
 
-# vLLM's words for how a request ended; its dashboards group by them.
+# vLLM's finish reasons; its dashboards group by them.
 _FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort"}
 _TOKEN_CLASSES = tuple(field.name for field in fields(TokenUsage))
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequestRecord:
-    """One request from its arrival to its end, all its answers together. Times in seconds."""
+    """One request with all its sequences, from its arrival to its end. Durations are in seconds."""
 
     request_id: str
     tenant: str
     service_class: ServiceClass
-    finish_reason: FinishReason | None  # of the answer that ended last; None: it ended by a fault
-    fault: str | None  # the fault's code
+    finish_reason: FinishReason | None  # of the sequence that ended last; None: the request failed
+    error_code: str | None
     arrived_at: float  # the engine's clock
-    queue_seconds: float  # arrival to first step; of a request never begun, to its end
-    prefill_seconds: float | None  # first step to first token; None: it got none
+    queue_seconds: float  # arrival to first step, or to the end if it never started
+    prefill_seconds: float | None  # first step to first token; None without a token
     ttft_seconds: float | None  # arrival to first token
     decode_seconds: float | None  # first token to end
-    mean_itl_seconds: float | None  # None: no answer got two tokens
+    mean_itl_seconds: float | None  # None: no sequence has two tokens
     max_itl_seconds: float | None
     e2e_seconds: float  # arrival to end
     usage: TokenUsage
-    cached_tokens: int  # of the prompt, found in the cache and not computed; `usage.cache_read` is what is billed
+    cached_tokens: int  # cached prompt tokens that were not computed; `usage.cache_read` is billed
     miss: MissReason | None
     preemptions: int
-    steps: int  # that its answers were part of, added up
+    steps: int  # sum over its sequences
 
 
 class StepSeconds(NamedTuple):
-    """How long a step took, and its parts; where steps run ahead, parts of several go on at once."""
+    """The duration of a step and of its parts. With asynchronous scheduling, parts of several steps overlap."""
 
     schedule: float
     forward: float
     output: float
-    total: float  # without what passed before the step before it had ended
+    total: float  # without the time before the previous step's end
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step: its batch, the state it left, what it cost."""
+    """One step: its batch, the engine's state after it, and its costs."""
 
     sequences: int
-    decodes: int  # of these, computing one token
+    decodes: int  # sequences that compute one token
     prefill_tokens: int
     running: int
     waiting: int
@@ -88,26 +88,27 @@ class StepRecord:
 
 
 class EngineMetrics:
-    """Counts what one engine does, and keeps the records of the last requests and steps.
+    """The metrics of one engine, and the records of its last requests and steps.
 
-    The engine's thread writes. `snapshot`, `requests` and `steps` may be called by others meanwhile: each number they
-    tell was true, though two of them perhaps a moment apart, and what only grows never shrinks.
+    Only the engine's thread writes. Any thread may call `snapshot`, `requests` and `steps`. Each returned number was
+    correct at
+    some moment of the call, and counters never decrease.
     """
 
-    def __init__(self, scheduler: Scheduler, roofline: Roofline, *, kept: int = MAX_RECORDS) -> None:
+    def __init__(self, scheduler: Scheduler, roofline: Roofline, *, max_records: int = MAX_RECORDS) -> None:
         self._scheduler = scheduler
         self._roofline = roofline
-        self._requests: deque[EngineRequestRecord] = deque(maxlen=kept)
-        self._steps: deque[StepRecord] = deque(maxlen=kept)
+        self._requests: deque[EngineRequestRecord] = deque(maxlen=max_records)
+        self._steps: deque[StepRecord] = deque(maxlen=max_records)
         self._histograms = {family.name: Histogram(family.buckets) for family in families.HISTOGRAMS}
         self._ttft, self._itl = self._histograms[families.TTFT], self._histograms[families.ITL]
         self._iteration = self._histograms[families.ITERATION_TOKENS]
         self._duration = self._histograms[families.STEP_DURATION]
-        self._gaps: list[float] = []  # of the step under way
-        self._recent_forward = 0.0  # of the steps kept, as the next two
+        self._gaps: list[float] = []  # of the current step
+        self._recent_forward = 0.0  # sum over the stored steps, as the next two
         self._recent_flops = self._recent_bytes = 0
         self._finished = dict.fromkeys((*_FINISHED.values(), "error"), 0)
-        self._faults: dict[str, int] = {}
+        self._errors: dict[str, int] = {}
         self._misses: dict[str, int] = {}
         self._billed = dict.fromkeys(_TOKEN_CLASSES, 0)
         self._queries = self._hits = 0
@@ -119,7 +120,7 @@ class EngineMetrics:
         self.schedule_seconds = self.forward_seconds = self.output_seconds = 0.0
 
     def arrived(self, group: RequestGroup, now: float) -> None:
-        """Record the arrival of a request, at its own time or now."""
+        """Record the arrival of a request, at its arrival time or now."""
         arrival = group.request.arrival
         group.arrived_at = arrival if 0 < arrival < now else now
 
@@ -140,14 +141,14 @@ class EngineMetrics:
         timeline.last_token_at = now
 
     def scheduled(self, batch: SchedulerOutput) -> BatchShape:
-        """Return the work of the next step's batch, for `step`."""
+        """Return the costs of the next step's batch, for `step`."""
         if batch.started:
             self._count_started(batch)
         return _shape(batch)
 
     def step(self, batch: SchedulerOutput, shape: BatchShape, seconds: StepSeconds) -> None:
-        """Record a successful step whose tokens were reported."""
-        for gap, times in Counter(self._gaps).items():  # most sequences were in the same step before, too
+        """Record a successful step after its tokens were reported."""
+        for gap, times in Counter(self._gaps).items():  # most sequences have the same gap
             self._itl.observe(gap, times)
         self._gaps.clear()
         cost = self._roofline.cost(shape)
@@ -182,16 +183,16 @@ class EngineMetrics:
         self._steps.append(record)
 
     def finished(self, group: RequestGroup, output: RequestOutput, now: float) -> None:
-        """Record the end of a request, with `output` as its last one."""
+        """Record the end of a request with its last output."""
         record = _request_record(group, output, now)
         self._requests.append(record)
-        if record.fault is None:
+        if record.error_code is None:
             self._finished[_FINISHED[record.finish_reason or "cancelled"]] += 1
             for token_class in _TOKEN_CLASSES:
                 self._billed[token_class] += getattr(record.usage, token_class)
         else:
             self._finished["error"] += 1
-            self._faults[record.fault] = self._faults.get(record.fault, 0) + 1
+            self._errors[record.error_code] = self._errors.get(record.error_code, 0) + 1
         self._observe(families.E2E, record.e2e_seconds)
         self._observe(families.QUEUE_TIME, record.queue_seconds)
         if group.scheduled_at is None:
@@ -213,7 +214,7 @@ class EngineMetrics:
         return list(self._steps)
 
     def snapshot(self) -> MetricsSnapshot:
-        """All counts, to be told outside."""
+        """Return all values."""
         roofline, forward = self._roofline, self._recent_forward
         peaks = roofline.peaks
         return MetricsSnapshot(
@@ -238,7 +239,7 @@ class EngineMetrics:
             families.FLOPS: {"": self._flops},
             families.BYTES_READ: {"": self._bytes_read},
             families.BYTES_WRITTEN: {"": self._bytes_written},
-            families.REQUEST_ERRORS: dict(self._faults),
+            families.REQUEST_ERRORS: dict(self._errors),
             families.MISSES: dict(self._misses),
             families.BILLED_TOKENS: dict(self._billed),
             families.COMPUTED_TOKENS: {"prefill": self._prefill_tokens, "decode": self._decode_tokens},
@@ -290,7 +291,7 @@ class EngineMetrics:
 
 
 def _shape(batch: SchedulerOutput) -> BatchShape:
-    """Return what the batch amounts to; counts the step for each of its sequences."""
+    """Return the counts of the batch, and count the step for each of its sequences."""
     decodes = prefill_tokens = decode_pairs = prefill_pairs = kv_tokens = samples = 0
     for scheduled in batch.scheduled:
         count, start = scheduled.num_new_tokens, scheduled.start
@@ -315,7 +316,7 @@ def _request_record(group: RequestGroup, output: RequestOutput, now: float) -> E
         tenant=request.tenant,
         service_class=request.service_class,
         finish_reason=output.finish_reason,
-        fault=output.error.code if output.error else None,
+        error_code=output.error.code if output.error else None,
         arrived_at=group.arrived_at,
         queue_seconds=(now if begun is None else begun) - group.arrived_at,
         prefill_seconds=None if begun is None or first is None else first - begun,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.batching import CostModel, Job, Outcome, collect, continuous, draw, modeled, static
+from benchmarks.batching import BatchingResult, CostModel, Job, collect, continuous, draw, modeled, static
 from tests.support.engine.replay import Lengths
 
 BATCH = 32
@@ -20,17 +20,17 @@ TIMEOUT = 1.0
 
 
 @pytest.mark.parametrize(
-    ("cost", "scale", "most", "step_tokens"),
+    ("cost", "scale", "max_lengths", "max_num_batched_tokens"),
     [(CPU, 0.25, Lengths(1536, 512), 512), (GPU, 1.0, Lengths(16_384, 1024), 2048)],
     ids=["cpu", "gpu"],
 )
 def test_continuous_batching_brings_2_5_times_the_tokens_of_static(
-    cost: CostModel, scale: float, most: Lengths, step_tokens: int
+    cost: CostModel, scale: float, max_lengths: Lengths, max_num_batched_tokens: int
 ) -> None:
     # 320 requests, so that the last few, which cannot fill a batch, do not count for much.
-    jobs = draw(320, scale, most=most)
+    jobs = draw(320, scale, max_lengths=max_lengths)
     make = modeled(cost)
-    ours = continuous(make, jobs, BATCH, step_tokens)
+    ours = continuous(make, jobs, BATCH, max_num_batched_tokens)
     padded = static(make, jobs, BATCH, TIMEOUT, drop=False)
     dropping = static(make, jobs, BATCH, TIMEOUT, drop=True)
     assert ours.useful_tokens == padded.useful_tokens == sum(job.output for job in jobs)
@@ -43,15 +43,17 @@ def test_static_batching_does_what_its_name_says() -> None:
     make = modeled(CostModel(1.0, 0.25))
     # Batches of two: (10 + 7, 10 + 7), then (6 + 2) alone. The last token of an answer is not computed.
     padded = static(make, jobs, 2, 0.0, drop=False)
-    assert padded == Outcome(seconds=5 + 6 + 1.5 + 1, useful_tokens=12, steps=7 + 2, computed_tokens=2 * 16 + 7)
+    assert padded == BatchingResult(seconds=5 + 6 + 1.5 + 1, useful_tokens=12, steps=7 + 2, computed_tokens=2 * 16 + 7)
     dropping = static(make, jobs, 2, 0.0, drop=True)
-    assert dropping == Outcome(seconds=5 + 6 + 1.5 + 1, useful_tokens=12, steps=7 + 2, computed_tokens=12 + 16 + 7)
+    assert dropping == BatchingResult(
+        seconds=5 + 6 + 1.5 + 1, useful_tokens=12, steps=7 + 2, computed_tokens=12 + 16 + 7
+    )
 
 
 def test_continuous_batching_gives_a_place_to_the_next_at_once() -> None:
     jobs = [Job(0, prompt=1, output=4), Job(1, prompt=1, output=2), Job(2, prompt=1, output=2, arrival=1.0)]
     outcome = continuous(modeled(CostModel(1.0, 0.0)), jobs, 2, 16)
-    assert outcome == Outcome(seconds=4, useful_tokens=8, steps=4, computed_tokens=8)
+    assert outcome == BatchingResult(seconds=4, useful_tokens=8, steps=4, computed_tokens=8)
 
 
 def test_time_passes_while_nobody_waits() -> None:

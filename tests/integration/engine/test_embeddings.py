@@ -177,10 +177,10 @@ class FakeEmbedder:
 
 
 class Harness:
-    def __init__(self, minilm: Path, step_tokens: int = 256) -> None:
+    def __init__(self, minilm: Path, max_num_batched_tokens: int = 256) -> None:
         self.now = 100.0
         self.embedder = FakeEmbedder()
-        config = EngineConfig(model_dir=minilm, step_tokens=step_tokens)
+        config = EngineConfig(model_dir=minilm, max_num_batched_tokens=max_num_batched_tokens)
         self.engine = EmbeddingEngine(config, runner=self.embedder, clock=lambda: self.now)
 
     def run(self) -> dict[str, RequestOutput]:

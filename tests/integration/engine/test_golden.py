@@ -73,14 +73,14 @@ def test_transformers_still_answers_so(golden: list[Golden], model_dir: Path) ->
 
 
 def test_alone_the_answers_are_transformers_answers(short: list[Golden], model_dir: Path) -> None:
-    llm = engine(model_dir, max_batch=1)
+    llm = engine(model_dir, max_num_seqs=1)
     assert_equal(short[:4], [answers(llm, [entry], entry.id.encode())[0] for entry in short[:4]])
 
 
 def test_in_a_batch_with_chunks_hits_and_preemption_they_are_the_same(golden: list[Golden], model_dir: Path) -> None:
     # 16 whole answers need some 85 blocks at their ends.
     shortest = sorted(golden, key=lambda g: len(g.prompt_token_ids))[:16]
-    llm = engine(model_dir, max_batch=16, step_tokens=48, num_blocks=50)
+    llm = engine(model_dir, max_num_seqs=16, max_num_batched_tokens=48, num_blocks=50)
     assert_equal(shortest, answers(llm, shortest))
     stats = llm.stats()
     assert stats.preemptions > 0
@@ -92,7 +92,7 @@ def test_in_a_batch_with_chunks_hits_and_preemption_they_are_the_same(golden: li
 
 
 def test_on_the_cpu_backend_they_are_the_same(short: list[Golden], model_dir: Path) -> None:
-    llm = engine(model_dir, max_batch=32, step_tokens=64, attention="cpu")
+    llm = engine(model_dir, max_num_seqs=32, max_num_batched_tokens=64, attention="cpu")
     assert_equal(short[:24], answers(llm, short[:24]))
 
 
@@ -101,9 +101,9 @@ def test_on_the_cpu_backend_they_are_the_same(short: list[Golden], model_dir: Pa
 @pytest.mark.parametrize(
     "settings",
     [
-        {"max_batch": 1},
-        {"max_batch": 32, "step_tokens": 100, "num_blocks": 150},
-        {"max_batch": 32, "step_tokens": 512, "attention": "cpu"},
+        {"max_num_seqs": 1},
+        {"max_num_seqs": 32, "max_num_batched_tokens": 100, "num_blocks": 150},
+        {"max_num_seqs": 32, "max_num_batched_tokens": 512, "attention": "cpu"},
     ],
     ids=["alone", "batch of 32", "cpu backend"],
 )
@@ -114,11 +114,11 @@ def test_all_200_answers(settings: dict[str, object], golden: list[Golden], mode
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_all_200_in_bfloat16_stay_near(golden: list[Golden], model_dir: Path) -> None:
-    assert_near(golden, engine(model_dir, dtype="bfloat16", max_batch=32, attention="auto"), model_dir)
+    assert_near(golden, engine(model_dir, dtype="bfloat16", max_num_seqs=32, attention="auto"), model_dir)
 
 
 def test_in_bfloat16_every_token_is_nearly_the_best(short: list[Golden], model_dir: Path) -> None:
-    assert_near(short[:24], engine(model_dir, dtype="bfloat16", max_batch=32, attention="auto"), model_dir)
+    assert_near(short[:24], engine(model_dir, dtype="bfloat16", max_num_seqs=32, attention="auto"), model_dir)
 
 
 def assert_near(golden: Sequence[Golden], llm: LLMEngine, model_dir: Path) -> None:

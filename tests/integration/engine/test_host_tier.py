@@ -120,7 +120,7 @@ def test_the_copies_move_whole_blocks(attention: str) -> None:
 
 def test_the_model_answers_the_same_from_restored_blocks(model_dir: Path) -> None:
     config = EngineConfig(
-        model_dir, dtype="float32", num_blocks=10, block_size=16, host_kv_memory=64 << 20, threads=1, max_batch=4
+        model_dir, dtype="float32", num_blocks=10, block_size=16, kv_offload_bytes=64 << 20, threads=1, max_num_seqs=4
     )
     engine = LLMEngine(config)
     prompts = [[(7 * mark + 3 * i) % 4000 + 100 for i in range(100)] for mark in range(3)]

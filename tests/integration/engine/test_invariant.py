@@ -102,7 +102,7 @@ def alone(request: pytest.FixtureRequest, probes: list[Request], model_dir: Path
 
 
 def engine(model_dir: Path, dtype: DTypeName, **changes: int) -> LLMEngine:
-    given = {"max_batch": 32, "block_size": 16, "num_blocks": 600, **changes}
+    given = {"max_num_seqs": 32, "block_size": 16, "num_blocks": 600, **changes}
     return LLMEngine(EngineConfig(model_dir, device="cpu", dtype=dtype, batch_invariant=True, **given))  # type: ignore[arg-type]
 
 
@@ -178,7 +178,7 @@ def test_chunks_preemption_and_cache_hits_do_not_change_them(
     alone: Alone, probes: list[Request], company: list[Request], model_dir: Path
 ) -> None:
     # No chunk is a whole tile or block. The probes fill the pool when others come who go before them.
-    llm = engine(model_dir, alone.dtype, step_tokens=45, long_prompt_tokens=13, num_blocks=34)
+    llm = engine(model_dir, alone.dtype, max_num_batched_tokens=45, long_prefill_token_threshold=13, num_blocks=34)
     humble = [replace(probe, service_class=ServiceClass.FLEX) for probe in probes]
     urgent = [replace(request, service_class=ServiceClass.PRIORITY) for request in company[4:10]]
     crowded = serve(llm, probes, [*company[:2], *humble], urgent)
@@ -256,12 +256,14 @@ def test_an_element_does_not_depend_on_its_place(
     # So many that a scalar loop, at the end of a row or of a thread's share, would round some in another way.
     x = randn(200_000)
     with on_threads(threads):
-        whole = invariant.each(function, x)
+        whole = invariant.apply_elementwise(function, x)
         assert_near(whole, function(x.clone()))
         for start in (1, 7, 33, 100, 65_551):
-            assert torch.equal(whole[start:], invariant.each(function, x[start:]))
+            assert torch.equal(whole[start:], invariant.apply_elementwise(function, x[start:]))
         for start in range(0, len(x), 250):
-            assert torch.equal(whole[start : start + 250], invariant.each(function, x[start : start + 250]))
+            assert torch.equal(
+                whole[start : start + 250], invariant.apply_elementwise(function, x[start : start + 250])
+            )
 
 
 @given(st.integers(1, 300))

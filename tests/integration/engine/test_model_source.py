@@ -274,7 +274,9 @@ def test_packed_weights_compute_the_same(dtype: torch.dtype) -> None:
         torch.testing.assert_close(packed.add(x, other), plain.add(x, other), rtol=0.02, atol=0.04)
 
 
-@pytest.mark.parametrize("settings", [{"max_batch": 0}, {"block_size": 0}, {"kv_memory": 0}, {"step_tokens": 8}])
+@pytest.mark.parametrize(
+    "settings", [{"max_num_seqs": 0}, {"block_size": 0}, {"kv_cache_bytes": 0}, {"max_num_batched_tokens": 8}]
+)
 def test_impossible_engine_settings_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         EngineConfig(Path(), **settings)  # type: ignore[arg-type]

@@ -26,19 +26,19 @@ class Engine(RuleBasedStateMachine):
         batch=st.integers(1, 5),
         tokens=st.sampled_from([5, 8, 16, 64]),
         cap=st.sampled_from([0, 3, 7]),
-        run_ahead=st.booleans(),
+        async_scheduling=st.booleans(),
     )
-    def start(self, blocks: int, host: int, batch: int, tokens: int, cap: int, run_ahead: bool) -> None:
+    def start(self, blocks: int, host: int, batch: int, tokens: int, cap: int, async_scheduling: bool) -> None:
         self.clock = Clock()
-        self.runner = MemoryRunner(blocks, BLOCK, num_host_blocks=host, run_ahead=run_ahead)
+        self.runner = MemoryRunner(blocks, BLOCK, num_host_blocks=host, async_scheduling=async_scheduling)
         self.engine, _ = fake_engine(
             runner=self.runner,
             clock=self.clock,
             block_size=BLOCK,
-            max_batch=batch,
-            step_tokens=tokens,
-            long_prompt_tokens=cap,
-            max_long_prompts=min(cap, 1),
+            max_num_seqs=batch,
+            max_num_batched_tokens=tokens,
+            long_prefill_token_threshold=cap,
+            max_long_partial_prefills=min(cap, 1),
         )
         self.budget = tokens
         self.room = blocks * BLOCK

@@ -32,7 +32,7 @@ MOST_OUTPUT = 4
 
 
 def play_mooncake(num_blocks: int, window: int) -> Replay:
-    replayer = Replayer(num_blocks, MOONCAKE_BLOCK, max_batch=window, step_tokens=8192)
+    replayer = Replayer(num_blocks, MOONCAKE_BLOCK, max_num_seqs=window, max_num_batched_tokens=8192)
     result = replayer.play(mooncake(most_output=MOST_OUTPUT), window)
     replayer.engine.check_integrity()
     assert result.requests == 5606
@@ -74,7 +74,7 @@ def test_with_scarce_memory_the_blocks_used_last_are_kept(lru: dict[int, PrefixC
 
 def test_less_than_4_percent_of_held_memory_is_wasted() -> None:
     block_size, lengths = 32, azure()[::10]
-    replayer = Replayer(30_000, block_size, max_batch=64, step_tokens=2048)
+    replayer = Replayer(30_000, block_size, max_num_seqs=64, max_num_batched_tokens=2048)
     result = replayer.play(unrelated(lengths), window=96)
     assert not result.faults
     assert result.requests == len(lengths) == 974
@@ -96,7 +96,7 @@ def test_an_agents_turns_reuse_what_is_shared_and_what_was_said(tokenizer: Token
     conversations = taubench(tokenizer, limit=32)
     [ideal] = simulate(conversations, block_size, None)
     assert ideal.hit_rate > 0.95  # the published share is 96 %
-    replayer = Replayer(20_000, block_size, max_batch=8, step_tokens=2048)
+    replayer = Replayer(20_000, block_size, max_num_seqs=8, max_num_batched_tokens=2048)
     result = replayer.play(conversations, window=8)
     replayer.engine.check_integrity()
     assert not result.faults

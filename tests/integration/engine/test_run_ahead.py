@@ -12,9 +12,15 @@ from tests.support.engine.fakes import run, tokens_of
 
 def test_the_models_tokens_are_those_of_one_step_at_a_time(model_dir: Path) -> None:
     answers = []
-    for run_ahead in (False, True):
+    for async_scheduling in (False, True):
         config = EngineConfig(
-            model_dir, dtype="float32", num_blocks=80, block_size=16, threads=1, max_batch=4, run_ahead=run_ahead
+            model_dir,
+            dtype="float32",
+            num_blocks=80,
+            block_size=16,
+            threads=1,
+            max_num_seqs=4,
+            async_scheduling=async_scheduling,
         )
         engine = LLMEngine(config)
         kinds = [{"temperature": 0.0}, {"seed": 5}, {"seed": 6, "top_p": 0.8}, {"seed": 7, "frequency_penalty": 1.5}]

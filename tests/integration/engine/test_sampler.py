@@ -11,10 +11,10 @@ import torch
 from inference_worker.contract.request import SamplingParams
 from inference_worker.engine.sampling.sampler import (
     SampleRow,
-    _invert,
-    _least_of_all,
-    _least_of_top,
-    _nucleus,
+    _min_weight_top_k,
+    _min_weight_top_p,
+    _sample_index,
+    _top_p_threshold,
     sample,
     uniform,
 )
@@ -77,9 +77,9 @@ def test_it_counts_so_beside_a_larger_top_k() -> None:
 
 def test_a_share_reached_exactly_is_reached() -> None:
     weights = torch.tensor([[0.25, 0.5, 0.125, 0.125]])
-    assert _least_of_top(weights, [4], [0.5]).tolist() == [0.5]
-    assert _least_of_top(weights, [4], [0.75]).tolist() == [0.25]
-    assert _least_of_all(weights, torch.tensor([0.75], dtype=torch.float64)).tolist() == [0.25]
+    assert _min_weight_top_k(weights, [4], [0.5]).tolist() == [0.5]
+    assert _min_weight_top_k(weights, [4], [0.75]).tolist() == [0.25]
+    assert _min_weight_top_p(weights, torch.tensor([0.75], dtype=torch.float64)).tolist() == [0.25]
 
 
 def test_a_large_top_k_keeps_as_many() -> None:
@@ -93,7 +93,7 @@ def test_a_large_top_k_keeps_as_many() -> None:
 def test_a_number_at_the_edge_finds_a_token_that_has_weight() -> None:
     weights = torch.zeros(2, 700)
     weights[:, [300, 310]] = 0.5
-    assert _invert(weights, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)).tolist() == [300, 310]
+    assert _sample_index(weights, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)).tolist() == [300, 310]
 
 
 def test_top_p_looks_beyond_its_first_candidates() -> None:
@@ -147,7 +147,7 @@ def test_the_least_weight_of_a_nucleus_is_found_to_the_last_bit(spread: float) -
     wanted = torch.linspace(0.001, 0.999, 50, dtype=torch.float64) * weights.sum(-1)
     ranked = weights.sort(-1, descending=True).values
     sums = ranked.double().cumsum(-1)
-    found = _nucleus(weights, wanted)
+    found = _top_p_threshold(weights, wanted)
     for row in range(50):
         last = int((sums[row] < wanted[row]).sum())
         if abs(sums[row, last] - wanted[row]) > 1e-6 and abs(sums[row, last - 1] - wanted[row]) > 1e-6:

@@ -164,7 +164,7 @@ def test_they_are_transformers_in_a_batch_with_chunks(
         SamplingParams(max_tokens=6, temperature=0, logit_bias=((5, 50.0),), ignore_eos=True,
                        logprobs=3, prompt_logprobs=3),
     ]  # fmt: skip
-    llm = engine(model_dir, step_tokens=64)
+    llm = engine(model_dir, max_num_batched_tokens=64)
     # What is cached is computed all the same, for its logits.
     for name in ("first", "again"):
         for i, (prompt, params) in enumerate(zip(prompts, kinds, strict=True)):
@@ -180,7 +180,7 @@ def test_a_prompt_computed_again_after_a_preemption_brings_none_twice(
 ) -> None:
     prompt, params = prompts[3], SamplingParams(max_tokens=4, temperature=0, logprobs=0, prompt_logprobs=1)
     for steps in (1, 3, 5):  # preempted in its first chunk, in a later one, with its answer begun
-        llm = engine(model_dir, num_blocks=12, step_tokens=48, max_batch=8)
+        llm = engine(model_dir, num_blocks=12, max_num_batched_tokens=48, max_num_seqs=8)
         llm.add_request(Request("x", prompt[:130], params, service_class=ServiceClass.FLEX))
         seen = [output for _ in range(steps) for output in llm.step()]
         urgent = SamplingParams(max_tokens=2, temperature=0)
@@ -199,7 +199,7 @@ def test_greedy_answers_with_a_repetition_penalty_are_transformers(
     model_dir: Path, prompts: list[list[int]], transformer: Any
 ) -> None:
     params = SamplingParams(max_tokens=12, temperature=0, repetition_penalty=1.3)
-    llm = engine(model_dir, step_tokens=64)
+    llm = engine(model_dir, max_num_batched_tokens=64)
     for i, prompt in enumerate(prompts):
         llm.add_request(Request(str(i), prompt, params))
     outputs = run(llm)

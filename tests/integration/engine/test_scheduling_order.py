@@ -32,17 +32,17 @@ class Pair:
         self.classes = rng.choice([[DEFAULT], [DEFAULT, FLEX], [*ServiceClass], [FLEX, BATCH, DEFAULT, DEFAULT]])
         cap = rng.choice([0, 3, 7])
         settings: dict[str, float] = {
-            "max_batch": rng.choice([1, 2, 4, 8]),
-            "step_tokens": rng.choice([8, 16, 64, 256]),
-            "long_prompt_tokens": cap,
-            "max_long_prompts": rng.choice([0, 1, 2]) if cap else 0,
+            "max_num_seqs": rng.choice([1, 2, 4, 8]),
+            "max_num_batched_tokens": rng.choice([8, 16, 64, 256]),
+            "long_prefill_token_threshold": cap,
+            "max_long_partial_prefills": rng.choice([0, 1, 2]) if cap else 0,
         }
-        blocks, run_ahead = rng.choice([12, 24, 60, 400]), rng.random() < 0.3
+        blocks, async_scheduling = rng.choice([12, 24, 60, 400]), rng.random() < 0.3
         self.room = blocks * BLOCK
         self.engines: list[LLMEngine] = []
         self.decisions: list[list[object]] = [[], []]
         for index in range(2):
-            runner = MemoryRunner(blocks, BLOCK, num_host_blocks=0, run_ahead=run_ahead)
+            runner = MemoryRunner(blocks, BLOCK, num_host_blocks=0, async_scheduling=async_scheduling)
             engine, _ = fake_engine(runner=runner, clock=self.clock, block_size=BLOCK, **settings)
             self.engines.append(use_scanning_scheduler(engine) if index else engine)
             self.record(index)
@@ -58,9 +58,11 @@ class Pair:
                 {
                     "scheduled": [(s.seq.request_id, s.seq.index, s.start, s.num_new_tokens) for s in output.scheduled],
                     "preempted": [(seq.request_id, seq.index) for seq in output.preempted],
-                    "outgrown": [(seq.request_id, seq.index) for seq in output.outgrown],
+                    "exceeds_kv_cache": [(seq.request_id, seq.index) for seq in output.exceeds_kv_cache],
                     "expired": {(seq.request_id, seq.index) for seq in output.expired},
-                    "running": [(seq.request_id, seq.index, seq.rank, seq.yields) for seq in scheduler.running],
+                    "running": [
+                        (seq.request_id, seq.index, seq.rank, seq.fairness_preemptions) for seq in scheduler.running
+                    ],
                     "waiting": {(seq.request_id, seq.index) for seq in scheduler.waiting},
                     "served": {tenant.name: tenant.served for tenant in scheduler.tenants.active()},
                 }

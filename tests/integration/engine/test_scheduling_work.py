@@ -41,7 +41,7 @@ def loaded(
     waiting: int, running_class: ServiceClass, waiting_class: ServiceClass, *, clock: Clock | None = None, **more: float
 ) -> LLMEngine:
     """An engine with a full batch and this many waiting requests, each of a tenant of its own."""
-    engine, _ = fake_engine(4000, max_batch=RUNNING, step_tokens=512, clock=clock, **more)
+    engine, _ = fake_engine(4000, max_num_seqs=RUNNING, max_num_batched_tokens=512, clock=clock, **more)
     for number in range(RUNNING):
         add(engine, f"running{number}", number, running_class)
     engine.step()
@@ -80,7 +80,13 @@ def test_a_step_looks_at_as_many_tenants_however_many_wait(
 
 def test_long_prompts_that_may_not_begin_are_not_looked_at_one_by_one(reads: list[str]) -> None:
     def work(waiting: int) -> int:
-        engine, _ = fake_engine(4000, max_batch=RUNNING, step_tokens=64, long_prompt_tokens=16, max_long_prompts=1)
+        engine, _ = fake_engine(
+            4000,
+            max_num_seqs=RUNNING,
+            max_num_batched_tokens=64,
+            long_prefill_token_threshold=16,
+            max_long_partial_prefills=1,
+        )
         for number in range(waiting):
             prompt = [number % 1000, number // 1000, *range(10, 500)]
             engine.add_request(request(f"long{number}", prompt, tenant=f"long{number}"))
@@ -141,7 +147,7 @@ def test_deadlines_that_are_not_due_are_not_looked_at() -> None:
 
 def test_more_tenants_may_wait_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fairness, "REMEMBERED_TENANTS", 5)
-    engine, _ = fake_engine(400, max_batch=2)
+    engine, _ = fake_engine(400, max_num_seqs=2)
     for number in range(12):
         add(engine, f"tenant{number}", number, DEFAULT)
     assert len(engine.scheduler.tenants.active()) == 12

@@ -161,8 +161,8 @@ def test_a_probe_that_was_killed_is_started_anew(tokenizer: Tokenizer) -> None:
 def counted(grammars: GrammarCompiler) -> list[str]:
     """The texts of the grammars that are compiled from now on."""
     tried: list[str] = []
-    try_out = grammars._probe.try_out
-    grammars._probe.try_out = lambda text: (tried.append(text), try_out(text))[1]  # type: ignore[method-assign]
+    try_out = grammars._sandbox.try_out
+    grammars._sandbox.try_out = lambda text: (tried.append(text), try_out(text))[1]  # type: ignore[method-assign]
     return tried
 
 

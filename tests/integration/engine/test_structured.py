@@ -53,9 +53,9 @@ class Obedient(FakeRunner):
     A token depends on its request and place alone. Each is chosen when its step is launched, like a real one.
     """
 
-    def __init__(self, tokenizer: Tokenizer, num_blocks: int = 2000, *, run_ahead: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_blocks: int = 2000, *, async_scheduling: bool = False) -> None:
         super().__init__(num_blocks, self._draw)
-        self.run_ahead = run_ahead
+        self.async_scheduling = async_scheduling
         self._ends = np.array([(tokenizer.token_bytes(token) or b"?")[:1] in b'"}],0<' for token in range(49_152)])
 
     def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
@@ -157,7 +157,7 @@ def held_to(engine: LLMEngine, schemas: Sequence[Schema], prompt: Sequence[int],
 
 
 def test_whatever_is_chosen_of_what_is_allowed_is_valid(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
-    engine = engine_of(tokenizer, grammars, Obedient(tokenizer), max_batch=16)
+    engine = engine_of(tokenizer, grammars, Obedient(tokenizer), max_num_seqs=16)
     accepted, ended = held_to(engine, two_hundred()[::4], range(10, 30))
     assert accepted >= 40
     assert ended >= 0.8 * accepted
@@ -273,10 +273,15 @@ def test_a_refused_form_leaves_nothing_behind(tokenizer: Tokenizer, grammars: Gr
 
 
 def answers(
-    tokenizer: Tokenizer, grammars: GrammarCompiler, *, run_ahead: bool = False, blocks: int = 2000, **config: Any
+    tokenizer: Tokenizer,
+    grammars: GrammarCompiler,
+    *,
+    async_scheduling: bool = False,
+    blocks: int = 2000,
+    **config: Any,
 ) -> tuple[LLMEngine, dict[str, str]]:
     """The same twelve requests, every third without a form; their texts."""
-    engine = engine_of(tokenizer, grammars, Obedient(tokenizer, blocks, run_ahead=run_ahead), **config)
+    engine = engine_of(tokenizer, grammars, Obedient(tokenizer, blocks, async_scheduling=async_scheduling), **config)
     for number in range(12):
         spec = json_schema(PERSON) if number % 3 else None
         prompt = [10 + number, *range(10, 40 + 5 * number)]
@@ -287,11 +292,11 @@ def answers(
 @pytest.mark.parametrize(
     "config",
     [
-        {"max_batch": 1},
-        {"step_tokens": 16, "long_prompt_tokens": 5, "max_batch": 4},  # prompts in chunks
-        {"blocks": 14, "max_batch": 8},  # preempted and computed again
-        {"run_ahead": True},
-        {"run_ahead": True, "blocks": 14, "max_batch": 8, "step_tokens": 24},
+        {"max_num_seqs": 1},
+        {"max_num_batched_tokens": 16, "long_prefill_token_threshold": 5, "max_num_seqs": 4},  # prompts in chunks
+        {"blocks": 14, "max_num_seqs": 8},  # preempted and computed again
+        {"async_scheduling": True},
+        {"async_scheduling": True, "blocks": 14, "max_num_seqs": 8, "max_num_batched_tokens": 24},
     ],
 )
 def test_the_answers_are_those_of_an_idle_engine(
@@ -389,7 +394,7 @@ def test_forbidden_tokens_give_way_where_nothing_else_is_allowed(
 
 
 def real_engine(model_dir: Path, grammars: GrammarCompiler, **config: Any) -> LLMEngine:
-    engine = LLMEngine(EngineConfig(model_dir, device="cpu", kv_memory=1 << 28, measure_peaks=False, **config))
+    engine = LLMEngine(EngineConfig(model_dir, device="cpu", kv_cache_bytes=1 << 28, measure_peaks=False, **config))
     engine.grammars = grammars
     return engine
 

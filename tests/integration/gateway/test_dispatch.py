@@ -29,9 +29,9 @@ from inference_worker.contract.messages import (
     decode_job,
     decode_usage,
     encode,
+    event_log_key,
     gateway_stream,
     replica_queue_key,
-    request_log,
 )
 from inference_worker.contract.request import SamplingParams, ServiceClass, TokenUsage
 from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, decode_gateway_heartbeat, gateway_heartbeat_key
@@ -123,7 +123,7 @@ async def test_a_replica_is_told_where_else_the_start_is_cached(broker: redis.Re
     started = await send(dispatcher, msgspec.structs.replace(job, prompt_token_ids=[7] * 80))
     first = started.target
     assert first is not None
-    assert (await stored(broker, "req_1")).warm_on == ()
+    assert (await stored(broker, "req_1")).replicas_with_prefix == ()
     assert await replicas[first].claim("req_1")
     await replicas[first].send(Tokens("req_1", 1, 0, [5], "Hi"))
     await next_event(started)
@@ -135,7 +135,7 @@ async def test_a_replica_is_told_where_else_the_start_is_cached(broker: redis.Re
     await eventually(full)
     spilt = await send(dispatcher, msgspec.structs.replace(make_job("req_2"), prompt_token_ids=[7] * 90))
     assert spilt.target != first
-    assert (await stored(broker, "req_2")).warm_on == (first,)
+    assert (await stored(broker, "req_2")).replicas_with_prefix == (first,)
     for each in replicas.values():
         each.stall()
 
@@ -205,7 +205,7 @@ async def test_an_end_that_was_told_before_the_death_counts(
     await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
     await next_event(generation)
     end = End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))
-    await broker.rpush(request_log("req_1", 1), encode(end))  # type: ignore[misc]
+    await broker.rpush(event_log_key("req_1", 1), encode(end))  # type: ignore[misc]
     await broker.hset(claim_key("req_1", 0), "state", "done")  # type: ignore[misc]
     replica.kill()
     assert await next_event(generation) == end
@@ -266,7 +266,7 @@ async def finish(broker: redis.Redis, replica: str, request_id: str, attempt: in
     usage = TokenUsage(2, output=1)
     event = ExecutionUsage(billing_context, attempt, "completed", "stop", usage, replica, 32)
     end = End(request_id, attempt, 9, "stop", None, usage)
-    keys = [claim_key(request_id, 0), USAGE_STREAM, gateway_stream(GATEWAY), request_log(request_id, attempt)]
+    keys = [claim_key(request_id, 0), USAGE_STREAM, gateway_stream(GATEWAY), event_log_key(request_id, attempt)]
     args = [attempt, encode(event), encode([end]), encode(end), 60]
     return await broker.eval(claims.FINISH, 4, *keys, *args) is not None  # type: ignore[misc]
 
@@ -359,7 +359,7 @@ async def test_what_a_draining_worker_hands_back_is_rung_again(
 ) -> None:
     generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
-    await broker.eval(claims.GIVE_UP, 1, claim_key("req_1", 0), 1, "r1")  # type: ignore[misc]
+    await broker.eval(claims.ABANDON, 1, claim_key("req_1", 0), 1, "r1")  # type: ignore[misc]
     before = await wakeups(broker)
     await replica.send(Released("req_1", 2))
 
@@ -380,7 +380,7 @@ async def test_words_that_were_lost_are_read_from_the_claim(
     handed_back = await send(dispatcher, make_job("req_2"))
     for name in ("req_1", "req_2"):
         await broker.eval(claims.CLAIM, 1, claim_key(name, 0), 1, "r1")  # type: ignore[misc]
-    await broker.eval(claims.GIVE_UP, 1, claim_key("req_2", 0), 1, "r1")  # type: ignore[misc]
+    await broker.eval(claims.ABANDON, 1, claim_key("req_2", 0), 1, "r1")  # type: ignore[misc]
 
     async def caught_up() -> bool:
         return claimed.owner == "r1" and handed_back.attempt == 2

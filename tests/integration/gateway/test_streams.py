@@ -8,7 +8,7 @@ import random
 import pytest
 import redis.asyncio as redis
 
-from inference_worker.contract.messages import Claimed, End, Failed, Tokens, encode, gateway_stream, request_log
+from inference_worker.contract.messages import Claimed, End, Failed, Tokens, encode, event_log_key, gateway_stream
 from inference_worker.contract.request import TokenUsage
 from millrace.gateway.dispatch.streams import BUFFERED_EVENTS, EventBuffer, EventsLost, LogEvent, StreamReader, read_log
 
@@ -19,7 +19,7 @@ def events(count: int, attempt: int = 1) -> list[LogEvent]:
 
 
 async def write_log(broker: redis.Redis, logged: list[LogEvent], attempt: int = 1) -> None:
-    await broker.rpush(request_log("req_1", attempt), *(encode(event) for event in logged))  # type: ignore[misc]
+    await broker.rpush(event_log_key("req_1", attempt), *(encode(event) for event in logged))  # type: ignore[misc]
 
 
 async def take(buffer: EventBuffer, count: int) -> list[LogEvent]:

@@ -47,7 +47,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 
 
 def test_a_fault_in_one_section_does_not_lose_the_others(tmp_path: Path) -> None:
-    report = gpu.Report(tmp_path / "results.json", limit_seconds=60)
+    report = gpu.ResultsFile(tmp_path / "results.json", limit_seconds=60)
     report.run("good", lambda: [1])
     report.run("bad", lambda: 1 / 0)
     report.run("after", lambda: [2])
@@ -58,9 +58,9 @@ def test_a_fault_in_one_section_does_not_lose_the_others(tmp_path: Path) -> None
 
 
 def test_no_section_begins_after_the_limit(tmp_path: Path) -> None:
-    report = gpu.Report(tmp_path / "results.json", limit_seconds=0)
+    report = gpu.ResultsFile(tmp_path / "results.json", limit_seconds=0)
     report.run("late", lambda: pytest.fail("it began"))
-    assert "the time was up" in json.loads((tmp_path / "results.json").read_text())["sections"]["late"]["error"]
+    assert "time limit reached" in json.loads((tmp_path / "results.json").read_text())["sections"]["late"]["error"]
 
 
 def test_a_wrong_result_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def tree(name: str) -> ast.Module:
-    return ast.parse((run_quick.FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    return ast.parse((run_quick.DIRECTORY / f"{name}.py").read_text(encoding="utf-8"))
 
 
 def calls(module: ast.Module, name: str) -> list[ast.Call]:
@@ -23,7 +23,8 @@ def calls(module: ast.Module, name: str) -> list[ast.Call]:
 
 
 def test_every_module_that_runs_is_a_benchmark_or_a_known_program() -> None:
-    runs = {path.stem for path in run_quick.FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8")}
+    paths = run_quick.DIRECTORY.glob("*.py")
+    runs = {path.stem for path in paths if '__name__ == "__main__"' in path.read_text("utf-8")}
     assert set(run_quick.discover()) == runs - run_quick.NOT_BENCHMARKS
     assert runs >= run_quick.NOT_BENCHMARKS
     assert {"gateway", "gpu", "serve", "settler"} <= runs
@@ -70,7 +71,7 @@ def test_one_that_fails_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_one_that_hangs_is_stopped_and_fails(tmp_path: Path) -> None:
     script = 'if __name__ == "__main__":\n    import time\n    print("begun", flush=True)\n    time.sleep(600)\n'
     (tmp_path / "slow.py").write_text(script)
-    failure = run_quick.run("slow", limit_seconds=5, folder=tmp_path)
+    failure = run_quick.run("slow", limit_seconds=5, directory=tmp_path)
     assert failure is not None and "not finished after 5 s" in failure
 
 

@@ -61,7 +61,7 @@ def test_a_busy_port_is_named_with_a_way_out(tmp_path: Path) -> None:
 def test_wrong_and_unknown_settings_are_named(tmp_path: Path) -> None:
     status, said = check(tmp_path, MILLRACE_PORT="http", MILLRACE_DEVICE="tpu")
     assert status == 1
-    assert "MILLRACE_PORT: 'http' is not valid: want a whole number" in said
+    assert "MILLRACE_PORT: 'http' is not valid: want an integer" in said
     assert "MILLRACE_DEVICE: 'tpu' is not valid" in said
     assert "did you mean MILLRACE_PORT?" in check(tmp_path, MILLRACE_PROT="1")[1]
 

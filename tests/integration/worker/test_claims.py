@@ -17,8 +17,8 @@ from inference_worker.contract.messages import (
     decode_job,
     decode_usage,
     encode,
+    event_log_key,
     gateway_stream,
-    request_log,
 )
 from tests.support.worker.jobs import make_job, make_usage
 
@@ -31,12 +31,12 @@ def claim(broker: redis.Redis, key: str, attempt: int, replica: str) -> bytes | 
 
 
 def give_up(broker: redis.Redis, key: str, attempt: int, replica: str) -> int | None:
-    return broker.eval(claims.GIVE_UP, 1, key, attempt, replica)  # type: ignore[no-any-return]
+    return broker.eval(claims.ABANDON, 1, key, attempt, replica)  # type: ignore[no-any-return]
 
 
 def finish(broker: redis.Redis, key: str, job: InferenceJob, attempt: int) -> bytes | None:
     name = job.billing_context.request_id
-    keys = [key, USAGE_STREAM, gateway_stream(job.gateway_id), request_log(name, attempt)]
+    keys = [key, USAGE_STREAM, gateway_stream(job.gateway_id), event_log_key(name, attempt)]
     return broker.eval(claims.FINISH, 4, *keys, attempt, encode(make_usage(job, attempt)), b"batch", b"end", 60)  # type: ignore[no-any-return]
 
 
@@ -101,7 +101,7 @@ def test_an_end_is_told_and_metered_once(broker: redis.Redis, queued: Queued) ->
     assert finish(broker, key, job, 1) is not None
     assert finish(broker, key, job, 1) is None
     assert outcomes(broker) == ["completed"]
-    assert broker.lrange(request_log("req_1", 1), 0, -1) == [b"end"]
+    assert broker.lrange(event_log_key("req_1", 1), 0, -1) == [b"end"]
 
 
 def test_a_superseded_attempt_cannot_end_the_execution(broker: redis.Redis, queued: Queued) -> None:
@@ -168,7 +168,7 @@ def test_an_execution_nobody_worked_on_is_told_to_the_settler_once(
     """So that its hold goes back. One that somebody works on is for its worker to tell."""
     waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
     for key in (waiting, running):
-        broker.hset(key, "void", b"nothing was used")
+        broker.hset(key, "not_started_event", b"nothing was used")
     claim(broker, running, 1, "r")
     for key in (waiting, waiting, running):
         broker.eval(script, 2, key, USAGE_STREAM)

@@ -16,7 +16,7 @@ from inference_worker.contract.messages import (
     decode_heartbeat,
     encode,
 )
-from inference_worker.contract.request import RequestFault
+from inference_worker.contract.request import RequestError
 from inference_worker.worker.control import Control
 from inference_worker.worker.engine_client import ActiveJob
 from tests.support.worker.jobs import make_job
@@ -27,16 +27,16 @@ class RecordingEngine:
 
     def __init__(self) -> None:
         self.executions: list[ActiveJob] = []
-        self.cancelled: list[tuple[ActiveJob, RequestFault | None]] = []
+        self.cancelled: list[tuple[ActiveJob, RequestError | None]] = []
 
     def submit(self, live: ActiveJob) -> None:
         self.executions.append(live)
 
-    def cancel(self, live: ActiveJob, failure: RequestFault | None = None) -> None:
+    def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None:
         self.cancelled.append((live, failure))
         self.executions.remove(live)
 
-    def hand_over(self, live: ActiveJob) -> None:
+    def requeue(self, live: ActiveJob) -> None:
         self.executions.remove(live)
 
     def live(self) -> list[ActiveJob]:

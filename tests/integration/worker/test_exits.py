@@ -51,7 +51,7 @@ def test_without_a_broker_or_a_worker_before_nothing_raises(
 
 
 def test_old_reports_are_removed(broker: redis.Redis) -> None:
-    broker.zadd(EXITS_KEY, {"old": broker.time()[0] - exits.EXIT_KEPT_SECONDS - 5, "new": broker.time()[0] - 5})
+    broker.zadd(EXITS_KEY, {"old": broker.time()[0] - exits.EXIT_TTL_SECONDS - 5, "new": broker.time()[0] - 5})
     exits.report_exit(broker, "m-0.aa")
     assert reported(broker) == [b"new", b"m-0.aa"]
 

@@ -30,12 +30,12 @@ from inference_worker.contract.messages import (
     decode_event,
     decode_events,
     encode,
+    event_log_key,
     gateway_stream,
-    request_log,
 )
 from inference_worker.contract.request import (
     CacheReport,
-    RequestFault,
+    RequestError,
     RequestOutput,
     SamplingParams,
     TokenLogprobs,
@@ -77,12 +77,12 @@ def gateway_events(broker: redis.Redis) -> list[StreamEvent]:
 
 
 def log_of(broker: redis.Redis, request_id: str, attempt: int = 1) -> list[StreamEvent]:
-    return [decode_event(payload) for payload in broker.lrange(request_log(request_id, attempt), 0, -1)]
+    return [decode_event(payload) for payload in broker.lrange(event_log_key(request_id, attempt), 0, -1)]
 
 
 def test_it_works(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
     live = begin(broker, queued, make_job())
-    publisher.tell_claimed("gw-a", Claimed("req_1", 1, "r"))
+    publisher.report_claimed("gw-a", Claimed("req_1", 1, "r"))
     publisher.deliver([tokens(live, 7)])
     publisher.deliver([last(live, 8)])
     assert live.ended.wait(60)
@@ -98,7 +98,7 @@ def test_it_works(broker: redis.Redis, queued: Queued, publisher: Publisher) -> 
     assert end.usage == USAGE
     (usage,) = usage_events(broker)
     assert (usage.usage, usage.outcome, usage.billing_context) == (USAGE, "completed", live.job.billing_context)
-    assert 0 < broker.ttl(request_log("req_1", 1)) <= 50
+    assert 0 < broker.ttl(event_log_key("req_1", 1)) <= 50
 
 
 def test_the_usage_event_says_why_the_cache_missed(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
@@ -112,7 +112,7 @@ def test_the_usage_event_says_why_the_cache_missed(broker: redis.Redis, queued: 
 
 
 @pytest.mark.parametrize(
-    ("miss", "warm_on", "told"),
+    ("miss", "replicas_with_prefix", "told"),
     [
         ("first_use", ("other",), "other_worker"),
         ("expired_or_evicted", ("another", "other"), "other_worker"),
@@ -124,9 +124,14 @@ def test_the_usage_event_says_why_the_cache_missed(broker: redis.Redis, queued: 
     ],
 )
 def test_a_miss_that_another_replica_would_not_have_had_is_told_as_such(
-    broker: redis.Redis, queued: Queued, publisher: Publisher, miss: Any, warm_on: tuple[str, ...], told: str
+    broker: redis.Redis,
+    queued: Queued,
+    publisher: Publisher,
+    miss: Any,
+    replicas_with_prefix: tuple[str, ...],
+    told: str,
 ) -> None:
-    live = begin(broker, queued, msgspec.structs.replace(make_job(), warm_on=warm_on))
+    live = begin(broker, queued, msgspec.structs.replace(make_job(), replicas_with_prefix=replicas_with_prefix))
     cache = CacheReport(miss)
     publisher.deliver([(live, RequestOutput(live.engine_id, [7], "7", finish_reason="stop", usage=USAGE, cache=cache))])
     assert live.ended.wait(60)
@@ -183,7 +188,7 @@ def test_several_answers_are_told_apart(broker: redis.Redis, queued: Queued, pub
 
 def test_a_fault_ends_the_execution_unbilled(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
     live = begin(broker, queued, make_job())
-    publisher.deliver([(live, RequestFault("context_length_exceeded", "too long", "messages"))])
+    publisher.deliver([(live, RequestError("context_length_exceeded", "too long", "messages"))])
     assert live.ended.wait(60)
     failed = Failed("req_1", 1, 0, "context_length_exceeded", "too long", "messages")
     assert gateway_events(broker) == log_of(broker, "req_1") == [failed]
@@ -206,7 +211,7 @@ def test_a_superseded_end_is_neither_told_nor_metered(
     broker: redis.Redis, queued: Queued, publisher: Publisher
 ) -> None:
     live = begin(broker, queued, make_job())
-    broker.eval(claims.GIVE_UP, 1, claim_key("req_1", 0), 1, "r")
+    broker.eval(claims.ABANDON, 1, claim_key("req_1", 0), 1, "r")
     publisher.deliver([last(live, 1)])
     assert live.ended.wait(60)
     assert usage_events(broker) == []
@@ -306,11 +311,11 @@ def test_vectors_are_in_the_log_alone_and_not_for_long(broker: redis.Redis, queu
     broker.xadd(gateway_stream("gw-a"), {"e": encode([])})
     job = msgspec.structs.replace(make_job(), input_lengths=(2, 1))
     live, usage = begin(broker, queued, job), TokenUsage(uncached=3)
-    publisher = new_publisher(broker, Journal(tmp_path / "journal"), keep_seconds=500)
+    publisher = new_publisher(broker, Journal(tmp_path / "journal"), retention_seconds=500)
     publisher.deliver([(live, RequestOutput(live.engine_id, finish_reason="stop", usage=usage, vectors=b"1234"))])
     assert live.ended.wait(60)
     publisher.close()
     end = End("req_1", 1, 1, "stop", None, usage)
     assert log_of(broker, "req_1") == [Vectors("req_1", 1, 0, b"1234"), end]
     assert gateway_events(broker) == [end]
-    assert 0 < broker.ttl(request_log("req_1", 1)) <= 60
+    assert 0 < broker.ttl(event_log_key("req_1", 1)) <= 60

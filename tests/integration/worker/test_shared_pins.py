@@ -24,8 +24,8 @@ from inference_worker.contract.messages import (
     decode_event,
     decode_usage,
     encode,
+    event_log_key,
     pins_key,
-    request_log,
 )
 from inference_worker.contract.request import CacheBreakpoint, TokenUsage
 from inference_worker.contract.settings import WorkerSettings, worker_settings
@@ -85,7 +85,7 @@ class Replicas:
         job = self.job(prompt, *points, tenant=tenant)
         worker.serve([self.queue(job)])
         event = self.billed(job)
-        last = decode_event(self.broker.lrange(request_log(job.billing_context.request_id, 1), -1, -1)[0])
+        last = decode_event(self.broker.lrange(event_log_key(job.billing_context.request_id, 1), -1, -1)[0])
         assert isinstance(last, End)
         assert last.usage == event.usage
         assert event.outcome == "completed"
@@ -350,7 +350,7 @@ class Executions:
         self._broker.eval(claims.FINISH, 4, *keys, 1, encode(make_usage(live.job)), b"batch", b"end", 60)
 
     def give_up(self, live: ActiveJob) -> None:
-        self._broker.eval(claims.GIVE_UP, 1, self.key(live), 1, "r")
+        self._broker.eval(claims.ABANDON, 1, self.key(live), 1, "r")
 
     def key(self, live: ActiveJob) -> str:
         return claim_key(live.job.billing_context.request_id, 0)

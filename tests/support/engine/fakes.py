@@ -45,7 +45,7 @@ class FakeRunner:
         self.num_blocks = num_blocks
         self.num_host_blocks = 0
         self.restore_seconds = 0.0
-        self.run_ahead = False
+        self.async_scheduling = False
         self.roofline = Roofline.of(TINY, weight_bytes=4, kv_value_bytes=4)
         self.choose = choose
         self.steps: list[dict[str, int]] = []  # request id -> tokens computed
@@ -69,10 +69,12 @@ class MemoryRunner(FakeRunner):
     Work is done in the order it was launched, and no sooner than its answer is asked for.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, num_host_blocks: int = 0, run_ahead: bool = False) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, num_host_blocks: int = 0, async_scheduling: bool = False
+    ) -> None:
         super().__init__(num_blocks)
         self.num_host_blocks = num_host_blocks
-        self.run_ahead = run_ahead
+        self.async_scheduling = async_scheduling
         self.block_size = block_size
         self.blocks: dict[int, list[int | None]] = {i: [None] * block_size for i in range(1, num_blocks + 1)}
         self.slots: dict[int, list[int | None]] = {i: [None] * block_size for i in range(num_host_blocks)}

@@ -134,16 +134,16 @@ class ScanningScheduler(Scheduler):
     def __init__(self, like: Scheduler) -> None:
         super().__init__(
             like.cache,
-            max_batch=like.max_batch,
-            step_tokens=like.step_tokens,
-            long_prompt_tokens=like.long_prompt_tokens,
-            max_long_prompts=like.max_long_prompts,
+            max_num_seqs=like.max_num_seqs,
+            max_num_batched_tokens=like.max_num_batched_tokens,
+            long_prefill_token_threshold=like.long_prefill_token_threshold,
+            max_long_partial_prefills=like.max_long_partial_prefills,
         )
         self.tenants = ScanningTenants()
         self.queue = ScanningQueue(self.tenants, lambda seq: self.cache.lookup(seq).num_cached_tokens)
         self.waiting = self.queue
 
-    def _let_in(self, budget: int, now: float, output: SchedulerOutput) -> int:
+    def _admit_by_preemption(self, budget: int, now: float, output: SchedulerOutput) -> int:
         used, looks = 0, MAX_CLAIMS
         for rank, head in self.queue.all_heads(now):
             got = 1
@@ -160,27 +160,31 @@ class ScanningScheduler(Scheduler):
     def may_claim(self, tenant: TenantShare, rank: int) -> bool:
         return any(
             seq.rank > rank
-            or (seq.request.tenant != tenant.name and seq.yields < MAX_FAIRNESS_PREEMPTIONS and seq.rank >= rank)
+            or (
+                seq.request.tenant != tenant.name
+                and seq.fairness_preemptions < MAX_FAIRNESS_PREEMPTIONS
+                and seq.rank >= rank
+            )
             for seq in self.running
         )
 
     def try_claim(self, seq: Sequence, budget: int, now: float, output: SchedulerOutput) -> int:
-        way = self._way_in(seq, output)
-        if way is None:
+        start_point = self._find_start(seq, output)
+        if start_point is None:
             return 0
-        lacking = self._shortage(seq, way)
-        needs_slot = len(self.running) >= self.max_batch
+        lacking = self._shortage(seq, start_point)
+        needs_slot = len(self.running) >= self.max_num_seqs
         if lacking <= 0 and not needs_slot:
             return 0
-        wanted = {block_id for block_id in way.block_ids if block_id is not None}
-        victims = self.victims(seq, needs_slot, lacking, wanted, {s.seq for s in output.scheduled})
+        cached_blocks = {block_id for block_id in start_point.block_ids if block_id is not None}
+        victims = self.victims(seq, needs_slot, lacking, cached_blocks, {s.seq for s in output.scheduled})
         for victim in victims:
-            victim.yields += victim.rank <= seq.rank
+            victim.fairness_preemptions += victim.rank <= seq.rank
             self._preempt(victim, now, output)
-        return self._start(seq, way, budget, now, output) if victims else 0
+        return self._start(seq, start_point, budget, now, output) if victims else 0
 
     def victims(
-        self, seq: Sequence, needs_slot: bool, shortage: int, wanted: set[int], taken: set[Sequence]
+        self, seq: Sequence, needs_slot: bool, shortage: int, cached_blocks: set[int], taken: set[Sequence]
     ) -> list[Sequence]:
         share, pool, mine = self.tenants.share, self.cache.pool, self.tenants[seq.request.tenant]
         slots = Counter(s.request.tenant for s in self.running)
@@ -190,16 +194,16 @@ class ScanningScheduler(Scheduler):
 
         def is_over(tenant: str) -> bool:
             return (
-                slots[tenant] > max(1.0, share(tenant) * self.max_batch)
+                slots[tenant] > max(1.0, share(tenant) * self.max_num_seqs)
                 or blocks[tenant] > share(tenant) * pool.num_blocks
             )
 
         def excess(tenant: str) -> float:
-            return max(slots[tenant] / self.max_batch, blocks[tenant] / pool.num_blocks) / share(tenant)
+            return max(slots[tenant] / self.max_num_seqs, blocks[tenant] / pool.num_blocks) / share(tenant)
 
         more_blocks = self.cache.num_blocks_for(seq.num_tokens)
         under_share = not slots[mine.name] or (
-            slots[mine.name] + 1 <= share(mine.name) * self.max_batch
+            slots[mine.name] + 1 <= share(mine.name) * self.max_num_seqs
             and blocks[mine.name] + more_blocks <= share(mine.name) * pool.num_blocks
         )
         left, victims = [s for s in self.running if s not in taken and s.group is not seq.group], list[Sequence]()
@@ -208,7 +212,8 @@ class ScanningScheduler(Scheduler):
             if not lower and under_share:
                 lower = [
                     s for s in left
-                    if s.rank >= seq.rank and s.yields < MAX_FAIRNESS_PREEMPTIONS and s.request.tenant != mine.name
+                    if s.rank >= seq.rank and s.fairness_preemptions < MAX_FAIRNESS_PREEMPTIONS
+                    and s.request.tenant != mine.name
                     and self.tenants[s.request.tenant].served >= mine.served and is_over(s.request.tenant)
                 ]  # fmt: skip
             if not lower:
@@ -218,7 +223,7 @@ class ScanningScheduler(Scheduler):
             victims.append(victim)
             slots[victim.request.tenant] -= 1
             blocks[victim.request.tenant] -= len(victim.block_ids)
-            own = (block_id for block_id in victim.block_ids if block_id not in wanted)
+            own = (block_id for block_id in victim.block_ids if block_id not in cached_blocks)
             shortage -= sum(pool.references(block_id) == 1 for block_id in own) + 1
             needs_slot = False
         return victims
@@ -226,24 +231,24 @@ class ScanningScheduler(Scheduler):
     def _admit(self, batch: bool, budget: int, now: float, output: SchedulerOutput) -> tuple[int, bool]:
         used = 0
         for seq in self.queue.in_order(now, batch):
-            if used == budget or len(self.running) >= self.max_batch:
+            if used == budget or len(self.running) >= self.max_num_seqs:
                 return used, True
-            way = self._way_in(seq, output)
-            if way is None or self.is_long_too_many(seq):
+            start_point = self._find_start(seq, output)
+            if start_point is None or self.is_long_too_many(seq):
                 continue
-            if self._shortage(seq, way) <= 0:
-                used += self._start(seq, way, budget - used, now, output)
+            if self._shortage(seq, start_point) <= 0:
+                used += self._start(seq, start_point, budget - used, now, output)
             elif self.running:
                 return used, True
             else:
-                output.outgrown.append(seq)
+                output.exceeds_kv_cache.append(seq)
         return used, False
 
     def is_long_too_many(self, seq: Sequence) -> bool:
-        if not self.max_long_prompts or seq.num_prompt_tokens <= self.long_prompt_tokens:
+        if not self.max_long_partial_prefills or seq.num_prompt_tokens <= self.long_prefill_token_threshold:
             return False
-        under_way = sum(s.num_missing_tokens > max(1, self.long_prompt_tokens) for s in self.running)
-        return under_way >= self.max_long_prompts
+        under_way = sum(s.num_missing_tokens > max(1, self.long_prefill_token_threshold) for s in self.running)
+        return under_way >= self.max_long_partial_prefills
 
 
 def use_scanning_scheduler(engine: LLMEngine) -> LLMEngine:

@@ -29,8 +29,8 @@ from inference_worker.contract.messages import (
     claim_key,
     decode_job,
     encode,
+    event_log_key,
     gateway_stream,
-    request_log,
 )
 from inference_worker.contract.request import TokenUsage
 from millrace.devserver.program import die_with_parent, free_port
@@ -121,7 +121,7 @@ class Worker:
         event = ExecutionUsage(job.billing_context, attempt, "completed", "stop", usage, self.replica.name, 32)
         end = End(name, attempt, 0, "stop", None, usage)
         keys = [claim_key(name, job.billing_context.execution), USAGE_STREAM, gateway_stream(job.gateway_id)]
-        keys.append(request_log(name, attempt))
+        keys.append(event_log_key(name, attempt))
         await self.broker.eval(  # type: ignore[misc]
             claims.FINISH, 4, *keys, attempt, encode(event), encode([end]), encode(end), 60
         )

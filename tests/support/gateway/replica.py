@@ -21,7 +21,6 @@ from inference_worker.contract.messages import (
     claim_key,
     encode,
     gateway_stream,
-    request_log,
 )
 
 GATEWAY = "gw-a"
@@ -78,5 +77,5 @@ class Replica:
     async def send(self, *events: StreamEvent) -> None:
         for event in events:
             if isinstance(event, Tokens | End | Failed):
-                await self.broker.rpush(request_log(event.request_id, event.attempt), encode(event))  # type: ignore[misc]
+                await self.broker.rpush(event_log_key(event.request_id, event.attempt), encode(event))  # type: ignore[misc]
         await self.broker.xadd(gateway_stream(GATEWAY), {"e": encode(list(events))})

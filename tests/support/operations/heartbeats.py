@@ -33,7 +33,7 @@ def heartbeat(**changes: Any) -> Heartbeat:
         "draining": False,
         "running": 0,
         "waiting": 0,
-        "max_batch": 8,
+        "max_num_seqs": 8,
         "kv_blocks": 100,
         "kv_blocks_used": 25,
         "metrics": metrics(),

@@ -24,9 +24,9 @@ USAGE = TokenUsage(uncached=2, cache_read=1, output=2)
 
 
 def new_publisher(
-    broker: redis.Redis, journal: Journal, on_broken: Callable[[], None] = lambda: None, keep_seconds: int = 50
+    broker: redis.Redis, journal: Journal, on_broken: Callable[[], None] = lambda: None, retention_seconds: int = 50
 ) -> Publisher:
-    seconds = {"log_seconds": 100, "keep_seconds": keep_seconds}
+    seconds = {"log_seconds": 100, "retention_seconds": retention_seconds}
     return Publisher(broker, journal, replica_id="r", block_size=32, on_broken=on_broken, **seconds)
 
 

@@ -20,7 +20,7 @@ class Harness:
     """A resident engine whose steps each wait until the test allows them. Token n of a request is 100 + n."""
 
     def __init__(self) -> None:
-        self.engine, runner = fake_engine(32, clock=time.monotonic, max_batch=8, step_tokens=64)
+        self.engine, runner = fake_engine(32, clock=time.monotonic, max_num_seqs=8, max_num_batched_tokens=64)
         self.allowed = threading.Semaphore(0)
         runner.during = self._wait
         self.delivered: queue.Queue[Delivery] = queue.Queue()

@@ -63,7 +63,7 @@ def test_another_salt_reads_nothing() -> None:
 
 @pytest.mark.parametrize("steps", range(9))
 def test_an_abort_is_clean_at_any_moment(steps: int) -> None:
-    engine, _ = fake_engine(20, step_tokens=64)
+    engine, _ = fake_engine(20, max_num_batched_tokens=64)
     engine.add_request(request("other", [7] * 10, max_tokens=20))
     engine.add_request(request("x", 200, max_tokens=4))  # four steps of prompt, three more of answer
     seen: list[RequestOutput] = []
@@ -111,7 +111,7 @@ def test_a_name_serves_one_request_at_a_time() -> None:
 
 
 def test_a_failed_step_ends_its_requests_and_leaves_the_cache_whole() -> None:
-    engine, runner = fake_engine(20, max_batch=1)
+    engine, runner = fake_engine(20, max_num_seqs=1)
     engine.add_request(request("in it", 40))
     engine.add_request(request("waiting", [5] * 40))
 

@@ -17,7 +17,7 @@ BATCH, FLEX, DEFAULT, PRIORITY = (
 
 @pytest.mark.parametrize("blocks", [16, 400])  # the cache is full as well, or the batch alone
 def test_one_request_is_not_held_up_by_another_tenants_two_hundred(blocks: int) -> None:
-    engine, runner = fake_engine(blocks, max_batch=8, step_tokens=64)
+    engine, runner = fake_engine(blocks, max_num_seqs=8, max_num_batched_tokens=64)
     for number in range(200):
         engine.add_request(request(f"a{number}", distinct(20, number), tenant="a", max_tokens=200))
     for _ in range(5):
@@ -34,7 +34,7 @@ def test_one_request_is_not_held_up_by_another_tenants_two_hundred(blocks: int) 
 
 @pytest.mark.parametrize("weights", [{"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 2.0, "c": 5.0}])
 def test_over_a_long_run_tenants_get_what_their_weights_say(weights: dict[str, float]) -> None:
-    engine, _ = fake_engine(300, max_batch=8, step_tokens=128)
+    engine, _ = fake_engine(300, max_num_seqs=8, max_num_batched_tokens=128)
     lengths = {"a": (40, 9), "b": (10, 30), "c": (90, 3)}  # prompt, answer: unlike loads, alike in what they cost
     number, served = 0, Counter[str]()
 
@@ -61,7 +61,7 @@ def test_over_a_long_run_tenants_get_what_their_weights_say(weights: dict[str, f
 
 
 def test_who_comes_new_gets_no_credit_for_the_time_before() -> None:
-    engine, _ = fake_engine(300, max_batch=1)
+    engine, _ = fake_engine(300, max_num_seqs=1)
     for number in range(40):
         engine.add_request(request(f"a{number}", distinct(20, number), tenant="a"))
     for _ in range(20):
@@ -73,7 +73,7 @@ def test_who_comes_new_gets_no_credit_for_the_time_before() -> None:
 
 
 def test_a_client_orders_only_its_own_tenants_requests() -> None:
-    engine, runner = fake_engine(100, max_batch=1)
+    engine, runner = fake_engine(100, max_num_seqs=1)
     engine.add_request(request("b first", distinct(20, 1), tenant="b", arrival=1.0))
     engine.add_request(request("a late", distinct(20, 2), tenant="a", arrival=2.0, priority=9))
     engine.add_request(request("a soon", distinct(20, 3), tenant="a", arrival=3.0, priority=-9))
@@ -82,7 +82,7 @@ def test_a_client_orders_only_its_own_tenants_requests() -> None:
 
 
 def test_a_higher_class_goes_first_whatever_the_tenant_had() -> None:
-    engine, runner = fake_engine(100, max_batch=1)
+    engine, runner = fake_engine(100, max_num_seqs=1)
     for name, service_class in (("batch", BATCH), ("flex", FLEX), ("default", DEFAULT), ("priority", PRIORITY)):
         engine.add_request(request(name, distinct(20, len(name)), tenant=name[0], service_class=service_class))
     run(engine)
@@ -91,7 +91,7 @@ def test_a_higher_class_goes_first_whatever_the_tenant_had() -> None:
 
 @pytest.mark.parametrize("blocks", [5, 100])
 def test_a_waiting_higher_class_preempts_the_newest_of_the_lowest(blocks: int) -> None:
-    engine, runner = fake_engine(blocks, max_batch=2)
+    engine, runner = fake_engine(blocks, max_num_seqs=2)
     engine.add_request(request("flex", distinct(20, 1), service_class=FLEX, max_tokens=9))
     engine.add_request(request("default", distinct(20, 2), max_tokens=9))
     engine.step()
@@ -105,7 +105,7 @@ def test_a_waiting_higher_class_preempts_the_newest_of_the_lowest(blocks: int) -
 
 
 def test_a_preemption_that_would_not_help_is_not_made() -> None:
-    engine, _ = fake_engine(10, max_batch=4)
+    engine, _ = fake_engine(10, max_num_seqs=4)
     engine.add_request(request("first", distinct(100, 1), service_class=PRIORITY, max_tokens=9))
     engine.add_request(request("flex", distinct(16, 2), service_class=FLEX, max_tokens=9))
     engine.step()
@@ -116,7 +116,7 @@ def test_a_preemption_that_would_not_help_is_not_made() -> None:
 
 
 def test_a_request_yields_at_most_twice_for_other_tenants_shares() -> None:
-    engine, _ = fake_engine(100, max_batch=2)
+    engine, _ = fake_engine(100, max_num_seqs=2)
     engine.add_request(request("a1", distinct(20, 1), tenant="a", max_tokens=400))
     engine.add_request(request("a2", distinct(20, 2), tenant="a", max_tokens=400))
     for number in range(12):
@@ -124,12 +124,12 @@ def test_a_request_yields_at_most_twice_for_other_tenants_shares() -> None:
             engine.step()
         engine.add_request(request(f"b{number}", distinct(20, 100 + number), tenant=f"b{number}", max_tokens=3))
     seen = [seq for seq in [*engine.scheduler.running, *engine.scheduler.waiting] if seq.request.tenant == "a"]
-    assert max(seq.yields for seq in seen) == 2
+    assert max(seq.fairness_preemptions for seq in seen) == 2
     run(engine)
 
 
 def test_batch_fills_only_what_is_idle() -> None:
-    engine, runner = fake_engine(100, max_batch=4, step_tokens=48)
+    engine, runner = fake_engine(100, max_num_seqs=4, max_num_batched_tokens=48)
     for number in range(6):
         engine.add_request(request(f"batch{number}", distinct(30, number), service_class=BATCH, max_tokens=40))
     for _ in range(4):
@@ -150,7 +150,7 @@ def test_batch_fills_only_what_is_idle() -> None:
 
 
 def test_batch_gets_no_part_of_the_budget_that_others_can_use() -> None:
-    engine, runner = fake_engine(100, max_batch=4, step_tokens=32)
+    engine, runner = fake_engine(100, max_num_seqs=4, max_num_batched_tokens=32)
     engine.add_request(request("batch", distinct(300, 1), service_class=BATCH))
     engine.step()
     engine.add_request(request("now", distinct(300, 2), tenant="b"))
@@ -163,7 +163,7 @@ def test_batch_gets_no_part_of_the_budget_that_others_can_use() -> None:
 
 def test_batch_expires_and_never_grows_old() -> None:
     clock = Clock()
-    engine, runner = fake_engine(100, max_batch=1, clock=clock)
+    engine, runner = fake_engine(100, max_num_seqs=1, clock=clock)
     engine.add_request(request("long", distinct(20, 1), max_tokens=1000))
     engine.add_request(request("batch", distinct(20, 2), tenant="b", service_class=BATCH, expires_at=86_400.0))
     for hour in range(24):
@@ -182,7 +182,7 @@ def test_batch_expires_and_never_grows_old() -> None:
 
 def test_flex_grows_old_and_is_served() -> None:
     clock = Clock()
-    engine, _ = fake_engine(100, max_batch=1, clock=clock)
+    engine, _ = fake_engine(100, max_num_seqs=1, clock=clock)
     engine.add_request(request("flex", distinct(20, 1), tenant="b", service_class=FLEX, arrival=0.0))
     ended: list[RequestOutput] = []
     for number in range(100):  # somebody's priority requests would go before it for ever
@@ -199,7 +199,7 @@ def test_flex_grows_old_and_is_served() -> None:
 
 
 def test_the_shortest_expected_goes_first_within_a_tenant() -> None:
-    engine, runner = fake_engine(200, max_batch=1)
+    engine, runner = fake_engine(200, max_num_seqs=1)
     engine.add_request(request("long", distinct(20, 1), max_tokens=900))
     engine.add_request(request("short", distinct(20, 2), max_tokens=2))
     engine.add_request(request("other", distinct(20, 3), tenant="b", max_tokens=500))
@@ -208,7 +208,7 @@ def test_the_shortest_expected_goes_first_within_a_tenant() -> None:
 
 
 def test_what_is_expected_is_learnt_from_the_tenants_answers() -> None:
-    engine, runner = fake_engine(200, max_batch=1, choose=lambda seq: 2 if seq.num_output_tokens == 3 else 100)
+    engine, runner = fake_engine(200, max_num_seqs=1, choose=lambda seq: 2 if seq.num_output_tokens == 3 else 100)
     for number in range(5):  # short prompts have had answers of four tokens, whatever their max_tokens
         engine.add_request(request(f"before{number}", distinct(20, number), max_tokens=1000))
     run(engine)
@@ -223,7 +223,7 @@ def test_what_is_expected_is_learnt_from_the_tenants_answers() -> None:
 
 def test_shortness_overtakes_for_a_bounded_time_only() -> None:
     clock = Clock()
-    engine, runner = fake_engine(200, max_batch=1, clock=clock)
+    engine, runner = fake_engine(200, max_num_seqs=1, clock=clock)
     engine.add_request(request("long", distinct(20, 1), max_tokens=1000))  # expected: 256 tokens, at twice
     for number in range(40):
         clock.now = number * 0.05
@@ -234,7 +234,7 @@ def test_shortness_overtakes_for_a_bounded_time_only() -> None:
 
 
 def test_requests_that_share_a_cached_prefix_go_together() -> None:
-    engine, runner = fake_engine(12, max_batch=1)
+    engine, runner = fake_engine(12, max_num_seqs=1)
     engine.add_request(request("a1", distinct(64, 1)))
     engine.step()
     for name, mark, arrival in (("b1", 2, 0.010), ("b2", 2, 0.011), ("a2", 1, 0.020), ("a3", 1, 0.021)):
@@ -244,7 +244,7 @@ def test_requests_that_share_a_cached_prefix_go_together() -> None:
 
 
 def test_nobody_waits_for_a_prefix_that_a_lower_class_computes() -> None:
-    engine, runner = fake_engine(100, step_tokens=64, max_batch=4)
+    engine, runner = fake_engine(100, max_num_batched_tokens=64, max_num_seqs=4)
     engine.add_request(request("batch", distinct(200, 1), service_class=BATCH))
     engine.step()
     engine.add_request(request("same class", distinct(200, 1), service_class=BATCH))
@@ -258,7 +258,9 @@ def test_nobody_waits_for_a_prefix_that_a_lower_class_computes() -> None:
 
 
 def test_short_prompts_pass_long_ones_under_a_cap_of_their_number() -> None:
-    engine, runner = fake_engine(200, step_tokens=64, long_prompt_tokens=16, max_long_prompts=1)
+    engine, runner = fake_engine(
+        200, max_num_batched_tokens=64, long_prefill_token_threshold=16, max_long_partial_prefills=1
+    )
     for number in range(3):
         engine.add_request(request(f"long{number}", distinct(200, number)))
     engine.add_request(request("short", distinct(10, 9), arrival=5.0))

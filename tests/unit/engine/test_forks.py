@@ -9,14 +9,14 @@ from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.fakes import FakeRunner, MemoryRunner, distinct, fake_engine, request, run
 
 
-def engine_with(blocks: int, *, run_ahead: bool = False, **settings: float) -> tuple[LLMEngine, FakeRunner]:
-    return fake_engine(runner=MemoryRunner(blocks, 16, run_ahead=run_ahead), **settings)
+def engine_with(blocks: int, *, async_scheduling: bool = False, **settings: float) -> tuple[LLMEngine, FakeRunner]:
+    return fake_engine(runner=MemoryRunner(blocks, 16, async_scheduling=async_scheduling), **settings)
 
 
-@pytest.mark.parametrize("run_ahead", [False, True])
+@pytest.mark.parametrize("async_scheduling", [False, True])
 @pytest.mark.parametrize("length", [40, 48, 49])  # ends in a block, at its end, at the next one's first token
-def test_the_prompt_is_computed_once_and_billed_once(length: int, run_ahead: bool) -> None:
-    engine, runner = engine_with(20, run_ahead=run_ahead)
+def test_the_prompt_is_computed_once_and_billed_once(length: int, async_scheduling: bool) -> None:
+    engine, runner = engine_with(20, async_scheduling=async_scheduling)
     engine.add_request(request("a", length, max_tokens=20, n=3))
     outputs = run(engine)["a"]
     assert sum(step["a"] for step in runner.steps if step["a"] > 1) == length
@@ -47,7 +47,7 @@ def test_answers_have_seeds_of_their_own() -> None:
 
 
 def test_answers_wait_for_each_other_under_a_small_batch() -> None:
-    engine, runner = engine_with(20, max_batch=1)
+    engine, runner = engine_with(20, max_num_seqs=1)
     engine.add_request(request("a", 40, max_tokens=3, n=3))
     outputs = run(engine)["a"]
     assert sum(len(output.token_ids) for output in outputs) == 9

@@ -144,7 +144,7 @@ def test_a_request_that_fails_leaves_no_pin_behind() -> None:
 @pytest.mark.parametrize(("billed", "kept"), [(True, 4), (False, 2)])
 def test_who_is_aborted_keeps_what_is_billed(billed: bool, kept: int) -> None:
     """One that is not billed, as it ran past its time, leaves pinned what it computed, and nothing else."""
-    engine, _ = engine_with(Clock(), step_tokens=32, max_batch=4)
+    engine, _ = engine_with(Clock(), max_num_batched_tokens=32, max_num_seqs=4)
     engine.add_request(request("late", distinct(100, 1), breakpoints=(CacheBreakpoint(64, FIVE),)))
     engine.step()
     engine.abort("late", billed=billed)

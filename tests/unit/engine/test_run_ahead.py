@@ -10,7 +10,7 @@ from tests.support.engine.fakes import MemoryRunner, distinct, fake_engine, requ
 
 
 def ahead(blocks: int = 40, **settings: float) -> tuple[LLMEngine, MemoryRunner]:
-    runner = MemoryRunner(blocks, 16, run_ahead=True)
+    runner = MemoryRunner(blocks, 16, async_scheduling=True)
     engine, _ = fake_engine(runner=runner, **settings)
     return engine, runner
 
@@ -29,8 +29,12 @@ def test_a_step_is_launched_before_the_one_before_has_come_back() -> None:
 @pytest.mark.parametrize("blocks", [8, 60])
 def test_the_answers_are_those_of_one_step_at_a_time(blocks: int) -> None:
     answers = []
-    for run_ahead in (False, True):
-        engine, _ = fake_engine(runner=MemoryRunner(blocks, 16, run_ahead=run_ahead), max_batch=4, step_tokens=40)
+    for async_scheduling in (False, True):
+        engine, _ = fake_engine(
+            runner=MemoryRunner(blocks, 16, async_scheduling=async_scheduling),
+            max_num_seqs=4,
+            max_num_batched_tokens=40,
+        )
         for number in range(12):
             engine.add_request(request(str(number), distinct(20 + number, number % 5), max_tokens=15 + number))
         outputs = run(engine)
@@ -77,7 +81,7 @@ def test_blocks_of_an_ended_request_are_anothers_while_its_last_step_is_under_wa
 
 
 def test_a_decode_that_preempts_leaves_the_others_token_in_flight_whole() -> None:
-    engine, _ = ahead(blocks=4, max_batch=2)
+    engine, _ = ahead(blocks=4, max_num_seqs=2)
     engine.add_request(request("old", distinct(15, 1), max_tokens=45))
     engine.add_request(request("new", distinct(15, 3), max_tokens=45))
     preempted = 0

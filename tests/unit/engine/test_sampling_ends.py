@@ -109,7 +109,7 @@ class LogprobRunner(FakeRunner):
 
 
 def test_logprobs_reach_the_request_that_asked() -> None:
-    engine, _ = fake_engine(40, runner=LogprobRunner(40), step_tokens=64)
+    engine, _ = fake_engine(40, runner=LogprobRunner(40), max_num_batched_tokens=64)
     engine.add_request(request("plain", 50, max_tokens=5))
     engine.add_request(request("asks", [7] * 100, max_tokens=5, logprobs=2, prompt_logprobs=2))
     outputs = run(engine)

@@ -13,7 +13,7 @@ from tests.support.engine.fakes import distinct, fake_engine, request, run, toke
 
 
 def test_a_budget_is_shared_in_chunks_under_the_long_prompt_cap() -> None:
-    engine, runner = fake_engine(200, step_tokens=1024, long_prompt_tokens=400)
+    engine, runner = fake_engine(200, max_num_batched_tokens=1024, long_prefill_token_threshold=400)
     for mark in (1, 3, 4):
         engine.add_request(request(str(mark), distinct(800, mark), max_tokens=9))
     for _ in range(3):
@@ -22,7 +22,7 @@ def test_a_budget_is_shared_in_chunks_under_the_long_prompt_cap() -> None:
 
 
 def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
-    engine, runner = fake_engine(200, step_tokens=64)
+    engine, runner = fake_engine(200, max_num_batched_tokens=64)
     engine.add_request(request("long", distinct(60, 1), max_tokens=30))
     engine.step()
     engine.add_request(request("longer", distinct(600, 3), max_tokens=1))
@@ -33,7 +33,7 @@ def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
 
 
 def test_older_prompts_do_not_stop_a_newer_decode() -> None:
-    engine, runner = fake_engine(200, step_tokens=64, long_prompt_tokens=32)
+    engine, runner = fake_engine(200, max_num_batched_tokens=64, long_prefill_token_threshold=32)
     engine.add_request(request("old", distinct(600, 1), arrival=1.0))
     engine.add_request(request("new", distinct(20, 3), arrival=3.0, max_tokens=30))
     engine.step()
@@ -45,7 +45,7 @@ def test_older_prompts_do_not_stop_a_newer_decode() -> None:
 
 
 def test_with_an_arrival_every_step_running_requests_go_on() -> None:
-    engine, _ = fake_engine(400, max_batch=16, step_tokens=64)
+    engine, _ = fake_engine(400, max_num_seqs=16, max_num_batched_tokens=64)
     engine.add_request(request("first", 20, max_tokens=25))
     got: list[int] = []
     for number in range(25):
@@ -55,7 +55,7 @@ def test_with_an_arrival_every_step_running_requests_go_on() -> None:
 
 
 def test_the_batch_has_its_limit() -> None:
-    engine, runner = fake_engine(100, max_batch=3, step_tokens=512)
+    engine, runner = fake_engine(100, max_num_seqs=3, max_num_batched_tokens=512)
     for mark in range(5):
         engine.add_request(request(str(mark), distinct(10, mark), max_tokens=2))
     run(engine)
@@ -63,7 +63,7 @@ def test_the_batch_has_its_limit() -> None:
 
 
 def test_requests_are_served_by_arrival() -> None:
-    engine, runner = fake_engine(100, max_batch=1)
+    engine, runner = fake_engine(100, max_num_seqs=1)
     for name, arrival in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
         engine.add_request(request(name, distinct(10, ord(name)), arrival=arrival))
     run(engine)
@@ -89,7 +89,7 @@ def test_a_follower_lets_others_pass() -> None:
 
 
 def test_a_follower_takes_over_from_an_aborted_leader() -> None:
-    engine, runner = fake_engine(40, step_tokens=64)
+    engine, runner = fake_engine(40, max_num_batched_tokens=64)
     engine.add_request(request("leader", 100))
     engine.add_request(request("follower", 100))
     engine.step()
@@ -113,7 +113,7 @@ def test_the_newest_is_preempted_and_comes_back_where_it_was() -> None:
 
 def test_a_preempted_requests_token_in_flight_is_kept() -> None:
     cache = KVCacheManager(10, 16)
-    scheduler = Scheduler(cache, max_batch=4, step_tokens=64)
+    scheduler = Scheduler(cache, max_num_seqs=4, max_num_batched_tokens=64)
     seq = Sequence(request("a", 20, max_tokens=5), None)
     scheduler.add(seq)
     [scheduled] = scheduler.schedule().scheduled

@@ -21,7 +21,7 @@ def sizing(max_model_len: int = 8192, **settings: int) -> KVSizing:
 
 
 def test_it_works() -> None:
-    found = sizing(kv_memory=1 << 30)
+    found = sizing(kv_cache_bytes=1 << 30)
     assert found.token_bytes == TOKEN == 23_040
     assert found.num_blocks == (1 << 30) // (TOKEN * 32) == 1456
     assert (found.num_tokens, found.num_bytes) == (46_592, 46_592 * TOKEN)
@@ -40,24 +40,24 @@ def test_it_works() -> None:
 
 
 def test_one_request_of_the_greatest_length_just_fits() -> None:
-    assert sizing(kv_memory=8192 * TOKEN).longest_requests == 1
+    assert sizing(kv_cache_bytes=8192 * TOKEN).longest_requests == 1
     with pytest.raises(KVMemoryError):
-        sizing(kv_memory=8192 * TOKEN - 1)
+        sizing(kv_cache_bytes=8192 * TOKEN - 1)
 
 
 def test_one_that_does_not_fit_is_refused_with_two_ways_out_that_work() -> None:
     with pytest.raises(KVMemoryError) as refused:
-        sizing(kv_memory=64 << 20)
-    assert "64.0 MiB of KV cache hold 2,912 tokens, and one request may take 8,192" in str(refused.value)
+        sizing(kv_cache_bytes=64 << 20)
+    assert "64.0 MiB of KV cache fit 2,912 tokens, but one request may take 8,192" in str(refused.value)
     assert "MILLRACE_KV_CACHE_BYTES=180MiB" in str(refused.value)
     assert "?max_model_len=2912 " in str(refused.value)
-    assert sizing(kv_memory=180 << 20).longest_requests == 1
-    assert sizing(2912, kv_memory=64 << 20).longest_requests == 1
+    assert sizing(kv_cache_bytes=180 << 20).longest_requests == 1
+    assert sizing(2912, kv_cache_bytes=64 << 20).longest_requests == 1
 
 
 def test_memory_for_no_block_at_all_leaves_one_way_out() -> None:
     with pytest.raises(KVMemoryError) as refused:
-        sizing(kv_memory=1000)
+        sizing(kv_cache_bytes=1000)
     assert "MILLRACE_KV_CACHE_BYTES" in str(refused.value)
     assert "max_model_len" not in str(refused.value)
 
@@ -68,6 +68,6 @@ def test_a_number_of_blocks_asked_for_is_taken_as_it_is() -> None:
 
 
 def test_the_runner_refuses_before_it_loads_anything() -> None:
-    config = EngineConfig(Path("nowhere"), device="cpu", dtype="bfloat16", kv_memory=1 << 20)
+    config = EngineConfig(Path("nowhere"), device="cpu", dtype="bfloat16", kv_cache_bytes=1 << 20)
     with pytest.raises(KVMemoryError):
         ModelRunner(config, SMOLLM2, 8192)

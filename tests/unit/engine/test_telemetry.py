@@ -62,7 +62,7 @@ def count(metrics: EngineMetrics, name: str) -> tuple[int, float]:
 
 
 def test_a_requests_record_is_exact() -> None:
-    bench = Bench(step_tokens=20, max_batch=4)
+    bench = Bench(max_num_batched_tokens=20, max_num_seqs=4)
     bench.clock.now = 5
     bench.engine.add_request(request("x", 32, max_tokens=3, tenant="t", service_class=ServiceClass.FLEX))
     bench.clock.now = 7
@@ -70,7 +70,7 @@ def test_a_requests_record_is_exact() -> None:
         bench.step(took)
     [record] = bench.engine.recent_requests()
     assert (record.request_id, record.tenant, record.service_class) == ("x", "t", ServiceClass.FLEX)
-    assert (record.finish_reason, record.fault) == ("length", None)
+    assert (record.finish_reason, record.error_code) == ("length", None)
     assert (record.arrived_at, record.queue_seconds, record.prefill_seconds, record.ttft_seconds) == (5, 2, 4, 6)
     assert (record.mean_itl_seconds, record.max_itl_seconds) == (2, 3)
     assert (record.decode_seconds, record.e2e_seconds) == (4, 10)
@@ -79,7 +79,7 @@ def test_a_requests_record_is_exact() -> None:
 
 
 def test_the_same_times_are_in_the_histograms() -> None:
-    bench = Bench(step_tokens=20, max_batch=4)
+    bench = Bench(max_num_batched_tokens=20, max_num_seqs=4)
     bench.engine.add_request(request("x", 32, max_tokens=3))
     bench.clock.now = 2
     for took in (2, 2, 3, 1):
@@ -135,7 +135,7 @@ def test_a_prompt_that_does_not_read_the_cache_is_no_query() -> None:
 
 
 def test_requests_end_under_vllms_words_and_only_answers_are_billed() -> None:
-    bench = Bench(num_blocks=4, max_batch=4)
+    bench = Bench(num_blocks=4, max_num_seqs=4)
     for name, prompt in (("done", 16), ("cancelled", 16), ("broken", 16)):
         bench.engine.add_request(request(name, distinct(prompt, len(name)), max_tokens=2))
         if name == "cancelled":
@@ -150,7 +150,7 @@ def test_requests_end_under_vllms_words_and_only_answers_are_billed() -> None:
     assert counters[families.BILLED_TOKENS] == {
         "uncached": 32, "cache_read": 0, "cache_write_5m": 0, "cache_write_1h": 0, "output": 3
     }  # fmt: skip
-    assert [(r.finish_reason, r.fault) for r in bench.engine.recent_requests()] == [
+    assert [(r.finish_reason, r.error_code) for r in bench.engine.recent_requests()] == [
         ("length", None), ("cancelled", None), (None, "internal_error")
     ]  # fmt: skip
 
@@ -180,7 +180,7 @@ def test_several_answers_are_one_request() -> None:
 
 
 def test_preemptions_are_counted_and_their_wait_is_in_the_gap() -> None:
-    bench = Bench(num_blocks=4, max_batch=2)
+    bench = Bench(num_blocks=4, max_num_seqs=2)
     bench.engine.add_request(request("a", distinct(30, 1), max_tokens=20))
     bench.engine.add_request(request("b", distinct(15, 2), max_tokens=20))
     run(bench.engine)
@@ -193,7 +193,7 @@ def test_preemptions_are_counted_and_their_wait_is_in_the_gap() -> None:
 
 
 def test_a_steps_record_is_exact() -> None:
-    bench = Bench(step_tokens=20, max_batch=4)
+    bench = Bench(max_num_batched_tokens=20, max_num_seqs=4)
     bench.engine.add_request(request("a", distinct(18, 1), max_tokens=9))
     bench.step(1)
     bench.engine.add_request(request("b", distinct(40, 2), max_tokens=9))
@@ -225,7 +225,7 @@ def test_a_steps_record_is_exact() -> None:
 
 
 def test_a_step_launched_ahead_is_not_timed_twice() -> None:
-    runner = MemoryRunner(20, 16, run_ahead=True)
+    runner = MemoryRunner(20, 16, async_scheduling=True)
     bench = Bench(runner=runner)
     bench.engine.add_request(request("x", 16, max_tokens=5))
     run(bench.engine)
@@ -237,7 +237,7 @@ def test_a_step_launched_ahead_is_not_timed_twice() -> None:
 
 def test_shares_of_the_peak_are_those_of_the_last_steps() -> None:
     bench = Bench()
-    metrics = EngineMetrics(bench.engine.scheduler, bench.runner.roofline, kept=2)
+    metrics = EngineMetrics(bench.engine.scheduler, bench.runner.roofline, max_records=2)
     bench.engine.metrics = metrics
     for index, prompt in enumerate((64, 16, 32)):
         bench.engine.add_request(request(str(index), distinct(prompt, index + 1)))

@@ -147,7 +147,7 @@ class Desk:
         self.replicas = self
 
     def live(self) -> dict[str, SimpleNamespace]:
-        return {"r1": SimpleNamespace(max_batch=8)}
+        return {"r1": SimpleNamespace(max_num_seqs=8)}
 
     async def batches(self) -> list[BatchHeader]:
         return [BatchHeader(1, 1, 1, "openai", "/v1/completions", "file-1")]

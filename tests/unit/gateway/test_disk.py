@@ -23,7 +23,7 @@ async def test_it_refuses_while_the_disk_is_almost_full(monkeypatch: pytest.Monk
             watch.require_space()
         assert (caught.value.status, caught.value.code) == (503, "server_is_overloaded")
         assert (b"retry-after", b"10") in caught.value.headers()
-        assert "new requests are refused until" in watch.check()
+        assert "new requests are rejected until" in watch.check()
         watch._space.min_free = watch._space.resume_at = 1  # as if space had been freed
 
         async def has_space() -> bool:

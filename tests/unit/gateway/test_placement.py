@@ -143,22 +143,22 @@ def test_batches_take_no_credit_from_others(fleet: Fleet) -> None:
 def test_it_is_known_where_a_start_was_computed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     job, other = make_job(prompt(7)), make_job(prompt(7), b"another tenant's")
     first = fleet.send(job)
-    assert first.warm_on == ()  # sent there, and nothing computed yet
+    assert first.replicas_with_prefix == ()  # sent there, and nothing computed yet
     fleet.placement.computed(first.start, first.replica_id)
     for length in (AFFINITY_TOKENS, 200):
         choice = fleet.placement.choose(make_job(prompt(7, length)))
-        assert choice and choice.warm_on == (first.replica_id,)
+        assert choice and choice.replicas_with_prefix == (first.replica_id,)
     cold, short = fleet.placement.choose(other), fleet.placement.choose(make_job([7] * 8))
-    assert cold and short and cold.warm_on == short.warm_on == ()
+    assert cold and short and cold.replicas_with_prefix == short.replicas_with_prefix == ()
     assert short.start == b""
     monkeypatch.setattr(placement, "WARM_SECONDS", 0.0)
     expired = fleet.placement.choose(job)
-    assert expired and expired.warm_on == ()
+    assert expired and expired.replicas_with_prefix == ()
     monkeypatch.undo()
     fleet.names.remove(first.replica_id)
     fleet.beats()
     gone = fleet.placement.choose(job)
-    assert gone and gone.warm_on == ()
+    assert gone and gone.replicas_with_prefix == ()
 
 
 def test_only_so_many_starts_are_remembered(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,4 +168,4 @@ def test_only_so_many_starts_are_remembered(fleet: Fleet, monkeypatch: pytest.Mo
         choice = fleet.send(job)
         fleet.placement.computed(choice.start, choice.replica_id)
     known = [fleet.placement.choose(job) for job in jobs]
-    assert [bool(choice and choice.warm_on) for choice in known] == [False, True, True]
+    assert [bool(choice and choice.replicas_with_prefix) for choice in known] == [False, True, True]

@@ -117,7 +117,7 @@ def test_what_the_engine_is_told_of_tools() -> None:
     assert tools.spec(request(tools=(tool,), tool_choice="none")) is None
     spec = tools.spec(request(tools=(tool,), tool_choice="f"))
     assert spec is not None
-    assert (spec.kind, spec.param) == ("tools", "tools")
+    assert (spec.constraint_type, spec.param) == ("tools", "tools")
     told = {"tools": [{"name": "f", "parameters": schema, "strict": True}], "choice": "f", "parallel": False}
     assert json.loads(spec.text) == told
     for parallel in (True, False):

@@ -34,7 +34,7 @@ def test_it_is_low_below_the_minimum_until_a_quarter_more_is_free(free: dict[str
     for mib, is_low in looks:
         free["a"] = mib * MIB
         assert space.look() is is_low, mib
-    assert space.describe() == "99 MiB are free: new requests are refused until 125 MiB are"
+    assert space.describe() == "99 MiB are free: new requests are rejected until 125 MiB are free"
 
 
 def test_the_fullest_disk_counts_and_one_that_is_not_there_does_not(free: dict[str, int]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inference_worker.contract.request import RequestFault, RequestOutput, RequestRejected, StructuredSpec
+from inference_worker.contract.request import RequestError, RequestOutput, RequestRejected, StructuredSpec
 from tests.support.worker.resident_engine import Harness, wait_until
 
 FORM = StructuredSpec("regex", "a{1,9}")
@@ -60,7 +60,7 @@ def test_others_are_served_while_a_form_is_compiled(harness: Harness, grammars: 
     grammars.allowed.set()
     live, fault = harness.next()
     assert live is held
-    assert isinstance(fault, RequestFault)
+    assert isinstance(fault, RequestError)
     assert harness.client.live() == []
     assert grammars.compiling_on == ["grammars_0"]
 

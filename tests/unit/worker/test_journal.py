@@ -129,7 +129,7 @@ def test_a_record_cut_short_by_a_full_disk_is_taken_back(tmp_path: Path, monkeyp
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", half)
-        with pytest.raises(OSError, match="no room"):
+        with pytest.raises(OSError, match="no disk space"):
             journal.append(events[:2])
     assert journal.open_events() == []
     journal.append(events[2:])

@@ -10,7 +10,7 @@ from inference_worker.contract.metric_families import GENERATION_TOKENS, ITL
 from inference_worker.contract.request import (
     CacheBreakpoint,
     Request,
-    RequestFault,
+    RequestError,
     RequestOutput,
     ServiceClass,
 )
@@ -91,7 +91,7 @@ def test_what_can_never_fit_is_refused_with_its_reason(harness: Harness) -> None
     live = harness.submit("req_1", prompt=500, max_tokens=100)
     refused, fault = harness.next()
     assert refused is live
-    assert isinstance(fault, RequestFault)
+    assert isinstance(fault, RequestError)
     assert fault.code == "context_length_exceeded"
     assert harness.client.live() == []
 
@@ -116,9 +116,9 @@ def test_a_cancel_takes_effect_within_two_steps(harness: Harness) -> None:
     wait_until(lambda: harness.client.stats().kv_blocks_used == 0)
 
 
-@pytest.mark.parametrize(("failure", "pins"), [(None, 6), (RequestFault("timeout", "too late"), 4)])
+@pytest.mark.parametrize(("failure", "pins"), [(None, 6), (RequestError("timeout", "too late"), 4)])
 def test_who_is_ended_unbilled_pins_only_what_was_computed(
-    harness: Harness, failure: RequestFault | None, pins: int
+    harness: Harness, failure: RequestError | None, pins: int
 ) -> None:
     live = harness.submit("req_1", prompt=100, breakpoints=(CacheBreakpoint(96, 300),))
     wait_until(lambda: len(harness.engine.scheduler.cache.pins) == 6)
@@ -146,7 +146,7 @@ def test_an_unbegun_execution_can_be_handed_over_and_a_begun_one_goes_on(harness
     harness.next()
     waiting = harness.submit("req_waiting")
     for live in (begun, waiting):
-        harness.client.hand_over(live)
+        harness.client.requeue(live)
     harness.steps(3)
     outcomes = [harness.next() for _ in range(3)]
     assert (waiting, Requeued()) in outcomes
@@ -164,7 +164,7 @@ def test_a_broken_engine_leaves_nobody_waiting(harness: Harness, monkeypatch: py
 
     monkeypatch.setattr(harness.engine, "step", broken)
     harness.steps(2)
-    while not isinstance((delivered := harness.next())[1], RequestFault):
+    while not isinstance((delivered := harness.next())[1], RequestError):
         pass
     assert delivered[0] is live
     assert harness.broken.wait(60)

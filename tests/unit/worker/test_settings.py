@@ -29,9 +29,9 @@ def test_profiles_are_those_that_can_be_said_and_make_engines() -> None:
         assert step_limits(settings(engine_profile=name)) == profile
         EngineConfig(
             Path(),
-            max_batch=profile.max_batch,
-            step_tokens=profile.step_tokens,
-            long_prompt_tokens=profile.long_prompt_tokens,
+            max_num_seqs=profile.max_num_seqs,
+            max_num_batched_tokens=profile.max_num_batched_tokens,
+            long_prefill_token_threshold=profile.long_prefill_token_threshold,
         )
     with pytest.raises(env.SettingsError, match="MILLRACE_ENGINE_PROFILE"):
         settings(engine_profile="fast")
@@ -39,24 +39,24 @@ def test_profiles_are_those_that_can_be_said_and_make_engines() -> None:
 
 def test_profiles_go_from_short_steps_to_long_ones() -> None:
     ordered = [PROFILES[name] for name in ("latency", "balanced", "throughput")]
-    assert [p.step_tokens for p in ordered] == sorted({p.step_tokens for p in ordered})
-    assert [p.max_batch for p in ordered] == sorted({p.max_batch for p in ordered})
+    assert [p.max_num_batched_tokens for p in ordered] == sorted({p.max_num_batched_tokens for p in ordered})
+    assert [p.max_num_seqs for p in ordered] == sorted({p.max_num_seqs for p in ordered})
 
 
 def test_one_limit_set_leaves_the_profiles_others() -> None:
     latency = PROFILES["latency"]
     found = step_limits(settings(engine_profile="latency", long_prefill_token_threshold=17))
-    assert found == EngineProfile(latency.step_tokens, 17, latency.max_batch)
+    assert found == EngineProfile(latency.max_num_batched_tokens, 17, latency.max_num_seqs)
 
 
 def test_batch_and_step_take_each_other_along() -> None:
-    assert step_limits(settings(max_num_seqs=4000)).step_tokens == 4000
-    assert step_limits(settings(max_num_batched_tokens=8)).max_batch == 8
-    assert step_limits(settings(max_num_seqs=2)).step_tokens == PROFILES["balanced"].step_tokens
+    assert step_limits(settings(max_num_seqs=4000)).max_num_batched_tokens == 4000
+    assert step_limits(settings(max_num_batched_tokens=8)).max_num_seqs == 8
+    assert step_limits(settings(max_num_seqs=2)).max_num_batched_tokens == PROFILES["balanced"].max_num_batched_tokens
     both = step_limits(settings(max_num_seqs=10, max_num_batched_tokens=20, long_prefill_token_threshold=5))
-    assert both == EngineProfile(step_tokens=20, long_prompt_tokens=5, max_batch=10)
+    assert both == EngineProfile(max_num_batched_tokens=20, long_prefill_token_threshold=5, max_num_seqs=10)
     with pytest.raises(
-        SystemExit, match=r"MILLRACE_MAX_NUM_BATCHED_TOKENS: 8 is less than MILLRACE_MAX_NUM_SEQS \(10\)"
+        SystemExit, match=r"MILLRACE_MAX_NUM_BATCHED_TOKENS \(8\) must be at least MILLRACE_MAX_NUM_SEQS \(10\)"
     ):
         step_limits(settings(max_num_seqs=10, max_num_batched_tokens=8))
 

@@ -135,7 +135,7 @@ def _row(at: datetime, one: ReplicaStatus) -> ReplicaMinute:
         beat=beat.beat,
         running=beat.running,
         waiting=beat.waiting,
-        max_batch=beat.max_batch,
+        max_batch=beat.max_num_seqs,
         kv_blocks=beat.kv_blocks,
         kv_blocks_used=beat.kv_blocks_used,
         cores=1 if machine is None else machine.cores,

@@ -83,7 +83,7 @@ class Dispatcher:
         self._untold: list[bytes] = []  # usage events that the broker has not taken yet
         self._wakeups = WakeupBuilder()
         self.reader = StreamReader(patient, gateway_id, self._accept, self._on_gap)
-        self.give_up_script = broker.register_script(claims.GIVE_UP)
+        self.abandon_script = broker.register_script(claims.ABANDON)
         self._fail_script = broker.register_script(claims.FAIL)
         self._cancel_script = broker.register_script(claims.CANCEL)
         self._tasks: list[asyncio.Task[None]] = []
@@ -161,8 +161,10 @@ class Dispatcher:
             generation.queued, generation.target = False, choice.replica_id
             generation.sent_at = time.monotonic()
             generation.start = choice.start
-            if choice.warm_on and not generation.written:
-                generation.job = msgspec.structs.replace(generation.job, warm_on=choice.warm_on)
+            if choice.replicas_with_prefix and not generation.written:
+                generation.job = msgspec.structs.replace(
+                    generation.job, replicas_with_prefix=choice.replicas_with_prefix
+                )
             self.placement.sent(choice.replica_id, batch=generation.batch)
             executions = generation.dispatch_request.why.setdefault("executions", [])
             executions.append(
@@ -384,7 +386,7 @@ class Dispatcher:
                         "tenant": generation.tenant,
                         "job": encode(job),
                         "form": dispatch_request.form,
-                        "void": self._void(job.billing_context),
+                        "not_started_event": self._void(job.billing_context),
                     }
                     pipe.hset(key, mapping=record)
                     pipe.expire(key, seconds)

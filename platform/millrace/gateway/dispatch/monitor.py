@@ -142,7 +142,7 @@ class DispatchMonitor:
         """
         dispatcher = self._dispatcher
         key, stale = claim_key(generation.request_id, generation.execution), generation.attempt
-        attempt = await dispatcher.give_up_script(keys=[key], args=[stale, owner])
+        attempt = await dispatcher.abandon_script(keys=[key], args=[stale, owner])
         if attempt is None:
             return False
         if generation.begun:  # its first token arrived during the call

@@ -42,7 +42,7 @@ class PlacementChoice:
     load: int  # requests it had
     credits: int  # further requests it would have taken
     start: bytes = b""  # names the prompt's start; empty: it is too short to care
-    warm_on: tuple[str, ...] = ()  # live replicas that have computed that start lately
+    replicas_with_prefix: tuple[str, ...] = ()  # live replicas that have computed that start lately
 
 
 class Placement:
@@ -99,7 +99,7 @@ class Placement:
         return sum(self._ours[replica_id, each] + self._others[replica_id, each] for each in classes)
 
     def credits(self, replica_id: str, beat: Heartbeat, *, batch: bool = False) -> int:
-        return beat.max_batch + max(1, beat.max_batch // 8) - self.load(replica_id, batch=batch)
+        return beat.max_num_seqs + max(1, beat.max_num_seqs // 8) - self.load(replica_id, batch=batch)
 
     def capacity(self, model: str) -> int:
         """Return the number of requests that all replicas of the model could take now."""
@@ -115,17 +115,21 @@ class Placement:
             name = self._idlest(credits, ready, batch)
             return PlacementChoice(name, "load", self.load(name, batch=batch), credits[name])
         warm_since = time.monotonic() - WARM_SECONDS
-        warm_on = tuple(name for name in ready if self._warm.get((start, name), -WARM_SECONDS) > warm_since)
+        replicas_with_prefix = tuple(
+            name for name in ready if self._warm.get((start, name), -WARM_SECONDS) > warm_since
+        )
         loads = {name: self.load(name, batch=batch) for name in ready}
         bound = max(MIN_REQUESTS_TO_BALANCE, BOUND * (sum(loads.values()) + 1) / len(ready))
         for rank, name in enumerate(_by_affinity(start, ready)):
             if name in credits and loads[name] <= bound:
-                return PlacementChoice(name, "spill" if rank else "prefix", loads[name], credits[name], start, warm_on)
+                return PlacementChoice(
+                    name, "spill" if rank else "prefix", loads[name], credits[name], start, replicas_with_prefix
+                )
         name = self._idlest(credits, ready, batch)
-        return PlacementChoice(name, "load", loads[name], credits[name], start, warm_on)
+        return PlacementChoice(name, "load", loads[name], credits[name], start, replicas_with_prefix)
 
     def _idlest(self, names: Iterable[str], ready: Mapping[str, Heartbeat], batch: bool) -> str:
-        return min(names, key=lambda each: (self.load(each, batch=batch) / ready[each].max_batch, each))
+        return min(names, key=lambda each: (self.load(each, batch=batch) / ready[each].max_num_seqs, each))
 
 
 def _start(job: InferenceJob) -> bytes:

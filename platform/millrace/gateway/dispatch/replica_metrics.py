@@ -26,7 +26,7 @@ STATE: tuple[tuple[Family, _Read], ...] = (  # of the heartbeat itself
     ),
     (Family("millrace_kv_blocks", "blocks of the KV cache"), lambda beat: beat.kv_blocks),
     (Family("millrace_kv_blocks_used", "blocks held by running requests"), lambda beat: beat.kv_blocks_used),
-    (Family("millrace_max_batch", "most requests in one step of the engine"), lambda beat: beat.max_batch),
+    (Family("millrace_max_num_seqs", "most requests in one step of the engine"), lambda beat: beat.max_num_seqs),
 )
 
 

@@ -21,8 +21,8 @@ from inference_worker.contract.messages import (
     StreamEvent,
     decode_event,
     decode_events,
+    event_log_key,
     gateway_stream,
-    request_log,
 )
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,7 @@ async def read_log_to_gap(
 ) -> tuple[list[LogEvent], bool]:
     """Return the logged events up to a gap, and whether there are later ones."""
     # Event n is element n, unless a worker wrote a round twice after a broken connection, or the broker lost some.
-    log_key = request_log(request_id, attempt)
+    log_key = event_log_key(request_id, attempt)
     payloads: Any = await broker.lrange(log_key, first_seq, -1)
     events, rest = _in_order(payloads, first_seq)
     if first_seq and (not payloads or rest):

@@ -144,7 +144,7 @@ class BatchRunner:
 
     def _room(self) -> int:
         """Lines that may run at once."""
-        return sum(beat.max_batch for beat in self._dispatcher.replicas.live().values())
+        return sum(beat.max_num_seqs for beat in self._dispatcher.replicas.live().values())
 
     def _begin(self, line: BatchLine, key: ApiKeySnapshot | None) -> None:
         task = asyncio.create_task(self._run(line, key))

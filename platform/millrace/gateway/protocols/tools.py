@@ -192,7 +192,7 @@ def spec(request: InferenceRequest) -> StructuredSpec | None:
     }
     answer = request.structured
     if answer is not None:
-        content["answer"] = json.loads(answer.text) if answer.kind == "json_schema" else {"type": "object"}
+        content["answer"] = json.loads(answer.text) if answer.constraint_type == "json_schema" else {"type": "object"}
     return StructuredSpec("tools", msgspec.json.encode(content).decode(), "tools")
 
 
