@@ -20,6 +20,7 @@ from inference_worker.contract.messages import (
     Tokens,
     claim_key,
     encode,
+    event_log_key,
     gateway_stream,
 )
 
