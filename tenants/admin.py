@@ -16,8 +16,8 @@ from tenants.models import (
     ApiKey,
     AuditEntry,
     LimitSet,
-    Mail,
     Membership,
+    OutboxEmail,
     Project,
     RoutingPolicy,
     Tenant,
@@ -83,7 +83,7 @@ class ApiKeyAdmin(ReadOnlyAdmin):
 
 @admin.register(AuditEntry)
 class AuditEntryAdmin(ReadOnlyAdmin):
-    list_display = ("at", "verb", "actor", "tenant_id", "object_type", "object_name")
+    list_display = ("created_at", "action", "actor", "tenant_id", "object_type", "object_name")
 
 
 @admin.register(LimitSet)
@@ -99,12 +99,12 @@ class RoutingPolicyAdmin(ReadOnlyAdmin):
 @admin.register(WebhookEndpoint)
 class WebhookEndpointAdmin(ReadOnlyAdmin):
     list_display = ("url", "tenant", "active", "failing_since", "disabled_because")
-    exclude = ("nonce", "old_nonce")  # its secret is made of these
+    exclude = ("nonce", "previous_nonce")  # its secret is made of these
 
 
-@admin.register(Mail)
-class MailAdmin(ReadOnlyAdmin):
-    list_display = ("subject", "tenant", "created_at", "tries", "sent_at")
+@admin.register(OutboxEmail)
+class OutboxEmailAdmin(ReadOnlyAdmin):
+    list_display = ("subject", "tenant", "created_at", "attempts", "sent_at")
 
 
 @admin.register(Authenticator)

@@ -13,12 +13,20 @@ from tenants import invitations
 from tenants.actions import do_purge_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import ChangeLog, IdempotentAnswer, Mail, Tenant, WebhookAttempt, WebhookDelivery, WebhookEvent
+from tenants.models import (
+    ChangeEventRow,
+    IdempotentResponse,
+    OutboxEmail,
+    Tenant,
+    WebhookAttempt,
+    WebhookDelivery,
+    WebhookEvent,
+)
 from tenants.outbox import change_feed, email_outbox, user_emails
 from tenants.webhooks import sending
 
 log = structlog.get_logger(__name__)
-IDEMPOTENT_ANSWER_RETENTION = timedelta(hours=24)
+IDEMPOTENT_RESPONSE_RETENTION = timedelta(hours=24)
 EVENT_RETENTION = timedelta(days=90)
 
 
@@ -53,13 +61,13 @@ def purge_expired() -> None:
     now = datetime.now(UTC)
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         old = now - timedelta(seconds=change_feed.RETENTION_SECONDS)
-        ChangeLog.objects.all_tenants().filter(at__lt=old).delete()
-        IdempotentAnswer.objects.all_tenants().filter(at__lt=now - IDEMPOTENT_ANSWER_RETENTION).delete()
-        told = now - EVENT_RETENTION
-        WebhookAttempt.objects.all_tenants().filter(delivery__event__at__lt=told).delete()
-        WebhookDelivery.objects.all_tenants().filter(event__at__lt=told).delete()
-        WebhookEvent.objects.all_tenants().filter(at__lt=told).delete()
-        Mail.objects.all_tenants().filter(created_at__lt=told).delete()
+        ChangeEventRow.objects.all_tenants().filter(created_at__lt=old).delete()
+        IdempotentResponse.objects.all_tenants().filter(created_at__lt=now - IDEMPOTENT_RESPONSE_RETENTION).delete()
+        oldest = now - EVENT_RETENTION
+        WebhookAttempt.objects.all_tenants().filter(delivery__event__created_at__lt=oldest).delete()
+        WebhookDelivery.objects.all_tenants().filter(event__created_at__lt=oldest).delete()
+        WebhookEvent.objects.all_tenants().filter(created_at__lt=oldest).delete()
+        OutboxEmail.objects.all_tenants().filter(created_at__lt=oldest).delete()
 
 
 @shared_task(name="tenants.send_webhooks")

@@ -23,7 +23,7 @@ from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
-from tenants.outbox.email_outbox import enqueue_mail
+from tenants.outbox.email_outbox import enqueue_email
 from tenants.webhooks.outbox import enqueue
 
 ROLES = ("owner", "admin", "billing")
@@ -111,7 +111,7 @@ def _alert(window_id: int, thresholds: Sequence[str], now: datetime) -> int:
             for threshold in thresholds
         ]
         new = [row for row, is_new in found if is_new]
-        mail = enqueue_mail(budget.tenant_id, ROLES, *_mail(new, window)) if new else None
+        mail = enqueue_email(budget.tenant_id, ROLES, *_mail(new, window)) if new else None
         for row in new:
             event_key, payload = f"budget:{window.pk}:{row.threshold}", _payload(row, window, expected)
             row.event = enqueue(budget.tenant_id, "budget.threshold_reached", event_key, payload)

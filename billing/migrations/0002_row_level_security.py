@@ -87,7 +87,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('billing', '0001_usage'),
-        ('tenants', '0003_row_level_security'),
+        ('tenants', '0002_row_level_security'),
     ]
 
     operations = [

@@ -138,7 +138,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('billing', '0002_row_level_security'),
-        ('tenants', '0004_rehash'),
+        ('tenants', '0002_row_level_security'),
     ]
 
     operations = [

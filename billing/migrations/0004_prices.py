@@ -101,7 +101,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('billing', '0003_invoicing'),
-        ('tenants', '0004_rehash'),
+        ('tenants', '0002_row_level_security'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

@@ -11,7 +11,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('billing', '0007_rollups'),
-        ('tenants', '0004_rehash'),
+        ('tenants', '0002_row_level_security'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

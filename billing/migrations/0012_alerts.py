@@ -12,7 +12,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('billing', '0011_rollover'),
-        ('tenants', '0006_webhooks'),
+        ('tenants', '0002_row_level_security'),
     ]
 
     operations = [

@@ -10,7 +10,7 @@ from django.db.models import Q
 
 from billing.models.holds import Window
 from tenants.isolation.scopes import TenantManager
-from tenants.models import ApiKey, Mail, Project, Tenant, User, WebhookEvent
+from tenants.models import ApiKey, OutboxEmail, Project, Tenant, User, WebhookEvent
 
 MAX_BUDGET_NANO = 10**17  # nano-USD, so a hundred million dollars; sums of several stay within a bigint
 
@@ -109,7 +109,7 @@ class BudgetAlert(models.Model):
     limit = models.BigIntegerField()
     forecast = models.BigIntegerField(null=True, help_text="expected by the period's end; of alerts by forecast alone")
     event = models.ForeignKey(WebhookEvent, on_delete=models.SET_NULL, null=True)
-    mail = models.ForeignKey(Mail, on_delete=models.SET_NULL, null=True)
+    mail = models.ForeignKey(OutboxEmail, on_delete=models.SET_NULL, null=True)
     at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()

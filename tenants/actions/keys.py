@@ -15,11 +15,11 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys import ip_allowlist, playground_tokens, snapshot
 from tenants.keys.key_snapshots import recompile
-from tenants.models import ApiKey, ChangeLog, LimitSet, Project, Tenant, User
+from tenants.models import ApiKey, ChangeEventRow, LimitSet, Project, Tenant, User
 from tenants.outbox import change_feed
 
 MAX_OVERLAP = timedelta(days=30)
-CHANGEABLE = ("name", "scopes", "allowed_models", "allowed_addresses", "expires_at")
+CHANGEABLE = ("name", "scopes", "allowed_models", "allowed_ip_ranges", "expires_at")
 
 
 def do_create_api_key(
@@ -28,7 +28,7 @@ def do_create_api_key(
     *,
     scopes: Sequence[str] = ("inference", "models"),
     allowed_models: Sequence[str] | None = None,
-    allowed_addresses: Sequence[str] | None = None,
+    allowed_ip_ranges: Sequence[str] | None = None,
     expires_at: datetime | None = None,
     created_by: User | None = None,
 ) -> tuple[ApiKey, str]:
@@ -45,13 +45,13 @@ def do_create_api_key(
                 "name": name,
                 "scopes": scopes,
                 "allowed_models": allowed_models,
-                "allowed_addresses": allowed_addresses,
+                "allowed_ip_ranges": allowed_ip_ranges,
                 "expires_at": expires_at,
             },
         )
         secret = _issue(key)
         audit.record("key.created", key, tenant_id=tenant.pk, after=audit.described(key))
-        recompile(tenant, ChangeLog.Kind.KEY, key)
+        recompile(tenant, ChangeEventRow.ChangeType.KEY, key)
     return key, secret
 
 
@@ -68,7 +68,7 @@ def do_update_api_key(key: ApiKey, **fields: Any) -> ApiKey:
         _set(row, fields)
         row.save(update_fields=list(fields))
         audit.record("key.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
-        recompile(tenant, ChangeLog.Kind.KEY, row)
+        recompile(tenant, ChangeEventRow.ChangeType.KEY, row)
     return row
 
 
@@ -94,7 +94,7 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
             name=old.name,
             scopes=old.scopes,
             allowed_models=old.allowed_models,
-            allowed_addresses=old.allowed_addresses,
+            allowed_ip_ranges=old.allowed_ip_ranges,
             expires_at=None if old.expires_at is None else now + (old.expires_at - old.created_at),
             created_by=created_by,
             replaces=old,
@@ -105,8 +105,8 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
         _copy_limits(tenant, old, new)
         audit.record("key.rotated", old, tenant_id=tenant.pk, before=before, after=audit.described(old))
         audit.record("key.created", new, tenant_id=tenant.pk, after=audit.described(new))
-        recompile(tenant, ChangeLog.Kind.KEY, old)
-        recompile(tenant, ChangeLog.Kind.KEY, new)
+        recompile(tenant, ChangeEventRow.ChangeType.KEY, old)
+        recompile(tenant, ChangeEventRow.ChangeType.KEY, new)
     return new, secret
 
 
@@ -120,7 +120,7 @@ def do_revoke_api_key(key: ApiKey) -> bool:
         row = rows.get()
         before = audit.described(row) | {"revoked_at": None}
         audit.record("key.revoked", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
-        recompile(tenant, ChangeLog.Kind.KEY, row)
+        recompile(tenant, ChangeEventRow.ChangeType.KEY, row)
     return True
 
 
@@ -166,9 +166,9 @@ def do_give_ticket(key: ApiKey, user: User) -> str:
 
 def record_key_use(used: Mapping[int, datetime]) -> None:
     """Note when keys were last used; an older time than is known changes nothing. Gateways do the same without Django
-    (`change_feed.RECORD_USE`). No audit row: nothing of what may be done has changed."""
+    (`change_feed.RECORD_USAGE`). No audit row: nothing of what may be done has changed."""
     with all_tenants_scope(BypassReason.KEY_LOOKUP), connection.cursor() as cursor:
-        cursor.execute(change_feed.RECORD_USE, [list(used), list(used.values())])
+        cursor.execute(change_feed.RECORD_USAGE, [list(used), list(used.values())])
 
 
 def _rehash(key: ApiKey, key_hash: bytes, pepper: str) -> bool:
@@ -180,7 +180,7 @@ def _rehash(key: ApiKey, key_hash: bytes, pepper: str) -> bool:
         audit.record(
             "key.rehashed", row, tenant_id=tenant.pk, before={"pepper": key.pepper}, after={"pepper": row.pepper}
         )
-        recompile(tenant, ChangeLog.Kind.KEY, row)
+        recompile(tenant, ChangeEventRow.ChangeType.KEY, row)
     return True
 
 
@@ -207,9 +207,9 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
         raise ActionRefused("Choose at least one permission.")
     if fields.get("expires_at") is not None and fields["expires_at"] <= datetime.now(UTC):
         raise ActionRefused("The expiration date is in the past. Choose a later date.")
-    if key.allowed_addresses is not None:
+    if key.allowed_ip_ranges is not None:
         try:
-            key.allowed_addresses = list(ip_allowlist.normalized(key.allowed_addresses))
+            key.allowed_ip_ranges = list(ip_allowlist.normalized(key.allowed_ip_ranges))
         except ValueError as exc:
             raise ActionRefused(f"Allowed IPs: {exc}.") from exc
     if key.pk is not None:

@@ -11,7 +11,7 @@ from django.db import transaction
 from tenants import audit, invitations
 from tenants.actions.common import ActionRefused, Conflict, changing, insert
 from tenants.keys.key_snapshots import note
-from tenants.models import ChangeLog, Invitation, Membership, Tenant, User
+from tenants.models import ChangeEventRow, Invitation, Membership, Tenant, User
 
 INVITATION_DAYS = 7
 
@@ -30,7 +30,7 @@ def do_add_member(tenant: Tenant, user: User, role: str) -> Membership:
             return do_change_role(membership, role)
         membership = Membership.objects.create(tenant=locked, user=user, role=role)
         audit.record("member.created", membership, tenant_id=locked.pk, after=audit.described(membership))
-        note(locked, ChangeLog.Kind.MEMBER)
+        note(locked, ChangeEventRow.ChangeType.MEMBER)
     return membership
 
 
@@ -51,7 +51,7 @@ def do_change_role(membership: Membership, role: str) -> Membership:
         row.role = role
         row.save(update_fields=["role"])
         audit.record("member.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
-        note(tenant, ChangeLog.Kind.MEMBER)
+        note(tenant, ChangeEventRow.ChangeType.MEMBER)
     return row
 
 
@@ -66,7 +66,7 @@ def do_remove_member(membership: Membership) -> None:
         _keep_an_owner(tenant, row)
         audit.record("member.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
         row.delete()
-        note(tenant, ChangeLog.Kind.MEMBER)
+        note(tenant, ChangeEventRow.ChangeType.MEMBER)
 
 
 def do_invite(tenant: Tenant, email: str, role: str, *, by: User | None = None) -> Invitation:

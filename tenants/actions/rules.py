@@ -10,7 +10,7 @@ from django.db.models import Max
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check
 from tenants.keys.key_snapshots import recompile
-from tenants.models import LIMITS, ApiKey, ChangeLog, LimitSet, Project, RoutingPolicy, Tenant, User
+from tenants.models import LIMITS, ApiKey, ChangeEventRow, LimitSet, Project, RoutingPolicy, Tenant, User
 from tenants.routing_policies import policy
 
 
@@ -21,7 +21,7 @@ def do_set_limits(
     project: Project | None = None,
     key: ApiKey | None = None,
     model: str = "",
-    by_operator: bool = False,
+    set_by_operator: bool = False,
     dry_run: bool = False,
 ) -> LimitSet:
     """Set the limits of a tenant, a project or a key, for one model or all together. What is not named is unlimited.
@@ -39,7 +39,7 @@ def do_set_limits(
         raise ActionRefused("Choose a project or a key, not both.")
     with changing(tenant) as locked:
         _check_theirs(locked, project, key)
-        scope = {"project": project, "key": key, "model": model, "by_operator": by_operator, "dry_run": dry_run}
+        scope = {"project": project, "key": key, "model": model, "set_by_operator": set_by_operator, "dry_run": dry_run}
         row = LimitSet.objects.for_tenant(locked).filter(**_where(scope)).first()
         before = None if row is None else audit.described(row)
         row = row or LimitSet(tenant=locked, **scope)
@@ -48,7 +48,7 @@ def do_set_limits(
         check(row)
         row.save()
         audit.record("limits.updated", row, tenant_id=locked.pk, before=before, after=audit.described(row))
-        recompile(locked, ChangeLog.Kind.LIMITS, key)
+        recompile(locked, ChangeEventRow.ChangeType.LIMITS, key)
     return row
 
 
@@ -61,7 +61,7 @@ def do_remove_limits(limits: LimitSet) -> bool:
         audit.record("limits.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
         key = row.key
         row.delete()
-        recompile(tenant, ChangeLog.Kind.LIMITS, key)
+        recompile(tenant, ChangeEventRow.ChangeType.LIMITS, key)
     return True
 
 
@@ -97,11 +97,11 @@ def do_withdraw_policy(tenant: Tenant, name: str) -> bool:
         if row is None:
             return False
         _deactivate(locked, row, "policy.withdrawn")
-        recompile(locked, ChangeLog.Kind.POLICY)
+        recompile(locked, ChangeEventRow.ChangeType.POLICY)
     return True
 
 
-def _publish(tenant: Tenant, verb: str, name: str, body: Mapping[str, Any], created_by: User | None) -> RoutingPolicy:
+def _publish(tenant: Tenant, action: str, name: str, body: Mapping[str, Any], created_by: User | None) -> RoutingPolicy:
     rows = RoutingPolicy.objects.for_tenant(tenant).filter(name=name)
     latest = rows.order_by().aggregate(latest=Max("version"))["latest"] or 0
     row = RoutingPolicy(
@@ -111,16 +111,16 @@ def _publish(tenant: Tenant, verb: str, name: str, body: Mapping[str, Any], crea
     if active := rows.filter(active=True).first():
         _deactivate(tenant, active, "policy.superseded")
     row.save(force_insert=True)
-    audit.record(verb, row, tenant_id=tenant.pk, after=audit.described(row))
-    recompile(tenant, ChangeLog.Kind.POLICY)
+    audit.record(action, row, tenant_id=tenant.pk, after=audit.described(row))
+    recompile(tenant, ChangeEventRow.ChangeType.POLICY)
     return row
 
 
-def _deactivate(tenant: Tenant, row: RoutingPolicy, verb: str) -> None:
+def _deactivate(tenant: Tenant, row: RoutingPolicy, action: str) -> None:
     before = audit.described(row)
     row.active = False
     row.save(update_fields=["active"])
-    audit.record(verb, row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+    audit.record(action, row, tenant_id=tenant.pk, before=before, after=audit.described(row))
 
 
 def _check_theirs(tenant: Tenant, project: Project | None, key: ApiKey | None) -> None:

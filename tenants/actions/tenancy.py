@@ -15,15 +15,15 @@ from tenants.keys.key_snapshots import recompile
 from tenants.models import (
     MAX_CONTENT_DAYS,
     ApiKey,
+    ApiKeySnapshotRow,
+    ApiKeyUsage,
     AuditEntry,
-    ChangeLog,
-    IdempotentAnswer,
+    ChangeEventRow,
+    IdempotentResponse,
     Invitation,
-    KeySnapshot,
-    KeyUse,
     LimitSet,
-    Mail,
     Membership,
+    OutboxEmail,
     Project,
     RoutingPolicy,
     Tenant,
@@ -62,15 +62,15 @@ def do_update_tenant(tenant: Tenant, *, name: str) -> Tenant:
     return locked
 
 
-def do_keep_content(tenant: Tenant, days: int) -> bool:
+def do_set_content_retention(tenant: Tenant, days: int) -> bool:
     """Store prompts and answers for a number of days; 0: keep none, and remove those that are kept. False if it was so.
 
     Raises:
         ActionRefused: it is no possible number of days.
     """
     if not 0 <= days <= MAX_CONTENT_DAYS:
-        raise ActionRefused(f"keep_content_days: from 0 to {MAX_CONTENT_DAYS}.")
-    return _set(tenant, "tenant.content_retention_updated", keep_content_days=days)
+        raise ActionRefused(f"content_retention_days: from 0 to {MAX_CONTENT_DAYS}.")
+    return _set(tenant, "tenant.content_retention_updated", content_retention_days=days)
 
 
 def do_suspend_tenant(tenant: Tenant) -> bool:
@@ -108,10 +108,10 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
             return False
         before = audit.described(locked)
         ApiKey.objects.for_tenant(locked).filter(revoked_at__isnull=True).update(revoked_at=now)
-        recompile(locked, ChangeLog.Kind.TENANT)  # so that gateways are told of dead keys, not of none
-        for model in (KeyUse, KeySnapshot, LimitSet, RoutingPolicy, ApiKey, Project, Invitation, Membership):
+        recompile(locked, ChangeEventRow.ChangeType.TENANT)  # so that gateways are told of dead keys, not of none
+        for model in (ApiKeyUsage, ApiKeySnapshotRow, LimitSet, RoutingPolicy, ApiKey, Project, Invitation, Membership):
             model.objects.for_tenant(locked).delete()
-        for told in (WebhookEndpoint, WebhookEvent, Mail, IdempotentAnswer):
+        for told in (WebhookEndpoint, WebhookEvent, OutboxEmail, IdempotentResponse):
             told.objects.for_tenant(locked).delete()
         locked.status, locked.purge_after = Tenant.Status.PURGED, None
         locked.slug, locked.name = f"purged-{locked.pk}", f"Purged tenant {locked.pk}"
@@ -145,9 +145,9 @@ def do_note_api_access(tenant: Tenant, request: str) -> None:
     """Write down that an operator uses the API in a tenant: the first request of an hour stands for those after it."""
     since = datetime.now(UTC) - NOTED_EVERY
     with tenant_scope(tenant):
-        there = {"object_type": "tenant", "object_id": tenant.pk, "verb": "tenant.api_accessed"}
+        there = {"object_type": "tenant", "object_id": tenant.pk, "action": "tenant.api_accessed"}
         rows = AuditEntry.objects.for_tenant(tenant).filter(
-            **there, at__gt=since, actor_user_id=audit.current_actor().user_id
+            **there, created_at__gt=since, actor_user_id=audit.current_actor().user_id
         )
         if not rows.exists():
             audit.record("tenant.api_accessed", tenant, tenant_id=tenant.pk, after={"request": request[:200]})
@@ -206,7 +206,7 @@ def _new_id() -> int:
         return int(cursor.fetchone()[0])
 
 
-def _set(tenant: Tenant, verb: str, **fields: object) -> bool:
+def _set(tenant: Tenant, action: str, **fields: object) -> bool:
     """Set fields of the tenant's row that decide whether it is served; False if they are so already."""
     with changing(tenant) as locked:
         before = audit.described(locked)
@@ -215,6 +215,6 @@ def _set(tenant: Tenant, verb: str, **fields: object) -> bool:
         for name, value in fields.items():
             setattr(locked, name, value)
         locked.save(update_fields=list(fields))
-        audit.record(verb, locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
-        recompile(locked, ChangeLog.Kind.TENANT)
+        audit.record(action, locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
+        recompile(locked, ChangeEventRow.ChangeType.TENANT)
     return True

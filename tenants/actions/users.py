@@ -118,10 +118,10 @@ def _keep_an_operator(row: User, operators: set[int]) -> None:
         raise Conflict("The platform needs an active operator. Make another user an operator first.")
 
 
-def _update(row: User, verb: str, **changes: object) -> None:
+def _update(row: User, action: str, **changes: object) -> None:
     """Write the audit entry, then the change."""
     before = audit.described(row)
     for name, value in changes.items():
         setattr(row, name, value)
-    audit.record_person(verb, row, before=before, after=audit.described(row))
+    audit.record_person(action, row, before=before, after=audit.described(row))
     row.save(update_fields=list(changes))

@@ -26,7 +26,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from tenants.authentication import KeyCaller
-from tenants.models import IdempotentAnswer
+from tenants.models import IdempotentResponse
 from tenants.problems import StateConflict
 
 STALE = timedelta(seconds=60)
@@ -99,7 +99,7 @@ class _IdempotentRequest:
         Raises:
             KeyReused: for another request. StillRunning: by somebody else, at this moment.
         """
-        row = IdempotentAnswer(tenant_id=self._tenant_id, request_hash=self._sent, **self._named)
+        row = IdempotentResponse(tenant_id=self._tenant_id, request_hash=self._sent, **self._named)
         with self._view.scope():
             try:
                 with transaction.atomic():
@@ -109,7 +109,7 @@ class _IdempotentRequest:
                 return self._before()
 
     def _before(self) -> HttpResponse | None:
-        rows = IdempotentAnswer._base_manager.filter(**self._named)
+        rows = IdempotentResponse._base_manager.filter(**self._named)
         found = rows.first()
         if found is None:  # forgotten at this instant, since it was refused; or of another tenant the person is in
             raise StillRunning
@@ -117,7 +117,7 @@ class _IdempotentRequest:
             raise KeyReused
         if found.status is None or found.body is None:
             now = datetime.now(UTC)
-            if rows.filter(status=None, at=found.at, at__lt=now - STALE).update(at=now):
+            if rows.filter(status=None, created_at=found.created_at, created_at__lt=now - STALE).update(created_at=now):
                 return None
             raise StillRunning
         body = self._cipher.decrypt(bytes(found.body))
@@ -129,7 +129,7 @@ class _IdempotentRequest:
         """Store the answer, in the transaction of what it answers for."""
         body = JSONRenderer().render(response.data)
         with self._view.scope():
-            IdempotentAnswer._base_manager.filter(**self._named).update(
+            IdempotentResponse._base_manager.filter(**self._named).update(
                 status=response.status_code, body=self._cipher.encrypt(body)
             )
         return response
@@ -137,4 +137,4 @@ class _IdempotentRequest:
     def forget(self) -> None:
         """Forget the failed call, so that it may be repeated."""
         with self._view.scope():
-            IdempotentAnswer._base_manager.filter(status=None, **self._named).delete()
+            IdempotentResponse._base_manager.filter(status=None, **self._named).delete()

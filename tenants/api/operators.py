@@ -28,7 +28,7 @@ from tenants.models import Membership, Tenant
 from tenants.reauthentication import recently_authenticated
 from tenants.views import ReauthenticationRequired, StrictJSONParser, given, note_actor, person
 
-VERBS: dict[str, Callable[[Tenant], object]] = {
+ACTIONS: dict[str, Callable[[Tenant], object]] = {
     "suspend": actions.do_suspend_tenant,
     "resume": actions.do_resume_tenant,
     "delete": actions.do_delete_tenant,
@@ -106,17 +106,17 @@ class TenantOne(OperatorView):
 
 
 @extend_schema(tags=["operators"])
-class TenantVerb(OperatorView):
-    """POST /api/operator/tenants/{id}/{verb}."""
+class TenantAction(OperatorView):
+    """POST /api/operator/tenants/{id}/{action}."""
 
-    verb: ClassVar[str] = ""
+    action: ClassVar[str] = ""
     serializer_class = s.TenantOut
 
     @extend_schema(parameters=[HEADER], request=None, responses=s.TenantOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         tenant = self.find(pk)
-        VERBS[self.verb](tenant)
+        ACTIONS[self.action](tenant)
         return Response(s.TenantOut(self.find(pk)).data)
 
 

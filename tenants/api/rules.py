@@ -35,14 +35,14 @@ class Limits(TenantView):
     def post(self, request: Request) -> Response:
         """Set the limits of the tenant, or of one project or key; those that were there are replaced."""
         fields = given(s.LimitsIn, request.data)
-        by_operator = fields.pop("by_operator", False)
-        _check_operator(request, by_operator)
+        set_by_operator = fields.pop("set_by_operator", False)
+        _check_operator(request, set_by_operator)
         row = actions.do_set_limits(
             self.access.tenant,
             {name: fields.pop(name) for name in LIMITS if name in fields},
             project=self._named(Project, "project_id", fields.pop("project_id", None)),
             key=self._named(ApiKey, "key_id", fields.pop("key_id", None)),
-            by_operator=by_operator,
+            set_by_operator=set_by_operator,
             **fields,
         )
         return Response(s.LimitsOut(row).data)
@@ -70,7 +70,7 @@ class LimitsDetail(TenantView):
     def delete(self, request: Request, pk: int) -> Response:
         """Lift them."""
         row = self.find(LimitSet, pk)
-        _check_operator(request, row.by_operator)
+        _check_operator(request, row.set_by_operator)
         actions.do_remove_limits(row)
         return Response(status=204)
 
@@ -131,6 +131,6 @@ class PolicyRevert(TenantView):
         return Response(s.PolicyOut(row).data, status=201)
 
 
-def _check_operator(request: Request, by_operator: bool) -> None:
-    if by_operator and not request.user.is_staff:
+def _check_operator(request: Request, set_by_operator: bool) -> None:
+    if set_by_operator and not request.user.is_staff:
         raise PermissionDenied("The operator imposes these limits.")

@@ -65,7 +65,7 @@ def _id(help_text: str, **options: Any) -> serializers.IntegerField:
 class TenantOut(serializers.ModelSerializer[Tenant]):
     class Meta:
         model = Tenant
-        fields = ("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "keep_content_days")
+        fields = ("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "content_retention_days")
         read_only_fields = fields
 
 
@@ -77,7 +77,7 @@ class TenantIn(Strict):
 
 class TenantChange(Strict):
     name = serializers.CharField(max_length=200)
-    keep_content_days = serializers.IntegerField(
+    content_retention_days = serializers.IntegerField(
         min_value=0,
         max_value=MAX_CONTENT_DAYS,
         help_text="How long prompts and answers are kept with the records of requests; 0: not at all.",
@@ -125,7 +125,7 @@ class KeyOut(serializers.ModelSerializer[ApiKey]):
             "project_id",
             "scopes",
             "allowed_models",
-            "allowed_addresses",
+            "allowed_ip_ranges",
             "created_at",
             "created_by",
             "expires_at",
@@ -152,7 +152,7 @@ class _KeyFields(Strict):
     allowed_models = serializers.ListField(
         child=serializers.CharField(max_length=64), allow_null=True, required=False, max_length=100
     )
-    allowed_addresses = serializers.ListField(
+    allowed_ip_ranges = serializers.ListField(
         child=serializers.CharField(max_length=43),
         allow_null=True,
         required=False,
@@ -247,7 +247,7 @@ class LimitsOut(serializers.ModelSerializer[LimitSet]):
 
     class Meta:
         model = LimitSet
-        fields = ("id", "scope", "project_id", "key_id", "model", "by_operator", "dry_run", *LIMITS, "updated_at")
+        fields = ("id", "scope", "project_id", "key_id", "model", "set_by_operator", "dry_run", *LIMITS, "updated_at")
         read_only_fields = fields
 
 
@@ -259,7 +259,9 @@ class LimitsIn(Strict):
     model = serializers.CharField(
         required=False, allow_blank=True, max_length=64, help_text="Only this model; empty: all together."
     )
-    by_operator = serializers.BooleanField(required=False, help_text="Imposed by the operator, who alone may say so.")
+    set_by_operator = serializers.BooleanField(
+        required=False, help_text="Imposed by the operator, who alone may say so."
+    )
     dry_run = serializers.BooleanField(required=False, help_text="Refuse nothing; count what would be refused.")
 
     def get_fields(self) -> dict[str, Any]:
@@ -307,12 +309,12 @@ class AuditOut(serializers.ModelSerializer[AuditEntry]):
         model = AuditEntry
         fields = (
             "id",
-            "at",
-            "verb",
+            "created_at",
+            "action",
             "actor",
             "actor_user_id",
             "actor_key_id",
-            "address",
+            "ip_address",
             "request_id",
             "object_type",
             "object_id",
@@ -324,8 +326,8 @@ class AuditOut(serializers.ModelSerializer[AuditEntry]):
 
 
 class AuditQuery(Query):
-    names = {"since": "at__gte", "until": "at__lt"}  # noqa: RUF012
-    verb = serializers.CharField(required=False, max_length=64)
+    names = {"since": "created_at__gte", "until": "created_at__lt"}  # noqa: RUF012
+    action = serializers.CharField(required=False, max_length=64)
     actor = serializers.CharField(required=False, max_length=254)
     object_type = serializers.CharField(required=False, max_length=40)
     object_id = _id("Only what was done to the object with this id.", required=False)

@@ -43,8 +43,8 @@ class TenantDetail(TenantView):
         with transaction.atomic():
             if "name" in asked:
                 actions.do_update_tenant(tenant, name=asked["name"])
-            if "keep_content_days" in asked:
-                actions.do_keep_content(tenant, asked["keep_content_days"])
+            if "content_retention_days" in asked:
+                actions.do_set_content_retention(tenant, asked["content_retention_days"])
         return Response(described(self.find(Tenant, tenant.pk)))
 
     @extend_schema(operation_id="tenant_delete", responses={204: None})

@@ -18,7 +18,7 @@ from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
 from tenants.models import User
 
-VERBS: dict[str, Callable[[User], bool]] = {
+ACTIONS: dict[str, Callable[[User], bool]] = {
     "deactivate": actions.do_deactivate_user,
     "reactivate": actions.do_reactivate_user,
     "grant-operator": actions.do_grant_operator,
@@ -97,13 +97,13 @@ class UserOne(UserView):
 
 
 @extend_schema(tags=["operators"])
-class UserVerb(UserView):
-    """POST /api/operator/users/{id}/{verb}."""
+class UserAction(UserView):
+    """POST /api/operator/users/{id}/{action}."""
 
-    verb: ClassVar[str] = ""
+    action: ClassVar[str] = ""
 
     @extend_schema(parameters=[HEADER], request=None, responses=UserOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        VERBS[self.verb](self.user(pk))
+        ACTIONS[self.action](self.user(pk))
         return Response(UserOut(self.user(pk)).data)

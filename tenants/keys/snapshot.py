@@ -1,7 +1,7 @@
 """What the data plane knows of an API key: one compiled, versioned record per key. Free of Django.
 
 `tenants.actions` compiles a key, its project, its tenant and their limits into a `ApiKeySnapshot` and keeps it in the
-table `tenants_keysnapshot` under the key's hash; the gateway reads these records and nothing else.
+table `tenants_apikeysnapshot` under the key's hash; the gateway reads these records and nothing else.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class LimitSetSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     concurrency: int | None = None  # requests at once
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
-    long_queue: int | None = None  # long jobs: prompts with at least this many tokens, with their own queue
-    long_cap: int | None = None  # long jobs at once
+    long_prompt_threshold: int | None = None  # long jobs: prompts with at least this many tokens, with their own queue
+    long_prompt_concurrency: int | None = None  # long jobs at once
 
 
 class LimitSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,10 +72,10 @@ class ApiKeySnapshot(msgspec.Struct, frozen=True):
     suspended: bool  # the tenant or the project is
     limits: LimitSnapshot
     version: int  # grows by one with each compilation
-    allowed_addresses: tuple[str, ...] | None = None  # networks it may be used from, as `10.0.0.0/8`; None: any
+    allowed_ip_ranges: tuple[str, ...] | None = None  # networks it may be used from, as `10.0.0.0/8`; None: any
     policies: dict[str, Policy] = {}  # what the tenant's own logical model names mean
     weight: float = 1.0  # the tenant's share where tenants wait for each other, in proportion to the others'
-    keep_content_days: int = 0  # how long prompts and answers are kept; 0: not at all
+    content_retention_days: int = 0  # how long prompts and answers are kept; 0: not at all
 
 
 encode = msgspec.msgpack.Encoder().encode

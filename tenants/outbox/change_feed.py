@@ -1,6 +1,6 @@
 """How a gateway learns within a second that a key, limit, policy or tenant has changed. Free of Django.
 
-Every change writes a row of `tenants_changelog` in its own transaction. A gateway polls it every 250 ms:
+Every change writes a row of `tenants_changeevent` in its own transaction. A gateway polls it every 250 ms:
 
     cursor = Cursor(*await connection.execute(NOW))            # once, before it caches anything
     changes = cursor.take(await connection.execute(POLL, [cursor.horizon]))   # each time; rows of POLL
@@ -32,18 +32,18 @@ NOW: LiteralString = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigi
 # One parameter: the horizon. The last row is always the next horizon, with nulls for a change.
 POLL: LiteralString = """
 WITH seen AS MATERIALIZED (SELECT pg_snapshot_xmin(pg_current_snapshot()) AS horizon)
-SELECT id, xid::text::bigint, kind, tenant_id, key_id FROM tenants_changelog WHERE xid >= %s::text::xid8
+SELECT id, xid::text::bigint, change_type, tenant_id, key_id FROM tenants_changeevent WHERE xid >= %s::text::xid8
 UNION ALL SELECT NULL, horizon::text::bigint, NULL, NULL, NULL FROM seen
 """
 
 # Parameters: key ids and the times they were last used, as two arrays. Sorted, so that no two gateways deadlock.
-RECORD_USE: LiteralString = """
-INSERT INTO tenants_keyuse (key_id, tenant_id, last_used_at)
+RECORD_USAGE: LiteralString = """
+INSERT INTO tenants_apikeyusage (key_id, tenant_id, last_used_at)
 SELECT key.id, key.tenant_id, used.at
 FROM unnest(%s::bigint[], %s::timestamptz[]) AS used (key_id, at) JOIN tenants_apikey key ON key.id = used.key_id
 ORDER BY key.id
 ON CONFLICT (key_id) DO UPDATE SET last_used_at = excluded.last_used_at
-WHERE tenants_keyuse.last_used_at < excluded.last_used_at
+WHERE tenants_apikeyusage.last_used_at < excluded.last_used_at
 """
 
 # Parameters: the hash a key is stored under, the one under the newest pepper, and that pepper's id.
@@ -64,7 +64,7 @@ class ChangeEvent(NamedTuple):
     """What a gateway holds of this key is old; without a key: of all keys of the tenant."""
 
     id: int
-    kind: str  # see tenants.models.ChangeLog.Kind
+    change_type: str  # see tenants.models.ChangeEventRow.ChangeType
     tenant_id: int
     key_id: int | None
 
@@ -79,12 +79,12 @@ class Cursor:
     def take(self, rows: Iterable[Any]) -> list[ChangeEvent]:
         """Return the changes among POLL's rows that were not given out before, and the step to the next poll."""
         found, horizon = [], self.horizon
-        for row_id, xid, kind, tenant_id, key_id in rows:
+        for row_id, xid, change_type, tenant_id, key_id in rows:
             if row_id is None:
                 horizon = xid
             elif row_id not in self._given:
                 self._given[row_id] = xid
-                found.append(ChangeEvent(row_id, kind, tenant_id, key_id))
+                found.append(ChangeEvent(row_id, change_type, tenant_id, key_id))
         self.horizon = horizon
         self._given = {row_id: xid for row_id, xid in self._given.items() if xid >= horizon}
         return found

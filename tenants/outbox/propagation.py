@@ -17,7 +17,7 @@ import structlog
 from django.db import transaction
 
 from millrace.conf.environment import platform_settings
-from tenants.models import ChangeLog
+from tenants.models import ChangeEventRow
 from tenants.outbox.change_feed import CHANNEL, GATEWAYS_KEY, applied_key, gateway_heartbeat_key
 
 log = structlog.get_logger(__name__)
@@ -28,7 +28,7 @@ LOOK_SECONDS = 0.005
 Pending = tuple[str, ...] | None  # the ids of gateways that have not applied a change; None: it is not known
 
 
-def after_commit(change: ChangeLog, report: Callable[[Pending], None]) -> None:
+def after_commit(change: ChangeEventRow, report: Callable[[Pending], None]) -> None:
     """Once the transaction is committed, wait for the gateways and report which have not applied the change."""
     transaction.on_commit(lambda: report(wait_for_gateways(change.pk)))
 

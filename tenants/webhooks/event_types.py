@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TEST = "webhook.test"
-KINDS: Mapping[str, str] = {
+EVENT_TYPES: Mapping[str, str] = {
     "budget.threshold_reached": "budget usage or forecast passed a threshold",
     "credit_note.finalized": "credit note issued",
     "invoice.finalized": "invoice issued",

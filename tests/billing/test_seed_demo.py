@@ -13,7 +13,7 @@ from django.db import connection
 
 from billing.metering.reconciler import reconcile
 from billing.models import Budget, BudgetAlert, CreditGrant, Invoice, Payment, UsageEvent, UsageQuarantine, Window
-from millrace.apps.records.models import RequestRecord
+from millrace.apps.request_log.models import RequestRecord
 from millrace.devserver.demo import live, running
 from millrace.devserver.demo.tenants import CAST
 from tenants import actions
@@ -133,7 +133,7 @@ def test_a_second_run_adds_nothing_twice(played):
     settled = before["UsageEvent"]
     again = small()
     after = counts()
-    assert [str(entry.verb) for entry in Everybody(AuditEntry).all()][:-audited] == []
+    assert [str(entry.action) for entry in Everybody(AuditEntry).all()][:-audited] == []
     for grown in ("UsageEvent", "RequestRecord"):
         assert after[grown] - before.pop(grown) <= 3
     assert {name: after[name] for name in before} == before

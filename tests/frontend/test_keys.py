@@ -52,7 +52,7 @@ def test_a_secret_is_shown_once(client, acme, log_in):
     (secret,) = set(re.findall(r"sk-mr-[\w-]{20,}", answer.content.decode()))
     assert secret.startswith(key.prefix)
     assert answer.headers["Cache-Control"] == "max-age=0, no-cache, no-store, must-revalidate, private"
-    assert (key.name, key.allowed_models, key.allowed_addresses, key.expires_at) == (
+    assert (key.name, key.allowed_models, key.allowed_ip_ranges, key.expires_at) == (
         "prod",
         ["smollm2-135m"],
         None,
@@ -156,7 +156,7 @@ def test_rotating_and_disabling(client, acme, log_in):
     assert "stops working immediately" in said
     assert client.post(f"/t/acme/keys/{new.pk}/disable", {"typed": "prod"}).status_code == 303
     assert Everybody(ApiKey).get(pk=new.pk).revoked_at is not None
-    assert Everybody(AuditEntry).filter(verb="key.revoked")[0].actor == "owner@example.com"
+    assert Everybody(AuditEntry).filter(action="key.revoked")[0].actor == "owner@example.com"
 
 
 def test_editing_leaves_an_expiry_alone(client, acme, log_in):

@@ -97,10 +97,12 @@ def test_a_webhooks_secret_is_shown_once(acme):
     client = log_in()
     url = "/t/acme/webhooks/new"
     assert "https" in client.post(url, {"url": "http://x.example"}).content.decode()
-    made = client.post(url, {"url": "https://x.example/h", "kinds": ["invoice.paid"]}, headers=HX).content.decode()
+    made = client.post(
+        url, {"url": "https://x.example/h", "event_types": ["invoice.paid"]}, headers=HX
+    ).content.decode()
     (secret,) = re.findall(r"whsec_[\w+/=]+", made)
     (endpoint,) = of(WebhookEndpoint, acme)
-    assert endpoint.kinds == ["invoice.paid"]
+    assert endpoint.event_types == ["invoice.paid"]
     assert secret not in client.get(f"/t/acme/webhooks/{endpoint.pk}/", headers=HX).content.decode()
     rotated = client.post(f"/t/acme/webhooks/{endpoint.pk}/rotate").content.decode()
     assert secret not in rotated
@@ -216,7 +218,7 @@ def test_a_draft_is_checked_and_not_published(acme):
 def _record(tenant: Tenant, number: int, **fields: Any) -> Any:
     from datetime import UTC, datetime, timedelta
 
-    from millrace.apps.records.models import RequestRecord
+    from millrace.apps.request_log.models import RequestRecord
 
     given: dict[str, Any] = {
         **{"tenant_id": tenant.pk, "at": datetime.now(UTC) - timedelta(minutes=number + 1), "project_id": 1},
@@ -228,7 +230,7 @@ def _record(tenant: Tenant, number: int, **fields: Any) -> Any:
 
 
 def test_a_draft_is_tried_on_requests_that_came(acme):
-    from millrace.apps.records.models import RequestRecord
+    from millrace.apps.request_log.models import RequestRecord
     from tenants.isolation.scopes import tenant_scope
 
     with tenant_scope(acme):

@@ -81,7 +81,7 @@ def test_nonsense_in_the_address_is_not_asked_for(client, acme):
 
 
 def test_what_refused_is_named(client, acme):
-    from millrace.apps.records.models import RequestRecord
+    from millrace.apps.request_log.models import RequestRecord
 
     bound = {"kind": "budget", "scope": "", "id": 4, "name": "All of it", "model": ""}
     with tenant_scope(acme):

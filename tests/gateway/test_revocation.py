@@ -28,7 +28,7 @@ from millrace.gateway.http.endpoints import websocket
 from tenants import actions
 from tenants.isolation import db_roles
 from tenants.keys import playground_tokens, snapshot
-from tenants.models import ApiKey, AuditEntry, KeySnapshot, KeyUse, User
+from tenants.models import ApiKey, ApiKeySnapshotRow, ApiKeyUsage, AuditEntry, User
 from tests.seeing import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -65,7 +65,7 @@ async def database() -> AsyncIterator[AsyncConnectionPool]:
 def pushing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether Valkey hears of changes."""
     if request.param == "polled":
-        monkeypatch.setattr("tenants.keys.key_snapshots.tell_gateways", lambda *_: None)
+        monkeypatch.setattr("tenants.keys.key_snapshots.notify_gateways", lambda *_: None)
     return bool(request.param == "pushed")
 
 
@@ -170,7 +170,7 @@ async def test_a_copy_in_valkey_is_believed_until_its_tenant_changes(
     monkeypatch.setattr(watched.keys, "_distrust_until", 0.0)
     believed = await watched.keys.find(secret)
     assert believed and believed.project_id == -1
-    monkeypatch.setattr("tenants.keys.key_snapshots.tell_gateways", lambda *_: None)
+    monkeypatch.setattr("tenants.keys.key_snapshots.notify_gateways", lambda *_: None)
     await sync_to_async(actions.do_revoke_api_key)(key)
     await soon(lambda: refused(watched, secret), WITHIN)
     await asyncio.sleep(0.6)
@@ -216,9 +216,9 @@ async def test_a_change_during_the_look_up_is_not_cached_over(
 
 
 async def test_a_key_is_used_only_from_its_addresses(watched: Watched, new_key: Any) -> None:
-    _, secret = await sync_to_async(new_key)(allowed_addresses=["10.0.0.0/8"])
+    _, secret = await sync_to_async(new_key)(allowed_ip_ranges=["10.0.0.0/8"])
     assert await watched.fault(secret) is None
-    _, secret = await sync_to_async(new_key)(allowed_addresses=["192.168.0.0/16"])
+    _, secret = await sync_to_async(new_key)(allowed_ip_ranges=["192.168.0.0/16"])
     assert await watched.fault(secret) == "invalid_api_key"
 
 
@@ -229,7 +229,7 @@ async def test_last_uses_are_written_down(watched: Watched, new_key: Any, monkey
     await watched.fault(secret)
 
     async def written() -> bool:
-        return bool(await sync_to_async(Everybody(KeyUse).filter)(key_id=key.pk))
+        return bool(await sync_to_async(Everybody(ApiKeyUsage).filter)(key_id=key.pk))
 
     await soon(written)
 
@@ -255,7 +255,7 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
 
     def store_under_the_old_one() -> None:
         Everybody(ApiKey).update(key_hash=old, pepper="old")
-        Everybody(KeySnapshot).update(key_hash=old)
+        Everybody(ApiKeySnapshotRow).update(key_hash=old)
 
     await sync_to_async(store_under_the_old_one)()
     await broker.flushdb()
@@ -264,7 +264,7 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
 
     def stored() -> tuple[bytes, bytes, str]:
         row = Everybody(ApiKey).get(pk=key.pk)
-        return bytes(row.key_hash), bytes(Everybody(KeySnapshot).get(key_id=key.pk).key_hash), row.pepper
+        return bytes(row.key_hash), bytes(Everybody(ApiKeySnapshotRow).get(key_id=key.pk).key_hash), row.pepper
 
     new = snapshot.hash_key(secret, newest)
 

@@ -21,13 +21,13 @@ from millrace.apps.operations.fleet_status import read_fleet_status
 from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, GatewayHeartbeat, QueueDepth, gateway_heartbeat_key
 from millrace.apps.operations.health import HealthIssue, Kind
 from millrace.apps.operations.models import Cordon, HealthEvent
-from millrace.apps.records.models import RequestRecord
+from millrace.apps.request_log.models import RequestRecord
 from millrace.conf.environment import platform_settings
 from millrace.devserver.processes import ProcessFile, ProcessState
 from tenants.actions import do_create_tenant, do_suspend_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import Mail, Tenant, WebhookEndpoint
+from tenants.models import OutboxEmail, Tenant, WebhookEndpoint
 from tests.billing.books import sheet
 from tests.seeing import Everybody
 
@@ -207,28 +207,35 @@ def test_a_disk_that_is_almost_full(monkeypatch: pytest.MonkeyPatch, speak: Call
 def test_slow_and_failing_models() -> None:
     objective = platform_settings().ttft_slo_ms
     with all_tenants_scope(BypassReason.COMMAND):
-        rows = [record(number, ttft_ms=objective + 1, verdict="completed") for number in range(19)]
+        rows = [record(number, ttft_ms=objective + 1, outcome="completed") for number in range(19)]
         RequestRecord.objects.all_tenants().bulk_create(rows)
         assert health.concerns(read_fleet_status()) == []  # too few to say anything
-        RequestRecord.objects.all_tenants().bulk_create([record(19, ttft_ms=None, verdict="failed")])
+        RequestRecord.objects.all_tenants().bulk_create([record(19, ttft_ms=None, outcome="failed")])
     assert [(one.kind, one.subject) for one in found()] == [(Kind.FAILURES, "m"), (Kind.OBJECTIVE, "m")]
 
 
 def record(number: int, **fields: Any) -> RequestRecord:
     given = {"tenant_id": 1, "project_id": 1, "key_id": 1, "gateway_id": "gw", "endpoint": "chat.completions"}
-    given |= {"asked": "m", "served": "m", "stream": True, "status": "200", "code": "", "total_ms": 5000}
-    return RequestRecord(at=NOW - timedelta(minutes=5), request_id=f"req_{number}", **(given | fields))
+    given |= {
+        "requested_model": "m",
+        "served_model": "m",
+        "stream": True,
+        "status": "200",
+        "code": "",
+        "total_ms": 5000,
+    }
+    return RequestRecord(started_at=NOW - timedelta(minutes=5), request_id=f"req_{number}", **(given | fields))
 
 
 @pytest.mark.usefixtures("well")
 def test_mails_that_are_not_sent_and_cordons_that_are_forgotten() -> None:
     tenant = do_create_tenant("acme", "Acme")
     with all_tenants_scope(BypassReason.COMMAND):
-        Mail.objects.create(tenant_id=tenant.pk, roles=["owner"], subject="Hello", text="…")
-        Cordon.objects.create(worker="m-0", by="ops@example.com")
+        OutboxEmail.objects.create(tenant_id=tenant.pk, roles=["owner"], subject="Hello", body="…")
+        Cordon.objects.create(worker="m-0", cordoned_by="ops@example.com")
         assert health.concerns(read_fleet_status()) == []
-        Mail.objects.all_tenants().update(created_at=NOW - timedelta(hours=2))
-        Cordon.objects.update(since=NOW - timedelta(hours=2))
+        OutboxEmail.objects.all_tenants().update(created_at=NOW - timedelta(hours=2))
+        Cordon.objects.update(cordoned_at=NOW - timedelta(hours=2))
     assert [(one.kind, one.subject) for one in found()] == [(Kind.CORDON, "m-0"), (Kind.MAIL, "")]
 
 

@@ -25,7 +25,7 @@ def test_limits_reach_the_keys_they_are_for(acme, row):
     project, lab = only_project(acme), actions.do_create_project(acme, "lab", "Lab")
     key, secret = actions.do_create_api_key(project, "k")
     _, of_lab = actions.do_create_api_key(lab, "k")
-    actions.do_set_limits(acme, {"requests_per_day": 100}, by_operator=True)
+    actions.do_set_limits(acme, {"requests_per_day": 100}, set_by_operator=True)
     actions.do_set_limits(acme, {"tokens_per_minute": 50}, project=lab, model="m", dry_run=True)
     actions.do_set_limits(acme, {"concurrency": 1}, key=key)
     assert [(each.scope, each.requests_per_day, each.concurrency) for each in row(secret).limits.sets] == [

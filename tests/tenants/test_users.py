@@ -43,7 +43,7 @@ def dev() -> User:
 
 def entries(user: User) -> list[tuple[str, Any, Any]]:
     rows = sorted(Everybody(AuditEntry).filter(object_type="user", object_id=user.pk), key=lambda row: row.pk)
-    return [(row.verb, row.before, row.after) for row in rows]
+    return [(row.action, row.before, row.after) for row in rows]
 
 
 def second_factor(user: User) -> None:

@@ -238,8 +238,8 @@ def _ttft(visit: PageContext) -> Figure:
     objective = platform_settings().ttft_slo_ms
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms), count(ttft_ms) FROM records_requestrecord"
-            " WHERE at >= %s AND ttft_ms IS NOT NULL",
+            "SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms), count(ttft_ms)"
+            " FROM request_log_requestrecord WHERE started_at >= %s AND ttft_ms IS NOT NULL",
             [visit.now - timedelta(hours=1)],
         )
         row: Any = cursor.fetchone()

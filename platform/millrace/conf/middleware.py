@@ -35,7 +35,7 @@ class Acting:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        actor = Actor(name="anonymous", address=request.META.get("REMOTE_ADDR"), request_id=f"req_{uuid4().hex}")
+        actor = Actor(name="anonymous", ip_address=request.META.get("REMOTE_ADDR"), request_id=f"req_{uuid4().hex}")
         if isinstance(request.user, User):
             actor = actor.as_user(request.user)
         with acting(actor):

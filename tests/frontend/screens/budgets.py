@@ -35,7 +35,7 @@ def _fill(world: World, state: str) -> None:
     with all_tenants_scope(BypassReason.BILLING):
         Window.objects.create(budget_id=whole.pk, used=used * 10**15, held=0, carried=0, **span)
         Window.objects.create(budget_id=trial.pk, used=3 * 10**14, held=10**8, carried=10**7, refused=4, **span)
-    limits = actions.do_set_limits(tenant, {"requests_per_minute": 600, "long_cap": 2}, project=project)
+    limits = actions.do_set_limits(tenant, {"requests_per_minute": 600, "long_prompt_concurrency": 2}, project=project)
     check_thresholds()
     world.rows[f"{state}.budget"] = whole.pk
     world.rows[f"{state}.trial"] = trial.pk
@@ -53,7 +53,7 @@ def _budget(tenant: Any) -> int:
 def _limits(tenant: Any) -> int:
     from tenants.models import LimitSet
 
-    rows = LimitSet.objects.for_tenant(tenant).filter(by_operator=False).order_by("pk")
+    rows = LimitSet.objects.for_tenant(tenant).filter(set_by_operator=False).order_by("pk")
     pk: int = rows.values_list("pk", flat=True)[0]
     return pk
 

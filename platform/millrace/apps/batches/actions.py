@@ -77,10 +77,10 @@ def _read_in(batch: Batch) -> None:
 
 
 def _insert_lines(batch: Batch, found: list[Found]) -> None:
-    columns = "batch_id, tenant_id, number, custom_id, place, size"
+    columns = "batch_id, tenant_id, number, custom_id, byte_offset, size"
     with connection.cursor() as cursor, cursor.copy(f"COPY batches_line ({columns}) FROM STDIN") as copy:
         for line in found:
-            copy.write_row((batch.pk, batch.tenant_id, line.number, line.custom_id, line.place, line.size))
+            copy.write_row((batch.pk, batch.tenant_id, line.number, line.custom_id, line.byte_offset, line.size))
 
 
 def _close(batch: Batch) -> None:
@@ -98,7 +98,7 @@ def _close(batch: Batch) -> None:
 
 
 def _running(now: datetime) -> Q:
-    return Q(state=Line.State.RUNNING, lease__gt=now - ABANDONED)
+    return Q(state=Line.State.RUNNING, lease_expires_at__gt=now - ABANDONED)
 
 
 def _write_out(batch: Batch) -> None:

@@ -29,7 +29,7 @@ class Found:
 
     number: int
     custom_id: str
-    place: int
+    byte_offset: int
     size: int
 
 
@@ -53,13 +53,13 @@ def read_lines(file: IO[bytes], endpoint: str, most_line_bytes: int) -> list[Fou
     found: list[Found] = []
     faults: list[dict[str, Any]] = []
     seen: set[str] = set()
-    for line, place, text in _lines(file, most_line_bytes):
+    for line, byte_offset, text in _lines(file, most_line_bytes):
         fault = _too_long(most_line_bytes) if len(text) > most_line_bytes else None
         request = None if fault else _decode(text)
         if isinstance(request, BatchFileRequest):
             fault = _fault(request, endpoint, seen)
             seen.add(request.custom_id)
-            found.append(Found(len(found), request.custom_id, place, len(text)))
+            found.append(Found(len(found), request.custom_id, byte_offset, len(text)))
         elif request is not None:
             fault = request
         if fault is not None:
@@ -81,20 +81,20 @@ Fault = tuple[str, str, str | None]
 
 
 def _lines(file: IO[bytes], most: int) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the number (from 1 on), place and text of each line that is not empty.
+    """Yield the number (from 1), byte offset and text of each line that is not empty.
 
     A line too long is cut there, and the last.
     """
-    place = 0
+    byte_offset = 0
     number = 0
     while text := file.readline(most + 2):
         number += 1
         bare = text.strip()
         if bare:
-            yield number, place + text.index(bare), bare
+            yield number, byte_offset + text.index(bare), bare
         if len(bare) > most:
             return
-        place += len(text)
+        byte_offset += len(text)
 
 
 def _too_long(most: int) -> Fault:

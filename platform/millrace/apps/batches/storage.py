@@ -53,17 +53,17 @@ class Storage:
     def remove(self, name: str) -> None:
         self.path(name).unlink(missing_ok=True)
 
-    def read(self, name: str, place: int, size: int) -> bytes:
+    def read(self, name: str, byte_offset: int, size: int) -> bytes:
         """Return a part of a file.
 
         Raises:
             OSError: it is not there, or shorter.
         """
         with self.path(name).open("rb") as file:
-            file.seek(place)
+            file.seek(byte_offset)
             found = file.read(size)
         if len(found) != size:
-            raise OSError(f"{name} ends before byte {place + size}")
+            raise OSError(f"{name} ends before byte {byte_offset + size}")
         return found
 
     def old(self, seconds: float) -> Iterator[str]:

@@ -25,7 +25,7 @@ CORDON, DRAIN = "cordon", "drain"
 _LOCK = 0x636F7264  # any number that is nobody else's advisory lock
 
 
-def do_cordon(worker: str, *, drain: bool = False, why: str = "") -> Cordon:
+def do_cordon(worker: str, *, drain: bool = False, reason: str = "") -> Cordon:
     """Send the worker no new work, from half a second on and until `do_uncordon`; what it has begun continues.
 
     With `drain` it also gives back what has sent no token, for other workers to answer.
@@ -33,7 +33,7 @@ def do_cordon(worker: str, *, drain: bool = False, why: str = "") -> Cordon:
     Raises:
         Conflict: that is so already. ActionRefused: a value is too long.
     """
-    if not 0 < len(worker) <= 128 or len(why) > 200:
+    if not 0 < len(worker) <= 128 or len(reason) > 200:
         raise ActionRefused("Want a worker's name, and a reason of at most 200 characters.")
     with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
@@ -42,10 +42,10 @@ def do_cordon(worker: str, *, drain: bool = False, why: str = "") -> Cordon:
             raise Conflict(f"{worker} is {'drained' if drain else 'cordoned'} already.")
         before = None if found is None else audit.described(found)
         cordon = found or Cordon(worker=worker)
-        cordon.drain, cordon.why, cordon.by = drain, why, audit.current_actor().name
+        cordon.drain, cordon.reason, cordon.cordoned_by = drain, reason, audit.current_actor().name
         cordon.save()
-        verb = "worker.drain_started" if drain else "worker.cordoned"
-        audit.record(verb, cordon, tenant_id=None, before=before, after=audit.described(cordon))
+        action = "worker.drain_started" if drain else "worker.cordoned"
+        audit.record(action, cordon, tenant_id=None, before=before, after=audit.described(cordon))
         transaction.on_commit(_tell)
     return cordon
 

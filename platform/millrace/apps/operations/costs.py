@@ -10,7 +10,7 @@ from django.db.models import F, Sum
 
 from billing.models import TOKEN_CLASSES, UsageRollup
 from millrace.apps.operations.history import span
-from millrace.apps.operations.models import MachineCost, ReplicaMinute
+from millrace.apps.operations.models import MachineCost, ReplicaSample
 from tenants import audit
 from tenants.actions import ActionRefused
 from tenants.isolation.db_roles import BypassReason
@@ -72,7 +72,9 @@ def costs(start: datetime, end: datetime) -> tuple[ModelCost, ...]:
     """Each model that ran, of whole hours from that of `start` on; inside `all_tenants_scope(…)`."""
     start = start.replace(minute=0, second=0, microsecond=0)
     rates = dict(MachineCost.objects.values_list("model", "nano_per_hour"))
-    models = dict(ReplicaMinute.objects.filter(at__gte=start, at__lt=end).values_list("worker", "model"))
+    models = dict(
+        ReplicaSample.objects.filter(sampled_at__gte=start, sampled_at__lt=end).values_list("worker", "model")
+    )
     minutes: dict[str, int] = {}
     served: dict[str, int] = {}
     for point in span(start, end, end - start):

@@ -26,7 +26,7 @@ from millrace.devserver.disk_reserve import watched_folders
 from millrace.devserver.processes import read_processes
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import Mail, Tenant, WebhookDelivery, WebhookEndpoint
+from tenants.models import OutboxEmail, Tenant, WebhookDelivery, WebhookEndpoint
 
 SETTLEMENT_LATE_MS = 60_000
 RECONCILED_LATE = timedelta(minutes=20)
@@ -88,9 +88,10 @@ WHERE b.active AND b.mode <> 'dry_run' AND w.period_start <= %(now)s
 ORDER BY b.tenant_id, b.mode <> 'hard', 5 DESC NULLS FIRST
 """
 _REQUESTS = """
-SELECT served, count(*), count(*) FILTER (WHERE verdict = 'failed'),
+SELECT served_model, count(*), count(*) FILTER (WHERE outcome = 'failed'),
     percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
-FROM records_requestrecord WHERE at >= %s AND served <> '' GROUP BY served ORDER BY served
+FROM request_log_requestrecord WHERE started_at >= %s AND served_model <> ''
+GROUP BY served_model ORDER BY served_model
 """
 
 
@@ -120,10 +121,12 @@ def note(board: FleetStatus | None, now: datetime | None = None) -> list[HealthI
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         found = concerns(board, now)
-        known = {(event.kind, event.subject): event for event in HealthEvent.objects.filter(closed_at__isnull=True)}
+        known = {
+            (event.issue_type, event.subject): event for event in HealthEvent.objects.filter(closed_at__isnull=True)
+        }
         for one in found:
             event = known.pop((one.kind, one.subject), None) or HealthEvent(
-                kind=one.kind, subject=one.subject, opened_at=now
+                issue_type=one.kind, subject=one.subject, opened_at=now
             )
             title, tenant_id = one.title[:250], None if one.tenant is None else one.tenant.pk
             if (event.title, event.urgent) != (title, one.urgent):
@@ -406,14 +409,14 @@ def _requests(now: datetime) -> Iterator[HealthIssue]:
 
 
 def _cordons(now: datetime) -> Iterator[HealthIssue]:
-    for cordon in Cordon.objects.filter(since__lt=now - CORDONED_LONG).order_by("worker"):
+    for cordon in Cordon.objects.filter(cordoned_at__lt=now - CORDONED_LONG).order_by("worker"):
         state = "drained" if cordon.drain else "cordoned"
         yield HealthIssue(
             Kind.CORDON,
             cordon.worker,
             urgent=False,
-            title=f"{cordon.worker} has been {state} for {timesince(cordon.since, now, depth=1)}",
-            todo=f"By {cordon.by}. Uncordon it when its work is done.",
+            title=f"{cordon.worker} has been {state} for {timesince(cordon.cordoned_at, now, depth=1)}",
+            todo=f"By {cordon.cordoned_by}. Uncordon it when its work is done.",
         )
 
 
@@ -438,7 +441,7 @@ def _webhooks(now: datetime) -> Iterator[HealthIssue]:
 
 def _mails(now: datetime) -> Iterator[HealthIssue]:
     late = now - MAIL_LATE
-    waiting = Mail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
+    waiting = OutboxEmail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
     waiting += InvoiceMail.objects.all_tenants().filter(sent_at__isnull=True, made_at__lt=late).count()
     if waiting:
         mails = "mail has" if waiting == 1 else "mails have"

@@ -15,7 +15,7 @@ from django.db import connection
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.metric_families import MetricsSnapshot
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, ReplicaStatus
-from millrace.apps.operations.models import ReplicaMinute
+from millrace.apps.operations.models import ReplicaSample
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -24,15 +24,16 @@ _TTFT_BOUNDS = next(family.buckets for family in families.HISTOGRAMS if family.n
 # Every figure as whole numbers: shares in hundredths of a percent, batches in hundredths of a request.
 _SPAN = """
 WITH seen AS (
-    SELECT date_bin(%(bucket)s, at, %(start)s) AS bucket, worker, waiting, kv_blocks, kv_blocks_used, cores, mfu,
-        extract(epoch FROM at - lag(at) OVER w) * 1000 AS ms,
+    SELECT date_bin(%(bucket)s, sampled_at, %(start)s) AS bucket, worker, waiting, kv_blocks, kv_blocks_used,
+        cores, mfu,
+        extract(epoch FROM sampled_at - lag(sampled_at) OVER w) * 1000 AS ms,
         cpu_ms - lag(cpu_ms) OVER w AS cpu, forward_ms - lag(forward_ms) OVER w AS forward,
         steps - lag(steps) OVER w AS steps, batched_sequences - lag(batched_sequences) OVER w AS batched,
         prompt_tokens + generation_tokens - lag(prompt_tokens + generation_tokens) OVER w AS tokens,
         cache_queries - lag(cache_queries) OVER w AS queries, cache_hits - lag(cache_hits) OVER w AS hits,
         preemptions - lag(preemptions) OVER w AS preemptions
-    FROM operations_replicaminute WHERE at >= %(start)s AND at < %(end)s
-    WINDOW w AS (PARTITION BY replica_id ORDER BY at)
+    FROM operations_replicasample WHERE sampled_at >= %(start)s AND sampled_at < %(end)s
+    WINDOW w AS (PARTITION BY replica_id ORDER BY sampled_at)
 )
 SELECT bucket, worker, max(waiting), 10000 * sum(kv_blocks_used) / nullif(sum(kv_blocks), 0),
     round(10000 * sum(forward) / nullif(sum(ms), 0)), round(10000 * sum(cpu) / nullif(sum(ms * cores), 0)),
@@ -65,15 +66,15 @@ def sample(board: FleetStatus, now: datetime | None = None) -> int:
     at = (now or datetime.now(UTC)).replace(second=0, microsecond=0)
     rows = [_row(at, one) for one in board.replicas if one.state != ReplicaState.SILENT]
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
-        before = ReplicaMinute.objects.filter(at=at).count()
-        ReplicaMinute.objects.bulk_create(rows, ignore_conflicts=True)
-        return ReplicaMinute.objects.filter(at=at).count() - before
+        before = ReplicaSample.objects.filter(sampled_at=at).count()
+        ReplicaSample.objects.bulk_create(rows, ignore_conflicts=True)
+        return ReplicaSample.objects.filter(sampled_at=at).count() - before
 
 
 def sweep(now: datetime | None = None) -> int:
     """Remove what is too old; returns how much."""
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
-        return ReplicaMinute.objects.filter(at__lt=(now or datetime.now(UTC)) - RETENTION).delete()[0]
+        return ReplicaSample.objects.filter(sampled_at__lt=(now or datetime.now(UTC)) - RETENTION).delete()[0]
 
 
 def span(start: datetime, end: datetime, bucket: timedelta) -> list[FleetPoint]:
@@ -93,8 +94,11 @@ def ttft_p95(replicas: Sequence[ReplicaStatus], since: datetime) -> dict[str, in
     of those since then, or of all if that was before it started; inside `all_tenants_scope(…)`. Replicas without any
     are left out."""
     ids = [one.id for one in replicas]
-    rows = ReplicaMinute.objects.filter(at__gte=since, replica_id__in=ids).order_by("replica_id", "at")
-    first = {row.replica_id: row for row in rows.distinct("replica_id").only("replica_id", "at", "ttft", "beat")}
+    rows = ReplicaSample.objects.filter(sampled_at__gte=since, replica_id__in=ids).order_by("replica_id", "sampled_at")
+    first = {
+        row.replica_id: row
+        for row in rows.distinct("replica_id").only("replica_id", "sampled_at", "ttft", "heartbeat_at")
+    }
     found = {}
     for one in replicas:
         counts = _ttft(one.beat.metrics)
@@ -122,20 +126,20 @@ def _quantile(counts: Sequence[int], percent: int = 95) -> int | None:
     return low + (bounds[place] - low) * (rank - below * 100) // (counts[place] * 100)
 
 
-def _row(at: datetime, one: ReplicaStatus) -> ReplicaMinute:
+def _row(at: datetime, one: ReplicaStatus) -> ReplicaSample:
     beat, metrics, machine = one.beat, one.beat.metrics, one.beat.machine
     seconds = 0.0 if metrics is None else sum(metrics.counters.get(families.FORWARD_SECONDS, {}).values())
     iterations = None if metrics is None else metrics.histograms.get(families.ITERATION_TOKENS)
     mfu = None if metrics is None else metrics.gauges.get(families.MFU)
-    return ReplicaMinute(
-        at=at,
+    return ReplicaSample(
+        sampled_at=at,
         replica_id=one.id,
         worker=one.worker,
         model=beat.model,
-        beat=beat.beat,
+        heartbeat_at=beat.beat,
         running=beat.running,
         waiting=beat.waiting,
-        max_batch=beat.max_batch,
+        max_num_seqs=beat.max_batch,
         kv_blocks=beat.kv_blocks,
         kv_blocks_used=beat.kv_blocks_used,
         cores=1 if machine is None else machine.cores,

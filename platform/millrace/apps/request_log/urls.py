@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from millrace.apps.records import api
+from millrace.apps.request_log import api
 
 urlpatterns = [
     path("requests", api.Requests.as_view(), name="api-requests"),

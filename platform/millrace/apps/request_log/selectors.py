@@ -20,7 +20,7 @@ from billing.metering.usage import BUCKETS, Bucket, instant
 from billing.models import TOKEN_CLASSES, Adjustment, Budget, Price, UsageEvent, Window
 from billing.pricing.pricing import COMPONENTS
 from millrace.apps.batches.models import Batch
-from millrace.apps.records.models import RequestContent, RequestOutcome, RequestRecord
+from millrace.apps.request_log.models import RequestContent, RequestOutcome, RequestRecord
 from millrace.conf.environment import platform_settings
 from tenants.models import Tenant
 
@@ -45,21 +45,21 @@ class Filters:
     model: str | None = None  # as asked for, or as served
     key_id: int | None = None
     project_id: int | None = None
-    verdict: str | None = None
+    outcome: str | None = None
     status: str | None = None
     code: str | None = None
     endpoint: str | None = None
 
     def rows(self) -> QuerySet[RequestRecord]:
-        names = ("key_id", "project_id", "verdict", "status", "code", "endpoint")
+        names = ("key_id", "project_id", "outcome", "status", "code", "endpoint")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        times = {"at__gte": self.start, "at__lt": self.end}
+        times = {"started_at__gte": self.start, "started_at__lt": self.end}
         given |= {name: value for name, value in times.items() if value is not None}
         found = RequestRecord.objects.for_tenant(self.tenant_id).filter(**given)
         if self.model is not None:
-            found = found.filter(Q(asked=self.model) | Q(served=self.model))
-        if self.verdict is not None and self.verdict != RequestOutcome.COMPLETED:
-            found = found.filter(~Q(verdict=RequestOutcome.COMPLETED))  # names the index of what did not go well
+            found = found.filter(Q(requested_model=self.model) | Q(served_model=self.model))
+        if self.outcome is not None and self.outcome != RequestOutcome.COMPLETED:
+            found = found.filter(~Q(outcome=RequestOutcome.COMPLETED))  # the condition of a partial index
         return found
 
 
@@ -101,7 +101,7 @@ def requests_page(filters: Filters, cursor: str | None = None, size: int = PAGE)
     if cursor is not None:
         back, *place = _read(cursor)
         rows = rows.filter(**{"pk__gt" if back else "pk__lt": (filters.tenant_id, *place)})
-    order = ("at", "request_id") if back else ("-at", "-request_id")
+    order = ("started_at", "request_id") if back else ("-started_at", "-request_id")
     found = list(rows.order_by(*order)[: size + 1])
     more, found = len(found) > size, found[:size]
     if back:
@@ -117,7 +117,7 @@ def usages(records: Sequence[RequestRecord]) -> dict[str, Usage]:
     whole = {name: row.request_id for row in records for name in parts_of(row)}
     if not whole:
         return {}
-    tenant_id, ats = records[0].tenant_id, [row.at for row in records]
+    tenant_id, ats = records[0].tenant_id, [row.started_at for row in records]
     between = {"admitted_at__range": (min(ats), max(ats) + LATEST_EVENT), "request_id__in": list(whole)}
     columns = ("request_id", *TOKEN_CLASSES, "cost_femto", "saved_femto")
     sums: dict[str, list[int]] = {}
@@ -196,7 +196,7 @@ class RequestStory:
     content: RequestContent | None  # prompt and answer, where they are kept
     cost_femto: int
     saved_femto: int
-    hold_nano: int | None
+    reserved_nano: int | None
 
     @property
     def settled(self) -> bool:
@@ -206,13 +206,13 @@ class RequestStory:
 def story(tenant_id: int, request_id: str) -> RequestStory | None:
     """Return the whole story of a request; None: the tenant has none of this name."""
     records = RequestRecord.objects.for_tenant(tenant_id)
-    found = list(records.filter(request_id=request_id).order_by("at")[:20])
+    found = list(records.filter(request_id=request_id).order_by("started_at")[:20])
     record = found[0] if found else None
     names = parts_of(record) if record else [request_id]
     legs = _legs(tenant_id, names)
     if record is None and not legs:
         return None
-    replays = list(records.filter(replay_of=request_id).order_by("at")[:20])
+    replays = list(records.filter(replay_of=request_id).order_by("started_at")[:20])
     rated: list[UsageEvent | Adjustment] = [leg.event for leg in legs]
     rated += [each for leg in legs for each in leg.adjustments]
     held = [leg.event.hold for leg in legs if leg.event.hold is not None]
@@ -221,22 +221,26 @@ def story(tenant_id: int, request_id: str) -> RequestStory | None:
         record,
         (*found[1:], *replays),
         legs,
-        _budgets(tenant_id, record.windows if record else ()),
+        _budgets(tenant_id, record.budget_periods if record else ()),
         _batch(tenant_id, record),
-        kept_content(tenant_id, request_id),
+        stored_content(tenant_id, request_id),
         sum(int(each.cost_femto) for each in rated),
         sum(int(each.saved_femto) for each in rated),
-        record.hold_nano if record is not None and record.hold_nano is not None else sum(held) if held else None,
+        record.reserved_nano
+        if record is not None and record.reserved_nano is not None
+        else sum(held)
+        if held
+        else None,
     )
 
 
-def kept_content(tenant_id: int, request_id: str) -> RequestContent | None:
+def stored_content(tenant_id: int, request_id: str) -> RequestContent | None:
     """Its prompt and answer, as long as the tenant wants them kept."""
-    tenant = Tenant.objects.for_tenant(tenant_id).only("keep_content_days").first()
-    if tenant is None or not tenant.keep_content_days:
+    tenant = Tenant.objects.for_tenant(tenant_id).only("content_retention_days").first()
+    if tenant is None or not tenant.content_retention_days:
         return None
-    since = datetime.now(UTC) - timedelta(days=tenant.keep_content_days)
-    return RequestContent.objects.for_tenant(tenant_id).filter(request_id=request_id, at__gte=since).first()
+    since = datetime.now(UTC) - timedelta(days=tenant.content_retention_days)
+    return RequestContent.objects.for_tenant(tenant_id).filter(request_id=request_id, started_at__gte=since).first()
 
 
 def _legs(tenant_id: int, names: Sequence[str]) -> tuple[RequestExecution, ...]:
@@ -325,20 +329,20 @@ class Rates:
 
 _COUNTS = """
 SELECT CASE WHEN grouping(bucket) = 1 THEN %(start)s ELSE bucket END, grouping(bucket), count(*),
-    count(*) FILTER (WHERE verdict = 'completed'), count(*) FILTER (WHERE verdict = 'cancelled'),
-    count(*) FILTER (WHERE verdict = 'failed'), count(*) FILTER (WHERE verdict = 'limited'),
-    count(*) FILTER (WHERE verdict = 'refused'),
+    count(*) FILTER (WHERE outcome = 'completed'), count(*) FILTER (WHERE outcome = 'cancelled'),
+    count(*) FILTER (WHERE outcome = 'failed'), count(*) FILTER (WHERE outcome = 'limited'),
+    count(*) FILTER (WHERE outcome = 'refused'),
     percentile_disc(0.5) WITHIN GROUP (ORDER BY ttft_ms), percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
-FROM (SELECT date_trunc(%(bucket)s, at, 'UTC') AS bucket, verdict, ttft_ms FROM records_requestrecord
-    WHERE tenant_id = %(tenant)s AND at >= %(start)s AND at < %(end)s) r
+FROM (SELECT date_trunc(%(bucket)s, started_at, 'UTC') AS bucket, outcome, ttft_ms FROM request_log_requestrecord
+    WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s) r
 GROUP BY GROUPING SETS ((bucket), ()) ORDER BY 2 DESC, 1 DESC LIMIT %(most)s
 """
 _BOUNDS = """
-SELECT bound ->> 'kind', coalesce(bound ->> 'scope', ''), coalesce((bound ->> 'id')::bigint, 0),
-    coalesce(bound ->> 'name', ''), coalesce(bound ->> 'model', ''), count(*)
-FROM records_requestrecord
-WHERE tenant_id = %(tenant)s AND at >= %(start)s AND at < %(end)s AND verdict <> 'completed' AND verdict = 'limited'
-    AND bound IS NOT NULL
+SELECT limited_by ->> 'kind', coalesce(limited_by ->> 'scope', ''), coalesce((limited_by ->> 'id')::bigint, 0),
+    coalesce(limited_by ->> 'name', ''), coalesce(limited_by ->> 'model', ''), count(*)
+FROM request_log_requestrecord
+WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s
+    AND outcome <> 'completed' AND outcome = 'limited' AND limited_by IS NOT NULL
 GROUP BY 1, 2, 3, 4, 5 ORDER BY 6 DESC, 1, 3 LIMIT %(most)s
 """
 
@@ -371,7 +375,7 @@ def ttft_slo_ms() -> int:
 
 
 def _write(back: bool, row: RequestRecord) -> str:
-    text = f"{'b' if back else 'f'} {row.at.astimezone(UTC).isoformat()} {row.request_id}"
+    text = f"{'b' if back else 'f'} {row.started_at.astimezone(UTC).isoformat()} {row.request_id}"
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 

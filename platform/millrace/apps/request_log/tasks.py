@@ -13,20 +13,21 @@ from tenants.isolation.scopes import all_tenants_scope
 
 DELETE_BATCH_SIZE = 5_000  # rows: each transaction is short
 _RECORDS = """
-DELETE FROM records_requestrecord WHERE ctid = ANY(ARRAY(
-    SELECT r.ctid FROM records_requestrecord r
-    WHERE r.at < %(before)s OR r.tenant_id IN (SELECT id FROM tenants_tenant WHERE status = 'purged')
+DELETE FROM request_log_requestrecord WHERE ctid = ANY(ARRAY(
+    SELECT r.ctid FROM request_log_requestrecord r
+    WHERE r.started_at < %(before)s OR r.tenant_id IN (SELECT id FROM tenants_tenant WHERE status = 'purged')
     LIMIT %(most)s FOR UPDATE SKIP LOCKED))
 """
 _CONTENT = """
-DELETE FROM records_requestcontent WHERE ctid = ANY(ARRAY(
-    SELECT c.ctid FROM records_requestcontent c JOIN tenants_tenant t ON t.id = c.tenant_id
-    WHERE c.at < greatest(%(before)s, %(now)s - make_interval(days => t.keep_content_days)) OR t.status = 'purged'
+DELETE FROM request_log_requestcontent WHERE ctid = ANY(ARRAY(
+    SELECT c.ctid FROM request_log_requestcontent c JOIN tenants_tenant t ON t.id = c.tenant_id
+    WHERE c.started_at < greatest(%(before)s, %(now)s - make_interval(days => t.content_retention_days))
+        OR t.status = 'purged'
     LIMIT %(most)s FOR UPDATE OF c SKIP LOCKED))
 """
 
 
-@shared_task(name="records.purge_expired")
+@shared_task(name="request_log.purge_expired")
 def purge_expired(now: datetime | None = None) -> int:
     """Remove records and contents that are too old, and those of purged tenants; returns how many."""
     now = now or datetime.now(UTC)
