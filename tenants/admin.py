@@ -25,7 +25,7 @@ from tenants.models import (
     WebhookEndpoint,
 )
 
-# What the packages register of themselves, to be changed by hand and without an audit row, secrets included.
+# Models that packages register themselves, with secrets, and with changes that are not in the audit log.
 admin.site.unregister((Authenticator, EmailAddress, Group, SocialAccount, SocialApp, SocialToken))
 
 
@@ -40,7 +40,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def get_fields(self, request: HttpRequest, obj: models.Model | None = None) -> list[Any]:
-        """Every column by name: to find them itself, Django would make choices of other tables' unscoped rows."""
+        """Return the names of all columns. Django would otherwise query choices of other tables without a scope."""
         return [field.name for field in self.opts.fields if field.name not in (self.exclude or ())]
 
     def get_readonly_fields(self, request: HttpRequest, obj: models.Model | None = None) -> list[Any]:
@@ -99,7 +99,7 @@ class RoutingPolicyAdmin(ReadOnlyAdmin):
 @admin.register(WebhookEndpoint)
 class WebhookEndpointAdmin(ReadOnlyAdmin):
     list_display = ("url", "tenant", "active", "failing_since", "disabled_because")
-    exclude = ("nonce", "previous_nonce")  # its secret is made of these
+    exclude = ("nonce", "previous_nonce")  # the signing secret is derived from these
 
 
 @admin.register(OutboxEmail)

@@ -1,6 +1,6 @@
 """The audit log: the actor, the action, the object, and its values before and after. Every action writes it.
 
-The current actor is stored in a context variable for the duration of the request or command (`acting`).
+The current actor is stored in a context variable for the duration of the request or command (`actor_context`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def current_actor() -> Actor:
 
 
 @contextmanager
-def acting(actor: Actor) -> Iterator[None]:
+def actor_context(actor: Actor) -> Iterator[None]:
     """Record changes inside the context as this actor's."""
     token = _actor.set(actor)
     try:
@@ -57,8 +57,8 @@ def acting(actor: Actor) -> Iterator[None]:
         _actor.reset(token)
 
 
-def become(actor: Actor) -> None:
-    """Set the actor until the enclosing `acting` ends."""
+def set_actor(actor: Actor) -> None:
+    """Set the actor until the enclosing `actor_context` ends."""
     _actor.set(actor)
 
 

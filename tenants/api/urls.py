@@ -39,7 +39,7 @@ urlpatterns = [
     *(
         path(
             f"operator/tenants/<int:pk>/{action}",
-            operators.TenantAction.as_view(action=action),
+            operators.TenantActionView.as_view(action_name=action),
             name=f"api-operator-tenant-{action}",
         )
         for action in operators.ACTIONS
@@ -49,7 +49,7 @@ urlpatterns = [
     *(
         path(
             f"operator/users/<int:pk>/{action}",
-            users.UserAction.as_view(action=action),
+            users.UserActionView.as_view(action_name=action),
             name=f"api-operator-user-{action}",
         )
         for action in users.ACTIONS

@@ -35,17 +35,17 @@ _BATCH_SIZE = 500
 Compiled = tuple[bytes, snapshot.ApiKeySnapshot]
 
 
-def recompile(tenant: Tenant, change_type: ChangeEventRow.ChangeType, key: ApiKey | None = None) -> None:
+def rebuild_key_snapshots(tenant: Tenant, change_type: ChangeEventRow.ChangeType, key: ApiKey | None = None) -> None:
     """Rebuild the snapshot of the key, or of all the tenant's keys, and write a change event."""
     keys = ApiKey.objects.for_tenant(tenant).order_by("pk")
     if key is not None:
         keys = keys.filter(pk=key.pk)
-    note(tenant, change_type, key)
+    record_change(tenant, change_type, key)
     compiled = _compile(tenant, list(keys))
     transaction.on_commit(partial(notify_gateways, compiled, tenant.pk))
 
 
-def note(tenant: Tenant, change_type: ChangeEventRow.ChangeType, key: ApiKey | None = None) -> ChangeEventRow:
+def record_change(tenant: Tenant, change_type: ChangeEventRow.ChangeType, key: ApiKey | None = None) -> ChangeEventRow:
     """Write a change event."""
     return ChangeEventRow.objects.create(
         change_type=change_type, tenant_id=tenant.pk, key_id=None if key is None else key.pk

@@ -1,4 +1,4 @@
-"""The kinds of events there are. Free of Django."""
+"""Types of webhook events, with descriptions. Does not import Django."""
 
 from __future__ import annotations
 

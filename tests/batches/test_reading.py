@@ -22,7 +22,7 @@ def line(custom_id: object = "a", **changes: object) -> str:
 def faults(*lines: str, most: int = 1000) -> list[tuple[str, int | None]]:
     with pytest.raises(BadFile) as bad:
         read_lines(io.BytesIO("\n".join(lines).encode()), URL, most)
-    return [(fault["code"], fault["line"]) for fault in bad.value.faults]
+    return [(fault["code"], fault["line"]) for fault in bad.value.errors]
 
 
 @given(

@@ -22,7 +22,7 @@ from tenants.actions.webhooks import do_create_endpoint
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, OutboxEmail, Tenant, User, WebhookDelivery, WebhookEvent
-from tenants.outbox.email_outbox import send_mails
+from tenants.outbox.email_outbox import send_emails
 from tests.mailing import alike
 from tests.seeing import Everybody, of, only_project
 
@@ -82,7 +82,7 @@ def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
         "period_end": window.period_end.isoformat(),
     }
     assert len(of(WebhookDelivery, tenant)) == 1
-    assert (send_mails(), send_mails()) == (1, 0)
+    assert (send_emails(), send_emails()) == (1, 0)
     (message,) = outbox.outbox
     assert message.to == ["books@acme.example", "owner@acme.example"]
     alike(message, "500 tokens of 1,000 tokens", "/t/acme/budgets/")
@@ -103,7 +103,7 @@ def test_thresholds_that_are_passed_together_send_one_mail_and_an_event_each(ten
     assert {row.mail_id for row in of(BudgetAlert, tenant)} == {mail.pk}
     assert sorted(event.payload["threshold"] for event in of(WebhookEvent, tenant)) == ["100", "50", "80"]
     assert len({row.event_id for row in of(BudgetAlert, tenant)}) == 3
-    assert send_mails() == 1
+    assert send_emails() == 1
     use(make(tenant, thresholds=[50, 60]), 700)
     check_thresholds(NOW)
     assert "The highest alert threshold reached is 60%. 50% is also reached." in of(OutboxEmail, tenant)[-1].body
@@ -116,8 +116,8 @@ def test_what_was_alerted_before_is_not_in_the_next_mail(tenant):
     use(budget, 1000)
     assert check_thresholds(NOW) == 2
     first, second = sorted(of(OutboxEmail, tenant), key=lambda mail: mail.pk)
-    assert "The 50% alert threshold was reached." in first.text
-    assert "The highest alert threshold reached is 100%. 80% is also reached." in second.text
+    assert "The 50% alert threshold was reached." in first.body
+    assert "The highest alert threshold reached is 100%. 80% is also reached." in second.body
 
 
 def test_a_mail_says_dollars_and_days_as_one_reads_them(tenant):
@@ -261,10 +261,10 @@ def test_why_a_mail_was_not_sent_is_kept_until_it_is(tenant, monkeypatch, fault,
     now = datetime.now(UTC)
     with monkeypatch.context() as patch:
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(fault))
-        assert send_mails(now) == 0
+        assert send_emails(now) == 0
     (row,) = of(OutboxEmail, tenant)
     assert (row.state, row.error) == (OutboxEmail.State.QUEUED, why)
-    assert send_mails(now + timedelta(minutes=10)) == 1
+    assert send_emails(now + timedelta(minutes=10)) == 1
     (row,) = of(OutboxEmail, tenant)
     assert (row.state, row.error) == (OutboxEmail.State.SENT, "")
     assert of(BudgetAlert, tenant)[0].mail_id == row.pk
@@ -273,7 +273,7 @@ def test_why_a_mail_was_not_sent_is_kept_until_it_is(tenant, monkeypatch, fault,
 def test_a_mail_for_nobody_is_no_mail_that_was_sent():
     use(make(actions.do_create_tenant("lonely", "Lonely")), 600)
     check_thresholds(NOW)
-    assert send_mails() == 0
+    assert send_emails() == 0
     (row,) = Everybody(OutboxEmail).filter()
     assert (row.state, row.error) == (OutboxEmail.State.FAILED, "No member has a role that receives this email.")
 
@@ -290,18 +290,18 @@ def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr("django.core.mail.EmailMessage.send", die)
-        send_mails(now)
-    assert send_mails(now + timedelta(minutes=1)) == 0  # whoever claimed it may still be at it
+        send_emails(now)
+    assert send_emails(now + timedelta(minutes=1)) == 0  # whoever claimed it may still be at it
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(email_outbox.log, "warning", die)
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(OSError("down")))
-        send_mails(now + timedelta(minutes=10))
-    assert send_mails(now + timedelta(minutes=30)) == 1
+        send_emails(now + timedelta(minutes=10))
+    assert send_emails(now + timedelta(minutes=30)) == 1
     (message,) = outbox.outbox
     first = message.extra_headers["Message-ID"]
     with all_tenants_scope(BypassReason.COMMAND):
         OutboxEmail.objects.all_tenants().update(sent_at=None)  # as if it was killed before it was written down
-    send_mails(now + timedelta(hours=9))
+    send_emails(now + timedelta(hours=9))
     assert [each.extra_headers["Message-ID"] for each in outbox.outbox] == [first, first]
 
 

@@ -59,7 +59,7 @@ def test_that_it_is_paid_each_time_that_comes_about(acme, invoice):
     events = told(acme)[1:]
     assert [event.event_type for event in events] == ["invoice.paid", "invoice.paid"]
     assert {event.payload["state"] for event in events} == {"paid"}
-    assert len({event.key for event in events}) == 2
+    assert len({event.deduplication_key for event in events}) == 2
 
 
 def test_that_it_is_past_due(acme, invoice):

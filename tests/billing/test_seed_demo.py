@@ -109,10 +109,10 @@ def gateways_wrote_requests_down() -> None:
     copper = tenant("demo-copper")
     records = of(RequestRecord, copper)
     since = datetime.now(UTC) - timedelta(days=29)
-    answered = {each.request_id for each in records if each.verdict != "limited" and each.at > since}
+    answered = {each.request_id for each in records if each.outcome != "limited" and each.started_at > since}
     assert answered == {each.request_id for each in of(UsageEvent, copper, admitted_at__gt=since)}
     refused = [each for each in records if each.code == "budget_exceeded"]
-    assert refused and all(each.bound["name"] == "Pilot" and each.status == "429" for each in refused)
+    assert refused and all(each.limited_by["name"] == "Pilot" and each.status == "429" for each in refused)
 
 
 def the_months_that_are_over_are_invoiced() -> None:

@@ -24,7 +24,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import LimitSet, OutboxEmail, Tenant, User, WebhookAttempt, WebhookDelivery
 from tenants.outbox import propagation
-from tenants.outbox.email_outbox import send_mails
+from tenants.outbox.email_outbox import send_emails
 from tests.billing import books
 from tests.frontend.console import meter, remembered
 from tests.seeing import Everybody, only_project
@@ -246,12 +246,12 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
     assert told() == [("Email queued", ""), ("3 webhooks pending", "")]
     with monkeypatch.context() as patch:
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(SMTPServerDisconnected))
-        send_mails()
+        send_emails()
     assert told()[0] == ("Email queued", "The mail server could not be reached.")
     change(OutboxEmail, attempts=OutboxEmail.MAX_ATTEMPTS)
     assert told()[0] == ("Email failed", "The mail server could not be reached.")
     change(OutboxEmail, attempts=1, claimed_at=None)
-    send_mails()
+    send_emails()
     assert told()[0] == ("Email sent", "")
 
     with all_tenants_scope(BypassReason.WEBHOOKS):

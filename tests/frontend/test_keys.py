@@ -126,7 +126,7 @@ def test_safety_views(client, acme, log_in):
     own, lasting = make(acme, name="own", expires_at=datetime.now(UTC) + timedelta(days=9)), make(acme, name="lasting")
     actions.do_set_limits(acme, {"requests_per_minute": 3}, key=own)
     idle = make(acme, name="idle")
-    actions.record_key_use({idle.pk: datetime.now(UTC) - timedelta(days=91), lasting.pk: datetime.now(UTC)})
+    actions.record_key_usage({idle.pk: datetime.now(UTC) - timedelta(days=91), lasting.pk: datetime.now(UTC)})
     gone = make(acme, name="gone")
     actions.do_revoke_api_key(gone)
 

@@ -207,7 +207,7 @@ def test_a_view_is_of_one_tenant_and_runs_out(client, operator, acme, monkeypatc
     assert client.get("/t/lab/").status_code == 302
     view(client, other)
     assert client.get("/t/acme/").status_code == 302
-    assert [row.action for row in of(AuditEntry, acme, verb="tenant.view_ended")] == ["tenant.view_ended"]
+    assert [row.action for row in of(AuditEntry, acme, action="tenant.view_ended")] == ["tenant.view_ended"]
     session = client.session
     session["viewing"] = session["viewing"] | {"until": datetime.now(UTC).timestamp() - 1}
     session.save()
@@ -217,7 +217,7 @@ def test_a_view_is_of_one_tenant_and_runs_out(client, operator, acme, monkeypatc
 def test_logging_out_ends_the_view(client, operator, acme):
     view(client, acme)
     client.post("/logout")
-    assert len(of(AuditEntry, acme, verb="tenant.view_ended")) == 1
+    assert len(of(AuditEntry, acme, action="tenant.view_ended")) == 1
 
 
 def test_members_cannot_view(client, acme):

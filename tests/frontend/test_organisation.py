@@ -221,9 +221,10 @@ def _record(tenant: Tenant, number: int, **fields: Any) -> Any:
     from millrace.apps.request_log.models import RequestRecord
 
     given: dict[str, Any] = {
-        **{"tenant_id": tenant.pk, "at": datetime.now(UTC) - timedelta(minutes=number + 1), "project_id": 1},
+        **{"tenant_id": tenant.pk, "started_at": datetime.now(UTC) - timedelta(minutes=number + 1), "project_id": 1},
         **{"request_id": f"req_{number}", "key_id": 1, "gateway_id": "g", "endpoint": "chat.completions"},
-        **{"asked": "mine", "served": "a", "stream": False, "status": "200", "verdict": "completed", "total_ms": 1},
+        **{"requested_model": "mine", "served_model": "a", "stream": False, "status": "200"},
+        **{"outcome": "completed", "total_ms": 1},
         **{"prompt_tokens": 10, "route": {"targets": ["a", "b"]}},
     }
     return RequestRecord(**(given | fields))
@@ -238,9 +239,9 @@ def test_a_draft_is_tried_on_requests_that_came(acme):
             [
                 *(_record(acme, number) for number in range(3)),
                 *(_record(acme, number, prompt_tokens=900) for number in range(3, 8)),
-                _record(acme, 8, asked="other", prompt_tokens=901),
+                _record(acme, 8, requested_model="other", prompt_tokens=901),
                 _record(acme, 9, prompt_tokens=None),  # refused before its prompt was counted
-                _record(acme, 10, asked="other"),
+                _record(acme, 10, requested_model="other"),
             ]
         )
     client = log_in("developer")
@@ -286,7 +287,7 @@ def test_somebody_is_invited_joins_and_sees_what_their_role_may(
     owner.get_by_role("button", name="Send invitation").click()
     owner.get_by_text("new@x.example was invited. No mail server is configured").wait_for()
     (invitation,) = of(Invitation, tenant)
-    invitations.mail(tenant.pk, invitation.pk)  # what the web job does
+    invitations.send_email(tenant.pk, invitation.pk)  # what the web job does
     ((shown, _),) = mail.outbox[-1].alternatives
     (link,) = re.findall(r'href="https?://[^/]+(/invitations/[^"]+)"', str(shown))
 

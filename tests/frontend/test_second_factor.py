@@ -77,7 +77,7 @@ def test_enrolling_works(client, user, django_capture_on_commit_callbacks):
     entries = Everybody(AuditEntry).filter(tenant_id=None)
     assert {entry.action for entry in entries} >= {"user.totp_activated", "user.totp_deactivated"}
     (left,) = (entry for entry in entries if entry.action == "user.totp_deactivated")
-    assert (left.actor, left.object_name, left.address) == ("dev@example.com", "dev@example.com", "127.0.0.1")
+    assert (left.actor, left.object_name, left.ip_address) == ("dev@example.com", "dev@example.com", "127.0.0.1")
     assert not Authenticator.objects.filter(user=user).exists()
 
 

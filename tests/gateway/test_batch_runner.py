@@ -206,7 +206,7 @@ async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: p
         await bench.runner._run(line, KEY)
     (record,) = ended  # what is only put off has none
     assert (record["endpoint"], record["batch_id"], record["batch_line"]) == ("batch", 5, 3)
-    assert (record["status"], record["verdict"], record["asked"]) == ("429", "limited", "m")
+    assert (record["status"], record["outcome"], record["requested_model"]) == ("429", "limited", "m")
 
 
 async def test_a_line_has_the_bounds_of_any_other_body(bench: Bench) -> None:

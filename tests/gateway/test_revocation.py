@@ -273,7 +273,7 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
 
     await soon(moved)
     assert await watched.fault(secret) is None
-    (entry,) = await sync_to_async(Everybody(AuditEntry).filter)(verb="key.rehashed")
+    (entry,) = await sync_to_async(Everybody(AuditEntry).filter)(action="key.rehashed")
     assert (entry.actor, entry.before, entry.after) == (
         "gateway",
         {"pepper": "old"},
@@ -287,7 +287,7 @@ async def test_a_ticket_ends_with_its_users_access_and_so_does_what_runs_on_its_
     key, _ = await sync_to_async(new_key)()
     user = await sync_to_async(User.objects.create_user)("dev@example.com")
     ticket = playground_tokens.read(
-        platform_settings().secret_key, await sync_to_async(actions.do_give_ticket)(key, user)
+        platform_settings().secret_key, await sync_to_async(actions.do_create_playground_token)(key, user)
     )
     assert ticket is not None
     assert (await watched.keys.authenticate_ticket(ticket, "inference")).key_id == key.pk

@@ -79,7 +79,7 @@ def test_what_is_old_goes(speak: Callable[..., None]) -> None:
     speak("m-0.aa")
     history.sample(read_fleet_status(), NOON)
     history.sample(read_fleet_status(), NOON + history.RETENTION)
-    assert history.sweep(NOON + history.RETENTION + MINUTE) == 1
+    assert history.purge_expired(NOON + history.RETENTION + MINUTE) == 1
     assert [row.sampled_at for row in Everybody(ReplicaSample).all()] == [NOON + history.RETENTION]
 
 

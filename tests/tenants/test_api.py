@@ -251,7 +251,7 @@ def test_the_audit_log(client, acme):
     (entry,) = client.get("/api/audit", {"action": "key.updated", "object_id": key_id}).json()["results"]
     assert (entry["before"], entry["after"]) == ({"name": "k"}, {"name": "other"})
     assert entry["actor"].startswith("key sk-mr-")
-    assert entry["address"] == "127.0.0.1"
+    assert entry["ip_address"] == "127.0.0.1"
     assert entry["request_id"] == changed.headers["x-request-id"]
     assert client.get(f"/api/audit/{entry['id']}").json() == entry
     person = by_role(acme.tenant, "admin")
@@ -292,7 +292,7 @@ def test_that_an_operator_uses_a_tenants_api_is_on_record_once_an_hour(acme, mon
     assert client.get("/api/usage?tenant=acme").status_code == 200
     assert noted() == [("op@example.com", str(acme.tenant), "GET /api/keys")]
     assert len(Everybody(AuditEntry).filter(action="tenant.api_accessed")) == 2
-    monkeypatch.setattr("tenants.actions.tenancy.NOTED_EVERY", timedelta(0))  # an hour later
+    monkeypatch.setattr("tenants.actions.tenancy.API_ACCESS_INTERVAL", timedelta(0))  # an hour later
     client.get("/api/usage?tenant=acme")
     assert [request for *_, request in noted()] == ["GET /api/usage", "GET /api/keys"]
 

@@ -247,7 +247,7 @@ def test_last_use_only_goes_forward(project):
     key, _ = actions.do_create_api_key(project, "k")
     now = datetime.now(UTC)
     for at in (now, now - HOUR):
-        actions.record_key_use({key.pk: at, 999_999: at})
+        actions.record_key_usage({key.pk: at, 999_999: at})
     assert [use.last_used_at for use in of(ApiKeyUsage, project.tenant)] == [now]
-    actions.record_key_use({key.pk: now + HOUR})
+    actions.record_key_usage({key.pk: now + HOUR})
     assert [use.last_used_at for use in of(ApiKeyUsage, project.tenant)] == [now + HOUR]

@@ -153,7 +153,11 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
         {"key"},
     ),
     "do_revoke_api_key": (lambda w: actions.do_revoke_api_key(w.key), ["key.revoked"], {"key"}),
-    "do_give_ticket": (lambda w: actions.do_give_ticket(w.key, w.owner), ["key.playground_token_created"], set()),
+    "do_create_playground_token": (
+        lambda w: actions.do_create_playground_token(w.key, w.owner),
+        ["key.playground_token_created"],
+        set(),
+    ),
     "do_rehash_api_key": (lambda w: actions.do_rehash_api_key(old_pepper(w), w.secret), ["key.rehashed"], {"key"}),
     "do_rehash_unpeppered": (
         lambda w: (no_pepper(w), actions.do_rehash_unpeppered())[1],
@@ -198,13 +202,13 @@ def test_it_leaves_an_audit_row(verb, world):
     last = max(entry.pk for entry in Everybody(AuditEntry).all())
     told = max(change.pk for change in Everybody(ChangeEventRow).all())
     actor = audit.Actor("somebody", user_id=7, ip_address="192.0.2.1", request_id="req_1")
-    with audit.acting(actor):
+    with audit.actor_context(actor):
         assert act(world) is not False
     entries = Everybody(AuditEntry).filter(pk__gt=last)
     entries.sort(key=lambda entry: entry.pk)
     assert [entry.action for entry in entries] == expected
     for entry in entries:
-        assert (entry.actor, entry.actor_user_id, entry.address, entry.request_id) == (
+        assert (entry.actor, entry.actor_user_id, entry.ip_address, entry.request_id) == (
             "somebody",
             7,
             "192.0.2.1",
@@ -259,7 +263,7 @@ def test_the_audit_log_only_grows(statement, world, as_owner):
 
 def test_what_changed_is_told_and_no_more(world):
     actions.do_update_api_key(world.key, name="other")
-    (entry,) = of(AuditEntry, world.tenant, verb="key.updated")
+    (entry,) = of(AuditEntry, world.tenant, action="key.updated")
     assert (entry.before, entry.after) == ({"name": "k"}, {"name": "other"})
     assert entry.actor == "platform"
     assert entry.object_name.startswith("other (")

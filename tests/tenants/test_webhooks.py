@@ -123,7 +123,7 @@ def test_the_same_event_is_noted_once(tenant, server):
     other = actions.do_create_tenant("other", "Other")
     assert tell(other) is not None  # keys are each tenant's own
     assert len(of(WebhookDelivery, tenant)) == 1
-    with pytest.raises(ValueError, match="no such kind"):
+    with pytest.raises(ValueError, match="unknown event type"):
         tell(tenant, "x", "invoice.lost")
 
 
@@ -350,7 +350,9 @@ def test_old_events_are_forgotten(tenant, server):
     sending.send_all()
     tell(tenant)
     with all_tenants_scope(BypassReason.COMMAND):
-        WebhookEvent.objects.all_tenants().filter(kind="webhook.test").update(at=datetime.now(UTC) - EVENT_RETENTION)
+        WebhookEvent.objects.all_tenants().filter(event_type="webhook.test").update(
+            created_at=datetime.now(UTC) - EVENT_RETENTION
+        )
     purge_expired()
     assert [event.event_type for event in of(WebhookEvent, tenant)] == ["invoice.paid"]
     assert of(WebhookAttempt, tenant) == []

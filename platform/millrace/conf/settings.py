@@ -215,7 +215,7 @@ SPECTACULAR_SETTINGS = {
     "REDOC_DIST": "SIDECAR",
     "ENUM_NAME_OVERRIDES": {
         "LegVerdict": "billing.models.usage.ExecutionOutcome",
-        "RequestVerdict": "millrace.apps.request_log.models.RequestOutcome",
+        "RequestOutcome": "millrace.apps.request_log.models.RequestOutcome",
         "InvoiceState": "billing.models.invoicing.Invoice.State",
         "PriceVersionState": "billing.models.prices.PriceVersion.State",
         "WebhookDeliveryState": "tenants.models.webhooks.WebhookDelivery.State",

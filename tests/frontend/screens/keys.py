@@ -23,7 +23,7 @@ def prepare(world: World) -> None:
             allowed_ip_ranges=["203.0.113.0/24"],
             expires_at=now + timedelta(days=3),
         )
-        actions.record_key_use({support.pk: now})
+        actions.record_key_usage({support.pk: now})
         old, _ = actions.do_create_api_key(project, "old", created_by=world.owner)
         actions.do_rotate_api_key(old, timedelta(days=1))
         gone, _ = actions.do_create_api_key(project, "gone", created_by=world.owner)

@@ -1,4 +1,4 @@
-"""The log of requests, below /api/."""
+"""URLs of the request log, below /api/."""
 
 from __future__ import annotations
 

@@ -143,12 +143,12 @@ class KeyStore:
                 found = await self._look_up_until_current(hashes, now, fresh=fresh, paced=not is_within_limit)
             except BaseException:
                 if is_within_limit:
-                    self._wrong_keys.give_back(address)
+                    self._wrong_keys.release(address)
                 raise
         if found is None:
             self.reject_wrong(address, is_within_limit)
         elif is_within_limit:
-            self._wrong_keys.give_back(address)
+            self._wrong_keys.release(address)
         return found
 
     def reject_wrong(self, address: str | None, is_within_limit: bool) -> None:

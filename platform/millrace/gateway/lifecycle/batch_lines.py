@@ -19,7 +19,8 @@ SELECT b.id, b.tenant_id, b.key_id, b.dialect, b.endpoint, b.input_file FROM bat
 WHERE b.status IN ('in_progress', 'cancelling') AND EXISTS (
     SELECT FROM batches_line l WHERE l.batch_id = b.id AND (
         l.state = 'running' AND l.lease_expires_at < now()
-        OR l.state = 'pending' AND coalesce(l.not_before <= now(), true) AND b.status = 'in_progress' AND b.expires_at > now()
+        OR l.state = 'pending' AND coalesce(l.not_before <= now(), true)
+        AND b.status = 'in_progress' AND b.expires_at > now()
     )
 )
 ORDER BY b.id
