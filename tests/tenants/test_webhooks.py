@@ -416,7 +416,7 @@ class Killed(BaseException):
     """As a kill would end it."""
 
 
-@pytest.mark.parametrize("place", ["_try", "_note"])
+@pytest.mark.parametrize("place", ["_attempt", "_record"])
 def test_a_sender_that_is_killed_is_followed_by_another(tenant, server, monkeypatch, place):
     receiver, url = server
     do_create_endpoint(tenant, url)
@@ -431,7 +431,7 @@ def test_a_sender_that_is_killed_is_followed_by_another(tenant, server, monkeypa
     assert sending.send_all() == 0  # its lease holds
     later(hours=0.1)
     assert sending.send_all() == 1
-    assert len(receiver.received) == (2 if place == "_note" else 1)
+    assert len(receiver.received) == (2 if place == "_record" else 1)
     assert len(set(receiver.ids)) == 1
     assert only_delivery(tenant).state == "delivered"
 
