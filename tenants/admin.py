@@ -16,8 +16,8 @@ from tenants.models import (
     ApiKey,
     AuditEntry,
     LimitSet,
-    Mail,
     Membership,
+    OutboxEmail,
     Project,
     RoutingPolicy,
     Tenant,
@@ -25,7 +25,7 @@ from tenants.models import (
     WebhookEndpoint,
 )
 
-# What the packages register of themselves, to be changed by hand and without an audit row, secrets included.
+# Models that packages register themselves, with secrets, and with changes that are not in the audit log.
 admin.site.unregister((Authenticator, EmailAddress, Group, SocialAccount, SocialApp, SocialToken))
 
 
@@ -40,7 +40,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def get_fields(self, request: HttpRequest, obj: models.Model | None = None) -> list[Any]:
-        """Every column by name: to find them itself, Django would make choices of other tables' unscoped rows."""
+        """Return the names of all columns. Django would otherwise query choices of other tables without a scope."""
         return [field.name for field in self.opts.fields if field.name not in (self.exclude or ())]
 
     def get_readonly_fields(self, request: HttpRequest, obj: models.Model | None = None) -> list[Any]:
@@ -83,7 +83,7 @@ class ApiKeyAdmin(ReadOnlyAdmin):
 
 @admin.register(AuditEntry)
 class AuditEntryAdmin(ReadOnlyAdmin):
-    list_display = ("at", "verb", "actor", "tenant_id", "object_type", "object_name")
+    list_display = ("created_at", "action", "actor", "tenant_id", "object_type", "object_name")
 
 
 @admin.register(LimitSet)
@@ -99,12 +99,12 @@ class RoutingPolicyAdmin(ReadOnlyAdmin):
 @admin.register(WebhookEndpoint)
 class WebhookEndpointAdmin(ReadOnlyAdmin):
     list_display = ("url", "tenant", "active", "failing_since", "disabled_because")
-    exclude = ("nonce", "old_nonce")  # its secret is made of these
+    exclude = ("nonce", "previous_nonce")  # the signing secret is derived from these
 
 
-@admin.register(Mail)
-class MailAdmin(ReadOnlyAdmin):
-    list_display = ("subject", "tenant", "created_at", "tries", "sent_at")
+@admin.register(OutboxEmail)
+class OutboxEmailAdmin(ReadOnlyAdmin):
+    list_display = ("subject", "tenant", "created_at", "attempts", "sent_at")
 
 
 @admin.register(Authenticator)

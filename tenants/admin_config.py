@@ -1,4 +1,4 @@
-"""Has Django's admin use our site (a module of its own: tenants.apps may hold one default configuration)."""
+"""The app configuration of Django's admin with RawAdminSite. tenants.apps can contain only one configuration."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tenants.isolation.scopes import all_tenants_scope
 
 
 class RawAdminSite(AdminSite):
-    """Django's admin without accounts of its own: signing in and out and passwords are the console's."""
+    """Django's admin with the console's pages for sign-in, sign-out and passwords."""
 
     def admin_view(self, view: Any, cacheable: bool = False) -> Any:
         checked = super().admin_view(view, cacheable)
@@ -28,14 +28,14 @@ class RawAdminSite(AdminSite):
             with all_tenants_scope(BypassReason.ADMIN):
                 response = checked(request, *args, **kwargs)
                 render = getattr(response, "render", None)
-                return render() if render else response  # now: templates ask the database too
+                return render() if render else response  # inside the scope, because templates query the database
 
         return seeing_all
 
     def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """Redirect to the console's login page, which has the second factor and the throttle."""
         if request.user.is_authenticated and not self.has_permission(request):
-            raise Http404  # the login page would redirect a member back to here
+            raise Http404  # a redirect to the login page would lead back here
         wanted = request.GET.get("next", "")
         if not url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure()):
             wanted = reverse(f"{self.name}:index")

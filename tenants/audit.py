@@ -1,6 +1,6 @@
-"""The audit log: who changed what, with what it was before and is now. Every verb in `tenants.actions` writes here.
+"""The audit log: the actor, the action, the object, and its values before and after. Every action writes it.
 
-Who acts is known to the request (or the command), not to the verbs: it is kept beside them, for the time of `acting`.
+The current actor is stored in a context variable for the duration of the request or command (`actor_context`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Actor:
-    """Who acts, and from where. Without a person or key it is the platform itself."""
+    """The user or key that acts, and the client's IP address. Without a user or key, the platform acts."""
 
     name: str = "platform"
     user_id: int | None = None
     key_id: int | None = None
-    address: str | None = None
+    ip_address: str | None = None
     request_id: str = ""
 
     def as_user(self, user: User) -> Actor:
@@ -48,7 +48,7 @@ def current_actor() -> Actor:
 
 
 @contextmanager
-def acting(actor: Actor) -> Iterator[None]:
+def actor_context(actor: Actor) -> Iterator[None]:
     """Record changes inside the context as this actor's."""
     token = _actor.set(actor)
     try:
@@ -57,29 +57,29 @@ def acting(actor: Actor) -> Iterator[None]:
         _actor.reset(token)
 
 
-def become(actor: Actor) -> None:
-    """Set the actor until the enclosing `acting` ends."""
+def set_actor(actor: Actor) -> None:
+    """Set the actor until the enclosing `actor_context` ends."""
     _actor.set(actor)
 
 
 def described(row: models.Model) -> dict[str, Any]:
-    """Return what the log shows of a row: its model's `AUDITED` fields, as JSON can hold them."""
+    """Return the row's `AUDITED` fields as JSON values for the audit log."""
     values = {name: getattr(row, name) for name in row.AUDITED}  # type: ignore[attr-defined]
     encoder = DjangoJSONEncoder()
     return {name: value if _is_json(value) else encoder.default(value) for name, value in values.items()}
 
 
 def record(
-    verb: str,
+    action: str,
     row: models.Model,
     *,
     tenant_id: int | None,
     before: Mapping[str, Any] | None = None,
     after: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write down a change of `row`, in the transaction that makes it. Without `before` it is new, without `after` gone.
+    """Write an entry about `row` in the transaction that changes it.
 
-    Of an update only the fields that changed are kept.
+    A creation has no `before`, a deletion no `after`. An entry of an update contains only the changed fields.
     """
     if before is not None and after is not None:
         changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
@@ -88,11 +88,11 @@ def record(
     actor = current_actor()
     AuditEntry(
         tenant_id=tenant_id,
-        verb=verb,
+        action=action,
         actor_user_id=actor.user_id,
         actor_key_id=actor.key_id,
         actor=actor.name[:254],
-        address=actor.address,
+        ip_address=actor.ip_address,
         request_id=actor.request_id,
         object_type=row._meta.model_name or "",
         object_id=row.pk,
@@ -103,11 +103,11 @@ def record(
 
 
 def record_person(
-    verb: str, user: User, *, before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None
+    action: str, user: User, *, before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None
 ) -> None:
-    """Write down what became of a person's login, which concerns no tenant: operators see it, tenants do not."""
+    """Write an entry about a user's login. It belongs to no tenant, so only operators see it."""
     with all_tenants_scope(BypassReason.PERSON):
-        record(verb, user, tenant_id=None, before=before, after=after)
+        record(action, user, tenant_id=None, before=before, after=after)
 
 
 def _is_json(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Callers of the management API: an API key with the scope `manage`, or a logged-in person."""
+"""Authentication of the management API: an API key with the scope `manage`, or a signed-in user."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _one_at_a_time = threading.Lock()
 
 @dataclass(frozen=True)
 class KeyCaller:
-    """What stands as `request.user` when a key called: it belongs to one tenant and is no person."""
+    """The `request.user` of a call with an API key. It belongs to one tenant and is not a user."""
 
     key: ApiKey
     is_authenticated: bool = True
@@ -42,7 +42,7 @@ class KeyCaller:
 
 
 class ApiKeyAuthentication(BaseAuthentication):
-    """`Authorization: Bearer sk-…` or `x-api-key: sk-…`."""
+    """Authentication by `Authorization: Bearer sk-…` or `x-api-key: sk-…`."""
 
     scope = "manage"
 
@@ -53,10 +53,10 @@ class ApiKeyAuthentication(BaseAuthentication):
         key = _find_key_within_limit(secret, request.META.get("REMOTE_ADDR"))
         if key is None or not key.is_live or not _from_there(request, key):
             raise exceptions.AuthenticationFailed(
-                "This API key is unknown, revoked or expired, or not for this address."
+                "This API key is unknown, revoked or expired, or not allowed from this IP address."
             )
         if key.tenant.is_suspended:
-            raise exceptions.PermissionDenied("This account is suspended; please contact the operator.")
+            raise exceptions.PermissionDenied("This account is suspended. Contact the operator.")
         if self.scope not in key.scopes:
             raise exceptions.PermissionDenied(f"This API key lacks the scope {self.scope!r}.")
         return KeyCaller(key), key
@@ -66,7 +66,7 @@ class ApiKeyAuthentication(BaseAuthentication):
 
 
 class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # registers itself when defined
-    """How the OpenAPI schema describes it."""
+    """The description of API keys in the OpenAPI document."""
 
     target_class = ApiKeyAuthentication
     name = "apiKey"
@@ -76,7 +76,7 @@ class ApiKeyScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-c
 
 
 class HasTenant(BasePermission):
-    """Lets a key through, and any logged-in person; whose rows they see, `access_of` decides."""
+    """A permission for API keys and signed-in users. `access_of` decides which tenant they may access."""
 
     def has_permission(self, request: Request, view: APIView) -> bool:
         return bool(request.user and request.user.is_authenticated)
@@ -84,7 +84,7 @@ class HasTenant(BasePermission):
 
 @dataclass(frozen=True)
 class Access:
-    """A caller in a tenant, and what they may do there. `role` is None for a key, and for an operator from outside."""
+    """A caller's permissions in a tenant. `role` is None for API keys, and for operators who are not members."""
 
     tenant: Tenant
     role: str | None
@@ -92,11 +92,11 @@ class Access:
 
 
 def access_of(caller: Any, slug: str | None) -> Access:
-    """Return the access a request is about: to its key's tenant, else the one named `slug`, else the person's only one.
+    """Return the caller's access to the key's tenant, the tenant `slug`, or the user's only tenant.
 
     Raises:
-        NotFound: there is none such, or it is not this caller's to see (which is not told apart).
-        ValidationError: the person has several and named none.
+        NotFound: the tenant does not exist, or the caller may not see it.
+        ValidationError: the user has several tenants and `slug` is None.
     """
     if isinstance(caller, KeyCaller):
         tenant = caller.key.tenant
@@ -105,17 +105,17 @@ def access_of(caller: Any, slug: str | None) -> Access:
         return Access(tenant, None, KEY)
     found = accesses(caller, slug)
     if slug is None and len(found) != 1:
-        raise exceptions.ValidationError({"tenant": ["Say which tenant: ?tenant=<slug>."]})
+        raise exceptions.ValidationError({"tenant": ["You have several tenants. Send ?tenant=<slug>."]})
     if not found:
         raise exceptions.NotFound
     return found[0]
 
 
 def accesses(user: Any, slug: str | None = None) -> list[Access]:
-    """Return the tenants that a user may see, or the named one: all for an operator, else the memberships."""
+    """Return the user's access to the tenant `slug` or, without it, to all tenants that the user may see."""
     if isinstance(user, AnonymousUser) or not user.is_authenticated:
         return []
-    if slug is not None and not slug.isprintable():  # NUL, which the database would not even compare
+    if slug is not None and not slug.isprintable():  # PostgreSQL rejects NUL
         return []
     wanted = {} if slug is None else {"slug": slug}
     if user.is_staff:
@@ -141,13 +141,13 @@ def find_key(secret: str) -> ApiKey | None:
 
 
 def _find_key_within_limit(secret: str, address: str | None) -> ApiKey | None:
-    """Find a key like `find_key`, with wrong keys limited per address.
+    """Find a key like `find_key`, and limit wrong keys per IP address.
 
-    Keys of an address over its limit are looked up one at a time, so that a flood of them keeps one database connection
-    busy at most; a valid one passes.
+    Keys of an address over its limit are looked up one at a time, so they use at most one database connection. Valid
+    keys are not limited.
 
     Raises:
-        Throttled: the key is wrong, and the address has sent too many of those.
+        Throttled: the key is wrong, and the address is over its limit.
     """
     throttle = process_throttle()
     is_within_limit = throttle.take(address)
@@ -156,20 +156,20 @@ def _find_key_within_limit(secret: str, address: str | None) -> ApiKey | None:
             key = find_key(secret)
     except BaseException:
         if is_within_limit:
-            throttle.give_back(address)
+            throttle.release(address)
         raise
     if key is None:
         throttle.count(address, is_within_limit)
         if not is_within_limit:
-            detail = "Too many wrong API keys from your address."
+            detail = "Too many wrong API keys from your IP address. Try again later."
             raise exceptions.Throttled(math.ceil(throttle.retry_after(address)), detail)
     elif is_within_limit:
-        throttle.give_back(address)
+        throttle.release(address)
     return key
 
 
 def _from_there(request: Request, key: ApiKey) -> bool:
-    return ip_allowlist.allowed(request.META.get("REMOTE_ADDR"), key.allowed_addresses)
+    return ip_allowlist.allowed(request.META.get("REMOTE_ADDR"), key.allowed_ip_ranges)
 
 
 def _secret(request: Request) -> str | None:

@@ -1,7 +1,7 @@
-"""The token of an invitation and the mail that carries it.
+"""Invitation tokens and emails.
 
-The token is made of the row and of the platform's secret key, so that it is stored nowhere: neither the table alone
-nor a job's message lets anybody in.
+A token is derived from the row and the platform's secret key and is not stored. Neither the row nor a job's message is
+enough to accept an invitation.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Invitation
-from tenants.outbox.email_rendering import letter
+from tenants.outbox.email_rendering import render_email
 
 log = structlog.get_logger(__name__)
 
 
 def token(invitation: Invitation) -> str:
-    """Return what the mail's link ends in."""
+    """Return the token at the end of the invitation's link."""
     return f"{invitation.pk}-{_proof(invitation)}"
 
 
@@ -31,7 +31,7 @@ def link(invitation: Invitation) -> str:
 
 
 def find(text: str) -> Invitation | None:
-    """Return the invitation a token belongs to, whether it is still open or not."""
+    """Return the invitation of a token, in any state. None if the token is not valid."""
     number, _, proof = text.partition("-")
     if not number.isdecimal() or len(number) > 18:
         return None
@@ -43,17 +43,17 @@ def find(text: str) -> Invitation | None:
     return invitation
 
 
-def send(tenant_id: int, invitation_id: int) -> None:
-    """Have a web job mail it: a mail server is slow, and may be away for a while."""
+def queue_email(tenant_id: int, invitation_id: int) -> None:
+    """Queue the email for a web job, because a mail server can be slow or down."""
     app = import_string(settings.CELERY_APP)
     try:
-        app.send_task("tenants.mail_invitation", [tenant_id, invitation_id], retry=False)
+        app.send_task("tenants.send_invitation_email", [tenant_id, invitation_id], retry=False)
     except OperationalError as exc:
         log.warning("invitation_queueing_failed", invitation=invitation_id, error=str(exc))
 
 
-def mail(tenant_id: int, invitation_id: int) -> None:
-    """Mail it now, if it is still open."""
+def send_email(tenant_id: int, invitation_id: int) -> None:
+    """Send the email if the invitation is still open."""
     with tenant_scope(tenant_id):
         rows = Invitation.objects.for_tenant(tenant_id).select_related("tenant", "invited_by")
         invitation = rows.filter(pk=invitation_id).first()
@@ -65,9 +65,9 @@ def mail(tenant_id: int, invitation_id: int) -> None:
         f"Accept the invitation by {invitation.expires_at:%-d %B %Y, %H:%M} UTC:\n\n{link(invitation)}\n\n"
         "The link works once and only for this email address."
     )
-    why = "If you did not expect this invitation, ignore this email."
+    reason = "If you did not expect this invitation, ignore this email."
     subject = f"Invitation to {invitation.tenant.name} on Millrace"
-    letter(subject, text, [invitation.email], button="Accept invitation", why=why).send()
+    render_email(subject, text, [invitation.email], button="Accept invitation", reason=reason).send()
 
 
 def _proof(invitation: Invitation) -> str:

@@ -1,4 +1,4 @@
-"""Login throttling: growing delays per account, per address and per known device. State is in Valkey. Free of Django.
+"""Login throttling: growing delays per account, per IP address and per known device. State is in Valkey.
 
 Each attempt to guess a secret is counted before the secret is checked, atomically in all its counters, so attempts
 that run concurrently cannot pass a limit together. A correct secret takes its count back. A counter that has reached
@@ -23,13 +23,13 @@ import redis
 import structlog
 
 log = structlog.get_logger(__name__)
-UNAVAILABLE_SECONDS = 5  # refused for this long while Valkey cannot be reached
-IPV6_PREFIX = 64  # one customer's network
+UNAVAILABLE_SECONDS = 5  # retry delay while Valkey cannot be reached
+IPV6_PREFIX = 64  # the network of one customer
 
 
 @dataclass(frozen=True)
 class Limit:
-    """`free` failures cost nothing; then each one closes the counter, for `first` and twice as long each time."""
+    """The limit of a counter. After `free` failures, each failure closes it, for `first` and then twice as long."""
 
     free: int
     first: timedelta
@@ -42,14 +42,14 @@ ADDRESS = Limit(30, timedelta(seconds=5), timedelta(minutes=15))
 DEVICE = Limit(10, timedelta(seconds=5), timedelta(minutes=5), timedelta(hours=1))
 
 # KEYS: counters. ARGV: now, then free, first, longest and forget of each; all times in milliseconds.
-# Gives the longest wait; if it is 0, the attempt was counted, and what each counter was closed until follows.
+# Returns the longest wait. If it is 0, the attempt was counted, and the times until which counters are closed follow.
 _BEGIN = """
 local now, wait, counts = tonumber(ARGV[1]), 0, {}
 for i, key in ipairs(KEYS) do
-    local held = redis.call('HMGET', key, 'count', 'closed', 'at')
-    if held[1] and tonumber(held[3]) + tonumber(ARGV[4 * i + 1]) > now then
-        counts[i] = tonumber(held[1])
-        wait = math.max(wait, tonumber(held[2]) - now)
+    local stored = redis.call('HMGET', key, 'count', 'closed', 'at')
+    if stored[1] and tonumber(stored[3]) + tonumber(ARGV[4 * i + 1]) > now then
+        counts[i] = tonumber(stored[1])
+        wait = math.max(wait, tonumber(stored[2]) - now)
     else
         counts[i] = 0
     end
@@ -68,16 +68,16 @@ for i, key in ipairs(KEYS) do
 end
 return answer
 """
-# KEYS: counters. ARGV: what the attempt closed each until. A counter that another attempt closed stays closed.
-_TAKE_BACK = """
+# KEYS: counters. ARGV: the time until which the attempt closed each. Counters closed by other attempts stay closed.
+_UNCOUNT = """
 for i, key in ipairs(KEYS) do
-    local held = redis.call('HMGET', key, 'count', 'closed')
-    if held[1] then
-        if tonumber(held[1]) <= 1 then
+    local stored = redis.call('HMGET', key, 'count', 'closed')
+    if stored[1] then
+        if tonumber(stored[1]) <= 1 then
             redis.call('DEL', key)
         else
             redis.call('HINCRBY', key, 'count', -1)
-            if held[2] == ARGV[i] then redis.call('HSET', key, 'closed', '0') end
+            if stored[2] == ARGV[i] then redis.call('HSET', key, 'closed', '0') end
         end
     end
 end
@@ -85,7 +85,7 @@ end
 
 
 class Throttled(Exception):
-    """The attempt must wait `seconds`; nothing was checked."""
+    """A rejected attempt. The secret was not checked; retry after `seconds`."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"wait {seconds} s")
@@ -100,26 +100,26 @@ class Counter:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A counted attempt. Leave it as it is after a wrong secret; call `succeed` after a right one."""
+    """A counted attempt. Call `succeed` if the secret is correct."""
 
     client: redis.Redis
     counters: tuple[Counter, ...]
     closed: tuple[int, ...]
 
     def succeed(self) -> None:
-        """Take the count back. A device's earlier failures are also forgotten."""
+        """Uncount the attempt, and reset the counter of its device."""
         keys = [counter.key for counter in self.counters]
         try:
             if all(counter.limit is DEVICE for counter in self.counters):
                 self.client.delete(*keys)
             else:
-                self.client.eval(_TAKE_BACK, len(keys), *keys, *(str(each) for each in self.closed))
-        except redis.RedisError as exc:  # the count remains, which only makes the limit stricter
+                self.client.eval(_UNCOUNT, len(keys), *keys, *(str(until) for until in self.closed))
+        except redis.RedisError as exc:  # the count remains, so the limit is stricter
             log.warning("broker_unreachable", error=str(exc))
 
 
 class Throttle:
-    """The counters of one platform. `clock` gives Unix seconds."""
+    """The counters of a platform. `clock` returns Unix seconds."""
 
     def __init__(self, client: redis.Redis, clock: Callable[[], float] = time.time) -> None:
         self._client = client
@@ -128,8 +128,8 @@ class Throttle:
     def begin(self, step: str, account: str, address: str, device: str = "") -> Attempt:
         """Count an attempt at a step ("password", "code", "reset") before its secret is checked.
 
-        `account` names the user as typed, whether or not there is one. `device` is the id of a device that has signed
-        in as this user, or empty.
+        `account` is the user name as entered, which may not exist. `device` is the ID of a device that has signed in as
+        this user, or empty.
 
         Raises:
             Throttled: a counter is closed, or Valkey cannot be reached.
@@ -148,8 +148,10 @@ class Throttle:
     def _run(self, now: int, counters: Sequence[Counter]) -> list[int]:
         arguments = [_milliseconds(counter.limit) for counter in counters]
         keys = [counter.key for counter in counters]
-        answer: Any = self._client.eval(_BEGIN, len(keys), *keys, now, *(each for row in arguments for each in row))
-        return [int(each) for each in answer]
+        answer: Any = self._client.eval(
+            _BEGIN, len(keys), *keys, now, *(argument for row in arguments for argument in row)
+        )
+        return [int(argument) for argument in answer]
 
 
 def _counters(step: str, account: str, address: str, device: str) -> tuple[Counter, ...]:
@@ -162,13 +164,13 @@ def _counters(step: str, account: str, address: str, device: str) -> tuple[Count
 
 
 def _key(kind: str, *of: str) -> str:
-    """Return a name of fixed length, whatever was typed."""
+    """Return the counter's name in Valkey. Its length does not depend on the input."""
     digest = hashlib.sha256("\0".join(of).encode("utf-8", "replace")).hexdigest()
     return f"millrace:throttle:{kind}:{digest[:32]}"
 
 
 def network_of(address: str) -> str:
-    """Return what one address is counted as: itself, or the /64 network of an IPv6 address."""
+    """Return the address that is counted: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -182,4 +184,4 @@ def network_of(address: str) -> str:
 
 def _milliseconds(limit: Limit) -> tuple[int, ...]:
     times = (limit.first, limit.longest, limit.forget)
-    return (limit.free, *(each // timedelta(milliseconds=1) for each in times))
+    return (limit.free, *(duration // timedelta(milliseconds=1) for duration in times))

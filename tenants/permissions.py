@@ -1,4 +1,4 @@
-"""Who may do what in a tenant: the table of roles and permissions. Free of Django."""
+"""Permissions of roles and API keys in a tenant. Does not import Django."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from enum import StrEnum
 
 
 class Permission(StrEnum):
-    """One kind of thing that may be seen or done in a tenant."""
+    """A right in a tenant."""
 
     TENANT_READ = "tenant.read"
     TENANT_UPDATE = "tenant.update"
-    TENANT_DELETE = "tenant.delete"  # and to restore it
+    TENANT_DELETE = "tenant.delete"  # also restore
     MEMBERS_READ = "members.read"
     MEMBERS_WRITE = "members.write"
-    OWNERS_WRITE = "owners.write"  # make, change and remove owners
+    OWNERS_WRITE = "owners.write"  # add, change and remove owners
     PROJECTS_READ = "projects.read"
     PROJECTS_WRITE = "projects.write"
     KEYS_READ = "keys.read"
@@ -28,7 +28,7 @@ class Permission(StrEnum):
     BILLING_READ = "billing.read"
     BILLING_WRITE = "billing.write"
     AUDIT_READ = "audit.read"
-    WEBHOOKS_READ = "webhooks.read"  # and what they tell, invoices too
+    WEBHOOKS_READ = "webhooks.read"  # including events, which contain invoices
     WEBHOOKS_WRITE = "webhooks.write"
 
 
@@ -44,9 +44,9 @@ ROLES: Mapping[str, frozenset[Permission]] = {
     "billing": frozenset({*_READ, P.BILLING_READ, P.BILLING_WRITE, P.WEBHOOKS_READ}),
     "readonly": frozenset({*_READ, P.KEYS_READ, P.POLICIES_READ}),
 }
-# What a key with the scope `manage` may do. Not to make others of its kind: one that leaked must die with its revoking.
+# Permissions of a key with the scope `manage`. It cannot create such keys, so revoking a leaked key is enough.
 KEY: frozenset[Permission] = _ADMIN - {P.KEYS_MANAGE}
-# What a person must have proved lately to be themselves for, by password or TOTP. A key's owner is not there to ask.
+# Permissions that require a recent reauthentication by password or TOTP. API keys are exempt.
 STEP_UP = frozenset(
     {
         *(P.TENANT_DELETE, P.MEMBERS_WRITE, P.OWNERS_WRITE, P.KEYS_WRITE, P.KEYS_MANAGE, P.BILLING_WRITE),

@@ -17,62 +17,62 @@ from tenants.actions.common import FieldRefused
 
 
 class StateConflict(exceptions.APIException):
-    """409: it cannot be done as things stand."""
+    """An error with status 409: the change conflicts with the current state."""
 
     status_code = HTTPStatus.CONFLICT
-    default_detail = "This cannot be done as things stand."
+    default_detail = "This conflicts with the current state. Reload and try again."
     default_code = "conflict"
 
 
 class InvalidField(exceptions.ValidationError):
-    """400: the value of one field was refused, for the reason that `code` names."""
+    """An error with status 400 about one field's value."""
 
-    def __init__(self, fault: FieldRefused) -> None:
-        super().__init__({fault.field: [str(fault)]})
-        self.default_code = fault.code
+    def __init__(self, exc: FieldRefused) -> None:
+        super().__init__({exc.field: [str(exc)]})
+        self.default_code = exc.code
 
 
-def problem_handler(fault: Exception, context: dict[str, Any]) -> Response | None:
-    """DRF's EXCEPTION_HANDLER. None lets Django's own 500 handling take over."""
-    if isinstance(fault, Http404):
-        fault = exceptions.NotFound()
-    elif isinstance(fault, PermissionDenied):
-        fault = exceptions.PermissionDenied()
-    elif isinstance(fault, Conflict):
-        fault = StateConflict(str(fault))
-    elif isinstance(fault, FieldRefused):
-        fault = InvalidField(fault)
-    elif isinstance(fault, ActionRefused):
-        fault = exceptions.ValidationError(str(fault))
-    if not isinstance(fault, exceptions.APIException):
+def problem_handler(exc: Exception, context: dict[str, Any]) -> Response | None:
+    """Return the problem details of an exception. None: Django handles it as a 500 error."""
+    if isinstance(exc, Http404):
+        exc = exceptions.NotFound()
+    elif isinstance(exc, PermissionDenied):
+        exc = exceptions.PermissionDenied()
+    elif isinstance(exc, Conflict):
+        exc = StateConflict(str(exc))
+    elif isinstance(exc, FieldRefused):
+        exc = InvalidField(exc)
+    elif isinstance(exc, ActionRefused):
+        exc = exceptions.ValidationError(str(exc))
+    if not isinstance(exc, exceptions.APIException):
         return None
     set_rollback()
     problem: dict[str, Any] = {
         "type": "about:blank",
-        "title": HTTPStatus(fault.status_code).phrase,
-        "status": fault.status_code,
-        "code": _code(fault),
+        "title": HTTPStatus(exc.status_code).phrase,
+        "status": exc.status_code,
+        "code": _code(exc),
     }
-    if isinstance(fault, exceptions.ValidationError):
-        problem["detail"] = "The request is not valid: see `errors`."
-        problem["errors"] = fault.detail if isinstance(fault.detail, dict) else {"request": fault.detail}
+    if isinstance(exc, exceptions.ValidationError):
+        problem["detail"] = "The request is not valid. See `errors`."
+        problem["errors"] = exc.detail if isinstance(exc.detail, dict) else {"request": exc.detail}
     else:
-        problem["detail"] = str(fault.detail)
+        problem["detail"] = str(exc.detail)
     headers = {}
-    if challenge := getattr(fault, "auth_header", None):
+    if challenge := getattr(exc, "auth_header", None):
         headers["WWW-Authenticate"] = challenge
-    if wait := getattr(fault, "wait", None):
+    if wait := getattr(exc, "wait", None):
         headers["Retry-After"] = str(max(1, round(wait)))
-    return Response(problem, fault.status_code, headers=headers, content_type="application/problem+json")
+    return Response(problem, exc.status_code, headers=headers, content_type="application/problem+json")
 
 
-def _code(fault: exceptions.APIException) -> str:
-    codes = fault.get_codes()
-    return codes if isinstance(codes, str) else str(fault.default_code)
+def _code(exc: exceptions.APIException) -> str:
+    codes = exc.get_codes()
+    return codes if isinstance(codes, str) else str(exc.default_code)
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Django's handler404: below /api a problem like all others of it, elsewhere the page."""
+    """Return problem details below /api, and the 404 page elsewhere."""
     answer = problem_handler(exceptions.NotFound(), {}) if request.path_info.startswith("/api/") else None
     if answer is None:
         return page_not_found(request, exception)

@@ -46,7 +46,9 @@ def proofs_of(request: HttpRequest | Request) -> Proofs:
     types = dict(Authenticator.objects.filter(user=http.user).values_list("pk", "type"))
     if Authenticator.Type.TOTP not in types.values():
         return Proofs(False, tuple(records))
-    return Proofs(True, tuple(each for each in records if each.get("method") == "mfa" and each.get("id") in types))
+    return Proofs(
+        True, tuple(record for record in records if record.get("method") == "mfa" and record.get("id") in types)
+    )
 
 
 def recently_authenticated(request: HttpRequest | Request) -> bool:

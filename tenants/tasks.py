@@ -1,4 +1,4 @@
-"""Web jobs of tenants (see tenants/schedule.py for those that beat runs)."""
+"""Web jobs of tenants. `schedule.py` contains the schedule of the periodic ones."""
 
 from __future__ import annotations
 
@@ -13,35 +13,46 @@ from tenants import invitations
 from tenants.actions import do_purge_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import ChangeLog, IdempotentAnswer, Mail, Tenant, WebhookAttempt, WebhookDelivery, WebhookEvent
+from tenants.models import (
+    ChangeEventRow,
+    IdempotentResponse,
+    OutboxEmail,
+    Tenant,
+    WebhookAttempt,
+    WebhookDelivery,
+    WebhookEvent,
+)
 from tenants.outbox import change_feed, email_outbox, user_emails
 from tenants.webhooks import sending
 
 log = structlog.get_logger(__name__)
-IDEMPOTENT_ANSWER_RETENTION = timedelta(hours=24)
+IDEMPOTENT_RESPONSE_RETENTION = timedelta(hours=24)
 EVENT_RETENTION = timedelta(days=90)
 
 
 @shared_task(
-    name="tenants.mail_invitation", autoretry_for=(OSError, smtplib.SMTPException), retry_backoff=10, max_retries=8
-)
-def mail_invitation(tenant_id: int, invitation_id: int) -> None:
-    invitations.mail(tenant_id, invitation_id)
-
-
-@shared_task(
-    name="tenants.mail_second_factor_removed",
+    name="tenants.send_invitation_email",
     autoretry_for=(OSError, smtplib.SMTPException),
     retry_backoff=10,
     max_retries=8,
 )
-def mail_second_factor_removed(user_id: int) -> None:
-    user_emails.mail_second_factor_removed(user_id)
+def send_invitation_email(tenant_id: int, invitation_id: int) -> None:
+    invitations.send_email(tenant_id, invitation_id)
+
+
+@shared_task(
+    name="tenants.send_second_factor_removed_email",
+    autoretry_for=(OSError, smtplib.SMTPException),
+    retry_backoff=10,
+    max_retries=8,
+)
+def send_second_factor_removed_email(user_id: int) -> None:
+    user_emails.send_second_factor_removed_email(user_id)
 
 
 @shared_task(name="tenants.purge_deleted")
 def purge_deleted() -> int:
-    """Empty the tenants whose grace is over; returns how many."""
+    """Purge the tenants whose grace period is over. Returns their number."""
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         due = list(Tenant.objects.all_tenants().filter(purge_after__lte=datetime.now(UTC)))
     return sum(do_purge_tenant(tenant) for tenant in due)
@@ -49,22 +60,22 @@ def purge_deleted() -> int:
 
 @shared_task(name="tenants.purge_expired")
 def purge_expired() -> None:
-    """Forget what gateways have long read, and answers that will not be asked for again."""
+    """Remove old change events, idempotent responses, webhook events and emails."""
     now = datetime.now(UTC)
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         old = now - timedelta(seconds=change_feed.RETENTION_SECONDS)
-        ChangeLog.objects.all_tenants().filter(at__lt=old).delete()
-        IdempotentAnswer.objects.all_tenants().filter(at__lt=now - IDEMPOTENT_ANSWER_RETENTION).delete()
-        told = now - EVENT_RETENTION
-        WebhookAttempt.objects.all_tenants().filter(delivery__event__at__lt=told).delete()
-        WebhookDelivery.objects.all_tenants().filter(event__at__lt=told).delete()
-        WebhookEvent.objects.all_tenants().filter(at__lt=told).delete()
-        Mail.objects.all_tenants().filter(created_at__lt=told).delete()
+        ChangeEventRow.objects.all_tenants().filter(created_at__lt=old).delete()
+        IdempotentResponse.objects.all_tenants().filter(created_at__lt=now - IDEMPOTENT_RESPONSE_RETENTION).delete()
+        oldest = now - EVENT_RETENTION
+        WebhookAttempt.objects.all_tenants().filter(delivery__event__created_at__lt=oldest).delete()
+        WebhookDelivery.objects.all_tenants().filter(event__created_at__lt=oldest).delete()
+        WebhookEvent.objects.all_tenants().filter(created_at__lt=oldest).delete()
+        OutboxEmail.objects.all_tenants().filter(created_at__lt=oldest).delete()
 
 
 @shared_task(name="tenants.send_webhooks")
 def send_webhooks() -> int:
-    """Send the webhooks that are due, several at once; returns how many were tried."""
+    """Send the due webhook deliveries with several senders. Returns the number of attempts."""
     senders = sending.senders_wanted()
     if not senders:
         return 0
@@ -72,7 +83,7 @@ def send_webhooks() -> int:
         return sum(pool.map(lambda _: sending.send_all(), range(senders)))
 
 
-@shared_task(name="tenants.send_mails")
-def send_mails() -> int:
-    """Send the mails that are due; returns how many were sent."""
-    return email_outbox.send_mails()
+@shared_task(name="tenants.send_emails")
+def send_emails() -> int:
+    """Send the due emails. Returns the number of sent emails."""
+    return email_outbox.send_emails()

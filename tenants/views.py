@@ -1,4 +1,4 @@
-"""What every view of the management API rests on: who calls, in which tenant, and whether they may."""
+"""Base of the views of the management API: authentication, tenant and permissions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReauthenticationRequired(exceptions.PermissionDenied):
 
 
 class StrictJSONParser(JSONParser):
-    """JSON whose texts the database can hold: no NUL, no half of a surrogate pair."""
+    """A JSON parser that rejects texts that PostgreSQL cannot store: NUL and lone surrogates."""
 
     def parse(self, *args: Any, **kwargs: Any) -> Any:
         data = super().parse(*args, **kwargs)
@@ -41,16 +41,16 @@ class StrictJSONParser(JSONParser):
             text = json.dumps(data, ensure_ascii=False)
             text.encode()
         except (UnicodeEncodeError, RecursionError) as exc:
-            raise exceptions.ParseError("A text in it is no Unicode, or it is nested too deeply.") from exc
+            raise exceptions.ParseError("The body contains invalid Unicode, or is nested too deeply.") from exc
         if "\\u0000" in text:
-            raise exceptions.ParseError("A text in it holds the character NUL.")
+            raise exceptions.ParseError("The body contains the character NUL.")
         return data
 
 
 class TenantView(GenericAPIView[Any]):
-    """A view of one tenant's rows. `permissions` says what each method needs; one that is not named is not there.
+    """A view of one tenant's rows. `permissions` contains the permission of each allowed method.
 
-    The handlers open `tenant_scope(self.access.tenant)` for what they read; verbs open their own.
+    Handlers open `scope()` for their queries. Actions open a scope themselves.
     """
 
     authentication_classes = (ApiKeyAuthentication, SessionAuthentication)
@@ -71,11 +71,11 @@ class TenantView(GenericAPIView[Any]):
             do_note_api_access(self.access.tenant, f"{request.method} {request.path}")
 
     def require(self, request: Request, needed: Permission) -> None:
-        """See that the caller may do this.
+        """Require a permission of the caller.
 
         Raises:
-            PermissionDenied: they may not.
-            ReauthenticationRequired: they may, once they have proved again who they are.
+            PermissionDenied: the caller does not have it.
+            ReauthenticationRequired: the caller must reauthenticate first.
         """
         if needed not in self.access.permissions:
             raise exceptions.PermissionDenied(f"This needs the permission {needed.value!r}.")
@@ -83,7 +83,7 @@ class TenantView(GenericAPIView[Any]):
             raise ReauthenticationRequired
 
     def scope(self) -> AbstractContextManager[None]:
-        """Whose rows the handlers read."""
+        """Return the tenant's scope."""
         return tenant_scope(self.access.tenant)
 
     def rows(self, model: type[M]) -> QuerySet[M]:
@@ -92,14 +92,14 @@ class TenantView(GenericAPIView[Any]):
         return found
 
     def find(self, model: type[M], pk: int, *related: str) -> M:
-        """One of the tenant's rows.
+        """Return a row of the tenant.
 
         Raises:
-            NotFound: there is none such, or it is another tenant's.
+            NotFound: the row does not exist, or belongs to another tenant.
         """
         with self.scope():
             rows = self.rows(model).filter(pk=pk)
-            # NOTE: without a name it would follow every relation, also to what a tenant does not see.
+            # NOTE: without names, select_related follows all relations, also to rows that a tenant cannot see.
             row = (rows.select_related(*related) if related else rows).first()
         if row is None:
             raise exceptions.NotFound
@@ -112,25 +112,25 @@ class TenantView(GenericAPIView[Any]):
 
 
 def given(serializer: type[BaseSerializer[Any]], data: Any, *, partial: bool = False) -> dict[str, Any]:
-    """Return what was sent, checked.
+    """Return the validated fields that were sent.
 
     Raises:
-        ValidationError: naming each field that is wrong.
+        ValidationError: the errors by field.
     """
-    asked = serializer(data=data, partial=partial)
-    asked.is_valid(raise_exception=True)
-    return dict(asked.validated_data)
+    body = serializer(data=data, partial=partial)
+    body.is_valid(raise_exception=True)
+    return dict(body.validated_data)
 
 
 def person(request: Request) -> User | None:
-    """Who sent it, if that is a person and not a key."""
+    """Return the user who sent the request; None if an API key sent it."""
     return request.user if isinstance(request.user, User) else None
 
 
 def note_actor(request: Request) -> None:
-    """Tell the audit log who calls."""
+    """Set the caller as the actor of the audit log."""
     actor = audit.current_actor()
     if isinstance(request.user, KeyCaller):
-        audit.become(actor.as_key(request.user.key))
+        audit.set_actor(actor.as_key(request.user.key))
     elif request.user.is_authenticated:
-        audit.become(actor.as_user(request.user))
+        audit.set_actor(actor.as_user(request.user))

@@ -13,8 +13,8 @@ from typing import Any
 from billing.models import Budget
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check
-from tenants.keys.key_snapshots import note
-from tenants.models import ApiKey, ChangeLog, Membership, Project, Tenant, User
+from tenants.keys.key_snapshots import record_change
+from tenants.models import ApiKey, ChangeEventRow, Membership, Project, Tenant, User
 from tenants.outbox.propagation import Pending, after_commit
 
 CHANGEABLE = (
@@ -46,7 +46,7 @@ def do_make_budget(
         _check(budget)
         budget.save(force_insert=True)
         audit.record("budget.created", budget, tenant_id=locked.pk, after=audit.described(budget))
-        after_commit(note(locked, ChangeLog.Kind.LIMITS), partial(_report, budget))
+        after_commit(record_change(locked, ChangeEventRow.ChangeType.LIMITS), partial(_report, budget))
     return budget
 
 
@@ -66,7 +66,7 @@ def do_change_budget(budget: Budget, **fields: Any) -> Budget:
         _check(found)
         found.save(update_fields=list(fields))
         audit.record("budget.updated", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
-        after_commit(note(tenant, ChangeLog.Kind.LIMITS), partial(_report, found))
+        after_commit(record_change(tenant, ChangeEventRow.ChangeType.LIMITS), partial(_report, found))
     return found
 
 
@@ -80,7 +80,7 @@ def do_remove_budget(budget: Budget) -> bool:
         found.active = False
         found.save(update_fields=["active"])
         audit.record("budget.deleted", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
-        note(tenant, ChangeLog.Kind.LIMITS)
+        record_change(tenant, ChangeEventRow.ChangeType.LIMITS)
     return True
 
 

@@ -24,7 +24,7 @@ from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
-from tenants.outbox.email_outbox import enqueue_mail
+from tenants.outbox.email_outbox import enqueue_email
 from tenants.webhooks.outbox import enqueue
 
 ROLES = ("owner", "admin", "billing")
@@ -126,7 +126,7 @@ def _alert(budget_period_id: int, thresholds: Sequence[str], now: datetime) -> i
             for threshold in thresholds
         ]
         new = [row for row, is_new in found if is_new]
-        email = enqueue_mail(budget.tenant_id, ROLES, *_mail(new, budget_period)) if new else None
+        email = enqueue_email(budget.tenant_id, ROLES, *_mail(new, budget_period)) if new else None
         for row in new:
             event_key, payload = f"budget:{budget_period.pk}:{row.threshold}", _payload(row, budget_period, expected)
             row.event = enqueue(budget.tenant_id, "budget.threshold_reached", event_key, payload)

@@ -17,7 +17,7 @@ from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Membership
-from tenants.outbox.email_rendering import letter
+from tenants.outbox.email_rendering import render_email
 
 log = structlog.get_logger(__name__)
 REMIND_AFTER = (1, 8, 15)  # days past due
@@ -77,7 +77,7 @@ def _written(pk: int) -> EmailMessage:
     link = f"{platform_settings().base_url}/t/{invoice.tenant.slug}/invoices/{invoice.pk}"
     subject = f"{subject} from {invoice.seller['name']}"
     why = f"You receive this email as a billing contact, owner or billing member of {invoice.tenant.name}."
-    message = letter(subject, f"{text}\n\n{link}", to, button=f"View {noun.lower()}", why=why)
+    message = render_email(subject, f"{text}\n\n{link}", to, button=f"View {noun.lower()}", reason=why)
     message.attach(f"{invoice.number}.pdf", bytes(pdf), "application/pdf")
     return message
 

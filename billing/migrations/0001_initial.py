@@ -90,7 +90,7 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ('tenants', '0008_session_generation'),
+        ('tenants', '0002_row_level_security'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
@@ -268,7 +268,7 @@ class Migration(migrations.Migration):
                     ('limit', models.BigIntegerField()),
                     ('forecast', models.BigIntegerField(help_text="expected by the period's end; only of forecast alerts", null=True)),
                     ('event', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, to='tenants.webhookevent')),
-                    ('email', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, to='tenants.mail')),
+                    ('email', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, to='tenants.outboxemail')),
                     ('created_at', models.DateTimeField(auto_now_add=True)),
                 ],
                 options={

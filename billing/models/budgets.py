@@ -10,7 +10,7 @@ from django.db.models import Q
 
 from billing.models.budget_leases import BudgetPeriod
 from tenants.isolation.scopes import TenantManager
-from tenants.models import ApiKey, Mail, Project, Tenant, User, WebhookEvent
+from tenants.models import ApiKey, OutboxEmail, Project, Tenant, User, WebhookEvent
 
 MAX_BUDGET_NANO = 10**17  # a hundred million dollars in nano-USD; sums of several fit in a bigint
 
@@ -113,7 +113,7 @@ class BudgetAlert(models.Model):
     limit = models.BigIntegerField()
     forecast = models.BigIntegerField(null=True, help_text="expected by the period's end; only of forecast alerts")
     event = models.ForeignKey(WebhookEvent, on_delete=models.SET_NULL, null=True)
-    email = models.ForeignKey(Mail, on_delete=models.SET_NULL, null=True)
+    email = models.ForeignKey(OutboxEmail, on_delete=models.SET_NULL, null=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()

@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse
 
 from frontend.accounts.throttling import attempt, remember_device
 from tenants import audit
-from tenants.outbox.email_rendering import letter
+from tenants.outbox.email_rendering import render_email
 
 
 class AccountAdapter(DefaultAccountAdapter):
@@ -70,13 +70,13 @@ class AccountAdapter(DefaultAccountAdapter):
         """In the style of all mails."""
         plain = super().render_mail(template_prefix, email, context, headers)
         link = urlsplit(str(context.get("password_reset_url", "")))
-        return letter(
+        return render_email(
             plain.subject,
             plain.body,
             plain.to,
             button="Set a new password",
             home=f"{link.scheme}://{link.netloc}" if link.netloc else "",
-            why="You receive this email because you have a Millrace account.",
+            reason="You receive this email because you have a Millrace account.",
             headers=plain.extra_headers,
         )
 

@@ -22,7 +22,7 @@ SIZE = 50
 SHOWN = 3  # changed fields in the list; the drawer has them all
 NONE = "none"
 MAX_VALUE_CHARACTERS = 80  # characters of a value in the list
-_TEXTS = {"verb": "verb__istartswith", "actor": "actor__icontains", "object": "object_name__icontains"}
+_TEXTS = {"action": "action__istartswith", "actor": "actor__icontains", "object": "object_name__icontains"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class AuditChange:
 class AuditLogRow:
     id: int
     at: datetime
-    verb: str
+    action: str
     actor: str
     tenant: str  # empty: it concerns none, or the page is one tenant's
     tenant_url: str
@@ -53,7 +53,7 @@ class AuditLogRow:
 class AuditFilters:
     """What the filters' form shows. `tenant`: a slug, on operators' pages alone."""
 
-    verb: str
+    action: str
     actor: str
     object: str
     tenant: str
@@ -84,10 +84,10 @@ def fields(visit: PageContext) -> AuditFilters:
     """Return the filters as they were asked for."""
     query = visit.query
     _, fault = _times(visit)
-    names = ("verb", "actor", "object", "tenant", "from", "to")
+    names = ("action", "actor", "object", "tenant", "from", "to")
     filtered = any(query.get(name) for name in names)
     return AuditFilters(
-        verb=query.get("verb", ""),
+        action=query.get("action", ""),
         actor=query.get("actor", ""),
         object=query.get("object", ""),
         tenant=query.get("tenant", ""),
@@ -126,7 +126,7 @@ def detail(visit: PageContext, pk: int, one: str) -> Detail | None:
     if row is None:
         return None
     entry = _entry(visit, row, _tenants(visit, [row]), one)
-    return Detail(entry, _changes(row), row.address or "", row.request_id, row.object_id)
+    return Detail(entry, _changes(row), row.ip_address or "", row.request_id, row.object_id)
 
 
 def _entries(visit: PageContext) -> QuerySet[AuditEntry]:
@@ -150,8 +150,8 @@ def _entry(visit: PageContext, row: AuditEntry, tenants: Mapping[int, Tenant], o
     gone = f"tenant {row.tenant_id}" if row.tenant_id is not None and visit.access is None else ""
     return AuditLogRow(
         id=row.pk,
-        at=row.at,
-        verb=row.verb,
+        at=row.created_at,
+        action=row.action,
         actor=row.actor,
         tenant=gone if tenant is None else tenant.name,
         tenant_url="" if tenant is None else f"?{urlencode({'tenant': tenant.slug})}",

@@ -16,7 +16,7 @@ from frontend.core.labels import verdict_label
 from frontend.core.navigation import sections
 from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.rendering import show
-from millrace.apps.records.models import RequestRecord
+from millrace.apps.request_log.models import RequestRecord
 from millrace.conf.environment import platform_settings
 from tenants.models import ApiKey, Tenant, User
 from tenants.permissions import Permission
@@ -60,7 +60,7 @@ def find_request(visit: PageContext, typed: str) -> Iterable[Hit]:
     if typed.startswith("req_") and visit.may(Permission.USAGE_READ):
         for row in RequestRecord.objects.for_tenant(visit.tenant).filter(request_id=typed)[:1]:
             yield Hit(
-                row.request_id, visit.url("requests-detail", row.request_id), "requests", verdict_label(row.verdict)
+                row.request_id, visit.url("requests-detail", row.request_id), "requests", verdict_label(row.outcome)
             )
 
 

@@ -1,17 +1,20 @@
-"""Every change of who may do what. Each verb is atomic, assumes it runs concurrently with itself, leaves an audit row,
-and compiles the snapshots it changes in the same transaction; gateways are told once it has committed."""
+"""Actions that change tenants, users, API keys, limits and policies.
+
+Every action is atomic and safe to run concurrently with itself. It writes an audit entry and rebuilds the affected key
+snapshots in the same transaction. Gateways are notified after the commit.
+"""
 
 from tenants.actions.common import ActionRefused, Conflict
 from tenants.actions.keys import (
     CHANGEABLE,
     do_create_api_key,
-    do_give_ticket,
+    do_create_playground_token,
     do_rehash_api_key,
     do_rehash_unpeppered,
     do_revoke_api_key,
     do_rotate_api_key,
     do_update_api_key,
-    record_key_use,
+    record_key_usage,
 )
 from tenants.actions.members import (
     do_accept_invitation,
@@ -34,11 +37,11 @@ from tenants.actions.tenancy import (
     do_delete_project,
     do_delete_tenant,
     do_end_viewing,
-    do_keep_content,
     do_note_api_access,
     do_purge_tenant,
     do_restore_tenant,
     do_resume_tenant,
+    do_set_content_retention,
     do_start_viewing,
     do_suspend_tenant,
     do_update_project,
@@ -60,16 +63,15 @@ __all__ = [
     "do_add_member",
     "do_change_role",
     "do_create_api_key",
+    "do_create_playground_token",
     "do_create_project",
     "do_create_tenant",
     "do_deactivate_user",
     "do_delete_project",
     "do_delete_tenant",
     "do_end_viewing",
-    "do_give_ticket",
     "do_grant_operator",
     "do_invite",
-    "do_keep_content",
     "do_note_api_access",
     "do_publish_policy",
     "do_purge_tenant",
@@ -86,6 +88,7 @@ __all__ = [
     "do_revoke_invitation",
     "do_revoke_operator",
     "do_rotate_api_key",
+    "do_set_content_retention",
     "do_set_limits",
     "do_start_viewing",
     "do_suspend_tenant",
@@ -93,5 +96,5 @@ __all__ = [
     "do_update_project",
     "do_update_tenant",
     "do_withdraw_policy",
-    "record_key_use",
+    "record_key_usage",
 ]

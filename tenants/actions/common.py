@@ -1,4 +1,4 @@
-"""What every verb rests on: one change of a tenant at a time, typed refusals, rows inserted once."""
+"""Common parts of actions: a lock of the tenant, typed errors, and validated inserts."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from tenants.models import Tenant
 
 
 class ActionRefused(Exception):
-    """The change cannot be made; the message says why, for the person who asked."""
+    """An error of a change that cannot be made. The message is for the user."""
 
 
 class FieldRefused(ActionRefused):
-    """The value of one field cannot be accepted."""
+    """An error of one field's value."""
 
     def __init__(self, field: str, code: str, message: str) -> None:
         """
         Args:
-            field: its name in the API and in forms.
-            code: names the reason to programs.
+            field: the field's name in the API and in forms.
+            code: machine-readable reason.
+            message: the reason, for the user.
         """
         super().__init__(message)
         self.field = field
@@ -31,17 +32,18 @@ class FieldRefused(ActionRefused):
 
 
 class Conflict(ActionRefused):
-    """It cannot be made as things stand: what it needs is taken, gone, or not to be given up."""
+    """An error of a change that conflicts with the current state, such as a taken name or a deleted object."""
 
 
 @contextmanager
 def changing(tenant: Tenant | int) -> Iterator[Tenant]:
-    """Open a transaction that changes the tenant, after any other such transaction, and yield its current row.
+    """Open a transaction, lock the tenant and yield its current row.
 
-    So a verb reads what it decides by (roles, versions, snapshots) once, and no two of one tenant wait in a circle.
+    Actions of a tenant run one after another. They can therefore read roles, versions and snapshots once, and cannot
+    deadlock each other.
 
     Raises:
-        Conflict: the tenant is gone.
+        Conflict: the tenant no longer exists.
     """
     with tenant_scope(tenant):
         locked = Tenant.objects.for_tenant(tenant).select_for_update(no_key=True).first()
@@ -51,7 +53,11 @@ def changing(tenant: Tenant | int) -> Iterator[Tenant]:
 
 
 def insert(row: models.Model, taken: str) -> None:
-    """Save a new row, if its values are right and nobody, even at this instant, has taken its name."""
+    """Validate and save a new row.
+
+    Raises:
+        ActionRefused: a value is not valid. Conflict: a unique value is taken; the message is `taken`.
+    """
     check(row)
     try:
         with transaction.atomic():
@@ -61,13 +67,13 @@ def insert(row: models.Model, taken: str) -> None:
 
 
 def check(row: models.Model) -> None:
-    """See that the row's values are right, each for itself.
+    """Validate each field of the row.
 
     Raises:
-        ActionRefused: naming the fields that are not.
+        ActionRefused: the message names the fields that are not valid.
     """
     empty = {field.name for field in row._meta.fields if field.null and getattr(row, field.attname) is None}
-    relations = {field.name for field in row._meta.fields if field.is_relation}  # the database sees to those
+    relations = {field.name for field in row._meta.fields if field.is_relation}  # checked by the database
     try:
         row.clean_fields(exclude=empty | relations)
     except ValidationError as exc:

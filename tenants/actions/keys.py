@@ -1,4 +1,4 @@
-"""Verbs on API keys."""
+"""Actions on API keys."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tenants.actions.common import ActionRefused, Conflict, changing, check
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys import ip_allowlist, playground_tokens, snapshot
-from tenants.keys.key_snapshots import recompile
-from tenants.models import ApiKey, ChangeLog, LimitSet, Project, Tenant, User
+from tenants.keys.key_snapshots import rebuild_key_snapshots
+from tenants.models import ApiKey, ChangeEventRow, LimitSet, Project, Tenant, User
 from tenants.outbox import change_feed
 
 MAX_OVERLAP = timedelta(days=30)
-CHANGEABLE = ("name", "scopes", "allowed_models", "allowed_addresses", "expires_at")
+CHANGEABLE = ("name", "scopes", "allowed_models", "allowed_ip_ranges", "expires_at")
 
 
 def do_create_api_key(
@@ -28,14 +28,14 @@ def do_create_api_key(
     *,
     scopes: Sequence[str] = ("inference", "models"),
     allowed_models: Sequence[str] | None = None,
-    allowed_addresses: Sequence[str] | None = None,
+    allowed_ip_ranges: Sequence[str] | None = None,
     expires_at: datetime | None = None,
     created_by: User | None = None,
 ) -> tuple[ApiKey, str]:
-    """Create a key and return it with its secret, which cannot be shown again.
+    """Create a key and return it with its secret, which is not stored.
 
     Raises:
-        ActionRefused: an unknown scope, no network, or an expiry in the past.
+        ActionRefused: a scope is unknown, an IP range is not valid, or the expiration date is in the past.
     """
     with changing(project.tenant_id) as tenant:
         key = ApiKey(tenant=tenant, project=project, created_by=created_by)
@@ -45,21 +45,21 @@ def do_create_api_key(
                 "name": name,
                 "scopes": scopes,
                 "allowed_models": allowed_models,
-                "allowed_addresses": allowed_addresses,
+                "allowed_ip_ranges": allowed_ip_ranges,
                 "expires_at": expires_at,
             },
         )
         secret = _issue(key)
         audit.record("key.created", key, tenant_id=tenant.pk, after=audit.described(key))
-        recompile(tenant, ChangeLog.Kind.KEY, key)
+        rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.KEY, key)
     return key, secret
 
 
 def do_update_api_key(key: ApiKey, **fields: Any) -> ApiKey:
-    """Change some of CHANGEABLE. A key that is not live stays as it is.
+    """Change fields in CHANGEABLE of an active key.
 
     Raises:
-        ActionRefused: as in do_create_api_key.
+        ActionRefused: a value is not valid, as in do_create_api_key.
         Conflict: the key is revoked or expired.
     """
     with changing(key.tenant_id) as tenant:
@@ -68,17 +68,19 @@ def do_update_api_key(key: ApiKey, **fields: Any) -> ApiKey:
         _set(row, fields)
         row.save(update_fields=list(fields))
         audit.record("key.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
-        recompile(tenant, ChangeLog.Kind.KEY, row)
+        rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.KEY, row)
     return row
 
 
 def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | None = None) -> tuple[ApiKey, str]:
-    """Create a key with the same rights; the old one expires after the overlap, or when it would have if that is
-    sooner. The new key does not expire by itself, unless the old one did: then as long after now.
+    """Create a key with the same rights, and let the old key expire after the overlap.
+
+    If the old key expires sooner, its expiration date does not change. If the old key had a lifetime, the new key has
+    the same lifetime from now.
 
     Raises:
-        ActionRefused: the overlap is negative or above LONGEST_OVERLAP.
-        Conflict: the key is revoked or expired, or was rotated before.
+        ActionRefused: the overlap is negative or longer than MAX_OVERLAP.
+        Conflict: the key is revoked or expired, or already rotated.
     """
     if not timedelta(0) <= overlap <= MAX_OVERLAP:
         raise ActionRefused(f"Choose an overlap of {MAX_OVERLAP.days} days or less.")
@@ -94,7 +96,7 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
             name=old.name,
             scopes=old.scopes,
             allowed_models=old.allowed_models,
-            allowed_addresses=old.allowed_addresses,
+            allowed_ip_ranges=old.allowed_ip_ranges,
             expires_at=None if old.expires_at is None else now + (old.expires_at - old.created_at),
             created_by=created_by,
             replaces=old,
@@ -105,13 +107,13 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
         _copy_limits(tenant, old, new)
         audit.record("key.rotated", old, tenant_id=tenant.pk, before=before, after=audit.described(old))
         audit.record("key.created", new, tenant_id=tenant.pk, after=audit.described(new))
-        recompile(tenant, ChangeLog.Kind.KEY, old)
-        recompile(tenant, ChangeLog.Kind.KEY, new)
+        rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.KEY, old)
+        rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.KEY, new)
     return new, secret
 
 
 def do_revoke_api_key(key: ApiKey) -> bool:
-    """Revoke the key permanently. False if it was revoked before."""
+    """Revoke the key permanently. Returns False if it is already revoked."""
     now = datetime.now(UTC)
     with changing(key.tenant_id) as tenant:
         rows = ApiKey.objects.for_tenant(tenant).filter(pk=key.pk)
@@ -120,19 +122,18 @@ def do_revoke_api_key(key: ApiKey) -> bool:
         row = rows.get()
         before = audit.described(row) | {"revoked_at": None}
         audit.record("key.revoked", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
-        recompile(tenant, ChangeLog.Kind.KEY, row)
+        rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.KEY, row)
     return True
 
 
 def do_rehash_api_key(key: ApiKey, secret: str) -> bool:
-    """Store the key under the newest pepper, as its secret is at hand. False if it was before."""
+    """Store the key's hash with the newest pepper. Returns False if it already has that pepper."""
     newest = platform_settings().key_peppers[0]
     return _rehash(key, snapshot.hash_key(secret, newest), newest)
 
 
 def do_rehash_unpeppered() -> int:
-    """Mix the newest pepper into the hashes that have none yet: what is stored of those is what peppers are mixed into.
-    Returns how many there were."""
+    """Add the newest pepper to all hashes without one, which needs no secrets. Returns the number of changed keys."""
     newest = platform_settings().key_peppers[0]
     with all_tenants_scope(BypassReason.COMMAND):
         keys = list(ApiKey.objects.all_tenants().filter(pepper="").select_related("tenant"))
@@ -140,12 +141,13 @@ def do_rehash_unpeppered() -> int:
     return sum(_rehash(key, snapshot.with_pepper(bytes(key.key_hash), newest), newest) for key in keys)
 
 
-def do_give_ticket(key: ApiKey, user: User) -> str:
-    """Let the person use the key from a browser, for some minutes and without its secret
-    (`tenants.keys.playground_tokens`).
+def do_create_playground_token(key: ApiKey, user: User) -> str:
+    """Create a playground token, with which a user can use the key from a browser without its secret.
+
+    See `tenants.keys.playground_tokens`.
 
     Raises:
-        Conflict: the key is revoked or expired, or not for inference.
+        Conflict: the key is revoked or expired, or has no inference scope.
     """
     now = datetime.now(UTC)
     with changing(key.tenant_id) as tenant:
@@ -164,11 +166,13 @@ def do_give_ticket(key: ApiKey, user: User) -> str:
     )
 
 
-def record_key_use(used: Mapping[int, datetime]) -> None:
-    """Note when keys were last used; an older time than is known changes nothing. Gateways do the same without Django
-    (`change_feed.RECORD_USE`). No audit row: nothing of what may be done has changed."""
+def record_key_usage(used: Mapping[int, datetime]) -> None:
+    """Store the times of keys' last use, unless newer times are stored. No audit entry is written.
+
+    Gateways do the same without Django (`change_feed.RECORD_USAGE`).
+    """
     with all_tenants_scope(BypassReason.KEY_LOOKUP), connection.cursor() as cursor:
-        cursor.execute(change_feed.RECORD_USE, [list(used), list(used.values())])
+        cursor.execute(change_feed.RECORD_USAGE, [list(used), list(used.values())])
 
 
 def _rehash(key: ApiKey, key_hash: bytes, pepper: str) -> bool:
@@ -180,12 +184,12 @@ def _rehash(key: ApiKey, key_hash: bytes, pepper: str) -> bool:
         audit.record(
             "key.rehashed", row, tenant_id=tenant.pk, before={"pepper": key.pepper}, after={"pepper": row.pepper}
         )
-        recompile(tenant, ChangeLog.Kind.KEY, row)
+        rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.KEY, row)
     return True
 
 
 def _issue(key: ApiKey) -> str:
-    """Give the key a secret and save it as new."""
+    """Generate the key's secret, save the new key and return the secret."""
     pepper = platform_settings().key_peppers[0]
     secret = snapshot.new_secret()
     key.prefix = snapshot.visible_prefix(secret)
@@ -196,7 +200,7 @@ def _issue(key: ApiKey) -> str:
 
 
 def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
-    """Set what may be chosen of a key, after a look at each value."""
+    """Set fields in CHANGEABLE, and validate them."""
     if unknown := sorted(set(fields) - set(CHANGEABLE)):
         raise ActionRefused(f"A key's {', '.join(unknown)} cannot be changed.")
     for name, value in fields.items():
@@ -207,9 +211,9 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
         raise ActionRefused("Choose at least one permission.")
     if fields.get("expires_at") is not None and fields["expires_at"] <= datetime.now(UTC):
         raise ActionRefused("The expiration date is in the past. Choose a later date.")
-    if key.allowed_addresses is not None:
+    if key.allowed_ip_ranges is not None:
         try:
-            key.allowed_addresses = list(ip_allowlist.normalized(key.allowed_addresses))
+            key.allowed_ip_ranges = list(ip_allowlist.normalized(key.allowed_ip_ranges))
         except ValueError as exc:
             raise ActionRefused(f"Allowed IPs: {exc}.") from exc
     if key.pk is not None:
@@ -224,7 +228,7 @@ def _live(tenant: Tenant, key: ApiKey) -> ApiKey:
 
 
 def _copy_limits(tenant: Tenant, old: ApiKey, new: ApiKey) -> None:
-    """Give the new key the old one's limits too: rotation must lift none."""
+    """Copy the limits of the old key to the new key, so that rotation removes none."""
     for limits in LimitSet.objects.for_tenant(tenant).filter(key=old):
         limits.pk, limits.key = None, new
         limits._state.adding = True

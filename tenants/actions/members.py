@@ -1,4 +1,4 @@
-"""Verbs on members and invitations."""
+"""Actions on members and invitations."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from django.db import transaction
 
 from tenants import audit, invitations
 from tenants.actions.common import ActionRefused, Conflict, changing, insert
-from tenants.keys.key_snapshots import note
-from tenants.models import ChangeLog, Invitation, Membership, Tenant, User
+from tenants.keys.key_snapshots import record_change
+from tenants.models import ChangeEventRow, Invitation, Membership, Tenant, User
 
 INVITATION_DAYS = 7
 
 
 def do_add_member(tenant: Tenant, user: User, role: str) -> Membership:
-    """Make the user a member, or change the role of one.
+    """Add a user to the tenant, or change the role of a member.
 
     Raises:
-        ActionRefused: there is no such role.
-        Conflict: it would leave the tenant without an owner.
+        ActionRefused: the role is unknown.
+        Conflict: the tenant would have no owner.
     """
     _check_role(role)
     with changing(tenant) as locked:
@@ -30,16 +30,16 @@ def do_add_member(tenant: Tenant, user: User, role: str) -> Membership:
             return do_change_role(membership, role)
         membership = Membership.objects.create(tenant=locked, user=user, role=role)
         audit.record("member.created", membership, tenant_id=locked.pk, after=audit.described(membership))
-        note(locked, ChangeLog.Kind.MEMBER)
+        record_change(locked, ChangeEventRow.ChangeType.MEMBER)
     return membership
 
 
 def do_change_role(membership: Membership, role: str) -> Membership:
-    """Give a member another role.
+    """Change the role of a member.
 
     Raises:
-        ActionRefused: there is no such role.
-        Conflict: they are the last owner, or no longer a member.
+        ActionRefused: the role is unknown.
+        Conflict: the user is the last owner, or no longer a member.
     """
     _check_role(role)
     with changing(membership.tenant_id) as tenant:
@@ -47,33 +47,34 @@ def do_change_role(membership: Membership, role: str) -> Membership:
         if row.role == role:
             return row
         before = audit.described(row)
-        _keep_an_owner(tenant, row)
+        _require_another_owner(tenant, row)
         row.role = role
         row.save(update_fields=["role"])
         audit.record("member.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
-        note(tenant, ChangeLog.Kind.MEMBER)
+        record_change(tenant, ChangeEventRow.ChangeType.MEMBER)
     return row
 
 
 def do_remove_member(membership: Membership) -> None:
-    """Let a member go. Their keys stay: keys belong to projects.
+    """Remove a member. Keys that the member created remain, because they belong to projects.
 
     Raises:
-        Conflict: they are the last owner, or no longer a member.
+        Conflict: the user is the last owner, or no longer a member.
     """
     with changing(membership.tenant_id) as tenant:
         row = _member(tenant, membership)
-        _keep_an_owner(tenant, row)
+        _require_another_owner(tenant, row)
         audit.record("member.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
         row.delete()
-        note(tenant, ChangeLog.Kind.MEMBER)
+        record_change(tenant, ChangeEventRow.ChangeType.MEMBER)
 
 
 def do_invite(tenant: Tenant, email: str, role: str, *, by: User | None = None) -> Invitation:
-    """Ask somebody in, by mail. An open invitation of theirs is replaced by this one.
+    """Invite a user by email. It replaces an open invitation to the same email address.
 
     Raises:
-        ActionRefused: no such role, no address, or they are a member.
+        ActionRefused: the role or the email address is not valid.
+        Conflict: the user is already a member.
     """
     _check_role(role)
     email = email.strip().lower()
@@ -95,23 +96,23 @@ def do_invite(tenant: Tenant, email: str, role: str, *, by: User | None = None) 
         )
         insert(invitation, f"{email} is already invited.")
         audit.record("invitation.created", invitation, tenant_id=locked.pk, after=audit.described(invitation))
-        transaction.on_commit(partial(invitations.send, locked.pk, invitation.pk))
+        transaction.on_commit(partial(invitations.queue_email, locked.pk, invitation.pk))
     return invitation
 
 
 def do_revoke_invitation(invitation: Invitation) -> bool:
-    """Take an invitation back. False if it was accepted or taken back before."""
+    """Revoke an invitation. Returns False if it is already accepted or revoked."""
     with changing(invitation.tenant_id) as tenant:
         row = Invitation.objects.for_tenant(tenant).filter(pk=invitation.pk).first()
         return row is not None and _revoke(tenant, row, datetime.now(UTC))
 
 
 def do_accept_invitation(invitation: Invitation, user: User) -> Membership:
-    """Make the invited person a member, once.
+    """Accept an invitation and add the user to the tenant.
 
     Raises:
-        Conflict: it was accepted or taken back, or its time is over.
-        ActionRefused: it was sent to somebody else.
+        Conflict: the invitation is accepted, revoked or expired.
+        ActionRefused: the invitation is for another email address.
     """
     if user.email.lower() != invitation.email.lower():
         raise ActionRefused(f"This invitation is for {invitation.email}.")
@@ -132,7 +133,7 @@ def do_accept_invitation(invitation: Invitation, user: User) -> Membership:
             after=audit.described(row),
         )
         if found := Membership.objects.for_tenant(tenant).filter(user=user).first():
-            return found  # made a member another way meanwhile, by somebody who chose that role
+            return found  # added by another action, with a role that was chosen there
         return do_add_member(tenant, user, row.role)
 
 
@@ -154,8 +155,8 @@ def _member(tenant: Tenant, membership: Membership) -> Membership:
     return row
 
 
-def _keep_an_owner(tenant: Tenant, leaving: Membership) -> None:
-    """Refuse to lose the last owner. NOTE: the tenant's row is locked, so of two owners at once one stays."""
+def _require_another_owner(tenant: Tenant, leaving: Membership) -> None:
+    """Require another owner if an owner leaves. NOTE: the tenant's row is locked against concurrent changes."""
     owners = Membership.objects.for_tenant(tenant).filter(role=Membership.Role.OWNER)
     if leaving.role == Membership.Role.OWNER and not owners.exclude(pk=leaving.pk).exists():
         raise Conflict("At least one owner is required. Make another member an owner first.")

@@ -1,4 +1,4 @@
-"""Verbs on limits and routing policies."""
+"""Actions on rate limits and routing policies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from django.db.models import Max
 
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check
-from tenants.keys.key_snapshots import recompile
-from tenants.models import LIMITS, ApiKey, ChangeLog, LimitSet, Project, RoutingPolicy, Tenant, User
+from tenants.keys.key_snapshots import rebuild_key_snapshots
+from tenants.models import LIMITS, ApiKey, ChangeEventRow, LimitSet, Project, RoutingPolicy, Tenant, User
 from tenants.routing_policies import policy
 
 
@@ -21,13 +21,13 @@ def do_set_limits(
     project: Project | None = None,
     key: ApiKey | None = None,
     model: str = "",
-    by_operator: bool = False,
+    set_by_operator: bool = False,
     dry_run: bool = False,
 ) -> LimitSet:
-    """Set the limits of a tenant, a project or a key, for one model or all together. What is not named is unlimited.
+    """Set the limits of a tenant, a project or a key, for one model or all models. Omitted limits are removed.
 
     Raises:
-        ActionRefused: an unknown limit, a negative one, none at all, or both a project and a key.
+        ActionRefused: a limit is unknown or negative, there is no limit, or both a project and a key are given.
     """
     if unknown := sorted(set(limits) - set(LIMITS)):
         raise ActionRefused(f"Unknown limit {', '.join(unknown)}; known are {', '.join(LIMITS)}.")
@@ -38,8 +38,8 @@ def do_set_limits(
     if project is not None and key is not None:
         raise ActionRefused("Choose a project or a key, not both.")
     with changing(tenant) as locked:
-        _check_theirs(locked, project, key)
-        scope = {"project": project, "key": key, "model": model, "by_operator": by_operator, "dry_run": dry_run}
+        _check_owner(locked, project, key)
+        scope = {"project": project, "key": key, "model": model, "set_by_operator": set_by_operator, "dry_run": dry_run}
         row = LimitSet.objects.for_tenant(locked).filter(**_where(scope)).first()
         before = None if row is None else audit.described(row)
         row = row or LimitSet(tenant=locked, **scope)
@@ -48,12 +48,12 @@ def do_set_limits(
         check(row)
         row.save()
         audit.record("limits.updated", row, tenant_id=locked.pk, before=before, after=audit.described(row))
-        recompile(locked, ChangeLog.Kind.LIMITS, key)
+        rebuild_key_snapshots(locked, ChangeEventRow.ChangeType.LIMITS, key)
     return row
 
 
 def do_remove_limits(limits: LimitSet) -> bool:
-    """Lift the limits. False if that was done before."""
+    """Remove the limits. Returns False if they are already removed."""
     with changing(limits.tenant_id) as tenant:
         row = LimitSet.objects.for_tenant(tenant).select_related("key").filter(pk=limits.pk).first()
         if row is None:
@@ -61,17 +61,17 @@ def do_remove_limits(limits: LimitSet) -> bool:
         audit.record("limits.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
         key = row.key
         row.delete()
-        recompile(tenant, ChangeLog.Kind.LIMITS, key)
+        rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.LIMITS, key)
     return True
 
 
 def do_publish_policy(
     tenant: Tenant, name: str, body: Mapping[str, Any], *, created_by: User | None = None
 ) -> RoutingPolicy:
-    """Publish a new version of what the logical model `name` means, from now on.
+    """Publish a new version of the policy of the model name `name`.
 
     Raises:
-        ActionRefused: the body is no policy.
+        ActionRefused: the body is not a valid policy.
     """
     try:
         policy.parse(body)
@@ -82,7 +82,7 @@ def do_publish_policy(
 
 
 def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None = None) -> RoutingPolicy:
-    """Publish an earlier version's body again, as a new version."""
+    """Publish the body of an earlier version as a new version."""
     with changing(policy_version.tenant_id) as tenant:
         old = RoutingPolicy.objects.for_tenant(tenant).filter(pk=policy_version.pk).first()
         if old is None:
@@ -91,17 +91,17 @@ def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None =
 
 
 def do_withdraw_policy(tenant: Tenant, name: str) -> bool:
-    """Let the name mean nothing of the tenant's own any more. False if it did not."""
+    """Deactivate the policy of the name. Returns False if the name has no active policy."""
     with changing(tenant) as locked:
         row = RoutingPolicy.objects.for_tenant(locked).filter(name=name, active=True).first()
         if row is None:
             return False
         _deactivate(locked, row, "policy.withdrawn")
-        recompile(locked, ChangeLog.Kind.POLICY)
+        rebuild_key_snapshots(locked, ChangeEventRow.ChangeType.POLICY)
     return True
 
 
-def _publish(tenant: Tenant, verb: str, name: str, body: Mapping[str, Any], created_by: User | None) -> RoutingPolicy:
+def _publish(tenant: Tenant, action: str, name: str, body: Mapping[str, Any], created_by: User | None) -> RoutingPolicy:
     rows = RoutingPolicy.objects.for_tenant(tenant).filter(name=name)
     latest = rows.order_by().aggregate(latest=Max("version"))["latest"] or 0
     row = RoutingPolicy(
@@ -111,22 +111,22 @@ def _publish(tenant: Tenant, verb: str, name: str, body: Mapping[str, Any], crea
     if active := rows.filter(active=True).first():
         _deactivate(tenant, active, "policy.superseded")
     row.save(force_insert=True)
-    audit.record(verb, row, tenant_id=tenant.pk, after=audit.described(row))
-    recompile(tenant, ChangeLog.Kind.POLICY)
+    audit.record(action, row, tenant_id=tenant.pk, after=audit.described(row))
+    rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.POLICY)
     return row
 
 
-def _deactivate(tenant: Tenant, row: RoutingPolicy, verb: str) -> None:
+def _deactivate(tenant: Tenant, row: RoutingPolicy, action: str) -> None:
     before = audit.described(row)
     row.active = False
     row.save(update_fields=["active"])
-    audit.record(verb, row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+    audit.record(action, row, tenant_id=tenant.pk, before=before, after=audit.described(row))
 
 
-def _check_theirs(tenant: Tenant, project: Project | None, key: ApiKey | None) -> None:
+def _check_owner(tenant: Tenant, project: Project | None, key: ApiKey | None) -> None:
     for row in (project, key):
         if row is not None and row.tenant_id != tenant.pk:
-            raise ActionRefused(f"{row} is not this tenant's.")
+            raise ActionRefused(f"{row} belongs to another tenant.")
 
 
 def _where(scope: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Verbs on tenants and projects."""
+"""Actions on tenants and projects."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check, insert
 from tenants.actions.members import do_add_member
 from tenants.isolation.scopes import tenant_scope
-from tenants.keys.key_snapshots import recompile
+from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import (
     MAX_CONTENT_DAYS,
     ApiKey,
+    ApiKeySnapshotRow,
+    ApiKeyUsage,
     AuditEntry,
-    ChangeLog,
-    IdempotentAnswer,
+    ChangeEventRow,
+    IdempotentResponse,
     Invitation,
-    KeySnapshot,
-    KeyUse,
     LimitSet,
-    Mail,
     Membership,
+    OutboxEmail,
     Project,
     RoutingPolicy,
     Tenant,
@@ -32,14 +32,14 @@ from tenants.models import (
     WebhookEvent,
 )
 
-NOTED_EVERY = timedelta(hours=1)
+API_ACCESS_INTERVAL = timedelta(hours=1)
 
 
 def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo: bool = False) -> Tenant:
     """Create a tenant with its first project, `default`.
 
     Raises:
-        ActionRefused: the slug is taken, or no slug.
+        ActionRefused: the slug is not valid. Conflict: the slug is taken.
     """
     tenant = Tenant(pk=_new_id(), slug=slug, name=name, is_demo=is_demo)
     with tenant_scope(tenant):
@@ -52,7 +52,7 @@ def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo
 
 
 def do_update_tenant(tenant: Tenant, *, name: str) -> Tenant:
-    """Give the tenant another name."""
+    """Change the tenant's name."""
     with changing(tenant) as locked:
         before = audit.described(locked)
         locked.name = name
@@ -62,29 +62,31 @@ def do_update_tenant(tenant: Tenant, *, name: str) -> Tenant:
     return locked
 
 
-def do_keep_content(tenant: Tenant, days: int) -> bool:
-    """Store prompts and answers for a number of days; 0: keep none, and remove those that are kept. False if it was so.
+def do_set_content_retention(tenant: Tenant, days: int) -> bool:
+    """Set for how many days prompts and completions are stored. With 0, stored ones are removed.
+
+    Returns False if nothing changed.
 
     Raises:
-        ActionRefused: it is no possible number of days.
+        ActionRefused: the number of days is out of range.
     """
     if not 0 <= days <= MAX_CONTENT_DAYS:
-        raise ActionRefused(f"keep_content_days: from 0 to {MAX_CONTENT_DAYS}.")
-    return _set(tenant, "tenant.content_retention_updated", keep_content_days=days)
+        raise ActionRefused(f"content_retention_days must be from 0 to {MAX_CONTENT_DAYS}.")
+    return _set(tenant, "tenant.content_retention_updated", content_retention_days=days)
 
 
 def do_suspend_tenant(tenant: Tenant) -> bool:
-    """Stop serving the tenant. False if that was so before."""
+    """Stop serving the tenant. Returns False if it is already suspended."""
     return _set(tenant, "tenant.suspended", status=Tenant.Status.SUSPENDED)
 
 
 def do_resume_tenant(tenant: Tenant) -> bool:
-    """Serve a suspended tenant again. False if it was not suspended."""
+    """Serve a suspended tenant again. Returns False if it is not suspended."""
     return _set(tenant, "tenant.resumed", status=Tenant.Status.ACTIVE)
 
 
 def do_delete_tenant(tenant: Tenant) -> bool:
-    """Stop serving the tenant, and empty it when its grace is over. False if that was so before."""
+    """Stop serving the tenant, and schedule its purge. Returns False if it is already scheduled."""
     with changing(tenant) as locked:
         if locked.purge_after is not None:
             return False
@@ -93,14 +95,14 @@ def do_delete_tenant(tenant: Tenant) -> bool:
 
 
 def do_restore_tenant(tenant: Tenant) -> bool:
-    """Take a deletion back, while there is still something to restore. False if it was not to be deleted."""
+    """Cancel the scheduled purge of a tenant. Returns False if none is scheduled."""
     return _set(tenant, "tenant.restored", purge_after=None)
 
 
 def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
-    """Remove what a deleted tenant had, when its grace is over. False if it is not, or was restored meanwhile.
+    """Remove the data of a tenant whose scheduled purge is due. Returns False if it is not due.
 
-    Its row, its audit log and its usage stay: bills were made of them.
+    The tenant's row, audit log and usage are kept for its invoices.
     """
     now = now or datetime.now(UTC)
     with changing(tenant) as locked:
@@ -108,11 +110,11 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
             return False
         before = audit.described(locked)
         ApiKey.objects.for_tenant(locked).filter(revoked_at__isnull=True).update(revoked_at=now)
-        recompile(locked, ChangeLog.Kind.TENANT)  # so that gateways are told of dead keys, not of none
-        for model in (KeyUse, KeySnapshot, LimitSet, RoutingPolicy, ApiKey, Project, Invitation, Membership):
+        rebuild_key_snapshots(locked, ChangeEventRow.ChangeType.TENANT)
+        for model in (ApiKeyUsage, ApiKeySnapshotRow, LimitSet, RoutingPolicy, ApiKey, Project, Invitation, Membership):
             model.objects.for_tenant(locked).delete()
-        for told in (WebhookEndpoint, WebhookEvent, Mail, IdempotentAnswer):
-            told.objects.for_tenant(locked).delete()
+        for message_model in (WebhookEndpoint, WebhookEvent, OutboxEmail, IdempotentResponse):
+            message_model.objects.for_tenant(locked).delete()
         locked.status, locked.purge_after = Tenant.Status.PURGED, None
         locked.slug, locked.name = f"purged-{locked.pk}", f"Purged tenant {locked.pk}"
         locked.save(update_fields=["status", "purge_after", "slug", "name"])
@@ -121,20 +123,20 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
 
 
 def do_start_viewing(tenant: Tenant, until: datetime, why: str) -> None:
-    """Write down that an operator reads the tenant's console from now on, until then at the latest.
+    """Write an audit entry about an operator who views the tenant's console until `until` at the latest.
 
     Raises:
-        ActionRefused: they do not say why. Conflict: the tenant is gone.
+        ActionRefused: there is no reason. Conflict: the tenant no longer exists.
     """
     if not why.strip():
-        raise ActionRefused("Say why.")
+        raise ActionRefused("Enter a reason.")
     with changing(tenant) as locked:
         after = {"until": until.isoformat(timespec="seconds"), "why": why.strip()[:200]}
         audit.record("tenant.view_started", locked, tenant_id=locked.pk, after=after)
 
 
 def do_end_viewing(tenant: Tenant | int) -> None:
-    """Write down that they do so no more."""
+    """Write an audit entry about the end of the operator's view."""
     tenant_id = tenant if isinstance(tenant, int) else tenant.pk
     with tenant_scope(tenant_id):
         row = Tenant.objects.for_tenant(tenant_id).get(pk=tenant_id)
@@ -142,12 +144,12 @@ def do_end_viewing(tenant: Tenant | int) -> None:
 
 
 def do_note_api_access(tenant: Tenant, request: str) -> None:
-    """Write down that an operator uses the API in a tenant: the first request of an hour stands for those after it."""
-    since = datetime.now(UTC) - NOTED_EVERY
+    """Write an audit entry about an operator's use of the API in a tenant, at most once per hour."""
+    since = datetime.now(UTC) - API_ACCESS_INTERVAL
     with tenant_scope(tenant):
-        there = {"object_type": "tenant", "object_id": tenant.pk, "verb": "tenant.api_accessed"}
+        same = {"object_type": "tenant", "object_id": tenant.pk, "action": "tenant.api_accessed"}
         rows = AuditEntry.objects.for_tenant(tenant).filter(
-            **there, at__gt=since, actor_user_id=audit.current_actor().user_id
+            **same, created_at__gt=since, actor_user_id=audit.current_actor().user_id
         )
         if not rows.exists():
             audit.record("tenant.api_accessed", tenant, tenant_id=tenant.pk, after={"request": request[:200]})
@@ -157,7 +159,7 @@ def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
     """Create a project of the tenant.
 
     Raises:
-        ActionRefused: the slug is taken, or no slug.
+        ActionRefused: the slug is not valid. Conflict: the slug is taken.
     """
     with changing(tenant) as locked:
         project = Project(tenant=locked, slug=slug, name=name)
@@ -167,7 +169,7 @@ def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
 
 
 def do_update_project(project: Project, *, name: str) -> Project:
-    """Give the project another name."""
+    """Change the project's name."""
     with changing(project.tenant_id) as tenant:
         row = _project(project)
         before = audit.described(row)
@@ -179,10 +181,10 @@ def do_update_project(project: Project, *, name: str) -> Project:
 
 
 def do_delete_project(project: Project) -> None:
-    """Remove a project that has no keys, nor ever had one: usage names it by them.
+    """Delete a project that never had API keys. Usage refers to projects by their keys.
 
     Raises:
-        Conflict: it has keys, or is gone.
+        Conflict: the project has or had keys, or no longer exists.
     """
     with changing(project.tenant_id) as tenant:
         row = _project(project)
@@ -200,14 +202,14 @@ def _project(project: Project) -> Project:
 
 
 def _new_id() -> int:
-    """Return the id of the next tenant: its scope must be open before its row can be written."""
+    """Return the ID of the next tenant. The scope of the ID must be open before the row is written."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT nextval(pg_get_serial_sequence('tenants_tenant', 'id'))")
         return int(cursor.fetchone()[0])
 
 
-def _set(tenant: Tenant, verb: str, **fields: object) -> bool:
-    """Set fields of the tenant's row that decide whether it is served; False if they are so already."""
+def _set(tenant: Tenant, action: str, **fields: object) -> bool:
+    """Set fields of the tenant's row and rebuild its key snapshots. Returns False if nothing changed."""
     with changing(tenant) as locked:
         before = audit.described(locked)
         if all(getattr(locked, name) == value for name, value in fields.items()):
@@ -215,6 +217,6 @@ def _set(tenant: Tenant, verb: str, **fields: object) -> bool:
         for name, value in fields.items():
             setattr(locked, name, value)
         locked.save(update_fields=list(fields))
-        audit.record(verb, locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
-        recompile(locked, ChangeLog.Kind.TENANT)
+        audit.record(action, locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
+        rebuild_key_snapshots(locked, ChangeEventRow.ChangeType.TENANT)
     return True

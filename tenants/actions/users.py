@@ -21,28 +21,28 @@ from tenants.outbox import user_emails
 
 
 def do_deactivate_user(user: User) -> bool:
-    """End a user's access: sign-in, sessions and playground tickets. Memberships and API keys stay.
+    """End a user's access: sign-in, sessions and playground tokens. Memberships and API keys stay.
 
-    Returns False if the user was deactivated before.
+    Returns False if the user is already deactivated.
 
     Raises:
-        Conflict: the user is the caller or the last active operator, or is gone.
+        Conflict: the user is the caller or the last active operator, or no longer exists.
     """
     with _changing(user) as (row, operators):
         if not row.is_active:
             return False
-        _keep_an_operator(row, operators)
+        _require_another_operator(row, operators)
         _update(row, "user.deactivated", is_active=False, session_generation=row.session_generation + 1)
     return True
 
 
 def do_reactivate_user(user: User) -> bool:
-    """Let a deactivated user sign in again. Sessions and devices from before stay unknown.
+    """Let a deactivated user sign in again. Earlier sessions and known devices remain invalid.
 
     Returns False if the user was active.
 
     Raises:
-        Conflict: the user is the caller, or is gone.
+        Conflict: the user is the caller, or no longer exists.
     """
     with _changing(user) as (row, _):
         if row.is_active:
@@ -55,7 +55,7 @@ def do_grant_operator(user: User) -> bool:
     """Make a user an operator. Returns False if the user was one.
 
     Raises:
-        Conflict: the user is the caller, or is gone.
+        Conflict: the user is the caller, or no longer exists.
     """
     with _changing(user) as (row, _):
         if row.is_staff:
@@ -68,12 +68,12 @@ def do_revoke_operator(user: User) -> bool:
     """Remove operator rights. The user and the user's memberships stay. Returns False if the user had no such rights.
 
     Raises:
-        Conflict: the user is the caller or the last active operator, or is gone.
+        Conflict: the user is the caller or the last active operator, or no longer exists.
     """
     with _changing(user) as (row, operators):
         if not row.is_staff and not row.is_superuser:
             return False
-        _keep_an_operator(row, operators)
+        _require_another_operator(row, operators)
         generation = row.session_generation + 1
         _update(row, "user.operator_revoked", is_staff=False, is_superuser=False, session_generation=generation)
     return True
@@ -85,7 +85,7 @@ def do_remove_second_factor(user: User) -> bool:
     Returns False if the user had none.
 
     Raises:
-        Conflict: the user is the caller, or is gone.
+        Conflict: the user is the caller, or no longer exists.
     """
     with _changing(user) as (row, _):
         found = Authenticator.objects.filter(user=row)
@@ -95,13 +95,13 @@ def do_remove_second_factor(user: User) -> bool:
         found.delete()
         row.session_generation += 1
         row.save(update_fields=["session_generation"])
-        transaction.on_commit(partial(user_emails.send_second_factor_removed, row.pk))
+        transaction.on_commit(partial(user_emails.queue_second_factor_removed_email, row.pk))
     return True
 
 
 @contextmanager
 def _changing(user: User) -> Iterator[tuple[User, set[int]]]:
-    """Open a transaction that changes the user; gives the locked row, and the ids of the active operators."""
+    """Open a transaction and yield the locked row of the user and the IDs of the active operators."""
     if audit.current_actor().user_id == user.pk:
         raise Conflict("You can’t change your own login here. Ask another operator.")
     with transaction.atomic():
@@ -112,16 +112,16 @@ def _changing(user: User) -> Iterator[tuple[User, set[int]]]:
         yield rows[user.pk], {row.pk for row in rows.values() if row.is_staff and row.is_active}
 
 
-def _keep_an_operator(row: User, operators: set[int]) -> None:
-    """Refuse to lose the last active operator. NOTE: the operators' rows are locked until the transaction ends."""
+def _require_another_operator(row: User, operators: set[int]) -> None:
+    """Require another active operator. NOTE: the operators' rows are locked until the transaction ends."""
     if operators == {row.pk}:
         raise Conflict("The platform needs an active operator. Make another user an operator first.")
 
 
-def _update(row: User, verb: str, **changes: object) -> None:
+def _update(row: User, action: str, **changes: object) -> None:
     """Write the audit entry, then the change."""
     before = audit.described(row)
     for name, value in changes.items():
         setattr(row, name, value)
-    audit.record_person(verb, row, before=before, after=audit.described(row))
+    audit.record_person(action, row, before=before, after=audit.described(row))
     row.save(update_fields=list(changes))

@@ -1,4 +1,4 @@
-"""Verbs on webhooks: endpoints, their secrets, and events sent again."""
+"""Actions on webhooks: endpoints, signing secrets, test events and replays."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from millrace.conf.environment import platform_settings
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, FieldRefused, changing, check
 from tenants.models import Tenant, WebhookDelivery, WebhookEndpoint, WebhookEvent
-from tenants.models.webhooks import new_nonce, new_uid
-from tenants.outbox.email_outbox import enqueue_mail
-from tenants.webhooks.event_types import KINDS, TEST
+from tenants.models.webhooks import new_nonce, new_public_id
+from tenants.outbox.email_outbox import enqueue_email
+from tenants.webhooks.event_types import EVENT_TYPES, TEST
 from tenants.webhooks.signing import secret_of
 from tenants.webhooks.targets import CheckedUrl, TargetRefused, check_url
 
 State = WebhookDelivery.State
 OVERLAP = timedelta(hours=24)  # both secrets are valid after a rotation
 MAX_ENDPOINTS = 20
-CHANGEABLE = ("url", "description", "kinds", "active")
+CHANGEABLE = ("url", "description", "event_types", "active")
 
 
 def do_create_endpoint(
-    tenant: Tenant, url: str, *, description: str = "", kinds: list[str] | None = None
+    tenant: Tenant, url: str, *, description: str = "", event_types: list[str] | None = None
 ) -> tuple[WebhookEndpoint, str]:
-    """Create a webhook endpoint. Return it with its secret, which is never shown again.
+    """Create a webhook endpoint. Return it with its signing secret, which is shown only once.
 
     Raises:
-        ActionRefused: the URL may not be called, or there is no such kind. Conflict: they have very many.
+        ActionRefused: the URL or an event type is not allowed. Conflict: the tenant has the maximum of endpoints.
     """
     url = check_endpoint_url(url)
     with changing(tenant) as locked:
         if WebhookEndpoint.objects.for_tenant(locked).count() >= MAX_ENDPOINTS:
             raise Conflict(f"The maximum of {MAX_ENDPOINTS} endpoints is reached. Delete one first.")
-        endpoint = WebhookEndpoint(tenant=locked, url=url, description=description, kinds=sorted(set(kinds or ())))
+        endpoint = WebhookEndpoint(
+            tenant=locked, url=url, description=description, event_types=sorted(set(event_types or ()))
+        )
         _check(endpoint)
         endpoint.save(force_insert=True)
         audit.record("webhook.created", endpoint, tenant_id=locked.pk, after=audit.described(endpoint))
@@ -43,10 +45,10 @@ def do_create_endpoint(
 
 
 def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpoint:
-    """Change it. What waits for one that is switched off is not sent any more, but may be replayed.
+    """Change an endpoint. If it is disabled, its pending deliveries fail; they can be replayed later.
 
     Raises:
-        ActionRefused: as when it is made. Conflict: it is gone.
+        ActionRefused: the URL or an event type is not allowed. Conflict: the endpoint no longer exists.
     """
     if unknown := sorted(set(fields) - set(CHANGEABLE)):
         raise ActionRefused(f"{', '.join(unknown)} cannot be changed.")
@@ -56,7 +58,7 @@ def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpo
         row = _locked(tenant.pk, endpoint.pk)
         before = audit.described(row)
         for name, value in fields.items():
-            setattr(row, name, sorted(set(value)) if name == "kinds" else value)
+            setattr(row, name, sorted(set(value)) if name == "event_types" else value)
         if row.active and not before["active"]:
             row.failing_since, row.disabled_because = None, ""
         _check(row)
@@ -68,10 +70,10 @@ def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpo
 
 
 def check_endpoint_url(url: str) -> CheckedUrl:
-    """Check a URL before the transaction that stores it, as this may wait for a name server.
+    """Check a URL. Call it before the transaction that stores the URL, because it can wait for a name server.
 
     Raises:
-        FieldRefused: it may not be called.
+        FieldRefused: the URL is not allowed.
     """
     if isinstance(url, CheckedUrl):
         return url
@@ -82,7 +84,7 @@ def check_endpoint_url(url: str) -> CheckedUrl:
 
 
 def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
-    """Send nothing there any more, and tell the tenant's owners and admins. False if that was done before."""
+    """Disable an endpoint and email the tenant's owners and admins. Returns False if it is already disabled."""
     with changing(endpoint.tenant_id) as tenant:
         rows = WebhookEndpoint.objects.for_tenant(tenant).select_for_update(no_key=True)
         row = rows.filter(pk=endpoint.pk, active=True).first()
@@ -98,30 +100,30 @@ def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
             "Fix the endpoint, then enable it again. Failed deliveries can be replayed.\n\n"
             f"{platform_settings().base_url}/t/{tenant.slug}/webhooks/"
         )
-        enqueue_mail(tenant.pk, ["owner", "admin"], f"Webhook of {tenant.name} disabled", text)
+        enqueue_email(tenant.pk, ["owner", "admin"], f"Webhook of {tenant.name} disabled", text)
     return True
 
 
 def do_rotate_webhook_secret(endpoint: WebhookEndpoint, now: datetime | None = None) -> str:
-    """Give it a new secret, shown now and never again; the old one signs too for a day.
+    """Replace the signing secret and return the new one. Events are signed with both secrets for a day.
 
     Raises:
-        Conflict: it is gone.
+        Conflict: the endpoint no longer exists.
     """
     with changing(endpoint.tenant_id) as tenant:
         row = _locked(tenant.pk, endpoint.pk)
-        row.old_nonce, row.old_until = row.nonce, (now or datetime.now(UTC)) + OVERLAP
+        row.previous_nonce, row.previous_expires_at = row.nonce, (now or datetime.now(UTC)) + OVERLAP
         row.nonce = new_nonce()
-        row.save(update_fields=["nonce", "old_nonce", "old_until"])
+        row.save(update_fields=["nonce", "previous_nonce", "previous_expires_at"])
         audit.record("webhook.secret_rotated", row, tenant_id=tenant.pk, after=audit.described(row))
     return _secret(row)
 
 
 def do_delete_endpoint(endpoint: WebhookEndpoint) -> None:
-    """Remove it, with the log of what was sent there. Events stay.
+    """Delete an endpoint with its deliveries. Events are kept.
 
     Raises:
-        Conflict: it is gone.
+        Conflict: the endpoint no longer exists.
     """
     with changing(endpoint.tenant_id) as tenant:
         row = _locked(tenant.pk, endpoint.pk)
@@ -130,30 +132,32 @@ def do_delete_endpoint(endpoint: WebhookEndpoint) -> None:
 
 
 def do_send_test_event(endpoint: WebhookEndpoint) -> WebhookDelivery:
-    """Send an event that means nothing to this endpoint alone.
+    """Send a test event to this endpoint only.
 
     Raises:
-        Conflict: it is gone, or disabled.
+        Conflict: the endpoint is disabled or no longer exists.
     """
     with changing(endpoint.tenant_id) as tenant:
         row = _locked(tenant.pk, endpoint.pk)
         if not row.active:
             raise Conflict("This endpoint is disabled.")
-        uid = new_uid()
+        public_id = new_public_id()
         payload = {"endpoint_id": row.pk, "text": "This is a test."}
-        event = WebhookEvent.objects.create(tenant_id=tenant.pk, uid=uid, kind=TEST, key=uid, payload=payload)
+        event = WebhookEvent.objects.create(
+            tenant_id=tenant.pk, public_id=public_id, event_type=TEST, deduplication_key=public_id, payload=payload
+        )
         delivery = WebhookDelivery.objects.create(
-            tenant_id=tenant.pk, event=event, endpoint=row, next_at=datetime.now(UTC)
+            tenant_id=tenant.pk, event=event, endpoint=row, next_attempt_at=datetime.now(UTC)
         )
         audit.record("webhook.tested", row, tenant_id=tenant.pk, after=audit.described(row))
     return delivery
 
 
 def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
-    """Send it again, whether it arrived or not, under the same id. One that waits for its next try is tried now.
+    """Send an event again with the same ID, in any state. A pending delivery is attempted immediately.
 
     Raises:
-        Conflict: its endpoint is disabled, or it is gone.
+        Conflict: the endpoint is disabled, or the delivery no longer exists.
     """
     with changing(delivery.tenant_id) as tenant:
         if not _locked(tenant.pk, delivery.endpoint_id).active:
@@ -163,8 +167,8 @@ def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
         if row is None:
             raise Conflict("This delivery no longer exists.")
         before = audit.described(row)
-        row.state, row.tries, row.next_at, row.leased_until = State.PENDING, 0, datetime.now(UTC), None
-        row.save(update_fields=["state", "tries", "next_at", "leased_until"])
+        row.state, row.attempt_count, row.next_attempt_at, row.leased_until = State.PENDING, 0, datetime.now(UTC), None
+        row.save(update_fields=["state", "attempt_count", "next_attempt_at", "leased_until"])
         audit.record("webhook.replayed", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
     return row
 
@@ -183,7 +187,7 @@ def _drop_pending(endpoint: WebhookEndpoint) -> None:
 
 def _check(endpoint: WebhookEndpoint) -> None:
     check(endpoint)
-    if unknown := sorted(set(endpoint.kinds) - set(KINDS)):
+    if unknown := sorted(set(endpoint.event_types) - set(EVENT_TYPES)):
         raise ActionRefused(f"Unknown event type {', '.join(unknown)}.")
 
 

@@ -1,9 +1,9 @@
-"""`Idempotency-Key`: the same POST twice is done once, and answered twice with the same body.
+"""`Idempotency-Key`: a repeated POST is executed once and gets the stored response of the first call.
 
-The first call writes a row that says it runs, commits, and then does its work and stores the answer in one transaction.
-So a second call is rejected while it runs; after a crash in between nothing was done, and after `STALE` the row may
-be taken over. Refusals are not kept: asked again, they are decided again. An answer may hold a new key's secret, so it
-is stored encrypted by what the caller sent, of which only a hash is kept.
+The first call commits a row that marks it as running. It then executes and stores its response in one transaction. A
+repeated call is rejected while the first one runs. If the first call crashed, it has changed nothing, and a repeated
+call takes over the row after `STALE`. Rejections are not stored, so a repeated call is decided again. A response can
+contain the secret of a new key, so it is encrypted with a key derived from the header's value, which is not stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from tenants.authentication import KeyCaller
-from tenants.models import IdempotentAnswer
+from tenants.models import IdempotentResponse
 from tenants.problems import StateConflict
 
 STALE = timedelta(seconds=60)
@@ -34,7 +34,7 @@ HEADER = OpenApiParameter(
     "Idempotency-Key",
     str,
     OpenApiParameter.HEADER,
-    description="Names this call: sent again with the same body within a day it is answered again and not done again.",
+    description="Identifies the call. A repeated call with the same body within a day returns the stored response.",
 )
 H = TypeVar("H", bound=Callable[..., Response])
 
@@ -51,9 +51,9 @@ class StillRunning(StateConflict):
 
 
 def idempotent(handler: H) -> H:
-    """Make the `post` of a view that has a `scope()` idempotent.
+    """Make the `post` of a view with a `scope()` idempotent.
 
-    What must not happen in the transaction, since it may take seconds, is done by the view's `prepare`, if it has one.
+    If the view has a `prepare`, it is called before the transaction. Slow work that must not hold locks belongs there.
     """
 
     @wraps(handler)
@@ -64,7 +64,7 @@ def idempotent(handler: H) -> H:
             prepare(request)
             return handler(self, request, *args, **kwargs)
         if not 0 < len(name) <= 255:
-            raise exceptions.ValidationError({"Idempotency-Key": ["Give 1 to 255 characters."]})
+            raise exceptions.ValidationError({"Idempotency-Key": ["Send 1 to 255 characters."]})
         caller = f"key:{request.user.key.pk}" if isinstance(request.user, KeyCaller) else f"user:{request.user.pk}"
         sent = hashlib.sha256(f"{request.method} {request.get_full_path()}\n".encode() + request.body).digest()
         call = _IdempotentRequest(self, caller, name, sent)
@@ -94,47 +94,47 @@ class _IdempotentRequest:
         self._tenant_id = None if access is None else access.tenant.pk
 
     def begin(self) -> HttpResponse | None:
-        """Mark the call as running; the stored answer if it was made before.
+        """Mark the call as running. Returns the stored response if the call was repeated.
 
         Raises:
-            KeyReused: for another request. StillRunning: by somebody else, at this moment.
+            KeyReused: the header was used for another request. StillRunning: the first call is still running.
         """
-        row = IdempotentAnswer(tenant_id=self._tenant_id, request_hash=self._sent, **self._named)
+        row = IdempotentResponse(tenant_id=self._tenant_id, request_hash=self._sent, **self._named)
         with self._view.scope():
             try:
                 with transaction.atomic():
                     row.save(force_insert=True)
                 return None
             except IntegrityError:
-                return self._before()
+                return self._stored_response()
 
-    def _before(self) -> HttpResponse | None:
-        rows = IdempotentAnswer._base_manager.filter(**self._named)
+    def _stored_response(self) -> HttpResponse | None:
+        rows = IdempotentResponse._base_manager.filter(**self._named)
         found = rows.first()
-        if found is None:  # forgotten at this instant, since it was refused; or of another tenant the person is in
+        if found is None:  # just deleted after a rejection, or of another tenant of the user
             raise StillRunning
         if bytes(found.request_hash) != self._sent:
             raise KeyReused
         if found.status is None or found.body is None:
             now = datetime.now(UTC)
-            if rows.filter(status=None, at=found.at, at__lt=now - STALE).update(at=now):
+            if rows.filter(status=None, created_at=found.created_at, created_at__lt=now - STALE).update(created_at=now):
                 return None
             raise StillRunning
         body = self._cipher.decrypt(bytes(found.body))
-        answer = HttpResponse(body, status=found.status, content_type="application/json")
-        answer.headers["idempotent-replayed"] = "true"
-        return answer
+        response = HttpResponse(body, status=found.status, content_type="application/json")
+        response.headers["idempotent-replayed"] = "true"
+        return response
 
     def end(self, response: Response) -> Response:
-        """Store the answer, in the transaction of what it answers for."""
+        """Store the response, in the transaction of the call."""
         body = JSONRenderer().render(response.data)
         with self._view.scope():
-            IdempotentAnswer._base_manager.filter(**self._named).update(
+            IdempotentResponse._base_manager.filter(**self._named).update(
                 status=response.status_code, body=self._cipher.encrypt(body)
             )
         return response
 
     def forget(self) -> None:
-        """Forget the failed call, so that it may be repeated."""
+        """Delete the row of a failed call, so that the call can be repeated."""
         with self._view.scope():
-            IdempotentAnswer._base_manager.filter(status=None, **self._named).delete()
+            IdempotentResponse._base_manager.filter(status=None, **self._named).delete()

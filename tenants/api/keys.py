@@ -1,4 +1,4 @@
-"""API keys."""
+"""Management API of API keys."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
 from tenants.views import TenantView, given, person
 
-_SHOWN = ("created_by", "use")
+_RELATED = ("created_by", "usage")
 
 
 class _KeyView(TenantView):
     serializer_class = s.KeyOut
 
     def require_for(self, request: Request, scopes: Iterable[str]) -> None:
-        """Require the permission to grant the scopes."""
+        """Require the permission that granting these scopes needs."""
         if "manage" in scopes:
             self.require(request, Permission.KEYS_MANAGE)
 
-    def shown(self, key: ApiKey) -> dict[str, Any]:
-        return dict(s.KeyOut(self.find(ApiKey, key.pk, *_SHOWN)).data)
+    def representation(self, key: ApiKey) -> dict[str, Any]:
+        return dict(s.KeyOut(self.find(ApiKey, key.pk, *_RELATED)).data)
 
 
 @extend_schema(tags=["keys"])
@@ -42,12 +42,12 @@ class Keys(_KeyView):
     @extend_schema(operation_id="keys", parameters=[s.KeyQuery], responses=s.KeyOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's keys, newest first."""
-        asked = s.KeyQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
-        filters = asked.filters()
+        query = s.KeyQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
+        filters = query.filters()
         live = filters.pop("live", None)
         with self.scope():
-            rows = self.rows(ApiKey).select_related(*_SHOWN).filter(**filters)
+            rows = self.rows(ApiKey).select_related(*_RELATED).filter(**filters)
             if live is not None:
                 is_live = Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=datetime.now(UTC)))
                 rows = rows.filter(is_live if live else ~is_live)
@@ -61,14 +61,14 @@ class Keys(_KeyView):
         self.require_for(request, fields.get("scopes", ()))
         project = self._project(fields.pop("project_id", None))
         key, secret = actions.do_create_api_key(project, **fields, created_by=person(request))
-        return Response({**self.shown(key), "secret": secret}, status=201)
+        return Response({**self.representation(key), "secret": secret}, status=201)
 
     def _project(self, pk: int | None) -> Project:
         wanted = {"slug": "default"} if pk is None else {"pk": pk}
         with self.scope():
             project = self.rows(Project).filter(**wanted).first()
         if project is None:
-            raise ValidationError({"project_id": ["There is no such project."]})
+            raise ValidationError({"project_id": ["This project does not exist."]})
         return project
 
 
@@ -82,19 +82,19 @@ class KeyDetail(_KeyView):
 
     @extend_schema(operation_id="key")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(s.KeyOut(self.find(ApiKey, pk, *_SHOWN)).data)
+        return Response(s.KeyOut(self.find(ApiKey, pk, *_RELATED)).data)
 
     @extend_schema(operation_id="key_update", request=s.KeyPatch)
     def patch(self, request: Request, pk: int) -> Response:
-        """Change what it may do, from where, and until when."""
+        """Change the key's name, scopes, models, IP ranges or expiration date."""
         key = self.find(ApiKey, pk)
         fields = given(s.KeyPatch, request.data, partial=True)
         self.require_for(request, [*key.scopes, *fields.get("scopes", ())])
-        return Response(self.shown(actions.do_update_api_key(key, **fields)))
+        return Response(self.representation(actions.do_update_api_key(key, **fields)))
 
     @extend_schema(operation_id="key_revoke", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Revoke it permanently. It stops working, and its running requests end, within a second."""
+        """Revoke the key permanently. Within a second it is rejected and its running requests end."""
         actions.do_revoke_api_key(self.find(ApiKey, pk))
         return Response(status=204)
 
@@ -106,11 +106,11 @@ class KeyRotate(_KeyView):
     @extend_schema(operation_id="key_rotate", parameters=[HEADER], request=s.RotateIn, responses={201: s.NewKeyOut})
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Create a key with the same rights; the old one works for some more hours."""
+        """Create a key with the same rights. The old key remains valid for `overlap_hours`."""
         key = self.find(ApiKey, pk)
         fields = given(s.RotateIn, request.data)
-        if not (isinstance(request.user, KeyCaller) and request.user.key.pk == key.pk):  # a key may renew itself
+        if not (isinstance(request.user, KeyCaller) and request.user.key.pk == key.pk):  # a key may rotate itself
             self.require_for(request, key.scopes)
         overlap = timedelta(hours=fields["overlap_hours"])
         new, secret = actions.do_rotate_api_key(key, overlap, created_by=person(request))
-        return Response({**self.shown(new), "secret": secret}, status=201)
+        return Response({**self.representation(new), "secret": secret}, status=201)

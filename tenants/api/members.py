@@ -1,4 +1,4 @@
-"""Members and invitations."""
+"""Management API of members and invitations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tenants.views import TenantView, given, person
 
 class _MemberView(TenantView):
     def require_for(self, request: Request, *roles: str) -> None:
-        """Owners are made, changed and removed by owners."""
+        """Require the permission to add, change or remove owners if one of the roles is owner."""
         if Membership.Role.OWNER in roles:
             self.require(request, Permission.OWNERS_WRITE)
 
@@ -30,11 +30,11 @@ class Members(_MemberView):
 
     @extend_schema(operation_id="members", parameters=[s.MemberQuery], responses=s.MemberOut(many=True))
     def get(self, request: Request) -> Response:
-        """Who is in the tenant, and as what. People come in by invitation."""
-        asked = s.MemberQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
+        """Return the members and their roles. Users join by invitation."""
+        query = s.MemberQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
         with self.scope():
-            return self.page(self.rows(Membership).select_related("user").filter(**asked.filters()), s.MemberOut)
+            return self.page(self.rows(Membership).select_related("user").filter(**query.filters()), s.MemberOut)
 
 
 @extend_schema(tags=["members"])
@@ -52,7 +52,7 @@ class MemberDetail(_MemberView):
 
     @extend_schema(operation_id="member_update", request=s.MemberPatch)
     def patch(self, request: Request, pk: int) -> Response:
-        """Give them another role."""
+        """Change the member's role."""
         member = self.find(Membership, pk, "user")
         role = given(s.MemberPatch, request.data)["role"]
         self.require_for(request, member.role, role)
@@ -60,7 +60,7 @@ class MemberDetail(_MemberView):
 
     @extend_schema(operation_id="member_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Let them go. The keys they made stay: those belong to projects."""
+        """Remove the member. Keys that the member created remain, because they belong to projects."""
         member = self.find(Membership, pk)
         self.require_for(request, member.role)
         actions.do_remove_member(member)
@@ -74,18 +74,18 @@ class Invitations(_MemberView):
 
     @extend_schema(operation_id="invitations", parameters=[s.InvitationQuery], responses=s.InvitationOut(many=True))
     def get(self, request: Request) -> Response:
-        """Invitations, also used and expired ones, newest first."""
-        asked = s.InvitationQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
+        """Return the invitations, including accepted and expired ones, newest first."""
+        query = s.InvitationQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
         with self.scope():
-            return self.page(self.rows(Invitation).filter(**asked.filters()), s.InvitationOut)
+            return self.page(self.rows(Invitation).filter(**query.filters()), s.InvitationOut)
 
     @extend_schema(
         operation_id="invitations_create", parameters=[HEADER], request=s.InvitationIn, responses={201: s.InvitationOut}
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """Invite somebody by mail. An open invitation to the same address is replaced."""
+        """Invite a user by email. It replaces an open invitation to the same email address."""
         fields = given(s.InvitationIn, request.data)
         self.require_for(request, fields["role"])
         invitation = actions.do_invite(self.access.tenant, **fields, by=person(request))
@@ -103,6 +103,6 @@ class InvitationDetail(_MemberView):
 
     @extend_schema(operation_id="invitation_revoke", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Take it back."""
+        """Revoke the invitation."""
         actions.do_revoke_invitation(self.find(Invitation, pk))
         return Response(status=204)

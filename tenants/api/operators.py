@@ -1,4 +1,4 @@
-"""What operators alone see and do: every tenant, the models and the workers."""
+"""Management API of operators: all tenants, the models and the workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tenants.models import Membership, Tenant
 from tenants.reauthentication import recently_authenticated
 from tenants.views import ReauthenticationRequired, StrictJSONParser, given, note_actor, person
 
-VERBS: dict[str, Callable[[Tenant], object]] = {
+ACTIONS: dict[str, Callable[[Tenant], object]] = {
     "suspend": actions.do_suspend_tenant,
     "resume": actions.do_resume_tenant,
     "delete": actions.do_delete_tenant,
@@ -37,7 +37,7 @@ VERBS: dict[str, Callable[[Tenant], object]] = {
 
 
 class OperatorView(GenericAPIView[Any]):
-    """A view of all tenants' rows, for operators who are logged in. To others it is not there."""
+    """Base of views for signed-in operators, who see all tenants' rows. Other callers get a 404."""
 
     authentication_classes = (SessionAuthentication,)
     permission_classes = (IsAuthenticated,)
@@ -69,11 +69,11 @@ class Tenants(OperatorView):
 
     @extend_schema(operation_id="operator_tenants", parameters=[s.TenantQuery], responses=s.TenantOut(many=True))
     def get(self, request: Request) -> Response:
-        """Every tenant, newest first."""
-        asked = s.TenantQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
+        """Return all tenants, newest first."""
+        query = s.TenantQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
         with self.scope():
-            page = self.paginate_queryset(Tenant.objects.all_tenants().filter(**asked.filters()))
+            page = self.paginate_queryset(Tenant.objects.all_tenants().filter(**query.filters()))
         return self.get_paginated_response(s.TenantOut(page or [], many=True).data)
 
     @extend_schema(
@@ -100,23 +100,23 @@ class TenantOne(OperatorView):
 
     @extend_schema(operation_id="operator_tenant_update", request=s.NameIn)
     def patch(self, request: Request, pk: int) -> Response:
-        """Give it another name."""
+        """Change the tenant's name."""
         tenant = actions.do_update_tenant(self.find(pk), **given(s.NameIn, request.data))
         return Response(s.TenantOut(tenant).data)
 
 
 @extend_schema(tags=["operators"])
-class TenantVerb(OperatorView):
-    """POST /api/operator/tenants/{id}/{verb}."""
+class TenantActionView(OperatorView):
+    """POST /api/operator/tenants/{id}/{action}."""
 
-    verb: ClassVar[str] = ""
+    action_name: ClassVar[str] = ""
     serializer_class = s.TenantOut
 
     @extend_schema(parameters=[HEADER], request=None, responses=s.TenantOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         tenant = self.find(pk)
-        VERBS[self.verb](tenant)
+        ACTIONS[self.action_name](tenant)
         return Response(s.TenantOut(self.find(pk)).data)
 
 
@@ -147,7 +147,7 @@ class Workers(OperatorView):
 
 class Unreachable(exceptions.APIException):
     status_code = 503
-    default_detail = "The broker does not answer."
+    default_detail = "Valkey cannot be reached. Try again later."
     default_code = "unreachable"
 
 
@@ -162,7 +162,7 @@ def _workers() -> list[dict[str, Any]]:
         try:
             beat = decode_heartbeat(payload)
         except msgspec.MsgspecError:
-            continue  # of another version, which may run beside this one while a deploy continues
+            continue  # of another version, during a deployment
         state = "draining" if beat.draining else "ready" if beat.ready else "starting"
         found.append(
             {

@@ -1,4 +1,4 @@
-"""Pages of the management API."""
+"""Pagination of the management API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rest_framework.request import Request
 
 
 class NewestFirst(CursorPagination):
-    """Cursor pages, newest first; the client may choose their size up to a bound."""
+    """Cursor pagination, newest first. The client may choose the page size up to a maximum."""
 
     ordering = "-id"
     page_size = 50
@@ -16,19 +16,23 @@ class NewestFirst(CursorPagination):
     max_page_size = 200
 
     def decode_cursor(self, request: Request) -> Cursor | None:
-        """Return the cursor, if it is one of ours: a made-up one is a bad parameter like any other."""
+        """Return the decoded cursor.
+
+        Raises:
+            ValidationError: the cursor is not valid.
+        """
         try:
             cursor = super().decode_cursor(request)
             if cursor and cursor.position is not None:
                 self.check_position(str(cursor.position))
         except (NotFound, ValueError) as exc:
-            raise ValidationError({"cursor": ["Give one from a `next` or `previous` link."]}) from exc
+            raise ValidationError({"cursor": ["Send a cursor from a `next` or `previous` link."]}) from exc
         return cursor
 
     def check_position(self, position: str) -> None:
-        """See that a cursor points at a value of what is sorted by.
+        """Check the position of a cursor.
 
         Raises:
-            ValueError: it does not.
+            ValueError: the position is not a value of the sorted field.
         """
         int(position)

@@ -24,25 +24,25 @@ class Limits(TenantView):
 
     @extend_schema(operation_id="limits", parameters=[s.LimitsQuery], responses=s.LimitsOut(many=True))
     def get(self, request: Request) -> Response:
-        """Every limit in the tenant, also those the operator imposes."""
-        asked = s.LimitsQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
+        """Return all limits of the tenant, including those of the operator."""
+        query = s.LimitsQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
         with self.scope():
-            return self.page(self.rows(LimitSet).filter(**asked.filters()), s.LimitsOut)
+            return self.page(self.rows(LimitSet).filter(**query.filters()), s.LimitsOut)
 
     @extend_schema(operation_id="limits_set", parameters=[HEADER], request=s.LimitsIn, responses=s.LimitsOut)
     @idempotent
     def post(self, request: Request) -> Response:
-        """Set the limits of the tenant, or of one project or key; those that were there are replaced."""
+        """Replace the limits of the tenant, or of a project or key."""
         fields = given(s.LimitsIn, request.data)
-        by_operator = fields.pop("by_operator", False)
-        _check_operator(request, by_operator)
+        set_by_operator = fields.pop("set_by_operator", False)
+        _check_operator(request, set_by_operator)
         row = actions.do_set_limits(
             self.access.tenant,
             {name: fields.pop(name) for name in LIMITS if name in fields},
             project=self._named(Project, "project_id", fields.pop("project_id", None)),
             key=self._named(ApiKey, "key_id", fields.pop("key_id", None)),
-            by_operator=by_operator,
+            set_by_operator=set_by_operator,
             **fields,
         )
         return Response(s.LimitsOut(row).data)
@@ -53,7 +53,7 @@ class Limits(TenantView):
         with self.scope():
             row = self.rows(model).filter(pk=pk).first()
         if row is None:
-            raise ValidationError({field: ["There is no such row."]})
+            raise ValidationError({field: ["This ID does not exist."]})
         return row
 
 
@@ -68,9 +68,9 @@ class LimitsDetail(TenantView):
 
     @extend_schema(operation_id="limits_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Lift them."""
+        """Remove the limits."""
         row = self.find(LimitSet, pk)
-        _check_operator(request, row.by_operator)
+        _check_operator(request, row.set_by_operator)
         actions.do_remove_limits(row)
         return Response(status=204)
 
@@ -82,10 +82,10 @@ class Policies(TenantView):
 
     @extend_schema(operation_id="policies", parameters=[s.PolicyQuery], responses=s.PolicyOut(many=True))
     def get(self, request: Request) -> Response:
-        """Every version of every routing policy, newest first."""
-        asked = s.PolicyQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
-        filters = {name: value for name, value in asked.filters().items() if value is not None}
+        """Return all versions of all routing policies, newest first."""
+        query = s.PolicyQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
+        filters = {name: value for name, value in query.filters().items() if value is not None}
         with self.scope():
             return self.page(self.rows(RoutingPolicy).filter(**filters), s.PolicyOut)
 
@@ -94,7 +94,7 @@ class Policies(TenantView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """Publish a new version of what a logical model name means."""
+        """Publish a new version of the routing policy of a model name."""
         fields = given(s.PolicyIn, request.data)
         row = actions.do_publish_policy(self.access.tenant, **fields, created_by=person(request))
         return Response(s.PolicyOut(row).data, status=201)
@@ -111,7 +111,7 @@ class PolicyDetail(TenantView):
 
     @extend_schema(operation_id="policy_withdraw", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Let its name mean nothing of the tenant's own any more. Versions stay, to go back to."""
+        """Deactivate the routing policy of the name. Its versions are kept and can be published again."""
         row = self.find(RoutingPolicy, pk)
         if not row.active:
             raise actions.Conflict("This version is not active.")
@@ -126,11 +126,11 @@ class PolicyRevert(TenantView):
     @extend_schema(operation_id="policy_revert", parameters=[HEADER], request=None, responses={201: s.PolicyOut})
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Publish this version's body again, as the newest version."""
+        """Publish the body of this version as the newest version."""
         row = actions.do_revert_policy(self.find(RoutingPolicy, pk), created_by=person(request))
         return Response(s.PolicyOut(row).data, status=201)
 
 
-def _check_operator(request: Request, by_operator: bool) -> None:
-    if by_operator and not request.user.is_staff:
-        raise PermissionDenied("The operator imposes these limits.")
+def _check_operator(request: Request, set_by_operator: bool) -> None:
+    if set_by_operator and not request.user.is_staff:
+        raise PermissionDenied("Only operators can change limits that operators have set.")

@@ -1,4 +1,4 @@
-"""What the management API takes and gives."""
+"""Serializers of the management API: request bodies, query parameters and responses."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ from tenants.models import (
     Tenant,
 )
 
-MAX_BIGINT = 2**63 - 1  # of a bigint
+MAX_BIGINT = 2**63 - 1  # of PostgreSQL
 
 
 class Strict(serializers.Serializer[Any]):
-    """A name that is not known is refused: a misspelt one must not be taken for a wish that was granted."""
+    """A serializer that rejects unknown fields, so that a misspelled field is not ignored."""
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         sent = self.initial_data if isinstance(self.initial_data, Mapping) else {}
         if unknown := sorted(set(sent) - set(self.fields)):
-            raise serializers.ValidationError({str(name): ["There is no such field."] for name in unknown})
+            raise serializers.ValidationError({str(name): ["Unknown field."] for name in unknown})
         if self.partial and not attrs:
-            raise serializers.ValidationError("Give at least one field.")
+            raise serializers.ValidationError("Send at least one field.")
         return attrs
 
 
 class Query(Strict):
-    """Parameters of a list: what it is filtered by, beside what every list has."""
+    """Query parameters of a list. Subclasses add filters to those that every list has."""
 
-    tenant = serializers.CharField(required=False, help_text="The tenant's slug, for people who may see several.")
-    cursor = serializers.CharField(required=False, help_text="From the `next` or `previous` of another page.")
-    limit = serializers.IntegerField(required=False, min_value=1, max_value=200, help_text="Rows on a page; 50.")
+    tenant = serializers.CharField(required=False, help_text="The tenant's slug, for users with several tenants.")
+    cursor = serializers.CharField(required=False, help_text="From `next` or `previous` of another page.")
+    limit = serializers.IntegerField(
+        required=False, min_value=1, max_value=200, help_text="Rows per page; default: 50."
+    )
 
     def filters(self) -> dict[str, Any]:
-        """Return what to filter rows by: field names as they are here, unless `names` says otherwise."""
+        """Return the filters as model lookups. `names` maps parameters to lookups where they differ."""
         names: Mapping[str, str] = getattr(self, "names", {})
         return {
             names.get(name, name): value
@@ -65,22 +67,22 @@ def _id(help_text: str, **options: Any) -> serializers.IntegerField:
 class TenantOut(serializers.ModelSerializer[Tenant]):
     class Meta:
         model = Tenant
-        fields = ("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "keep_content_days")
+        fields = ("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "content_retention_days")
         read_only_fields = fields
 
 
 class TenantIn(Strict):
     slug = serializers.SlugField(max_length=50)
     name = serializers.CharField(max_length=200)
-    owner_email = serializers.EmailField(required=False, help_text="Who is invited as its owner.")
+    owner_email = serializers.EmailField(required=False, help_text="Email address that is invited as owner.")
 
 
 class TenantChange(Strict):
     name = serializers.CharField(max_length=200)
-    keep_content_days = serializers.IntegerField(
+    content_retention_days = serializers.IntegerField(
         min_value=0,
         max_value=MAX_CONTENT_DAYS,
-        help_text="How long prompts and answers are kept with the records of requests; 0: not at all.",
+        help_text="Days for which prompts and completions are stored in the request log; 0: not stored.",
     )
 
 
@@ -108,12 +110,12 @@ class ProjectQuery(Query):
 
 
 class KeyOut(serializers.ModelSerializer[ApiKey]):
-    """A key without its secret, which is shown when the key is made and never again."""
+    """A key without its secret. The secret is shown only when the key is created."""
 
     project_id = serializers.IntegerField()
-    replaces_id = serializers.IntegerField(allow_null=True, help_text="The key this one was rotated from.")
+    replaces_id = serializers.IntegerField(allow_null=True, help_text="ID of the key that this key replaces.")
     created_by = serializers.EmailField(source="created_by.email", default=None, allow_null=True)
-    last_used_at = serializers.DateTimeField(source="use.last_used_at", default=None, allow_null=True)
+    last_used_at = serializers.DateTimeField(source="usage.last_used_at", default=None, allow_null=True)
     live = serializers.BooleanField(source="is_live")
 
     class Meta:
@@ -125,7 +127,7 @@ class KeyOut(serializers.ModelSerializer[ApiKey]):
             "project_id",
             "scopes",
             "allowed_models",
-            "allowed_addresses",
+            "allowed_ip_ranges",
             "created_at",
             "created_by",
             "expires_at",
@@ -138,7 +140,7 @@ class KeyOut(serializers.ModelSerializer[ApiKey]):
 
 
 class NewKeyOut(KeyOut):
-    secret = serializers.CharField(help_text="The key itself. It is shown this once.")
+    secret = serializers.CharField(help_text="The API key. It is shown only once.")
 
     class Meta(KeyOut.Meta):
         fields = (*KeyOut.Meta.fields, "secret")  # type: ignore[assignment]
@@ -152,18 +154,18 @@ class _KeyFields(Strict):
     allowed_models = serializers.ListField(
         child=serializers.CharField(max_length=64), allow_null=True, required=False, max_length=100
     )
-    allowed_addresses = serializers.ListField(
+    allowed_ip_ranges = serializers.ListField(
         child=serializers.CharField(max_length=43),
         allow_null=True,
         required=False,
         max_length=100,
-        help_text="Addresses and networks it may be used from, as 192.0.2.7 or 10.0.0.0/8; null: any.",
+        help_text="IP addresses and networks that may use the key, such as 192.0.2.7 or 10.0.0.0/8; null: all.",
     )
     expires_at = serializers.DateTimeField(allow_null=True, required=False)
 
 
 class KeyIn(_KeyFields):
-    project_id = _id("The project it belongs to; default: the one named `default`.", required=False)
+    project_id = _id("ID of the key's project; default: the project `default`.", required=False)
     name = serializers.CharField(max_length=200)
 
     def get_fields(self) -> dict[str, Any]:
@@ -181,14 +183,16 @@ class RotateIn(Strict):
         default=24,
         min_value=0,
         max_value=MAX_OVERLAP // timedelta(hours=1),
-        help_text="How long the old key still works.",
+        help_text="Hours for which the old key remains valid.",
     )
 
 
 class KeyQuery(Query):
     names = {"project": "project_id", "live": "live"}  # noqa: RUF012
-    project = _id("Only this project's.", required=False)
-    live = serializers.BooleanField(required=False, default=None, allow_null=True, help_text="Only live ones, or dead.")
+    project = _id("ID of the project.", required=False)
+    live = serializers.BooleanField(
+        required=False, default=None, allow_null=True, help_text="True: active keys; false: expired or revoked ones."
+    )
     prefix = serializers.CharField(required=False, max_length=20)
 
 
@@ -216,7 +220,7 @@ class MemberQuery(Query):
 
 
 class InvitationOut(serializers.ModelSerializer[Invitation]):
-    """An invitation. Its link goes to the invited address and nowhere else."""
+    """An invitation. Its link is sent only to the invited email address."""
 
     open = serializers.BooleanField(source="is_open")
 
@@ -247,20 +251,27 @@ class LimitsOut(serializers.ModelSerializer[LimitSet]):
 
     class Meta:
         model = LimitSet
-        fields = ("id", "scope", "project_id", "key_id", "model", "by_operator", "dry_run", *LIMITS, "updated_at")
+        fields = ("id", "scope", "project_id", "key_id", "model", "set_by_operator", "dry_run", *LIMITS, "updated_at")
         read_only_fields = fields
 
 
 class LimitsIn(Strict):
-    """The limits of the tenant, or of the project or key that is named. Limits that are left out are lifted."""
+    """Limits of the tenant, or of the given project or key. Omitted limits are removed."""
 
-    project_id = _id("Limit this project.", required=False, allow_null=True)
-    key_id = _id("Limit this key.", required=False, allow_null=True)
+    project_id = _id("ID of the project that the limits apply to.", required=False, allow_null=True)
+    key_id = _id("ID of the API key that the limits apply to.", required=False, allow_null=True)
     model = serializers.CharField(
-        required=False, allow_blank=True, max_length=64, help_text="Only this model; empty: all together."
+        required=False,
+        allow_blank=True,
+        max_length=64,
+        help_text="Model that the limits apply to; empty: all models together.",
     )
-    by_operator = serializers.BooleanField(required=False, help_text="Imposed by the operator, who alone may say so.")
-    dry_run = serializers.BooleanField(required=False, help_text="Refuse nothing; count what would be refused.")
+    set_by_operator = serializers.BooleanField(
+        required=False, help_text="Set by the operator. Only operators may send true."
+    )
+    dry_run = serializers.BooleanField(
+        required=False, help_text="Reject nothing, and count the requests that would be rejected."
+    )
 
     def get_fields(self) -> dict[str, Any]:
         limits = {
@@ -272,8 +283,8 @@ class LimitsIn(Strict):
 
 class LimitsQuery(Query):
     names = {"project": "project_id", "key": "key_id"}  # noqa: RUF012
-    project = _id("Only this project's.", required=False)
-    key = _id("Only this key's.", required=False)
+    project = _id("ID of the project.", required=False)
+    key = _id("ID of the API key.", required=False)
     model = serializers.CharField(required=False, max_length=64)
 
 
@@ -300,19 +311,19 @@ class PolicyQuery(Query):
 
 
 class AuditOut(serializers.ModelSerializer[AuditEntry]):
-    before = serializers.DictField(allow_null=True, help_text="Null: it is new.")
-    after = serializers.DictField(allow_null=True, help_text="Null: it is gone.")
+    before = serializers.DictField(allow_null=True, help_text="Null: the object was created.")
+    after = serializers.DictField(allow_null=True, help_text="Null: the object was deleted.")
 
     class Meta:
         model = AuditEntry
         fields = (
             "id",
-            "at",
-            "verb",
+            "created_at",
+            "action",
             "actor",
             "actor_user_id",
             "actor_key_id",
-            "address",
+            "ip_address",
             "request_id",
             "object_type",
             "object_id",
@@ -324,11 +335,11 @@ class AuditOut(serializers.ModelSerializer[AuditEntry]):
 
 
 class AuditQuery(Query):
-    names = {"since": "at__gte", "until": "at__lt"}  # noqa: RUF012
-    verb = serializers.CharField(required=False, max_length=64)
+    names = {"since": "created_at__gte", "until": "created_at__lt"}  # noqa: RUF012
+    action = serializers.CharField(required=False, max_length=64)
     actor = serializers.CharField(required=False, max_length=254)
     object_type = serializers.CharField(required=False, max_length=40)
-    object_id = _id("Only what was done to the object with this id.", required=False)
+    object_id = _id("ID of the object.", required=False)
     request_id = serializers.CharField(required=False, max_length=64)
     since = serializers.DateTimeField(required=False)
     until = serializers.DateTimeField(required=False)
@@ -341,17 +352,17 @@ class TenantQuery(Query):
     names = {"search": "name__icontains"}  # noqa: RUF012
     status = serializers.ChoiceField(Tenant.Status.choices, required=False)
     slug = serializers.CharField(required=False, max_length=50)
-    search = serializers.CharField(required=False, max_length=200, help_text="A part of the name.")
+    search = serializers.CharField(required=False, max_length=200, help_text="Part of the name.")
 
 
 class ModelOut(serializers.Serializer[Any]):
     name = serializers.CharField()
-    origin = serializers.CharField(help_text="Where its weights come from.")
-    workers = serializers.IntegerField(help_text="Replicas that serve it now.")
+    origin = serializers.CharField(help_text="Source of the weights.")
+    workers = serializers.IntegerField(help_text="Number of replicas that serve the model.")
 
 
 class WorkerOut(serializers.Serializer[Any]):
-    """A replica, as its last heartbeat described it."""
+    """A replica, as reported by its last heartbeat."""
 
     id = serializers.CharField()
     model = serializers.CharField()

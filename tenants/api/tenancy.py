@@ -1,4 +1,4 @@
-"""One's own tenant, its projects, and its audit log."""
+"""Management API of the tenant, its projects and its audit log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenants.permissions import Permission
 from tenants.views import TenantView, given
 
 
-def described(tenant: Tenant) -> dict[str, Any]:
+def representation(tenant: Tenant) -> dict[str, Any]:
     return dict(s.TenantOut(tenant).data)
 
 
@@ -33,23 +33,23 @@ class TenantDetail(TenantView):
     @extend_schema(operation_id="tenant", parameters=[s.Query])
     def get(self, request: Request) -> Response:
         """Return the tenant."""
-        return Response(described(self.access.tenant))
+        return Response(representation(self.access.tenant))
 
     @extend_schema(operation_id="tenant_update", request=s.TenantChange)
     def patch(self, request: Request) -> Response:
-        """Give it another name, or say how long prompts and answers are kept."""
-        asked = given(s.TenantChange, request.data, partial=True)
+        """Change the tenant's name or the retention of prompts and completions."""
+        fields = given(s.TenantChange, request.data, partial=True)
         tenant = self.access.tenant
         with transaction.atomic():
-            if "name" in asked:
-                actions.do_update_tenant(tenant, name=asked["name"])
-            if "keep_content_days" in asked:
-                actions.do_keep_content(tenant, asked["keep_content_days"])
-        return Response(described(self.find(Tenant, tenant.pk)))
+            if "name" in fields:
+                actions.do_update_tenant(tenant, name=fields["name"])
+            if "content_retention_days" in fields:
+                actions.do_set_content_retention(tenant, fields["content_retention_days"])
+        return Response(representation(self.find(Tenant, tenant.pk)))
 
     @extend_schema(operation_id="tenant_delete", responses={204: None})
     def delete(self, request: Request) -> Response:
-        """Delete it. It is served no more at once, and can be restored until `purge_after`."""
+        """Delete the tenant. It is not served from now on, and can be restored until `purge_after`."""
         actions.do_delete_tenant(self.access.tenant)
         return Response(status=204)
 
@@ -61,9 +61,9 @@ class TenantRestore(TenantView):
     @extend_schema(operation_id="tenant_restore", parameters=[HEADER], request=None, responses=s.TenantOut)
     @idempotent
     def post(self, request: Request) -> Response:
-        """Take its deletion back."""
+        """Restore the deleted tenant."""
         actions.do_restore_tenant(self.access.tenant)
-        return Response(described(self.find(Tenant, self.access.tenant.pk)))
+        return Response(representation(self.find(Tenant, self.access.tenant.pk)))
 
 
 @extend_schema(tags=["projects"])
@@ -74,10 +74,10 @@ class Projects(TenantView):
     @extend_schema(operation_id="projects", parameters=[s.ProjectQuery], responses=s.ProjectOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's projects, newest first."""
-        asked = s.ProjectQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
+        query = s.ProjectQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
         with self.scope():
-            return self.page(self.rows(Project).filter(**asked.filters()), s.ProjectOut)
+            return self.page(self.rows(Project).filter(**query.filters()), s.ProjectOut)
 
     @extend_schema(
         operation_id="projects_create", parameters=[HEADER], request=s.ProjectIn, responses={201: s.ProjectOut}
@@ -104,13 +104,13 @@ class ProjectDetail(TenantView):
 
     @extend_schema(operation_id="project_update", request=s.NameIn)
     def patch(self, request: Request, pk: int) -> Response:
-        """Give it another name."""
+        """Change the project's name."""
         project = actions.do_update_project(self.find(Project, pk), **given(s.NameIn, request.data))
         return Response(s.ProjectOut(project).data)
 
     @extend_schema(operation_id="project_delete", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Remove a project that never had a key."""
+        """Delete a project. Projects that have or had API keys cannot be deleted."""
         actions.do_delete_project(self.find(Project, pk))
         return Response(status=204)
 
@@ -122,11 +122,11 @@ class Audit(TenantView):
 
     @extend_schema(operation_id="audit", parameters=[s.AuditQuery], responses=s.AuditOut(many=True))
     def get(self, request: Request) -> Response:
-        """Who changed what, newest first."""
-        asked = s.AuditQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
+        """Return the entries of the audit log, newest first."""
+        query = s.AuditQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
         with self.scope():
-            return self.page(self.rows(AuditEntry).filter(**asked.filters()), s.AuditOut)
+            return self.page(self.rows(AuditEntry).filter(**query.filters()), s.AuditOut)
 
 
 @extend_schema(tags=["audit"])

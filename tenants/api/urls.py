@@ -38,17 +38,21 @@ urlpatterns = [
     path("operator/tenants/<int:pk>", operators.TenantOne.as_view(), name="api-operator-tenant"),
     *(
         path(
-            f"operator/tenants/<int:pk>/{verb}",
-            operators.TenantVerb.as_view(verb=verb),
-            name=f"api-operator-tenant-{verb}",
+            f"operator/tenants/<int:pk>/{action}",
+            operators.TenantActionView.as_view(action_name=action),
+            name=f"api-operator-tenant-{action}",
         )
-        for verb in operators.VERBS
+        for action in operators.ACTIONS
     ),
     path("operator/users", users.Users.as_view(), name="api-operator-users"),
     path("operator/users/<int:pk>", users.UserOne.as_view(), name="api-operator-user"),
     *(
-        path(f"operator/users/<int:pk>/{verb}", users.UserVerb.as_view(verb=verb), name=f"api-operator-user-{verb}")
-        for verb in users.VERBS
+        path(
+            f"operator/users/<int:pk>/{action}",
+            users.UserActionView.as_view(action_name=action),
+            name=f"api-operator-user-{action}",
+        )
+        for action in users.ACTIONS
     ),
     path("operator/models", operators.Models.as_view(), name="api-operator-models"),
     path("operator/workers", operators.Workers.as_view(), name="api-operator-workers"),

@@ -1,4 +1,4 @@
-"""Users, for operators: who may sign in, who is an operator, and lost second factors."""
+"""Management API of users, for operators: access, operator rights and second factors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
 from tenants.models import User
 
-VERBS: dict[str, Callable[[User], bool]] = {
+ACTIONS: dict[str, Callable[[User], bool]] = {
     "deactivate": actions.do_deactivate_user,
     "reactivate": actions.do_reactivate_user,
     "grant-operator": actions.do_grant_operator,
@@ -45,7 +45,7 @@ class UserQuery(Query):
     names = {"is_operator": "is_staff"}  # noqa: RUF012
     is_active = serializers.BooleanField(required=False)
     is_operator = serializers.BooleanField(required=False)
-    search = serializers.CharField(required=False, max_length=200, help_text="A part of the name or email address.")
+    search = serializers.CharField(required=False, max_length=200, help_text="Part of the name or email address.")
 
     def rows(self) -> QuerySet[User]:
         """Return the users that match."""
@@ -62,15 +62,15 @@ def with_second_factor() -> QuerySet[User]:
 
 
 class UserView(OperatorView):
-    """A view of users."""
+    """Base of the views of users."""
 
     serializer_class = UserOut
 
     def user(self, pk: int) -> User:
-        """Return one user.
+        """Return a user.
 
         Raises:
-            NotFound: there is none.
+            NotFound: the user does not exist.
         """
         found = with_second_factor().filter(pk=pk).first()
         if found is None:
@@ -82,10 +82,10 @@ class UserView(OperatorView):
 class Users(UserView):
     @extend_schema(operation_id="operator_users", parameters=[UserQuery], responses=UserOut(many=True))
     def get(self, request: Request) -> Response:
-        """All users, newest first."""
-        asked = UserQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
-        page = self.paginate_queryset(asked.rows())
+        """Return all users, newest first."""
+        query = UserQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
+        page = self.paginate_queryset(query.rows())
         return self.get_paginated_response(UserOut(page or [], many=True).data)
 
 
@@ -97,13 +97,13 @@ class UserOne(UserView):
 
 
 @extend_schema(tags=["operators"])
-class UserVerb(UserView):
-    """POST /api/operator/users/{id}/{verb}."""
+class UserActionView(UserView):
+    """POST /api/operator/users/{id}/{action}."""
 
-    verb: ClassVar[str] = ""
+    action_name: ClassVar[str] = ""
 
     @extend_schema(parameters=[HEADER], request=None, responses=UserOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        VERBS[self.verb](self.user(pk))
+        ACTIONS[self.action_name](self.user(pk))
         return Response(UserOut(self.user(pk)).data)

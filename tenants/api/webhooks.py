@@ -1,4 +1,4 @@
-"""Webhooks, below /api/."""
+"""Management API of webhooks, below /api/."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from rest_framework import exceptions, serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from tenants.actions import webhooks as verbs
+from tenants.actions import webhooks as actions
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, Strict
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.permissions import Permission
 from tenants.views import TenantView, given
-from tenants.webhooks.event_types import KINDS
+from tenants.webhooks.event_types import EVENT_TYPES
 from tenants.webhooks.queries import deliveries, endpoints_with_last
 
 READ, WRITE = Permission.WEBHOOKS_READ, Permission.WEBHOOKS_WRITE
 
 
 class EndpointOut(serializers.ModelSerializer[WebhookEndpoint]):
-    """An endpoint without its secret, and the newest try to send there."""
+    """An endpoint without its secret, with the result of its newest attempt."""
 
     last_at = serializers.DateTimeField(allow_null=True)
     last_status = serializers.IntegerField(allow_null=True)
@@ -31,19 +31,19 @@ class EndpointOut(serializers.ModelSerializer[WebhookEndpoint]):
     class Meta:
         model = WebhookEndpoint
         fields: tuple[str, ...] = (
-            *("id", "url", "description", "kinds", "active", "disabled_because", "failing_since", "old_until"),
-            *("created_at", "last_at", "last_status", "last_error"),
+            *("id", "url", "description", "event_types", "active", "disabled_because", "failing_since"),
+            *("previous_expires_at", "created_at", "last_at", "last_status", "last_error"),
         )
         read_only_fields = fields
 
 
 class EndpointIn(Strict):
     url = serializers.CharField(
-        max_length=500, help_text="https://, at a public address. A host that is internal is refused."
+        max_length=500, help_text="An https:// URL with a public IP address. Internal hosts are rejected."
     )
     description = serializers.CharField(max_length=200, allow_blank=True, required=False)
-    kinds = serializers.ListField(
-        child=serializers.ChoiceField(list(KINDS)), required=False, help_text="Empty: every kind."
+    event_types = serializers.ListField(
+        child=serializers.ChoiceField(list(EVENT_TYPES)), required=False, help_text="Empty: all event types."
     )
 
 
@@ -52,11 +52,11 @@ class EndpointChange(EndpointIn):
 
 
 class SecretOut(serializers.Serializer[object]):
-    secret = serializers.CharField(help_text="Signs what is sent (Standard Webhooks). It is shown this once.")
+    secret = serializers.CharField(help_text="The signing secret (Standard Webhooks). It is shown only once.")
 
 
 class EndpointMade(EndpointOut):
-    secret = serializers.CharField(help_text="Signs what is sent (Standard Webhooks). It is shown this once.")
+    secret = serializers.CharField(help_text="The signing secret (Standard Webhooks). It is shown only once.")
 
     class Meta(EndpointOut.Meta):
         fields = (*EndpointOut.Meta.fields, "secret")
@@ -66,32 +66,32 @@ class EndpointMade(EndpointOut):
 class EventOut(serializers.ModelSerializer[WebhookEvent]):
     class Meta:
         model = WebhookEvent
-        fields = ("id", "uid", "kind", "key", "payload", "at")
+        fields = ("id", "public_id", "event_type", "deduplication_key", "payload", "created_at")
         read_only_fields = fields
 
 
 class WebhookEventQuery(Query):
-    kind = serializers.ChoiceField(list(KINDS), required=False)
+    event_type = serializers.ChoiceField(list(EVENT_TYPES), required=False)
 
 
 class AttemptOut(serializers.ModelSerializer[WebhookAttempt]):
     class Meta:
         model = WebhookAttempt
-        fields = ("at", "status", "ms", "error", "excerpt")
+        fields = ("attempted_at", "status", "duration_ms", "error", "excerpt")
         read_only_fields = fields
 
 
 class DeliveryOut(serializers.ModelSerializer[WebhookDelivery]):
-    event_uid = serializers.CharField(source="event.uid")
-    kind = serializers.CharField(source="event.kind")
+    event_public_id = serializers.CharField(source="event.public_id")
+    event_type = serializers.CharField(source="event.event_type")
     url = serializers.CharField(source="endpoint.url")
     attempts = AttemptOut(many=True)
 
     class Meta:
         model = WebhookDelivery
         fields = (
-            *("id", "event_id", "event_uid", "kind", "endpoint_id", "url", "state", "tries", "next_at"),
-            *("created_at", "attempts"),
+            *("id", "event_id", "event_public_id", "event_type", "endpoint_id", "url", "state", "attempt_count"),
+            *("next_attempt_at", "created_at", "attempts"),
         )
         read_only_fields = fields
 
@@ -104,11 +104,11 @@ class DeliveryQuery(Query):
 
 
 class EndpointView(TenantView):
-    """What the views of one endpoint share."""
+    """Base of the views of one endpoint."""
 
     serializer_class = EndpointOut
 
-    def out(self, pk: int) -> dict[str, Any]:
+    def representation(self, pk: int) -> dict[str, Any]:
         with self.scope():
             found = endpoints_with_last(self.access.tenant.pk).filter(pk=pk).first()
         if found is None:
@@ -122,25 +122,25 @@ class Endpoints(EndpointView):
 
     @extend_schema(operation_id="webhooks", parameters=[Query], responses=EndpointOut(many=True))
     def get(self, request: Request) -> Response:
-        """Where events are sent, and how the newest try went."""
+        """Return the webhook endpoints, each with the result of its newest attempt."""
         Query(data=request.query_params.dict()).is_valid(raise_exception=True)
         with self.scope():
             return self.page(endpoints_with_last(self.access.tenant.pk), EndpointOut)
 
     def prepare(self, request: Request) -> None:
-        """Check the URL before the transaction, as this may wait for a name server."""
+        """Check the URL before the transaction, because this can wait for a name server."""
         if request.method == "POST":
-            self._url = verbs.check_endpoint_url(given(EndpointIn, request.data)["url"])
+            self._url = actions.check_endpoint_url(given(EndpointIn, request.data)["url"])
 
     @extend_schema(
         operation_id="webhooks_create", parameters=[HEADER], request=EndpointIn, responses={201: EndpointMade}
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """Have events sent there from now on."""
+        """Create a webhook endpoint. The response contains its signing secret."""
         fields = given(EndpointIn, request.data) | {"url": self._url}
-        made, secret = verbs.do_create_endpoint(self.access.tenant, **fields)
-        return Response(self.out(made.pk) | {"secret": secret}, status=201)
+        endpoint, secret = actions.do_create_endpoint(self.access.tenant, **fields)
+        return Response(self.representation(endpoint.pk) | {"secret": secret}, status=201)
 
 
 @extend_schema(tags=["webhooks"])
@@ -149,19 +149,19 @@ class EndpointDetail(EndpointView):
 
     @extend_schema(operation_id="webhook")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(self.out(pk))
+        return Response(self.representation(pk))
 
     @extend_schema(operation_id="webhook_update", request=EndpointChange)
     def patch(self, request: Request, pk: int) -> Response:
-        """Change it, or switch it off and on."""
+        """Change the endpoint, or disable or enable it."""
         row = self.find(WebhookEndpoint, pk)
-        verbs.do_update_endpoint(row, **given(EndpointChange, request.data, partial=True))
-        return Response(self.out(pk))
+        actions.do_update_endpoint(row, **given(EndpointChange, request.data, partial=True))
+        return Response(self.representation(pk))
 
     @extend_schema(operation_id="webhook_delete", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Remove it, with the log of what was sent there."""
-        verbs.do_delete_endpoint(self.find(WebhookEndpoint, pk))
+        """Delete the endpoint with its deliveries."""
+        actions.do_delete_endpoint(self.find(WebhookEndpoint, pk))
         return Response(status=204)
 
 
@@ -174,7 +174,7 @@ class EndpointRotate(TenantView):
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Rotate the secret. Events of the next day are signed with both secrets."""
-        return Response({"secret": verbs.do_rotate_webhook_secret(self.find(WebhookEndpoint, pk))})
+        return Response({"secret": actions.do_rotate_webhook_secret(self.find(WebhookEndpoint, pk))})
 
 
 @extend_schema(tags=["webhooks"])
@@ -185,10 +185,10 @@ class EndpointTest(TenantView):
     @extend_schema(operation_id="webhook_test", parameters=[HEADER], request=None, responses={201: DeliveryOut})
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Send a test event to this endpoint alone."""
-        made = verbs.do_send_test_event(self.find(WebhookEndpoint, pk))
+        """Send a test event to this endpoint only."""
+        delivery = actions.do_send_test_event(self.find(WebhookEndpoint, pk))
         with self.scope():
-            return Response(DeliveryOut(deliveries(self.access.tenant.pk).get(pk=made.pk)).data, status=201)
+            return Response(DeliveryOut(deliveries(self.access.tenant.pk).get(pk=delivery.pk)).data, status=201)
 
 
 @extend_schema(tags=["webhooks"])
@@ -199,10 +199,10 @@ class Events(TenantView):
     @extend_schema(operation_id="webhook_events", parameters=[WebhookEventQuery], responses=EventOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the events of the last 90 days, newest first, whether or not they were sent."""
-        asked = WebhookEventQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
+        query = WebhookEventQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
         with self.scope():
-            return self.page(self.rows(WebhookEvent).filter(**asked.filters()), EventOut)
+            return self.page(self.rows(WebhookEvent).filter(**query.filters()), EventOut)
 
 
 @extend_schema(tags=["webhooks"])
@@ -223,18 +223,18 @@ class Deliveries(TenantView):
     @extend_schema(operation_id="webhook_deliveries", parameters=[DeliveryQuery], responses=DeliveryOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the deliveries with their attempts, newest first."""
-        asked = DeliveryQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
+        query = DeliveryQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
         with self.scope():
-            return self.page(deliveries(self.access.tenant.pk).filter(**asked.filters()), DeliveryOut)
+            return self.page(deliveries(self.access.tenant.pk).filter(**query.filters()), DeliveryOut)
 
 
 class DeliveryView(TenantView):
-    """What the views of one delivery share."""
+    """Base of the views of one delivery."""
 
     serializer_class = DeliveryOut
 
-    def answer(self, pk: int) -> Response:
+    def delivery_response(self, pk: int) -> Response:
         with self.scope():
             found = deliveries(self.access.tenant.pk).filter(pk=pk).first()
             if found is None:
@@ -248,7 +248,7 @@ class DeliveryDetail(DeliveryView):
 
     @extend_schema(operation_id="webhook_delivery")
     def get(self, request: Request, pk: int) -> Response:
-        return self.answer(pk)
+        return self.delivery_response(pk)
 
 
 @extend_schema(tags=["webhooks"])
@@ -258,6 +258,6 @@ class DeliveryReplay(DeliveryView):
     @extend_schema(operation_id="webhook_replay", parameters=[HEADER], request=None, responses=DeliveryOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Send it again, under the same id."""
-        verbs.do_replay(self.find(WebhookDelivery, pk))
-        return self.answer(pk)
+        """Send the event again, with the same ID."""
+        actions.do_replay(self.find(WebhookDelivery, pk))
+        return self.delivery_response(pk)

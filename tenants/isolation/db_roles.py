@@ -1,8 +1,8 @@
-"""The database's three roles, and every reason to see more than one tenant's rows. Free of Django.
+"""The three roles of the database, and the reasons to bypass row-level security. Does not import Django.
 
-owner: owns the tables and migrates; its row-level security is forced too, so even it sees no tenant by accident.
-app: what every connection of the web processes starts as, and every test: it never bypasses row-level security.
-system: bypasses it. Taken for one transaction at a time, and for nothing that is not listed in `BypassReason`.
+owner: owns the tables and migrates them. Row-level security is forced, so it also applies to the owner.
+app: the initial role of all connections of the web processes and tests. It never bypasses row-level security.
+system: bypasses row-level security. It is set for one transaction, for a reason listed in `BypassReason`.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ SYSTEM = "millrace_system"
 
 
 class BypassReason(StrEnum):
-    """Why rows of all tenants may be seen. Each is one place, or one kind of place, in the code."""
+    """The reason why a transaction may see the rows of all tenants."""
 
     ADMIN = "Django's admin below /operator/django-admin/"
-    BATCHES = "web jobs read batches in and write their results out"
-    BILLING = "periods are closed, numbers given and books kept for every tenant"
-    BOOTSTRAP = "a fresh platform's operator and demo tenant"
-    COMMAND = "an operator at the machine, with manage.py"
-    HOUSEKEEPING = "beat: purge, expiry, partitions"
-    INVITATION = "an invitation is found by its token, whosever it is"
-    KEY_LOOKUP = "a key is found by its hash; whose it is, is what is asked"
-    MEMBERSHIPS = "which tenants a person is a member of"
-    OPERATOR = "operators see every tenant"
-    PERSON = "a person's own login concerns no tenant"
-    PRICES = "prices are published for every tenant; their preview reads everybody's usage"
-    SETTLER = "the settler writes every tenant's usage"
-    WEBHOOKS = "webhooks and mails of every tenant are sent"
+    BATCHES = "web jobs load batches and write their results"
+    BILLING = "periods, invoice numbers and ledgers of all tenants"
+    BOOTSTRAP = "the operator and the demo tenant of a new platform"
+    COMMAND = "an operator who runs manage.py"
+    HOUSEKEEPING = "periodic jobs: purge, expiry, partitions"
+    INVITATION = "the invitation of a token, of any tenant"
+    KEY_LOOKUP = "the key with a hash, of any tenant"
+    MEMBERSHIPS = "the memberships of a user"
+    OPERATOR = "operators see all tenants"
+    PERSON = "a user's login belongs to no tenant"
+    PRICES = "prices of all tenants, and their preview from all usage"
+    SETTLER = "the settler writes the usage of all tenants"
+    WEBHOOKS = "deliveries and emails of all tenants"
 
 
-# What must be there before the first migration. On a server of one's own a superuser, or a role that may create roles
-# and bypasses row-level security itself, runs this once; `OWNER` is the role MILLRACE_DATABASE_URL logs in as.
+# Required before the first migration. On an external server, a superuser, or a role that can create roles and bypasses
+# row-level security, runs this once. `owner` is the login role of MILLRACE_DATABASE_URL.
 ROLES_SQL: LiteralString = """
 DO $$
 BEGIN
@@ -47,7 +47,7 @@ BEGIN
         CREATE ROLE millrace_system NOLOGIN BYPASSRLS;
     END IF;
 EXCEPTION WHEN duplicate_object OR unique_violation THEN
-    NULL;  -- another made them at this instant
+    NULL;  -- created concurrently by another process
 END
 $$
 """

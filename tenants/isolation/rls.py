@@ -1,7 +1,7 @@
-"""Row-level security in migrations: `operations` for a new table of tenants' rows, `as_system` for moving data.
+"""Row-level security in migrations: `operations` for a new table of tenants' rows, `as_system` for data migrations.
 
-Row-level security is forced, so the owner that migrates sees no tenant's row either. A data migration therefore calls
-`as_system(schema_editor)` first, which holds until the migration's transaction ends.
+Row-level security is forced, so the owner who migrates sees no rows of tenants. A data migration therefore calls
+`as_system(schema_editor)` first, which applies until the end of its transaction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TENANT = "nullif(current_setting('millrace.tenant', true), '')::bigint"
 
 
 def operations(table: str, column: str = "tenant_id") -> migrations.RunSQL:
-    """Have the app's role see the rows of the tenant whose scope is open, and no others."""
+    """Return the operation that limits the app's role to the rows of the open tenant scope."""
     return migrations.RunSQL(
         [
             f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
@@ -32,7 +32,7 @@ def operations(table: str, column: str = "tenant_id") -> migrations.RunSQL:
 
 
 def system_only(table: str) -> migrations.RunSQL:
-    """Have the app's role see none of the rows."""
+    """Return the operation that hides all rows of the table from the app's role."""
     return migrations.RunSQL(
         [f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY", f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY"],
         [f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY", f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"],
@@ -40,7 +40,7 @@ def system_only(table: str) -> migrations.RunSQL:
 
 
 def append_only(table: str) -> migrations.RunSQL:
-    """Have triggers refuse every change but an insert, also to the owner; the roles may not even try."""
+    """Return the operation that makes a table append-only: triggers reject changes, also by the owner."""
     return migrations.RunSQL(
         [
             f"CREATE TRIGGER {table}_no_change BEFORE UPDATE OR DELETE ON {table}"
@@ -58,21 +58,21 @@ def append_only(table: str) -> migrations.RunSQL:
 
 
 def as_system(schema_editor: Any) -> None:
-    """For the rest of this migration's transaction, see every row."""
+    """Make all rows visible until the end of the migration's transaction."""
     schema_editor.execute(f"SET LOCAL ROLE {SYSTEM}")
 
 
 def ensure_roles(apps: Any, schema_editor: Any) -> None:
-    """See that the roles are there and that the owner may take them; make them if it may.
+    """Create the roles if they do not exist, and allow the owner to set them.
 
     Raises:
-        RuntimeError: with what a superuser must run once.
+        RuntimeError: the owner may not create roles. The message contains the SQL that a superuser must run once.
     """
     connection = schema_editor.connection
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_user, count(*) FROM pg_roles WHERE rolname IN (%s, %s)", [APP, SYSTEM])
-        owner, there = cursor.fetchone()
-        if there == 2:
+        owner, count = cursor.fetchone()
+        if count == 2:
             cursor.execute("SELECT pg_has_role(%s, 'SET') AND pg_has_role(%s, 'SET')", [APP, SYSTEM])
             if cursor.fetchone()[0]:
                 return
@@ -83,6 +83,6 @@ def ensure_roles(apps: Any, schema_editor: Any) -> None:
             cursor.execute(grant)
     except ProgrammingError as exc:
         raise RuntimeError(
-            f"The database lacks the roles {APP} and {SYSTEM}, and {owner} may not make them ({exc})."
+            f"The database lacks the roles {APP} and {SYSTEM}, and {owner} may not create them ({exc})."
             f" Have a superuser run this once, then migrate again:\n{ROLES_SQL};\n{grant};\n"
         ) from exc

@@ -1,7 +1,7 @@
-"""Queries that cannot forget whose rows they are about: they raise here, and see nothing in the database.
+"""Tenant-scoped queries. Unscoped access raises in Python and returns no rows in PostgreSQL.
 
-Both rest on a scope. `tenant_scope(tenant)` opens a transaction that sees that tenant's rows; `all_tenants_scope(why)`
-one that sees all. Outside of both, managers raise, and row-level security shows raw SQL an empty table.
+`tenant_scope(tenant)` opens a transaction that sees the rows of one tenant, `all_tenants_scope(reason)` one that sees
+all rows. Without a scope, managers raise an error, and raw SQL sees empty tables by row-level security.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ M = TypeVar("M", bound=models.Model)
 
 
 class UnscopedQueryError(Exception):
-    """A tenant's rows were asked for without saying whose: a mistake in the code, caught before it can leak."""
+    """An error of a query for tenants' rows without a matching scope."""
 
 
 @dataclass(frozen=True)
 class TenantScope:
-    """Whose rows may be seen: one tenant's, or everybody's for the reason `use`."""
+    """The rows that a transaction may see: those of a tenant, or all rows for `bypass_reason`."""
 
     tenant_id: int | None
-    use: BypassReason | None
+    bypass_reason: BypassReason | None
 
 
 _scope: ContextVar[TenantScope | None] = ContextVar("scope", default=None)
@@ -39,9 +39,9 @@ _scope: ContextVar[TenantScope | None] = ContextVar("scope", default=None)
 
 @contextmanager
 def tenant_scope(tenant: Tenant | int) -> Iterator[None]:
-    """Open a transaction that sees this tenant's rows and no others, also by raw SQL.
+    """Open a transaction that sees only this tenant's rows, also in raw SQL.
 
-    Scopes nest; the inner one counts.
+    Scopes can be nested; the innermost one applies.
     """
     tenant_id = tenant if isinstance(tenant, int) else tenant.pk
     with _opened(TenantScope(tenant_id, None), durable=False):
@@ -49,9 +49,9 @@ def tenant_scope(tenant: Tenant | int) -> Iterator[None]:
 
 
 @contextmanager
-def all_tenants_scope(use: BypassReason, *, durable: bool = False) -> Iterator[None]:
-    """Open a transaction that sees every tenant's rows. With `durable`, it must be the outermost one."""
-    with _opened(TenantScope(None, use), durable=durable):
+def all_tenants_scope(reason: BypassReason, *, durable: bool = False) -> Iterator[None]:
+    """Open a transaction that sees the rows of all tenants. With `durable`, it must be the outermost transaction."""
+    with _opened(TenantScope(None, reason), durable=durable):
         yield
 
 
@@ -61,8 +61,8 @@ def _opened(scope: TenantScope, *, durable: bool) -> Iterator[None]:
     nested = connection.in_atomic_block
     token = _scope.set(scope)
     try:
-        # NOTE: on a fault the transaction or savepoint is rolled back, and with it both settings; without one they end
-        # with the transaction, unless another scope, or none, continues in it.
+        # NOTE: an error rolls both settings back with the transaction or savepoint. Otherwise they end with the
+        # transaction, and are reset here if an outer scope or transaction continues.
         with transaction.atomic(durable=durable):
             if scope != outer or not nested:
                 _enter(scope)
@@ -74,20 +74,20 @@ def _opened(scope: TenantScope, *, durable: bool) -> Iterator[None]:
 
 
 def _enter(scope: TenantScope | None) -> None:
-    """Set role and tenant for this transaction."""
-    role = SYSTEM if scope and scope.use else APP
+    """Set the database role and the tenant for the transaction."""
+    role = SYSTEM if scope and scope.bypass_reason else APP
     tenant = "" if scope is None or scope.tenant_id is None else str(scope.tenant_id)
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('role', %s, true), set_config('millrace.tenant', %s, true)", [role, tenant])
 
 
 def current_scope() -> TenantScope | None:
-    """Whose rows may be seen now; None: nobody's."""
+    """Return the open scope; None if there is none."""
     return _scope.get()
 
 
 class TenantManager(models.Manager[M]):
-    """Gives rows of one tenant, or of all inside `all_tenants_scope(…)`; anything else raises."""
+    """A manager of tenants' rows. Queries must name a tenant, or all tenants inside `all_tenants_scope(…)`."""
 
     tenant_field = "tenant_id"
 
@@ -100,12 +100,12 @@ class TenantManager(models.Manager[M]):
         return super().get_queryset().filter(**{self.tenant_field: tenant_id})
 
     def all_tenants(self) -> models.QuerySet[M]:
-        """Every tenant's rows, inside `all_tenants_scope(…)`."""
+        """Return the rows of all tenants, inside `all_tenants_scope(…)`."""
         _require(None, self.model.__name__)
         return super().get_queryset()
 
     def create(self, **fields: Any) -> M:
-        """Create a row of the tenant named by `tenant` or `tenant_id`."""
+        """Create a row of the tenant given by `tenant` or `tenant_id`."""
         tenant = fields.get("tenant_id") or getattr(fields.get("tenant"), "pk", None)
         if tenant is None:
             raise UnscopedQueryError(f"{self.model.__name__}: a row belongs to a tenant")
@@ -114,14 +114,14 @@ class TenantManager(models.Manager[M]):
 
 
 def _require(tenant_id: int | None, model: str) -> None:
-    """Raise unless the open scope shows this tenant's rows, or everybody's for None."""
+    """Require that the open scope sees this tenant's rows, or all rows if `tenant_id` is None."""
     scope = _scope.get()
-    if scope is None or (scope.use is None and (tenant_id is None or scope.tenant_id != tenant_id)):
-        wanted = "system(use)" if tenant_id is None else "tenant_scope(tenant)"
+    if scope is None or (scope.bypass_reason is None and (tenant_id is None or scope.tenant_id != tenant_id)):
+        wanted = "all_tenants_scope(reason)" if tenant_id is None else "tenant_scope(tenant)"
         raise UnscopedQueryError(f"{model}: open `{wanted}` first")
 
 
 class TenantsManager(TenantManager[M]):
-    """The same for tenants themselves: one sees itself."""
+    """The manager of tenants. A tenant's scope sees the tenant's own row."""
 
     tenant_field = "pk"

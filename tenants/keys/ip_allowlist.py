@@ -1,4 +1,4 @@
-"""Networks a key may be used from. Free of Django."""
+"""IP addresses and networks that may use an API key. Does not import Django."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_netw
 
 
 def normalized(networks: Iterable[str]) -> tuple[str, ...]:
-    """Addresses and networks as CIDR, each once, in the order given.
+    """Return addresses and networks as CIDR without duplicates, in the given order.
 
     Raises:
-        ValueError: naming what is neither.
+        ValueError: the message names the text that is neither an address nor a network.
     """
     return tuple(dict.fromkeys(str(ip_network(text.strip(), strict=False)) for text in networks))
 
 
 def allowed(address: str | None, networks: Sequence[str] | None) -> bool:
-    """Whether `address` lies in one of the networks; None: any may. An IPv4 address in IPv6's clothes counts as itself.
+    """Return whether an IP address is in one of the networks. If `networks` is None, all addresses are allowed.
 
-    An address that is unknown or unreadable lies in none.
+    An IPv4-mapped IPv6 address counts as the IPv4 address. A missing or invalid address is in no network.
     """
     if networks is None:
         return True
@@ -33,9 +33,9 @@ def allowed(address: str | None, networks: Sequence[str] | None) -> bool:
 
 @lru_cache(maxsize=4096)
 def client_network(address: str) -> str:
-    """Name the client that limits per address apply to: an IPv4 address, or an IPv6 address's /64 network.
+    """Return the network that limits per IP address apply to: an IPv4 address, or the /64 network of an IPv6 address.
 
-    A host or a customer is given a /64. Text that is no address is returned as it is.
+    A host or customer usually has a /64. Invalid addresses are returned unchanged.
     """
     try:
         parsed = ip_address(address)

@@ -1,6 +1,6 @@
-"""Compiles keys, with their limits and policies, into the snapshots the data plane reads, and tells the gateways.
+"""Compilation of keys, with their limits and policies, into snapshots for gateways.
 
-Everything here runs inside a verb's transaction (`tenants.actions.common.changing`), so of one tenant once at a time.
+Everything here runs in an action's transaction (`tenants.actions.common.changing`), so once at a time per tenant.
 """
 
 from __future__ import annotations
@@ -14,63 +14,65 @@ from django.db import transaction
 
 from millrace.conf.environment import platform_settings
 from tenants.keys import snapshot
-from tenants.models import LIMITS, ApiKey, ChangeLog, KeySnapshot, LimitSet, RoutingPolicy, Tenant
+from tenants.models import LIMITS, ApiKey, ApiKeySnapshotRow, ChangeEventRow, LimitSet, RoutingPolicy, Tenant
 from tenants.outbox import change_feed
 from tenants.routing_policies import policy
 
 log = structlog.get_logger(__name__)
 
-# KEYS: the copies. ARGV: how many seconds they live; then, for each, the new one and its version.
+# KEYS: the cached copies. ARGV: their TTL in seconds; then, for each key, the new snapshot and its version.
 _REPLACE_OLDER = """
-for place, name in ipairs(KEYS) do
-    local payload, version = ARGV[2 * place], tonumber(ARGV[2 * place + 1])
-    local held = redis.call('GET', name)
-    if not held or cmsgpack.unpack(held)['version'] <= version then
+for index, name in ipairs(KEYS) do
+    local payload, version = ARGV[2 * index], tonumber(ARGV[2 * index + 1])
+    local cached = redis.call('GET', name)
+    if not cached or cmsgpack.unpack(cached)['version'] <= version then
         redis.call('SET', name, payload, 'EX', ARGV[1])
     end
 end
 """
-_BATCH = 500
+_BATCH_SIZE = 500
 
 Compiled = tuple[bytes, snapshot.ApiKeySnapshot]
 
 
-def recompile(tenant: Tenant, kind: ChangeLog.Kind, key: ApiKey | None = None) -> None:
-    """Write the snapshots of the key, or of all the tenant's keys, again, and a row of the change log."""
+def rebuild_key_snapshots(tenant: Tenant, change_type: ChangeEventRow.ChangeType, key: ApiKey | None = None) -> None:
+    """Rebuild the snapshot of the key, or of all the tenant's keys, and write a change event."""
     keys = ApiKey.objects.for_tenant(tenant).order_by("pk")
     if key is not None:
         keys = keys.filter(pk=key.pk)
-    note(tenant, kind, key)
+    record_change(tenant, change_type, key)
     compiled = _compile(tenant, list(keys))
-    transaction.on_commit(partial(tell_gateways, compiled, tenant.pk))
+    transaction.on_commit(partial(notify_gateways, compiled, tenant.pk))
 
 
-def note(tenant: Tenant, kind: ChangeLog.Kind, key: ApiKey | None = None) -> ChangeLog:
-    """Write a row of the change log."""
-    return ChangeLog.objects.create(kind=kind, tenant_id=tenant.pk, key_id=None if key is None else key.pk)
+def record_change(tenant: Tenant, change_type: ChangeEventRow.ChangeType, key: ApiKey | None = None) -> ChangeEventRow:
+    """Write a change event."""
+    return ChangeEventRow.objects.create(
+        change_type=change_type, tenant_id=tenant.pk, key_id=None if key is None else key.pk
+    )
 
 
 def _compile(tenant: Tenant, keys: Sequence[ApiKey]) -> list[Compiled]:
-    rows = KeySnapshot.objects.for_tenant(tenant).filter(key__in=keys)
+    rows = ApiKeySnapshotRow.objects.for_tenant(tenant).filter(key__in=keys)
     versions = dict(rows.values_list("key_id", "version"))
     limits = list(LimitSet.objects.for_tenant(tenant))
     policies = list(RoutingPolicy.objects.for_tenant(tenant).filter(active=True).order_by("name"))
     compiled = [
         (bytes(key.key_hash), _snapshot(tenant, key, limits, policies, versions.get(key.pk, 0) + 1)) for key in keys
     ]
-    rows.delete()  # and not updated: a hash that was made again is another row
-    KeySnapshot.objects.for_tenant(tenant).bulk_create(
+    rows.delete()  # not updated: a new hash is a new row
+    ApiKeySnapshotRow.objects.for_tenant(tenant).bulk_create(
         [
-            KeySnapshot(
+            ApiKeySnapshotRow(
                 key_hash=key_hash,
                 tenant=tenant,
-                key_id=made.key_id,
-                version=made.version,
-                payload=snapshot.encode(made),
+                key_id=key_snapshot.key_id,
+                version=key_snapshot.version,
+                payload=snapshot.encode(key_snapshot),
             )
-            for key_hash, made in compiled
+            for key_hash, key_snapshot in compiled
         ],
-        batch_size=_BATCH,
+        batch_size=_BATCH_SIZE,
     )
     return compiled
 
@@ -90,9 +92,9 @@ def _snapshot(
         suspended=tenant.is_suspended,
         limits=snapshot.LimitSnapshot(tuple(_limit_set(row) for row in limits if _applies(row, key))),
         version=version,
-        allowed_addresses=None if key.allowed_addresses is None else tuple(key.allowed_addresses),
+        allowed_ip_ranges=None if key.allowed_ip_ranges is None else tuple(key.allowed_ip_ranges),
         policies=_policies(policies),
-        keep_content_days=tenant.keep_content_days,
+        content_retention_days=tenant.content_retention_days,
     )
 
 
@@ -101,7 +103,7 @@ def _policies(rows: Iterable[RoutingPolicy]) -> dict[str, policy.Policy]:
     for row in rows:
         try:
             found[row.name] = policy.parse(row.body, version=row.version)
-        except ValueError as exc:  # of a release that knew other rules: no reason not to revoke a key
+        except ValueError as exc:  # written by another release; the key must be revocable even so
             log.error("policy_unreadable", policy=row.name, version=row.version, error=str(exc))
     return found
 
@@ -115,19 +117,23 @@ def _limit_set(row: LimitSet) -> snapshot.LimitSetSnapshot:
     return snapshot.LimitSetSnapshot(row.pk, row.scope, row.model, row.dry_run, **limits)
 
 
-def tell_gateways(compiled: Sequence[Compiled], tenant_id: int) -> None:
-    """Replace the copies the gateways share, unless they are newer, and wake the gateways to read the change log.
+def notify_gateways(compiled: Sequence[Compiled], tenant_id: int) -> None:
+    """Replace older copies of the snapshots in Valkey, and wake the gateways to poll the change feed.
 
-    This only hastens: a gateway reads the change log four times a second and the row behind it, and copies end by
-    themselves within a minute. Replaced and not deleted: a gateway that read the old row a moment ago writes its copy
-    only where there is none; of two changes the later one's message may come first.
+    This is an optimization: gateways poll the change feed four times a second, and copies expire within a minute.
+    Copies are replaced instead of deleted, because a gateway that has just read the old row stores it if there is no
+    copy. Messages of two changes can arrive in any order.
     """
     try:
         with redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=2) as broker:
-            for start in range(0, len(compiled), _BATCH):
-                batch = compiled[start : start + _BATCH]
+            for start in range(0, len(compiled), _BATCH_SIZE):
+                batch = compiled[start : start + _BATCH_SIZE]
                 names = [snapshot.valkey_name(key_hash) for key_hash, _ in batch]
-                values = [value for _, made in batch for value in (snapshot.encode(made), made.version)]
+                values = [
+                    value
+                    for _, key_snapshot in batch
+                    for value in (snapshot.encode(key_snapshot), key_snapshot.version)
+                ]
                 broker.eval(_REPLACE_OLDER, len(names), *names, snapshot.VALKEY_SECONDS, *values)
             broker.publish(change_feed.CHANNEL, str(tenant_id))
     except redis.RedisError as exc:

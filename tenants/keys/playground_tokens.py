@@ -1,8 +1,8 @@
-"""Tickets: a person's leave to use one API key from a browser for some minutes, without its secret. Free of Django.
+"""Playground tokens: a user can use an API key from a browser for some minutes without its secret. No Django.
 
-The console gives one to a user who may use the key, and a gateway takes it, once, as a WebSocket's first message. What
-the socket asks is then the key's: its limits and budgets, its usage. A ticket says who it was given to, is signed, and
-opens nothing but that socket.
+The console creates a signed token for a user who may use the key. A gateway accepts it once, as the first message of a
+WebSocket. Requests on the WebSocket count as the key's: its limits, budgets and usage. The token names its user and is
+valid for nothing else.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-TAKEN_WITHIN = timedelta(seconds=60)  # from when it was given
-LASTS = timedelta(minutes=15)  # the socket it opened: what is asked later is refused
+TAKEN_WITHIN = timedelta(seconds=60)  # after its creation
+LASTS = timedelta(minutes=15)  # later requests on its WebSocket are rejected
 MAX_TOKEN_LENGTH = 1024  # characters
 _PURPOSE = b"millrace ticket 1\0"
 
 
 class PlaygroundToken(msgspec.Struct, frozen=True, array_like=True):
-    """Times are microseconds since 1970, UTC."""
+    """The contents of a playground token. Times are in microseconds since 1970, UTC."""
 
     key_id: int
     tenant_id: int
     user_id: int
     given_at: int
     nonce: bytes
-    generation: int = 0  # the user's `session_generation`: a ticket ends with the user's sessions
+    generation: int = 0  # the user's `session_generation`; the token ends with the user's sessions
 
     @property
     def name(self) -> str:
-        """What it is known by once it was taken."""
+        """Return the name under which the used token is stored."""
         return f"ticket:{self.nonce.hex()}"
 
     def may_be_taken(self, now: int) -> bool:
         return self.given_at <= now + 5_000_000 and now < self.given_at + TAKEN_WITHIN // timedelta(microseconds=1)
 
     def holds(self, now: int) -> bool:
-        """Whether something may still be asked on the socket it opened."""
+        """Return whether requests on its WebSocket are still allowed."""
         return now < self.given_at + LASTS // timedelta(microseconds=1)
 
 
@@ -49,14 +49,14 @@ _decode = msgspec.msgpack.Decoder(PlaygroundToken).decode
 
 
 def give(secret: str, *, key_id: int, tenant_id: int, user_id: int, now: datetime, generation: int = 0) -> str:
-    """Return a fresh ticket as text, signed with the platform's secret."""
+    """Return a new token as text, signed with the platform's secret."""
     given_at = int(now.timestamp()) * 1_000_000 + now.microsecond
     body = _encode(PlaygroundToken(key_id, tenant_id, user_id, given_at, secrets.token_bytes(16), generation))
     return base64.urlsafe_b64encode(_sign(secret, body) + body).decode()
 
 
 def read(secret: str, text: str) -> PlaygroundToken | None:
-    """Return the ticket, if it is one of ours. Whether it may still be taken is for the caller to ask."""
+    """Return the token if its signature is valid. The caller must check whether it is expired or used."""
     if len(text) > MAX_TOKEN_LENGTH:
         return None
     try:

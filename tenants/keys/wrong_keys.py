@@ -1,8 +1,8 @@
-"""A limit of wrong API keys per client address. Free of Django.
+"""A limit of wrong API keys per client IP address. Does not import Django.
 
 An address has a token bucket of MILLRACE_WRONG_KEYS_PER_MINUTE. A wrong key takes a token, a valid one takes none.
-Without a token, a key is still looked up, so that a valid key behind the same address always passes. The lookup is then
-paced (see `millrace.gateway.auth.authentication`), and a wrong key gets a 429 in place of the 401.
+Without a token, a key is still looked up, so a valid key from the same address always passes. The lookup is then
+paced (see `millrace.gateway.auth.authentication`), and a wrong key gets a 429 instead of a 401.
 
 The gateway and the management API of one process share the buckets. Other processes have their own.
 """
@@ -21,31 +21,31 @@ from tenants.keys.ip_allowlist import client_network
 
 log = structlog.get_logger(__name__)
 
-MAX_ADDRESSES = 10_000  # beyond that the bucket that was used least recently is dropped: it is full again
+MAX_ADDRESSES = 10_000  # if exceeded, the least recently used bucket is dropped, so it is full again
 LOG_SECONDS = 10.0
 
 
 class WrongKeyThrottle:
-    """The buckets of a process; may be used from several threads."""
+    """The token buckets of a process. It is thread-safe."""
 
     def __init__(self, per_minute: int) -> None:
         self._per_minute = per_minute
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address -> tokens, and when
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address -> (tokens, time)
         self._lock = threading.Lock()
         self._logged_at = float("-inf")
         self.rejected = 0  # wrong keys within the limit
         self.throttled = 0  # wrong keys beyond it
 
     def take(self, address: str | None) -> bool:
-        """Take a token before a key is looked up. False: there is none."""
+        """Take a token before a key is looked up. Returns False if there is none."""
         return self._change(address, -1.0)
 
-    def give_back(self, address: str | None) -> None:
-        """Give the token back: the key is valid, or could not be looked up."""
+    def release(self, address: str | None) -> None:
+        """Return the token, because the key is valid or could not be looked up."""
         self._change(address, 1.0)
 
     def count(self, address: str | None, is_within_limit: bool) -> None:
-        """Count a wrong key, and log throttled ones, one line in LOG_SECONDS."""
+        """Count a wrong key, and log throttled ones at most once in LOG_SECONDS."""
         with self._lock:
             if is_within_limit:
                 self.rejected += 1
@@ -76,7 +76,7 @@ class WrongKeyThrottle:
         return True
 
     def _read(self, name: str) -> tuple[float, float]:
-        """Tokens of an address now, and the time."""
+        """Return the current tokens of an address, and the time."""
         now = time.monotonic()
         tokens, at = self._buckets.get(name, (float(self._per_minute), now))
         return min(float(self._per_minute), tokens + (now - at) * self._per_minute / 60), now

@@ -1,7 +1,7 @@
-"""Where limits are counted in the broker, for the gateway, which counts, and the console, which looks. Free of Django.
+"""Token buckets of rate limits in Valkey, for gateways, which count, and the console, which reads. No Django.
 
-A window is a bucket: a string of its level, in takings times the ticks of its period, and the tick it was at. Each tick
-drains the limit. See millrace.gateway.admission.limits.
+A bucket is a string of its level and a tick. The level is the used amount times the ticks of the period. Each tick
+reduces the level by the limit. See millrace.gateway.admission.limits.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ WINDOWS = (
 
 
 def start_of(tenant_id: int, set_id: int) -> str:
-    """How the names of a set's buckets and places begin."""
+    """Return the prefix of the names of a set's buckets and concurrency slots."""
     return f"millrace:limit_state:{{{tenant_id}}}:{set_id}:"
 
 
-def remaining(held: bytes | None, limit: int, period: tuple[int, int], now_ms: int) -> int:
-    """Return what a bucket leaves at that time."""
-    if held is None:
+def remaining(stored: bytes | None, limit: int, period: tuple[int, int], now_ms: int) -> int:
+    """Return the amount that is left in a bucket at a time. `stored` is the bucket's string, None if it is full."""
+    if stored is None:
         return limit
     ticks, tick = period
-    level, since = map(int, held.split())
+    level, since = map(int, stored.split())
     drained = max(0, min(level, limit * ticks) - max(0, now_ms // tick - since) * limit)
     return (limit * ticks - drained) // ticks

@@ -1,25 +1,25 @@
-"""Who is who and who may do what: tenants, people, keys, limits and policies, and the records of their changes."""
+"""Models of tenants, users, API keys, limits, policies, the audit log and webhooks."""
 
-from tenants.models.keys import ApiKey, KeySnapshot, KeyUse
+from tenants.models.keys import ApiKey, ApiKeySnapshotRow, ApiKeyUsage
 from tenants.models.people import Invitation, Membership, User, UserManager
-from tenants.models.records import AuditEntry, ChangeLog, IdempotentAnswer
+from tenants.models.records import AuditEntry, ChangeEventRow, IdempotentResponse
 from tenants.models.rules import LIMITS, LimitSet, RoutingPolicy
 from tenants.models.tenancy import MAX_CONTENT_DAYS, Project, Tenant
-from tenants.models.webhooks import Mail, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
+from tenants.models.webhooks import OutboxEmail, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 
 __all__ = [
     "LIMITS",
     "MAX_CONTENT_DAYS",
     "ApiKey",
+    "ApiKeySnapshotRow",
+    "ApiKeyUsage",
     "AuditEntry",
-    "ChangeLog",
-    "IdempotentAnswer",
+    "ChangeEventRow",
+    "IdempotentResponse",
     "Invitation",
-    "KeySnapshot",
-    "KeyUse",
     "LimitSet",
-    "Mail",
     "Membership",
+    "OutboxEmail",
     "Project",
     "RoutingPolicy",
     "Tenant",

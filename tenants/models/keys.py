@@ -1,4 +1,4 @@
-"""API keys, what is compiled of them, and when they were last used."""
+"""API keys, their snapshots, and when they were last used."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tenants.models.tenancy import Project, Tenant
 
 
 class ApiKey(models.Model):
-    """A key for the API. The secret is shown once and never stored: `key_hash` finds it, `prefix` tells it apart.
+    """An API key. The secret is shown once and never stored; `key_hash` is its hash, `prefix` identifies it for users.
 
-    That the project is the tenant's is a rule of the database (a composite foreign key).
+    A composite foreign key ensures that the project belongs to the tenant.
     """
 
     AUDITED: ClassVar = (
@@ -26,7 +26,7 @@ class ApiKey(models.Model):
         "project_id",
         "scopes",
         "allowed_models",
-        "allowed_addresses",
+        "allowed_ip_ranges",
         "expires_at",
         "revoked_at",
         "replaces_id",
@@ -37,10 +37,10 @@ class ApiKey(models.Model):
     name = models.CharField(max_length=200)
     prefix = models.CharField(max_length=20)
     key_hash = models.BinaryField(max_length=32, unique=True)
-    pepper = models.CharField(max_length=8, default="", db_default="")  # which one is in the hash; empty: none yet
+    pepper = models.CharField(max_length=8, default="", db_default="")  # ID of the pepper in the hash; empty: none
     scopes = ArrayField(models.CharField(max_length=20))
     allowed_models = ArrayField(models.CharField(max_length=64), null=True, blank=True)  # None: all
-    allowed_addresses = ArrayField(models.CharField(max_length=43), null=True, blank=True)  # networks; None: all
+    allowed_ip_ranges = ArrayField(models.CharField(max_length=43), null=True, blank=True)  # CIDR; None: all
     created_at = models.DateTimeField(auto_now_add=True)
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, blank=True)
     expires_at = models.DateTimeField(null=True, blank=True)
@@ -52,7 +52,9 @@ class ApiKey(models.Model):
     class Meta:
         ordering: ClassVar[list[str]] = ["-id"]
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            models.UniqueConstraint(fields=["id", "tenant"], name="key_of_tenant"),  # what limits refer to
+            models.UniqueConstraint(
+                fields=["id", "tenant"], name="key_of_tenant"
+            ),  # the target of composite foreign keys
         ]
 
     def __str__(self) -> str:
@@ -64,16 +66,19 @@ class ApiKey(models.Model):
         return self.revoked_at is None and not expired
 
 
-class KeySnapshot(models.Model):
-    """A key compiled for the data plane (`tenants.keys.snapshot`), found by the key's hash. Written by actions only."""
+class ApiKeySnapshotRow(models.Model):
+    """The compiled snapshot of a key (`tenants.keys.snapshot`), by the key's hash. Only actions write it."""
 
     key_hash = models.BinaryField(max_length=32, primary_key=True)
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
-    key = models.OneToOneField(ApiKey, on_delete=models.CASCADE, related_name="compiled")
+    key = models.OneToOneField(ApiKey, on_delete=models.CASCADE, related_name="snapshot")
     version = models.BigIntegerField()
     payload = models.BinaryField()
 
     objects = TenantManager()
+
+    class Meta:
+        db_table = "tenants_apikeysnapshot"
 
     def __str__(self) -> str:
         return f"snapshot of key {self.key_id}, version {self.version}"
@@ -82,12 +87,13 @@ class KeySnapshot(models.Model):
         return snapshot.decode(bytes(self.payload))
 
 
-class KeyUse(models.Model):
-    """When a key was last used: a table of its own, so that writing it never waits for a change of the key.
+class ApiKeyUsage(models.Model):
+    """The time of a key's last use. It is a separate table so that writes do not wait for changes of the key.
 
-    Gateways write it in batches (`tenants.outbox.change_feed.RECORD_USE`)."""
+    Gateways write it in batches (`tenants.outbox.change_feed.RECORD_USAGE`).
+    """
 
-    key = models.OneToOneField(ApiKey, on_delete=models.CASCADE, primary_key=True, related_name="use")
+    key = models.OneToOneField(ApiKey, on_delete=models.CASCADE, primary_key=True, related_name="usage")
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     last_used_at = models.DateTimeField()
 

@@ -1,4 +1,4 @@
-"""The people that log in, what they may do where, and how they are asked in."""
+"""Users, memberships and invitations."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tenants.models.tenancy import Tenant
 
 
 class UserManager(BaseUserManager["User"]):
+    """The manager of users. Email addresses are stored in lower case."""
+
     def create_user(self, email: str, password: str | None = None, **fields: Any) -> User:
         user = self.model(email=self.normalize_email(email).lower(), **fields)
         user.set_password(password)
@@ -24,7 +26,7 @@ class UserManager(BaseUserManager["User"]):
         return user
 
     def create_superuser(self, email: str, password: str | None = None, **fields: Any) -> User:
-        """Create an operator, who sees every tenant and Django's admin."""
+        """Create an operator with every permission in every tenant and in Django's admin."""
         return self.create_user(email, password, is_staff=True, is_superuser=True, **fields)
 
     def get_by_natural_key(self, username: str | None) -> User:
@@ -32,7 +34,7 @@ class UserManager(BaseUserManager["User"]):
 
 
 class User(AbstractBaseUser, PermissionsMixin):
-    """A person, known by an e-mail address. `is_staff` makes an operator; tenants are joined by `Membership`."""
+    """A person with an email address. `is_staff` marks operators; a `Membership` adds a user to a tenant."""
 
     AUDITED: ClassVar = ("email", "name", "is_active", "is_staff", "is_superuser")
 
@@ -41,7 +43,7 @@ class User(AbstractBaseUser, PermissionsMixin):
     is_active = models.BooleanField(default=True)
     is_staff = models.BooleanField("operator", default=False)
     date_joined = models.DateTimeField(auto_now_add=True)
-    # Raised to end all sessions, playground tickets and known devices of this user.
+    # Increased to end all sessions, playground tokens and known devices of the user.
     session_generation = models.PositiveIntegerField(default=0, db_default=0)
 
     objects: ClassVar[UserManager] = UserManager()
@@ -53,22 +55,22 @@ class User(AbstractBaseUser, PermissionsMixin):
         return self.email
 
     def get_session_auth_hash(self) -> str:
-        """Return what sessions are bound to: the password and the generation."""
-        return self._of_generation(super().get_session_auth_hash())
+        """Return the hash that sessions must contain. It changes with the password and the session generation."""
+        return self._with_generation(super().get_session_auth_hash())
 
     def get_session_auth_fallback_hash(self) -> Iterator[str]:
-        """Return the same under each older secret key."""
-        for each in super().get_session_auth_fallback_hash():
-            yield self._of_generation(each)
+        """Yield the hash under each older secret key."""
+        for password_hash in super().get_session_auth_fallback_hash():
+            yield self._with_generation(password_hash)
 
-    def _of_generation(self, password_hash: str) -> str:
+    def _with_generation(self, password_hash: str) -> str:
         if not self.session_generation:
             return password_hash
         return salted_hmac("tenants.user", f"{password_hash}:{self.session_generation}", algorithm="sha256").hexdigest()
 
 
 class Membership(models.Model):
-    """What a person may do in a tenant."""
+    """The role of a user in a tenant."""
 
     AUDITED: ClassVar = ("user_id", "role")
 
@@ -88,7 +90,7 @@ class Membership(models.Model):
 
     class Meta:
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            models.UniqueConstraint(fields=["tenant", "user"], name="member_once_a_tenant"),
+            models.UniqueConstraint(fields=["tenant", "user"], name="membership_unique"),
             models.CheckConstraint(
                 condition=models.Q(role__in=["owner", "admin", "developer", "billing", "readonly"]),
                 name="membership_role_known",
@@ -100,8 +102,11 @@ class Membership(models.Model):
 
 
 class Invitation(models.Model):
-    """An open seat for the reader of the mail sent to `email`. The token is made of the row and a secret of the
-    platform (`tenants.invitations`), so that the table alone lets nobody in."""
+    """An invitation to a tenant, sent to `email`.
+
+    Its token is derived from the row and a secret of the platform (`tenants.invitations`), so the row is not enough to
+    accept the invitation.
+    """
 
     AUDITED: ClassVar = ("email", "role", "expires_at", "accepted_at", "revoked_at")
 
@@ -125,7 +130,7 @@ class Invitation(models.Model):
                 "tenant",
                 Lower("email"),
                 condition=models.Q(accepted_at__isnull=True, revoked_at__isnull=True),
-                name="invited_once_at_a_time",
+                name="invitation_one_open",
             ),
             models.CheckConstraint(condition=models.Q(role__in=Membership.Role.values), name="invitation_role_known"),
         ]

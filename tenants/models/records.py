@@ -1,4 +1,4 @@
-"""What is written down of changes: for people (the audit log) and for gateways (the change log)."""
+"""The audit log, the change feed, and stored responses of idempotent calls."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tenants.isolation.scopes import TenantManager
 
 
 class AuditEntry(models.Model):
-    """Who changed what, when and from where. Only ever added to: triggers refuse the rest.
+    """An entry of the audit log: the actor, the action, the object, and values before and after.
 
-    Ids are no foreign keys, and names are as they were then: entries outlive what they name. `tenant_id` is null for
-    what concerns no tenant.
+    Entries can only be added; triggers reject updates and deletions. An entry outlives the objects that it names, so
+    IDs are not foreign keys and names are those at that time. `tenant_id` is null if the action concerns no tenant.
     """
 
-    at = models.DateTimeField(auto_now_add=True)
+    created_at = models.DateTimeField(auto_now_add=True)
     tenant_id = models.BigIntegerField(null=True)
-    verb = models.CharField(max_length=64)
+    action = models.CharField(max_length=64)
     actor_user_id = models.BigIntegerField(null=True)
     actor_key_id = models.BigIntegerField(null=True)
     actor = models.CharField(max_length=254)
-    address = models.GenericIPAddressField(null=True)
+    ip_address = models.GenericIPAddressField(null=True)
     request_id = models.CharField(max_length=64, blank=True)
     object_type = models.CharField(max_length=40)
     object_id = models.BigIntegerField(null=True)
@@ -40,7 +40,7 @@ class AuditEntry(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.verb} by {self.actor}"
+        return f"{self.action} by {self.actor}"
 
 
 class Xid8Field(models.Field):  # type: ignore[type-arg]
@@ -53,11 +53,13 @@ class Xid8Field(models.Field):  # type: ignore[type-arg]
         return None if value is None else int(value)
 
 
-class ChangeLog(models.Model):
-    """Tells gateways that what they hold of a key, or of all keys of a tenant, is old. See
-    `tenants.outbox.change_feed`."""
+class ChangeEventRow(models.Model):
+    """A row of the change feed: gateways must read a key, or all keys of a tenant, again.
 
-    class Kind(models.TextChoices):
+    See `tenants.outbox.change_feed`.
+    """
+
+    class ChangeType(models.TextChoices):
         KEY = "key"
         LIMITS = "limits"
         MEMBER = "member"
@@ -65,41 +67,42 @@ class ChangeLog(models.Model):
         TENANT = "tenant"
 
     xid = Xid8Field(db_default=models.Func(function="pg_current_xact_id"))
-    at = models.DateTimeField(db_default=models.functions.Now())
-    kind = models.CharField(max_length=10, choices=Kind)
+    created_at = models.DateTimeField(db_default=models.functions.Now())
+    change_type = models.CharField(max_length=10, choices=ChangeType)
     tenant_id = models.BigIntegerField()
     key_id = models.BigIntegerField(null=True)  # None: all keys of the tenant
 
     objects = TenantManager()
 
     class Meta:
+        db_table = "tenants_changeevent"
         indexes: ClassVar = [
-            models.Index(fields=["xid"], name="change_xid"),
-            models.Index(fields=["at"], name="change_at"),
+            models.Index(fields=["xid"], name="change_event_xid"),
+            models.Index(fields=["created_at"], name="change_event_created"),
         ]
 
     def __str__(self) -> str:
-        return f"change {self.pk}: {self.kind} of tenant {self.tenant_id}"
+        return f"change {self.pk}: {self.change_type} of tenant {self.tenant_id}"
 
 
-class IdempotentAnswer(models.Model):
-    """The stored answer of a POST with an `Idempotency-Key`; without one while the first call still runs."""
+class IdempotentResponse(models.Model):
+    """The response of a POST with an `Idempotency-Key`. While the first call runs, the row has no response."""
 
     tenant_id = models.BigIntegerField(null=True)
     caller = models.CharField(max_length=40)  # `key:<id>` or `user:<id>`
-    name = models.CharField(max_length=255)  # what the caller sent
+    name = models.CharField(max_length=255)  # the header's value
     request_hash = models.BinaryField(max_length=32)
     status = models.SmallIntegerField(null=True)
     body = models.BinaryField(null=True)
-    at = models.DateTimeField(auto_now_add=True)
+    created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()
 
     class Meta:
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            models.UniqueConstraint(fields=["caller", "name"], name="idempotency_once")
+            models.UniqueConstraint(fields=["caller", "name"], name="idempotent_response_once")
         ]
-        indexes: ClassVar = [models.Index(fields=["at"], name="idempotency_at")]
+        indexes: ClassVar = [models.Index(fields=["created_at"], name="idempotent_response_created")]
 
     def __str__(self) -> str:
         return f"{self.caller} {self.name}"

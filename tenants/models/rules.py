@@ -1,4 +1,4 @@
-"""Limits and routing policies, as people set them; the data plane reads what is compiled of them."""
+"""Rate limits and routing policies. Gateways read them from compiled key snapshots."""
 
 from __future__ import annotations
 
@@ -24,40 +24,39 @@ LIMITS = (
     "concurrency",
     "max_prompt_tokens",
     "max_output_tokens",
-    "long_queue",
-    "long_cap",
+    "long_prompt_threshold",
+    "long_prompt_concurrency",
 )
 
 
-def _some_limit() -> Q:
-    """At least one limit is set."""
-    some = Q()
+def _has_limit() -> Q:
+    condition = Q()
     for name in LIMITS:
-        some |= Q(**{f"{name}__isnull": False})
-    return some
+        condition |= Q(**{f"{name}__isnull": False})
+    return condition
 
 
 def _no_negative_limit() -> Q:
-    every = Q()
+    condition = Q()
     for name in LIMITS:
-        every &= Q(**{f"{name}__isnull": True}) | Q(**{f"{name}__gte": 0})
-    return every
+        condition &= Q(**{f"{name}__isnull": True}) | Q(**{f"{name}__gte": 0})
+    return condition
 
 
 class LimitSet(models.Model):
-    """What a tenant, one of its projects or one of its keys may use, of one model or of all together.
+    """Rate limits of a tenant, a project or a key, for one model or for all models together.
 
-    A tenant limits itself; `by_operator` marks what the operator imposes, which the tenant sees and cannot change. Both
-    hold. `dry_run` refuses nothing: it counts what it would have refused.
+    Operators' limits have `set_by_operator`; the tenant sees them and cannot change them. They apply in addition to the
+    tenant's limits. Limits with `dry_run` reject nothing; the requests that they would have rejected are counted.
     """
 
-    AUDITED: ClassVar = ("project_id", "key_id", "model", "by_operator", "dry_run", *LIMITS)
+    AUDITED: ClassVar = ("project_id", "key_id", "model", "set_by_operator", "dry_run", *LIMITS)
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     project = models.ForeignKey(Project, on_delete=models.CASCADE, null=True)
     key = models.ForeignKey(ApiKey, on_delete=models.CASCADE, null=True)
-    model = models.CharField(max_length=64, default="", blank=True)  # empty: all models together
-    by_operator = models.BooleanField(default=False)
+    model = models.CharField(max_length=64, default="", blank=True)  # empty: all models
+    set_by_operator = models.BooleanField(default=False)
     dry_run = models.BooleanField(default=False)
     requests_per_minute = models.BigIntegerField(null=True)
     input_tokens_per_minute = models.BigIntegerField(null=True)
@@ -67,11 +66,11 @@ class LimitSet(models.Model):
     input_tokens_per_day = models.BigIntegerField(null=True)
     output_tokens_per_day = models.BigIntegerField(null=True)
     tokens_per_day = models.BigIntegerField(null=True)
-    concurrency = models.BigIntegerField(null=True, help_text="requests at once")
+    concurrency = models.BigIntegerField(null=True, help_text="concurrent requests")
     max_prompt_tokens = models.BigIntegerField(null=True)
     max_output_tokens = models.BigIntegerField(null=True)
-    long_queue = models.BigIntegerField(null=True, help_text="prompts from so many tokens on are long jobs")
-    long_cap = models.BigIntegerField(null=True, help_text="long jobs at once")
+    long_prompt_threshold = models.BigIntegerField(null=True, help_text="tokens from which a prompt is long")
+    long_prompt_concurrency = models.BigIntegerField(null=True, help_text="concurrent requests with long prompts")
     updated_at = models.DateTimeField(auto_now=True)
 
     objects = TenantManager()
@@ -80,12 +79,12 @@ class LimitSet(models.Model):
         ordering: ClassVar[list[str]] = ["-id"]
         constraints: ClassVar[list[models.BaseConstraint]] = [
             models.UniqueConstraint(
-                fields=["tenant", "project", "key", "model", "by_operator", "dry_run"],
+                fields=["tenant", "project", "key", "model", "set_by_operator", "dry_run"],
                 nulls_distinct=False,
-                name="limits_once_a_scope",
+                name="limits_unique_scope",
             ),
             models.CheckConstraint(condition=Q(project__isnull=True) | Q(key__isnull=True), name="limits_one_scope"),
-            models.CheckConstraint(condition=_some_limit(), name="limits_some"),
+            models.CheckConstraint(condition=_has_limit(), name="limits_not_empty"),
             models.CheckConstraint(condition=_no_negative_limit(), name="limits_not_negative"),
         ]
 
@@ -94,13 +93,16 @@ class LimitSet(models.Model):
 
     @property
     def scope(self) -> str:
-        """Whom it limits: `tenant`, `project` or `key`."""
+        """The level of the limits: `tenant`, `project` or `key`."""
         return "key" if self.key_id else "project" if self.project_id else "tenant"
 
 
 class RoutingPolicy(models.Model):
-    """A version of what a logical model name of a tenant means (`tenants.routing_policies.policy`). Versions are never
-    changed: a new one is published, also to go back to an old one; at most one of a name is active."""
+    """A version of the policy of a tenant's model name (`tenants.routing_policies.policy`).
+
+    Versions never change. Every change, including a rollback, publishes a new version. At most one version of a name is
+    active.
+    """
 
     AUDITED: ClassVar = ("name", "version", "body", "active")
 
@@ -117,7 +119,7 @@ class RoutingPolicy(models.Model):
     class Meta:
         ordering: ClassVar[list[str]] = ["-id"]
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            models.UniqueConstraint(F("tenant"), F("name"), F("version"), name="policy_version_once"),
+            models.UniqueConstraint(F("tenant"), F("name"), F("version"), name="policy_version_unique"),
             models.UniqueConstraint(fields=["tenant", "name"], condition=Q(active=True), name="policy_one_active"),
             models.CheckConstraint(condition=Q(version__gt=0) & ~Q(name=""), name="policy_named"),
         ]

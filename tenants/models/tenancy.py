@@ -13,13 +13,13 @@ MAX_CONTENT_DAYS = 90
 
 
 class Tenant(models.Model):
-    """A customer: the unit of isolation, of limits and of the invoice.
+    """A customer: the unit of isolation, limits and invoices.
 
-    One that is to be deleted has `purge_after`: it is served no more, can be restored, and is emptied after that time.
-    The row itself stays, since bills and usage name it.
+    A tenant that will be deleted has `purge_after`. It is not served and can be restored until then; afterwards its
+    data is removed. The row itself stays, because invoices and usage refer to it.
     """
 
-    AUDITED: ClassVar = ("slug", "name", "status", "purge_after", "keep_content_days")
+    AUDITED: ClassVar = ("slug", "name", "status", "purge_after", "content_retention_days")
 
     class Status(models.TextChoices):
         ACTIVE = "active"
@@ -32,7 +32,9 @@ class Tenant(models.Model):
     is_demo = models.BooleanField(default=False)
     created_at = models.DateTimeField(auto_now_add=True)
     purge_after = models.DateTimeField(null=True, blank=True)
-    keep_content_days = models.SmallIntegerField(default=0, help_text="how long prompts and answers are kept; 0: not")
+    content_retention_days = models.SmallIntegerField(
+        default=0, help_text="retention of prompts and completions; 0: not stored"
+    )
 
     objects = TenantsManager()
 
@@ -43,7 +45,7 @@ class Tenant(models.Model):
                 condition=Q(status__in=["active", "suspended", "purged"]), name="tenant_status_known"
             ),
             models.CheckConstraint(
-                condition=Q(keep_content_days__range=(0, MAX_CONTENT_DAYS)), name="tenant_content_days"
+                condition=Q(content_retention_days__range=(0, MAX_CONTENT_DAYS)), name="tenant_content_retention_days"
             ),
         ]
 
@@ -52,12 +54,12 @@ class Tenant(models.Model):
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it is not served: suspended, or on its way out."""
+        """Whether the tenant is suspended, or will be deleted, and is therefore not served."""
         return self.status != self.Status.ACTIVE or self.purge_after is not None
 
 
 class Project(models.Model):
-    """A part of a tenant's work, with keys of its own."""
+    """A part of a tenant that owns API keys."""
 
     AUDITED: ClassVar = ("slug", "name")
 
@@ -71,8 +73,8 @@ class Project(models.Model):
     class Meta:
         ordering: ClassVar[list[str]] = ["slug"]
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            models.UniqueConstraint(fields=["tenant", "slug"], name="project_slug_once_a_tenant"),
-            models.UniqueConstraint(fields=["id", "tenant"], name="project_of_tenant"),  # what keys and limits refer to
+            models.UniqueConstraint(fields=["tenant", "slug"], name="project_slug_unique"),
+            models.UniqueConstraint(fields=["id", "tenant"], name="project_of_tenant"),  # for composite keys
         ]
 
     def __str__(self) -> str:

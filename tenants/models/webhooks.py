@@ -1,4 +1,4 @@
-"""Webhooks: where a tenant wants to be told of events, what happened, and every try to tell it."""
+"""Webhook endpoints, webhook events, their deliveries and attempts, and the email outbox."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from tenants.isolation.scopes import TenantManager
 from tenants.models.tenancy import Tenant
 
 
-def new_uid() -> str:
-    """Return an event's name to the outside: the same in every try, by which a receiver knows it again."""
+def new_public_id() -> str:
+    """Return an ID for an event. Every attempt sends the same ID, so that receivers can detect repeats."""
     return f"evt_{secrets.token_hex(16)}"
 
 
 def new_nonce() -> str:
-    """Return what an endpoint's secret is made of, together with the platform's own."""
+    """Return a nonce from which, with the platform's secret, an endpoint's signing secret is derived."""
     return secrets.token_hex(16)
 
 
 class WebhookEndpoint(models.Model):
-    """An address that events are sent to. Its secret is made of `nonce` and stored nowhere (tenants.webhooks.signing).
+    """A URL that events are sent to.
 
-    After a rotation what `old_nonce` makes signs too, until `old_until`.
+    Its signing secret is derived from `nonce` and not stored (tenants.webhooks.signing). After a rotation, the secret
+    of `previous_nonce` also signs until `previous_expires_at`.
     """
 
-    AUDITED: ClassVar = ("url", "description", "kinds", "active", "disabled_because")
+    AUDITED: ClassVar = ("url", "description", "event_types", "active", "disabled_because")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     url = models.CharField(max_length=500)
     description = models.CharField(max_length=200, blank=True)
-    kinds = ArrayField(models.CharField(max_length=40), default=list, blank=True, help_text="empty: every kind")
+    event_types = ArrayField(models.CharField(max_length=40), default=list, blank=True, help_text="empty: all types")
     active = models.BooleanField(default=True)
     disabled_because = models.CharField(max_length=200, blank=True, help_text="why the platform disabled it")
-    failing_since = models.DateTimeField(null=True, help_text="when the first failed that no success came after")
+    failing_since = models.DateTimeField(null=True, help_text="the first failure after the last success")
     nonce = models.CharField(max_length=32, default=new_nonce)
-    old_nonce = models.CharField(max_length=32, blank=True)
-    old_until = models.DateTimeField(null=True)
+    previous_nonce = models.CharField(max_length=32, blank=True)
+    previous_expires_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()
@@ -50,44 +51,52 @@ class WebhookEndpoint(models.Model):
 
 
 class WebhookEvent(models.Model):
-    """Something that happened to the tenant, once for each key. Written in the transaction that made it happen."""
+    """An event of a tenant, written in the transaction that caused it.
+
+    A tenant has one event for each `deduplication_key`.
+    """
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
-    uid = models.CharField(max_length=40, default=new_uid, unique=True)
-    kind = models.CharField(max_length=40)
-    key = models.CharField(max_length=120, help_text="what makes it the same event, in the tenant")
+    public_id = models.CharField(max_length=40, default=new_public_id, unique=True)
+    event_type = models.CharField(max_length=40)
+    deduplication_key = models.CharField(max_length=120, help_text="unique in the tenant")
     payload = models.JSONField()
-    at = models.DateTimeField(auto_now_add=True)
+    created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()
 
     class Meta:
-        constraints: ClassVar = [models.UniqueConstraint(fields=["tenant", "key"], name="webhook_event_once")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["tenant", "deduplication_key"], name="webhook_event_once")
+        ]
         indexes: ClassVar = [
             models.Index(fields=["tenant", "-id"], name="webhook_event_tenant"),
-            models.Index(fields=["at"], name="webhook_event_at"),
+            models.Index(fields=["created_at"], name="webhook_event_created"),
         ]
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.uid}"
+        return f"{self.event_type} {self.public_id}"
 
 
 class WebhookDelivery(models.Model):
-    """An event on its way to an endpoint. Due when pending and `next_at` is past; its sender has a lease."""
+    """The delivery of an event to an endpoint.
+
+    It is due if it is pending and `next_attempt_at` is past. A sender leases it until `leased_until`.
+    """
 
     class State(models.TextChoices):
         PENDING = "pending"
         DELIVERED = "delivered"
-        FAILED = "failed"  # every try failed, or the endpoint was disabled; may be replayed
+        FAILED = "failed"  # every attempt failed, or the endpoint was disabled; can be replayed
 
-    AUDITED: ClassVar = ("event_id", "endpoint_id", "state", "tries")
+    AUDITED: ClassVar = ("event_id", "endpoint_id", "state", "attempt_count")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     event = models.ForeignKey(WebhookEvent, on_delete=models.CASCADE)
     endpoint = models.ForeignKey(WebhookEndpoint, on_delete=models.CASCADE)
     state = models.CharField(max_length=9, choices=State, default=State.PENDING)
-    tries = models.SmallIntegerField(default=0, help_text="since it was made or last replayed")
-    next_at = models.DateTimeField()
+    attempt_count = models.SmallIntegerField(default=0, help_text="since its creation or last replay")
+    next_attempt_at = models.DateTimeField()
     leased_until = models.DateTimeField(null=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
@@ -96,7 +105,7 @@ class WebhookDelivery(models.Model):
     class Meta:
         constraints: ClassVar = [models.UniqueConstraint(fields=["event", "endpoint"], name="webhook_delivery_once")]
         indexes: ClassVar = [
-            models.Index(fields=["next_at"], condition=Q(state="pending"), name="webhook_delivery_due"),
+            models.Index(fields=["next_attempt_at"], condition=Q(state="pending"), name="webhook_delivery_due"),
             models.Index(
                 fields=["tenant"],
                 condition=Q(state="pending", leased_until__isnull=False),
@@ -110,47 +119,51 @@ class WebhookDelivery(models.Model):
 
 
 class WebhookAttempt(models.Model):
-    """One try to send a delivery, and what came of it."""
+    """An attempt of a delivery and its result."""
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     delivery = models.ForeignKey(WebhookDelivery, on_delete=models.CASCADE, related_name="attempts")
-    at = models.DateTimeField()
-    status = models.SmallIntegerField(null=True, help_text="the answer's HTTP status; null: there was no answer")
-    ms = models.IntegerField(help_text="how long it took")
+    attempted_at = models.DateTimeField()
+    status = models.SmallIntegerField(null=True, help_text="HTTP status of the response; null: no response")
+    duration_ms = models.IntegerField()
     error = models.CharField(max_length=200, blank=True)
-    excerpt = models.TextField(blank=True, help_text="how the answer's body began")
+    excerpt = models.TextField(blank=True, help_text="start of the response body")
 
     objects = TenantManager()
 
     def __str__(self) -> str:
-        return f"{self.status or self.error} in {self.ms} ms"
+        return f"{self.status or self.error} in {self.duration_ms} ms"
 
 
-class Mail(models.Model):
-    """A mail to the members of some roles, written in the transaction of what it tells of. Sent by
-    tenants.outbox.email_outbox."""
+class OutboxEmail(models.Model):
+    """An email to the members with some roles, written in the transaction that caused it.
+
+    tenants.outbox.email_outbox sends it.
+    """
 
     class State(models.TextChoices):
-        QUEUED = "queued"  # also after tries that failed
+        QUEUED = "queued"  # also after failed attempts
         SENT = "sent"
-        FAILED = "failed"  # every try failed, or nobody has the roles
+        FAILED = "failed"  # every attempt failed, or no member has one of the roles
 
-    MOST_TRIES: ClassVar = 12
+    MAX_ATTEMPTS: ClassVar = 12
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     roles = ArrayField(models.CharField(max_length=10))
     subject = models.CharField(max_length=200)
-    text = models.TextField()
+    body = models.TextField()
     created_at = models.DateTimeField(auto_now_add=True)
     claimed_at = models.DateTimeField(null=True)
-    tries = models.SmallIntegerField(default=0)
+    attempts = models.SmallIntegerField(default=0)
     sent_at = models.DateTimeField(null=True)
-    error = models.CharField(max_length=200, blank=True, default="", db_default="", help_text="why the last try failed")
+    error = models.CharField(
+        max_length=200, blank=True, default="", db_default="", help_text="why the last attempt failed"
+    )
 
     objects = TenantManager()
 
     class Meta:
-        indexes: ClassVar = [models.Index(fields=["id"], condition=Q(sent_at__isnull=True), name="mail_unsent")]
+        indexes: ClassVar = [models.Index(fields=["id"], condition=Q(sent_at__isnull=True), name="outbox_email_unsent")]
 
     def __str__(self) -> str:
         return self.subject
@@ -158,5 +171,5 @@ class Mail(models.Model):
     @property
     def state(self) -> State:
         if self.sent_at is not None:
-            return Mail.State.FAILED if self.error else Mail.State.SENT
-        return Mail.State.QUEUED if self.tries < Mail.MOST_TRIES else Mail.State.FAILED
+            return OutboxEmail.State.FAILED if self.error else OutboxEmail.State.SENT
+        return OutboxEmail.State.QUEUED if self.attempts < OutboxEmail.MAX_ATTEMPTS else OutboxEmail.State.FAILED

@@ -1,6 +1,6 @@
-"""What every mail looks like: text, and HTML of the same words, by one pair of templates.
+"""Rendering of all emails as plain text and HTML, from one pair of templates.
 
-A text is paragraphs with an empty line between them. One that is only an address of this platform becomes a button.
+Paragraphs of a text are separated by empty lines. A paragraph that is only a URL of this platform becomes a button.
 """
 
 from __future__ import annotations
@@ -16,33 +16,42 @@ from millrace.conf.environment import platform_settings
 
 @dataclass(frozen=True)
 class Paragraph:
-    """`lines` of text; or the address that a button leads to, and what the button says."""
+    """A paragraph of an email: `lines` of text, or the `url` and `label` of a button."""
 
     lines: tuple[str, ...]
     url: str = ""
     label: str = ""
 
 
-def letter(
+def render_email(
     subject: str,
     text: str,
     to: Sequence[str],
     *,
     button: str = "Open Millrace",
     home: str = "",
-    why: str = "You receive this email as a member of an organization on Millrace.",
+    reason: str = "You receive this email as a member of an organization on Millrace.",
     headers: Mapping[str, str] | None = None,
 ) -> EmailMultiAlternatives:
-    """Return the mail, to be sent. `button`: what its buttons say. `home`: where they may lead, if not to the
-    platform's own address. `why`: for whom it is, in small print."""
-    subject = " ".join(subject.split())  # a line end would begin another header
+    """Return the email message.
+
+    Args:
+        subject: the subject line.
+        text: paragraphs, separated by empty lines.
+        to: email addresses of the recipients.
+        button: label of the buttons.
+        home: URL prefix of links that become buttons; default: the platform's URL.
+        reason: why the recipient gets the email, in small print.
+        headers: additional headers.
+    """
+    subject = " ".join(subject.split())  # a line break would begin another header
     home = home or platform_settings().base_url
     paragraphs = [_paragraph(part, home, button) for part in text.strip().split("\n\n") if part.strip()]
-    context = {"subject": subject, "paragraphs": paragraphs, "why": why, "home": home}
+    context = {"subject": subject, "paragraphs": paragraphs, "reason": reason, "home": home}
     message = EmailMultiAlternatives(
-        subject, render_to_string("mails/letter.txt", context), None, list(to), headers=dict(headers or {})
+        subject, render_to_string("emails/message.txt", context), None, list(to), headers=dict(headers or {})
     )
-    message.attach_alternative(render_to_string("mails/letter.html", context), "text/html")
+    message.attach_alternative(render_to_string("emails/message.html", context), "text/html")
     return message
 
 

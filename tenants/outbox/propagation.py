@@ -1,9 +1,8 @@
 """Confirmation by the gateways that a change has taken effect.
 
-Each gateway names itself in a set in Valkey once it has applied a change of limits or budgets. A change is confirmed
-when every live gateway is in its set. A gateway that does not read the change log admits nothing from what it had read
-before for longer than 0.75 s (millrace.gateway.admission.budget_admission), so a change is never missed, only
-unconfirmed.
+Each gateway adds its ID to a set in Valkey when it has applied a change of limits or budgets. A change is confirmed
+when all running gateways are in its set. A gateway that cannot read the change feed stops admitting by its old data
+after 0.75 s (millrace.gateway.admission.budget_admission). A change is therefore never missed, only unconfirmed.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ import structlog
 from django.db import transaction
 
 from millrace.conf.environment import platform_settings
-from tenants.models import ChangeLog
+from tenants.models import ChangeEventRow
 from tenants.outbox.change_feed import CHANNEL, GATEWAYS_KEY, applied_key, gateway_heartbeat_key
 
 log = structlog.get_logger(__name__)
 
 WAIT_SECONDS = 1.0
-LOOK_SECONDS = 0.005
+POLL_SECONDS = 0.005
 
-Pending = tuple[str, ...] | None  # the ids of gateways that have not applied a change; None: it is not known
+Pending = tuple[str, ...] | None  # IDs of gateways that have not applied a change; None: unknown
 
 
-def after_commit(change: ChangeLog, report: Callable[[Pending], None]) -> None:
-    """Once the transaction is committed, wait for the gateways and report which have not applied the change."""
+def after_commit(change: ChangeEventRow, report: Callable[[Pending], None]) -> None:
+    """Wait for the gateways after the commit, and report those that have not applied the change."""
     transaction.on_commit(lambda: report(wait_for_gateways(change.pk)))
 
 
 def wait_for_gateways(change_id: int) -> Pending:
-    """Wake the gateways, and wait until all that live have applied the change, for `WAIT_SECONDS` at most."""
+    """Wake the gateways, and wait up to `WAIT_SECONDS` until all running ones have applied the change."""
     ends = time.monotonic() + WAIT_SECONDS
     try:
         with redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=WAIT_SECONDS / 2) as broker:
             broker.publish(CHANNEL, str(change_id))
             while (pending := _pending(broker, change_id)) and time.monotonic() < ends:
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
     except redis.RedisError as exc:
         log.warning("gateway_confirmation_failed", change_id=change_id, error=str(exc))
         return None

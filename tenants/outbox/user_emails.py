@@ -1,4 +1,4 @@
-"""Emails to users about their login that operators' actions cause."""
+"""Emails to users about operators' actions on their logins."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from kombu.exceptions import OperationalError
 
 from millrace.conf.environment import platform_settings
 from tenants.models import User
-from tenants.outbox.email_rendering import letter
+from tenants.outbox.email_rendering import render_email
 
 log = structlog.get_logger(__name__)
 
 
-def send_second_factor_removed(user_id: int) -> None:
+def queue_second_factor_removed_email(user_id: int) -> None:
     """Queue the email for a web job: a mail server is slow and can be down."""
     app = import_string(settings.CELERY_APP)
     try:
-        app.send_task("tenants.mail_second_factor_removed", [user_id], retry=False)
+        app.send_task("tenants.send_second_factor_removed_email", [user_id], retry=False)
     except OperationalError as exc:
         log.warning("user_mail_queueing_failed", user=user_id, error=str(exc))
 
 
-def mail_second_factor_removed(user_id: int) -> None:
+def send_second_factor_removed_email(user_id: int) -> None:
     """Email the user that an operator removed the second factor."""
     user = User.objects.filter(pk=user_id).first()
     if user is None:
@@ -35,5 +35,5 @@ def mail_second_factor_removed(user_id: int) -> None:
         f"{platform_settings().base_url}/account/\n\n"
         "If you did not request this, contact your operator and change your password."
     )
-    why = "You receive this email because you have a Millrace account."
-    letter("Two-factor authentication removed", text, [user.email], button="View account", why=why).send()
+    reason = "You receive this email because you have a Millrace account."
+    render_email("Two-factor authentication removed", text, [user.email], button="View account", reason=reason).send()

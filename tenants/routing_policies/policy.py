@@ -1,13 +1,13 @@
-"""What a tenant's logical model name stands for. Free of Django.
+"""Routing policies: the deployments of a tenant's model name. Does not import Django.
 
-A policy is a list of rules. The first rule whose conditions all hold decides: of its targets one is drawn by weight,
-and the others, in their order, are where the request goes when that one fails. A target of weight 0 is only ever that.
+A policy is a list of rules. The first rule whose conditions are all met applies. One of its targets is drawn by weight.
+The other targets, in their order, are fallbacks. A target with weight 0 is only a fallback.
 
     {"rules": [{"when": {"prompt_tokens": {"at_least": 2000}}, "targets": [{"model": "big"}]},
                {"targets": [{"model": "small", "weight": 9}, {"model": "small-next"}, {"model": "big", "weight": 0}]}],
      "fallback_on": ["error", "overload", "context"]}
 
-`{"models": ["a", "b"]}` is short for one rule: a, and b where a fails.
+`{"models": ["a", "b"]}` is short for one rule: a, with b as its fallback.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ class PolicyTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     """A deployment."""
 
     model: str
-    weight: int = 1  # among the rule's targets; 0: only when another fails
+    weight: int = 1  # among the rule's targets; 0: only as a fallback
 
 
 class Between(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A range of whole numbers, both ends in it."""
+    """A range of integers, inclusive."""
 
     at_least: int = 0
     at_most: int | None = None
 
 
 class Hours(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of the day, from `start` up to `end`; over midnight if `end` is the earlier one."""
+    """A time of day from `start` until `end`, exclusive. If `end` is before `start`, it ends on the next day."""
 
     start: str  # "HH:MM"
     end: str
-    zone: str = "UTC"  # IANA's name
+    zone: str = "UTC"  # IANA time zone
     days: tuple[Day, ...] = _DAYS  # on which it starts
 
 
 class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Conditions; all that are given must hold."""
+    """Conditions of a rule. All given conditions must be met."""
 
     prompt_tokens: Between | None = None
-    tools: bool | None = None  # the request brings tools, or brings none
-    schema: bool | None = None  # it asks for an answer in a schema, or does not
-    keys: tuple[int, ...] | None = None  # ids of API keys
+    tools: bool | None = None  # whether the request has tools
+    schema: bool | None = None  # whether the request has a response schema
+    keys: tuple[int, ...] | None = None  # IDs of API keys
     hours: Hours | None = None
 
 
@@ -71,19 +71,19 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     rules: tuple[Rule, ...]
     fallback_on: tuple[Fallback, ...] = ("error", "overload", "context")
-    version: int = 0  # given when it is published
+    version: int = 0  # assigned on publication
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Every deployment it names, each once."""
+        """Return the deployments of all rules, without duplicates."""
         return tuple(dict.fromkeys(target.model for rule in self.rules for target in rule.targets))
 
 
 @dataclass(frozen=True)
 class RoutingFacts:
-    """What rules may ask of a request."""
+    """The properties of a request that rules depend on."""
 
-    request_id: str  # decides the draw: the same request is drawn alike again
+    request_id: str  # seed of the draw, so a repeated request gets the same target
     key_id: int
     prompt_tokens: int
     tools: bool
@@ -93,11 +93,11 @@ class RoutingFacts:
 
 @dataclass(frozen=True)
 class Decision:
-    """Where a request goes, and why."""
+    """The result of a policy for a request."""
 
-    rule: int  # which one held, from 0
-    draw: int  # the number drawn, below the sum of the weights
-    models: tuple[str, ...]  # in the order in which they are tried
+    rule: int  # index of the rule that applied
+    draw: int  # the drawn number, less than the sum of the weights
+    models: tuple[str, ...]  # in the order of attempts
 
 
 class _Short(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,10 +105,10 @@ class _Short(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
-    """Return the policy a JSON body describes.
+    """Return the policy of a JSON body.
 
     Raises:
-        ValueError: it describes none; the message names the place.
+        ValueError: the body is not a valid policy. The message contains the path of the error.
     """
     policy = _read(body)
     _within("$.rules", len(policy.rules), 1, MAX_RULES, "rules")
@@ -123,17 +123,17 @@ def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
 
 
 def decide(policy: Policy, facts: RoutingFacts) -> Decision | None:
-    """Return what the policy says of a request; None: no rule holds for it."""
+    """Return the decision of the policy for a request; None if no rule applies."""
     for number, rule in enumerate(policy.rules):
-        if holds(rule.when, facts):
+        if is_met(rule.when, facts):
             first, draw = _draw(rule, facts.request_id)
             others = (target.model for target in rule.targets if target.model != first)
             return Decision(number, draw, (first, *others))
     return None
 
 
-def holds(when: When, facts: RoutingFacts) -> bool:
-    """Whether all conditions do."""
+def is_met(when: When, facts: RoutingFacts) -> bool:
+    """Return whether all conditions are met."""
     tokens = when.prompt_tokens
     return (
         (tokens is None or tokens.at_least <= facts.prompt_tokens <= (tokens.at_most or facts.prompt_tokens))

@@ -1,11 +1,11 @@
-"""The kinds of events there are. Free of Django."""
+"""Types of webhook events, with descriptions. Does not import Django."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 TEST = "webhook.test"
-KINDS: Mapping[str, str] = {
+EVENT_TYPES: Mapping[str, str] = {
     "budget.threshold_reached": "budget usage or forecast passed a threshold",
     "credit_note.finalized": "credit note issued",
     "invoice.finalized": "invoice issued",

@@ -1,4 +1,4 @@
-"""The outbox of events: a row in the transaction of what happened, and a delivery for each endpoint that asked."""
+"""The outbox of webhook events: an event and its deliveries are written in the transaction that causes them."""
 
 from __future__ import annotations
 
@@ -10,33 +10,41 @@ from django.conf import settings
 from django.db.models import Q
 
 from tenants.models import WebhookDelivery, WebhookEndpoint, WebhookEvent
-from tenants.webhooks.event_types import KINDS
+from tenants.webhooks.event_types import EVENT_TYPES
 from tenants.webhooks.signing import secret_of
 
 
-def enqueue(tenant_id: int, kind: str, key: str, payload: Mapping[str, Any]) -> WebhookEvent | None:
-    """Tell the tenant of something, once for each `key` of theirs; None if that was done before.
+def enqueue(tenant_id: int, event_type: str, deduplication_key: str, payload: Mapping[str, Any]) -> WebhookEvent | None:
+    """Write an event and its deliveries in the caller's transaction and scope.
 
-    It is done in the caller's transaction and scope: if that is rolled back nobody hears of it.
+    Returns:
+        The event. None if the tenant already has an event with this key.
+    Raises:
+        ValueError: the event type is unknown.
     """
-    if kind not in KINDS:
-        raise ValueError(f"no such kind of event: {kind}")
+    if event_type not in EVENT_TYPES:
+        raise ValueError(f"unknown event type: {event_type}")
     event, is_new = WebhookEvent.objects.for_tenant(tenant_id).get_or_create(
-        tenant_id=tenant_id, key=key, defaults={"kind": kind, "payload": dict(payload)}
+        tenant_id=tenant_id,
+        deduplication_key=deduplication_key,
+        defaults={"event_type": event_type, "payload": dict(payload)},
     )
     if not is_new:
         return None
-    asked = WebhookEndpoint.objects.for_tenant(tenant_id).filter(Q(kinds=[]) | Q(kinds__contains=[kind]), active=True)
+    endpoints = WebhookEndpoint.objects.for_tenant(tenant_id).filter(
+        Q(event_types=[]) | Q(event_types__contains=[event_type]), active=True
+    )
     now = datetime.now(UTC)
     WebhookDelivery.objects.for_tenant(tenant_id).bulk_create(
-        WebhookDelivery(tenant_id=tenant_id, event=event, endpoint=endpoint, next_at=now) for endpoint in asked
+        WebhookDelivery(tenant_id=tenant_id, event=event, endpoint=endpoint, next_attempt_at=now)
+        for endpoint in endpoints
     )
     return event
 
 
 def secrets_of(endpoint: WebhookEndpoint, now: datetime) -> list[str]:
-    """Return the secrets that sign for the endpoint: its own and, for a day after a rotation, the one before."""
+    """Return the endpoint's signing secrets: the current one and, for a day after a rotation, the previous one."""
     nonces = [endpoint.nonce]
-    if endpoint.old_until is not None and endpoint.old_until > now:
-        nonces.append(endpoint.old_nonce)
+    if endpoint.previous_expires_at is not None and endpoint.previous_expires_at > now:
+        nonces.append(endpoint.previous_nonce)
     return [secret_of(settings.SECRET_KEY, endpoint.pk, nonce) for nonce in nonces]

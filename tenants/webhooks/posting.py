@@ -1,4 +1,4 @@
-"""One POST to an address a tenant chose: bounded in time and size, to the address that was checked. Free of Django."""
+"""A POST to a URL of a tenant, limited in time and size, to a checked IP address. Does not import Django."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 from tenants.webhooks.targets import TargetRefused, WebhookTarget, addresses, parse
 
-SECONDS = 10.0  # for all of it but the look-up of the name
-MAX_RESPONSE_BYTES = 1024  # of the answer's body; no more is read
+TIMEOUT_SECONDS = 10.0  # without the DNS query
+MAX_RESPONSE_BYTES = 1024  # of the response body; the rest is not read
 
 
 class WebhookResponse(NamedTuple):
-    """What came of a POST. Without a status there was no answer, and `error` says why."""
+    """The result of a POST. If there was no response, `status` is None and `error` is the reason."""
 
     status: int | None
-    ms: int
+    duration_ms: int
     error: str = ""
     excerpt: str = ""
 
@@ -31,11 +31,11 @@ class WebhookResponse(NamedTuple):
 
 
 class _Pinned(HTTPConnection):
-    """A connection to one of the addresses that were checked; certificates are still the host name's."""
+    """A connection to one of the checked IP addresses. Certificates are verified against the host name."""
 
     def __init__(self, target: WebhookTarget, found: Collection[str], seconds: float) -> None:
         super().__init__(target.host, target.port, timeout=seconds)
-        self.default_port = 443 if target.tls else 80  # so that `Host` leaves it out
+        self.default_port = 443 if target.tls else 80  # so that the `Host` header omits it
         self._found = found
         self._tls = ssl.create_default_context() if target.tls else None
         self.is_over = False
@@ -52,8 +52,8 @@ class _Pinned(HTTPConnection):
             self.sock = self._tls.wrap_socket(self.sock, server_hostname=self.host, do_handshake_on_connect=False)
             self.sock.do_handshake()
 
-    def cut(self) -> None:
-        """End it, whatever it waits for: a timeout alone would bound each wait, but not their number."""
+    def abort(self) -> None:
+        """Shut the connection down. A socket timeout would limit each wait, but not the number of waits."""
         self.is_over = True
         if self.sock is not None:
             with suppress(OSError):
@@ -61,15 +61,20 @@ class _Pinned(HTTPConnection):
 
 
 def post(
-    url: str, headers: Mapping[str, str], body: bytes, *, private_hosts: Collection[str] = (), seconds: float = SECONDS
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    private_hosts: Collection[str] = (),
+    seconds: float = TIMEOUT_SECONDS,
 ) -> WebhookResponse:
-    """POST the body there. Follows no redirect; never raises for what the other side does."""
+    """POST the body to the URL without following redirects. Failures are in the result and do not raise."""
     began = time.monotonic()
     connection = None
     try:
         target = parse(url, private_hosts)
         connection = _Pinned(target, addresses(target, private_hosts), seconds)
-        timer = threading.Timer(seconds, connection.cut)
+        timer = threading.Timer(seconds, connection.abort)
         timer.daemon = True
         timer.start()
         try:
@@ -78,32 +83,34 @@ def post(
             excerpt = response.read(MAX_RESPONSE_BYTES)
         finally:
             timer.cancel()
-        if connection.is_over:  # what was read until then may look like a whole answer
+        if connection.is_over:  # the truncated response may look complete
             raise TimeoutError
     except (OSError, HTTPException, TargetRefused, ValueError) as exc:
-        return WebhookResponse(None, _since(began), _said(exc, over=_since(began) >= seconds * 1000))
+        return WebhookResponse(
+            None, _milliseconds_since(began), _message(exc, is_timeout=_milliseconds_since(began) >= seconds * 1000)
+        )
     finally:
         if connection is not None:
             connection.close()
     text = excerpt.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
     error = "" if 200 <= response.status < 300 else f"The response status was {response.status}."
-    return WebhookResponse(response.status, _since(began), error, text)
+    return WebhookResponse(response.status, _milliseconds_since(began), error, text)
 
 
-def _since(began: float) -> int:
+def _milliseconds_since(began: float) -> int:
     return round((time.monotonic() - began) * 1000)
 
 
-def _said(fault: Exception, *, over: bool) -> str:
+def _message(error: Exception, *, is_timeout: bool) -> str:
     """Return the error message for the tenant."""
-    if isinstance(fault, TargetRefused):
-        return str(fault)
-    if over or isinstance(fault, TimeoutError):
+    if isinstance(error, TargetRefused):
+        return str(error)
+    if is_timeout or isinstance(error, TimeoutError):
         return "The endpoint did not respond in time."
-    if isinstance(fault, ssl.SSLCertVerificationError):
-        return f"The certificate is not valid: {fault.verify_message}."[:200]
-    if isinstance(fault, ssl.SSLError):
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"The certificate is not valid: {error.verify_message}."[:200]
+    if isinstance(error, ssl.SSLError):
         return "The TLS connection failed."
-    if isinstance(fault, OSError):
-        return f"The connection failed: {fault.strerror or type(fault).__name__}."[:200]
+    if isinstance(error, OSError):
+        return f"The connection failed: {error.strerror or type(error).__name__}."[:200]
     return "The response was not valid HTTP."

@@ -1,4 +1,4 @@
-"""Sending what is due. Any number of senders may run; one that is killed loses its lease, and another sends again."""
+"""Sending of due deliveries by concurrent senders. If a sender is killed, its lease expires and another sends again."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ from tenants.webhooks.signing import signature
 log = structlog.get_logger(__name__)
 State = WebhookDelivery.State
 
-WAITS = (30, 120, 600, 1800, 7200, 21600, 50400)  # seconds after each try but the last; 23 hours in all
-JITTER = 0.2  # of each wait, more or less, so that what failed together does not come back together
-LEASE = timedelta(minutes=2)  # a sender is done by then: looking a name up may take half a minute, the rest 10 s
-GIVE_UP_AFTER = timedelta(days=3)  # without one success, an endpoint is disabled when a delivery fails permanently
-SENDERS = 8  # at once, over all processes
+RETRY_SECONDS = (30, 120, 600, 1800, 7200, 21600, 50400)  # after each attempt but the last; 23 hours in total
+JITTER = 0.2  # share of each delay, so that simultaneous failures are not retried simultaneously
+LEASE = timedelta(minutes=2)  # longer than an attempt: a DNS query can take 30 s, the rest 10 s
+DISABLE_AFTER = timedelta(days=3)  # without a success, a permanently failed delivery disables the endpoint
+SENDERS = 8  # concurrent, in all processes
 GONE = 410
-_LOCK = 0x77656268  # any number that is nobody else's advisory lock
+_LOCK = 0x77656268  # the number of an advisory lock; unique in the database
 
 _WANTED = """
 SELECT count(*) FROM (
-    SELECT DISTINCT tenant_id FROM tenants_webhookdelivery WHERE state = 'pending' AND next_at <= %s LIMIT %s
+    SELECT DISTINCT tenant_id FROM tenants_webhookdelivery WHERE state = 'pending' AND next_attempt_at <= %s LIMIT %s
 ) AS waiting
 """
-# A tenant has one sender at a time: one whose server hangs holds up nobody else.
+# A tenant has one sender at a time, so that a slow server does not delay other tenants.
 _CLAIM = """
-UPDATE tenants_webhookdelivery SET leased_until = %(until)s, next_at = %(until)s, tries = tries + 1
+UPDATE tenants_webhookdelivery SET leased_until = %(until)s, next_attempt_at = %(until)s,
+    attempt_count = attempt_count + 1
 WHERE id = (
     SELECT d.id FROM tenants_webhookdelivery d
-    WHERE d.state = 'pending' AND d.next_at <= %(now)s
+    WHERE d.state = 'pending' AND d.next_attempt_at <= %(now)s
         AND (SELECT count(*) FROM tenants_webhookdelivery o WHERE o.state = 'pending' AND o.leased_until > %(now)s)
             < %(senders)s
         AND NOT EXISTS (SELECT FROM tenants_webhookdelivery o
             WHERE o.state = 'pending' AND o.tenant_id = d.tenant_id AND o.leased_until > %(now)s)
-    ORDER BY d.next_at, d.id LIMIT 1 FOR UPDATE SKIP LOCKED
+    ORDER BY d.next_attempt_at, d.id LIMIT 1 FOR UPDATE SKIP LOCKED
 ) RETURNING id
 """
 
@@ -57,37 +58,37 @@ class _Claimed(NamedTuple):
 
 
 def senders_wanted() -> int:
-    """How many senders have something to do: one for each tenant of whom something is due, SENDERS at most."""
+    """Return the number of senders with work: one for each tenant with a due delivery, at most SENDERS."""
     with all_tenants_scope(BypassReason.WEBHOOKS), connection.cursor() as cursor:
         cursor.execute(_WANTED, [datetime.now(UTC), SENDERS])
         wanted = int(cursor.fetchone()[0])
-    _let_go()
+    _release_connection()
     return wanted
 
 
 def send_all() -> int:
-    """Send every delivery that is due, one after another; gives how many were tried."""
-    tried = 0
+    """Send all due deliveries, one after another. Returns the number of attempts."""
+    attempts = 0
     try:
         while (claimed := _claim(datetime.now(UTC))) is not None:
-            answer = _try(claimed)
-            if _note(claimed, answer, datetime.now(UTC)):
-                do_disable_endpoint(claimed.endpoint, because=_why(answer))
-            tried += 1
+            response = _attempt(claimed)
+            if _record(claimed, response, datetime.now(UTC)):
+                do_disable_endpoint(claimed.endpoint, because=_reason(response))
+            attempts += 1
     finally:
-        _let_go()
-    return tried
+        _release_connection()
+    return attempts
 
 
 def body_of(event: WebhookEvent) -> bytes:
-    """Return what is sent: the same bytes in every try."""
-    told = {"type": event.kind, "timestamp": event.at.isoformat(), "data": event.payload}
-    return json.dumps(told, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    """Return the body of the event's POST, identical in every attempt."""
+    message = {"type": event.event_type, "timestamp": event.created_at.isoformat(), "data": event.payload}
+    return json.dumps(message, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _claim(now: datetime) -> _Claimed | None:
     with all_tenants_scope(BypassReason.WEBHOOKS), connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])  # so that no two claim for one tenant at once
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])  # so that a tenant has one claim at a time
         cursor.execute(_CLAIM, {"now": now, "until": now + LEASE, "senders": SENDERS})
         row = cursor.fetchone()
         if row is None:
@@ -96,8 +97,8 @@ def _claim(now: datetime) -> _Claimed | None:
     return _Claimed(found, found.event, found.endpoint)
 
 
-def _try(claimed: _Claimed) -> WebhookResponse:
-    _let_go()
+def _attempt(claimed: _Claimed) -> WebhookResponse:
+    _release_connection()
     if not claimed.endpoint.active:
         return WebhookResponse(None, 0, "The endpoint is disabled.")
     now = datetime.now(UTC)
@@ -105,64 +106,65 @@ def _try(claimed: _Claimed) -> WebhookResponse:
     headers = {
         "Content-Type": "application/json",
         "User-Agent": "Millrace-Webhooks/1",
-        "webhook-id": claimed.event.uid,
+        "webhook-id": claimed.event.public_id,
         "webhook-timestamp": str(at),
-        "webhook-signature": signature(secrets_of(claimed.endpoint, now), claimed.event.uid, at, body),
+        "webhook-signature": signature(secrets_of(claimed.endpoint, now), claimed.event.public_id, at, body),
     }
     return post(claimed.endpoint.url, headers, body, private_hosts=platform_settings().webhook_allowed_private_hosts)
 
 
-def _let_go() -> None:
-    """Give the connection back to its pool: others need it more while this sender waits for somebody's server."""
+def _release_connection() -> None:
+    """Return the database connection to its pool while the sender waits for a tenant's server."""
     if not connection.in_atomic_block:
         connection.close()
 
 
-def _note(claimed: _Claimed, answer: WebhookResponse, now: datetime) -> bool:
-    """Write down what came of it; whether the endpoint is to be disabled.
+def _record(claimed: _Claimed, response: WebhookResponse, now: datetime) -> bool:
+    """Store the attempt and its result. Returns whether the endpoint must be disabled.
 
-    NOTE: endpoint, then delivery, as the verbs lock them. A sender whose lease was taken over writes its try down, and
-    of the delivery only that it arrived.
+    NOTE: locks the endpoint before the delivery, as the actions do. A sender that has lost its lease stores its
+    attempt, and changes the delivery only if it was successful.
     """
-    was = claimed.delivery
+    before = claimed.delivery
     with all_tenants_scope(BypassReason.WEBHOOKS):
         endpoints = WebhookEndpoint.objects.all_tenants().select_for_update(no_key=True)
         endpoint = endpoints.filter(pk=claimed.endpoint.pk).first()
         rows = WebhookDelivery.objects.all_tenants().select_for_update(no_key=True)
-        row = rows.filter(pk=was.pk).first()
+        row = rows.filter(pk=before.pk).first()
         if endpoint is None or row is None:
             return False  # deleted meanwhile
         WebhookAttempt.objects.create(
             tenant_id=row.tenant_id,
             delivery=row,
-            at=now,
-            status=answer.status,
-            ms=answer.ms,
-            error=answer.error,
-            excerpt=answer.excerpt,
+            attempted_at=now,
+            status=response.status,
+            duration_ms=response.duration_ms,
+            error=response.error,
+            excerpt=response.excerpt,
         )
-        if answer.is_success:
+        if response.is_success:
             row.state, row.leased_until, endpoint.failing_since = State.DELIVERED, None, None
         else:
             endpoint.failing_since = endpoint.failing_since or now
-            if row.state == State.PENDING and row.leased_until == was.leased_until:
-                _put_off(row, endpoint, now)
-        row.save(update_fields=["state", "next_at", "leased_until"])
+            if row.state == State.PENDING and row.leased_until == before.leased_until:
+                _postpone(row, endpoint, now)
+        row.save(update_fields=["state", "next_attempt_at", "leased_until"])
         endpoint.save(update_fields=["failing_since"])
-        long = row.state == State.FAILED and endpoint.failing_since and now - endpoint.failing_since >= GIVE_UP_AFTER
-        return endpoint.active and (bool(long) or answer.status == GONE)
+        since = endpoint.failing_since
+        failed_long = row.state == State.FAILED and since and now - since >= DISABLE_AFTER
+        return endpoint.active and (bool(failed_long) or response.status == GONE)
 
 
-def _why(answer: WebhookResponse) -> str:
-    if answer.status == GONE:
+def _reason(response: WebhookResponse) -> str:
+    if response.status == GONE:
         return "The endpoint responded with 410 Gone."
-    return f"No delivery succeeded for {GIVE_UP_AFTER.days} days. {answer.error}"[:200]
+    return f"No delivery succeeded for {DISABLE_AFTER.days} days. {response.error}"[:200]
 
 
-def _put_off(row: WebhookDelivery, endpoint: WebhookEndpoint, now: datetime) -> None:
+def _postpone(row: WebhookDelivery, endpoint: WebhookEndpoint, now: datetime) -> None:
     row.leased_until = None
-    if row.tries > len(WAITS) or not endpoint.active:
+    if row.attempt_count > len(RETRY_SECONDS) or not endpoint.active:
         row.state = State.FAILED
         return
-    jitter = 1 + JITTER * random.uniform(-1, 1)  # noqa: S311  (nobody gains by guessing it)
-    row.next_at = now + timedelta(seconds=WAITS[row.tries - 1] * jitter)
+    jitter = 1 + JITTER * random.uniform(-1, 1)  # noqa: S311  (not a secret)
+    row.next_attempt_at = now + timedelta(seconds=RETRY_SECONDS[row.attempt_count - 1] * jitter)

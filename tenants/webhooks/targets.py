@@ -1,7 +1,7 @@
-"""Which addresses webhooks may go to: public ones alone. Free of Django.
+"""Validation of webhook URLs: only public IP addresses are allowed. Does not import Django.
 
-A tenant names the host, so without this they could have the platform call its own database, its neighbors, or a
-cloud's metadata service. Hosts that the operator names may lie inside and speak plain http.
+Tenants choose the host. Without this check, the platform could be made to call its own database, its neighbors or a
+cloud's metadata service. Hosts that the operator allows may have private addresses and use plain http.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 LOOKUP_SECONDS = 2.0  # to resolve a name while an endpoint is created or changed
-_MOST_LOOKUPS = 16  # at the same time
+_MAX_LOOKUPS = 16  # concurrent
 _NAT64 = IPv6Network("64:ff9b::/96")
-# Azure's wire server answers virtual machines at an address that is public by its number.
+# Azure's wire server serves virtual machines at an address in a public range.
 _METADATA = frozenset({ip_address("168.63.129.16")})
 _LOCALHOST = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
 _ADVICE = (
     "Use a host with a public address, or have the operator add this host to MILLRACE_WEBHOOK_ALLOWED_PRIVATE_HOSTS."
 )
-_lookups = threading.BoundedSemaphore(_MOST_LOOKUPS)
+_lookups = threading.BoundedSemaphore(_MAX_LOOKUPS)
 
 
 class TargetRefused(ValueError):
-    """A webhook may not go there; the message is for the tenant."""
+    """An error of a URL that webhooks may not use. The message is for the tenant."""
 
 
 class CheckedUrl(str):
-    """A URL that `check_url` has let pass."""
+    """A URL that `check_url` has accepted."""
 
     __slots__ = ()
 
 
 class WebhookTarget(NamedTuple):
-    """An endpoint's address, taken apart."""
+    """The parts of an endpoint's URL."""
 
     tls: bool
     host: str
@@ -46,13 +46,13 @@ class WebhookTarget(NamedTuple):
 
 
 def parse(url: str, private_hosts: Collection[str]) -> WebhookTarget:
-    """Take a URL apart, and see that it could be let through: by what it says, without asking for the host's address.
+    """Parse a URL and check it without resolving the host.
 
     Raises:
-        TargetRefused: it is no https URL of a public host.
+        TargetRefused: the URL is not an https URL of a public host.
     """
     if not url.isascii() or any(char <= " " or char == "\x7f" for char in url):
-        raise TargetRefused("The URL must be of ASCII characters without spaces.")
+        raise TargetRefused("The URL must contain only ASCII characters without spaces.")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -78,7 +78,7 @@ def check_url(url: str, private_hosts: Collection[str], seconds: float = LOOKUP_
     Call it outside of transactions: it waits up to `seconds` for the name server.
 
     Raises:
-        TargetRefused: it is no https URL, or its host is internal.
+        TargetRefused: the URL is not an https URL, or its host is internal.
     """
     target = parse(url, private_hosts)
     if target.host not in private_hosts and not all(map(_is_public_text, _resolve(target, seconds))):
@@ -87,7 +87,7 @@ def check_url(url: str, private_hosts: Collection[str], seconds: float = LOOKUP_
 
 
 def _resolve(target: WebhookTarget, seconds: float) -> list[str]:
-    """Return the host's addresses, or none if the name server does not give them in time."""
+    """Return the host's IP addresses, or none if the name server does not respond in time."""
     if not _lookups.acquire(timeout=seconds):
         return []
     found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
@@ -100,7 +100,7 @@ def _resolve(target: WebhookTarget, seconds: float) -> list[str]:
         finally:
             _lookups.release()
 
-    # A look-up cannot be interrupted. A daemon thread does not delay the end of the process.
+    # A DNS query cannot be interrupted. A daemon thread does not delay the end of the process.
     threading.Thread(target=look_up, name="webhook-lookup", daemon=True).start()
     try:
         return found.get(timeout=seconds)
@@ -114,10 +114,10 @@ def _look_up(target: WebhookTarget) -> list[str]:
 
 
 def addresses(target: WebhookTarget, private_hosts: Collection[str]) -> list[str]:
-    """Return the host's addresses as they are now; connect to one of these and do not ask for the name again.
+    """Return the host's current IP addresses. Connect to one of these without resolving the name again.
 
     Raises:
-        TargetRefused: it has none, or one of them is not public.
+        TargetRefused: the host has no address, or one of them is not public.
     """
     try:
         found = _look_up(target)
@@ -129,7 +129,7 @@ def addresses(target: WebhookTarget, private_hosts: Collection[str]) -> list[str
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether anybody's server may have it. An IPv4 address inside of an IPv6 one counts as itself."""
+    """Return whether the IP address is public. An IPv4 address embedded in an IPv6 address is checked as IPv4."""
     if isinstance(address, IPv6Address):
         if address.scope_id or address.is_site_local or (address.teredo or address.sixtofour):
             return False
@@ -148,8 +148,8 @@ def _is_localhost(host: str) -> bool:
 
 
 def _literal(host: str) -> IPv4Address | IPv6Address | None:
-    """Return the address if the host is one, also in forms that resolvers accept (127.1, 0x7f000001)."""
-    host = host.rstrip(".")  # of a name that is complete
+    """Return the IP address if the host is one, also in forms that resolvers accept (127.1, 0x7f000001)."""
+    host = host.rstrip(".")  # of a fully qualified name
     try:
         return ip_address(host)
     except ValueError:

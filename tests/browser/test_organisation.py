@@ -41,7 +41,7 @@ def test_somebody_is_invited_joins_and_sees_what_their_role_may(
     owner.get_by_role("button", name="Send invitation").click()
     owner.get_by_text("new@x.example was invited. No mail server is configured").wait_for()
     (invitation,) = of(Invitation, tenant)
-    invitations.mail(tenant.pk, invitation.pk)  # what the web job does
+    invitations.send_email(tenant.pk, invitation.pk)  # what the web job does
     ((shown, _),) = mail.outbox[-1].alternatives
     (link,) = re.findall(r'href="https?://[^/]+(/invitations/[^"]+)"', str(shown))
 

@@ -41,13 +41,13 @@ def test_a_request_can_be_told_from_its_limits_to_its_cost(stack: Stack) -> None
     answer = post(stack, ASKED)
     found = story(stack, answer.headers["x-request-id"], executions=1)
     record, (execution,) = found["record"], found["executions"]
-    assert (record["endpoint"], record["asked"], record["served"]) == ("completions", MODEL, MODEL)
-    assert (record["status"], record["verdict"], record["code"]) == ("200", "completed", "")
+    assert (record["endpoint"], record["requested_model"], record["served_model"]) == ("completions", MODEL, MODEL)
+    assert (record["status"], record["outcome"], record["code"]) == ("200", "completed", "")
     assert 0 < record["ttft_ms"] <= record["total_ms"]
     assert record["max_tokens"] == 3
     (placed,) = record["placements"]
     assert placed["replica"] == execution["replica"]
-    assert found["hold_nano"] == record["hold_nano"] == execution["hold_nano"] > 0
+    assert found["reserved_nano"] == record["reserved_nano"] == execution["reserved_nano"] > 0
     assert found["usd"] == answer.headers["x-millrace-cost-usd"]
     assert execution["output"] == answer.json()["usage"]["completion_tokens"]
     assert found["content"] is None
@@ -64,7 +64,7 @@ def test_a_stream_and_one_that_is_left(stack: Stack) -> None:
     with httpx.stream("POST", url, json=asked, headers=stack.headers, timeout=60) as left:
         next(left.iter_lines())
     record = story(stack, left.headers["x-request-id"], executions=0)["record"]
-    assert (record["status"], record["verdict"]) == ("200", "cancelled")
+    assert (record["status"], record["outcome"]) == ("200", "cancelled")
 
 
 def test_a_generation_on_a_socket(stack: Stack) -> None:
@@ -78,9 +78,9 @@ def test_a_generation_on_a_socket(stack: Stack) -> None:
         client.say(type="cancel", id="b")
         client.hear_all("b")
     record = story(stack, heard[0]["request_id"], executions=1)["record"]
-    assert (record["endpoint"], record["verdict"], record["stream"]) == ("realtime.chat", "completed", True)
-    eventually(lambda: get(stack, "requests", endpoint="realtime.chat", verdict="cancelled")["results"])
-    rows = get(stack, "requests", endpoint="realtime.chat", verdict="cancelled")["results"]
+    assert (record["endpoint"], record["outcome"], record["stream"]) == ("realtime.chat", "completed", True)
+    eventually(lambda: get(stack, "requests", endpoint="realtime.chat", outcome="cancelled")["results"])
+    rows = get(stack, "requests", endpoint="realtime.chat", outcome="cancelled")["results"]
     assert (rows[0]["status"], rows[0]["code"]) == ("499", "cancelled")
 
 
@@ -95,7 +95,7 @@ def test_what_is_refused_says_which_limit_it_was(stack: Stack) -> None:
         assert post(stack, {**ASKED, "model": "no-such-model"}).status_code == 404
         wrong = post(stack, {**ASKED, "max_tokens": -1})
         record = story(stack, wrong.headers["x-request-id"], executions=0)["record"]
-        assert (record["status"], record["verdict"], record["asked"]) == ("400", "refused", "")
+        assert (record["status"], record["outcome"], record["requested_model"]) == ("400", "refused", "")
     finally:
         httpx.delete(f"{stack.url}/api/limits/{made['id']}", headers=stack.headers, timeout=60)
     made = httpx.post(
@@ -105,8 +105,8 @@ def test_what_is_refused_says_which_limit_it_was(stack: Stack) -> None:
         eventually(lambda: post(stack, ASKED).status_code == 429)
         limited = post(stack, ASKED)
         record = story(stack, limited.headers["x-request-id"], executions=0)["record"]
-        assert (record["status"], record["verdict"], record["code"]) == ("429", "limited", "rate_limit_exceeded")
-        assert (record["bound"]["id"], record["bound"]["name"]) == (made["id"], "requests_per_day")
+        assert (record["status"], record["outcome"], record["code"]) == ("429", "limited", "rate_limit_exceeded")
+        assert (record["limited_by"]["id"], record["limited_by"]["name"]) == (made["id"], "requests_per_day")
         bounds = get(stack, "requests/rates")["bounds"]
         assert [each["requests"] > 0 for each in bounds if each["id"] == made["id"]] == [True]
     finally:
@@ -121,14 +121,14 @@ def test_a_replayed_answer_names_the_request_it_was_of(stack: Stack) -> None:
     name = first.headers["x-request-id"]
     eventually(lambda: get(stack, f"requests/{name}")["others"])
     (replay,) = get(stack, f"requests/{name}")["others"]
-    assert (replay["replay_of"], replay["verdict"]) == (name, "completed")
+    assert (replay["replay_of"], replay["outcome"]) == (name, "completed")
 
 
 @pytest.fixture
 def kept(stack: Stack) -> Any:
     def keep(days: int) -> None:
         answer = httpx.patch(
-            f"{stack.url}/api/tenant", json={"keep_content_days": days}, headers=stack.headers, timeout=60
+            f"{stack.url}/api/tenant", json={"content_retention_days": days}, headers=stack.headers, timeout=60
         )
         assert answer.status_code == 200, answer.text
 

@@ -113,7 +113,7 @@ def _page(visit: PageContext, rows: QuerySet[Any]) -> tuple[list[Any], str, str]
 def _event(visit: PageContext, row: HealthEvent, tenant: str) -> EventRow:
     return EventRow(
         title=row.title,
-        kind=row.kind,
+        kind=row.issue_type,
         tenant=tenant,
         urgent=row.urgent,
         opened_at=row.opened_at,

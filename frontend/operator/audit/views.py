@@ -31,7 +31,7 @@ def one(visit: PageContext) -> HttpResponse:
     if detail is None:
         raise Http404
     breadcrumbs = (Breadcrumb("Audit log", visit.url("operator-audit")),)
-    return show(visit, "audit_log/one.html", detail.entry.verb, breadcrumbs=breadcrumbs, detail=detail)
+    return show(visit, "audit_log/one.html", detail.entry.action, breadcrumbs=breadcrumbs, detail=detail)
 
 
 urlpatterns = [

@@ -17,7 +17,7 @@ from frontend.core.page_context import PageContext
 from millrace.apps.operations.costs import ModelCost, costs
 from millrace.apps.operations.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
 from millrace.apps.operations.history import FleetPoint, span
-from millrace.apps.operations.models import ReplicaMinute
+from millrace.apps.operations.models import ReplicaSample
 from millrace.conf.environment import platform_settings
 
 DRAWN = 5  # workers in a chart: those that served most
@@ -161,7 +161,7 @@ def cost(visit: PageContext) -> Costs:
 
 def _models(wanted: FleetQuery) -> Mapping[str, str]:
     """Return the model of each worker seen in the span."""
-    rows = ReplicaMinute.objects.filter(at__gte=wanted.start, at__lt=wanted.end)
+    rows = ReplicaSample.objects.filter(sampled_at__gte=wanted.start, sampled_at__lt=wanted.end)
     if wanted.model:
         rows = rows.filter(model=wanted.model)
     return dict(rows.order_by("worker").values_list("worker", "model").distinct())

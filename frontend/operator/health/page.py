@@ -15,7 +15,7 @@ from frontend.core.numbers import duration
 from frontend.core.page_context import PageContext
 from millrace.apps.operations import health
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, read_fleet_status
-from millrace.apps.operations.health import HealthIssue, Kind
+from millrace.apps.operations.health import HealthIssue, IssueType
 from millrace.conf.environment import platform_settings
 from tenants.models import Tenant
 
@@ -23,21 +23,21 @@ SHOWN = 20  # rows in quarantine, differences
 UNITS = ("tokens", "requests")
 MILLISECOND = 1000  # microseconds
 # Where each kind of concern is seen to: a label and the name of an address, which is the tenant's for those of tenants.
-_SCREENS: dict[Kind, tuple[str, str]] = {
-    Kind.BUDGET: ("Budgets", "budgets"),
-    Kind.CORDON: ("Workers", "operator-models"),
-    Kind.FAILURES: ("Fleet", "operator-fleet"),
-    Kind.MODEL: ("Workers", "operator-models"),
-    Kind.OBJECTIVE: ("Fleet", "operator-fleet"),
-    Kind.PRICE: ("Price book", "operator-prices"),
-    Kind.QUEUE: ("Fleet", "operator-fleet"),
-    Kind.REPLICA: ("Workers", "operator-models"),
-    Kind.UNRATED: ("Price book", "operator-prices"),
-    Kind.WEBHOOK: ("Webhooks", "webhooks"),
+_SCREENS: dict[IssueType, tuple[str, str]] = {
+    IssueType.BUDGET: ("Budgets", "budgets"),
+    IssueType.CORDON: ("Workers", "operator-models"),
+    IssueType.FAILURES: ("Fleet", "operator-fleet"),
+    IssueType.MODEL: ("Workers", "operator-models"),
+    IssueType.OBJECTIVE: ("Fleet", "operator-fleet"),
+    IssueType.PRICE: ("Price book", "operator-prices"),
+    IssueType.QUEUE: ("Fleet", "operator-fleet"),
+    IssueType.REPLICA: ("Workers", "operator-models"),
+    IssueType.UNPRICED: ("Price book", "operator-prices"),
+    IssueType.WEBHOOK: ("Webhooks", "webhooks"),
 }
 _PLACES = {
-    Kind.QUARANTINE: ("Quarantine", "#panel-quarantine"),
-    Kind.RECONCILIATION: ("Report", "#panel-reconciliation"),
+    IssueType.QUARANTINE: ("Quarantine", "#panel-quarantine"),
+    IssueType.RECONCILIATION: ("Report", "#panel-reconciliation"),
 }
 
 
@@ -123,7 +123,7 @@ class Quarantine:
 
 
 def needs(visit: PageContext) -> Needs:
-    found = health.concerns(_board(), visit.now)
+    found = health.find_issues(_board(), visit.now)
     return Needs(tuple(_item(one) for one in found), visit.now)
 
 
@@ -183,9 +183,9 @@ def _board() -> FleetStatus | None:
 
 
 def _item(one: HealthIssue) -> Item:
-    label, url = _PLACES.get(one.kind, ("", ""))
-    if one.kind in _SCREENS:
-        label, name = _SCREENS[one.kind]
+    label, url = _PLACES.get(one.issue_type, ("", ""))
+    if one.issue_type in _SCREENS:
+        label, name = _SCREENS[one.issue_type]
         url = _address(name, one.tenant)
     if one.tenant is not None and not url:
         label, url = "Tenant", reverse("overview", args=[one.tenant.slug])
@@ -238,8 +238,8 @@ def _ttft(visit: PageContext) -> Figure:
     objective = platform_settings().ttft_slo_ms
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms), count(ttft_ms) FROM records_requestrecord"
-            " WHERE at >= %s AND ttft_ms IS NOT NULL",
+            "SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms), count(ttft_ms)"
+            " FROM request_log_requestrecord WHERE started_at >= %s AND ttft_ms IS NOT NULL",
             [visit.now - timedelta(hours=1)],
         )
         row: Any = cursor.fetchone()

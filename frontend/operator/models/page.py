@@ -31,8 +31,8 @@ _BADGES = {
     ReplicaState.SILENT: "bad",
 }
 _TRAFFIC = """
-SELECT served, count(*), percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
-FROM records_requestrecord WHERE at >= %s AND served <> '' GROUP BY served
+SELECT served_model, count(*), percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
+FROM request_log_requestrecord WHERE started_at >= %s AND served_model <> '' GROUP BY served_model
 """
 
 
@@ -139,7 +139,7 @@ def replicas(visit: PageContext) -> Replicas:
     p95 = ttft_p95(board.replicas, visit.now - HOUR)
     running = {one.worker for one in board.replicas}
     away = (
-        Away(row.worker, _why(row), row.since, reverse("operator-models-uncordon", args=[row.worker]))
+        Away(row.worker, _why(row), row.cordoned_at, reverse("operator-models-uncordon", args=[row.worker]))
         for row in cordons.values()
         if row.worker not in running
     )
@@ -233,7 +233,7 @@ def _replica(one: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> Repl
 
 
 def _why(cordon: Cordon) -> str:
-    return f"{cordon.why or 'No reason given'} · {cordon.by}"
+    return f"{cordon.reason or 'No reason given'} · {cordon.cordoned_by}"
 
 
 def _address(name: str) -> str:

@@ -95,7 +95,7 @@ def _withdraw(visit: PageContext, worker: str, submit: str, effect: str, *, drai
     title = f"{submit} {worker}"
     given = _given(visit, submit, effect) | {"danger": True}
     if visit.request.method == "POST":
-        if carry_out(form, lambda data: do_cordon(worker, drain=drain, why=data["why"])):
+        if carry_out(form, lambda data: do_cordon(worker, drain=drain, reason=data["why"])):
             return done(visit, reverse("operator-models"), f"{worker} receives no new work.")
         return refused(visit, "frontend/form.html", title, form, **given)
     return show(visit, "frontend/form.html", title, form=form, **given)

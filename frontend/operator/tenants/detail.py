@@ -156,7 +156,7 @@ class TenantDetailDismissedIssue:
 @dataclass(frozen=True)
 class TenantDetailChanged:
     at: datetime
-    verb: str
+    action: str
     actor: str
     object: str
     url: str
@@ -248,7 +248,7 @@ def plan(visit: PageContext) -> Plan:
         billed_as=profile.name if profile else tenant.name,
         entity=profile.entity.name if profile else "",
         live_keys=live.filter(Q(expires_at=None) | Q(expires_at__gt=visit.now)).count(),
-        keeps=tenant.keep_content_days,
+        keeps=tenant.content_retention_days,
     )
 
 
@@ -280,7 +280,7 @@ def _limits(row: LimitSet) -> TenantDetailLimitRow:
     of = f"Key {row.key.name}" if row.key else f"Project {row.project.name}" if row.project else "The tenant"
     set_ = [(name, getattr(row, name)) for name in LIMITS]
     said = ", ".join(f"{exact(value)} {name.replace('_', ' ')}" for name, value in set_ if value is not None)
-    return TenantDetailLimitRow(of, row.model, said, row.by_operator, row.dry_run)
+    return TenantDetailLimitRow(of, row.model, said, row.set_by_operator, row.dry_run)
 
 
 def people(visit: PageContext) -> People:
@@ -366,7 +366,9 @@ def log(visit: PageContext) -> TenantDetailLog:
     tenant = tenant_of(visit)
     rows = AuditEntry.objects.for_tenant(tenant).order_by("-pk")[:LATEST]
     changed = (
-        TenantDetailChanged(row.at, row.verb, row.actor, row.object_name, visit.url("operator-audit-detail", row.pk))
+        TenantDetailChanged(
+            row.created_at, row.action, row.actor, row.object_name, visit.url("operator-audit-detail", row.pk)
+        )
         for row in rows
     )
     return TenantDetailLog(tuple(changed), f"{visit.url('operator-audit')}?tenant={tenant.slug}")

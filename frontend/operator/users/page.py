@@ -81,7 +81,7 @@ class MembershipRow:
 @dataclass(frozen=True)
 class UserChange:
     at: datetime
-    verb: str
+    action: str
     actor: str
     url: str
 
@@ -179,7 +179,9 @@ def changes(visit: PageContext) -> tuple[UserChange, ...]:
     """Return the latest audit entries about the user's login."""
     rows = AuditEntry.objects.all_tenants().filter(tenant_id=None, object_type="user", object_id=user_of(visit).pk)
     latest = rows.order_by("-pk")[:MAX_CHANGES]
-    return tuple(UserChange(row.at, row.verb, row.actor, visit.url("operator-audit-detail", row.pk)) for row in latest)
+    return tuple(
+        UserChange(row.created_at, row.action, row.actor, visit.url("operator-audit-detail", row.pk)) for row in latest
+    )
 
 
 def _users() -> QuerySet[Any]:

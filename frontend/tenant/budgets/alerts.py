@@ -11,7 +11,7 @@ from billing.models import BudgetAlert
 from frontend.core.numbers import exact
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
-from tenants.models import Mail, WebhookDelivery
+from tenants.models import OutboxEmail, WebhookDelivery
 from tenants.permissions import Permission
 from tenants.webhooks.queries import deliveries
 
@@ -73,7 +73,7 @@ def _alert(visit: PageContext, row: BudgetAlert, told: tuple[BudgetDelivery, ...
     )
 
 
-_MAILED = {Mail.State.QUEUED: "warn", Mail.State.SENT: "good", Mail.State.FAILED: "bad"}
+_MAILED = {OutboxEmail.State.QUEUED: "warn", OutboxEmail.State.SENT: "good", OutboxEmail.State.FAILED: "bad"}
 _SENT = {
     WebhookDelivery.State.PENDING: ("pending", "warn"),
     WebhookDelivery.State.DELIVERED: ("delivered", "good"),
@@ -90,7 +90,7 @@ def how_told(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[
     return {row.pk: _told(row.email, sent[row.event_id]) for row in rows}
 
 
-def _told(mail: Mail | None, sent: list[WebhookDelivery]) -> tuple[BudgetDelivery, ...]:
+def _told(mail: OutboxEmail | None, sent: list[WebhookDelivery]) -> tuple[BudgetDelivery, ...]:
     """Return the mail, then the webhooks, those that fared alike together."""
     alike = Counter((one.state, _why(one)) for one in sent)
     hooks = []

@@ -9,19 +9,19 @@ from frontend.core.numbers import exact, share
 from frontend.tenant.budgets.amounts import BudgetAmount, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
 from frontend.tenant.keys.bounds import NAMES
-from millrace.apps.records.dry_runs import DryRunResult, budget_would_refuse, limits_would_refuse
+from millrace.apps.request_log.dry_runs import DryRunResult, budget_would_refuse, limits_would_refuse
 from tenants.models import LIMITS
 
 _UNTIL = {"day": "the next day", "month": "the next month", "lifetime": "you raise the limit"}
 _PERIODS = {"day": "per day", "month": "per month", "lifetime": "in total"}
-UNTRIED = ("long_queue", "long_cap")
+UNTRIED = ("long_prompt_threshold", "long_prompt_concurrency")
 _WHEN = {
     "requests": "when the token bucket is empty; it refills continuously",
     "tokens": "when a request’s tokens exceed the bucket; it refills continuously",
     "concurrency": "when this many requests are running",
     "max": "with 400 if the request is too long",
-    "long_queue": "Blocks nothing: longer prompts use a separate queue",
-    "long_cap": "Blocks nothing: more long prompts wait",
+    "long_prompt_threshold": "Blocks nothing: longer prompts use a separate queue",
+    "long_prompt_concurrency": "Blocks nothing: more long prompts wait",
 }
 
 

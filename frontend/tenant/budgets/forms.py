@@ -31,7 +31,7 @@ GROUPS = (
     ("Input tokens", ("input_tokens_per_minute", "input_tokens_per_day")),
     ("Output tokens", ("output_tokens_per_minute", "output_tokens_per_day")),
     ("Per request", ("max_prompt_tokens", "max_output_tokens")),
-    ("Long prompts", ("long_queue", "long_cap")),
+    ("Long prompts", ("long_prompt_threshold", "long_prompt_concurrency")),
 )
 
 

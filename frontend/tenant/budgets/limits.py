@@ -47,7 +47,9 @@ def _no_other(visit: PageContext, owner: BudgetOwnerScope, model: str, *, dry_ru
     """Reject limits where some exist, since they would be replaced unseen."""
     ids = {"project": None, "key": None} | owner.named
     with visit.scope():
-        rows = LimitSet.objects.for_tenant(visit.tenant).filter(**ids, model=model, by_operator=False, dry_run=dry_run)
+        rows = LimitSet.objects.for_tenant(visit.tenant).filter(
+            **ids, model=model, set_by_operator=False, dry_run=dry_run
+        )
         if rows.exists():
             raise Conflict(f"{owner.label} already has limits. Edit those limits instead.")
 
@@ -111,7 +113,7 @@ def _own(visit: PageContext) -> LimitSet:
     """Return the set of the address; what the operator imposes is not the tenant's to change."""
     with visit.scope():
         rows = LimitSet.objects.for_tenant(visit.tenant).select_related("project", "key")
-        row = rows.filter(pk=visit.arguments["limits"], by_operator=False).first()
+        row = rows.filter(pk=visit.arguments["limits"], set_by_operator=False).first()
     if row is None:
         raise Http404
     return row

@@ -14,7 +14,7 @@ from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
 from frontend.tenant.budgets.scopes import ACCOUNT, BudgetOwnerScope, whose
-from millrace.apps.records.models import RequestOutcome, RequestRecord
+from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from tenants.permissions import Permission
 
 MOST = 300  # budgets in the tree
@@ -257,9 +257,9 @@ def gauge(one: BudgetPageStatus, sent: set[str]) -> Gauge:
 def _needed(visit: PageContext) -> dict[int, int]:
     """Budgets that refused a request in the last hour, with what the latest one needed, in whole units."""
     rows = RequestRecord.objects.for_tenant(visit.tenant).filter(
-        verdict=RequestOutcome.LIMITED, at__gte=visit.now - LATELY, bound__kind="budget"
+        outcome=RequestOutcome.LIMITED, started_at__gte=visit.now - LATELY, limited_by__kind="budget"
     )
-    newest = rows.order_by("-at").values_list("bound", flat=True)[:MOST]
+    newest = rows.order_by("-started_at").values_list("limited_by", flat=True)[:MOST]
     return {bound["id"]: bound["needed"] for bound in reversed(newest) if bound}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from billing.models import Budget
 from frontend.core.page_context import PageContext
-from millrace.apps.records.dry_runs import DryRunScope
+from millrace.apps.request_log.dry_runs import DryRunScope
 from tenants.models import ApiKey, LimitSet, Membership, Project, User
 
 MOST_CHOICES = 200  # of each kind, in a form

@@ -8,7 +8,7 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.page import MODES, MOST
 from frontend.tenant.budgets.scopes import whose
 from frontend.tenant.keys.bounds import NAMES
-from millrace.apps.records.dry_runs import Counted, refused_counts
+from millrace.apps.request_log.dry_runs import Counted, refused_counts
 from tenants.models import LIMITS, LimitSet
 from tenants.permissions import Permission
 
@@ -28,7 +28,7 @@ class BudgetLimitRow:
     lines: tuple[LimitLine, ...]
     mode: str
     mode_kind: str
-    by_operator: bool
+    set_by_operator: bool
     edit_url: str
     remove_url: str
 
@@ -46,7 +46,7 @@ def limits(visit: PageContext) -> BudgetLimits:
     writes = visit.may(Permission.LIMITS_WRITE)
     ordered = sorted(rows[:MOST], key=lambda row: (("account", "project", "key").index(whose(row).kind), -row.pk))
     return BudgetLimits(
-        tuple(_limits(visit, row, counts, writes=writes and not row.by_operator) for row in ordered),
+        tuple(_limits(visit, row, counts, writes=writes and not row.set_by_operator) for row in ordered),
         visit.url("budgets-limits-new") if writes else "",
     )
 
@@ -65,7 +65,7 @@ def _limits(
         tuple(lines),
         MODES["dry_run" if row.dry_run else "hard"],
         "" if row.dry_run else "info",
-        row.by_operator,
+        row.set_by_operator,
         visit.url("budgets-limits-edit", row.pk) if writes else "",
         visit.url("budgets-limits-remove", row.pk) if writes else "",
     )

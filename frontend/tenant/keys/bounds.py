@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from frontend.tenant.budgets.amounts import BudgetAmount
-from millrace.apps.records.limiting_factor import LimitingFactor
+from millrace.apps.request_log.limiting_factor import LimitingFactor
 
 _WHOSE = {"key": "its own", "project": "its project’s", "tenant": "the organization’s", "member": "its creator’s"}
 _PERIODS = {"minute": "per minute", "day": "per day", "month": "per month", "lifetime": "in total"}
@@ -22,8 +22,8 @@ NAMES = {
     "concurrency": "Concurrent requests",
     "max_prompt_tokens": "Prompt tokens per request",
     "max_output_tokens": "Output tokens per request",
-    "long_queue": "Long-prompt threshold (tokens)",
-    "long_cap": "Concurrent long prompts",
+    "long_prompt_threshold": "Long-prompt threshold (tokens)",
+    "long_prompt_concurrency": "Concurrent long prompts",
 }
 _FULL = 10  # per mille: what is left of a budget then fits hardly any request
 _NEAR = 200

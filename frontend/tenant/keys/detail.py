@@ -12,9 +12,9 @@ from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.bounds import KeyBoundRow, row_of
 from frontend.tenant.keys.page import SCOPES, owner, restrictions, spending, status, successors, with_use
-from millrace.apps.records.limiting_factor import binding
-from millrace.apps.records.models import RequestOutcome
-from millrace.apps.records.selectors import Filters, requests_page
+from millrace.apps.request_log.limiting_factor import binding
+from millrace.apps.request_log.models import RequestOutcome
+from millrace.apps.request_log.selectors import Filters, requests_page
 from tenants.models import ApiKey, AuditEntry
 from tenants.permissions import Permission
 
@@ -93,7 +93,7 @@ class Latest:
 
 @dataclass(frozen=True)
 class KeyDetailChange:
-    verb: str
+    action: str
     at: datetime
     actor: str
     fields: str
@@ -175,7 +175,7 @@ def facts(visit: PageContext) -> Facts:
         owner(key),
         tuple(SCOPES.get(scope, scope) for scope in key.scopes),
         tuple(key.allowed_models or ()),
-        tuple(key.allowed_addresses or ()),
+        tuple(key.allowed_ip_ranges or ()),
         key.created_at,
         key.expires_at,
         key.revoked_at,
@@ -192,10 +192,10 @@ def latest(visit: PageContext) -> Latest:
             RequestRow(
                 listed.record.request_id,
                 visit.url("requests-detail", listed.record.request_id),
-                listed.record.at,
-                verdict_label(listed.record.verdict),
-                _KINDS.get(RequestOutcome(listed.record.verdict), ""),
-                listed.record.served or listed.record.asked,
+                listed.record.started_at,
+                verdict_label(listed.record.outcome),
+                _KINDS.get(RequestOutcome(listed.record.outcome), ""),
+                listed.record.served_model or listed.record.requested_model,
                 Money(listed.usage.cost_femto) if listed.usage else None,
             )
             for listed in page.rows
@@ -208,7 +208,9 @@ def history(visit: PageContext) -> KeyDetailHistory:
     """Return what was changed of it."""
     key = key_of(visit)
     rows = AuditEntry.objects.for_tenant(visit.tenant).filter(object_type="apikey", object_id=key.pk).order_by("-pk")
-    return KeyDetailHistory(tuple(KeyDetailChange(row.verb, row.at, row.actor, _changed(row)) for row in rows[:LATEST]))
+    return KeyDetailHistory(
+        tuple(KeyDetailChange(row.action, row.created_at, row.actor, _changed(row)) for row in rows[:LATEST])
+    )
 
 
 def _changed(row: AuditEntry) -> str:

@@ -67,7 +67,7 @@ class KeyForm(forms.Form):
             "name": data["name"],
             "scopes": data["scopes"],
             "allowed_models": data["models"] or None,
-            "allowed_addresses": networks or None,
+            "allowed_ip_ranges": networks or None,
             "expires_at": after(data["expires_on"], self._zone) if data["expires_on"] else None,
         }
 
@@ -113,7 +113,7 @@ def _initial(visit: PageContext, key: ApiKey | None) -> dict[str, Any]:
         "name": key.name,
         "scopes": key.scopes,
         "models": key.allowed_models or [],
-        "addresses": ", ".join(key.allowed_addresses or []),
+        "addresses": ", ".join(key.allowed_ip_ranges or []),
         "expires_on": last,
     }
 

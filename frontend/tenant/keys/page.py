@@ -15,7 +15,7 @@ from frontend.core.date_ranges import month_of
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.bounds import KeyBoundRow, row_of
-from millrace.apps.records.limiting_factor import binding
+from millrace.apps.request_log.limiting_factor import binding
 from tenants.models import ApiKey, LimitSet, Project
 from tenants.permissions import Permission
 
@@ -123,7 +123,7 @@ def conditions(visit: PageContext) -> dict[str, Q]:
     own_limits = LimitSet.objects.for_tenant(visit.tenant).filter(key=OuterRef("pk"), dry_run=False)
     own_budgets = Budget.objects.for_tenant(visit.tenant).filter(key=OuterRef("pk"), active=True, mode=Budget.Mode.HARD)
     since = visit.now - IDLE
-    idle = Q(use__last_used_at__lt=since) | Q(use=None, created_at__lt=since)
+    idle = Q(usage__last_used_at__lt=since) | Q(usage=None, created_at__lt=since)
     works = live(visit)
     return {
         "": works,
@@ -185,7 +185,7 @@ def keys(visit: PageContext) -> KeyListPanel:
 
 def with_use(rows: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
     """Keys with what their rows show: when they were last used, their project and who made them."""
-    return rows.select_related("project", "created_by").annotate(last_used=F("use__last_used_at"))
+    return rows.select_related("project", "created_by").annotate(last_used=F("usage__last_used_at"))
 
 
 def successors(visit: PageContext, keys: list[ApiKey]) -> set[int]:
@@ -236,8 +236,8 @@ def restrictions(key: ApiKey) -> str:
     found = []
     if key.allowed_models is not None:
         found.append(f"{len(key.allowed_models)} model{'' if len(key.allowed_models) == 1 else 's'}")
-    if key.allowed_addresses is not None:
-        found.append(f"{len(key.allowed_addresses)} network{'' if len(key.allowed_addresses) == 1 else 's'}")
+    if key.allowed_ip_ranges is not None:
+        found.append(f"{len(key.allowed_ip_ranges)} network{'' if len(key.allowed_ip_ranges) == 1 else 's'}")
     return f"only {' and '.join(found)}" if found else ""
 
 

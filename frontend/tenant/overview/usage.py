@@ -14,7 +14,7 @@ from frontend.core.charts import total as summed
 from frontend.core.date_ranges import DateRange, days_of, span_of
 from frontend.core.numbers import Money, duration, share
 from frontend.core.page_context import PageContext
-from millrace.apps.records.selectors import Rates, rates, ttft_slo_ms
+from millrace.apps.request_log.selectors import Rates, rates, ttft_slo_ms
 
 _DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
 _HOURS = 48

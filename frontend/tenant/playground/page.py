@@ -13,7 +13,7 @@ from django.db.models import Q
 from billing.pricing.price_book import NewPrice, current_prices
 from billing.pricing.pricing import Tier
 from frontend.core.page_context import PageContext
-from millrace.apps.records.selectors import kept_content
+from millrace.apps.request_log.selectors import stored_content
 from millrace.conf.environment import platform_settings
 from tenants.models import ApiKey, RoutingPolicy
 from tenants.permissions import Permission
@@ -131,7 +131,7 @@ def _again(visit: PageContext) -> Again:
     request_id = visit.query.get("request", "")
     if not request_id or not visit.may(Permission.USAGE_READ):
         return Again()
-    kept = kept_content(visit.tenant.pk, request_id[:64].replace("\0", ""))
+    kept = stored_content(visit.tenant.pk, request_id[:64].replace("\0", ""))
     body: dict[str, Any] = {}
     if kept is not None and not kept.truncated:
         try:

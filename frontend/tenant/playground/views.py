@@ -29,7 +29,7 @@ def ticket(visit: PageContext) -> HttpResponse:
             {"error": "This key was deleted or has no inference permission. Choose another key."}, status=409
         )
     try:
-        return JsonResponse({"ticket": actions.do_give_ticket(key, visit.user)})
+        return JsonResponse({"ticket": actions.do_create_playground_token(key, visit.user)})
     except actions.Conflict as exc:
         return JsonResponse({"error": str(exc)}, status=409)
 

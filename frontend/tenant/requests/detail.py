@@ -16,9 +16,9 @@ from frontend.core.labels import verdict_label
 from frontend.core.numbers import Money, duration, exact
 from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import KINDS, bound_label, said
-from millrace.apps.records import selectors
-from millrace.apps.records.models import RequestOutcome, RequestRecord
-from millrace.apps.records.selectors import RequestExecution, RequestStory
+from millrace.apps.request_log import selectors
+from millrace.apps.request_log.models import RequestOutcome, RequestRecord
+from millrace.apps.request_log.selectors import RequestExecution, RequestStory
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
 
@@ -168,11 +168,11 @@ def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
     if found is None:
         return None
     record, first = found.record, found.executions[0].event if found.executions else None
-    code, bound = (record.code, record.bound) if record else ("", None)
-    verdict = record.verdict if record else str(getattr(first, "outcome", RequestOutcome.COMPLETED))
+    code, bound = (record.code, record.limited_by) if record else ("", None)
+    verdict = record.outcome if record else str(getattr(first, "outcome", RequestOutcome.COMPLETED))
     return RequestDetailDelivery(
         request_id=found.request_id,
-        at=record.at if record else found.executions[0].event.admitted_at,
+        at=record.started_at if record else found.executions[0].event.admitted_at,
         verdict=verdict_label(verdict),
         kind=KINDS[verdict],
         status=record.status if record else "",
@@ -188,11 +188,11 @@ def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
         places=tuple(_place(each) for each in record.placements) if record else (),
         executions=tuple(_execution(execution) for execution in found.executions),
         ran=bool(found.executions or (record and record.placements)),
-        hold=None if found.hold_nano is None else Money.nano(found.hold_nano),
+        hold=None if found.reserved_nano is None else Money.nano(found.reserved_nano),
         cost=Money(found.cost_femto),
         saved=Money(found.saved_femto),
         content=_content(found),
-        keeps_content=visit.tenant.keep_content_days > 0,
+        keeps_content=visit.tenant.content_retention_days > 0,
         others=tuple((visit.url("requests-detail", each.request_id), each.request_id) for each in _replays(found)),
         replay_url=_replay(visit, found),
         recorded=record is not None,
@@ -205,7 +205,7 @@ def _writing(visit: PageContext, found: RequestStory) -> bool:
     if found.record is None:
         return visit.now - max(execution.event.settled_at for execution in found.executions) < WRITING
     ran_on = not found.executions and bool(found.record.placements)
-    return ran_on and visit.now - found.record.at < WRITING
+    return ran_on and visit.now - found.record.started_at < WRITING
 
 
 def _bound(bound: Mapping[str, Any]) -> list[Fact]:
@@ -236,8 +236,8 @@ def _facts(visit: PageContext, record: RequestRecord | None, first: UsageEvent |
     ]
     if record is not None:
         facts += [Fact("Endpoint", record.endpoint + (", streamed" if record.stream else ""))]
-        facts += [Fact("Requested model", record.asked or "–", mono=True)]
-        facts += [Fact("Served model", record.served or "None", mono=True)]
+        facts += [Fact("Requested model", record.requested_model or "–", mono=True)]
+        facts += [Fact("Served model", record.served_model or "None", mono=True)]
         if record.ttft_ms is not None:
             facts.append(Fact("Time to first token", duration(record.ttft_ms * 1000)))
         facts.append(Fact("Total latency (client)", duration(record.total_ms * 1000)))
@@ -268,7 +268,7 @@ def _route(record: RequestRecord) -> list[Fact]:
     if policy is None:
         return [Fact("Policy", "None (model requested by name)")]
     return [
-        Fact("Policy", f"{record.asked}, version {policy['version']}"),
+        Fact("Policy", f"{record.requested_model}, version {policy['version']}"),
         Fact("Rule", f"{policy['rule'] + 1} (first match)"),
         Fact("Targets in order", ", ".join(route.get("targets", ())), mono=True),
     ]
@@ -355,7 +355,7 @@ def _replay(visit: PageContext, found: RequestStory) -> str:
     url = visit.link("playground") if visit.may(Permission.KEYS_READ) else ""
     if not url or found.record is None or found.record.endpoint == "embeddings":
         return ""
-    given = {"request": found.request_id} if found.content is not None else {"model": found.record.asked}
+    given = {"request": found.request_id} if found.content is not None else {"model": found.record.requested_model}
     return f"{url}?{urlencode(given)}"
 
 

@@ -11,9 +11,9 @@ from frontend.core.date_ranges import span_of
 from frontend.core.labels import verdict_label
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
-from millrace.apps.records import selectors
-from millrace.apps.records.models import RequestOutcome
-from millrace.apps.records.selectors import BadCursor, Filters, ListedRequest
+from millrace.apps.request_log import selectors
+from millrace.apps.request_log.models import RequestOutcome
+from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest
 from tenants.models import ApiKey, Project
 
 MOST_CHOICES = 500
@@ -25,7 +25,7 @@ KINDS: dict[str, Literal["good", "warn", "bad", ""]] = {
     RequestOutcome.REFUSED: "warn",
     RequestOutcome.FAILED: "bad",
 }
-_FILTERS = ("model", "key", "project", "verdict", "code")
+_FILTERS = ("model", "key", "project", "outcome", "code")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _number(text: str) -> int | None:
 def _filters(visit: PageContext) -> Filters:
     """Return what the address asks for; what is no value of ours is not asked for."""
     query, span = {name: value.strip()[:128] for name, value in visit.query.items()}, span_of(visit)
-    verdict = query.get("verdict", "")
+    outcome = query.get("outcome", "")
     return Filters(
         visit.tenant.pk,
         start=span.start,
@@ -114,7 +114,7 @@ def _filters(visit: PageContext) -> Filters:
         model=query.get("model", "").replace("\0", "") or None,
         key_id=_number(query.get("key", "")),
         project_id=_number(query.get("project", "")),
-        verdict=verdict if verdict in RequestOutcome.values else None,
+        outcome=outcome if outcome in RequestOutcome.values else None,
         code=query.get("code", "").replace("\0", "") or None,
     )
 
@@ -128,7 +128,7 @@ def fields(visit: PageContext) -> RequestLogFilters:
     return RequestLogFilters(
         tuple(RequestLogOption(str(pk), name, pk == asked.key_id) for pk, name in keys),
         tuple(RequestLogOption(str(pk), name, pk == asked.project_id) for pk, name in projects),
-        tuple(RequestLogOption(value, verdict_label(value), value == asked.verdict) for value in RequestOutcome.values),
+        tuple(RequestLogOption(value, verdict_label(value), value == asked.outcome) for value in RequestOutcome.values),
         asked.model or "",
         asked.code or "",
         tuple(kept.items()),
@@ -168,13 +168,13 @@ def _row(visit: PageContext, listed: ListedRequest, keys: dict[int, str]) -> Req
     return RequestLogRow(
         record.request_id,
         visit.url("requests-detail", record.request_id),
-        record.at,
-        verdict_label(record.verdict),
-        KINDS[record.verdict],
+        record.started_at,
+        verdict_label(record.outcome),
+        KINDS[record.outcome],
         record.status,
-        said(record.code, record.bound),
-        record.asked,
-        record.served if record.served != record.asked else "",
+        said(record.code, record.limited_by),
+        record.requested_model,
+        record.served_model if record.served_model != record.requested_model else "",
         keys.get(record.key_id, f"Key {record.key_id}, deleted"),
         record.endpoint,
         None if record.ttft_ms is None else record.ttft_ms * 1000,

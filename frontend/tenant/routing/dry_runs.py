@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from frontend.core.page_context import PageContext
-from millrace.apps.records.models import RequestRecord
+from millrace.apps.request_log.models import RequestRecord
 from tenants.routing_policies.policy import Decision, Policy, RoutingFacts, decide
 
 DAYS = 7
@@ -67,11 +67,11 @@ def try_on(visit: PageContext, policy: Policy, name: str) -> Trial:
     """
     every = visit.request.POST.get("of", visit.query.get("of", "")) == ALL
     rows = RequestRecord.objects.for_tenant(visit.tenant).filter(
-        at__gte=visit.now - timedelta(days=DAYS), prompt_tokens__isnull=False
+        started_at__gte=visit.now - timedelta(days=DAYS), prompt_tokens__isnull=False
     )
     if not every:
-        rows = rows.filter(asked=name)
-    tried = [_try(row, policy) for row in rows.order_by("-at")[:MOST]]
+        rows = rows.filter(requested_model=name)
+    tried = [_try(row, policy) for row in rows.order_by("-started_at")[:MOST]]
     moved = [one for one in tried if one.was != one.would]
     return Trial(
         requests=len(tried),
@@ -87,7 +87,7 @@ def try_on(visit: PageContext, policy: Policy, name: str) -> Trial:
 def _try(record: RequestRecord, policy: Policy) -> _Tried:
     """Whether it brought tools or wanted a schema is in no record: if that matters, where it goes is unknown."""
     found = {_decided(record, policy, tools, schema) for tools in (False, True) for schema in (False, True)}
-    targets = record.route.get("targets") or [record.served]
+    targets = record.route.get("targets") or [record.served_model]
     if len(found) > 1:
         return _Tried(record, targets[0], UNKNOWN, "")
     (decision,) = found
@@ -98,7 +98,7 @@ def _try(record: RequestRecord, policy: Policy) -> _Tried:
 
 def _decided(record: RequestRecord, policy: Policy, tools: bool, schema: bool) -> Decision | None:
     tokens = record.prompt_tokens or 0
-    return decide(policy, RoutingFacts(record.request_id, record.key_id, tokens, tools, schema, record.at))
+    return decide(policy, RoutingFacts(record.request_id, record.key_id, tokens, tools, schema, record.started_at))
 
 
 def _shares(tried: Iterable[_Tried]) -> tuple[Share, ...]:
@@ -113,7 +113,7 @@ def _moved(visit: PageContext, one: _Tried) -> Moved:
     return Moved(
         request_id=record.request_id,
         url=visit.link("requests-detail", record.request_id),
-        at=record.at,
+        at=record.started_at,
         prompt_tokens=record.prompt_tokens or 0,
         was=one.was,
         would=one.would,

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from billing.models import BillingEntity, BillingProfile
 from frontend.core.page_context import PageContext
-from millrace.apps.records.selectors import ttft_slo_ms
+from millrace.apps.request_log.selectors import ttft_slo_ms
 from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -125,5 +125,5 @@ def _general(tenant: Tenant) -> General:
         purge_after=tenant.purge_after,
         ttft_us=ttft_slo_ms() * 1000,
         request_log_retention_days=platform_settings().request_log_retention_days,
-        content_days=tenant.keep_content_days,
+        content_days=tenant.content_retention_days,
     )

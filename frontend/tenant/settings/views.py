@@ -101,8 +101,8 @@ def content(visit: PageContext) -> HttpResponse:
     return ask(
         visit,
         "Prompt logging",
-        SettingsContent(posted(visit), initial={"days": visit.tenant.keep_content_days}),
-        lambda data: (actions.do_keep_content(visit.tenant, data["days"]), data["days"])[1],
+        SettingsContent(posted(visit), initial={"days": visit.tenant.content_retention_days}),
+        lambda data: (actions.do_set_content_retention(visit.tenant, data["days"]), data["days"])[1],
         said=lambda days: f"Prompts and responses are stored for {days} days." if days else "Prompt logging is off.",
         effect="Members with access to requests can read stored prompts and replay them in the playground.",
         **_sheet(visit, "Save"),

@@ -23,10 +23,11 @@ INPUT = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
 WRITTEN = ("cache_write_5m", "cache_write_1h")
 # The route is known from the request's record, which is kept for some weeks; a batch's line may have two.
 _ROUTES = """
-SELECT coalesce(r.asked, ''), u.model, {sums} FROM {changes} u
+SELECT coalesce(r.requested_model, ''), u.model, {sums} FROM {changes} u
 LEFT JOIN (
-    SELECT DISTINCT ON (request_id) request_id, asked FROM records_requestrecord
-    WHERE tenant_id = %(tenant)s AND at >= %(start)s - interval '1 day' AND at < %(end)s ORDER BY request_id, at DESC
+    SELECT DISTINCT ON (request_id) request_id, requested_model FROM request_log_requestrecord
+    WHERE tenant_id = %(tenant)s AND started_at >= %(start)s - interval '1 day' AND started_at < %(end)s
+    ORDER BY request_id, started_at DESC
 ) r ON r.request_id = split_part(u.request_id, '.', 1)
 WHERE u.tenant_id = %(tenant)s AND u.admitted_at >= %(start)s AND u.admitted_at < %(end)s
     AND (%(model)s::text IS NULL OR u.model = %(model)s) AND (%(key)s::bigint IS NULL OR u.key_id = %(key)s)

@@ -17,8 +17,8 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import bound_label
 from frontend.tenant.usage.groups import INPUT
 from frontend.tenant.usage.query import UsageReportQuery, asked
-from millrace.apps.records.models import RequestOutcome
-from millrace.apps.records.selectors import rates
+from millrace.apps.request_log.models import RequestOutcome
+from millrace.apps.request_log.selectors import rates
 
 _DAY = timedelta(days=1)
 MOST_BOUNDS = 12
@@ -212,6 +212,6 @@ def refusals(visit: PageContext) -> Refusals:
         went.total.requests,
         share(went.total.limited, went.total.requests),
         bounds,
-        f"{log}?{urlencode({**kept, 'verdict': RequestOutcome.LIMITED.value})}" if log else "",
+        f"{log}?{urlencode({**kept, 'outcome': RequestOutcome.LIMITED.value})}" if log else "",
         any(visit.query.get(name) for name in ("model", "key", "project")),
     )

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from frontend.core.page_context import PageContext
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint
 from tenants.permissions import Permission
-from tenants.webhooks.event_types import KINDS
+from tenants.webhooks.event_types import EVENT_TYPES
 from tenants.webhooks.queries import deliveries, endpoints_with_last
 
 SIZE = 50
@@ -115,7 +115,7 @@ def fields(visit: PageContext) -> WebhookFilters:
     return WebhookFilters(
         endpoints=tuple(WebhookChoice(str(row.pk), row.url, query.get("endpoint") == str(row.pk)) for row in rows),
         states=tuple(WebhookChoice(value, str(label), query.get("state") == value) for value, label in State.choices),
-        kinds=tuple(WebhookChoice(kind, kind, query.get("kind") == kind) for kind in KINDS),
+        kinds=tuple(WebhookChoice(kind, kind, query.get("kind") == kind) for kind in EVENT_TYPES),
         clear_url=visit.url("webhooks") if _filtered(visit) else "",
     )
 
@@ -126,7 +126,7 @@ def log(visit: PageContext) -> WebhookLog:
     query = visit.query
     if query.get("state") in State.values:
         rows = rows.filter(state=query["state"])
-    if query.get("kind") in KINDS:
+    if query.get("kind") in EVENT_TYPES:
         rows = rows.filter(event__kind=query["kind"])
     if (chosen := _number(visit, "endpoint")) is not None:
         rows = rows.filter(endpoint_id=chosen)
@@ -150,7 +150,7 @@ def story(visit: PageContext, pk: int) -> WebhookDetail | None:
     row = deliveries(visit.tenant.pk).filter(pk=pk).first()
     if row is None:
         return None
-    body = {"type": row.event.kind, "timestamp": row.event.at.isoformat(), "data": row.event.payload}
+    body = {"type": row.event.event_type, "timestamp": row.event.created_at.isoformat(), "data": row.event.payload}
     may = visit.may(Permission.WEBHOOKS_WRITE)
     return WebhookDetail(
         row=_delivery(visit, row),
@@ -162,13 +162,15 @@ def story(visit: PageContext, pk: int) -> WebhookDetail | None:
 
 
 def _endpoint(visit: PageContext, row: WebhookEndpoint) -> Endpoint:
-    until = row.old_until if row.old_until is not None and row.old_until > visit.now else None
+    until = (
+        row.previous_expires_at if row.previous_expires_at is not None and row.previous_expires_at > visit.now else None
+    )
     # What endpoints_with_last has annotated.
     at, status, error = (getattr(row, name) for name in ("last_at", "last_status", "last_error"))
     return Endpoint(
         url=row.url,
         description=row.description,
-        kinds=tuple(row.kinds),
+        kinds=tuple(row.event_types),
         active=row.active,
         why_not=row.disabled_because,
         failing_since=row.failing_since,
@@ -183,21 +185,27 @@ def _delivery(visit: PageContext, row: WebhookDelivery) -> Delivery:
     tries = list(row.attempts.all())
     return Delivery(
         id=row.pk,
-        kind=row.event.kind,
-        uid=row.event.uid,
+        kind=row.event.event_type,
+        uid=row.event.public_id,
         at=row.created_at,
         endpoint=row.endpoint.url,
         state=row.get_state_display(),
         badge=BADGES[row.state],
         tries=len(tries),
-        next_at=row.next_at if row.state == State.PENDING and row.next_at > visit.now else None,
+        next_at=row.next_attempt_at if row.state == State.PENDING and row.next_attempt_at > visit.now else None,
         last=_answer(tries[-1]) if tries else Answer("", ""),
         url=visit.url("webhooks-delivery", row.pk),
     )
 
 
 def _try(number: int, one: WebhookAttempt) -> Try:
-    return Try(one.at, _answer(one), one.ms * 1000, one.excerpt, f"Start of the response to attempt {number}")
+    return Try(
+        one.attempted_at,
+        _answer(one),
+        one.duration_ms * 1000,
+        one.excerpt,
+        f"Start of the response to attempt {number}",
+    )
 
 
 def _answer(one: WebhookAttempt) -> Answer:

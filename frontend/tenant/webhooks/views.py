@@ -18,7 +18,7 @@ from frontend.tenant.webhooks import page
 from tenants.actions import webhooks as actions
 from tenants.models import WebhookDelivery, WebhookEndpoint
 from tenants.permissions import Permission
-from tenants.webhooks.event_types import KINDS
+from tenants.webhooks.event_types import EVENT_TYPES
 
 PANELS = Panels(
     "webhooks-panel",
@@ -40,10 +40,10 @@ class EndpointForm(forms.Form):
         widget=forms.URLInput(attrs={"autocomplete": "off", "placeholder": "https://example.com/millrace"}),
     )
     description = forms.CharField(label="Description", max_length=200, required=False)
-    kinds = forms.MultipleChoiceField(
+    event_types = forms.MultipleChoiceField(
         label="Events",
         required=False,
-        choices=[(kind, f"{kind}: {said}") for kind, said in KINDS.items()],
+        choices=[(kind, f"{kind}: {said}") for kind, said in EVENT_TYPES.items()],
         widget=forms.CheckboxSelectMultiple,
         help_text="Leave blank for all events, including future event types",
     )
@@ -100,7 +100,7 @@ def new(visit: PageContext) -> HttpResponse:
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def edit(visit: PageContext) -> HttpResponse:
     row = _endpoint(visit)
-    initial = {"url": row.url, "description": row.description, "kinds": row.kinds}
+    initial = {"url": row.url, "description": row.description, "event_types": row.event_types}
     return ask(
         visit,
         "Edit endpoint",
@@ -196,7 +196,7 @@ def replay(visit: PageContext) -> HttpResponse:
         forms.Form(posted(visit)),
         lambda _: actions.do_replay(row),
         said=lambda _: "Replay queued. It is sent within seconds.",
-        effect=f"Sends {row.event.kind} to {row.endpoint.url} again with the same webhook-id.",
+        effect=f"Sends {row.event.event_type} to {row.endpoint.url} again with the same webhook-id.",
         submit="Replay",
         **_sheet(visit),
     )

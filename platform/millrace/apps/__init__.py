@@ -1,1 +1,1 @@
-"""Django apps of the platform: batches, outcomes, the request log and fleet operations."""
+"""Django apps of the platform: batches, feedback, the request log and fleet operations."""

@@ -13,9 +13,9 @@ from celery.signals import setup_logging
 
 from billing.schedule import BEAT_SCHEDULE as BILLING
 from millrace.apps.batches.schedule import BEAT_SCHEDULE as BATCHES
+from millrace.apps.feedback.schedule import BEAT_SCHEDULE as FEEDBACK
 from millrace.apps.operations.schedule import BEAT_SCHEDULE as OPERATIONS
-from millrace.apps.outcomes.schedule import BEAT_SCHEDULE as OUTCOMES
-from millrace.apps.records.schedule import BEAT_SCHEDULE as RECORDS
+from millrace.apps.request_log.schedule import BEAT_SCHEDULE as REQUEST_LOG
 from millrace.conf import logs
 from millrace.conf.environment import platform_settings
 from tenants.schedule import BEAT_SCHEDULE as TENANTS
@@ -31,7 +31,7 @@ app.conf.update(
     broker_channel_error_retry=True,  # Valkey refuses writes while its disk is full
     broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "millrace:web:"},
     accept_content=["json"],
-    beat_schedule=BATCHES | BILLING | OPERATIONS | OUTCOMES | RECORDS | TENANTS,
+    beat_schedule=BATCHES | BILLING | OPERATIONS | FEEDBACK | REQUEST_LOG | TENANTS,
     beat_schedule_filename=str(_settings.data_dir / "beat-schedule"),
     result_backend=None,
     task_acks_late=True,

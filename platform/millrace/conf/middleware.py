@@ -8,7 +8,7 @@ from uuid import uuid4
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 
-from tenants.audit import Actor, acting
+from tenants.audit import Actor, actor_context
 from tenants.models import User
 
 
@@ -35,10 +35,10 @@ class Acting:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        actor = Actor(name="anonymous", address=request.META.get("REMOTE_ADDR"), request_id=f"req_{uuid4().hex}")
+        actor = Actor(name="anonymous", ip_address=request.META.get("REMOTE_ADDR"), request_id=f"req_{uuid4().hex}")
         if isinstance(request.user, User):
             actor = actor.as_user(request.user)
-        with acting(actor):
+        with actor_context(actor):
             response = self.get_response(request)
         response.headers.setdefault("x-request-id", actor.request_id)
         return response

@@ -39,9 +39,9 @@ INSTALLED_APPS = [
     "tenants",
     "billing",
     "millrace.apps.batches",
-    "millrace.apps.outcomes",
+    "millrace.apps.feedback",
     "millrace.devserver.demo",
-    "millrace.apps.records",
+    "millrace.apps.request_log",
     "millrace.apps.operations",
 ]
 
@@ -215,7 +215,7 @@ SPECTACULAR_SETTINGS = {
     "REDOC_DIST": "SIDECAR",
     "ENUM_NAME_OVERRIDES": {
         "ExecutionOutcome": "billing.models.usage.ExecutionOutcome",
-        "RequestVerdict": "millrace.apps.records.models.RequestOutcome",
+        "RequestOutcome": "millrace.apps.request_log.models.RequestOutcome",
         "InvoiceState": "billing.models.invoicing.Invoice.State",
         "PriceVersionState": "billing.models.prices.PriceVersion.State",
         "WebhookDeliveryState": "tenants.models.webhooks.WebhookDelivery.State",

@@ -14,7 +14,7 @@ urlpatterns = [
     path("api/", RedirectView.as_view(pattern_name="docs"), name="api"),
     path("api/", include("tenants.api.urls")),
     path("api/", include("billing.urls")),
-    path("api/", include("millrace.apps.records.urls")),
+    path("api/", include("millrace.apps.request_log.urls")),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     path(
         "api/docs/",

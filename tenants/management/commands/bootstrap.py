@@ -1,4 +1,4 @@
-"""`manage.py bootstrap`: what a fresh platform needs to be used, made once."""
+"""`manage.py bootstrap`: the initial operator, tenant and API key of a new platform."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ OPERATOR_EMAIL = "operator@millrace.local"
 OWNER_EMAIL = "owner@millrace.local"
 DEMO = "demo"
 DEMO_POLICY = "smollm2"
-_LOCK = 0x6D696C6C  # any number that is nobody else's advisory lock
+_LOCK = 0x6D696C6C  # the number of an advisory lock; unique in the database
 
 
 class Command(BaseCommand):
     help = (
-        "Create an operator, the tenant 'demo', its owner and its API key, unless they are there. Prints one line of"
-        " JSON with what is needed to log in and to call the API; the secrets are kept in credentials.json in the state"
-        " folder."
+        "Create an operator, the tenant 'demo', its owner and its API key if they do not exist. Prints one line of JSON"
+        " with logins and the API key. They are also stored in credentials.json in the data directory."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -41,7 +40,7 @@ class Command(BaseCommand):
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
             found = _read(path)
             tenant = _demo_tenant()
-            kept = {
+            credentials = {
                 "operator_email": OPERATOR_EMAIL,
                 "operator_password": _password(OPERATOR_EMAIL, found.get("operator_password"), _make_operator),
                 "owner_email": OWNER_EMAIL,
@@ -51,11 +50,11 @@ class Command(BaseCommand):
                 "demo_key": _demo_key(tenant, found.get("demo_key")),
                 "tenant": DEMO,
             }
-            # Written before the commit: a kill between the two leaves a file whose secrets are made again next time,
-            # where the other way round would leave rows whose secrets nobody has.
-            if kept != found:
-                write_private(path, json.dumps(kept, indent=2) + "\n")
-        self.stdout.write(json.dumps(kept))
+            # Written before the commit. A kill in between leaves a file whose secrets are replaced next time. In the
+            # other order, it would leave rows whose secrets are lost.
+            if credentials != found:
+                write_private(path, json.dumps(credentials, indent=2) + "\n")
+        self.stdout.write(json.dumps(credentials))
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -67,8 +66,10 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def _password(email: str, known: str | None, make: Callable[[str], None]) -> str:
-    """Somebody's password: the kept one, while it is theirs; a new one if it was lost. One they chose themselves is
-    left alone, and the kept one is then no longer right: that is what they wanted."""
+    """Return the user's stored password, or set a new one if none is stored.
+
+    A password that the user has changed is not reset; the returned one is then not valid.
+    """
     person = User.objects.filter(email=email).first()
     if person is not None and known:
         return known
@@ -104,7 +105,7 @@ def _demo_tenant() -> Tenant:
 
 
 def _demo_key(tenant: Tenant, known: str | None) -> str:
-    """Return the demo tenant's key: the kept one while it works, else a new one."""
+    """Return the demo tenant's key: the stored one while it is active, otherwise a new one."""
     if known and (key := find_key(known)) is not None and key.is_live and key.tenant_id == tenant.pk:
         return known
     with tenant_scope(tenant):

@@ -14,7 +14,7 @@ from tenants.models import Project, Tenant
 
 
 class Command(BaseCommand):
-    help = "Create an API key and print it. The key is shown this once; only its hash is kept."
+    help = "Create an API key and print it. It is shown only once; only its hash is stored."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("tenant", help="the tenant's slug, for example: demo")
@@ -32,7 +32,7 @@ class Command(BaseCommand):
         with all_tenants_scope(BypassReason.COMMAND):
             tenant = Tenant.objects.all_tenants().filter(slug=options["tenant"]).first()
         if tenant is None:
-            raise CommandError(f"There is no tenant {options['tenant']!r}.")
+            raise CommandError(f"The tenant {options['tenant']!r} does not exist.")
         with tenant_scope(tenant):
             project = Project.objects.for_tenant(tenant).filter(slug=options["project"]).first()
         if project is None:

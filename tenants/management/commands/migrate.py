@@ -1,4 +1,4 @@
-"""`manage.py migrate`, as the role that owns the tables: the one the platform runs as may not change them."""
+"""`manage.py migrate` as the owner of the tables, because the platform's own role may not change them."""
 
 from __future__ import annotations
 

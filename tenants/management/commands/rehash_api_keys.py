@@ -1,4 +1,4 @@
-"""`manage.py rehash_api_keys`: mix the newest pepper into keys stored without one, and say which peppers are in use."""
+"""`manage.py rehash_api_keys`: add the newest pepper to hashes without one, and list the peppers in use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tenants.models import ApiKey
 
 class Command(BaseCommand):
     help = (
-        "Store keys that have no pepper in their hash under the newest one, then list how many live keys each pepper"
-        " still holds. A key under an older pepper moves to the newest when it is next used; a pepper that holds none"
-        " may be taken out of MILLRACE_KEY_PEPPERS."
+        "Add the newest pepper to key hashes without one, then list the number of active keys of each pepper. A key"
+        " with an older pepper gets the newest one when it is next used. A pepper without keys can be removed from"
+        " MILLRACE_KEY_PEPPERS."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -13,7 +13,7 @@ from tenants.models import ApiKey
 
 
 class Command(BaseCommand):
-    help = "Revoke an API key, found by the start of it that the console shows. It stops working within a second."
+    help = "Revoke the API key with this prefix, which the console shows. Gateways reject the key within a second."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("prefix", help="the key's visible start, for example: sk-mr-Ab12Cd")
@@ -26,4 +26,4 @@ class Command(BaseCommand):
         if actions.do_revoke_api_key(keys[0]):
             self.stdout.write(f"Revoked {keys[0]}.")
         else:
-            self.stdout.write(f"{keys[0]} was revoked before.")
+            self.stdout.write(f"{keys[0]} is already revoked.")

@@ -19,8 +19,8 @@ from millrace.apps.batches import actions, tasks
 from millrace.apps.batches.actions import do_advance, storage
 from millrace.apps.batches.models import Batch, File, Line
 from millrace.apps.batches.storage import new_name
-from millrace.apps.outcomes import tasks as outcomes
-from millrace.apps.outcomes.models import Outcome
+from millrace.apps.feedback import tasks as feedback
+from millrace.apps.feedback.models import SubmittedFeedback
 from millrace.conf.environment import platform_settings
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_db import TenantConnectionPool
@@ -71,7 +71,7 @@ class Desk:
 
     async def lapse(self) -> None:
         """Nobody has renewed a lease for a while."""
-        await self.run("UPDATE batches_line SET lease = now() - interval '1 second' WHERE state = 'running'")
+        await self.run("UPDATE batches_line SET lease_expires_at = now() - interval '1 second' WHERE state = 'running'")
 
     async def only(self, lines: BatchLineStore, most: int = 100) -> list[Any]:
         (found,) = await lines.batches()
@@ -120,7 +120,7 @@ async def test_a_batch_from_its_file_to_its_results(desk: Desk) -> None:
     for line in first:
         assert (
             storage()
-            .read(line.batch.input_file, line.place, line.size)
+            .read(line.batch.input_file, line.byte_offset, line.size)
             .startswith(b'{"custom_id": "n%d"' % line.number)
         )
         assert await desk.one.answer(line, 200, ANSWER)
@@ -148,20 +148,20 @@ async def test_a_dead_gateways_lines_go_on_as_the_requests_they_are(desk: Desk) 
     taken = await desk.only(desk.two)
     assert [(line.request_id, line.taken_over) for line in taken] == [(kept.request_id, True), (lost.request_id, True)]
     assert not await desk.one.answer(kept, 200, b'{"text": "late"}')  # it lives after all, and is not heard
-    await desk.one.put_back(kept, 0, losses=3)
+    await desk.one.put_back(kept, 0, lost_count=3)
     assert await desk.two.answer(taken[0], 200, ANSWER)
     assert not await desk.two.answer(taken[0], 200, b'{"text": "twice"}')
-    await desk.two.put_back(taken[1], 0, losses=1)
+    await desk.two.put_back(taken[1], 0, lost_count=1)
     (again,) = await desk.only(desk.one)
     assert not again.taken_over
-    assert again.losses == 1
+    assert again.lost_count == 1
     assert again.request_id != lost.request_id
 
 
 async def test_what_is_put_back_waits(desk: Desk) -> None:
     await desk.advance(await desk.make(1))
     (line,) = await desk.only(desk.one)
-    await desk.one.put_back(line, 60, losses=0)
+    await desk.one.put_back(line, 60, lost_count=0)
     assert await desk.one.batches() == []
     await desk.run("UPDATE batches_line SET not_before = now()")
     (line,) = await desk.only(desk.one)
@@ -294,12 +294,13 @@ async def test_another_tenant_and_another_project_see_nothing(desk: Desk) -> Non
                     await act(rows, key, "openai", batch.name)
                 assert fault.value.status == 404
     async with desk.rows.of(other.tenant_id) as rows:
-        for table in ("batches_batch", "batches_file", "batches_line", "outcomes_outcome"):
+        for table in ("batches_batch", "batches_file", "batches_line", "feedback_submittedfeedback"):
             found = await (await rows.execute(f"SELECT tenant_id FROM {table}")).fetchall()  # noqa: S608
             assert {row["tenant_id"] for row in found} <= {other.tenant_id}
         with pytest.raises(Exception, match="row-level security"):
             await rows.execute(
-                "INSERT INTO outcomes_outcome (tenant_id, request_id, key_id, success) VALUES (%s, 'r', 1, true)",
+                "INSERT INTO feedback_submittedfeedback (tenant_id, request_id, key_id, success)"
+                " VALUES (%s, 'r', 1, true)",
                 [batch.tenant_id],
             )
 
@@ -313,7 +314,8 @@ async def test_the_sweep_takes_what_is_over_and_nothing_else(desk: Desk, monkeyp
     await desk.run("UPDATE tenants_tenant SET status = 'purged' WHERE id = %s", purged.tenant_id)
     for tenant in (used.tenant_id, purged.tenant_id):
         await desk.run(
-            "INSERT INTO outcomes_outcome (tenant_id, request_id, key_id, success) VALUES (%s, 'r', 1, true)", tenant
+            "INSERT INTO feedback_submittedfeedback (tenant_id, request_id, key_id, success) VALUES (%s, 'r', 1, true)",
+            tenant,
         )
     stray = new_name("file-")
     storage().path(stray).write_bytes(b"of a crash")
@@ -325,5 +327,7 @@ async def test_the_sweep_takes_what_is_over_and_nothing_else(desk: Desk, monkeyp
     names = await sync_to_async(lambda: {file.name for file in Everybody(File).all()})()
     assert names == {used.input_file}
     assert {each.pk for each in await sync_to_async(lambda: Everybody(Batch).all())()} == {used.pk, expired.pk}
-    assert await sync_to_async(outcomes.purge_expired)() == 1
-    assert [each.tenant_id for each in await sync_to_async(lambda: Everybody(Outcome).all())()] == [used.tenant_id]
+    assert await sync_to_async(feedback.purge_expired)() == 1
+    assert [each.tenant_id for each in await sync_to_async(lambda: Everybody(SubmittedFeedback).all())()] == [
+        used.tenant_id
+    ]

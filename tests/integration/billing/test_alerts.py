@@ -21,8 +21,8 @@ from tenants.actions.common import ActionRefused
 from tenants.actions.webhooks import do_create_endpoint
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
-from tenants.models import ApiKey, Mail, Tenant, User, WebhookDelivery, WebhookEvent
-from tenants.outbox.email_outbox import send_mails
+from tenants.models import ApiKey, OutboxEmail, Tenant, User, WebhookDelivery, WebhookEvent
+from tenants.outbox.email_outbox import send_emails
 from tests.support.mails import alike
 from tests.support.rows import Everybody, of, only_project
 
@@ -66,7 +66,7 @@ def told(tenant: Tenant) -> list[str]:
 
 
 def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
-    do_create_endpoint(tenant, "https://hooks.example/", kinds=["budget.threshold_reached"])
+    do_create_endpoint(tenant, "https://hooks.example/", event_types=["budget.threshold_reached"])
     budget = make(tenant)
     use(budget, 499)
     assert check_thresholds(NOW) == 0
@@ -82,7 +82,7 @@ def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
         "period_end": budget_period.period_end.isoformat(),
     }
     assert len(of(WebhookDelivery, tenant)) == 1
-    assert (send_mails(), send_mails()) == (1, 0)
+    assert (send_emails(), send_emails()) == (1, 0)
     (message,) = outbox.outbox
     assert message.to == ["books@acme.example", "owner@acme.example"]
     alike(message, "500 tokens of 1,000 tokens", "/t/acme/budgets/")
@@ -92,21 +92,21 @@ def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
 
 
 def test_thresholds_that_are_passed_together_send_one_mail_and_an_event_each(tenant):
-    do_create_endpoint(tenant, "https://hooks.example/", kinds=["budget.threshold_reached"])
+    do_create_endpoint(tenant, "https://hooks.example/", event_types=["budget.threshold_reached"])
     budget = make(tenant)
     use(budget, 1200)
     assert [check_thresholds(NOW), check_thresholds(NOW)] == [3, 0]
     assert told(tenant) == ["50", "80", "100"]
-    (mail,) = of(Mail, tenant)
+    (mail,) = of(OutboxEmail, tenant)
     assert mail.subject == "b: 120% of the budget used"
-    assert "The highest alert threshold reached is 100%. 50% and 80% are also reached." in mail.text
+    assert "The highest alert threshold reached is 100%. 50% and 80% are also reached." in mail.body
     assert {row.email_id for row in of(BudgetAlert, tenant)} == {mail.pk}
     assert sorted(event.payload["threshold"] for event in of(WebhookEvent, tenant)) == ["100", "50", "80"]
     assert len({row.event_id for row in of(BudgetAlert, tenant)}) == 3
-    assert send_mails() == 1
+    assert send_emails() == 1
     use(make(tenant, thresholds=[50, 60]), 700)
     check_thresholds(NOW)
-    assert "The highest alert threshold reached is 60%. 50% is also reached." in of(Mail, tenant)[-1].text
+    assert "The highest alert threshold reached is 60%. 50% is also reached." in of(OutboxEmail, tenant)[-1].body
 
 
 def test_what_was_alerted_before_is_not_in_the_next_mail(tenant):
@@ -115,18 +115,18 @@ def test_what_was_alerted_before_is_not_in_the_next_mail(tenant):
     check_thresholds(NOW)
     use(budget, 1000)
     assert check_thresholds(NOW) == 2
-    first, second = sorted(of(Mail, tenant), key=lambda mail: mail.pk)
-    assert "The 50% alert threshold was reached." in first.text
-    assert "The highest alert threshold reached is 100%. 80% is also reached." in second.text
+    first, second = sorted(of(OutboxEmail, tenant), key=lambda mail: mail.pk)
+    assert "The 50% alert threshold was reached." in first.body
+    assert "The highest alert threshold reached is 100%. 80% is also reached." in second.body
 
 
 def test_a_mail_says_dollars_and_days_as_one_reads_them(tenant):
     use(make(tenant, name="All", unit="money", amount=1_200 * 10**9), 970 * 10**9)
     check_thresholds(NOW)
-    mail = of(Mail, tenant)[-1]
+    mail = of(OutboxEmail, tenant)[-1]
     assert mail.subject == "All: 80% of the budget used"
-    assert "$970.00 of $1,200.00 of the budget" in mail.text
-    assert "The period ends on 1 December 2026, 00:00 UTC." in mail.text
+    assert "$970.00 of $1,200.00 of the budget" in mail.body
+    assert "The period ends on 1 December 2026, 00:00 UTC." in mail.body
 
 
 def test_a_new_period_alerts_anew(tenant):
@@ -149,7 +149,7 @@ def test_the_last_requests_of_a_period_still_alert(tenant):
 def test_a_budget_for_good_and_money(tenant):
     use(make(tenant, period="lifetime", unit="money", amount=10**9), 5 * 10**8, end=None)
     assert check_thresholds(NOW) == 1
-    assert "$0.50 of $1.00" in of(Mail, tenant)[0].text
+    assert "$0.50 of $1.00" in of(OutboxEmail, tenant)[0].body
 
 
 def test_when_the_limit_is_raised_what_was_told_is_not_told_again(tenant):
@@ -206,7 +206,7 @@ class Killed(BaseException):
     """As a kill would end it."""
 
 
-@pytest.mark.parametrize("place", ["enqueue", "enqueue_mail", "_mail"])
+@pytest.mark.parametrize("place", ["enqueue", "enqueue_email", "_mail"])
 def test_killed_at_any_line_there_is_all_or_nothing(tenant, monkeypatch, place):
     use(make(tenant), 900)
 
@@ -216,9 +216,9 @@ def test_killed_at_any_line_there_is_all_or_nothing(tenant, monkeypatch, place):
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(alerts, place, die)
         check_thresholds(NOW)
-    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, Mail)] == [0, 0, 0]
+    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, OutboxEmail)] == [0, 0, 0]
     assert check_thresholds(NOW) == 2
-    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, Mail)] == [2, 2, 1]
+    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, OutboxEmail)] == [2, 2, 1]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -243,7 +243,7 @@ def test_checkers_at_once_alert_once(monkeypatch):
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(check, range(4))) == 9
-    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, Mail)] == [9, 9, 3]
+    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, OutboxEmail)] == [9, 9, 3]
 
 
 @pytest.mark.parametrize(
@@ -261,21 +261,21 @@ def test_why_a_mail_was_not_sent_is_kept_until_it_is(tenant, monkeypatch, fault,
     now = datetime.now(UTC)
     with monkeypatch.context() as patch:
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(fault))
-        assert send_mails(now) == 0
-    (row,) = of(Mail, tenant)
-    assert (row.state, row.error) == (Mail.State.QUEUED, why)
-    assert send_mails(now + timedelta(minutes=10)) == 1
-    (row,) = of(Mail, tenant)
-    assert (row.state, row.error) == (Mail.State.SENT, "")
+        assert send_emails(now) == 0
+    (row,) = of(OutboxEmail, tenant)
+    assert (row.state, row.error) == (OutboxEmail.State.QUEUED, why)
+    assert send_emails(now + timedelta(minutes=10)) == 1
+    (row,) = of(OutboxEmail, tenant)
+    assert (row.state, row.error) == (OutboxEmail.State.SENT, "")
     assert of(BudgetAlert, tenant)[0].email_id == row.pk
 
 
 def test_a_mail_for_nobody_is_no_mail_that_was_sent():
     use(make(actions.do_create_tenant("lonely", "Lonely")), 600)
     check_thresholds(NOW)
-    assert send_mails() == 0
-    (row,) = Everybody(Mail).filter()
-    assert (row.state, row.error) == (Mail.State.FAILED, "No member has a role that receives this email.")
+    assert send_emails() == 0
+    (row,) = Everybody(OutboxEmail).filter()
+    assert (row.state, row.error) == (OutboxEmail.State.FAILED, "No member has a role that receives this email.")
 
 
 def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):
@@ -290,18 +290,18 @@ def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr("django.core.mail.EmailMessage.send", die)
-        send_mails(now)
-    assert send_mails(now + timedelta(minutes=1)) == 0  # whoever claimed it may still be at it
+        send_emails(now)
+    assert send_emails(now + timedelta(minutes=1)) == 0  # whoever claimed it may still be at it
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(email_outbox.log, "warning", die)
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(OSError("down")))
-        send_mails(now + timedelta(minutes=10))
-    assert send_mails(now + timedelta(minutes=30)) == 1
+        send_emails(now + timedelta(minutes=10))
+    assert send_emails(now + timedelta(minutes=30)) == 1
     (message,) = outbox.outbox
     first = message.extra_headers["Message-ID"]
     with all_tenants_scope(BypassReason.COMMAND):
-        Mail.objects.all_tenants().update(sent_at=None)  # as if it was killed before it was written down
-    send_mails(now + timedelta(hours=9))
+        OutboxEmail.objects.all_tenants().update(sent_at=None)  # as if it was killed before it was written down
+    send_emails(now + timedelta(hours=9))
     assert [each.extra_headers["Message-ID"] for each in outbox.outbox] == [first, first]
 
 
@@ -414,7 +414,7 @@ def test_a_forecast_over_the_limit_alerts_once(tenant):
     assert (row.threshold, row.used, row.limit, row.forecast) == ("forecast", 2050, 2900, 3000)
     (event,) = of(WebhookEvent, tenant)
     assert event.payload["forecast"]["point"] == 3000
-    assert "amounts to 3,000 tokens of 2,900 tokens" in of(Mail, tenant)[0].text
+    assert "amounts to 3,000 tokens of 2,900 tokens" in of(OutboxEmail, tenant)[0].body
 
 
 @pytest.mark.parametrize("fields", [{"amount": 3001}, {"amount": 2000}, {"amount": 2900, "alert_forecast": False}])

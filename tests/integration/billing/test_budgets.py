@@ -12,7 +12,7 @@ from tenants import actions
 from tenants.actions.common import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import AuditEntry, ChangeLog, Tenant, User
+from tenants.models import AuditEntry, ChangeEventRow, Tenant, User
 from tests.support.rows import Everybody, of, only_project
 
 pytestmark = pytest.mark.django_db
@@ -29,16 +29,16 @@ def make(tenant: Tenant, **fields: object) -> Budget:
 
 
 def test_each_change_is_audited_and_told(tenant):
-    told = Everybody(ChangeLog).count()
+    told = Everybody(ChangeEventRow).count()
     budget = make(tenant)
     assert do_change_budget(budget, amount=5, temporary_increase=3, increase_expires_at=SOON).amount == 5
     assert do_remove_budget(budget)
     assert not do_remove_budget(budget)
     with pytest.raises(Conflict):
         do_change_budget(budget, amount=6)
-    verbs = [each.verb for each in sorted(of(AuditEntry, tenant, object_type="budget"), key=lambda entry: entry.pk)]
+    verbs = [each.action for each in sorted(of(AuditEntry, tenant, object_type="budget"), key=lambda entry: entry.pk)]
     assert verbs == ["budget.created", "budget.updated", "budget.deleted"]
-    assert Everybody(ChangeLog).count() == told + 3
+    assert Everybody(ChangeEventRow).count() == told + 3
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_the_profile(acme, client):
     assert (changed.status_code, changed.json()["country"], changed.json()["name"]) == (200, "DE", "Acme")
     for wrong in ({"country": "Germany"}, {"emails": ["x"]}, {"nmae": "x"}, {"currency": "euro"}):
         assert billing.patch(url, wrong).status_code == 400, wrong
-    assert Everybody(AuditEntry).filter(verb="billing_profile.updated")[0].after["country"] == "DE"
+    assert Everybody(AuditEntry).filter(action="billing_profile.updated")[0].after["country"] == "DE"
 
 
 def test_operators_set_up_who_bills_and_with_which_tax(operator, acme):

@@ -41,7 +41,7 @@ def pay(invoice: Invoice, cents: int, reference: str) -> None:
 
 def test_that_it_is_final(acme, invoice):
     (event,) = told(acme)
-    assert event.kind == "invoice.finalized"
+    assert event.event_type == "invoice.finalized"
     expected = {
         **{"invoice_id": invoice.pk, "number": invoice.number, "invoice_type": "invoice", "state": "open"},
         **{"period": "2026-10", "currency": "USD", "subtotal_cents": 200, "total_cents": 200, "refers_to": None},
@@ -57,16 +57,16 @@ def test_that_it_is_paid_each_time_that_comes_about(acme, invoice):
     pay(invoice, -200, "back")
     pay(invoice, 200, "p3")
     events = told(acme)[1:]
-    assert [event.kind for event in events] == ["invoice.paid", "invoice.paid"]
+    assert [event.event_type for event in events] == ["invoice.paid", "invoice.paid"]
     assert {event.payload["state"] for event in events} == {"paid"}
-    assert len({event.key for event in events}) == 2
+    assert len({event.deduplication_key for event in events}) == 2
 
 
 def test_that_it_is_past_due(acme, invoice):
     for days in (0, 1, 1, 8):
         emails.remind(emails.datetime.combine(invoice.due_on, NOVEMBER.timetz()) + timedelta(days=days))
     events = told(acme)[1:]
-    assert [(event.kind, event.payload["reminder"], event.payload["owed_cents"]) for event in events] == [
+    assert [(event.event_type, event.payload["reminder"], event.payload["owed_cents"]) for event in events] == [
         ("invoice.past_due", 1, 200),
         ("invoice.past_due", 2, 200),
     ]
@@ -74,7 +74,7 @@ def test_that_it_is_past_due(acme, invoice):
 
 def test_that_a_credit_note_was_issued(acme, invoice):
     note = do_issue_credit_note(invoice, [("A gesture", 200)], "gesture")
-    kinds = [event.kind for event in told(acme)[1:]]
+    kinds = [event.event_type for event in told(acme)[1:]]
     assert kinds == ["credit_note.finalized", "invoice.paid"]
     assert told(acme)[1].payload["refers_to"] == invoice.number
     assert told(acme)[1].payload["number"] == note.number
@@ -84,7 +84,7 @@ def test_what_is_paid_at_once_is_told_after_it_was_issued(acme):
     do_record_payment(Received("manual", "early", 500, OCTOBER, tenant="acme"))
     use(acme, OCTOBER, (price("2"), 10**6))
     invoiced(acme, OCTOBER)
-    assert [event.kind for event in told(acme)] == ["invoice.finalized", "invoice.paid"]
+    assert [event.event_type for event in told(acme)] == ["invoice.finalized", "invoice.paid"]
 
 
 def test_killed_before_the_commit_nobody_hears_of_it(acme, monkeypatch):

@@ -79,7 +79,9 @@ def test_a_second_person_publishes(people):
     assert usd(found()) == {"uncached": "3"}
     with pytest.raises(Conflict, match="published"):
         do_publish_prices(draft, by=second)
-    verbs = [(entry.verb, entry.object_id) for entry in Everybody(AuditEntry).filter(verb__startswith="price_version.")]
+    verbs = [
+        (entry.action, entry.object_id) for entry in Everybody(AuditEntry).filter(action__startswith="price_version.")
+    ]
     assert sorted(verbs) == [("price_version.created", draft.pk), ("price_version.published", draft.pk)]
 
 

@@ -39,7 +39,7 @@ def test_what_was_wrong_is_mended_and_it_is_settled_once(put_aside: Callable[[An
     with pytest.raises(Conflict):
         do_replay_quarantined(pk)
     (entry,) = Everybody(AuditEntry).filter(object_type="usagequarantine")
-    assert (entry.verb, entry.tenant_id, entry.object_id) == ("quarantine.replayed", None, pk)
+    assert (entry.action, entry.tenant_id, entry.object_id) == ("quarantine.replayed", None, pk)
 
 
 def test_one_that_was_settled_before_its_resolving_was_noted_is_no_harm(

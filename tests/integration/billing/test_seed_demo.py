@@ -13,7 +13,7 @@ from django.db import connection
 
 from billing.metering.reconciler import reconcile
 from billing.models import Budget, BudgetAlert, BudgetPeriod, CreditGrant, Invoice, Payment, UsageEvent, UsageQuarantine
-from millrace.apps.records.models import RequestRecord
+from millrace.apps.request_log.models import RequestRecord
 from millrace.devserver.demo import live, running
 from millrace.devserver.demo.tenants import CAST
 from tenants import actions
@@ -111,10 +111,10 @@ def gateways_wrote_requests_down() -> None:
     copper = tenant("demo-copper")
     records = of(RequestRecord, copper)
     since = datetime.now(UTC) - timedelta(days=29)
-    answered = {each.request_id for each in records if each.verdict != "limited" and each.at > since}
+    answered = {each.request_id for each in records if each.outcome != "limited" and each.started_at > since}
     assert answered == {each.request_id for each in of(UsageEvent, copper, admitted_at__gt=since)}
     refused = [each for each in records if each.code == "budget_exceeded"]
-    assert refused and all(each.bound["name"] == "Pilot" and each.status == "429" for each in refused)
+    assert refused and all(each.limited_by["name"] == "Pilot" and each.status == "429" for each in refused)
 
 
 def the_months_that_are_over_are_invoiced() -> None:
@@ -135,7 +135,7 @@ def test_a_second_run_adds_nothing_twice(played):
     settled = before["UsageEvent"]
     again = small()
     after = counts()
-    assert [str(entry.verb) for entry in Everybody(AuditEntry).all()][:-audited] == []
+    assert [str(entry.action) for entry in Everybody(AuditEntry).all()][:-audited] == []
     for grown in ("UsageEvent", "RequestRecord"):
         assert after[grown] - before.pop(grown) <= 3
     assert {name: after[name] for name in before} == before

@@ -153,7 +153,7 @@ def test_an_invoice_is_taken_back_or_given_up(operator: Client, acme: Tenant, de
     assert only().state == state
     with all_tenants_scope(BypassReason.BILLING):
         assert balance(acme.pk, Account.RECEIVABLE) == 0
-    (entry,) = Everybody(AuditEntry).filter(verb=verb)
+    (entry,) = Everybody(AuditEntry).filter(action=verb)
     assert (entry.after["reason"], entry.actor) == ("Wrong tenant", "op@example.com")
     send(operator, f"/operator/billing/{bill.pk}/{deed}", 422, typed=bill.number, reason="Again")
 

@@ -22,9 +22,9 @@ from tenants import actions
 from tenants.actions.webhooks import do_create_endpoint
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import LimitSet, Mail, Tenant, User, WebhookAttempt, WebhookDelivery
+from tenants.models import LimitSet, OutboxEmail, Tenant, User, WebhookAttempt, WebhookDelivery
 from tenants.outbox import propagation
-from tenants.outbox.email_outbox import send_mails
+from tenants.outbox.email_outbox import send_emails
 from tests.support.billing import books
 from tests.support.frontend.console import meter, remembered
 from tests.support.rows import Everybody, only_project
@@ -200,7 +200,7 @@ def test_limits_are_set_changed_and_lifted(client, acme):
 
 @db
 def test_what_the_operator_imposes_is_seen_and_not_changed(client, acme):
-    row = actions.do_set_limits(acme, {"concurrency": 8}, by_operator=True)
+    row = actions.do_set_limits(acme, {"concurrency": 8}, set_by_operator=True)
     assert "set by the operator" in get(client, "/t/acme/budgets/")
     for what in ("edit", "remove"):
         assert client.get(f"/t/acme/limits/{row.pk}/{what}").status_code == 404
@@ -222,7 +222,7 @@ def test_who_may_only_read(client, acme):
 @db
 def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkeypatch):
     for number in range(3):
-        do_create_endpoint(acme, f"https://hooks.example/{number}", kinds=["budget.threshold_reached"])
+        do_create_endpoint(acme, f"https://hooks.example/{number}", event_types=["budget.threshold_reached"])
     budget, now = do_make_budget(acme, name="All", unit="tokens", period="lifetime", amount=1000), datetime.now(UTC)
     with all_tenants_scope(BypassReason.BILLING):
         fields = {"tenant_id": acme.pk, "unit": "tokens", "period_start": now, "used": 600 * 10**6}
@@ -246,12 +246,12 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
     assert told() == [("Email queued", ""), ("3 webhooks pending", "")]
     with monkeypatch.context() as patch:
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(SMTPServerDisconnected))
-        send_mails()
+        send_emails()
     assert told()[0] == ("Email queued", "The mail server could not be reached.")
-    change(Mail, tries=Mail.MOST_TRIES)
+    change(OutboxEmail, attempts=OutboxEmail.MAX_ATTEMPTS)
     assert told()[0] == ("Email failed", "The mail server could not be reached.")
-    change(Mail, tries=1, claimed_at=None)
-    send_mails()
+    change(OutboxEmail, attempts=1, claimed_at=None)
+    send_emails()
     assert told()[0] == ("Email sent", "")
 
     with all_tenants_scope(BypassReason.WEBHOOKS):
@@ -269,5 +269,5 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
     change(WebhookDelivery, state="delivered")
     assert told()[1:] == [("3 webhooks delivered", "")]
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
-        Mail.objects.all_tenants().delete()  # as they are after 90 days
+        OutboxEmail.objects.all_tenants().delete()  # as they are after 90 days
     assert told()[0] == ("Email", "no longer stored")

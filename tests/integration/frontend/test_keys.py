@@ -52,7 +52,7 @@ def test_a_secret_is_shown_once(client, acme, log_in):
     (secret,) = set(re.findall(r"sk-mr-[\w-]{20,}", answer.content.decode()))
     assert secret.startswith(key.prefix)
     assert answer.headers["Cache-Control"] == "max-age=0, no-cache, no-store, must-revalidate, private"
-    assert (key.name, key.allowed_models, key.allowed_addresses, key.expires_at) == (
+    assert (key.name, key.allowed_models, key.allowed_ip_ranges, key.expires_at) == (
         "prod",
         ["smollm2-135m"],
         None,
@@ -126,7 +126,7 @@ def test_safety_views(client, acme, log_in):
     own, lasting = make(acme, name="own", expires_at=datetime.now(UTC) + timedelta(days=9)), make(acme, name="lasting")
     actions.do_set_limits(acme, {"requests_per_minute": 3}, key=own)
     idle = make(acme, name="idle")
-    actions.record_key_use({idle.pk: datetime.now(UTC) - timedelta(days=91), lasting.pk: datetime.now(UTC)})
+    actions.record_key_usage({idle.pk: datetime.now(UTC) - timedelta(days=91), lasting.pk: datetime.now(UTC)})
     gone = make(acme, name="gone")
     actions.do_revoke_api_key(gone)
 
@@ -156,7 +156,7 @@ def test_rotating_and_disabling(client, acme, log_in):
     assert "stops working immediately" in said
     assert client.post(f"/t/acme/keys/{new.pk}/disable", {"typed": "prod"}).status_code == 303
     assert Everybody(ApiKey).get(pk=new.pk).revoked_at is not None
-    assert Everybody(AuditEntry).filter(verb="key.revoked")[0].actor == "owner@example.com"
+    assert Everybody(AuditEntry).filter(action="key.revoked")[0].actor == "owner@example.com"
 
 
 def test_editing_leaves_an_expiry_alone(client, acme, log_in):

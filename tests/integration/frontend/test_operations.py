@@ -72,7 +72,7 @@ def aside() -> UsageQuarantine:
 
 
 def audited(verb: str) -> AuditEntry:
-    (entry,) = Everybody(AuditEntry).filter(verb=verb)
+    (entry,) = Everybody(AuditEntry).filter(action=verb)
     return entry
 
 
@@ -134,7 +134,7 @@ def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.R
     assert (answer.status_code, answer["Location"]) == (303, "/operator/models/")
     assert broker.hgetall(CORDONS_KEY) == {b"smollm2-135m-0": b"cordon"}
     entry = audited("worker.cordoned")
-    assert (entry.actor, entry.object_name, entry.after["why"]) == ("op@example.com", "smollm2-135m-0", "new disk")
+    assert (entry.actor, entry.object_name, entry.after["reason"]) == ("op@example.com", "smollm2-135m-0", "new disk")
     shown = client.get("/operator/models/").content.decode()
     assert "Cordoned" in shown
     assert "new disk" in shown
@@ -192,7 +192,7 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
         (found,) = re.findall(rf'rel="{rel}" href="([^"]+)"', page)
         return str(found).replace("&amp;", "&")
 
-    first, page = names("/operator/audit/?tenant=acme&verb=key")
+    first, page = names("/operator/audit/?tenant=acme&action=key")
     assert [name[:5] for name in first] == ["key 6", "key 5", "key 4"]
     assert 'rel="prev"' not in page
     actions.do_create_api_key(only_project(acme), "key 7")  # does not move what comes next
@@ -205,7 +205,7 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
     assert [name[:5] for name in back] == ["key 6", "key 5", "key 4"]
     newest, page = names(link(page, "prev"))
     assert [name[:5] for name in newest] == ["key 7"]
-    assert names("/operator/audit/?tenant=lab&verb=key")[0] == [newest_of(lab)]
+    assert names("/operator/audit/?tenant=lab&action=key")[0] == [newest_of(lab)]
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).date()
     assert names(f"/operator/audit/?from={tomorrow}")[0] == []
     for nonsense in ("from=yesterday", "before=%00", "before=99999999999999999999", "after=-1", "tenant=%00"):
@@ -231,7 +231,7 @@ def test_an_entry_says_before_and_after(client: Client) -> None:
 def test_alerts_tell_what_is_open_and_what_is_over(client: Client, use: Callable[..., str]) -> None:
     now = datetime.now(UTC)
     with all_tenants_scope(BypassReason.COMMAND):
-        given = {"kind": "settler", "urgent": True, "opened_at": now - timedelta(hours=2)}
+        given = {"issue_type": "settler", "urgent": True, "opened_at": now - timedelta(hours=2)}
         HealthEvent.objects.create(subject="", title="No settler running", closed_at=now, **given)
         HealthEvent.objects.create(subject="1", title="Another thing", **given)
     both, only = (client.get(f"/operator/alerts/{query}").content.decode() for query in ("", "?state=open"))

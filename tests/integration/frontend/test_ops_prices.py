@@ -167,7 +167,9 @@ def test_one_publishes_what_another_drafted(client, operator, second, acme):
     assert other.post(url, {"typed": "publish"}).status_code == 422
     assert other.post(url, typed).status_code == 303
     assert other.post(url, typed).status_code == 422
-    assert [row.actor for row in Everybody(AuditEntry).filter(verb="price_version.published")] == ["second@example.com"]
+    assert [row.actor for row in Everybody(AuditEntry).filter(action="price_version.published")] == [
+        "second@example.com"
+    ]
     with all_tenants_scope(BypassReason.PRICES):
         assert [one.nano_per_million for one in current_prices(acme.pk, datetime.now(UTC))] == [3 * 10**9]
 

@@ -108,7 +108,7 @@ def test_suspending_wants_the_slug_typed(client, operator, acme):
     assert client.post(url, {"typed": "acme"}).status_code == 303
     assert "Resume" in client.get(f"/operator/tenants/{acme.pk}/").content.decode()
     assert client.post(f"/operator/tenants/{acme.pk}/resume", {"typed": "acme"}).status_code == 303
-    verbs = [row.verb for row in sorted(of(AuditEntry, acme, actor="op@example.com"), key=lambda row: row.pk)]
+    verbs = [row.action for row in sorted(of(AuditEntry, acme, actor="op@example.com"), key=lambda row: row.pk)]
     assert verbs == ["tenant.suspended", "tenant.resumed"]
 
 
@@ -194,7 +194,11 @@ def test_the_banner_is_on_every_page_until_the_view_ends(client, operator, acme)
     assert "End view" not in client.get("/operator/tenants/").content.decode()
     assert client.get("/t/acme/").status_code == 302
     started, ended = sorted(of(AuditEntry, acme, actor="op@example.com"), key=lambda row: row.pk)
-    assert (started.verb, started.after["why"], ended.verb) == ("tenant.view_started", "ticket 12", "tenant.view_ended")
+    assert (started.action, started.after["why"], ended.action) == (
+        "tenant.view_started",
+        "ticket 12",
+        "tenant.view_ended",
+    )
 
 
 def test_a_view_is_of_one_tenant_and_runs_out(client, operator, acme, monkeypatch):
@@ -203,7 +207,7 @@ def test_a_view_is_of_one_tenant_and_runs_out(client, operator, acme, monkeypatc
     assert client.get("/t/lab/").status_code == 302
     view(client, other)
     assert client.get("/t/acme/").status_code == 302
-    assert [row.verb for row in of(AuditEntry, acme, verb="tenant.view_ended")] == ["tenant.view_ended"]
+    assert [row.action for row in of(AuditEntry, acme, action="tenant.view_ended")] == ["tenant.view_ended"]
     session = client.session
     session["viewing"] = session["viewing"] | {"until": datetime.now(UTC).timestamp() - 1}
     session.save()
@@ -213,7 +217,7 @@ def test_a_view_is_of_one_tenant_and_runs_out(client, operator, acme, monkeypatc
 def test_logging_out_ends_the_view(client, operator, acme):
     view(client, acme)
     client.post("/logout")
-    assert len(of(AuditEntry, acme, verb="tenant.view_ended")) == 1
+    assert len(of(AuditEntry, acme, action="tenant.view_ended")) == 1
 
 
 def test_members_cannot_view(client, acme):

@@ -71,7 +71,7 @@ def test_actions_want_the_email_address_and_are_recorded(client, operator, dev):
         assert client.post(url, {"typed": "other@example.com"}).status_code == 422
         assert client.post(url, {"typed": dev.email}).url == f"/operator/users/{dev.pk}/"
     rows = sorted(Everybody(AuditEntry).filter(object_type="user", object_id=dev.pk), key=lambda row: row.pk)
-    assert [row.verb.removeprefix("user.") for row in rows] == [
+    assert [row.action.removeprefix("user.") for row in rows] == [
         *("operator_granted", "operator_revoked", "second_factor_removed", "deactivated", "reactivated")
     ]
     assert {row.actor for row in rows} == {"op@example.com"}

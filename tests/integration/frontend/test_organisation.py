@@ -94,10 +94,12 @@ def test_a_webhooks_secret_is_shown_once(acme):
     client = log_in()
     url = "/t/acme/webhooks/new"
     assert "https" in client.post(url, {"url": "http://x.example"}).content.decode()
-    made = client.post(url, {"url": "https://x.example/h", "kinds": ["invoice.paid"]}, headers=HX).content.decode()
+    made = client.post(
+        url, {"url": "https://x.example/h", "event_types": ["invoice.paid"]}, headers=HX
+    ).content.decode()
     (secret,) = re.findall(r"whsec_[\w+/=]+", made)
     (endpoint,) = of(WebhookEndpoint, acme)
-    assert endpoint.kinds == ["invoice.paid"]
+    assert endpoint.event_types == ["invoice.paid"]
     assert secret not in client.get(f"/t/acme/webhooks/{endpoint.pk}/", headers=HX).content.decode()
     rotated = client.post(f"/t/acme/webhooks/{endpoint.pk}/rotate").content.decode()
     assert secret not in rotated
@@ -213,19 +215,20 @@ def test_a_draft_is_checked_and_not_published(acme):
 def _record(tenant: Tenant, number: int, **fields: Any) -> Any:
     from datetime import UTC, datetime, timedelta
 
-    from millrace.apps.records.models import RequestRecord
+    from millrace.apps.request_log.models import RequestRecord
 
     given: dict[str, Any] = {
-        **{"tenant_id": tenant.pk, "at": datetime.now(UTC) - timedelta(minutes=number + 1), "project_id": 1},
+        **{"tenant_id": tenant.pk, "started_at": datetime.now(UTC) - timedelta(minutes=number + 1), "project_id": 1},
         **{"request_id": f"req_{number}", "key_id": 1, "gateway_id": "g", "endpoint": "chat.completions"},
-        **{"asked": "mine", "served": "a", "stream": False, "status": "200", "verdict": "completed", "total_ms": 1},
+        **{"requested_model": "mine", "served_model": "a", "stream": False, "status": "200"},
+        **{"outcome": "completed", "total_ms": 1},
         **{"prompt_tokens": 10, "route": {"targets": ["a", "b"]}},
     }
     return RequestRecord(**(given | fields))
 
 
 def test_a_draft_is_tried_on_requests_that_came(acme):
-    from millrace.apps.records.models import RequestRecord
+    from millrace.apps.request_log.models import RequestRecord
     from tenants.isolation.scopes import tenant_scope
 
     with tenant_scope(acme):
@@ -233,9 +236,9 @@ def test_a_draft_is_tried_on_requests_that_came(acme):
             [
                 *(_record(acme, number) for number in range(3)),
                 *(_record(acme, number, prompt_tokens=900) for number in range(3, 8)),
-                _record(acme, 8, asked="other", prompt_tokens=901),
+                _record(acme, 8, requested_model="other", prompt_tokens=901),
                 _record(acme, 9, prompt_tokens=None),  # refused before its prompt was counted
-                _record(acme, 10, asked="other"),
+                _record(acme, 10, requested_model="other"),
             ]
         )
     client = log_in("developer")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from billing.models import UsageEvent
-from millrace.apps.records.models import RequestRecord
+from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant, User
@@ -31,9 +31,22 @@ def acme(client: Any) -> Tenant:
 
 
 def record(tenant: Tenant, number: int = 0, **changes: Any) -> RequestRecord:
-    fields: dict[str, Any] = {"request_id": f"req_{number:08}", "at": NOW - timedelta(seconds=number)}
-    fields |= {"project_id": 1, "key_id": 1, "gateway_id": "gw", "endpoint": "chat.completions", "asked": "mine"}
-    fields |= {"served": "alpha", "stream": True, "status": "200", "code": "", "verdict": "completed", "total_ms": 9}
+    fields: dict[str, Any] = {"request_id": f"req_{number:08}", "started_at": NOW - timedelta(seconds=number)}
+    fields |= {
+        "project_id": 1,
+        "key_id": 1,
+        "gateway_id": "gw",
+        "endpoint": "chat.completions",
+        "requested_model": "mine",
+    }
+    fields |= {
+        "served_model": "alpha",
+        "stream": True,
+        "status": "200",
+        "code": "",
+        "outcome": "completed",
+        "total_ms": 9,
+    }
     with tenant_scope(tenant):
         return RequestRecord.objects.create(tenant_id=tenant.pk, **fields | changes)
 
@@ -59,8 +72,8 @@ def test_pages_turn_and_keep_their_filters(client, acme, monkeypatch):
     monkeypatch.setattr("frontend.tenant.requests.log.SIZE", 2)
     for number in range(5):
         record(acme, number)
-    record(acme, 5, verdict="refused", status="400", code="invalid_value")
-    start = "/t/acme/requests/?verdict=completed&range=7d"
+    record(acme, 5, outcome="refused", status="400", code="invalid_value")
+    start = "/t/acme/requests/?outcome=completed&range=7d"
     first = get(client, start)
     assert listed(first) == ["req_00000000", "req_00000001"]
     assert 'rel="prev"' not in first
@@ -74,19 +87,19 @@ def test_pages_turn_and_keep_their_filters(client, acme, monkeypatch):
 
 def test_filters_are_in_the_address(client, acme):
     key, _ = actions.do_create_api_key(only_project(acme), "prod")
-    record(acme, 0, key_id=key.pk, status="429", code="rate_limit_exceeded", verdict="limited")
-    record(acme, 1, asked="other", key_id=key.pk + 1)
+    record(acme, 0, key_id=key.pk, status="429", code="rate_limit_exceeded", outcome="limited")
+    record(acme, 1, requested_model="other", key_id=key.pk + 1)
     for query, found in (
         (f"key={key.pk}", [0]),
-        ("verdict=limited", [0]),
+        ("outcome=limited", [0]),
         ("code=rate_limit_exceeded", [0]),
         ("model=other", [1]),
-        ("key=x&verdict=odd&cursor=odd", [0, 1]),  # nonsense asks for nothing
+        ("key=x&outcome=odd&cursor=odd", [0, 1]),  # nonsense asks for nothing
         ("project=7", []),
     ):
         page = get(client, f"/t/acme/requests/?{query}&range=7d")
         assert listed(page) == [f"req_{number:08}" for number in found], query
-    assert '<option value="limited" selected>' in get(client, "/t/acme/requests/?verdict=limited")
+    assert '<option value="limited" selected>' in get(client, "/t/acme/requests/?outcome=limited")
     assert "No request matches" in get(client, "/t/acme/requests/?project=7")
 
 
@@ -120,7 +133,7 @@ def test_the_drawer_tells_the_story(client, acme):
 def test_a_refusal_names_what_bound(client, acme):
     bound = {"kind": "budget", "id": 1, "name": "One cent", "unit": "money", "period": "day", "left": 0, "needed": 5}
     bound["resets_at"] = "2026-12-01T00:00:00+00:00"
-    row = record(acme, 0, verdict="limited", status="429", code="budget_exceeded", bound=bound, served="")
+    row = record(acme, 0, outcome="limited", status="429", code="budget_exceeded", limited_by=bound, served_model="")
     page = get(client, f"/t/acme/requests/{row.request_id}")
     for text in ("Blocked by budget One cent", "2026-12-01 00:00 UTC", "Not routed (blocked)"):
         assert text in page, text
@@ -157,7 +170,7 @@ def test_what_is_still_being_written_is_asked_for_again(client, acme, monkeypatc
         "load": 0,
         "credits": 1,
     }
-    row = record(acme, at=datetime.now(UTC), placements=[place])
+    row = record(acme, started_at=datetime.now(UTC), placements=[place])
     assert "Usage is not settled yet" in get(client, f"/t/acme/requests/{row.request_id}")
     monkeypatch.undo()
     assert "Usage is being settled" in get(client, f"/t/acme/requests/{row.request_id}")

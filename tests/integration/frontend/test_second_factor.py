@@ -75,9 +75,9 @@ def test_enrolling_works(client, user, django_capture_on_commit_callbacks):
         assert client.get(path).status_code == 200, path
     client.post("/account/mfa/totp/deactivate/")
     entries = Everybody(AuditEntry).filter(tenant_id=None)
-    assert {entry.verb for entry in entries} >= {"user.totp_activated", "user.totp_deactivated"}
-    (left,) = (entry for entry in entries if entry.verb == "user.totp_deactivated")
-    assert (left.actor, left.object_name, left.address) == ("dev@example.com", "dev@example.com", "127.0.0.1")
+    assert {entry.action for entry in entries} >= {"user.totp_activated", "user.totp_deactivated"}
+    (left,) = (entry for entry in entries if entry.action == "user.totp_deactivated")
+    assert (left.actor, left.object_name, left.ip_address) == ("dev@example.com", "dev@example.com", "127.0.0.1")
     assert not Authenticator.objects.filter(user=user).exists()
 
 
@@ -169,7 +169,7 @@ def test_the_password_can_be_changed(client, user):
     assert client.post("/account/password", sent).status_code == 302
     user.refresh_from_db()
     assert user.check_password(new)
-    assert len(Everybody(AuditEntry).filter(verb="user.password_changed")) == 1
+    assert len(Everybody(AuditEntry).filter(action="user.password_changed")) == 1
 
 
 def test_nobody_signs_up_by_themselves(client):

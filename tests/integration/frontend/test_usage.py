@@ -81,26 +81,26 @@ def test_nonsense_in_the_address_is_not_asked_for(client, acme):
 
 
 def test_what_refused_is_named(client, acme):
-    from millrace.apps.records.models import RequestRecord
+    from millrace.apps.request_log.models import RequestRecord
 
     bound = {"kind": "budget", "scope": "", "id": 4, "name": "All of it", "model": ""}
     with tenant_scope(acme):
         RequestRecord.objects.for_tenant(acme).bulk_create(
             RequestRecord(
                 tenant_id=acme.pk,
-                at=datetime.now(UTC),
+                started_at=datetime.now(UTC),
                 request_id=f"req_{number}",
                 project_id=1,
                 key_id=1,
                 gateway_id="g",
                 endpoint="chat.completions",
-                asked="m",
-                served="",
+                requested_model="m",
+                served_model="",
                 stream=False,
                 status="429",
                 code="budget_exceeded",
-                verdict="limited",
-                bound=bound,
+                outcome="limited",
+                limited_by=bound,
                 total_ms=1,
             )
             for number in range(3)
@@ -109,7 +109,7 @@ def test_what_refused_is_named(client, acme):
     panel = page.split('id="panel-refusals"')[1]
     assert "budget All of it" in panel
     assert re.search(r'data-label="Rejected">3<', panel)
-    assert "/t/acme/requests/?verdict=limited" in panel
+    assert "/t/acme/requests/?outcome=limited" in panel
 
 
 def test_it_loads_when_the_records_are_gone(client, acme):

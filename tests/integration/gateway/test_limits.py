@@ -178,7 +178,7 @@ async def test_places_the_broker_lost_are_taken_again(broker: redis.Redis, monke
 
 
 async def test_long_jobs_have_a_cap_of_their_own(admit: Any) -> None:
-    key = make_key(key_set(long_queue=100, long_cap=1))
+    key = make_key(key_set(long_prompt_threshold=100, long_prompt_concurrency=1))
     long = await admit(key, prompt=100)
     assert "1 long jobs at once" in (await refused(admit, key, prompt=200)).message
     await admit(key, prompt=99)
@@ -267,10 +267,10 @@ def test_every_limit_of_a_set_is_kept_somewhere() -> None:
     """A limit added to the snapshot and forgotten here would be none."""
     plain = {"id", "scope", "model", "dry_run"}
     named = {field.name for field in msgspec.structs.fields(LimitSetSnapshot)} - plain
-    full = replace_all(LimitSetSnapshot(1, "key", dry_run=True), named - {"long_queue"}, 5)
-    full = msgspec.structs.replace(full, long_queue=1)
+    full = replace_all(LimitSetSnapshot(1, "key", dry_run=True), named - {"long_prompt_threshold"}, 5)
+    full = msgspec.structs.replace(full, long_prompt_threshold=1)
     checked = {check.name for check in limits.checks_of(1, [full], limits.LimitCost(1, 1, 1))}
-    assert checked == named - {"long_queue"}
+    assert checked == named - {"long_prompt_threshold"}
 
 
 def replace_all(set_: LimitSetSnapshot, names: set[str], value: int) -> LimitSetSnapshot:

@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 
 from inference_worker.contract.request import SamplingParams
-from millrace.apps.records.models import RequestContent, RequestRecord
+from millrace.apps.request_log.models import RequestContent, RequestRecord
 from millrace.gateway.admission.admission import AdmissionGrant, RateLimitAdmission
 from millrace.gateway.admission.limits import LimitCost, checks_of
 from millrace.gateway.core.errors import ApiError
@@ -76,7 +76,12 @@ def test_an_answered_request_tells_its_story() -> None:
     trace.asked(request(stream=True), b"{}")
     trace.calls.append(call())
     record = told(trace)
-    assert (record["asked"], record["served"], record["stream"], record["verdict"]) == ("m", "m1", True, "completed")
+    assert (record["requested_model"], record["served_model"], record["stream"], record["outcome"]) == (
+        "m",
+        "m1",
+        True,
+        "completed",
+    )
     assert [(each["name"], each["limit"], each["left"]) for each in record["limits"]] == [
         ("requests_per_minute", 3, 2),
         ("tokens_per_day", 1000, 970),
@@ -85,7 +90,7 @@ def test_an_answered_request_tells_its_story() -> None:
     assert [each.get("dry") for each in record["limits"]] == [None, None, True]
     assert record["placements"][0]["by"] == "prefix"
     assert record["route"].keys() == {"policy", "targets", "skipped"}  # and nothing of what its caller noted
-    assert (record["hold_nano"], record["price_version"], record["windows"]) == (300, 5, [4, 9])
+    assert (record["reserved_nano"], record["price_version"], record["budget_periods"]) == (300, 5, [4, 9])
     assert (record["prompt_tokens"], record["max_tokens"]) == (10, 20)
     assert 900 < record["ttft_ms"] <= 1100
     assert trace.content() is None
@@ -95,7 +100,7 @@ def test_several_prompts_are_one_record() -> None:
     trace = RequestTrace(KEY, "req_1", "completions")
     trace.calls += [call(), call()]
     record = told(trace)
-    assert (record["prompts"], record["prompt_tokens"], record["hold_nano"]) == (2, 20, 600)
+    assert (record["prompts"], record["prompt_tokens"], record["reserved_nano"]) == (2, 20, 600)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +122,7 @@ def test_several_prompts_are_one_record() -> None:
 def test_how_it_ended(status: str, code: str, complete: bool, verdict: str) -> None:
     trace = RequestTrace(KEY, "req_1", "messages")
     trace.fault = ApiError(code, "") if code else None
-    assert told(trace, status, complete=complete)["verdict"] == verdict
+    assert told(trace, status, complete=complete)["outcome"] == verdict
 
 
 async def test_the_limit_that_bound_is_named(broker: Any) -> None:
@@ -141,8 +146,8 @@ async def test_the_limit_that_bound_is_named(broker: Any) -> None:
     trace = RequestTrace(key, "req_1", "completions")
     trace.fault = refused.value
     record = told(trace, "429")
-    assert record["bound"].pop("reset_ms") > 50_000
-    assert record["bound"] == {
+    assert record["limited_by"].pop("reset_ms") > 50_000
+    assert record["limited_by"] == {
         **{"kind": "limit", "scope": "project", "id": 9, "model": "m", "name": "requests_per_minute"},
         **{"limit": 1, "left": 0, "needed": 1},
     }
@@ -201,9 +206,9 @@ async def test_records_come_to_the_database_once(rows: TenantConnectionPool) -> 
     found: list[RequestRecord] = await everything(RequestRecord)
     assert [row.request_id for row in found] == ["req_0", "req_1", "req_2"]
     row = found[0]
-    assert (row.asked, row.served, row.gateway_id, row.limits[0]["left"]) == ("mine", "m1", "gw-1", 2)
-    assert 0 <= (before - row.at).total_seconds() < 10
-    assert (row.windows, row.placements[0]["replica"], row.bound) == ([4, 9], "r", None)
+    assert (row.requested_model, row.served_model, row.gateway_id, row.limits[0]["left"]) == ("mine", "m1", "gw-1", 2)
+    assert 0 <= (before - row.started_at).total_seconds() < 10
+    assert (row.budget_periods, row.placements[0]["replica"], row.limited_by) == ([4, 9], "r", None)
     assert lost.count == 0
     await recorder.flush()
     assert len(await everything(RequestRecord)) == 3
@@ -215,7 +220,7 @@ async def test_contents_are_kept_only_where_that_is_wished(
     monkeypatch.setattr(request_log, "MAX_CONTENT_CHARACTERS", 20)
     lost: Any = Lost()
     recorder = RequestLogWriter(rows, "gw-1", lost)
-    keeps: ApiKeySnapshot = msgspec.structs.replace(KEY, keep_content_days=2)
+    keeps: ApiKeySnapshot = msgspec.structs.replace(KEY, content_retention_days=2)
     for key, name in ((KEY, "req_0"), (keeps, "req_1"), (keeps, "req_2")):
         trace = RequestTrace(key, name, "completions")
         trace.asked(request(), b'{"prompt": "\\u0000"}' + b" " * 9 * (name == "req_2"))

@@ -22,7 +22,7 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.http.endpoints import websocket
 from tenants import actions
 from tenants.keys import playground_tokens, snapshot
-from tenants.models import ApiKey, AuditEntry, KeySnapshot, KeyUse, User
+from tenants.models import ApiKey, ApiKeySnapshotRow, ApiKeyUsage, AuditEntry, User
 from tests.support.gateway.watched_keys import Watched
 from tests.support.rows import Everybody
 
@@ -34,7 +34,7 @@ WITHIN = 1.0  # what is promised; measured here with everything on one machine
 def pushing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether Valkey hears of changes."""
     if request.param == "polled":
-        monkeypatch.setattr("tenants.keys.key_snapshots.tell_gateways", lambda *_: None)
+        monkeypatch.setattr("tenants.keys.key_snapshots.notify_gateways", lambda *_: None)
     return bool(request.param == "pushed")
 
 
@@ -115,7 +115,7 @@ async def test_a_copy_in_valkey_is_believed_until_its_tenant_changes(
     monkeypatch.setattr(watched.keys, "_distrust_until", 0.0)
     believed = await watched.keys.find(secret)
     assert believed and believed.project_id == -1
-    monkeypatch.setattr("tenants.keys.key_snapshots.tell_gateways", lambda *_: None)
+    monkeypatch.setattr("tenants.keys.key_snapshots.notify_gateways", lambda *_: None)
     await sync_to_async(actions.do_revoke_api_key)(key)
     await soon(lambda: refused(watched, secret), WITHIN)
     await asyncio.sleep(0.6)
@@ -161,9 +161,9 @@ async def test_a_change_during_the_look_up_is_not_cached_over(
 
 
 async def test_a_key_is_used_only_from_its_addresses(watched: Watched, new_key: Any) -> None:
-    _, secret = await sync_to_async(new_key)(allowed_addresses=["10.0.0.0/8"])
+    _, secret = await sync_to_async(new_key)(allowed_ip_ranges=["10.0.0.0/8"])
     assert await watched.fault(secret) is None
-    _, secret = await sync_to_async(new_key)(allowed_addresses=["192.168.0.0/16"])
+    _, secret = await sync_to_async(new_key)(allowed_ip_ranges=["192.168.0.0/16"])
     assert await watched.fault(secret) == "invalid_api_key"
 
 
@@ -174,7 +174,7 @@ async def test_last_uses_are_written_down(watched: Watched, new_key: Any, monkey
     await watched.fault(secret)
 
     async def written() -> bool:
-        return bool(await sync_to_async(Everybody(KeyUse).filter)(key_id=key.pk))
+        return bool(await sync_to_async(Everybody(ApiKeyUsage).filter)(key_id=key.pk))
 
     await soon(written)
 
@@ -200,7 +200,7 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
 
     def store_under_the_old_one() -> None:
         Everybody(ApiKey).update(key_hash=old, pepper="old")
-        Everybody(KeySnapshot).update(key_hash=old)
+        Everybody(ApiKeySnapshotRow).update(key_hash=old)
 
     await sync_to_async(store_under_the_old_one)()
     await broker.flushdb()
@@ -209,7 +209,7 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
 
     def stored() -> tuple[bytes, bytes, str]:
         row = Everybody(ApiKey).get(pk=key.pk)
-        return bytes(row.key_hash), bytes(Everybody(KeySnapshot).get(key_id=key.pk).key_hash), row.pepper
+        return bytes(row.key_hash), bytes(Everybody(ApiKeySnapshotRow).get(key_id=key.pk).key_hash), row.pepper
 
     new = snapshot.hash_key(secret, newest)
 
@@ -218,7 +218,7 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
 
     await soon(moved)
     assert await watched.fault(secret) is None
-    (entry,) = await sync_to_async(Everybody(AuditEntry).filter)(verb="key.rehashed")
+    (entry,) = await sync_to_async(Everybody(AuditEntry).filter)(action="key.rehashed")
     assert (entry.actor, entry.before, entry.after) == (
         "gateway",
         {"pepper": "old"},
@@ -232,7 +232,7 @@ async def test_a_ticket_ends_with_its_users_access_and_so_does_what_runs_on_its_
     key, _ = await sync_to_async(new_key)()
     user = await sync_to_async(User.objects.create_user)("dev@example.com")
     ticket = playground_tokens.read(
-        platform_settings().secret_key, await sync_to_async(actions.do_give_ticket)(key, user)
+        platform_settings().secret_key, await sync_to_async(actions.do_create_playground_token)(key, user)
     )
     assert ticket is not None
     assert (await watched.keys.authenticate_ticket(ticket, "inference")).key_id == key.pk

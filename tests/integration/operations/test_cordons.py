@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def test_it_works(broker: redis.Redis, speak: Callable[..., None]) -> None:
     speak("m-0.aa")
     speak("m-1.bb", running=2)
-    do_cordon("m-0", why="a new kernel")
+    do_cordon("m-0", reason="a new kernel")
     assert broker.hgetall(CORDONS_KEY) == {b"m-0": b"cordon"}
     do_cordon("m-1", drain=True)
     assert [(one.worker, one.state) for one in read_fleet_status().replicas] == [
@@ -38,14 +38,14 @@ def test_it_works(broker: redis.Redis, speak: Callable[..., None]) -> None:
     assert {one.state for one in read_fleet_status().replicas} == {ReplicaState.READY}
     assert Everybody(Cordon).count() == 0
     entries = Everybody(AuditEntry).order_by("id")
-    assert [(entry.verb, entry.object_name, entry.tenant_id) for entry in entries] == [
+    assert [(entry.action, entry.object_name, entry.tenant_id) for entry in entries] == [
         ("worker.cordoned", "m-0", None),
         ("worker.drain_started", "m-1", None),
         ("worker.uncordoned", "m-0", None),
         ("worker.uncordoned", "m-1", None),
     ]
-    assert entries[0].after == {"worker": "m-0", "drain": False, "why": "a new kernel"}
-    assert entries[2].before == {"worker": "m-0", "drain": False, "why": "a new kernel"}
+    assert entries[0].after == {"worker": "m-0", "drain": False, "reason": "a new kernel"}
+    assert entries[2].before == {"worker": "m-0", "drain": False, "reason": "a new kernel"}
 
 
 def test_once_is_enough(broker: redis.Redis) -> None:
@@ -57,7 +57,7 @@ def test_once_is_enough(broker: redis.Redis) -> None:
     with pytest.raises(Conflict):
         do_uncordon("m-0")
     with pytest.raises(ActionRefused):
-        do_cordon("m-0", why="x" * 201)
+        do_cordon("m-0", reason="x" * 201)
 
 
 def test_a_broker_that_forgot_is_told_again(broker: redis.Redis) -> None:

@@ -19,15 +19,15 @@ from inference_worker.contract.messages import encode
 from millrace.apps.operations import health, tasks
 from millrace.apps.operations.fleet_status import read_fleet_status
 from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, GatewayHeartbeat, QueueDepth, gateway_heartbeat_key
-from millrace.apps.operations.health import HealthIssue, Kind
+from millrace.apps.operations.health import HealthIssue, IssueType
 from millrace.apps.operations.models import Cordon, HealthEvent
-from millrace.apps.records.models import RequestRecord
+from millrace.apps.request_log.models import RequestRecord
 from millrace.conf.environment import platform_settings
 from millrace.devserver.processes import ProcessFile, ProcessState
 from tenants.actions import do_create_tenant, do_suspend_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import Mail, Tenant, WebhookEndpoint
+from tenants.models import OutboxEmail, Tenant, WebhookEndpoint
 from tests.support.billing.books import rate_card
 from tests.support.rows import Everybody
 
@@ -54,8 +54,8 @@ def settled(broker: redis.Redis, *, age_ms: int = 0, lag_ms: int = 0) -> None:
 
 
 def found() -> list[HealthIssue]:
-    _, concerns = health.look()
-    return concerns
+    _, issues = health.read_issues()
+    return issues
 
 
 def only() -> HealthIssue:
@@ -71,18 +71,18 @@ def test_nothing_needs_anybody() -> None:
 @pytest.mark.usefixtures("well")
 def test_the_settler(broker: redis.Redis) -> None:
     settled(broker, age_ms=11_000)
-    assert (only().kind, only().urgent) == (Kind.SETTLER, True)
+    assert (only().issue_type, only().urgent) == (IssueType.SETTLER, True)
     settled(broker, lag_ms=61_000)
-    assert (only().kind, only().urgent) == (Kind.SETTLER, False)
+    assert (only().issue_type, only().urgent) == (IssueType.SETTLER, False)
     assert only().title.startswith("7 usage records to settle")
 
 
 @pytest.mark.usefixtures("well")
 def test_a_model_without_replicas_and_a_silent_one(speak: Callable[..., None]) -> None:
     speak("smollm2-135m-0.aa", age_ms=30_000)
-    assert [(one.kind, one.subject) for one in found()] == [
-        (Kind.MODEL, "smollm2-135m"),
-        (Kind.REPLICA, "smollm2-135m-0.aa"),
+    assert [(one.issue_type, one.subject) for one in found()] == [
+        (IssueType.MODEL, "smollm2-135m"),
+        (IssueType.REPLICA, "smollm2-135m-0.aa"),
     ]
 
 
@@ -91,10 +91,10 @@ def test_who_waits_long(broker: redis.Redis) -> None:
     broker.sadd(GATEWAYS_KEY, "gw-1", "gw-dead")
     longest = platform_settings().queue_timeout_seconds * 1000
     batch = QueueDepth("m", True, 900, 10 * longest)
-    for waited, kinds in ((longest // 3, []), (longest // 2, [Kind.QUEUE])):
+    for waited, kinds in ((longest // 3, []), (longest // 2, [IssueType.QUEUE])):
         told = GatewayHeartbeat(5, (QueueDepth("m", False, 4, waited), batch))
         broker.set(gateway_heartbeat_key("gw-1"), encode(told), ex=5)
-        assert [one.kind for one in found()] == kinds
+        assert [one.issue_type for one in found()] == kinds
     assert only().title == "4 requests waiting for m, oldest 15 s"
     assert broker.smembers(GATEWAYS_KEY) == {b"gw-1"}
 
@@ -105,14 +105,14 @@ def test_the_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
         raise redis.ConnectionError
 
     monkeypatch.setattr("millrace.apps.operations.health.read_fleet_status", away)
-    assert (only().kind, only().urgent) == (Kind.BROKER, True)
+    assert (only().issue_type, only().urgent) == (IssueType.BROKER, True)
 
 
 @pytest.mark.usefixtures("well")
 @pytest.mark.parametrize(("used", "mode", "urgent"), [(90, "hard", False), (100, "hard", True), (120, "soft", False)])
 def test_a_tenant_near_its_budget(used: int, mode: str, urgent: bool) -> None:
     tenant = spender(used, mode)
-    assert (only().kind, only().urgent, only().tenant) == (Kind.BUDGET, urgent, tenant)
+    assert (only().issue_type, only().urgent, only().tenant) == (IssueType.BUDGET, urgent, tenant)
     assert only().title == f"Acme: budget “month” is {used}% used, and 1 more"
     do_suspend_tenant(tenant)
     assert found() == []
@@ -157,11 +157,11 @@ def test_quarantine_and_reconciliation() -> None:
                 resolved_at=None,
             )
         Reconciliation.objects.create(created_at=NOW, budget_periods=3, differences=[{"budget_period": 1}], corrected=1)
-    kinds = [(one.kind, one.subject) for one in found()]
+    kinds = [(one.issue_type, one.subject) for one in found()]
     assert kinds == [
-        (Kind.QUARANTINE, "conflict"),
-        (Kind.QUARANTINE, "refused"),
-        (Kind.RECONCILIATION, "differences"),
+        (IssueType.QUARANTINE, "conflict"),
+        (IssueType.QUARANTINE, "refused"),
+        (IssueType.RECONCILIATION, "differences"),
     ]
     assert found()[1].title.startswith("2 usage records are in quarantine (refused)")
 
@@ -170,7 +170,7 @@ def test_quarantine_and_reconciliation() -> None:
 def test_reconciliation_that_does_not_run() -> None:
     with all_tenants_scope(BypassReason.COMMAND):
         Reconciliation.objects.update(created_at=NOW - timedelta(minutes=21))
-    assert (only().kind, only().subject) == (Kind.RECONCILIATION, "late")
+    assert (only().issue_type, only().subject) == (IssueType.RECONCILIATION, "late")
 
 
 @pytest.mark.usefixtures("well")
@@ -179,9 +179,9 @@ def test_processes_that_are_down_or_were_restarted_often(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "getppid", os.getpid)  # so that this process is its own supervisor
     down = ProcessState("worker-m", False, 4, "killed by SIGKILL", time.monotonic() + 8)
     file.publish([down, ProcessState("web", True, 3, "ended with status 1"), ProcessState("beat", True, 2, "x")])
-    assert [(one.kind, one.subject, one.urgent) for one in found()] == [
-        (Kind.PROCESS, "worker-m", True),
-        (Kind.PROCESS, "web", False),
+    assert [(one.issue_type, one.subject, one.urgent) for one in found()] == [
+        (IssueType.PROCESS, "worker-m", True),
+        (IssueType.PROCESS, "web", False),
     ]
     assert found()[0].title == "worker-m: restarting, 4 deaths, last: killed by SIGKILL, next start in 8 s"
     file.close()
@@ -194,12 +194,12 @@ def test_a_disk_that_is_almost_full(monkeypatch: pytest.MonkeyPatch, speak: Call
     monkeypatch.setattr("inference_worker.contract.disk.free_bytes", lambda _: free)
     for change, urgent in ((0, False), (-1, True)):
         free = platform_settings().min_free_disk + change
-        assert (only().kind, only().subject, only().urgent) == (Kind.DISK, "", urgent)
+        assert (only().issue_type, only().subject, only().urgent) == (IssueType.DISK, "", urgent)
     monkeypatch.undo()
     speak("smollm2-135m-0.aa", ready=False, disk_low=True)
-    assert [(one.kind, one.subject, one.urgent) for one in found()] == [
-        (Kind.MODEL, "smollm2-135m", True),
-        (Kind.DISK, "smollm2-135m-0.aa", True),
+    assert [(one.issue_type, one.subject, one.urgent) for one in found()] == [
+        (IssueType.MODEL, "smollm2-135m", True),
+        (IssueType.DISK, "smollm2-135m-0.aa", True),
     ]
 
 
@@ -207,29 +207,36 @@ def test_a_disk_that_is_almost_full(monkeypatch: pytest.MonkeyPatch, speak: Call
 def test_slow_and_failing_models() -> None:
     objective = platform_settings().ttft_slo_ms
     with all_tenants_scope(BypassReason.COMMAND):
-        rows = [record(number, ttft_ms=objective + 1, verdict="completed") for number in range(19)]
+        rows = [record(number, ttft_ms=objective + 1, outcome="completed") for number in range(19)]
         RequestRecord.objects.all_tenants().bulk_create(rows)
-        assert health.concerns(read_fleet_status()) == []  # too few to say anything
-        RequestRecord.objects.all_tenants().bulk_create([record(19, ttft_ms=None, verdict="failed")])
-    assert [(one.kind, one.subject) for one in found()] == [(Kind.FAILURES, "m"), (Kind.OBJECTIVE, "m")]
+        assert health.find_issues(read_fleet_status()) == []  # too few to say anything
+        RequestRecord.objects.all_tenants().bulk_create([record(19, ttft_ms=None, outcome="failed")])
+    assert [(one.issue_type, one.subject) for one in found()] == [(IssueType.FAILURES, "m"), (IssueType.OBJECTIVE, "m")]
 
 
 def record(number: int, **fields: Any) -> RequestRecord:
     given = {"tenant_id": 1, "project_id": 1, "key_id": 1, "gateway_id": "gw", "endpoint": "chat.completions"}
-    given |= {"asked": "m", "served": "m", "stream": True, "status": "200", "code": "", "total_ms": 5000}
-    return RequestRecord(at=NOW - timedelta(minutes=5), request_id=f"req_{number}", **(given | fields))
+    given |= {
+        "requested_model": "m",
+        "served_model": "m",
+        "stream": True,
+        "status": "200",
+        "code": "",
+        "total_ms": 5000,
+    }
+    return RequestRecord(started_at=NOW - timedelta(minutes=5), request_id=f"req_{number}", **(given | fields))
 
 
 @pytest.mark.usefixtures("well")
 def test_mails_that_are_not_sent_and_cordons_that_are_forgotten() -> None:
     tenant = do_create_tenant("acme", "Acme")
     with all_tenants_scope(BypassReason.COMMAND):
-        Mail.objects.create(tenant_id=tenant.pk, roles=["owner"], subject="Hello", text="…")
-        Cordon.objects.create(worker="m-0", by="ops@example.com")
-        assert health.concerns(read_fleet_status()) == []
-        Mail.objects.all_tenants().update(created_at=NOW - timedelta(hours=2))
-        Cordon.objects.update(since=NOW - timedelta(hours=2))
-    assert [(one.kind, one.subject) for one in found()] == [(Kind.CORDON, "m-0"), (Kind.MAIL, "")]
+        OutboxEmail.objects.create(tenant_id=tenant.pk, roles=["owner"], subject="Hello", body="…")
+        Cordon.objects.create(worker="m-0", cordoned_by="ops@example.com")
+        assert health.find_issues(read_fleet_status()) == []
+        OutboxEmail.objects.all_tenants().update(created_at=NOW - timedelta(hours=2))
+        Cordon.objects.update(cordoned_at=NOW - timedelta(hours=2))
+    assert [(one.issue_type, one.subject) for one in found()] == [(IssueType.CORDON, "m-0"), (IssueType.EMAIL, "")]
 
 
 @pytest.mark.usefixtures("well")
@@ -238,10 +245,10 @@ def test_a_webhook_that_fails() -> None:
     with all_tenants_scope(BypassReason.COMMAND):
         endpoint = WebhookEndpoint(tenant=tenant, url="https://example.com/hook", failing_since=NOW)
         endpoint.save(force_insert=True)
-        assert health.concerns(read_fleet_status()) == []
+        assert health.find_issues(read_fleet_status()) == []
         endpoint.failing_since = NOW - timedelta(hours=3)
         endpoint.save()
-    assert (only().kind, only().tenant) == (Kind.WEBHOOK, tenant)
+    assert (only().issue_type, only().tenant) == (IssueType.WEBHOOK, tenant)
     assert only().title == "Acme: the webhook https://example.com/hook has failed for 3\xa0hours"
 
 
@@ -252,7 +259,12 @@ def test_an_event_lasts_from_its_first_sight_to_its_end(broker: redis.Redis) -> 
     settled(broker, age_ms=11_000)
     assert tasks.run_health_checks() == 1
     (event,) = Everybody(HealthEvent).all()
-    assert (event.kind, event.urgent, event.title, event.closed_at) == ("settler", True, "No settler running", None)
+    assert (event.issue_type, event.urgent, event.title, event.closed_at) == (
+        "settler",
+        True,
+        "No settler running",
+        None,
+    )
     settled(broker)
     assert tasks.run_health_checks() == 0
     settled(broker, age_ms=11_000)
@@ -260,4 +272,4 @@ def test_an_event_lasts_from_its_first_sight_to_its_end(broker: redis.Redis) -> 
     again, first = Everybody(HealthEvent).all()
     assert first.opened_at < first.closed_at <= again.opened_at
     assert again.closed_at is None
-    assert health.sweep(NOW + timedelta(days=91)) == 1
+    assert health.purge_expired(NOW + timedelta(days=91)) == 1

@@ -11,7 +11,7 @@ from inference_worker.contract import metric_families as families
 from millrace.apps.operations import history
 from millrace.apps.operations.costs import costs, do_set_machine_cost
 from millrace.apps.operations.fleet_status import read_fleet_status
-from millrace.apps.operations.models import ReplicaMinute
+from millrace.apps.operations.models import ReplicaSample
 from tenants.actions import ActionRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -79,8 +79,8 @@ def test_what_is_old_goes(speak: Callable[..., None]) -> None:
     speak("m-0.aa")
     history.sample(read_fleet_status(), NOON)
     history.sample(read_fleet_status(), NOON + history.RETENTION)
-    assert history.sweep(NOON + history.RETENTION + MINUTE) == 1
-    assert [row.at for row in Everybody(ReplicaMinute).all()] == [NOON + history.RETENTION]
+    assert history.purge_expired(NOON + history.RETENTION + MINUTE) == 1
+    assert [row.sampled_at for row in Everybody(ReplicaSample).all()] == [NOON + history.RETENTION]
 
 
 def test_tokens_cost_what_their_machines_cost(speak: Callable[..., None]) -> None:
@@ -99,7 +99,7 @@ def test_tokens_cost_what_their_machines_cost(speak: Callable[..., None]) -> Non
     assert after.cost_per_million == 10**14  # ten cents
     do_set_machine_cost("m", 1)
     entries = Everybody(AuditEntry).order_by("id")
-    assert [(entry.verb, entry.before, entry.after) for entry in entries] == [
+    assert [(entry.action, entry.before, entry.after) for entry in entries] == [
         ("machine_cost.updated", None, {"model": "m", "nano_per_hour": 590_000_000}),
         ("machine_cost.updated", {"nano_per_hour": 590_000_000}, {"nano_per_hour": 1}),
     ]

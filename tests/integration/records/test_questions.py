@@ -10,10 +10,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from billing.models import Budget, BudgetPeriod, UsageEvent
-from millrace.apps.records import selectors
-from millrace.apps.records.models import RequestContent, RequestRecord
-from millrace.apps.records.selectors import BadCursor, Filters
-from millrace.apps.records.tasks import purge_expired
+from millrace.apps.request_log import selectors
+from millrace.apps.request_log.models import RequestContent, RequestRecord
+from millrace.apps.request_log.selectors import BadCursor, Filters
+from millrace.apps.request_log.tasks import purge_expired
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
@@ -34,9 +34,22 @@ def acme() -> Tenant:
 
 def record(tenant: Tenant, number: int = 0, **changes: Any) -> RequestRecord:
     """A request of so many minutes ago."""
-    fields: dict[str, Any] = {"request_id": f"req_{number:03}", "at": NOW - timedelta(minutes=number)}
-    fields |= {"project_id": 1, "key_id": 1, "gateway_id": "gw", "endpoint": "chat.completions", "asked": "mine"}
-    fields |= {"served": "alpha", "stream": True, "status": "200", "code": "", "verdict": "completed", "total_ms": 9}
+    fields: dict[str, Any] = {"request_id": f"req_{number:03}", "started_at": NOW - timedelta(minutes=number)}
+    fields |= {
+        "project_id": 1,
+        "key_id": 1,
+        "gateway_id": "gw",
+        "endpoint": "chat.completions",
+        "requested_model": "mine",
+    }
+    fields |= {
+        "served_model": "alpha",
+        "stream": True,
+        "status": "200",
+        "code": "",
+        "outcome": "completed",
+        "total_ms": 9,
+    }
     with tenant_scope(tenant):
         return RequestRecord.objects.create(tenant_id=tenant.pk, **fields | changes)
 
@@ -53,7 +66,7 @@ def asked(tenant: Tenant, cursor: str | None = None, size: int = 50, **filters: 
 def test_pages_go_back_and_forth(acme):
     for number in range(5):
         record(acme, number)
-    record(acme, 5, at=NOW - timedelta(minutes=4), request_id="req_0035")  # at the same instant as another
+    record(acme, 5, started_at=NOW - timedelta(minutes=4), request_id="req_0035")  # at the same instant as another
     first = asked(acme, size=2)
     assert (names(first), first.newer) == (["req_000", "req_001"], None)
     second = asked(acme, first.older, 2)
@@ -70,14 +83,14 @@ def test_pages_go_back_and_forth(acme):
 
 
 def test_what_pages_are_filtered_by(acme):
-    record(acme, 0, key_id=7, status="429", code="rate_limit_exceeded", verdict="limited", served="")
-    record(acme, 1, project_id=8, asked="other")
+    record(acme, 0, key_id=7, status="429", code="rate_limit_exceeded", outcome="limited", served_model="")
+    record(acme, 1, project_id=8, requested_model="other")
     record(acme, 2, endpoint="batch")
     for filters, found in (
         ({"key_id": 7}, [0]),
         ({"project_id": 8}, [1]),
-        ({"verdict": "limited"}, [0]),
-        ({"verdict": "completed"}, [1, 2]),
+        ({"outcome": "limited"}, [0]),
+        ({"outcome": "completed"}, [1, 2]),
         ({"status": "429"}, [0]),
         ({"code": "rate_limit_exceeded"}, [0]),
         ({"endpoint": "batch"}, [2]),
@@ -114,7 +127,7 @@ def test_the_story_goes_down_to_the_arithmetic(acme):
         budget = Budget.objects.create(tenant=acme, name="All", unit="money", period="month", amount=10**9)
     with all_tenants_scope(BypassReason.COMMAND):
         window = BudgetPeriod.objects.create(tenant_id=acme.pk, budget_id=budget.pk, unit="money", period_start=NOW)
-    record(acme, 0, request_id=event.request_id, windows=[window.pk], hold_nano=91_440_000)
+    record(acme, 0, request_id=event.request_id, budget_periods=[window.pk], reserved_nano=91_440_000)
     replay = record(acme, -1, replay_of=event.request_id)
     take_back(event, NOW)
     with tenant_scope(acme):
@@ -129,7 +142,7 @@ def test_the_story_goes_down_to_the_arithmetic(acme):
     assert sum(line.femto for line in execution.lines) == event.cost_femto
     assert (len(execution.adjustments), story.cost_femto) == (1, 0)  # and it was taken back
     assert [(each.name, each.scope, each.amount) for each in story.budgets] == [("All", "tenant", 10**9)]
-    assert (story.hold_nano, story.others) == (91_440_000, (replay,))
+    assert (story.reserved_nano, story.others) == (91_440_000, (replay,))
 
 
 def test_a_request_of_several_prompts_is_told_whole(acme):
@@ -176,11 +189,11 @@ def test_rates_by_hour(acme):
     bound = {"kind": "limit", "scope": "key", "id": 3, "name": "requests_per_minute", "model": "", "limit": 1}
     for number, ttft in enumerate((100, 200, 300, 400)):
         record(acme, number, ttft_ms=ttft)
-    record(acme, 4, verdict="failed", status="503")
+    record(acme, 4, outcome="failed", status="503")
     for number in (5, 6):
-        record(acme, number, verdict="limited", status="429", bound=bound)
-    record(acme, 40, verdict="limited", status="429", bound={"kind": "budget", "id": 9, "name": "All"})
-    record(acme, 41, verdict="refused", status="400")
+        record(acme, number, outcome="limited", status="429", limited_by=bound)
+    record(acme, 40, outcome="limited", status="429", limited_by={"kind": "budget", "id": 9, "name": "All"})
+    record(acme, 41, outcome="refused", status="400")
     with tenant_scope(acme):
         rates = selectors.rates(acme.pk, NOW - timedelta(hours=2), NOW + timedelta(seconds=1))
     before, last = rates.buckets
@@ -208,7 +221,7 @@ def test_the_api(acme):
     use(acme, NOW, (price("3"), 1000))
     (event,) = of(UsageEvent, acme)
     record(acme, 0, request_id=event.request_id, limits=[{"set": 1, "name": "requests_per_minute", "left": 4}])
-    record(acme, 1, verdict="limited", status="429")
+    record(acme, 1, outcome="limited", status="429")
     page = client.get("/api/requests?limit=1").json()
     assert [row["request_id"] for row in page["results"]] == [event.request_id]
     assert page["results"][0]["usage"]["usd"] == "0.003"
@@ -225,10 +238,10 @@ def test_the_api(acme):
     times = {"from": (NOW - timedelta(hours=1)).isoformat(), "to": (NOW + timedelta(hours=1)).isoformat()}
     rates = client.get("/api/requests/rates", times).json()
     assert (rates["total"]["requests"], rates["total"]["limited"], rates["ttft_slo_ms"]) == (2, 1, 1000)
-    for query in ("cursor=x", "verdict=odd", "frm=1", "from=2026-11-02&to=2026-11-01", "key=0"):
+    for query in ("cursor=x", "outcome=odd", "frm=1", "from=2026-11-02&to=2026-11-01", "key=0"):
         assert client.get(f"/api/requests?{query}").status_code == 400, query
     assert client.get("/api/requests/rates?from=2020-01-01&to=2026-01-01").status_code == 400
-    assert client.get("/api/requests?verdict=limited").json()["results"][0]["request_id"] == "req_001"
+    assert client.get("/api/requests?outcome=limited").json()["results"][0]["request_id"] == "req_001"
 
 
 # What is kept
@@ -237,14 +250,14 @@ def test_the_api(acme):
 def content(tenant: Tenant, name: str, at: datetime) -> None:
     with tenant_scope(tenant):
         RequestContent.objects.create(
-            tenant_id=tenant.pk, request_id=name, at=at, body="{}", answers=["yes"], truncated=False
+            tenant_id=tenant.pk, request_id=name, started_at=at, body="{}", answers=["yes"], truncated=False
         )
 
 
 def test_contents_are_kept_for_as_long_as_the_tenant_wants(acme):
     now = datetime.now(UTC)
     client = by_key(acme)
-    assert client.patch("/api/tenant", {"keep_content_days": 3}).json()["keep_content_days"] == 3
+    assert client.patch("/api/tenant", {"content_retention_days": 3}).json()["content_retention_days"] == 3
     for days in (1, 2, 5):
         record(acme, days)
         content(acme, f"req_{days:03}", now - timedelta(days=days))
@@ -254,17 +267,17 @@ def test_contents_are_kept_for_as_long_as_the_tenant_wants(acme):
     assert client.get("/api/requests/req_005").json()["content"] is None
     purge_expired(now)
     assert {row.request_id for row in of(RequestContent, acme)} == {"req_001", "req_002"}
-    assert client.patch("/api/tenant", {"keep_content_days": 0}).status_code == 200
+    assert client.patch("/api/tenant", {"content_retention_days": 0}).status_code == 200
     assert client.get("/api/requests/req_001").json()["content"] is None
     purge_expired(now)
     assert of(RequestContent, acme) == []
-    assert client.patch("/api/tenant", {"keep_content_days": 91}).status_code == 400
+    assert client.patch("/api/tenant", {"content_retention_days": 91}).status_code == 400
 
 
 def test_records_are_removed_when_they_are_old_or_their_tenant_is_gone(acme, monkeypatch):
-    monkeypatch.setattr("millrace.apps.records.tasks.DELETE_BATCH_SIZE", 2)
+    monkeypatch.setattr("millrace.apps.request_log.tasks.DELETE_BATCH_SIZE", 2)
     for number in range(5):
-        record(acme, number, at=NOW - timedelta(days=29 + number / 2))
+        record(acme, number, started_at=NOW - timedelta(days=29 + number / 2))
     gone = actions.do_create_tenant("gone", "Gone")
     record(gone, 9)
     content(gone, "req_009", NOW)

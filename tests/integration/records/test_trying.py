@@ -11,14 +11,14 @@ import pytest
 import redis
 
 from billing.models import Budget, BudgetPeriod
-from millrace.apps.records.dry_runs import (
+from millrace.apps.request_log.dry_runs import (
     MAX_REQUESTS,
     DryRunScope,
     budget_would_refuse,
     limits_would_refuse,
     refused_counts,
 )
-from millrace.apps.records.limiting_factor import LimitingFactor, binding, effective
+from millrace.apps.request_log.limiting_factor import LimitingFactor, binding, effective
 from millrace.gateway.admission.limits import LimitCost, LimitStore, checks_of, counters_key
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
@@ -111,7 +111,7 @@ def test_only_whose_it_would_be(week):
 
 
 def test_no_more_is_looked_at_than_is_bounded(week, monkeypatch):
-    monkeypatch.setattr("millrace.apps.records.dry_runs.MAX_REQUESTS", 4)
+    monkeypatch.setattr("millrace.apps.request_log.dry_runs.MAX_REQUESTS", 4)
     assert MAX_REQUESTS > 4
     with tenant_scope(week):
         tried = budget_would_refuse(DryRunScope(week.pk), "requests", "day", 0, now=NOW)
@@ -135,7 +135,7 @@ def test_what_limits_would_have_refused(acme):
         **{"max_prompt_tokens": 6, "max_output_tokens": 0, "input_tokens_per_day": 4},
     }
     with tenant_scope(acme), pytest.raises(KeyError):
-        limits_would_refuse(DryRunScope(acme.pk), {"long_queue": 1}, now=NOW)
+        limits_would_refuse(DryRunScope(acme.pk), {"long_prompt_threshold": 1}, now=NOW)
 
 
 def test_what_was_counted(acme, broker):
@@ -230,5 +230,5 @@ def test_without_the_broker_nobody_knows_what_is_left(acme, key, broker, monkeyp
     def gone(*_: object, **__: object) -> None:
         raise redis.ConnectionError
 
-    monkeypatch.setattr("millrace.apps.records.limiting_factor.redis.Redis.from_url", gone)
+    monkeypatch.setattr("millrace.apps.request_log.limiting_factor.redis.Redis.from_url", gone)
     assert [(each.limit, each.left) for each in of_key(acme, key)] == [(10, None)]

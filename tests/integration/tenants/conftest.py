@@ -23,9 +23,9 @@ def row():
 
     def row(secret: str) -> snapshot.ApiKeySnapshot:
         from tenants.isolation.scopes import all_tenants_scope
-        from tenants.models import KeySnapshot  # here: this file is read before Django is set up
+        from tenants.models import ApiKeySnapshotRow  # here: this file is read before Django is set up
 
         with all_tenants_scope(BypassReason.KEY_LOOKUP):
-            return KeySnapshot.objects.all_tenants().get(key_hash=stored_hash(secret)).decoded()
+            return ApiKeySnapshotRow.objects.all_tenants().get(key_hash=stored_hash(secret)).decoded()
 
     return row

@@ -12,8 +12,8 @@ from django.db import connection, transaction
 
 from tenants import actions
 from tenants.keys import snapshot
-from tenants.keys.key_snapshots import tell_gateways
-from tenants.models import ApiKey, KeySnapshot, Membership, Project, Tenant, User
+from tenants.keys.key_snapshots import notify_gateways
+from tenants.models import ApiKey, ApiKeySnapshotRow, Membership, Project, Tenant, User
 from tests.support.rows import Everybody, of, only_project
 
 
@@ -149,7 +149,7 @@ def test_a_late_message_does_not_bring_an_older_snapshot_back(broker, row, hashe
     key, secret = actions.do_create_api_key(project, "k")
     old = row(secret)
     actions.do_revoke_api_key(key)
-    tell_gateways([(hashed(secret), old)], old.tenant_id)
+    notify_gateways([(hashed(secret), old)], old.tenant_id)
     assert snapshot.decode(broker.get(snapshot.valkey_name(hashed(secret)))).revoked
 
 
@@ -183,7 +183,7 @@ def test_changes_at_once_leave_the_last_word_in_the_snapshot(row):
     assert answers[:4] == [True] * 4
     assert sorted(answers[4:]) == [False, True]
     assert all(row(secret).revoked and row(secret).suspended for _, secret in made)
-    assert Everybody(KeySnapshot).count() == 4
+    assert Everybody(ApiKeySnapshotRow).count() == 4
 
 
 @pytest.mark.django_db(transaction=True)

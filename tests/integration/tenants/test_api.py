@@ -21,7 +21,7 @@ from tenants.api.operators import OperatorView
 from tenants.models import (
     ApiKey,
     AuditEntry,
-    IdempotentAnswer,
+    IdempotentResponse,
     Invitation,
     LimitSet,
     Membership,
@@ -83,11 +83,11 @@ def test_projects(client, acme):
 
 
 def test_keys(client, acme, row):
-    sent = {"name": "web", "scopes": ["inference"], "allowed_addresses": ["10.0.0.1"], "allowed_models": ["m"]}
+    sent = {"name": "web", "scopes": ["inference"], "allowed_ip_ranges": ["10.0.0.1"], "allowed_models": ["m"]}
     made = client.post("/api/keys", sent)
     assert made.status_code == 201, made.content
     secret, key = made.json().pop("secret"), made.json()
-    assert row(secret).allowed_addresses == ("10.0.0.1/32",)
+    assert row(secret).allowed_ip_ranges == ("10.0.0.1/32",)
     assert (key["live"], key["last_used_at"], key["project_id"]) == (True, None, only_default(acme.tenant).pk)
     url = f"/api/keys/{key['id']}"
     assert "secret" not in client.get(url).json()
@@ -140,12 +140,12 @@ def test_limits(client, acme):
     assert len(client.get("/api/limits?model=m").json()["results"]) == 1
     assert client.delete(f"/api/limits/{row.json()['id']}").status_code == 204
     assert client.post("/api/limits", {"project_id": 10**9, "concurrency": 1}).status_code == 400
-    imposed = actions.do_set_limits(acme.tenant, {"requests_per_day": 9}, by_operator=True)
-    assert client.get(f"/api/limits/{imposed.pk}").json()["by_operator"]
+    imposed = actions.do_set_limits(acme.tenant, {"requests_per_day": 9}, set_by_operator=True)
+    assert client.get(f"/api/limits/{imposed.pk}").json()["set_by_operator"]
     assert client.delete(f"/api/limits/{imposed.pk}").status_code == 403
-    assert client.post("/api/limits", {"requests_per_day": 10**6, "by_operator": True}).status_code == 403
+    assert client.post("/api/limits", {"requests_per_day": 10**6, "set_by_operator": True}).status_code == 403
     operator = by_person(User.objects.create_superuser("op@example.com"))
-    assert operator.post("/api/limits?tenant=acme", {"requests_per_day": 7, "by_operator": True}).status_code == 200
+    assert operator.post("/api/limits?tenant=acme", {"requests_per_day": 7, "set_by_operator": True}).status_code == 200
     assert operator.delete(f"/api/limits/{imposed.pk}?tenant=acme").status_code == 204
 
 
@@ -163,10 +163,10 @@ def test_policies(client, acme):
 def test_the_audit_log(client, acme):
     key_id = acme.ids["api-key"]
     changed = client.patch(f"/api/keys/{key_id}", {"name": "other"})
-    (entry,) = client.get("/api/audit", {"verb": "key.updated", "object_id": key_id}).json()["results"]
+    (entry,) = client.get("/api/audit", {"action": "key.updated", "object_id": key_id}).json()["results"]
     assert (entry["before"], entry["after"]) == ({"name": "k"}, {"name": "other"})
     assert entry["actor"].startswith("key sk-mr-")
-    assert entry["address"] == "127.0.0.1"
+    assert entry["ip_address"] == "127.0.0.1"
     assert entry["request_id"] == changed.headers["x-request-id"]
     assert client.get(f"/api/audit/{entry['id']}").json() == entry
     person = by_role(acme.tenant, "admin")
@@ -198,7 +198,7 @@ def test_that_an_operator_uses_a_tenants_api_is_on_record_once_an_hour(acme, mon
     actions.do_create_tenant("lab", "Lab")
 
     def noted() -> list[tuple[str, str, str]]:
-        found = member.get("/api/audit?verb=tenant.api_accessed").json()["results"]
+        found = member.get("/api/audit?action=tenant.api_accessed").json()["results"]
         return [(row["actor"], row["object_name"], row["after"]["request"]) for row in found]
 
     assert client.get("/api/usage?tenant=lab").status_code == 200
@@ -206,8 +206,8 @@ def test_that_an_operator_uses_a_tenants_api_is_on_record_once_an_hour(acme, mon
     assert client.get("/api/keys?tenant=acme").status_code == 200
     assert client.get("/api/usage?tenant=acme").status_code == 200
     assert noted() == [("op@example.com", str(acme.tenant), "GET /api/keys")]
-    assert len(Everybody(AuditEntry).filter(verb="tenant.api_accessed")) == 2
-    monkeypatch.setattr("tenants.actions.tenancy.NOTED_EVERY", timedelta(0))  # an hour later
+    assert len(Everybody(AuditEntry).filter(action="tenant.api_accessed")) == 2
+    monkeypatch.setattr("tenants.actions.tenancy.API_ACCESS_INTERVAL", timedelta(0))  # an hour later
     client.get("/api/usage?tenant=acme")
     assert [request for *_, request in noted()] == ["GET /api/usage", "GET /api/keys"]
 
@@ -403,7 +403,7 @@ def test_the_same_post_twice_is_done_once(client, acme):
     assert "idempotent-replayed" not in first.headers
     assert Everybody(ApiKey).count() == before + 1
     secret = first.json()["secret"].encode()
-    assert all(secret not in bytes(row.body) for row in Everybody(IdempotentAnswer).all())
+    assert all(secret not in bytes(row.body) for row in Everybody(IdempotentResponse).all())
 
 
 def test_another_body_conflicts(client):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tenants import actions
 from tenants.isolation.db_roles import SYSTEM
-from tenants.models import ChangeLog
+from tenants.models import ChangeEventRow
 from tenants.outbox import change_feed
 from tenants.outbox.change_feed import ChangeEvent, Cursor
 from tenants.tasks import purge_expired
@@ -50,7 +50,7 @@ def log(tenant_id: int) -> int:
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL ROLE millrace_system")
         cursor.execute(
-            "INSERT INTO tenants_changelog (kind, tenant_id) VALUES ('tenant', %s) RETURNING id", [tenant_id]
+            "INSERT INTO tenants_changeevent (change_type, tenant_id) VALUES ('tenant', %s) RETURNING id", [tenant_id]
         )
         return cursor.fetchone()[0]
 
@@ -171,12 +171,12 @@ def test_old_rows_are_swept(follower):
     actions.do_suspend_tenant(tenant)
     actions.do_resume_tenant(tenant)
     old = datetime.now(UTC) - timedelta(seconds=change_feed.RETENTION_SECONDS + 5)
-    first = Everybody(ChangeLog).order_by("id")[0]
+    first = Everybody(ChangeEventRow).order_by("id")[0]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SET LOCAL ROLE millrace_system")
-        cursor.execute("UPDATE tenants_changelog SET at = %s WHERE id = %s", [old, first.pk])
+        cursor.execute("UPDATE tenants_changeevent SET created_at = %s WHERE id = %s", [old, first.pk])
     purge_expired()
-    assert Everybody(ChangeLog).count() == 1
+    assert Everybody(ChangeEventRow).count() == 1
 
 
 def test_a_push_hastens(broker):

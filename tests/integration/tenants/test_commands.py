@@ -141,7 +141,7 @@ def test_create_key_works(row):
 def test_create_key_rejects_other_tenants(words):
     actions.do_create_tenant("acme", "Acme")
     actions.do_create_project(actions.do_create_tenant("other", "Other"), "theirs", "Theirs")
-    with pytest.raises(CommandError, match="no "):
+    with pytest.raises(CommandError, match=r"does not exist|no project"):
         manage("create_api_key", *words)
 
 
@@ -153,7 +153,7 @@ def test_revoke_key_works(row):
     assert "Revoked k" in manage("revoke_api_key", key.prefix)
     assert row(secret).revoked
     assert not row(kept).revoked
-    assert "before" in manage("revoke_api_key", key.prefix)
+    assert "already" in manage("revoke_api_key", key.prefix)
     with pytest.raises(CommandError, match="No keys"):
         manage("revoke_api_key", "sk-mr-nobody")
 

@@ -19,7 +19,7 @@ from tenants.actions import ActionRefused, Conflict
 from tenants.actions import keys as key_verbs
 from tenants.keys import ip_allowlist, snapshot
 from tenants.management.commands import rehash_api_keys
-from tenants.models import ApiKey, KeySnapshot, KeyUse, LimitSet, Project
+from tenants.models import ApiKey, ApiKeySnapshotRow, ApiKeyUsage, LimitSet, Project
 from tests.support.rows import Everybody, of, only_project
 from tests.support.tenants.concurrency import at_once
 
@@ -60,7 +60,7 @@ def test_peppers_rotate(project, peppers):
     assert authentication.find_key(secret).pk == key.pk  # found by the old one, and stored under the new one
     row = Everybody(ApiKey).get(pk=key.pk)
     assert (row.pepper, bytes(row.key_hash)) == (snapshot.pepper_id(NEW), snapshot.hash_key(secret, NEW))
-    assert bytes(Everybody(KeySnapshot).get().key_hash) == bytes(row.key_hash)
+    assert bytes(Everybody(ApiKeySnapshotRow).get().key_hash) == bytes(row.key_hash)
     peppers(NEW)
     assert authentication.find_key(secret).pk == key.pk
     peppers(OLD)
@@ -81,14 +81,14 @@ def test_keys_from_before_peppers_still_work(project, peppers):
     key, secret = actions.do_create_api_key(project, "k")
     plain = hashlib.sha256(secret.encode()).digest()
     Everybody(ApiKey).update(key_hash=plain, pepper="")
-    Everybody(KeySnapshot).update(key_hash=plain)
+    Everybody(ApiKeySnapshotRow).update(key_hash=plain)
     peppers(NEW)
     out = io.StringIO()
     call_command("rehash_api_keys", stdout=out)
     assert "1 keys stored again" in out.getvalue()
     assert f"pepper 1 ({snapshot.pepper_id(NEW)}): 1 live keys" in out.getvalue()
     assert bytes(Everybody(ApiKey).get().key_hash) == snapshot.hash_key(secret, NEW)
-    assert bytes(Everybody(KeySnapshot).get().key_hash) == snapshot.hash_key(secret, NEW)
+    assert bytes(Everybody(ApiKeySnapshotRow).get().key_hash) == snapshot.hash_key(secret, NEW)
     assert authentication.find_key(secret).pk == key.pk
     assert actions.do_rehash_unpeppered() == 0
 
@@ -100,22 +100,22 @@ def test_many_uses_at_once_store_a_key_anew_once(peppers, broker):
     key, secret = actions.do_create_api_key(project, "k")
     peppers(NEW, OLD)
     assert [found.pk for found in at_once(*[lambda: authentication.find_key(secret)] * 4)] == [key.pk] * 4
-    assert bytes(Everybody(KeySnapshot).get().key_hash) == snapshot.hash_key(secret, NEW)
+    assert bytes(Everybody(ApiKeySnapshotRow).get().key_hash) == snapshot.hash_key(secret, NEW)
     copy = broker.get(snapshot.valkey_name(snapshot.hash_key(secret, NEW)))
-    assert snapshot.decode(copy) == Everybody(KeySnapshot).get().decoded()
+    assert snapshot.decode(copy) == Everybody(ApiKeySnapshotRow).get().decoded()
 
 
 def test_rotation_works(project, row):
     expires = datetime.now(UTC) + timedelta(days=90)
     old, old_secret = actions.do_create_api_key(
-        project, "k", scopes=["inference"], allowed_models=["m"], allowed_addresses=["10.0.0.0/8"], expires_at=expires
+        project, "k", scopes=["inference"], allowed_models=["m"], allowed_ip_ranges=["10.0.0.0/8"], expires_at=expires
     )
     actions.do_set_limits(project.tenant, {"concurrency": 2}, key=old)
     new, secret = actions.do_rotate_api_key(old, HOUR)
     assert new.pk != old.pk
     assert secret != old_secret
     before, after = row(old_secret), row(secret)
-    assert (after.scopes, after.models, after.allowed_addresses) == (("inference",), ("m",), ("10.0.0.0/8",))
+    assert (after.scopes, after.models, after.allowed_ip_ranges) == (("inference",), ("m",), ("10.0.0.0/8",))
     now = datetime.now(UTC).timestamp() * 1e6
     assert now + 3.5e9 < before.expires_at < now + 3.7e9
     assert not before.revoked
@@ -169,11 +169,11 @@ def test_rotation_and_revocation_at_once_leave_no_key_half_done(row):
 
 def test_update_works(project, row):
     key, secret = actions.do_create_api_key(project, "k")
-    actions.do_update_api_key(key, name="other", allowed_addresses=["192.0.2.7", "2001:db8::/32", "192.0.2.7"])
-    assert row(secret).allowed_addresses == ("192.0.2.7/32", "2001:db8::/32")
+    actions.do_update_api_key(key, name="other", allowed_ip_ranges=["192.0.2.7", "2001:db8::/32", "192.0.2.7"])
+    assert row(secret).allowed_ip_ranges == ("192.0.2.7/32", "2001:db8::/32")
     assert row(secret).version == 2
-    actions.do_update_api_key(key, allowed_addresses=None)
-    assert row(secret).allowed_addresses is None
+    actions.do_update_api_key(key, allowed_ip_ranges=None)
+    assert row(secret).allowed_ip_ranges is None
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_update_works(project, row):
         {"scopes": []},
         {"scopes": ["omnipotence"]},
         {"expires_at": datetime(2020, 1, 1, tzinfo=UTC)},
-        {"allowed_addresses": ["10.0.0.0/33"]},
+        {"allowed_ip_ranges": ["10.0.0.0/33"]},
         {"name": ""},
         {"name": "x" * 201},
         {"project_id": 1},
@@ -227,7 +227,7 @@ def test_last_use_only_goes_forward(project):
     key, _ = actions.do_create_api_key(project, "k")
     now = datetime.now(UTC)
     for at in (now, now - HOUR):
-        actions.record_key_use({key.pk: at, 999_999: at})
-    assert [use.last_used_at for use in of(KeyUse, project.tenant)] == [now]
-    actions.record_key_use({key.pk: now + HOUR})
-    assert [use.last_used_at for use in of(KeyUse, project.tenant)] == [now + HOUR]
+        actions.record_key_usage({key.pk: at, 999_999: at})
+    assert [use.last_used_at for use in of(ApiKeyUsage, project.tenant)] == [now]
+    actions.record_key_usage({key.pk: now + HOUR})
+    assert [use.last_used_at for use in of(ApiKeyUsage, project.tenant)] == [now + HOUR]

@@ -11,13 +11,13 @@ from millrace.conf.environment import platform_settings
 from tenants import actions, invitations
 from tenants.actions.webhooks import do_create_endpoint, do_disable_endpoint
 from tenants.models import User
-from tenants.outbox.email_outbox import send_mails
-from tenants.outbox.email_rendering import letter
+from tenants.outbox.email_outbox import send_emails
+from tenants.outbox.email_rendering import render_email
 from tests.support.mails import alike, html
 
 
 def test_words_are_escaped_in_html_alone():
-    message = letter("Ben & Jerry\nBcc: all", '5 < 6 & "7"\nnext line\n\nlast', ["a@example.com"])
+    message = render_email("Ben & Jerry\nBcc: all", '5 < 6 & "7"\nnext line\n\nlast', ["a@example.com"])
     assert message.subject == "Ben & Jerry Bcc: all"
     assert '5 < 6 & "7"\nnext line\n\nlast\n' in message.body
     assert "5 &lt; 6 &amp; &quot;7&quot;<br>next line" in html(message)
@@ -27,7 +27,7 @@ def test_words_are_escaped_in_html_alone():
 @pytest.mark.parametrize("foreign", ["https://evil.example/", "{home}.evil.example/", "{home}/a b"])
 def test_only_the_platforms_own_addresses_are_buttons(foreign):
     home = platform_settings().base_url
-    message = letter("S", f"{foreign.format(home=home)}\n\n{home}/t/acme/", ["a@example.com"], button="Go on")
+    message = render_email("S", f"{foreign.format(home=home)}\n\n{home}/t/acme/", ["a@example.com"], button="Go on")
     assert re.findall(r'href="([^"]*)"', html(message)) == [f"{home}/t/acme/"]
     assert "Go on</a>" in html(message)
 
@@ -36,7 +36,7 @@ def test_only_the_platforms_own_addresses_are_buttons(foreign):
 def test_an_invitation():
     acme = actions.do_create_tenant("acme", "Acme <Robotics>")
     invitation = actions.do_invite(acme, "new@acme.example", "billing")
-    invitations.mail(acme.pk, invitation.pk)
+    invitations.send_email(acme.pk, invitation.pk)
     (message,) = mail.outbox
     alike(message, invitations.link(invitation), "Billing", f"{invitation.expires_at:%-d %B %Y, %H:%M} UTC")
     assert "Acme &lt;Robotics&gt;" in html(message)
@@ -48,7 +48,7 @@ def test_a_webhook_that_was_disabled():
     owner = User.objects.create_user("owner@acme.example")
     endpoint, _ = do_create_endpoint(actions.do_create_tenant("acme", "Acme", owner=owner), "https://example.com/hook")
     do_disable_endpoint(endpoint, because="Nothing has arrived for 3 days.")
-    assert send_mails() == 1
+    assert send_emails() == 1
     (message,) = mail.outbox
     alike(message, "https://example.com/hook", "Nothing has arrived for 3 days.", "/t/acme/webhooks/")
     assert "Message-ID" in message.extra_headers

@@ -25,7 +25,7 @@ def test_limits_reach_the_keys_they_are_for(acme, row):
     project, lab = only_project(acme), actions.do_create_project(acme, "lab", "Lab")
     key, secret = actions.do_create_api_key(project, "k")
     _, of_lab = actions.do_create_api_key(lab, "k")
-    actions.do_set_limits(acme, {"requests_per_day": 100}, by_operator=True)
+    actions.do_set_limits(acme, {"requests_per_day": 100}, set_by_operator=True)
     actions.do_set_limits(acme, {"tokens_per_minute": 50}, project=lab, model="m", dry_run=True)
     actions.do_set_limits(acme, {"concurrency": 1}, key=key)
     assert [(each.scope, each.requests_per_day, each.concurrency) for each in row(secret).limits.sets] == [
@@ -62,7 +62,7 @@ def test_limits_refuse(acme, limits):
 def test_limits_are_of_ones_own(acme):
     theirs = only_project(actions.do_create_tenant("other", "Other"))
     key, _ = actions.do_create_api_key(only_project(acme), "k")
-    with pytest.raises(ActionRefused, match="not this tenant's"):
+    with pytest.raises(ActionRefused, match="another tenant"):
         actions.do_set_limits(acme, {"concurrency": 1}, project=theirs)
     with pytest.raises(ActionRefused, match="not both"):
         actions.do_set_limits(acme, {"concurrency": 1}, project=only_project(acme), key=key)
@@ -132,7 +132,7 @@ def test_purge_removes_what_there_was_and_nothing_else(acme):
         actions.do_set_limits(tenant, {"concurrency": 1}, key=key)
         actions.do_publish_policy(tenant, "fast", {"models": ["a"]})
         actions.do_invite(tenant, "new@example.com", "admin")
-        actions.record_key_use({key.pk: datetime.now(UTC)})
+        actions.record_key_usage({key.pk: datetime.now(UTC)})
     actions.do_delete_tenant(acme)
     with tenant_scope(acme):
         Tenant.objects.for_tenant(acme).update(purge_after=datetime.now(UTC) - timedelta(seconds=1))

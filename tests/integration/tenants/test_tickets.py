@@ -16,12 +16,12 @@ def test_giving_one_is_audited_and_refused_for_a_dead_key():
     tenant: Tenant = actions.do_create_tenant("acme", "Acme")
     user = User.objects.create_user("dev@example.com")
     key, _ = actions.do_create_api_key(only_project(tenant), "k")
-    ticket = playground_tokens.read(platform_settings().secret_key, actions.do_give_ticket(key, user))
+    ticket = playground_tokens.read(platform_settings().secret_key, actions.do_create_playground_token(key, user))
     assert (ticket.key_id, ticket.tenant_id, ticket.user_id) == (key.pk, tenant.pk, user.pk)
-    (entry,) = Everybody(AuditEntry).filter(verb="key.playground_token_created")
+    (entry,) = Everybody(AuditEntry).filter(action="key.playground_token_created")
     assert (entry.object_id, entry.tenant_id, entry.after) == (key.pk, tenant.pk, {"user_id": user.pk})
     other, _ = actions.do_create_api_key(only_project(tenant), "books", scopes=("manage",))
     actions.do_revoke_api_key(key)
     for dead in (key, other):
         with pytest.raises(actions.Conflict):
-            actions.do_give_ticket(dead, user)
+            actions.do_create_playground_token(dead, user)

@@ -16,7 +16,7 @@ from tenants.actions import Conflict
 from tenants.keys import playground_tokens
 from tenants.models import AuditEntry, User
 from tenants.outbox import user_emails
-from tenants.tasks import mail_second_factor_removed
+from tenants.tasks import send_second_factor_removed_email
 from tests.support.rows import Everybody, only_project
 from tests.support.tenants.concurrency import at_once
 from tests.support.tenants.management_api import by_person
@@ -43,7 +43,7 @@ def dev() -> User:
 
 def entries(user: User) -> list[tuple[str, Any, Any]]:
     rows = sorted(Everybody(AuditEntry).filter(object_type="user", object_id=user.pk), key=lambda row: row.pk)
-    return [(row.verb, row.before, row.after) for row in rows]
+    return [(row.action, row.before, row.after) for row in rows]
 
 
 def second_factor(user: User) -> None:
@@ -98,7 +98,7 @@ def test_a_removed_second_factor_is_gone_with_its_codes_and_the_user_gets_an_ema
     operator, dev, monkeypatch, django_capture_on_commit_callbacks
 ):
     queued: list[Any] = []
-    monkeypatch.setattr(user_emails, "send_second_factor_removed", queued.append)
+    monkeypatch.setattr(user_emails, "queue_second_factor_removed_email", queued.append)
     second_factor(dev)
     client = session_of(dev)
     with django_capture_on_commit_callbacks(execute=True):
@@ -107,7 +107,7 @@ def test_a_removed_second_factor_is_gone_with_its_codes_and_the_user_gets_an_ema
     assert client.get("/account/").url.startswith("/login")
     assert actions.do_remove_second_factor(dev) is False
     assert entries(dev) == [("user.second_factor_removed", {"types": ["recovery_codes", "totp"]}, None)]
-    mail_second_factor_removed(*queued)
+    send_second_factor_removed_email(*queued)
     (message,) = mail.outbox
     assert (message.to, message.subject) == (["dev@example.com"], "Two-factor authentication removed")
     assert re.search(r"http\S+/account/", message.body)
@@ -116,9 +116,9 @@ def test_a_removed_second_factor_is_gone_with_its_codes_and_the_user_gets_an_ema
 def test_the_email_is_queued_for_a_web_job(dev, monkeypatch):
     sent: list[Any] = []
     monkeypatch.setattr("millrace.conf.celery.app.send_task", lambda *given, **_: sent.append(given))
-    user_emails.send_second_factor_removed(dev.pk)
-    assert sent == [("tenants.mail_second_factor_removed", [dev.pk])]
-    mail_second_factor_removed(10**9)  # a user who is gone
+    user_emails.queue_second_factor_removed_email(dev.pk)
+    assert sent == [("tenants.send_second_factor_removed_email", [dev.pk])]
+    send_second_factor_removed_email(10**9)  # a user who is gone
     assert mail.outbox == []
 
 
@@ -148,7 +148,7 @@ def test_of_operators_who_remove_each_other_one_stays(action):
 
 @pytest.mark.django_db(transaction=True)
 def test_one_removal_of_several_is_done_and_recorded_once(monkeypatch):
-    monkeypatch.setattr(user_emails, "send_second_factor_removed", lambda _: None)
+    monkeypatch.setattr(user_emails, "queue_second_factor_removed_email", lambda _: None)
     user = User.objects.create_user("dev@example.com")
     second_factor(user)
     found = at_once(*[lambda: actions.do_remove_second_factor(user)] * 4)
@@ -160,7 +160,7 @@ def test_one_removal_of_several_is_done_and_recorded_once(monkeypatch):
 def test_users_cannot_act_on_themselves(operator, action):
     User.objects.create_superuser("second@example.com")
     second_factor(operator)
-    with audit.acting(audit.PLATFORM.as_user(operator)), pytest.raises(Conflict, match="Ask another operator"):
+    with audit.actor_context(audit.PLATFORM.as_user(operator)), pytest.raises(Conflict, match="Ask another operator"):
         action(operator)
     assert entries(operator) == []
     assert Authenticator.objects.filter(user=operator).count() == 2
@@ -179,7 +179,7 @@ def test_a_ticket_carries_the_generation_of_sessions(dev):
     actions.do_deactivate_user(dev)
     actions.do_reactivate_user(dev)
     dev.refresh_from_db()
-    ticket = playground_tokens.read(platform_settings().secret_key, actions.do_give_ticket(key, dev))
+    ticket = playground_tokens.read(platform_settings().secret_key, actions.do_create_playground_token(key, dev))
     assert ticket is not None and ticket.generation == dev.session_generation == 1
 
 

@@ -15,10 +15,10 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import (
     ApiKey,
+    ApiKeySnapshotRow,
     AuditEntry,
-    ChangeLog,
+    ChangeEventRow,
     Invitation,
-    KeySnapshot,
     LimitSet,
     Membership,
     Project,
@@ -91,8 +91,8 @@ LATER = datetime.now(UTC) + timedelta(days=400)
 CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
     "do_create_tenant": (lambda w: actions.do_create_tenant("b", "B"), ["tenant.created", "project.created"], set()),
     "do_update_tenant": (lambda w: actions.do_update_tenant(w.tenant, name="Acme Ltd"), ["tenant.updated"], set()),
-    "do_keep_content": (
-        lambda w: actions.do_keep_content(w.tenant, 7),
+    "do_set_content_retention": (
+        lambda w: actions.do_set_content_retention(w.tenant, 7),
         ["tenant.content_retention_updated"],
         {"tenant"},
     ),
@@ -153,7 +153,11 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
         {"key"},
     ),
     "do_revoke_api_key": (lambda w: actions.do_revoke_api_key(w.key), ["key.revoked"], {"key"}),
-    "do_give_ticket": (lambda w: actions.do_give_ticket(w.key, w.owner), ["key.playground_token_created"], set()),
+    "do_create_playground_token": (
+        lambda w: actions.do_create_playground_token(w.key, w.owner),
+        ["key.playground_token_created"],
+        set(),
+    ),
     "do_rehash_api_key": (lambda w: actions.do_rehash_api_key(old_pepper(w), w.secret), ["key.rehashed"], {"key"}),
     "do_rehash_unpeppered": (
         lambda w: (no_pepper(w), actions.do_rehash_unpeppered())[1],
@@ -196,15 +200,15 @@ def test_every_verb_is_tried():
 def test_it_leaves_an_audit_row(verb, world):
     act, expected, kinds = CASES[verb]
     last = max(entry.pk for entry in Everybody(AuditEntry).all())
-    told = max(change.pk for change in Everybody(ChangeLog).all())
-    actor = audit.Actor("somebody", user_id=7, address="192.0.2.1", request_id="req_1")
-    with audit.acting(actor):
+    told = max(change.pk for change in Everybody(ChangeEventRow).all())
+    actor = audit.Actor("somebody", user_id=7, ip_address="192.0.2.1", request_id="req_1")
+    with audit.actor_context(actor):
         assert act(world) is not False
     entries = Everybody(AuditEntry).filter(pk__gt=last)
     entries.sort(key=lambda entry: entry.pk)
-    assert [entry.verb for entry in entries] == expected
+    assert [entry.action for entry in entries] == expected
     for entry in entries:
-        assert (entry.actor, entry.actor_user_id, entry.address, entry.request_id) == (
+        assert (entry.actor, entry.actor_user_id, entry.ip_address, entry.request_id) == (
             "somebody",
             7,
             "192.0.2.1",
@@ -217,12 +221,15 @@ def test_it_leaves_an_audit_row(verb, world):
         for shown in (entry.before or {}, entry.after or {}):
             assert world.secret not in str(shown)
             assert "key_hash" not in shown
-    assert {change.kind for change in Everybody(ChangeLog).filter(pk__gt=told)} == kinds
+    assert {change.change_type for change in Everybody(ChangeEventRow).filter(pk__gt=told)} == kinds
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("do_create_tenant", "do_rehash_unpeppered")])
 def test_it_leaves_nothing_when_undone(verb, world):
-    before = [(model, sorted(map(repr, Everybody(model).values()))) for model in (AuditEntry, ChangeLog, KeySnapshot)]
+    before = [
+        (model, sorted(map(repr, Everybody(model).values())))
+        for model in (AuditEntry, ChangeEventRow, ApiKeySnapshotRow)
+    ]
     with pytest.raises(RuntimeError), transaction.atomic():
         CASES[verb][0](world)
         raise RuntimeError("undone")
@@ -241,7 +248,7 @@ def test_nothing_can_be_done_to_a_purged_tenant(verb, world):
         CASES[verb][0](world)
 
 
-@pytest.mark.parametrize("statement", ["UPDATE {} SET verb = 'x'", "DELETE FROM {}", "TRUNCATE {}"])
+@pytest.mark.parametrize("statement", ["UPDATE {} SET action = 'x'", "DELETE FROM {}", "TRUNCATE {}"])
 def test_the_audit_log_only_grows(statement, world, as_owner):
     statement = statement.format("tenants_auditentry")
     with pytest.raises(DatabaseError, match="permission denied"), all_tenants_scope(BypassReason.COMMAND):
@@ -256,7 +263,7 @@ def test_the_audit_log_only_grows(statement, world, as_owner):
 
 def test_what_changed_is_told_and_no_more(world):
     actions.do_update_api_key(world.key, name="other")
-    (entry,) = of(AuditEntry, world.tenant, verb="key.updated")
+    (entry,) = of(AuditEntry, world.tenant, action="key.updated")
     assert (entry.before, entry.after) == ({"name": "k"}, {"name": "other"})
     assert entry.actor == "platform"
     assert entry.object_name.startswith("other (")

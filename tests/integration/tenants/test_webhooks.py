@@ -29,7 +29,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import (
     AuditEntry,
-    Mail,
+    OutboxEmail,
     Project,
     Tenant,
     WebhookAttempt,
@@ -39,7 +39,7 @@ from tenants.models import (
 )
 from tenants.tasks import EVENT_RETENTION, purge_expired, send_webhooks
 from tenants.webhooks import sending, targets
-from tenants.webhooks.event_types import KINDS
+from tenants.webhooks.event_types import EVENT_TYPES
 from tenants.webhooks.outbox import enqueue
 from tenants.webhooks.queries import endpoints_with_last
 from tests.support.rows import Everybody, of
@@ -78,7 +78,7 @@ def later(*, hours: float = 25) -> None:
     with all_tenants_scope(BypassReason.COMMAND):
         rows = WebhookDelivery.objects.all_tenants()
         for row in rows:
-            row.next_at -= timedelta(hours=hours)
+            row.next_attempt_at -= timedelta(hours=hours)
             row.leased_until = row.leased_until and row.leased_until - timedelta(hours=hours)
             row.save()
 
@@ -96,9 +96,9 @@ def test_an_event_arrives_signed_and_is_logged(tenant, server):
     (got,) = receiver.received
     assert got.path == "/hook?a=1"
     assert is_genuine(secret, got)
-    assert got.headers["webhook-id"] == event.uid
+    assert got.headers["webhook-id"] == event.public_id
     assert abs(int(got.headers["webhook-timestamp"]) - datetime.now(UTC).timestamp()) < 60
-    assert json.loads(got.body) == {"type": "invoice.paid", "timestamp": event.at.isoformat(), "data": PAID}
+    assert json.loads(got.body) == {"type": "invoice.paid", "timestamp": event.created_at.isoformat(), "data": PAID}
     assert only_delivery(tenant).state == "delivered"
     (attempt,) = of(WebhookAttempt, tenant)
     assert (attempt.status, attempt.error, attempt.excerpt) == (200, "", "thanks")
@@ -123,7 +123,7 @@ def test_the_same_event_is_noted_once(tenant, server):
     other = actions.do_create_tenant("other", "Other")
     assert tell(other) is not None  # keys are each tenant's own
     assert len(of(WebhookDelivery, tenant)) == 1
-    with pytest.raises(ValueError, match="no such kind"):
+    with pytest.raises(ValueError, match="unknown event type"):
         tell(tenant, "x", "invoice.lost")
 
 
@@ -138,7 +138,7 @@ def test_what_is_rolled_back_is_not_told(tenant, server):
 
 def test_endpoints_get_the_kinds_they_asked_for(tenant, server):
     _, url = server
-    do_create_endpoint(tenant, url, kinds=["invoice.finalized"])
+    do_create_endpoint(tenant, url, event_types=["invoice.finalized"])
     every, _ = do_create_endpoint(tenant, url)
     off, _ = do_create_endpoint(tenant, url)
     do_update_endpoint(off, active=False)
@@ -153,8 +153,8 @@ def test_a_failure_is_tried_again_later_under_the_same_id(tenant, server):
     tell(tenant)
     assert [sending.send_all(), sending.send_all()] == [1, 0]
     row = only_delivery(tenant)
-    wait = (row.next_at - datetime.now(UTC)).total_seconds()
-    assert 0.75 * sending.WAITS[0] < wait < 1.25 * sending.WAITS[0]
+    wait = (row.next_attempt_at - datetime.now(UTC)).total_seconds()
+    assert 0.75 * sending.RETRY_SECONDS[0] < wait < 1.25 * sending.RETRY_SECONDS[0]
     assert of(WebhookEndpoint, tenant)[0].failing_since is not None
     receiver.status = 204
     later()
@@ -217,8 +217,8 @@ def test_an_endpoint_that_fails_for_days_is_disabled_and_people_are_told(tenant,
     assert not row.active
     assert row.disabled_because.startswith("No delivery succeeded for 3 days.")
     assert {each.state for each in of(WebhookDelivery, tenant)} == {"failed"}
-    (mail,) = of(Mail, tenant)
-    assert url in mail.text
+    (mail,) = of(OutboxEmail, tenant)
+    assert url in mail.body
     assert mail.roles == ["owner", "admin"]
     with pytest.raises(Conflict):
         do_replay(of(WebhookDelivery, tenant)[0])
@@ -248,7 +248,7 @@ def test_a_rotated_secret_is_valid_for_a_day_more(tenant, server):
     assert is_genuine(old, receiver.received[0])
     assert is_genuine(new, receiver.received[0])
     with all_tenants_scope(BypassReason.COMMAND):
-        WebhookEndpoint.objects.all_tenants().update(old_until=datetime.now(UTC))
+        WebhookEndpoint.objects.all_tenants().update(previous_expires_at=datetime.now(UTC))
     do_send_test_event(endpoint)
     sending.send_all()
     assert not is_genuine(old, receiver.received[1])
@@ -268,7 +268,7 @@ def test_a_rotated_secret_is_valid_for_a_day_more(tenant, server):
         {"url": "https://2130706433/"},
         {"url": "ftp://127.0.0.1/"},
         {"url": "https://example.com/a b"},
-        {"url": "https://example.com/", "kinds": ["nothing"]},
+        {"url": "https://example.com/", "event_types": ["nothing"]},
     ],
 )
 def test_what_may_not_be_called_is_refused(tenant, fields):
@@ -311,7 +311,7 @@ def test_the_api_refuses_it_with_a_typed_400(tenant, server, inside, headers):
         project = Project.objects.for_tenant(tenant).get()
     _, secret = actions.do_create_api_key(project, "k", scopes=("manage",))
     client = Client(headers={"Authorization": f"Bearer {secret}"} | headers)
-    body = {"url": "https://hooks.example/", "kinds": ["invoice.paid"]}
+    body = {"url": "https://hooks.example/", "event_types": ["invoice.paid"]}
     answer = client.post("/api/webhooks", body, content_type="application/json")
     assert (answer.status_code, answer.json()["code"]) == (400, "webhook_url_refused")
     assert "Use a host with a public address" in answer.json()["errors"]["url"][0]
@@ -329,7 +329,7 @@ def test_each_verb_is_audited_without_secrets(tenant, server):
     do_rotate_webhook_secret(endpoint)
     do_replay(do_send_test_event(endpoint))
     do_delete_endpoint(endpoint)
-    entries = [each for each in of(AuditEntry, tenant) if each.verb.startswith("webhook")]
+    entries = [each for each in of(AuditEntry, tenant) if each.action.startswith("webhook")]
     verbs = [
         "webhook.created",
         "webhook.updated",
@@ -338,7 +338,7 @@ def test_each_verb_is_audited_without_secrets(tenant, server):
         "webhook.replayed",
         "webhook.deleted",
     ]
-    assert sorted(each.verb for each in entries) == sorted(verbs)
+    assert sorted(each.action for each in entries) == sorted(verbs)
     nonces = [row.nonce for row in Everybody(WebhookEndpoint).all()]
     assert not any(word in f"{each.before}{each.after}" for each in entries for word in [secret, *nonces])
     with pytest.raises(Conflict):
@@ -350,9 +350,11 @@ def test_old_events_are_forgotten(tenant, server):
     sending.send_all()
     tell(tenant)
     with all_tenants_scope(BypassReason.COMMAND):
-        WebhookEvent.objects.all_tenants().filter(kind="webhook.test").update(at=datetime.now(UTC) - EVENT_RETENTION)
+        WebhookEvent.objects.all_tenants().filter(event_type="webhook.test").update(
+            created_at=datetime.now(UTC) - EVENT_RETENTION
+        )
     purge_expired()
-    assert [event.kind for event in of(WebhookEvent, tenant)] == ["invoice.paid"]
+    assert [event.event_type for event in of(WebhookEvent, tenant)] == ["invoice.paid"]
     assert of(WebhookAttempt, tenant) == []
 
 
@@ -414,7 +416,7 @@ class Killed(BaseException):
     """As a kill would end it."""
 
 
-@pytest.mark.parametrize("place", ["_try", "_note"])
+@pytest.mark.parametrize("place", ["_attempt", "_record"])
 def test_a_sender_that_is_killed_is_followed_by_another(tenant, server, monkeypatch, place):
     receiver, url = server
     do_create_endpoint(tenant, url)
@@ -429,7 +431,7 @@ def test_a_sender_that_is_killed_is_followed_by_another(tenant, server, monkeypa
     assert sending.send_all() == 0  # its lease holds
     later(hours=0.1)
     assert sending.send_all() == 1
-    assert len(receiver.received) == (2 if place == "_note" else 1)
+    assert len(receiver.received) == (2 if place == "_record" else 1)
     assert len(set(receiver.ids)) == 1
     assert only_delivery(tenant).state == "delivered"
 
@@ -442,10 +444,10 @@ def test_a_sender_that_was_given_up_does_not_put_off_what_another_has(tenant, se
     slow = sending._claim(datetime.now(UTC))
     later(hours=0.1)
     other = sending._claim(datetime.now(UTC))
-    sending._note(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
+    sending._record(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
     assert only_delivery(tenant).leased_until == other.delivery.leased_until
-    sending._note(other, sending.WebhookResponse(200, 1), datetime.now(UTC))
-    sending._note(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
+    sending._record(other, sending.WebhookResponse(200, 1), datetime.now(UTC))
+    sending._record(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
     assert only_delivery(tenant).state == "delivered"
     assert len(of(WebhookAttempt, tenant)) == 3
 
@@ -455,7 +457,7 @@ def test_one_that_was_deleted_meanwhile(tenant, server):
     tell(tenant)
     claimed = sending._claim(datetime.now(UTC))
     do_delete_endpoint(endpoint)
-    assert not sending._note(claimed, sending.WebhookResponse(200, 1), datetime.now(UTC))
+    assert not sending._record(claimed, sending.WebhookResponse(200, 1), datetime.now(UTC))
     assert of(WebhookAttempt, tenant) == []
 
 
@@ -478,5 +480,5 @@ def test_the_documents_example_verifies(tenant, server):
 
 def test_the_documents_table_of_kinds_is_current():
     text = (Path(__file__).resolve().parents[3] / "docs" / "webhooks.md").read_text(encoding="utf-8")
-    table = text.split("## Events")[1].split("Without `kinds`")[0]
-    assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == set(KINDS)
+    table = text.split("## Events")[1].split("Without `event_types`")[0]
+    assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == set(EVENT_TYPES)

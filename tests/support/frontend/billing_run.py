@@ -47,4 +47,4 @@ def only() -> Invoice:
 
 
 def verbs() -> list[str]:
-    return [entry.verb for entry in sorted(Everybody(AuditEntry).filter(), key=lambda entry: entry.pk)]
+    return [entry.action for entry in sorted(Everybody(AuditEntry).filter(), key=lambda entry: entry.pk)]

@@ -6,10 +6,10 @@ import time
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from millrace.apps.records.models import RequestRecord
 from rest_framework.test import APIClient
 
 from billing.actions.budgets import do_make_budget
-from millrace.apps.records.models import RequestRecord
 from tenants import actions
 from tenants.actions.webhooks import do_create_endpoint, do_send_test_event
 from tenants.isolation.scopes import tenant_scope
@@ -68,8 +68,14 @@ def furnished(slug: str) -> Row:
 
 def record_of(tenant: Tenant) -> RequestRecord:
     fields = {"tenant_id": tenant.pk, "request_id": f"req_of_{tenant.slug}", "project_id": 1, "key_id": 1}
-    fields |= {"gateway_id": "gw", "endpoint": "chat.completions", "asked": "m", "served": "m", "stream": False}
-    fields |= {"status": "200", "code": "", "verdict": "completed", "total_ms": 7, "at": datetime.now(UTC)}
+    fields |= {
+        "gateway_id": "gw",
+        "endpoint": "chat.completions",
+        "requested_model": "m",
+        "served_model": "m",
+        "stream": False,
+    }
+    fields |= {"status": "200", "code": "", "outcome": "completed", "total_ms": 7, "started_at": datetime.now(UTC)}
     with tenant_scope(tenant):
         return RequestRecord.objects.create(**fields)
 

@@ -22,7 +22,7 @@ def line(custom_id: object = "a", **changes: object) -> str:
 def faults(*lines: str, most: int = 1000) -> list[tuple[str, int | None]]:
     with pytest.raises(BadFile) as bad:
         read_lines(io.BytesIO("\n".join(lines).encode()), URL, most)
-    return [(fault["code"], fault["line"]) for fault in bad.value.faults]
+    return [(fault["code"], fault["line"]) for fault in bad.value.errors]
 
 
 @given(
@@ -37,7 +37,7 @@ def test_each_line_is_found_where_it_stands(names: list[str], between: str) -> N
     assert [each.custom_id for each in found] == names
     assert [each.number for each in found] == list(range(len(names)))
     for each in found:
-        request = decode_request(text[each.place : each.place + each.size])
+        request = decode_request(text[each.byte_offset : each.byte_offset + each.size])
         assert request.custom_id == each.custom_id
         assert json.loads(bytes(request.body)) == {"model": "m"}
 

@@ -61,14 +61,19 @@ class Bench:
         self.runner = BatchRunner(*parts)
 
     async def answer(
-        self, fault: Exception, key: ApiKeySnapshot | None = KEY, losses: int = 0, dialect: str = "openai", **body: Any
+        self,
+        fault: Exception,
+        key: ApiKeySnapshot | None = KEY,
+        lost_count: int = 0,
+        dialect: str = "openai",
+        **body: Any,
     ) -> tuple[int, Any]:
         self.service.fault = fault
         url = "/v1/completions"
         text = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": BODY | body}).encode()
         with self.storage.writing("file-1") as file:
             file.write(text)
-        line = BatchLine(BatchHeader(1, 1, 1, dialect, url, "file-1"), 0, 0, len(text), "req_1", losses, False)
+        line = BatchLine(BatchHeader(1, 1, 1, dialect, url, "file-1"), 0, 0, len(text), "req_1", lost_count, False)
         status, answer = await self.runner._answer(line, key)
         return status, json.loads(answer)
 
@@ -88,7 +93,7 @@ async def test_what_passes_is_waited_for(bench: Bench) -> None:
     assert await bench.put_off(ApiError("server_is_overloaded", "", retry_after=3)) == (3, False)
     assert await bench.put_off(ApiError("model_loading", "")) == (1, False)
     assert await bench.put_off(redis.ConnectionError()) == (1, False)
-    assert await bench.put_off(ApiError("worker_lost", ""), losses=MAX_LOST_WORKERS - 2) == (1, True)
+    assert await bench.put_off(ApiError("worker_lost", ""), lost_count=MAX_LOST_WORKERS - 2) == (1, True)
     assert set(bench.service.asked) == {("BATCH", "openai.completion", "req_1")}
 
 
@@ -97,7 +102,7 @@ async def test_what_does_not_is_the_lines_answer(bench: Bench) -> None:
         (await bench.answer(ApiError("quota_exceeded", "")), 429, "quota_exceeded"),
         (await bench.answer(ApiError("context_length_exceeded", "")), 400, "context_length_exceeded"),
         (await bench.answer(ApiError("not_served", "")), 500, "not_served"),
-        (await bench.answer(ApiError("worker_lost", ""), losses=MAX_LOST_WORKERS - 1), 503, "worker_lost"),
+        (await bench.answer(ApiError("worker_lost", ""), lost_count=MAX_LOST_WORKERS - 1), 503, "worker_lost"),
         (await bench.answer(RuntimeError("of ours")), 500, "internal_error"),
         (await bench.answer(RuntimeError(), stream=True), 400, "invalid_value"),
         (await bench.answer(RuntimeError(), nobody=1), 400, "unknown_parameter"),
@@ -189,7 +194,7 @@ async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: p
     class Kept:
         async def answer(self, *_: object) -> None: ...
 
-        async def put_back(self, *_: object, losses: int) -> None: ...
+        async def put_back(self, *_: object, lost_count: int) -> None: ...
 
     monkeypatch.setattr(bench.runner, "_recorder", Recorder())
     monkeypatch.setattr(bench.runner, "_lines", Kept())
@@ -201,7 +206,7 @@ async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: p
         await bench.runner._run(line, KEY)
     (record,) = ended  # what is only put off has none
     assert (record["endpoint"], record["batch_id"], record["batch_line"]) == ("batch", 5, 3)
-    assert (record["status"], record["verdict"], record["asked"]) == ("429", "limited", "m")
+    assert (record["status"], record["outcome"], record["requested_model"]) == ("429", "limited", "m")
 
 
 async def test_a_line_has_the_bounds_of_any_other_body(bench: Bench) -> None:

@@ -1,7 +1,7 @@
-"""What the web jobs do with batches: read their lines in, and write their results out.
+"""Actions of the web jobs on batches: load their lines and write their results.
 
-Each step is one transaction under the batch's own lock, and repeats nothing when it is run again: a job may be killed
-at any line, run twice or by two workers at once.
+Each step is one transaction under the batch's lock and idempotent. A job can be killed at any time, and can run in two
+workers concurrently.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from django.db import connection
 from django.db.models import Q
 
 from millrace.apps.batches.models import Batch, File, Line
-from millrace.apps.batches.reading import BadFile, Found, read_lines
-from millrace.apps.batches.results import WRITERS, ending
+from millrace.apps.batches.reading import BadFile, ParsedLine, read_lines
+from millrace.apps.batches.results import WRITERS, line_outcome
 from millrace.apps.batches.storage import Storage, new_name
 from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
@@ -26,7 +26,7 @@ from tenants.isolation.scopes import all_tenants_scope
 
 log = structlog.get_logger(__name__)
 
-ABANDONED = timedelta(minutes=10)  # after the lease's end, a running line has no owner
+ABANDONED = timedelta(minutes=10)  # after the lease's end, the line's gateway is considered lost
 RETENTION = timedelta(days=30)
 LIVE = (Batch.Status.VALIDATING, Batch.Status.IN_PROGRESS, Batch.Status.FINALIZING, Batch.Status.CANCELLING)
 
@@ -36,13 +36,13 @@ def storage() -> Storage:
 
 
 def live_batches() -> list[int]:
-    """Batches that are not finished, oldest first."""
+    """Return the IDs of unfinished batches, oldest first."""
     with all_tenants_scope(BypassReason.BATCHES):
         return list(Batch.objects.all_tenants().filter(status__in=LIVE).order_by("id").values_list("id", flat=True))
 
 
 def do_advance(batch_id: int) -> None:
-    """Take the batch as far as it goes."""
+    """Run all steps that are possible now."""
     for step in (_read_in, _close, _write_out):
         with _locked(batch_id) as batch:
             if batch is not None:
@@ -55,8 +55,8 @@ def _locked(batch_id: int) -> Iterator[Batch | None]:
     with all_tenants_scope(BypassReason.BATCHES, durable=True):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended('batch ' || %s, 0))", [str(batch_id)])
-            (mine,) = cursor.fetchone()
-        yield Batch.objects.all_tenants().filter(pk=batch_id).first() if mine else None
+            (is_locked,) = cursor.fetchone()
+        yield Batch.objects.all_tenants().filter(pk=batch_id).first() if is_locked else None
 
 
 def _read_in(batch: Batch) -> None:
@@ -67,8 +67,8 @@ def _read_in(batch: Batch) -> None:
         with storage().path(batch.input_file).open("rb") as file:
             found = read_lines(file, batch.endpoint, platform_settings().max_request_body_bytes)
     except (BadFile, FileNotFoundError) as exc:
-        gone = {"code": "file_not_found", "line": None, "message": "The file's contents are gone.", "param": None}
-        errors = exc.faults if isinstance(exc, BadFile) else [gone]
+        missing = {"code": "file_not_found", "line": None, "message": "The file no longer exists.", "param": None}
+        errors = exc.errors if isinstance(exc, BadFile) else [missing]
         _move(batch, Batch.Status.VALIDATING, status=Batch.Status.FAILED, failed_at=now, errors=errors)
         return
     if _move(batch, Batch.Status.VALIDATING, status=Batch.Status.IN_PROGRESS, in_progress_at=now, total=len(found)):
@@ -76,19 +76,19 @@ def _read_in(batch: Batch) -> None:
         log.info("batch_loaded", batch=batch.name, tenant_id=batch.tenant_id, lines=len(found))
 
 
-def _insert_lines(batch: Batch, found: list[Found]) -> None:
-    columns = "batch_id, tenant_id, number, custom_id, place, size"
+def _insert_lines(batch: Batch, found: list[ParsedLine]) -> None:
+    columns = "batch_id, tenant_id, number, custom_id, byte_offset, size"
     with connection.cursor() as cursor, cursor.copy(f"COPY batches_line ({columns}) FROM STDIN") as copy:
         for line in found:
-            copy.write_row((batch.pk, batch.tenant_id, line.number, line.custom_id, line.place, line.size))
+            copy.write_row((batch.pk, batch.tenant_id, line.number, line.custom_id, line.byte_offset, line.size))
 
 
 def _close(batch: Batch) -> None:
-    """Nothing more is to be run: its results are to be written."""
+    """Start finalizing the batch if no line is open."""
     now = datetime.now(UTC)
     if batch.status != Batch.Status.IN_PROGRESS:
         return
-    # NOTE: gateways hold the row while they claim its lines, so what is seen after this is all there is.
+    # NOTE: gateways lock the row while they claim its lines, so no claim is missed after this.
     Batch.objects.all_tenants().select_for_update().get(pk=batch.pk)
     open_lines = _running(now)
     if batch.expires_at > now:
@@ -98,7 +98,7 @@ def _close(batch: Batch) -> None:
 
 
 def _running(now: datetime) -> Q:
-    return Q(state=Line.State.RUNNING, lease__gt=now - ABANDONED)
+    return Q(state=Line.State.RUNNING, lease_expires_at__gt=now - ABANDONED)
 
 
 def _write_out(batch: Batch) -> None:
@@ -122,22 +122,22 @@ def _write_out(batch: Batch) -> None:
 
 
 def _write_results(batch: Batch, unanswered: str) -> tuple[dict[str, int], dict[str, str]]:
-    """Write the result files; how many lines ended how, and the files' names."""
-    counts = Counter({end: 0 for end in ("succeeded", "errored", "cancelled", "expired")})
-    kept, names = storage(), {"output_file": new_name("file-"), "error_file": new_name("file-")}
+    """Write the result files. Returns the number of lines by how they ended, and the files' names."""
+    counts = Counter({outcome: 0 for outcome in ("succeeded", "errored", "cancelled", "expired")})
+    directory, names = storage(), {"output_file": new_name("file-"), "error_file": new_name("file-")}
     write = WRITERS[batch.dialect]
     lines = Line.objects.all_tenants().filter(batch=batch).order_by("number")
     with ExitStack() as stack:
         files: dict[str, IO[bytes]] = {}
         for line in lines.iterator(chunk_size=200):
-            end = ending(line, unanswered)
-            counts[end] += 1
-            which = "output_file" if end == "succeeded" or batch.dialect == "anthropic" else "error_file"
+            outcome = line_outcome(line, unanswered)
+            counts[outcome] += 1
+            which = "output_file" if outcome == "succeeded" or batch.dialect == "anthropic" else "error_file"
             if which not in files:
-                files[which] = stack.enter_context(kept.writing(names[which]))
-            files[which].write(write(batch, line, end))
+                files[which] = stack.enter_context(directory.writing(names[which]))
+            files[which].write(write(batch, line, outcome))
     purpose = File.Purpose.BATCH_OUTPUT if batch.dialect == "openai" else File.Purpose.MESSAGES_OUTPUT
-    lasting = RETENTION if batch.output_seconds is None else timedelta(seconds=batch.output_seconds)
+    retention = RETENTION if batch.output_seconds is None else timedelta(seconds=batch.output_seconds)
     for which in files:
         File.objects.create(
             name=names[which],
@@ -145,12 +145,12 @@ def _write_results(batch: Batch, unanswered: str) -> tuple[dict[str, int], dict[
             project_id=batch.project_id,
             filename=f"{batch.name}_{which.removesuffix('_file')}.jsonl",
             purpose=purpose,
-            size=kept.path(names[which]).stat().st_size,
-            expires_at=datetime.now(UTC) + lasting,
+            size=directory.path(names[which]).stat().st_size,
+            expires_at=datetime.now(UTC) + retention,
         )
     return dict(counts), {which: names[which] for which in files}
 
 
 def _move(batch: Batch, before: Batch.Status, **fields: object) -> bool:
-    """Change the batch unless its status has changed: a gateway may have cancelled it. Waits for one that is at it."""
+    """Update the batch if its status is still `before`. Returns False if a gateway has cancelled the batch."""
     return bool(Batch.objects.all_tenants().filter(pk=batch.pk, status=before).update(**fields))

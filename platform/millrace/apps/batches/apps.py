@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class BatchesConfig(AppConfig):
-    """Files, and the batches that are made of them."""
+    """Files and batches."""
 
     name = "millrace.apps.batches"
     default_auto_field = "django.db.models.BigAutoField"

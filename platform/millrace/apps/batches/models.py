@@ -1,7 +1,7 @@
-"""Files, batches, and the lines of batches that are not finished.
+"""Files, batches, and the lines of unfinished batches.
 
-Gateways make files and batches and answer lines; the web jobs (millrace.apps.batches.tasks) read a batch's lines in and
-write its results out. Ids of tenant, project and key are no foreign keys: batches outlive what they name.
+Gateways create files and batches and answer lines. The web jobs (millrace.apps.batches.tasks) load a batch's lines and
+write its results. A batch outlives its tenant, project and key, so their IDs are not foreign keys.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tenants.isolation.scopes import TenantManager
 
 
 class File(models.Model):
-    """A file of a project. Its contents lie in the files' folder under its name (millrace.apps.batches.storage)."""
+    """A file of a project. millrace.apps.batches.storage stores its contents under its name."""
 
     class Purpose(models.TextChoices):
         BATCH = "batch"
         BATCH_OUTPUT = "batch_output"
-        MESSAGES = "messages"  # what Anthropic's message batches are kept in: not a file to the customer
+        MESSAGES = "messages"  # requests of a message batch (Anthropic); hidden from the customer
         MESSAGES_OUTPUT = "messages_output"
 
     name = models.CharField(max_length=64, unique=True)  # `file-…`
@@ -45,7 +45,7 @@ class File(models.Model):
 
 
 class Batch(models.Model):
-    """Requests of one file, answered within a day or not at all."""
+    """Requests of one file, which run within a day or expire."""
 
     class Status(models.TextChoices):
         VALIDATING = "validating"
@@ -60,18 +60,18 @@ class Batch(models.Model):
     name = models.CharField(max_length=64, unique=True)  # `batch_…` or `msgbatch_…`
     tenant_id = models.BigIntegerField()
     project_id = models.BigIntegerField()
-    key_id = models.BigIntegerField()  # on which the lines run
+    key_id = models.BigIntegerField()  # the key that its lines use
     dialect = models.CharField(max_length=10, choices=[("openai", "OpenAI"), ("anthropic", "Anthropic")])
     endpoint = models.CharField(max_length=64)
     status = models.CharField(max_length=12, choices=Status, db_default=Status.VALIDATING)
     metadata = models.JSONField(null=True)
-    errors = models.JSONField(null=True)  # why it failed: OpenAI's list of {code, line, message, param}
-    input_file = models.CharField(max_length=64)  # names of files, which may be gone
+    errors = models.JSONField(null=True)  # of the input file: OpenAI's list of {code, line, message, param}
+    input_file = models.CharField(max_length=64)  # names of files, which may be deleted
     output_file = models.CharField(max_length=64, null=True)
     error_file = models.CharField(max_length=64, null=True)
-    output_seconds = models.IntegerField(null=True)  # how long its results are kept, if it was said
+    output_seconds = models.IntegerField(null=True)  # retention of the result files; None: the default
     total = models.IntegerField(db_default=0)
-    # How its lines ended, counted when the last of them had.
+    # Number of lines by how they ended; set when the batch ends.
     succeeded = models.IntegerField(db_default=0)
     errored = models.IntegerField(db_default=0)
     cancelled = models.IntegerField(db_default=0)
@@ -103,32 +103,32 @@ class Batch(models.Model):
 
 
 class Line(models.Model):
-    """One request of a batch that is not finished: a part of its input file, and its answer once there is one.
+    """A request of an unfinished batch: its position in the input file, and its answer.
 
-    NOTE: a line is answered by its lease holder: each change is conditional on `runner` and `request_id`, so of two
-    gateways that both believe they run it, one is heard.
+    NOTE: only the lease's owner may answer a line. Each change is conditional on `runner_id` and `request_id`: if two
+    gateways run the same line, one answer is stored.
     """
 
     class State(models.TextChoices):
         PENDING = "pending"
-        RUNNING = "running"  # by the gateway `runner`, until `lease` at least
+        RUNNING = "running"  # leased by the gateway `runner_id` until `lease_expires_at`
         ANSWERED = "answered"
 
     pk = models.CompositePrimaryKey("batch_id", "number")
     batch = models.ForeignKey(Batch, models.CASCADE, related_name="lines", db_index=False)
-    number = models.IntegerField()  # from 0 on
+    number = models.IntegerField()  # from 0
     tenant_id = models.BigIntegerField()
     custom_id = models.TextField()
-    place = models.BigIntegerField()  # where its JSON begins in the input file
-    size = models.IntegerField()  # and its length, in bytes
+    byte_offset = models.BigIntegerField()  # of its JSON in the input file
+    size = models.IntegerField()  # of its JSON, in bytes
     state = models.CharField(max_length=8, choices=State, db_default=State.PENDING)
-    runner = models.CharField(max_length=64, null=True)
-    lease = models.DateTimeField(null=True)
+    runner_id = models.CharField(max_length=64, null=True)
+    lease_expires_at = models.DateTimeField(null=True)
     not_before = models.DateTimeField(null=True)
-    losses = models.SmallIntegerField(db_default=0)  # workers that died with it
+    lost_count = models.SmallIntegerField(db_default=0)  # workers that were lost while they ran it
     request_id = models.CharField(max_length=64, null=True)
-    status = models.SmallIntegerField(null=True)  # HTTP's
-    answer = models.BinaryField(null=True)  # the body, JSON
+    status = models.SmallIntegerField(null=True)  # of HTTP
+    answer = models.BinaryField(null=True)  # JSON body
 
     objects = TenantManager()
 
@@ -142,7 +142,9 @@ class Line(models.Model):
         ]
         indexes: ClassVar = [
             models.Index(fields=["batch", "number"], condition=Q(state="pending"), name="batches_line_pending"),
-            models.Index(fields=["batch", "lease"], condition=Q(state="running"), name="batches_line_running"),
+            models.Index(
+                fields=["batch", "lease_expires_at"], condition=Q(state="running"), name="batches_line_running"
+            ),
         ]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What beat runs for batches, and when. Free of Django: millrace.conf.celery reads it before Django is set up."""
+"""Schedule of the jobs of batches. millrace.conf.celery imports it before Django is set up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "batches-process": {
         "task": "batches.process",
         "schedule": ADVANCE_SECONDS,
-        "options": {"expires": 5 * ADVANCE_SECONDS},  # a worker that was away does not make up for each
+        "options": {"expires": 5 * ADVANCE_SECONDS},  # missed runs are not repeated
     },
     "batches-purge-expired": {"task": "batches.purge_expired", "schedule": crontab(minute="41")},
 }

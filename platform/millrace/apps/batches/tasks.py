@@ -1,4 +1,4 @@
-"""The web jobs of batches (see millrace/batches/schedule.py for when they run)."""
+"""Web jobs of batches. `schedule.py` contains their schedule."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
-LEFT_OVER_SECONDS = 24 * 3600  # contents without a row: of a crash, or just being written
+LEFT_OVER_SECONDS = 24 * 3600  # younger contents without a row may still be written
 
 
 @shared_task(name="batches.process")
 def process() -> None:
-    """Take every batch as far as it goes; one that fails does not hold up the others, and is tried again."""
+    """Process all unfinished batches. If one fails, the others continue, and it is retried by the next run."""
     for batch_id in live_batches():
         try:
             do_advance(batch_id)
@@ -29,8 +29,8 @@ def process() -> None:
 
 @shared_task(name="batches.purge_expired")
 def purge_expired() -> int:
-    """Remove files past their time, what purged tenants had, and contents without a row; returns how many files."""
-    kept = storage()
+    """Remove expired files, data of purged tenants, and contents without a row. Returns the number of removed files."""
+    directory = storage()
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         purged = Tenant.objects.all_tenants().filter(status=Tenant.Status.PURGED).values("id")
         Batch.objects.all_tenants().filter(tenant_id__in=purged).delete()
@@ -38,10 +38,10 @@ def purge_expired() -> int:
         files = File.objects.all_tenants()
         files.filter(tenant_id__in=purged).delete()
         files.filter(expires_at__lt=datetime.now(UTC)).exclude(name__in=used).delete()
-    old = list(kept.old(LEFT_OVER_SECONDS))
+    old = list(directory.old(LEFT_OVER_SECONDS))
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         known = set(File.objects.all_tenants().filter(name__in=old).values_list("name", flat=True))
     for name in old:
         if name not in known:
-            kept.remove(name)
+            directory.remove(name)
     return len(old) - len(known)

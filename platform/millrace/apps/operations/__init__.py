@@ -1,4 +1,4 @@
-"""What operators need to run the platform: the replicas and their history, cordons, and what needs a person now.
+"""Fleet operations: status and history of replicas, cordons, machine costs and health checks.
 
 See docs/operations.md.
 """

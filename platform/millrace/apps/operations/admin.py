@@ -10,12 +10,12 @@ from tenants.admin import ReadOnlyAdmin
 
 @admin.register(Cordon)
 class CordonAdmin(ReadOnlyAdmin):
-    list_display = ("worker", "drain", "why", "by", "since")
+    list_display = ("worker", "drain", "reason", "cordoned_by", "cordoned_at")
 
 
 @admin.register(HealthEvent)
 class HealthEventAdmin(ReadOnlyAdmin):
-    list_display = ("title", "kind", "subject", "urgent", "opened_at", "closed_at")
+    list_display = ("title", "issue_type", "subject", "urgent", "opened_at", "closed_at")
 
 
 @admin.register(MachineCost)

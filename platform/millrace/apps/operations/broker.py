@@ -1,4 +1,4 @@
-"""The broker, as the console and the web jobs ask it: briefly."""
+"""Connections to Valkey with short timeouts, for the console and web jobs."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from millrace.conf.environment import platform_settings
 
 
 def connect() -> redis.Redis:
-    """Return a client that gives up within a second or two."""
+    """Return a client whose commands fail within two seconds."""
     return redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=1, socket_connect_timeout=1)

@@ -1,8 +1,8 @@
 """Cordoning and draining workers.
 
-Postgres says who is cordoned, with an audit row; the broker's hash `cordons` is a copy, which gateways read twice a
-second and workers with each heartbeat. A copy is written after each change and once a minute: whatever was lost in
-between (the process after its commit, the broker with its memory) is put right by the next one.
+PostgreSQL contains the cordons, and changes are in the audit log. A hash in Valkey is a copy, which gateways read twice
+a second and workers with each heartbeat. It is written after each change and once a minute, which repairs a copy that
+was lost or not written.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tenants.isolation.scopes import all_tenants_scope
 log = structlog.get_logger(__name__)
 
 CORDON, DRAIN = "cordon", "drain"
-_LOCK = 0x636F7264  # any number that is nobody else's advisory lock
+_LOCK = 0x636F7264  # the number of an advisory lock; unique in the database
 
 
-def do_cordon(worker: str, *, drain: bool = False, why: str = "") -> Cordon:
-    """Send the worker no new work, from half a second on and until `do_uncordon`; what it has begun continues.
+def do_cordon(worker: str, *, drain: bool = False, reason: str = "") -> Cordon:
+    """Send the worker no new work until `do_uncordon`. It takes effect within half a second; running requests continue.
 
-    With `drain` it also gives back what has sent no token, for other workers to answer.
+    With `drain`, the worker also returns requests that have not sent a token, for other workers.
 
     Raises:
-        Conflict: that is so already. ActionRefused: a value is too long.
+        Conflict: the worker is already cordoned or drained. ActionRefused: a value is too long.
     """
-    if not 0 < len(worker) <= 128 or len(why) > 200:
-        raise ActionRefused("Want a worker's name, and a reason of at most 200 characters.")
+    if not 0 < len(worker) <= 128 or len(reason) > 200:
+        raise ActionRefused("Enter a worker's name of at most 128 characters, and a reason of at most 200.")
     with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
         found = Cordon.objects.filter(worker=worker).first()
@@ -42,19 +42,19 @@ def do_cordon(worker: str, *, drain: bool = False, why: str = "") -> Cordon:
             raise Conflict(f"{worker} is {'drained' if drain else 'cordoned'} already.")
         before = None if found is None else audit.described(found)
         cordon = found or Cordon(worker=worker)
-        cordon.drain, cordon.why, cordon.by = drain, why, audit.current_actor().name
+        cordon.drain, cordon.reason, cordon.cordoned_by = drain, reason, audit.current_actor().name
         cordon.save()
-        verb = "worker.drain_started" if drain else "worker.cordoned"
-        audit.record(verb, cordon, tenant_id=None, before=before, after=audit.described(cordon))
-        transaction.on_commit(_tell)
+        action = "worker.drain_started" if drain else "worker.cordoned"
+        audit.record(action, cordon, tenant_id=None, before=before, after=audit.described(cordon))
+        transaction.on_commit(_publish)
     return cordon
 
 
 def do_uncordon(worker: str) -> None:
-    """Let it take work again.
+    """Remove the worker's cordon.
 
     Raises:
-        Conflict: it is not cordoned.
+        Conflict: the worker is not cordoned.
     """
     with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
@@ -63,17 +63,17 @@ def do_uncordon(worker: str) -> None:
             raise Conflict(f"{worker} is not cordoned.")
         audit.record("worker.uncordoned", found, tenant_id=None, before=audit.described(found))
         found.delete()
-        transaction.on_commit(_tell)
+        transaction.on_commit(_publish)
 
 
 def copy_cordons() -> int:
-    """Make the broker's copy what the database says; returns how many are cordoned.
+    """Replace the copy in Valkey. Returns the number of cordoned workers.
 
     Raises:
-        redis.RedisError: the broker is away.
+        redis.RedisError: Valkey cannot be reached.
     """
     with all_tenants_scope(BypassReason.OPERATOR), connect() as broker:
-        _lock()  # NOTE: held while the copy is written, so that no older one comes after a newer
+        _lock()  # NOTE: locked while the copy is written, so that an older copy cannot replace a newer one
         wanted = {row.worker: DRAIN if row.drain else CORDON for row in Cordon.objects.all()}
         with broker.pipeline(transaction=True) as pipe:
             pipe.delete(CORDONS_KEY)
@@ -83,7 +83,7 @@ def copy_cordons() -> int:
     return len(wanted)
 
 
-def _tell() -> None:
+def _publish() -> None:
     try:
         copy_cordons()
     except redis.RedisError as exc:

@@ -1,4 +1,4 @@
-"""What a million tokens cost the operator, beside what was billed for as many."""
+"""The operator's costs and revenue per million tokens."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from django.db.models import F, Sum
 
 from billing.models import TOKEN_CLASSES, UsageRollup
 from millrace.apps.operations.history import span
-from millrace.apps.operations.models import MachineCost, ReplicaMinute
+from millrace.apps.operations.models import MachineCost, ReplicaSample
 from tenants import audit
 from tenants.actions import ActionRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
-MAX_NANO_PER_HOUR = 10**15  # nano-USD an hour: a million dollars is a slip of the pen
-FEMTO = 10**6  # in a nano
+MAX_NANO_PER_HOUR = 10**15  # nano-USD per hour, one million dollars; more is a typing error
+FEMTO = 10**6  # femto in a nano
 _MILLION = 10**6
-_LOCK = 0x6D636F73  # any number that is nobody else's advisory lock
+_LOCK = 0x6D636F73  # the number of an advisory lock; unique in the database
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """A model during a span. Amounts in femto-USD; tokens of prompts, cached ones included, and of answers."""
+    """Costs and revenue of a model in a period, in femto-USD. Tokens include cached prompt tokens."""
 
     model: str
-    nano_per_hour: int | None  # None: nobody said
+    nano_per_hour: int | None  # None: not set
     machine_minutes: int  # of all its replicas
     served: int  # tokens that its engines served
     billed: int  # tokens that were billed
@@ -35,7 +35,7 @@ class ModelCost:
 
     @property
     def cost(self) -> int | None:
-        """What its machines cost."""
+        """Cost of its machines; None if no hourly cost is set."""
         return None if self.nano_per_hour is None else self.nano_per_hour * FEMTO * self.machine_minutes // 60
 
     @property
@@ -44,18 +44,18 @@ class ModelCost:
 
     @property
     def price_per_million(self) -> int | None:
-        """The mean of all that was billed."""
+        """Mean billed price."""
         return None if not self.billed else self.revenue * _MILLION // self.billed
 
 
 def do_set_machine_cost(model: str, nano_per_hour: int) -> MachineCost:
-    """Say what a machine that serves the model costs an hour.
+    """Set the hourly cost of a machine that serves the model.
 
     Raises:
-        ActionRefused: it is negative, or beyond all reason.
+        ActionRefused: the amount is negative or above the maximum.
     """
     if not 0 <= nano_per_hour < MAX_NANO_PER_HOUR:
-        raise ActionRefused("Want an amount from 0 to a million dollars an hour.")
+        raise ActionRefused("Enter an amount from 0 to 1,000,000 dollars per hour.")
     with all_tenants_scope(BypassReason.OPERATOR):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
@@ -69,10 +69,12 @@ def do_set_machine_cost(model: str, nano_per_hour: int) -> MachineCost:
 
 
 def costs(start: datetime, end: datetime) -> tuple[ModelCost, ...]:
-    """Each model that ran, of whole hours from that of `start` on; inside `all_tenants_scope(…)`."""
+    """Return the costs of each model that ran, in whole hours from `start`; inside `all_tenants_scope(…)`."""
     start = start.replace(minute=0, second=0, microsecond=0)
     rates = dict(MachineCost.objects.values_list("model", "nano_per_hour"))
-    models = dict(ReplicaMinute.objects.filter(at__gte=start, at__lt=end).values_list("worker", "model"))
+    models = dict(
+        ReplicaSample.objects.filter(sampled_at__gte=start, sampled_at__lt=end).values_list("worker", "model")
+    )
     minutes: dict[str, int] = {}
     served: dict[str, int] = {}
     for point in span(start, end, end - start):
@@ -87,7 +89,7 @@ def costs(start: datetime, end: datetime) -> tuple[ModelCost, ...]:
 
 
 def _billed(start: datetime, end: datetime) -> dict[str, tuple[int, int]]:
-    """Tokens and revenue by model."""
+    """Return tokens and revenue by model."""
     tokens = sum((F(name) for name in TOKEN_CLASSES[1:]), F(TOKEN_CLASSES[0]))
     rows = UsageRollup.objects.all_tenants().filter(bucket=UsageRollup.Bucket.HOUR, start__gte=start, start__lt=end)
     sums = rows.order_by().values("model").annotate(tokens=Sum(tokens), revenue=Sum("cost_femto"))

@@ -1,6 +1,6 @@
-"""Replicas, gateways and the settler as they are at this moment, by what each last said of itself in the broker.
+"""The current status of replicas, gateways and the settler, from their last heartbeats in Valkey.
 
-Ages are measured by the broker's clock alone.
+Ages are measured only by Valkey's clock.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from millrace.apps.operations.gateway_heartbeat import (
 
 log = structlog.get_logger(__name__)
 
-SETTLER_LATE_MS = 10_000  # a settler without a report for longer is not running
+SETTLER_LATE_MS = 10_000  # after this time without a report, the settler is not running
 
 
 class ReplicaState(StrEnum):
-    """What a replica does with new work."""
+    """The state of a replica regarding new work."""
 
     READY = "ready"
     STARTING = "starting"
-    CORDONED = "cordoned"  # gets none, by an operator's wish
-    DRAINING = "draining"  # the same, and gives back what it has not begun; or it is being stopped
-    DRAINED = "drained"  # and has nothing left: it may be stopped
-    DISK_LOW = "disk low"  # gets none until its disk has space
-    SILENT = "silent"  # has missed its heartbeats: suspected or lost
+    CORDONED = "cordoned"  # an operator has cordoned it
+    DRAINING = "draining"  # cordoned with `drain`, or shutting down
+    DRAINED = "drained"  # drained and idle, so it can be stopped
+    DISK_LOW = "disk low"  # until its disk has space
+    SILENT = "silent"  # without heartbeats: suspected or lost
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ReplicaStatus:
     id: str
     state: ReplicaState
     beat: Heartbeat
-    age_ms: int | None  # of its last heartbeat; None: more than a minute
+    age_ms: int | None  # of the last heartbeat; None: more than a minute
 
     @property
     def worker(self) -> str:
@@ -65,7 +65,7 @@ class ReplicaStatus:
 
     @property
     def load(self) -> int:
-        """Requests that it has."""
+        """Number of running and waiting requests."""
         return self.beat.running + self.beat.waiting
 
 
@@ -80,7 +80,7 @@ class GatewayStatus:
 class FleetStatus:
     replicas: tuple[ReplicaStatus, ...]
     gateways: tuple[GatewayStatus, ...]
-    settler: SettlerStatus | None  # None: none has ever reported
+    settler: SettlerStatus | None  # None: no report yet
     settler_age_ms: int | None
 
     @property
@@ -88,15 +88,15 @@ class FleetStatus:
         return self.settler_age_ms is not None and self.settler_age_ms < SETTLER_LATE_MS
 
     def ready(self, model: str) -> int:
-        """Replicas that take new requests for the model."""
-        return sum(one.state == ReplicaState.READY and one.beat.model == model for one in self.replicas)
+        """Return the number of replicas that accept new requests for the model."""
+        return sum(replica.state == ReplicaState.READY and replica.beat.model == model for replica in self.replicas)
 
 
 def read_fleet_status() -> FleetStatus:
-    """Ask the broker.
+    """Read the status from Valkey.
 
     Raises:
-        redis.RedisError: it is away.
+        redis.RedisError: Valkey cannot be reached.
     """
     with connect() as broker:
         with broker.pipeline(transaction=False) as pipe:
@@ -106,9 +106,9 @@ def read_fleet_status() -> FleetStatus:
             pipe.get(status.STATUS_KEY)
             pipe.time()
             beats, cordons, gateways, settler, (seconds, micros) = pipe.execute()
-        told = None if settler is None else status.decode(settler)
-        age = None if told is None else max(0, seconds * 1000 + micros // 1000 - told.at // 1000)
-        return FleetStatus(_replicas(broker, beats, cordons), _gateways(broker, gateways), told, age)
+        report = None if settler is None else status.decode(settler)
+        age = None if report is None else max(0, seconds * 1000 + micros // 1000 - report.at // 1000)
+        return FleetStatus(_replicas(broker, beats, cordons), _gateways(broker, gateways), report, age)
 
 
 def _replicas(
@@ -124,7 +124,7 @@ def _replicas(
         try:
             beat = decode_heartbeat(beats[replica_id.encode()])
         except msgspec.MsgspecError:
-            log.warning("heartbeat_unreadable", replica_id=replica_id)  # of another version, while a deploy continues
+            log.warning("heartbeat_unreadable", replica_id=replica_id)  # of another version, during a deployment
             continue
         age = max(0, HEARTBEAT_TTL_MS - ttl) if ttl > 0 else None
         wish = cordons.get(worker_of(replica_id).encode(), b"")
@@ -153,14 +153,14 @@ def _gateways(broker: redis.Redis, names: Iterable[bytes]) -> tuple[GatewayStatu
             pipe.get(gateway_heartbeat_key(gateway_id))
             pipe.pttl(gateway_heartbeat_key(gateway_id))
         said: list[Any] = pipe.execute()
-    found, gone = [], []
+    found, lost = [], []
     for gateway_id, payload, ttl in zip(ids, said[::2], said[1::2], strict=True):
         if payload is None or ttl < 0:
-            gone.append(gateway_id)
+            lost.append(gateway_id)
             continue
         found.append(
             GatewayStatus(gateway_id, decode_gateway_heartbeat(payload), GATEWAY_HEARTBEAT_TTL_SECONDS * 1000 - ttl)
         )
-    if gone:
-        broker.srem(GATEWAYS_KEY, *gone)  # one that was only cut off names itself again with its next word
+    if lost:
+        broker.srem(GATEWAYS_KEY, *lost)  # a disconnected gateway adds itself again with its next heartbeat
     return tuple(found)

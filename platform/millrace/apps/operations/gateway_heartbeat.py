@@ -1,7 +1,7 @@
-"""What each gateway says of itself in the broker, for the operators' console: what it has in hand, and who waits.
+"""Heartbeats of gateways in Valkey, for the operators' console: running and waiting requests.
 
-`millrace:gateways` names them, `millrace:gateway_heartbeat:<id>` holds what one said last. That
-key is gone some seconds after the gateway's last heartbeat, so that no clocks are compared.
+`millrace:gateways` is the set of gateway IDs, `millrace:gateway_heartbeat:<id>` the last heartbeat of one. That key
+expires some seconds after the gateway's last heartbeat, so that no clocks are compared.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ GATEWAY_HEARTBEAT_TTL_SECONDS = 5
 
 
 class QueueDepth(msgspec.Struct, frozen=True):
-    """Requests of one model that no replica has a free place for."""
+    """Waiting requests of a model, for which no replica has capacity."""
 
     model: str
-    batch: bool  # of the batch class
+    batch: bool  # whether they are of the batch class
     requests: int
     oldest_ms: int
 
 
 class GatewayHeartbeat(msgspec.Struct, frozen=True):
-    """One gateway, twice a second."""
+    """The heartbeat that a gateway sends twice a second."""
 
     in_flight: int
     waiting: tuple[QueueDepth, ...] = ()
@@ -36,6 +36,6 @@ decode_gateway_heartbeat = msgspec.msgpack.Decoder(GatewayHeartbeat).decode
 
 
 def send_gateway_heartbeat(pipe: redis.client.Pipeline, gateway_id: str, presence: GatewayHeartbeat) -> None:
-    """Queue the commands that say it."""
+    """Add the commands of a heartbeat to the pipeline."""
     pipe.sadd(GATEWAYS_KEY, gateway_id)
     pipe.set(gateway_heartbeat_key(gateway_id), encode(presence), ex=GATEWAY_HEARTBEAT_TTL_SECONDS)

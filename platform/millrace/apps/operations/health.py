@@ -1,6 +1,7 @@
-"""What needs a person now. Each question gives the concerns it finds; none of them: nothing needs anybody.
+"""Health checks for operators. Each check yields the issues that it finds.
 
-A minute job writes down when each was first seen and when it was over (HealthEvent): the operators' alerts.
+A job runs the checks every minute and stores when each issue was first found and when it was resolved (HealthEvent).
+These are the operators' alerts.
 """
 
 from __future__ import annotations
@@ -26,30 +27,30 @@ from millrace.devserver.disk_reserve import watched_folders
 from millrace.devserver.processes import read_processes
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import Mail, Tenant, WebhookDelivery, WebhookEndpoint
+from tenants.models import OutboxEmail, Tenant, WebhookDelivery, WebhookEndpoint
 
 SETTLEMENT_LATE_MS = 60_000
 RECONCILED_LATE = timedelta(minutes=20)
 CORDONED_LONG = timedelta(hours=1)
-MAIL_LATE = timedelta(hours=1)
-QUEUE_SHARE = 3  # a request that has waited for a third of what it may, waits too long
-LOOKBACK = timedelta(hours=1)  # at requests
-MIN_REQUESTS = 20  # requests to say anything of
+EMAIL_LATE = timedelta(hours=1)
+QUEUE_SHARE = 3  # a request waits too long after a third of the maximum wait
+LOOKBACK = timedelta(hours=1)  # for requests
+MIN_REQUESTS = 20  # fewer are not evaluated
 MAX_FAILED_PER_THOUSAND = 100  # failed requests per thousand that are acceptable
 RETENTION = timedelta(days=90)
-MANY_DEATHS = 3  # of a process that runs again
-_LOCK = 0x68656C74  # any number that is nobody else's advisory lock
+MANY_RESTARTS = 3  # recent restarts of a running process
+_LOCK = 0x68656C74  # the number of an advisory lock; unique in the database
 
 
-class Kind(StrEnum):
-    """Which question found it; with its subject it is the same concern for as long as it lasts."""
+class IssueType(StrEnum):
+    """The type of a health issue. Type and subject identify an issue until it is resolved."""
 
     BROKER = "broker"
     BUDGET = "budget"
     CORDON = "cordon"
     DISK = "disk"
     FAILURES = "failures"
-    MAIL = "mail"
+    EMAIL = "email"
     MODEL = "model"
     OBJECTIVE = "objective"
     PRICE = "price"
@@ -59,15 +60,15 @@ class Kind(StrEnum):
     RECONCILIATION = "reconciliation"
     REPLICA = "replica"
     SETTLER = "settler"
-    UNRATED = "unrated"
+    UNPRICED = "unpriced"
     WEBHOOK = "webhook"
 
 
 @dataclass(frozen=True)
 class HealthIssue:
-    """One thing that needs a person. `urgent`: customers or money are concerned already."""
+    """A condition that an operator must handle. `urgent`: it already affects customers or money."""
 
-    kind: Kind
+    issue_type: IssueType
     subject: str
     urgent: bool
     title: str
@@ -75,8 +76,7 @@ class HealthIssue:
     tenant: Tenant | None = None
 
 
-# The tenants' budgets under way that are nine tenths used or more, the fullest of each tenant first. What is on trial
-# bounds nobody.
+# Tenants' current budgets that are used to 90% or more, the fullest of each tenant first, without dry runs.
 _BUDGETS = """
 SELECT DISTINCT ON (b.tenant_id) b.tenant_id, b.name, b.mode, count(*) OVER (PARTITION BY b.tenant_id),
     trunc(100 * (w.used / 1000000 + w.reserved) / nullif(r.room, 0))
@@ -88,58 +88,61 @@ WHERE b.active AND b.mode <> 'dry_run' AND w.period_start <= %(now)s
 ORDER BY b.tenant_id, b.mode <> 'hard', 5 DESC NULLS FIRST
 """
 _REQUESTS = """
-SELECT served, count(*), count(*) FILTER (WHERE verdict = 'failed'),
+SELECT served_model, count(*), count(*) FILTER (WHERE outcome = 'failed'),
     percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
-FROM records_requestrecord WHERE at >= %s AND served <> '' GROUP BY served ORDER BY served
+FROM request_log_requestrecord WHERE started_at >= %s AND served_model <> ''
+GROUP BY served_model ORDER BY served_model
 """
 
 
-def concerns(board: FleetStatus | None, now: datetime | None = None) -> list[HealthIssue]:
-    """All there is, what is urgent first; inside `all_tenants_scope(…)`. `board`: None if the broker is away."""
+def find_issues(board: FleetStatus | None, now: datetime | None = None) -> list[HealthIssue]:
+    """Return all issues, urgent ones first; inside `all_tenants_scope(…)`. `board`: None without Valkey."""
     now = now or datetime.now(UTC)
-    found = [_broker_away()] if board is None else [one for ask in _OF_BOARD for one in ask(board, now)]
-    found += [one for question in _OF_ROWS for one in question(now)]
+    found = [_broker_away()] if board is None else [issue for ask in _OF_BOARD for issue in ask(board, now)]
+    found += [issue for question in _OF_ROWS for issue in question(now)]
     found += [*_disk(), *_processes()]
-    return sorted(found, key=lambda one: not one.urgent)
+    return sorted(found, key=lambda issue: not issue.urgent)
 
 
-def look() -> tuple[FleetStatus | None, list[HealthIssue]]:
-    """Ask the broker and the database."""
+def read_issues() -> tuple[FleetStatus | None, list[HealthIssue]]:
+    """Read the fleet status and find the issues. The status is None if Valkey cannot be reached."""
     try:
         board = read_fleet_status()
     except redis.RedisError:
         board = None
     with all_tenants_scope(BypassReason.OPERATOR):
-        return board, concerns(board)
+        return board, find_issues(board)
 
 
-def note(board: FleetStatus | None, now: datetime | None = None) -> list[HealthIssue]:
-    """Write down which concerns are new and which are over; gives those there are."""
+def record_issues(board: FleetStatus | None, now: datetime | None = None) -> list[HealthIssue]:
+    """Find the issues, store new ones and close resolved ones. Returns the current issues."""
     now = now or datetime.now(UTC)
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-        found = concerns(board, now)
-        known = {(event.kind, event.subject): event for event in HealthEvent.objects.filter(closed_at__isnull=True)}
-        for one in found:
-            event = known.pop((one.kind, one.subject), None) or HealthEvent(
-                kind=one.kind, subject=one.subject, opened_at=now
+        found = find_issues(board, now)
+        known = {
+            (event.issue_type, event.subject): event for event in HealthEvent.objects.filter(closed_at__isnull=True)
+        }
+        for issue in found:
+            event = known.pop((issue.issue_type, issue.subject), None) or HealthEvent(
+                issue_type=issue.issue_type, subject=issue.subject, opened_at=now
             )
-            title, tenant_id = one.title[:250], None if one.tenant is None else one.tenant.pk
-            if (event.title, event.urgent) != (title, one.urgent):
-                event.title, event.urgent, event.tenant_id = title, one.urgent, tenant_id
+            title, tenant_id = issue.title[:250], None if issue.tenant is None else issue.tenant.pk
+            if (event.title, event.urgent) != (title, issue.urgent):
+                event.title, event.urgent, event.tenant_id = title, issue.urgent, tenant_id
                 event.save()
         HealthEvent.objects.filter(pk__in=[event.pk for event in known.values()]).update(closed_at=now)
     return found
 
 
-def sweep(now: datetime | None = None) -> int:
-    """Forget what has long been over; returns how much."""
+def purge_expired(now: datetime | None = None) -> int:
+    """Remove events that were closed long ago. Returns their number."""
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         return HealthEvent.objects.filter(closed_at__lt=(now or datetime.now(UTC)) - RETENTION).delete()[0]
 
 
-# Of this machine.
+# Checks of this machine.
 
 
 def _disk() -> Iterator[HealthIssue]:
@@ -148,7 +151,7 @@ def _disk() -> Iterator[HealthIssue]:
     is_low = space.look()
     if space.free < space.resume_at:
         yield HealthIssue(
-            Kind.DISK,
+            IssueType.DISK,
             "",
             urgent=is_low,
             title=f"Disk almost full: {space.free // 2**20:,} MiB free",
@@ -160,10 +163,10 @@ def _disk() -> Iterator[HealthIssue]:
 def _processes() -> Iterator[HealthIssue]:
     """Yield processes of `millrace up` that are down, or were restarted several times recently."""
     for process in read_processes(platform_settings().data_dir):
-        if process.running and process.deaths < MANY_DEATHS:
+        if process.running and process.deaths < MANY_RESTARTS:
             continue
         yield HealthIssue(
-            Kind.PROCESS,
+            IssueType.PROCESS,
             process.name,
             urgent=not process.running,
             title=f"{process.name}: {process.describe()}",
@@ -171,12 +174,12 @@ def _processes() -> Iterator[HealthIssue]:
         )
 
 
-# Of what the broker says.
+# Checks of the fleet status.
 
 
 def _broker_away() -> HealthIssue:
     return HealthIssue(
-        Kind.BROKER,
+        IssueType.BROKER,
         "",
         urgent=True,
         title="Broker unavailable",
@@ -188,12 +191,18 @@ def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     for spec in platform_settings().models:
         if board.ready(spec.name):
             continue
-        there = [one for one in board.replicas if one.beat.model == spec.name and one.state != ReplicaState.SILENT]
+        there = [
+            replica
+            for replica in board.replicas
+            if replica.beat.model == spec.name and replica.state != ReplicaState.SILENT
+        ]
         cordoned = [
-            one for one in there if one.state in (ReplicaState.CORDONED, ReplicaState.DRAINING, ReplicaState.DRAINED)
+            replica
+            for replica in there
+            if replica.state in (ReplicaState.CORDONED, ReplicaState.DRAINING, ReplicaState.DRAINED)
         ]
         yield HealthIssue(
-            Kind.MODEL,
+            IssueType.MODEL,
             spec.name,
             urgent=True,
             title=f"No replica available for {spec.name}",
@@ -202,26 +211,26 @@ def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
 
 
 def _replicas(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
-    for one in board.replicas:
-        if one.state == ReplicaState.SILENT:
-            silent = "more than a minute" if one.age_ms is None else f"{one.age_ms // 1000} s"
+    for replica in board.replicas:
+        if replica.state == ReplicaState.SILENT:
+            silent = "more than a minute" if replica.age_ms is None else f"{replica.age_ms // 1000} s"
             yield HealthIssue(
-                Kind.REPLICA,
-                one.id,
+                IssueType.REPLICA,
+                replica.id,
                 urgent=False,
-                title=f"{one.id} sent no heartbeat for {silent}",
+                title=f"{replica.id} sent no heartbeat for {silent}",
                 todo="The replica receives no new requests. After 10 s its streams fail. Check its process.",
             )
 
 
 def _disks(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
-    for one in board.replicas:
-        if one.state == ReplicaState.DISK_LOW:
+    for replica in board.replicas:
+        if replica.state == ReplicaState.DISK_LOW:
             yield HealthIssue(
-                Kind.DISK,
-                one.id,
+                IssueType.DISK,
+                replica.id,
                 urgent=True,
-                title=f"{one.id} accepts no new requests: disk almost full",
+                title=f"{replica.id} accepts no new requests: disk almost full",
                 todo="Free disk space for the state directory on its machine. The replica then recovers automatically.",
             )
 
@@ -229,15 +238,15 @@ def _disks(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
 def _queues(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     waits: dict[str, tuple[int, int]] = {}
     for gateway in board.gateways:
-        for each in gateway.presence.waiting:
-            if not each.batch:  # batches wait as long as it takes
-                depth, oldest = waits.get(each.model, (0, 0))
-                waits[each.model] = depth + each.requests, max(oldest, each.oldest_ms)
+        for queue in gateway.presence.waiting:
+            if not queue.batch:  # batches have no maximum wait
+                depth, oldest = waits.get(queue.model, (0, 0))
+                waits[queue.model] = depth + queue.requests, max(oldest, queue.oldest_ms)
     longest = platform_settings().queue_timeout_seconds * 1000
     for model, (depth, oldest) in sorted(waits.items()):
         if oldest * QUEUE_SHARE > longest:
             yield HealthIssue(
-                Kind.QUEUE,
+                IssueType.QUEUE,
                 model,
                 urgent=True,
                 title=f"{depth:,} requests waiting for {model}, oldest {oldest / 1000:.0f} s",
@@ -248,7 +257,7 @@ def _queues(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
 def _settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     if not board.settler_runs:
         yield HealthIssue(
-            Kind.SETTLER,
+            IssueType.SETTLER,
             "",
             urgent=True,
             title="No settler running",
@@ -257,7 +266,7 @@ def _settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     elif board.settler is not None and board.settler.lag_ms > SETTLEMENT_LATE_MS:
         seconds = board.settler.lag_ms // 1000
         yield HealthIssue(
-            Kind.SETTLER,
+            IssueType.SETTLER,
             "",
             urgent=False,
             title=f"{board.settler.backlog:,} usage records to settle, oldest {seconds:,} s",
@@ -265,7 +274,7 @@ def _settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
         )
 
 
-# Of what the database holds.
+# Checks of the database.
 
 
 def _budgets(now: datetime) -> Iterator[HealthIssue]:
@@ -282,7 +291,7 @@ def _budgets(now: datetime) -> Iterator[HealthIssue]:
         used = "has no budget left" if percent is None else f"is {percent:.0f}% used"
         more = f", and {number - 1} more" if number > 1 else ""
         yield HealthIssue(
-            Kind.BUDGET,
+            IssueType.BUDGET,
             str(tenant_id),
             urgent=blocked,
             title=f"{tenant.name}: budget “{name}” {used}{more}",
@@ -304,7 +313,7 @@ def _quarantine(now: datetime) -> Iterator[HealthIssue]:
     for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("reason"):
         records = "usage record is" if row["number"] == 1 else "usage records are"
         yield HealthIssue(
-            Kind.QUARANTINE,
+            IssueType.QUARANTINE,
             row["reason"],
             urgent=True,
             title=f"{row['number']:,} {records} in quarantine ({row['reason']}){_since(row['first'], now)}",
@@ -322,7 +331,7 @@ def _unrated(now: datetime) -> Iterator[HealthIssue]:
     )
     for row in rows.order_by().values("model").annotate(executions=Sum("completed")).order_by("model"):
         yield HealthIssue(
-            Kind.UNRATED,
+            IssueType.UNPRICED,
             row["model"],
             urgent=False,
             title=f"{row['executions']:,} requests of the last day to {row['model']} were not priced",
@@ -339,7 +348,7 @@ def _prices(now: datetime) -> Iterator[HealthIssue]:
     for spec in platform_settings().models:
         if spec.name not in priced:
             yield HealthIssue(
-                Kind.PRICE,
+                IssueType.PRICE,
                 spec.name,
                 urgent=True,
                 title=f"{spec.name} has no price",
@@ -347,7 +356,7 @@ def _prices(now: datetime) -> Iterator[HealthIssue]:
             )
 
 
-_MOVED = "Budget periods were set right; find out what moved them. An overdue slice wants the settler to run."
+_MOVED = "Budget periods were corrected. Find the cause. Overdue leases require a running settler."
 _ADVICE = {
     False: _MOVED,
     True: f"{_MOVED} A worker's journal has usage that was never settled: start a worker of that name, which sends it.",
@@ -359,7 +368,7 @@ def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
     if last is None or now - last.created_at > RECONCILED_LATE:
         since = "yet" if last is None else f"for {timesince(last.created_at, now, depth=1)}"
         yield HealthIssue(
-            Kind.RECONCILIATION,
+            IssueType.RECONCILIATION,
             "late",
             urgent=False,
             title=f"No reconciliation {since}",
@@ -371,11 +380,11 @@ def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
         corrected = f", {last.corrected:,} corrected" if last.corrected else ""
         overdue = f"; overdue leases: {last.overdue_leases:,}" if last.overdue_leases else ""
         yield HealthIssue(
-            Kind.RECONCILIATION,
+            IssueType.RECONCILIATION,
             "differences",
             urgent=True,
             title=f"Reconciliation found {found}{corrected}{overdue}",
-            todo=_ADVICE[any("journal" in one for one in last.differences)],
+            todo=_ADVICE[any("journal" in difference for difference in last.differences)],
         )
 
 
@@ -389,7 +398,7 @@ def _requests(now: datetime) -> Iterator[HealthIssue]:
             continue
         if p95 is not None and p95 > objective:
             yield HealthIssue(
-                Kind.OBJECTIVE,
+                IssueType.OBJECTIVE,
                 model,
                 urgent=False,
                 title=f"{model}: TTFT p95 is {p95:,} ms, above the target of {objective:,} ms",
@@ -397,7 +406,7 @@ def _requests(now: datetime) -> Iterator[HealthIssue]:
             )
         if failed * MAX_FAILED_PER_THOUSAND > number:
             yield HealthIssue(
-                Kind.FAILURES,
+                IssueType.FAILURES,
                 model,
                 urgent=True,
                 title=f"{model}: {failed:,} of {number:,} requests failed during the last hour",
@@ -406,14 +415,14 @@ def _requests(now: datetime) -> Iterator[HealthIssue]:
 
 
 def _cordons(now: datetime) -> Iterator[HealthIssue]:
-    for cordon in Cordon.objects.filter(since__lt=now - CORDONED_LONG).order_by("worker"):
+    for cordon in Cordon.objects.filter(cordoned_at__lt=now - CORDONED_LONG).order_by("worker"):
         state = "drained" if cordon.drain else "cordoned"
         yield HealthIssue(
-            Kind.CORDON,
+            IssueType.CORDON,
             cordon.worker,
             urgent=False,
-            title=f"{cordon.worker} has been {state} for {timesince(cordon.since, now, depth=1)}",
-            todo=f"By {cordon.by}. Uncordon it when its work is done.",
+            title=f"{cordon.worker} has been {state} for {timesince(cordon.cordoned_at, now, depth=1)}",
+            todo=f"By {cordon.cordoned_by}. Uncordon it when its work is done.",
         )
 
 
@@ -422,28 +431,28 @@ def _webhooks(now: datetime) -> Iterator[HealthIssue]:
     endpoints = WebhookEndpoint.objects.all_tenants().filter(bad).select_related("tenant").order_by("pk")
     failed = WebhookDelivery.objects.all_tenants().filter(state=WebhookDelivery.State.FAILED).values("endpoint_id")
     lost = dict(failed.filter(endpoint__in=endpoints).annotate(number=Count("pk")).values_list("endpoint_id", "number"))
-    for one in endpoints:
-        since = "" if one.failing_since is None else f" for {timesince(one.failing_since, now, depth=1)}"
-        gone = "was disabled" if not one.active else f"has failed{since}"
-        undelivered = f"; {lost[one.pk]:,} events not delivered" if one.pk in lost else ""
+    for endpoint in endpoints:
+        since = "" if endpoint.failing_since is None else f" for {timesince(endpoint.failing_since, now, depth=1)}"
+        state = "was disabled" if not endpoint.active else f"has failed{since}"
+        undelivered = f"; {lost[endpoint.pk]:,} events not delivered" if endpoint.pk in lost else ""
         yield HealthIssue(
-            Kind.WEBHOOK,
-            str(one.pk),
+            IssueType.WEBHOOK,
+            str(endpoint.pk),
             urgent=False,
-            title=f"{one.tenant.name}: the webhook {one.url} {gone}{undelivered}",
-            todo=one.disabled_because or "Contact the tenant. Failed deliveries can be replayed later.",
-            tenant=one.tenant,
+            title=f"{endpoint.tenant.name}: the webhook {endpoint.url} {state}{undelivered}",
+            todo=endpoint.disabled_because or "Contact the tenant. Failed deliveries can be replayed later.",
+            tenant=endpoint.tenant,
         )
 
 
 def _mails(now: datetime) -> Iterator[HealthIssue]:
-    late = now - MAIL_LATE
-    waiting = Mail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
+    late = now - EMAIL_LATE
+    waiting = OutboxEmail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
     waiting += InvoiceEmail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
     if waiting:
         mails = "mail has" if waiting == 1 else "mails have"
         yield HealthIssue(
-            Kind.MAIL,
+            IssueType.EMAIL,
             "",
             urgent=False,
             title=f"{waiting:,} {mails} not been sent for an hour",

@@ -1,5 +1,5 @@
-"""A row for each replica and minute, and what a span of them says. Counts since a replica's start become differences
-of neighboring rows; a replica that was restarted is another one, of the same worker."""
+"""Samples of replicas, one per minute, and their aggregation. Counters count from a replica's start, so the aggregation
+uses differences of consecutive samples. A restarted worker is a new replica."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from django.db import connection
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.metric_families import MetricsSnapshot
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, ReplicaStatus
-from millrace.apps.operations.models import ReplicaMinute
+from millrace.apps.operations.models import ReplicaSample
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
 RETENTION = timedelta(days=7)
 _TTFT_BOUNDS = next(family.buckets for family in families.HISTOGRAMS if family.name == families.TTFT)
-# Every figure as whole numbers: shares in hundredths of a percent, batches in hundredths of a request.
+# All figures are integers: shares in hundredths of a percent, batch sizes in hundredths of a request.
 _SPAN = """
 WITH seen AS (
-    SELECT date_bin(%(bucket)s, at, %(start)s) AS bucket, worker, waiting, kv_blocks, kv_blocks_used, cores, mfu,
-        extract(epoch FROM at - lag(at) OVER w) * 1000 AS ms,
+    SELECT date_bin(%(bucket)s, sampled_at, %(start)s) AS bucket, worker, waiting, kv_blocks, kv_blocks_used,
+        cores, mfu,
+        extract(epoch FROM sampled_at - lag(sampled_at) OVER w) * 1000 AS ms,
         cpu_ms - lag(cpu_ms) OVER w AS cpu, forward_ms - lag(forward_ms) OVER w AS forward,
         steps - lag(steps) OVER w AS steps, batched_sequences - lag(batched_sequences) OVER w AS batched,
         prompt_tokens + generation_tokens - lag(prompt_tokens + generation_tokens) OVER w AS tokens,
         cache_queries - lag(cache_queries) OVER w AS queries, cache_hits - lag(cache_hits) OVER w AS hits,
         preemptions - lag(preemptions) OVER w AS preemptions
-    FROM operations_replicaminute WHERE at >= %(start)s AND at < %(end)s
-    WINDOW w AS (PARTITION BY replica_id ORDER BY at)
+    FROM operations_replicasample WHERE sampled_at >= %(start)s AND sampled_at < %(end)s
+    WINDOW w AS (PARTITION BY replica_id ORDER BY sampled_at)
 )
 SELECT bucket, worker, max(waiting), 10000 * sum(kv_blocks_used) / nullif(sum(kv_blocks), 0),
     round(10000 * sum(forward) / nullif(sum(ms), 0)), round(10000 * sum(cpu) / nullif(sum(ms * cores), 0)),
@@ -44,44 +45,43 @@ FROM seen GROUP BY bucket, worker ORDER BY bucket, worker
 
 @dataclass(frozen=True)
 class FleetPoint:
-    """One worker during one bucket of time. Shares: hundredths of a percent; None: there was nothing to share."""
+    """The aggregated samples of a worker in a time bucket. Shares are in hundredths of a percent; None: unknown."""
 
     at: datetime
     worker: str
-    waiting: int  # the most seen
+    waiting: int  # maximum
     kv_used: int | None
-    forward: int | None  # of the time, spent in forward passes
-    cpu: int | None  # of all its cores
+    forward: int | None  # share of time in forward passes
+    cpu: int | None  # share of all cores
     batch: int | None  # hundredths of a request
     hits: int | None
     preemptions: int
-    tokens: int  # computed or read from the cache, and generated
+    tokens: int  # of prompts, cached ones included, and generated
     mfu: int | None
-    minutes: int  # it was seen in
+    minutes: int  # number of samples
 
 
 def sample(board: FleetStatus, now: datetime | None = None) -> int:
-    """Write down how the live replicas are, once a minute however often it is called; returns how many were new."""
+    """Store a sample of each running replica, at most one per minute. Returns the number of new samples."""
     at = (now or datetime.now(UTC)).replace(second=0, microsecond=0)
-    rows = [_row(at, one) for one in board.replicas if one.state != ReplicaState.SILENT]
+    rows = [_row(at, replica) for replica in board.replicas if replica.state != ReplicaState.SILENT]
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
-        before = ReplicaMinute.objects.filter(at=at).count()
-        ReplicaMinute.objects.bulk_create(rows, ignore_conflicts=True)
-        return ReplicaMinute.objects.filter(at=at).count() - before
+        before = ReplicaSample.objects.filter(sampled_at=at).count()
+        ReplicaSample.objects.bulk_create(rows, ignore_conflicts=True)
+        return ReplicaSample.objects.filter(sampled_at=at).count() - before
 
 
-def sweep(now: datetime | None = None) -> int:
-    """Remove what is too old; returns how much."""
+def purge_expired(now: datetime | None = None) -> int:
+    """Remove old samples. Returns their number."""
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
-        return ReplicaMinute.objects.filter(at__lt=(now or datetime.now(UTC)) - RETENTION).delete()[0]
+        return ReplicaSample.objects.filter(sampled_at__lt=(now or datetime.now(UTC)) - RETENTION).delete()[0]
 
 
 def span(start: datetime, end: datetime, bucket: timedelta) -> list[FleetPoint]:
-    """Every worker in every bucket, from `start` on, that it was seen in; oldest first; inside
-    `all_tenants_scope(…)`."""
+    """Return the points of each worker and bucket from `start`, oldest first; inside `all_tenants_scope(…)`."""
     with connection.cursor() as cursor:
-        asked: dict[str, Any] = {"start": start, "end": end, "bucket": bucket}
-        cursor.execute(_SPAN, asked)
+        parameters: dict[str, Any] = {"start": start, "end": end, "bucket": bucket}
+        cursor.execute(_SPAN, parameters)
         return [
             FleetPoint(at.astimezone(UTC), worker, *(None if value is None else int(value) for value in values))  # type: ignore[arg-type]
             for at, worker, *values in cursor.fetchall()
@@ -89,53 +89,58 @@ def span(start: datetime, end: datetime, bucket: timedelta) -> list[FleetPoint]:
 
 
 def ttft_p95(replicas: Sequence[ReplicaStatus], since: datetime) -> dict[str, int]:
-    """Return the engine's time to the first token that 95 of 100 requests stayed below, in microseconds, by replica:
-    of those since then, or of all if that was before it started; inside `all_tenants_scope(…)`. Replicas without any
-    are left out."""
-    ids = [one.id for one in replicas]
-    rows = ReplicaMinute.objects.filter(at__gte=since, replica_id__in=ids).order_by("replica_id", "at")
-    first = {row.replica_id: row for row in rows.distinct("replica_id").only("replica_id", "at", "ttft", "beat")}
+    """Return the 95th percentile of the engine's time to the first token in microseconds, by replica ID.
+
+    It covers the requests since `since`, or since the replica's start if that is later. Replicas without requests are
+    omitted. Call it inside `all_tenants_scope(…)`.
+    """
+    ids = [replica.id for replica in replicas]
+    rows = ReplicaSample.objects.filter(sampled_at__gte=since, replica_id__in=ids).order_by("replica_id", "sampled_at")
+    first = {
+        row.replica_id: row
+        for row in rows.distinct("replica_id").only("replica_id", "sampled_at", "ttft", "heartbeat_at")
+    }
     found = {}
-    for one in replicas:
-        counts = _ttft(one.beat.metrics)
-        base = first.get(one.id)
+    for replica in replicas:
+        counts = _ttft(replica.beat.metrics)
+        base = first.get(replica.id)
         if base is not None and len(base.ttft) == len(counts):
             counts = [count - before for count, before in zip(counts, base.ttft, strict=True)]
         quantile = _quantile(counts)
         if quantile is not None:
-            found[one.id] = quantile
+            found[replica.id] = quantile
     return found
 
 
 def _quantile(counts: Sequence[int], percent: int = 95) -> int | None:
-    """By linear interpolation within its bucket, as Prometheus does it; the last bucket counts as its lower end."""
+    """Return a percentile, interpolated in its bucket, like Prometheus; the last bucket counts as its start."""
     cumulative = list(accumulate(counts))
     if not cumulative or cumulative[-1] <= 0:
         return None
     rank = cumulative[-1] * percent
-    place = bisect_right([each * 100 for each in cumulative], rank - 1)
+    index = bisect_right([count * 100 for count in cumulative], rank - 1)
     bounds = [round(bound * 1_000_000) for bound in _TTFT_BOUNDS]
-    if place >= len(bounds):
+    if index >= len(bounds):
         return bounds[-1]
-    low = bounds[place - 1] if place else 0
-    below = cumulative[place - 1] if place else 0
-    return low + (bounds[place] - low) * (rank - below * 100) // (counts[place] * 100)
+    low = bounds[index - 1] if index else 0
+    below = cumulative[index - 1] if index else 0
+    return low + (bounds[index] - low) * (rank - below * 100) // (counts[index] * 100)
 
 
-def _row(at: datetime, one: ReplicaStatus) -> ReplicaMinute:
-    beat, metrics, machine = one.beat, one.beat.metrics, one.beat.machine
+def _row(at: datetime, replica: ReplicaStatus) -> ReplicaSample:
+    beat, metrics, machine = replica.beat, replica.beat.metrics, replica.beat.machine
     seconds = 0.0 if metrics is None else sum(metrics.counters.get(families.FORWARD_SECONDS, {}).values())
     iterations = None if metrics is None else metrics.histograms.get(families.ITERATION_TOKENS)
     mfu = None if metrics is None else metrics.gauges.get(families.MFU)
-    return ReplicaMinute(
-        at=at,
-        replica_id=one.id,
-        worker=one.worker,
+    return ReplicaSample(
+        sampled_at=at,
+        replica_id=replica.id,
+        worker=replica.worker,
         model=beat.model,
-        beat=beat.beat,
+        heartbeat_at=beat.beat,
         running=beat.running,
         waiting=beat.waiting,
-        max_batch=beat.max_num_seqs,
+        max_num_seqs=beat.max_num_seqs,
         kv_blocks=beat.kv_blocks,
         kv_blocks_used=beat.kv_blocks_used,
         cores=1 if machine is None else machine.cores,

@@ -1,4 +1,4 @@
-"""What operators decided about workers, and what was seen of them. No tenant's: its role sees none of these rows."""
+"""Cordons, machine costs, samples of replicas, and health events. Tenants' database role cannot read these rows."""
 
 from __future__ import annotations
 
@@ -11,55 +11,58 @@ from django.db.models import Q
 
 
 class Cordon(models.Model):
-    """A worker that gets no new work. By its name, so that it outlives a restart; `drain`: it gives back what it has
-    not begun. The broker holds a copy, which gateways and workers go by (millrace.apps.operations.cordons)."""
+    """An operator's mark that sends a worker no new work.
 
-    AUDITED: ClassVar = ("worker", "drain", "why")
+    It names the worker, so it also applies after a restart. With `drain`, the worker returns work that it has not
+    started. Gateways and workers read a copy in Valkey (millrace.apps.operations.cordons).
+    """
+
+    AUDITED: ClassVar = ("worker", "drain", "reason")
 
     worker = models.CharField(max_length=128, unique=True)
     drain = models.BooleanField(default=False)
-    why = models.CharField(max_length=200, blank=True)
-    by = models.CharField(max_length=254)
-    since = models.DateTimeField(auto_now_add=True)
+    reason = models.CharField(max_length=200, blank=True)
+    cordoned_by = models.CharField(max_length=254)
+    cordoned_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:
         return self.worker
 
 
 class MachineCost(models.Model):
-    """What a machine that serves a model costs."""
+    """The hourly cost of a machine that serves a model."""
 
     AUDITED: ClassVar = ("model", "nano_per_hour")
 
     model = models.CharField(max_length=128, unique=True)
-    nano_per_hour = models.BigIntegerField(help_text="nano-USD an hour for each replica")
+    nano_per_hour = models.BigIntegerField(help_text="nano-USD per hour and replica")
 
     class Meta:
         constraints: ClassVar = [
-            models.CheckConstraint(name="machine_cost_whole", condition=Q(nano_per_hour__range=(0, 10**15)))
+            models.CheckConstraint(name="machine_cost_range", condition=Q(nano_per_hour__range=(0, 10**15)))
         ]
 
     def __str__(self) -> str:
         return self.model
 
 
-class ReplicaMinute(models.Model):
-    """How a replica was once a minute. Counts are those since its start, so that a minute nobody saw is not lost."""
+class ReplicaSample(models.Model):
+    """The state of a replica, sampled once a minute. Counters count from the replica's start, so gaps lose nothing."""
 
-    pk = models.CompositePrimaryKey("at", "replica_id")
-    at = models.DateTimeField(help_text="the minute")
+    pk = models.CompositePrimaryKey("sampled_at", "replica_id")
+    sampled_at = models.DateTimeField(help_text="the minute")
     replica_id = models.CharField(max_length=128)
     worker = models.CharField(max_length=128)
     model = models.CharField(max_length=128)
-    beat = models.BigIntegerField(help_text="the heartbeat that told it")
+    heartbeat_at = models.BigIntegerField(help_text="the value of the heartbeat that was read")
     running = models.IntegerField()
     waiting = models.IntegerField()
-    max_batch = models.IntegerField()
+    max_num_seqs = models.IntegerField()
     kv_blocks = models.IntegerField()
     kv_blocks_used = models.IntegerField()
     cores = models.IntegerField()
     cpu_ms = models.BigIntegerField()
-    forward_ms = models.BigIntegerField(help_text="spent in forward passes")
+    forward_ms = models.BigIntegerField(help_text="time in forward passes")
     steps = models.BigIntegerField()
     batched_sequences = models.BigIntegerField()
     prompt_tokens = models.BigIntegerField()
@@ -67,24 +70,24 @@ class ReplicaMinute(models.Model):
     cache_queries = models.BigIntegerField()
     cache_hits = models.BigIntegerField()
     preemptions = models.BigIntegerField()
-    mfu = models.IntegerField(null=True, help_text="hundredths of a percent of the peak; null: the peak is not known")
-    ttft = ArrayField(models.BigIntegerField(), help_text="requests by time to their first token, as in the histogram")
+    mfu = models.IntegerField(null=True, help_text="hundredths of a percent of the peak; null: unknown peak")
+    ttft = ArrayField(models.BigIntegerField(), help_text="the histogram's counts of times to the first token")
 
     class Meta:
         indexes: ClassVar = [
-            models.Index(fields=["worker", "at"], name="replica_minute_worker"),
-            BrinIndex(fields=["at"], name="replica_minute_at", autosummarize=True),
+            models.Index(fields=["worker", "sampled_at"], name="replica_sample_worker"),
+            BrinIndex(fields=["sampled_at"], name="replica_sample_sampled", autosummarize=True),
         ]
 
     def __str__(self) -> str:
-        return f"{self.replica_id} at {self.at:%F %H:%M}"
+        return f"{self.replica_id} at {self.sampled_at:%F %H:%M}"
 
 
 class HealthEvent(models.Model):
-    """Something that needed a person, from when it was first seen until it was over."""
+    """A health issue, from when it was first found until it was resolved."""
 
-    kind = models.CharField(max_length=20)
-    subject = models.CharField(max_length=128, help_text="which of its kind")
+    issue_type = models.CharField(max_length=20)
+    subject = models.CharField(max_length=128, help_text="the object with the issue")
     urgent = models.BooleanField()
     title = models.CharField(max_length=250)
     tenant_id = models.BigIntegerField(null=True)
@@ -95,7 +98,7 @@ class HealthEvent(models.Model):
         ordering: ClassVar = ["-id"]
         constraints: ClassVar = [
             models.UniqueConstraint(
-                fields=["kind", "subject"], condition=Q(closed_at__isnull=True), name="health_event_open_once"
+                fields=["issue_type", "subject"], condition=Q(closed_at__isnull=True), name="health_event_open_once"
             )
         ]
         indexes: ClassVar = [models.Index(fields=["closed_at"], name="health_event_closed")]

@@ -1,4 +1,4 @@
-"""What beat runs for operators, and when. Free of Django: millrace.conf.celery reads it before Django is set up."""
+"""Schedule of the jobs of operations. millrace.conf.celery imports it before Django is set up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The web jobs of operations (see millrace/operations/schedule.py for when they run)."""
+"""Web jobs of operations. `schedule.py` contains their schedule."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ log = structlog.get_logger(__name__)
 
 @shared_task(name="operations.run_health_checks")
 def run_health_checks() -> int:
-    """Write down how replicas are, and what needs a person; returns how many things do."""
+    """Store a sample of each replica and the health issues. Returns the number of issues."""
     try:
         board = read_fleet_status()
     except redis.RedisError as exc:
         log.warning("broker_unreachable", error=str(exc))
-        return len(health.note(None))
+        return len(health.record_issues(None))
     history.sample(board)
-    return len(health.note(board))
+    return len(health.record_issues(board))
 
 
 @shared_task(name="operations.publish_cordons")
 def publish_cordons() -> int:
-    """Put the broker's copy of the cordons right, should it have lost it."""
+    """Write the cordons to Valkey again, in case it has lost them."""
     try:
         return cordons.copy_cordons()
     except redis.RedisError as exc:
@@ -36,5 +36,5 @@ def publish_cordons() -> int:
 
 @shared_task(name="operations.purge_expired")
 def purge_expired() -> int:
-    """Remove what is too old of replicas' history and of health; returns how much."""
-    return history.sweep() + health.sweep()
+    """Remove old samples of replicas and old health events. Returns the number of removed rows."""
+    return history.purge_expired() + health.purge_expired()

@@ -28,7 +28,7 @@ from millrace.devserver.demo.history import PREFIX, DemoPeriod, DemoUsage, month
 from millrace.devserver.demo.records import record
 from millrace.devserver.demo.seeding import DemoModels, DemoTenant
 from millrace.devserver.demo.tenants import BudgetSpec
-from tenants.actions import record_key_use
+from tenants.actions import record_key_usage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey
@@ -151,7 +151,7 @@ class _Sending:
             self._admit(key, day, group)
         if by_key:
             last = {group[-1].event.billing_context.key_id: _moment(group[-1]) for group in by_key.values()}
-            record_key_use(last)
+            record_key_usage(last)
 
     def flush(self) -> None:
         messages, self._waiting = self._waiting, []

@@ -11,7 +11,7 @@ from typing import Any
 
 from billing.models import Budget, UsageEvent
 from billing.pricing.pricing import Tier
-from millrace.apps.records.models import RequestOutcome, RequestRecord
+from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.conf.environment import platform_settings
 from millrace.devserver.demo.history import PREFIX, DemoUsage
 from millrace.devserver.demo.seeding import DemoTenant
@@ -36,7 +36,7 @@ def record(player: DemoTenant, history: Sequence[DemoUsage], now: datetime) -> i
     with tenant_scope(tenant):
         events = UsageEvent.objects.for_tenant(tenant).filter(admitted_at__gte=since, request_id__startswith=PREFIX)
         settled = set(events.values_list("request_id", flat=True))
-        known = RequestRecord.objects.for_tenant(tenant).filter(at__gte=since, request_id__startswith=PREFIX)
+        known = RequestRecord.objects.for_tenant(tenant).filter(started_at__gte=since, request_id__startswith=PREFIX)
         written = set(known.values_list("request_id", flat=True))
         budget = _budget(player)
         limits = {row.key_id: row for row in LimitSet.objects.for_tenant(tenant).filter(key__isnull=False)}
@@ -82,24 +82,24 @@ def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
     }
     return RequestRecord(
         tenant_id=billing_context.tenant_id,
-        at=_at(use),
+        started_at=_at(use),
         request_id=billing_context.request_id,
         project_id=billing_context.project_id,
         key_id=billing_context.key_id,
         gateway_id=_GATEWAY,
         endpoint="batch" if work.tier == Tier.BATCH else "chat.completions" if work.output else "embeddings",
-        asked=billing_context.model,
-        served=billing_context.model if answered else "",
+        requested_model=billing_context.model,
+        served_model=billing_context.model if answered else "",
         stream=bool(work.output) and work.tier != Tier.BATCH and billing_context.request_id[-1] < "a",
         status=status if answered else "429",
         code=code if answered else "budget_exceeded",
-        verdict=verdict if answered else RequestOutcome.LIMITED,
-        bound=None if refused_by is None else {**refused_by, "needed": use.need["money"]},
+        outcome=verdict if answered else RequestOutcome.LIMITED,
+        limited_by=None if refused_by is None else {**refused_by, "needed": use.need["money"]},
         route={"targets": [billing_context.model], "prompt_tokens": usage.prompt},
         placements=[placement] if answered else [],
         prompt_tokens=usage.prompt,
         max_tokens=use.need["tokens"] - usage.prompt,
-        hold_nano=use.need["money"] if answered else None,
+        reserved_nano=use.need["money"] if answered else None,
         price_version=billing_context.price_version if answered else None,
         total_ms=(event.queue_us + event.duration_us) // 1000 + 6 if answered else 9,
         ttft_ms=(event.queue_us + event.ttft_us) // 1000 + 5 if answered and verdict != RequestOutcome.FAILED else None,
@@ -109,9 +109,9 @@ def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
 def _rushed(use: DemoUsage, limits: LimitSet) -> RequestRecord:
     """Return a request that came a moment later and was one too many for its key in that minute."""
     row = _record(use, refused_by={"kind": "limit"})
-    row.request_id, row.at = row.request_id[:-1] + "x", row.at + timedelta(milliseconds=250)
+    row.request_id, row.started_at = row.request_id[:-1] + "x", row.started_at + timedelta(milliseconds=250)
     row.code = "rate_limit_exceeded"
-    row.bound = {
+    row.limited_by = {
         "kind": "limit",
         "scope": "key",
         "id": limits.pk,

@@ -106,7 +106,7 @@ def enter(spec: TenantSpec, secrets: Secrets, models: DemoModels, password: str 
     for key in spec.keys:
         player.keys[key.name] = _key(player, key, secrets, models)
     _limit(player, spec.limits)
-    _limit(player, spec.operator_limits, by_operator=True)
+    _limit(player, spec.operator_limits, set_by_operator=True)
     if spec.routed:
         _route(player, models)
     return player
@@ -147,14 +147,18 @@ def _key(player: DemoTenant, spec: KeySpec, secrets: Secrets, models: DemoModels
     return key
 
 
-def _limit(player: DemoTenant, limits: dict[str, int], *, key: ApiKey | None = None, by_operator: bool = False) -> None:
+def _limit(
+    player: DemoTenant, limits: dict[str, int], *, key: ApiKey | None = None, set_by_operator: bool = False
+) -> None:
     if not limits:
         return
     with tenant_scope(player.tenant):
-        known = LimitSet.objects.for_tenant(player.tenant).filter(key=key, project=None, by_operator=by_operator)
+        known = LimitSet.objects.for_tenant(player.tenant).filter(
+            key=key, project=None, set_by_operator=set_by_operator
+        )
         if known.exists():
             return
-    actions.do_set_limits(player.tenant, limits, key=key, by_operator=by_operator)
+    actions.do_set_limits(player.tenant, limits, key=key, set_by_operator=set_by_operator)
 
 
 def _route(player: DemoTenant, models: DemoModels) -> None:

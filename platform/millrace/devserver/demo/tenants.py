@@ -184,7 +184,7 @@ MEADOW = TenantSpec(
         KeySpec("Notebook", DemoWorkload(1, 800, 350, reused=0.2), by="dev", limits={"tokens_per_minute": 200_000}),
     ),
     budgets=(BudgetSpec("Requests a day", "requests", "day", 1_000),),
-    limits={"concurrency": 64, "long_queue": 6000, "long_cap": 4},
+    limits={"concurrency": 64, "long_prompt_threshold": 6000, "long_prompt_concurrency": 4},
     vat_id="NL000000000B00",
 )
 BLANK = TenantSpec(

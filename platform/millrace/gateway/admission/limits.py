@@ -148,8 +148,12 @@ def checks_of(
                 checks.append(LimitCheck(start + short, group, _BUCKET, limit, amount, period, set_, name, counts))
         if set_.concurrency is not None:
             checks.append(_place(start + "c", group, set_.concurrency, set_, "concurrency"))
-        if set_.long_cap is not None and set_.long_queue is not None and cost.input >= set_.long_queue:
-            checks.append(_place(start + "l", group, set_.long_cap, set_, "long_cap"))
+        if (
+            set_.long_prompt_concurrency is not None
+            and set_.long_prompt_threshold is not None
+            and cost.input >= set_.long_prompt_threshold
+        ):
+            checks.append(_place(start + "l", group, set_.long_prompt_concurrency, set_, "long_prompt_concurrency"))
         if group != ENFORCED:
             checks += _fixed(start, group, set_, cost)
     return checks
@@ -157,7 +161,11 @@ def checks_of(
 
 def is_long(sets: Iterable[LimitSetSnapshot], prompt_tokens: int) -> bool:
     """Whether a prompt of this length is a long job."""
-    return any(each.long_queue is not None and prompt_tokens >= each.long_queue for each in sets if not each.dry_run)
+    return any(
+        each.long_prompt_threshold is not None and prompt_tokens >= each.long_prompt_threshold
+        for each in sets
+        if not each.dry_run
+    )
 
 
 def _grouped(sets: Iterable[LimitSetSnapshot]) -> Iterable[tuple[int, LimitSetSnapshot]]:

@@ -63,7 +63,7 @@ def describe(check: LimitCheck) -> str:
     whose = _WHOSE[check.set.scope] + (f" and the model {check.set.model!r}" if check.set.model else "")
     if check.name == "concurrency":
         return f"{check.limit} requests at once (concurrency) for {whose}"
-    if check.name == "long_cap":
+    if check.name == "long_prompt_concurrency":
         return f"{check.limit} long jobs at once (concurrency) for {whose}"
     what = {"requests": "requests", "input": "input tokens", "output": "output tokens", "total": "tokens"}
     return f"{check.limit} {what[check.counts]} per {_PERIODS[check.period]} for {whose}"

@@ -41,9 +41,9 @@ CACHED_KEYS = 10_000
 CACHED_UNKNOWN_KEYS = 1_000
 MAX_KEY_CHARACTERS = 256
 
-_BY_HASH = "SELECT key_hash, payload FROM tenants_keysnapshot WHERE key_hash = ANY(%s)"
+_BY_HASH = "SELECT key_hash, payload FROM tenants_apikeysnapshot WHERE key_hash = ANY(%s)"
 _MAY_USE_TICKET = "SELECT FROM tenants_user WHERE id = %s AND is_active AND session_generation = %s"
-_BY_ID = "SELECT key_id, payload FROM tenants_keysnapshot WHERE key_id = ANY(%s)"
+_BY_ID = "SELECT key_id, payload FROM tenants_apikeysnapshot WHERE key_id = ANY(%s)"
 
 
 class KeyStore:
@@ -117,7 +117,7 @@ class KeyStore:
             raise incorrect()
         if (fault := dead(key)) is not None:
             raise fault
-        if not allowed(address, key.allowed_addresses):
+        if not allowed(address, key.allowed_ip_ranges):
             raise ApiError("invalid_api_key", "This API key may not be used from this address.")
         if scope not in key.scopes:
             raise ApiError("insufficient_scope", f"This API key may not be used here: it lacks the scope {scope!r}.")
@@ -143,12 +143,12 @@ class KeyStore:
                 found = await self._look_up_until_current(hashes, now, fresh=fresh, paced=not is_within_limit)
             except BaseException:
                 if is_within_limit:
-                    self._wrong_keys.give_back(address)
+                    self._wrong_keys.release(address)
                 raise
         if found is None:
             self.reject_wrong(address, is_within_limit)
         elif is_within_limit:
-            self._wrong_keys.give_back(address)
+            self._wrong_keys.release(address)
         return found
 
     def reject_wrong(self, address: str | None, is_within_limit: bool) -> None:

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 0.5  # a poll that takes longer has failed
-LIMITS = "limits"  # the kind of a change of limits or budgets
+LIMITS = "limits"  # the change type of limits and budgets
 USES_SECONDS = 10.0  # how often the keys' last uses are written down
 
 
@@ -120,7 +120,7 @@ class ChangeFeedReader:
             for each in (self._keys, *self._others):
                 each.drop(self._open)
             await self._end_the_dead()
-            self._applied += [change.id for change in self._open if change.kind == LIMITS]
+            self._applied += [change.id for change in self._open if change.change_type == LIMITS]
             self._open = []
 
     def _acknowledge(self) -> None:
@@ -161,7 +161,7 @@ class ChangeFeedReader:
         try:
             async with self._database.connection(timeout=ANSWER_SECONDS) as connection:
                 times = [datetime.fromtimestamp(at, UTC) for at in used.values()]
-                await connection.execute(change_feed.RECORD_USE, [list(used), times])
+                await connection.execute(change_feed.RECORD_USAGE, [list(used), times])
         except (psycopg.Error, PoolTimeout) as exc:
             log.warning("key_use_write_failed", keys=len(used), error=str(exc))
 

@@ -18,7 +18,8 @@ _BATCHES = """
 SELECT b.id, b.tenant_id, b.key_id, b.dialect, b.endpoint, b.input_file FROM batches_batch b
 WHERE b.status IN ('in_progress', 'cancelling') AND EXISTS (
     SELECT FROM batches_line l WHERE l.batch_id = b.id AND (
-        l.state = 'running' AND l.lease < now() OR l.state = 'pending' AND coalesce(l.not_before <= now(), true)
+        l.state = 'running' AND l.lease_expires_at < now()
+        OR l.state = 'pending' AND coalesce(l.not_before <= now(), true)
         AND b.status = 'in_progress' AND b.expires_at > now()
     )
 )
@@ -31,33 +32,34 @@ WITH b AS MATERIALIZED (
     WHERE id = %(batch)s AND status IN ('in_progress', 'cancelling') FOR SHARE
 ), due AS MATERIALIZED (
     SELECT l.batch_id, l.number, l.state FROM batches_line l JOIN b ON b.id = l.batch_id
-    WHERE l.state = 'running' AND l.lease < now()
+    WHERE l.state = 'running' AND l.lease_expires_at < now()
         OR l.state = 'pending' AND coalesce(l.not_before <= now(), true) AND b.open
     ORDER BY l.number LIMIT %(most)s FOR UPDATE OF l SKIP LOCKED
 )
-UPDATE batches_line l SET state = 'running', runner = %(runner)s, lease = now() + make_interval(secs => %(lease)s),
+UPDATE batches_line l SET state = 'running', runner_id = %(runner)s,
+    lease_expires_at = now() + make_interval(secs => %(lease)s),
     request_id = CASE WHEN due.state = 'running' THEN l.request_id ELSE 'req_'
         || lpad(to_hex((extract(epoch FROM clock_timestamp()) * 1000)::bigint), 12, '0')
         || substr(replace(gen_random_uuid()::text, '-', ''), 1, 20) END
 FROM due WHERE l.batch_id = due.batch_id AND l.number = due.number
-RETURNING l.number, l.place, l.size, l.request_id, l.losses, due.state = 'running' AS taken_over
+RETURNING l.number, l.byte_offset, l.size, l.request_id, l.lost_count, due.state = 'running' AS taken_over
 """
 _KEEP = """
-UPDATE batches_line SET lease = now() + make_interval(secs => %s) WHERE state = 'running' AND runner = %s
+UPDATE batches_line SET lease_expires_at = now() + make_interval(secs => %s) WHERE state = 'running' AND runner_id = %s
 """
 _ANSWER = """
-UPDATE batches_line SET state = 'answered', status = %(status)s, answer = %(answer)s, lease = NULL
-WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner = %(runner)s
+UPDATE batches_line SET state = 'answered', status = %(status)s, answer = %(answer)s, lease_expires_at = NULL
+WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner_id = %(runner)s
     AND request_id = %(request)s
 """
 _PUT_BACK = """
-UPDATE batches_line SET state = 'pending', lease = NULL, request_id = NULL, losses = %(losses)s,
+UPDATE batches_line SET state = 'pending', lease_expires_at = NULL, request_id = NULL, lost_count = %(lost_count)s,
     not_before = now() + make_interval(secs => %(seconds)s)
-WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner = %(runner)s
+WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner_id = %(runner)s
 """
 _LEAVE = """
-UPDATE batches_line SET lease = now()
-WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner = %(runner)s
+UPDATE batches_line SET lease_expires_at = now()
+WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner_id = %(runner)s
 """
 
 
@@ -79,10 +81,10 @@ class BatchLine:
 
     batch: BatchHeader
     number: int
-    place: int
+    byte_offset: int
     size: int
     request_id: str
-    losses: int
+    lost_count: int
     taken_over: bool  # another gateway ran it as this request
 
 
@@ -115,10 +117,10 @@ class BatchLineStore:
         async with self._rows.of_all() as connection:
             return bool((await connection.execute(_ANSWER, told)).rowcount)
 
-    async def put_back(self, line: BatchLine, seconds: float, *, losses: int) -> None:
+    async def put_back(self, line: BatchLine, seconds: float, *, lost_count: int) -> None:
         """Run the line again as another request, after a delay."""
         async with self._rows.of_all() as connection:
-            await connection.execute(_PUT_BACK, {**self._mine(line), "seconds": seconds, "losses": losses})
+            await connection.execute(_PUT_BACK, {**self._mine(line), "seconds": seconds, "lost_count": lost_count})
 
     async def leave(self, line: BatchLine) -> None:
         """Let another gateway go on with it at once."""

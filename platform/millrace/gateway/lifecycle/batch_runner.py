@@ -176,7 +176,7 @@ class BatchRunner:
         try:
             status, answer = await self._answer(line, key, trace)
         except NotNow as exc:
-            put_back = partial(self._lines.put_back, line, exc.seconds, losses=line.losses + exc.lost)
+            put_back = partial(self._lines.put_back, line, exc.seconds, lost_count=line.lost_count + exc.lost)
             await self._store(put_back)
         except asyncio.CancelledError:
             if self._stopping:
@@ -218,7 +218,7 @@ class BatchRunner:
         except ApiError as exc:
             lost = exc.code == "worker_lost"
             retryable = exc.retry_after is not None and exc.type != "insufficient_quota"
-            if retryable and not (lost and line.losses + 1 >= MAX_LOST_WORKERS):
+            if retryable and not (lost and line.lost_count + 1 >= MAX_LOST_WORKERS):
                 raise NotNow(exc.retry_after or 1, lost=lost) from None
             return _told(line, exc, trace)
         except Exception:
@@ -271,7 +271,7 @@ class BatchRunner:
         """Read the line, within the same bounds as any other body of the key."""
         with self._memory.lease(key.tenant_id) as lease:
             lease.grow(line.size)
-            text = await asyncio.to_thread(self._storage.read, line.batch.input_file, line.place, line.size)
+            text = await asyncio.to_thread(self._storage.read, line.batch.input_file, line.byte_offset, line.size)
             body = bytes(decode_request(text).body)
             if len(body) > (most := self._prompts.max_body_bytes(key, dialect)):
                 raise too_large(most)

@@ -1,4 +1,4 @@
-"""Writes down what became of each request (millrace.apps.records): collected in memory, written once a second.
+"""Writes down what became of each request (millrace.apps.request_log): collected in memory, written once a second.
 
 Nothing waits for it, and nothing fails with it: while the database is away the newest `MAX_PENDING_RECORDS` are kept
 and the rest is counted as lost. What a killed gateway has not written is lost too, a second's worth at most: it is
@@ -44,63 +44,65 @@ _ROUTE = ("policy", "targets", "prompt_tokens", "skipped")
 
 
 class Record(msgspec.Struct):
-    """A row of records_requestrecord; `at` in microseconds since 1970."""
+    """A row of request_log_requestrecord; `started_at` in microseconds since 1970."""
 
     tenant_id: int
-    at: int
+    started_at: int
     request_id: str
     project_id: int
     key_id: int
     gateway_id: str
     endpoint: str
-    asked: str
-    served: str
+    requested_model: str
+    served_model: str
     stream: bool
     status: str
     code: str
-    verdict: str
-    bound: Mapping[str, Any] | None
+    outcome: str
+    limited_by: Mapping[str, Any] | None
     limits: list[dict[str, Any]]
-    windows: Sequence[int]
+    budget_periods: Sequence[int]
     route: dict[str, Any]
     placements: list[dict[str, Any]]
     prompts: int
     prompt_tokens: int | None
     max_tokens: int | None
-    hold_nano: int | None
+    reserved_nano: int | None
     price_version: int | None
     total_ms: int
     ttft_ms: int | None
-    dry_refused: int
+    dry_run_rejections: int
     replay_of: str
     batch_id: int | None
     batch_line: int | None
 
 
 class LoggedContent(msgspec.Struct):
-    """A row of records_requestcontent."""
+    """A row of request_log_requestcontent."""
 
     tenant_id: int
     request_id: str
-    at: int
+    started_at: int
     body: str
     answers: list[str]
     truncated: bool
 
 
 _TYPES = {
-    **dict.fromkeys(("tenant_id", "at", "project_id", "key_id", "hold_nano", "price_version", "batch_id"), "bigint"),
+    **dict.fromkeys(("tenant_id", "started_at", "project_id", "key_id", "reserved_nano"), "bigint"),
+    **dict.fromkeys(("price_version", "batch_id"), "bigint"),
     **dict.fromkeys(("prompt_tokens", "max_tokens", "total_ms", "ttft_ms", "batch_line"), "integer"),
-    **dict.fromkeys(("prompts", "dry_refused"), "smallint"),
+    **dict.fromkeys(("prompts", "dry_run_rejections"), "smallint"),
     **dict.fromkeys(("stream", "truncated"), "boolean"),
-    **dict.fromkeys(("bound", "limits", "windows", "route", "placements", "answers"), "jsonb"),
+    **dict.fromkeys(("limited_by", "limits", "budget_periods", "route", "placements", "answers"), "jsonb"),
 }
 
 
 def _insert(table: str, row: type[msgspec.Struct]) -> str:
     """Return a statement whose one parameter is a JSON array of rows. Rows that are there already stay."""
     names = row.__struct_fields__
-    values = ", ".join("timestamptz 'epoch' + at * interval '1 microsecond'" if n == "at" else n for n in names)
+    instant = "timestamptz 'epoch' + started_at * interval '1 microsecond'"
+    values = ", ".join(instant if name == "started_at" else name for name in names)
     columns = ", ".join(f"{name} {_TYPES.get(name, 'text')}" for name in names)
     return (
         f"INSERT INTO {table} ({', '.join(names)}) SELECT {values}"  # noqa: S608  (names are the structs' own)
@@ -108,8 +110,8 @@ def _insert(table: str, row: type[msgspec.Struct]) -> str:
     )
 
 
-_INSERT_RECORDS = _insert("records_requestrecord", Record)
-_INSERT_CONTENTS = _insert("records_requestcontent", LoggedContent)
+_INSERT_RECORDS = _insert("request_log_requestrecord", Record)
+_INSERT_CONTENTS = _insert("request_log_requestcontent", LoggedContent)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -148,7 +150,7 @@ class RequestTrace:
 
     @property
     def keeps_content(self) -> bool:
-        return self.key.keep_content_days > 0
+        return self.key.content_retention_days > 0
 
     def asked(self, request: InferenceRequest, body: bytes | None) -> None:
         """Record the request."""
@@ -183,7 +185,7 @@ class RequestTrace:
             self.stream,
             status,
             code,
-            _verdict(status, code, complete=complete),
+            _outcome(status, code, complete=complete),
             None if fault is None else fault.bound,
             [_limit(each) for each in limit_statuses[:MAX_LISTED]],
             terms[0].budget_period_ids if terms else (),
@@ -300,7 +302,7 @@ def _served(call: ActiveRequest | None) -> str:
     return "" if candidate is None else str(candidate.model.name)
 
 
-def _verdict(status: str, code: str, *, complete: bool) -> str:
+def _outcome(status: str, code: str, *, complete: bool) -> str:
     if code in LIMITED:
         return "limited"
     if status == "nothing" or code == "cancelled" or (not code and not complete):

@@ -229,7 +229,7 @@ class InferenceService:
                     raise ApiError("cancelled", "The request was cancelled.")
             elif isinstance(event, Tokens):
                 call.tokens_seen += len(event.token_ids)
-                if call.key.keep_content_days:
+                if call.key.content_retention_days:
                     call.said.setdefault(event.index, []).append(event.text)
             yield event
             if isinstance(event, End):

@@ -37,7 +37,7 @@ def _fill(world: World, state: str) -> None:
         BudgetPeriod.objects.create(
             budget_id=trial.pk, used=3 * 10**14, reserved=10**8, rolled_over=10**7, rejected=4, **span
         )
-    limits = actions.do_set_limits(tenant, {"requests_per_minute": 600, "long_cap": 2}, project=project)
+    limits = actions.do_set_limits(tenant, {"requests_per_minute": 600, "long_prompt_concurrency": 2}, project=project)
     check_thresholds()
     world.rows[f"{state}.budget"] = whole.pk
     world.rows[f"{state}.trial"] = trial.pk
@@ -55,7 +55,7 @@ def _budget(tenant: Any) -> int:
 def _limits(tenant: Any) -> int:
     from tenants.models import LimitSet
 
-    rows = LimitSet.objects.for_tenant(tenant).filter(by_operator=False).order_by("pk")
+    rows = LimitSet.objects.for_tenant(tenant).filter(set_by_operator=False).order_by("pk")
     pk: int = rows.values_list("pk", flat=True)[0]
     return pk
 

@@ -16,14 +16,14 @@ def prepare(world: World) -> None:
         support, search, _ = world.keys[state]
         now = datetime.now(UTC)
         actions.do_set_limits(tenant, {"requests_per_minute": 60, "tokens_per_day": 5_000_000}, key=support)
-        actions.do_set_limits(tenant, {"concurrency": 8}, by_operator=True)
+        actions.do_set_limits(tenant, {"concurrency": 8}, set_by_operator=True)
         actions.do_update_api_key(
             search,
             allowed_models=["smollm2-135m"],
-            allowed_addresses=["203.0.113.0/24"],
+            allowed_ip_ranges=["203.0.113.0/24"],
             expires_at=now + timedelta(days=3),
         )
-        actions.record_key_use({support.pk: now})
+        actions.record_key_usage({support.pk: now})
         old, _ = actions.do_create_api_key(project, "old", created_by=world.owner)
         actions.do_rotate_api_key(old, timedelta(days=1))
         gone, _ = actions.do_create_api_key(project, "gone", created_by=world.owner)

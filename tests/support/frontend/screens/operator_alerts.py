@@ -13,7 +13,7 @@ def prepare(world: World) -> None:
     from billing.models import BudgetAlert, BudgetPeriod
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
-    from tenants.models import Mail
+    from tenants.models import OutboxEmail
 
     start, _ = this_month()
     for state in ("populated", "over"):
@@ -31,9 +31,9 @@ def prepare(world: World) -> None:
             given = {"tenant": tenant, "roles": ["owner"], "subject": "Alerted", "text": "Alerted"}
             why = {"error": "The mail server could not be reached."}
             mails = (
-                Mail.objects.create(**given, sent_at=start),
-                Mail.objects.create(**given, **why),
-                Mail.objects.create(**given, **why, tries=Mail.MOST_TRIES),
+                OutboxEmail.objects.create(**given, sent_at=start),
+                OutboxEmail.objects.create(**given, **why),
+                OutboxEmail.objects.create(**given, **why, attempts=OutboxEmail.MAX_ATTEMPTS),
                 None,
             )
             alerts = (("50", 50), ("80", 81), ("100", 100), (BudgetAlert.FORECAST, 60))

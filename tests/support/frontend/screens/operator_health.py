@@ -55,7 +55,7 @@ def prepare(world: World) -> None:
             history.sample(read_fleet_status(), now - timedelta(minutes=49 - minute))
         speak(broker, "smollm2-135m-1.cc", "smollm2-135m", running=2)
         broker.delete(beat_key("smollm2-135m-1.cc"))
-    do_cordon("smollm2-135m-f32-0", why="a new kernel is tried")
+    do_cordon("smollm2-135m-f32-0", reason="a new kernel is tried")
     do_set_machine_cost("smollm2-135m", 400_000_000)
     with all_tenants_scope(BypassReason.COMMAND):
         for reason in UsageQuarantine.Reason:

@@ -16,7 +16,7 @@ def prepare(world: World) -> None:
     tenant = world.tenants["populated"]
     budget = do_make_budget(tenant, name="All of it", unit="money", period="month", amount=10**12)
     do_grant_credit(tenant, CreditGrant.GrantType.PROMOTIONAL, 25 * 10**9, note="Welcome")
-    actions.do_set_limits(tenant, {"requests_per_minute": 600}, by_operator=True)
+    actions.do_set_limits(tenant, {"requests_per_minute": 600}, set_by_operator=True)
     actions.do_invite(tenant, "new@example.com", "developer")
     actions.do_suspend_tenant(actions.do_create_tenant("paused", "Paused Works"))
     world.rows["populated.tenant"] = tenant.pk

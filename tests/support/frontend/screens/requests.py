@@ -22,7 +22,7 @@ def prepare(world: World) -> None:
 
 def _fill(world: World, state: str) -> None:
     from billing.models import BudgetPeriod  # here: Django is not set up on import
-    from millrace.apps.records.models import RequestContent, RequestRecord
+    from millrace.apps.request_log.models import RequestContent, RequestRecord
     from tenants import actions
     from tenants.isolation.scopes import tenant_scope
 
@@ -31,7 +31,7 @@ def _fill(world: World, state: str) -> None:
     counts = {"uncached": 700, "cache_read": 300, "output": 120, "ttft_us": 90_000, "queue_us": 9_000}
     name = meter(
         tenant,
-        at=now - timedelta(seconds=2),
+        started_at=now - timedelta(seconds=2),
         duration_us=900_000,
         miss_reason="prefix_changed",
         changed_at=300,
@@ -40,36 +40,48 @@ def _fill(world: World, state: str) -> None:
         key_id=key.pk,
         **counts,
     )
-    answered = {"status": "200", "code": "", "verdict": "completed", "served": "smollm2-135m", "ttft_ms": 95}
-    limited = {"status": "429", "code": "rate_limit_exceeded", "verdict": "limited", "served": "", "bound": BOUND}
+    answered = {"status": "200", "code": "", "outcome": "completed", "served_model": "smollm2-135m", "ttft_ms": 95}
+    limited = {
+        "status": "429",
+        "code": "rate_limit_exceeded",
+        "outcome": "limited",
+        "served_model": "",
+        "limited_by": BOUND,
+    }
     rows: list[dict[str, Any]] = [
         {
             **answered,
             "request_id": name,
             "limits": [LIMIT, {**LIMIT, "name": "tokens_per_day", "dry": True, "refused": True}],
-            "windows": [],
+            "budget_periods": [],
             "route": ROUTE | SKIPPED,
             "placements": [{**PLACE, "queued_ms": 4}],
             "prompt_tokens": 1000,
             "max_tokens": 200,
-            "hold_nano": 6_750_000,
+            "reserved_nano": 6_750_000,
         },
         {**limited, "request_id": f"req_limited_{state}", "limits": [{**LIMIT, "left": 0, "refused": True}]},
         {**answered, "request_id": f"req_replay_{state}", "replay_of": name},
-        {"request_id": f"req_bad_{state}", "status": "400", "code": "invalid_value", "verdict": "refused"},
-        {"request_id": f"req_lost_{state}", "status": "stream_worker_lost", "code": "worker_lost", "verdict": "failed"},
+        {"request_id": f"req_bad_{state}", "status": "400", "code": "invalid_value", "outcome": "refused"},
+        {"request_id": f"req_lost_{state}", "status": "stream_worker_lost", "code": "worker_lost", "outcome": "failed"},
     ]
-    actions.do_keep_content(tenant, 7)
-    tenant.keep_content_days = 7
+    actions.do_set_content_retention(tenant, 7)
+    tenant.content_retention_days = 7
     with tenant_scope(tenant):
         if windows := list(BudgetPeriod.objects.for_tenant(tenant)[:1]):
-            rows[0]["windows"] = [windows[0].pk]
+            rows[0]["budget_periods"] = [windows[0].pk]
         RequestRecord.objects.for_tenant(tenant).bulk_create(
             RequestRecord(
                 **{
                     "tenant_id": tenant.pk,
-                    "at": now - timedelta(seconds=2 + 10 * place),
-                    **{"endpoint": "chat.completions", "asked": "mine", "served": "", "stream": True, "total_ms": 905},
+                    "started_at": now - timedelta(seconds=2 + 10 * place),
+                    **{
+                        "endpoint": "chat.completions",
+                        "requested_model": "mine",
+                        "served_model": "",
+                        "stream": True,
+                        "total_ms": 905,
+                    },
                     **common,
                     **row,
                 }
@@ -77,25 +89,30 @@ def _fill(world: World, state: str) -> None:
             for place, row in enumerate(rows)
         )
         RequestContent.objects.create(
-            tenant_id=tenant.pk, request_id=name, at=now, body='{"model": "mine"}', answers=["Yes."], truncated=False
+            tenant_id=tenant.pk,
+            request_id=name,
+            started_at=now,
+            body='{"model": "mine"}',
+            answers=["Yes."],
+            truncated=False,
         )
     world.rows[f"{state}.request"] = name
     world.rows[f"{state}.limited"] = f"req_limited_{state}"
 
 
-def _newest(tenant: Any, verdict: str) -> str:
-    from millrace.apps.records.selectors import Filters, requests_page
+def _newest(tenant: Any, outcome: str) -> str:
+    from millrace.apps.request_log.selectors import Filters, requests_page
 
-    page = requests_page(Filters(tenant.pk, verdict=verdict), size=1)
+    page = requests_page(Filters(tenant.pk, outcome=outcome), size=1)
     return page.rows[0].record.request_id
 
 
 register(
     Screen("requests", "/t/{slug}/requests/", queries=30),
-    Screen("requests-limited", "/t/{slug}/requests/?verdict=limited&range=7d", queries=26, states=("populated",)),
+    Screen("requests-limited", "/t/{slug}/requests/?outcome=limited&range=7d", queries=26, states=("populated",)),
     Screen("requests-detail", "/t/{slug}/requests/{request}", queries=26, states=("populated", "over")),
     Screen("requests-refused", "/t/{slug}/requests/{limited}", queries=20, states=("populated",)),
     prepare=prepare,
     theirs={"name": lambda world: world.rows["populated.request"]},
-    demo={"request": partial(_newest, verdict="completed"), "limited": partial(_newest, verdict="limited")},
+    demo={"request": partial(_newest, outcome="completed"), "limited": partial(_newest, outcome="limited")},
 )

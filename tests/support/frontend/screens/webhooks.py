@@ -16,7 +16,7 @@ def prepare(world: World) -> None:
     for state in ("populated", "over"):
         tenant = world.tenants[state]
         well, _ = webhooks.do_create_endpoint(tenant, "https://hooks.example.com/millrace", description="Our books")
-        ill, _ = webhooks.do_create_endpoint(tenant, "https://old.example.com/", kinds=["invoice.paid"])
+        ill, _ = webhooks.do_create_endpoint(tenant, "https://old.example.com/", event_types=["invoice.paid"])
         sent, failed = webhooks.do_send_test_event(well), webhooks.do_send_test_event(ill)
         webhooks.do_send_test_event(well)
         webhooks.do_disable_endpoint(ill, because="Nothing has arrived for 3 days.")
@@ -27,7 +27,7 @@ def prepare(world: World) -> None:
                 WebhookAttempt.objects.create(
                     tenant=tenant, delivery=row, at=now, status=status, ms=84, error=said, excerpt="<h1>No</h1>"
                 )
-            WebhookDelivery.objects.for_tenant(tenant).filter(pk=sent.pk).update(state="delivered", tries=1)
+            WebhookDelivery.objects.for_tenant(tenant).filter(pk=sent.pk).update(state="delivered", attempt_count=1)
         world.rows[f"{state}.endpoint"] = well.pk
         world.rows[f"{state}.delivery"] = failed.pk
 

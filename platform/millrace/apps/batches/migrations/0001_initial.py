@@ -1,4 +1,4 @@
-"""Files, batches and their lines, each seen by its own tenant alone."""
+"""Files, batches and their lines. A tenant sees only its own rows."""
 
 import django.db.models.deletion
 import django.db.models.functions.datetime
@@ -12,10 +12,27 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ('tenants', '0003_row_level_security'),
+        ('tenants', '0002_row_level_security'),
     ]
 
     operations = [
+        migrations.CreateModel(
+            name='File',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(max_length=64, unique=True)),
+                ('tenant_id', models.BigIntegerField()),
+                ('project_id', models.BigIntegerField()),
+                ('filename', models.CharField(max_length=255)),
+                ('purpose', models.CharField(choices=[('batch', 'Batch'), ('batch_output', 'Batch Output'), ('messages', 'Messages'), ('messages_output', 'Messages Output')], max_length=20)),
+                ('size', models.BigIntegerField()),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('expires_at', models.DateTimeField()),
+            ],
+            options={
+                'indexes': [models.Index(models.F('tenant_id'), models.F('project_id'), models.OrderBy(models.F('id'), descending=True), name='batches_file_project'), models.Index(fields=['expires_at'], name='batches_file_expiry')],
+            },
+        ),
         migrations.CreateModel(
             name='Batch',
             fields=[
@@ -53,45 +70,29 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='File',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=64, unique=True)),
-                ('tenant_id', models.BigIntegerField()),
-                ('project_id', models.BigIntegerField()),
-                ('filename', models.CharField(max_length=255)),
-                ('purpose', models.CharField(choices=[('batch', 'Batch'), ('batch_output', 'Batch Output'), ('messages', 'Messages'), ('messages_output', 'Messages Output')], max_length=20)),
-                ('size', models.BigIntegerField()),
-                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
-                ('expires_at', models.DateTimeField()),
-            ],
-            options={
-                'indexes': [models.Index(models.F('tenant_id'), models.F('project_id'), models.OrderBy(models.F('id'), descending=True), name='batches_file_project'), models.Index(fields=['expires_at'], name='batches_file_expiry')],
-            },
-        ),
-        migrations.CreateModel(
             name='Line',
             fields=[
                 ('pk', models.CompositePrimaryKey('batch_id', 'number', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('batch', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='lines', to='batches.batch')),
                 ('number', models.IntegerField()),
                 ('tenant_id', models.BigIntegerField()),
                 ('custom_id', models.TextField()),
-                ('place', models.BigIntegerField()),
+                ('byte_offset', models.BigIntegerField()),
                 ('size', models.IntegerField()),
                 ('state', models.CharField(choices=[('pending', 'Pending'), ('running', 'Running'), ('answered', 'Answered')], db_default='pending', max_length=8)),
-                ('runner', models.CharField(max_length=64, null=True)),
-                ('lease', models.DateTimeField(null=True)),
+                ('runner_id', models.CharField(max_length=64, null=True)),
+                ('lease_expires_at', models.DateTimeField(null=True)),
                 ('not_before', models.DateTimeField(null=True)),
-                ('losses', models.SmallIntegerField(db_default=0)),
+                ('lost_count', models.SmallIntegerField(db_default=0)),
                 ('request_id', models.CharField(max_length=64, null=True)),
                 ('status', models.SmallIntegerField(null=True)),
                 ('answer', models.BinaryField(null=True)),
-                ('batch', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='lines', to='batches.batch')),
             ],
             options={
-                'indexes': [models.Index(condition=models.Q(('state', 'pending')), fields=['batch', 'number'], name='batches_line_pending'), models.Index(condition=models.Q(('state', 'running')), fields=['batch', 'lease'], name='batches_line_running')],
+                'indexes': [models.Index(condition=models.Q(('state', 'pending')), fields=['batch', 'number'], name='batches_line_pending'), models.Index(condition=models.Q(('state', 'running')), fields=['batch', 'lease_expires_at'], name='batches_line_running')],
                 'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('answer__isnull', False), ('state', 'answered'), ('status__isnull', False)), models.Q(models.Q(('state', 'answered'), _negated=True), ('answer__isnull', True)), _connector='OR'), name='batches_line_answer')],
             },
         ),
-        *(rls.operations(f'batches_{name}') for name in ('file', 'batch', 'line')),
+        *(rls.operations(f'batches_{table}') for table in ('file', 'batch', 'line')),
     ]
+

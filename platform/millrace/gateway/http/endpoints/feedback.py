@@ -16,11 +16,11 @@ from tenants.keys.snapshot import ApiKeySnapshot
 
 MAX_LABEL_CHARACTERS = 64  # characters
 _INSERT = """
-INSERT INTO outcomes_outcome (tenant_id, request_id, key_id, success, score, label, metadata)
+INSERT INTO feedback_submittedfeedback (tenant_id, request_id, key_id, success, score, label, metadata)
 VALUES (%(tenant)s, %(request)s, %(key)s, %(success)s, %(score)s, %(label)s, %(metadata)s)
 ON CONFLICT DO NOTHING
 """
-_FIND = "SELECT * FROM outcomes_outcome WHERE request_id = %(request)s"
+_FIND = "SELECT * FROM feedback_submittedfeedback WHERE request_id = %(request)s"
 _TOLD = ("success", "score", "label", "metadata")
 
 

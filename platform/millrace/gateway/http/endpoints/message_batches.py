@@ -111,7 +111,7 @@ class CreateMessageBatch(UploadConsumer):
                 return len(read_lines(file, ENDPOINT, self.gateway.settings.max_request_body_bytes))
         except BadFile as exc:
             storage.remove(name)
-            fault = exc.faults[0]
+            fault = exc.errors[0]
             raise invalid(f"requests.{(fault['line'] or 1) - 1}", fault["message"]) from None
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from django.apps import AppConfig
 
 
-class RecordsConfig(AppConfig):
-    """Records of requests."""
+class FeedbackConfig(AppConfig):
+    """Feedback on requests, as their callers report it."""
 
-    name = "millrace.apps.records"
+    name = "millrace.apps.feedback"
     default_auto_field = "django.db.models.BigAutoField"

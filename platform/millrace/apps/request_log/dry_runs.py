@@ -1,8 +1,8 @@
-"""What a budget or a limit that is only thought of would have refused lately.
+"""Dry runs: the number of recent requests that a proposed budget or limit would have rejected.
 
-An estimate, from what was settled: requests that were refused are not in it, a request counts with what it used and not
-with what was held for it, and nobody behaves otherwise than they did. What a limit or budget on trial (`dry_run`) did
-count is exact; `refused_counts` tells it.
+This is an estimate from settled usage. Rejected requests are not included. A request counts with its usage, not with
+its reservation, and clients are assumed not to react. The counts of limits and budgets with `dry_run` are exact; see
+`refused_counts`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from billing.periods import billing_zone
 from tenants.models import ApiKey
 
 DAYS = 7
-MAX_REQUESTS = 100_000  # that are looked at, from the oldest of the time on
+MAX_REQUESTS = 100_000  # evaluated, from the start of the period
 _INPUTS = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
 _PERIODS = {"minute": 60.0, "day": 86_400.0}
 
 
 @dataclass(frozen=True)
 class DryRunResult:
-    """The number of `refused` among `requests`. `complete`: these are all there were in that time."""
+    """The number of rejected requests among `requests`. `complete`: all requests of the period were evaluated."""
 
     requests: int
     refused: int
@@ -40,16 +40,16 @@ class DryRunResult:
 
 @dataclass(frozen=True)
 class DryRunScope:
-    """Whose requests: all the tenant's, or those of the project, key or member that is named, or for a model."""
+    """The requests of a dry run: all of a tenant, or only those of a project, key, member or model."""
 
     tenant_id: int
     project_id: int | None = None
     key_id: int | None = None
-    member_id: int | None = None  # the user who made the keys
+    member_id: int | None = None  # the user who created the keys
     model: str | None = None
 
     def events(self, start: datetime, end: datetime) -> QuerySet[UsageEvent]:
-        """Return what was used from `start` on, and not charged to nobody."""
+        """Return the billed usage events of the period."""
         rows = UsageEvent.objects.for_tenant(self.tenant_id).filter(admitted_at__gte=start, admitted_at__lt=end)
         for name in ("project_id", "key_id", "model"):
             if (value := getattr(self, name)) is not None:
@@ -59,14 +59,14 @@ class DryRunScope:
         return rows.exclude(outcome="failed")
 
     def used_before(self, unit: str, start: datetime, end: datetime) -> int:
-        """Return what was used of the unit (money: femto-USD) in that time."""
+        """Return the usage of the period in the unit (money: femto-USD)."""
         if start >= end:
             return 0
         if self.member_id is not None:
             keys = self._members_keys()
             return sum(DryRunScope(self.tenant_id, key_id=key).used_before(unit, start, end) for key in keys)
-        asked = UsageReport(self.tenant_id, start, end, self.model, self.key_id, self.project_id)
-        found = total(sums(asked))
+        report = UsageReport(self.tenant_id, start, end, self.model, self.key_id, self.project_id)
+        found = total(sums(report))
         if unit == "money":
             return found["cost_femto"]
         if unit == "requests":
@@ -81,9 +81,9 @@ class DryRunScope:
 def budget_would_refuse(
     scope: DryRunScope, unit: str, period: str, amount: int, *, days: int = DAYS, now: datetime | None = None
 ) -> DryRunResult:
-    """Return what a hard budget of so much (nano-USD, tokens or requests) each day or month would have refused.
+    """Return the result of a hard budget of `amount` (nano-USD, tokens or requests) per period.
 
-    The period under way when the time begins counts with what was used in it before. Lifetime budgets count from then.
+    The first period includes its usage before the start. Lifetime budgets count from the start.
     """
     end = now or datetime.now(UTC)
     start, zone = end - timedelta(days=days), billing_zone(scope.tenant_id)
@@ -113,10 +113,10 @@ def budget_would_refuse(
 def limits_would_refuse(
     scope: DryRunScope, limits: Mapping[str, int], *, days: int = DAYS, now: datetime | None = None
 ) -> dict[str, DryRunResult]:
-    """Return what each of these limits, by itself, would have refused. Names and meaning are those of a set of limits.
+    """Return the result of each limit by itself. Names are those of LimitSet.
 
     Raises:
-        KeyError: there is no limit of this name that could be tried.
+        KeyError: a limit is unknown or cannot be simulated.
     """
     end = now or datetime.now(UTC)
     tries = {name: _Try(name, limit) for name, limit in limits.items() if limit is not None}
@@ -130,19 +130,19 @@ def limits_would_refuse(
             break
         seen += 1
         moment = at.timestamp()
-        for each in tries.values():
-            each.take(moment, *counts)
-    return {name: DryRunResult(seen, each.refused, complete) for name, each in tries.items()}
+        for simulation in tries.values():
+            simulation.take(moment, *counts)
+    return {name: DryRunResult(seen, simulation.refused, complete) for name, simulation in tries.items()}
 
 
 class _Try:
-    """One limit, as requests come by."""
+    """The simulation of a limit."""
 
     def __init__(self, name: str, limit: int) -> None:
         self.refused = 0
         self._limit = limit
-        self._level, self._at = 0.0, 0.0  # of a bucket that drains at the limit's rate
-        self._ends: list[float] = []  # of requests under way
+        self._level, self._at = 0.0, 0.0  # of a token bucket
+        self._ends: list[float] = []  # of running requests
         self._counts, _, period = name.partition("_per_")
         if self._counts in ("requests", "tokens", "input_tokens", "output_tokens"):
             self._seconds = _PERIODS[period]
@@ -178,17 +178,17 @@ class _Try:
 
 @dataclass(frozen=True)
 class Counted:
-    """What a set's limit, or a budget on trial, refused in truth and would have refused."""
+    """The rejections of a limit, or the would-be rejections of a dry run."""
 
     kind: str  # limit or budget
-    id: int  # of the set or budget
+    id: int  # of the LimitSet or budget
     name: str  # of the limit; empty for a budget
     refused: int
     dry: int
 
 
 def refused_counts(tenant_id: int, *, days: int = DAYS, now: datetime | None = None) -> list[Counted]:
-    """Return what limits and budgets on trial have counted, today and in the days (UTC) before."""
+    """Return the counts of limits and dry-run budgets, of today and the previous days (UTC)."""
     end = now or datetime.now(UTC)
     counts: dict[tuple[int, str], list[int]] = {}
     for text, number in _counters(tenant_id, end, days):
@@ -204,7 +204,7 @@ def refused_counts(tenant_id: int, *, days: int = DAYS, now: datetime | None = N
 
 
 def _counters(tenant_id: int, end: datetime, days: int) -> Iterator[tuple[str, int]]:
-    """Yield the broker's counters of refusals. Without the broker there are none."""
+    """Yield the counters of rejections in Valkey; none if Valkey cannot be reached."""
     names = [f"millrace:limit_counters:{{{tenant_id}}}:{end - timedelta(days=day):%Y%m%d}" for day in range(days + 1)]
     try:
         with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
@@ -220,7 +220,7 @@ def _counters(tenant_id: int, end: datetime, days: int) -> Iterator[tuple[str, i
 
 
 def _window(period: str, at: datetime, zone: ZoneInfo) -> datetime:
-    """When the period that the instant lies in began."""
+    """Return the start of the period that contains the time."""
     if period == Budget.Period.LIFETIME:
         return datetime(1970, 1, 1, tzinfo=UTC)
     local = at.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -1,4 +1,4 @@
-"""The web jobs of request records (see millrace/records/schedule.py for when they run)."""
+"""Web jobs of the request log. `schedule.py` contains their schedule."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
-DELETE_BATCH_SIZE = 5_000  # rows: each transaction is short
+DELETE_BATCH_SIZE = 5_000  # rows, to keep transactions short
 _RECORDS = """
-DELETE FROM records_requestrecord WHERE ctid = ANY(ARRAY(
-    SELECT r.ctid FROM records_requestrecord r
-    WHERE r.at < %(before)s OR r.tenant_id IN (SELECT id FROM tenants_tenant WHERE status = 'purged')
+DELETE FROM request_log_requestrecord WHERE ctid = ANY(ARRAY(
+    SELECT r.ctid FROM request_log_requestrecord r
+    WHERE r.started_at < %(before)s OR r.tenant_id IN (SELECT id FROM tenants_tenant WHERE status = 'purged')
     LIMIT %(most)s FOR UPDATE SKIP LOCKED))
 """
 _CONTENT = """
-DELETE FROM records_requestcontent WHERE ctid = ANY(ARRAY(
-    SELECT c.ctid FROM records_requestcontent c JOIN tenants_tenant t ON t.id = c.tenant_id
-    WHERE c.at < greatest(%(before)s, %(now)s - make_interval(days => t.keep_content_days)) OR t.status = 'purged'
+DELETE FROM request_log_requestcontent WHERE ctid = ANY(ARRAY(
+    SELECT c.ctid FROM request_log_requestcontent c JOIN tenants_tenant t ON t.id = c.tenant_id
+    WHERE c.started_at < greatest(%(before)s, %(now)s - make_interval(days => t.content_retention_days))
+        OR t.status = 'purged'
     LIMIT %(most)s FOR UPDATE OF c SKIP LOCKED))
 """
 
 
-@shared_task(name="records.purge_expired")
+@shared_task(name="request_log.purge_expired")
 def purge_expired(now: datetime | None = None) -> int:
-    """Remove records and contents that are too old, and those of purged tenants; returns how many."""
+    """Remove expired records and contents, and those of purged tenants. Returns the number of removed rows."""
     now = now or datetime.now(UTC)
     before = now - timedelta(days=platform_settings().request_log_retention_days)
     return sum(_delete(statement, now, before) for statement in (_RECORDS, _CONTENT))

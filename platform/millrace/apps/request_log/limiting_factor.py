@@ -1,6 +1,6 @@
-"""Which limit or budget would bind a key first: of its own, its project's, its tenant's and its maker's.
+"""Limiting factors: the limits and budgets that would reject a key's next requests first.
 
-A key without limits of its own is not unlimited under a parent that has some.
+They include those of the key's project, tenant and creator.
 """
 
 from __future__ import annotations
@@ -16,38 +16,40 @@ from django.conf import settings
 from django.db.models import Q
 
 from billing.models import Budget, BudgetPeriod
-from millrace.apps.records.selectors import budget_scope
+from millrace.apps.request_log.selectors import budget_scope
 from tenants.limits.token_buckets import WINDOWS, remaining, start_of
 from tenants.models import ApiKey, LimitSet
 
-_FIXED = ("max_prompt_tokens", "max_output_tokens")  # of one request: they are never used up
+_FIXED = ("max_prompt_tokens", "max_output_tokens")  # per request, so usage does not accumulate
 _COUNTED = ("concurrency",)
 
 
 @dataclass(frozen=True)
 class LimitingFactor:
-    """A limit or hard budget that holds for a key. Money is in nano-USD."""
+    """A limit or hard budget that applies to a key. Money is in nano-USD."""
 
     kind: str  # limit or budget
-    scope: str  # whose it is: key, project, tenant or member
-    id: int  # of the set of limits, or the budget
-    name: str  # of the limit, or the budget
+    scope: str  # key, project, tenant or member
+    id: int  # of the LimitSet or budget
+    name: str  # of the limit or budget
     unit: str  # requests, tokens or money
-    period: str  # minute, day, month, lifetime; empty: at once, or of one request
-    model: str  # the only one it is for; empty: all
+    period: str  # minute, day, month, lifetime; empty: concurrent, or per request
+    model: str  # empty: all models
     limit: int
-    left: int | None  # None: nobody knows, for the broker cannot be reached
-    resets_at: datetime | None = None  # a budget's
+    left: int | None  # None: unknown, because Valkey cannot be reached
+    resets_at: datetime | None = None  # of a budget
 
     @property
     def per_mille(self) -> int:
-        """What is left, of a thousand."""
+        """The amount left, in thousandths of the limit."""
         return 1000 if self.left is None or not self.limit else self.left * 1000 // self.limit
 
 
 def binding(tenant_id: int, keys: Iterable[ApiKey]) -> dict[int, tuple[LimitingFactor, ...]]:
-    """Return what holds for each of the keys, what has least left first. The tenant's scope must be open; five
-    questions are asked, however many keys there are."""
+    """Return the limiting factors of each key by key ID, least left first.
+
+    The tenant's scope must be open. The number of queries does not depend on the number of keys.
+    """
     keys = list(keys)
     limits, budgets = _limits(tenant_id), _budgets(tenant_id)
     found = {}
@@ -59,7 +61,7 @@ def binding(tenant_id: int, keys: Iterable[ApiKey]) -> dict[int, tuple[LimitingF
 
 
 def effective(bounds: Sequence[LimitingFactor]) -> tuple[LimitingFactor, ...]:
-    """Return the lowest of each kind that holds for all models: what the key is limited to, whosever limit that is."""
+    """Return the lowest limit of each name and period that applies to all models."""
     lowest: dict[tuple[str, str, str], LimitingFactor] = {}
     for bound in bounds:
         kind = (bound.kind, bound.name if bound.kind == "limit" else bound.unit, bound.period)
@@ -112,7 +114,7 @@ def _bounds(row: LimitSet, held: Mapping[tuple[int, str], bytes | int | None] | 
 def _held(
     buckets: Mapping[tuple[int, str], str], places: Mapping[int, str]
 ) -> dict[tuple[int, str], bytes | int | None] | None:
-    """Buckets and counts of places under way, as the broker has them; None: it cannot be reached."""
+    """Read buckets and numbers of used concurrency slots from Valkey; None if it cannot be reached."""
     if not buckets and not places:
         return {}
     now = time.time_ns() // 1_000_000

@@ -3,8 +3,8 @@ from __future__ import annotations
 from django.apps import AppConfig
 
 
-class OutcomesConfig(AppConfig):
-    """Outcomes of requests."""
+class RequestLogConfig(AppConfig):
+    """The request log: one record of each request."""
 
-    name = "millrace.apps.outcomes"
+    name = "millrace.apps.request_log"
     default_auto_field = "django.db.models.BigAutoField"

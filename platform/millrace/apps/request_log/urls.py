@@ -1,10 +1,10 @@
-"""The log of requests, below /api/."""
+"""URLs of the request log, below /api/."""
 
 from __future__ import annotations
 
 from django.urls import path
 
-from millrace.apps.records import api
+from millrace.apps.request_log import api
 
 urlpatterns = [
     path("requests", api.Requests.as_view(), name="api-requests"),

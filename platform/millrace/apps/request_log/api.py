@@ -1,4 +1,4 @@
-"""The log of requests, below /api/requests."""
+"""Management API of the request log, below /api/requests."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from billing.amounts import decimal
 from billing.metering.usage import BUCKETS
 from billing.models import TOKEN_CLASSES, Adjustment
 from billing.serializers import InstantField
-from millrace.apps.records import selectors
-from millrace.apps.records.models import RequestOutcome, RequestRecord
-from millrace.apps.records.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
+from millrace.apps.request_log import selectors
+from millrace.apps.request_log.models import RequestOutcome, RequestRecord
+from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
 from tenants.api.serializers import MAX_BIGINT, Query
 from tenants.permissions import Permission
 from tenants.views import TenantView
 
-MAX_RATES_PERIOD = timedelta(days=92)  # that rates are asked for at once
+MAX_RATES_PERIOD = timedelta(days=92)  # of one query of rates
 
 
 def _usd(femto: int) -> str:
@@ -35,8 +35,8 @@ def _usd(femto: int) -> str:
 class _Times(Query):
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         fields = super().get_fields()
-        fields["from"] = InstantField(required=False, help_text="First instant.")
-        fields["to"] = InstantField(required=False, help_text="First instant no longer in it; default: now.")
+        fields["from"] = InstantField(required=False, help_text="Start, inclusive.")
+        fields["to"] = InstantField(required=False, help_text="End, exclusive; default: now.")
         return fields
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -47,20 +47,20 @@ class _Times(Query):
 
 
 class RequestQuery(_Times):
-    model = serializers.CharField(required=False, max_length=128, help_text="Asked for, or served, under this name.")
-    key = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="Only this key's.")
+    model = serializers.CharField(required=False, max_length=128, help_text="The requested or the served model.")
+    key = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="ID of the API key.")
     project = serializers.IntegerField(
-        required=False, min_value=1, max_value=MAX_BIGINT, help_text="Only this project's."
+        required=False, min_value=1, max_value=MAX_BIGINT, help_text="ID of the project."
     )
-    verdict = serializers.ChoiceField(RequestOutcome.choices, required=False, help_text="Only those that ended so.")
-    status = serializers.CharField(required=False, max_length=64, help_text="HTTP's, stream_<code>, or nothing.")
-    code = serializers.CharField(required=False, max_length=64, help_text="Of the error.")
+    outcome = serializers.ChoiceField(RequestOutcome.choices, required=False, help_text="How the request ended.")
+    status = serializers.CharField(required=False, max_length=64, help_text="HTTP status, stream_<code>, or nothing.")
+    code = serializers.CharField(required=False, max_length=64, help_text="Error code.")
     endpoint = serializers.CharField(required=False, max_length=32, help_text="Such as chat.completions, or batch.")
 
-    def asked(self, tenant_id: int) -> Filters:
-        given = self.validated_data
+    def filters_of(self, tenant_id: int) -> Filters:
+        values = self.validated_data
         names = {"from": "start", "to": "end", "key": "key_id", "project": "project_id"}
-        found = {names.get(name, name): value for name, value in given.items()}
+        found = {names.get(name, name): value for name, value in values.items()}
         return Filters(tenant_id, **{name: found[name] for name in found.keys() & Filters.__dataclass_fields__.keys()})
 
 
@@ -69,15 +69,15 @@ class RatesQuery(_Times):
 
 
 class RequestUsageOut(serializers.Serializer[Usage]):
-    """What a request used and costs, corrections included."""
+    """The usage and cost of a request, including adjustments."""
 
     uncached = serializers.IntegerField()
     cache_read = serializers.IntegerField()
     cache_write_5m = serializers.IntegerField()
     cache_write_1h = serializers.IntegerField()
     output = serializers.IntegerField()
-    usd = serializers.CharField(help_text="Exact.")
-    saved_usd = serializers.CharField(help_text="By the prefix cache; below zero if writing to it cost more.")
+    usd = serializers.CharField(help_text="Exact amount.")
+    saved_usd = serializers.CharField(help_text="Saved by the prefix cache; negative if the cache writes cost more.")
 
     def to_representation(self, instance: Usage) -> dict[str, Any]:
         money = {"usd": _usd(instance.cost_femto), "saved_usd": _usd(instance.saved_femto)}
@@ -85,21 +85,21 @@ class RequestUsageOut(serializers.Serializer[Usage]):
 
 
 _LISTED = (
-    *("request_id", "at", "project_id", "key_id", "endpoint", "asked", "served", "stream", "status", "code"),
-    *("verdict", "bound", "total_ms", "ttft_ms", "replay_of"),
+    *("request_id", "started_at", "project_id", "key_id", "endpoint", "requested_model", "served_model", "stream"),
+    *("status", "code", "outcome", "limited_by", "total_ms", "ttft_ms", "replay_of"),
 )
 
 
-@extend_schema_field({"type": ["object", "null"], "description": "The limit or budget that did not allow it."})
-class BoundField(serializers.JSONField):
-    """Its kind, id, name, what was left and needed, and when that changes."""
+@extend_schema_field({"type": ["object", "null"], "description": "The limit or budget that rejected the request."})
+class LimitedByField(serializers.JSONField):
+    """A limit or budget: its kind, ID, name, the amounts left and needed, and when it resets."""
 
 
 class RequestOut(serializers.ModelSerializer[RequestRecord]):
-    """A request, as its gateway saw it."""
+    """A request, as recorded by its gateway."""
 
-    bound = BoundField(read_only=True)
-    usage = serializers.SerializerMethodField(help_text="Null until it is settled, and where nothing ran.")
+    limited_by = LimitedByField(read_only=True)
+    usage = serializers.SerializerMethodField(help_text="Null until the request is settled, and if no model ran.")
 
     class Meta:
         model = RequestRecord
@@ -120,14 +120,14 @@ class RequestPageOut(serializers.Serializer[Any]):
 
 
 class RequestLineOut(serializers.Serializer[Any]):
-    """A step of the arithmetic: tokens x price is the cost, exactly."""
+    """A priced component of an execution: tokens x price = cost, exactly."""
 
     component = serializers.CharField()
     tokens = serializers.IntegerField()
     usd_per_million = serializers.CharField()
     usd = serializers.CharField()
     price_id = serializers.IntegerField()
-    effective_from = serializers.DateTimeField(help_text="Since when that has been the price.")
+    effective_from = serializers.DateTimeField(help_text="When the price became active.")
 
 
 class RequestAdjustmentOut(serializers.ModelSerializer[Adjustment]):
@@ -144,7 +144,7 @@ class RequestAdjustmentOut(serializers.ModelSerializer[Adjustment]):
 
 
 class RequestExecutionOut(serializers.Serializer[RequestExecution]):
-    """A priced call of a model, as its worker reported it."""
+    """A priced call of a model, as reported by its worker."""
 
     execution = serializers.IntegerField(source="event.execution")
     attempt = serializers.IntegerField(source="event.attempt")
@@ -155,7 +155,7 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
     outcome = serializers.CharField(source="event.outcome")
     finish_reason = serializers.CharField(source="event.finish_reason")
     queue_us = serializers.IntegerField(source="event.queue_us")
-    ttft_us = serializers.IntegerField(source="event.ttft_us", help_text="Queue and prefill.")
+    ttft_us = serializers.IntegerField(source="event.ttft_us", help_text="Queue and prefill time.")
     prefill_us = serializers.IntegerField()
     decode_us = serializers.IntegerField()
     duration_us = serializers.IntegerField(source="event.duration_us")
@@ -164,8 +164,10 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
     cache_write_5m = serializers.IntegerField(source="event.cache_write_5m")
     cache_write_1h = serializers.IntegerField(source="event.cache_write_1h")
     output = serializers.IntegerField(source="event.output")
-    miss_reason = serializers.CharField(source="event.miss_reason", help_text="Of the prefix cache; empty: none.")
-    hold_nano = serializers.IntegerField(source="event.reserved_nano", allow_null=True)
+    miss_reason = serializers.CharField(
+        source="event.miss_reason", help_text="Why the prefix cache was missed; empty: it was not."
+    )
+    reserved_nano = serializers.IntegerField(source="event.reserved_nano", allow_null=True)
     price_version = serializers.IntegerField(source="event.price_version", allow_null=True)
     lines = serializers.SerializerMethodField()
     adjustments = RequestAdjustmentOut(many=True)
@@ -186,25 +188,25 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
 
 
 class RequestRecordOut(serializers.ModelSerializer[RequestRecord]):
-    """What the gateway wrote down of it."""
+    """The gateway's record of the request."""
 
-    limits = serializers.JSONField(help_text="Those checked, and what they left; `dry`: on trial.")
-    route = serializers.JSONField(help_text="Policy, targets, and those that were skipped and why.")
-    placements = serializers.JSONField(help_text="Replicas that were chosen, and why.")
-    bound = BoundField(read_only=True)
+    limits = serializers.JSONField(help_text="The checked limits and what was left of each; `dry`: dry run.")
+    route = serializers.JSONField(help_text="Policy, targets, and skipped targets with reasons.")
+    placements = serializers.JSONField(help_text="Chosen replicas, with reasons.")
+    limited_by = LimitedByField(read_only=True)
 
     class Meta:
         model = RequestRecord
         fields = (
             *_LISTED,
             *("gateway_id", "limits", "route", "placements", "prompts", "prompt_tokens", "max_tokens"),
-            *("hold_nano", "price_version", "dry_refused", "batch_line"),
+            *("reserved_nano", "price_version", "dry_run_rejections", "batch_line"),
         )
         read_only_fields = fields
 
 
 class RequestHeldFromOut(serializers.Serializer[Any]):
-    """A budget that it had to fit."""
+    """A budget that applied to the request."""
 
     budget_id = serializers.IntegerField()
     name = serializers.CharField()
@@ -216,26 +218,28 @@ class RequestHeldFromOut(serializers.Serializer[Any]):
 
 
 class RequestContentOut(serializers.Serializer[Any]):
-    """Prompt and answers, where the tenant has them kept."""
+    """The prompt and the answers, if the tenant stores them."""
 
-    body = serializers.CharField(help_text="The request as it was sent, JSON.")
+    body = serializers.CharField(help_text="The request's JSON body.")
     answers = serializers.ListField(child=serializers.CharField())
     truncated = serializers.BooleanField()
 
 
 class RequestStoryOut(serializers.Serializer[RequestStory]):
-    """The whole story of a request."""
+    """All that is known of a request: its record, executions, budgets and costs."""
 
     request_id = serializers.CharField()
     record = RequestRecordOut(allow_null=True)
-    others = RequestRecordOut(many=True, help_text="The same at other gateways, and calls that were given its answer.")
+    others = RequestRecordOut(
+        many=True, help_text="Records of the same request at other gateways, and of replays of its response."
+    )
     executions = RequestExecutionOut(many=True)
     budgets = RequestHeldFromOut(many=True)
     batch = serializers.CharField(allow_null=True)
     content = RequestContentOut(allow_null=True)
     usd = serializers.SerializerMethodField()
     saved_usd = serializers.SerializerMethodField()
-    hold_nano = serializers.IntegerField(allow_null=True)
+    reserved_nano = serializers.IntegerField(allow_null=True)
 
     def get_usd(self, found: RequestStory) -> str:
         return _usd(found.cost_femto)
@@ -245,7 +249,7 @@ class RequestStoryOut(serializers.Serializer[RequestStory]):
 
 
 class RequestCountsOut(serializers.Serializer[Any]):
-    """Requests by how they ended, and the time to the first token that callers saw."""
+    """Numbers of requests by outcome, and percentiles of the time to the first token."""
 
     start = serializers.DateTimeField()
     requests = serializers.IntegerField()
@@ -259,7 +263,7 @@ class RequestCountsOut(serializers.Serializer[Any]):
 
 
 class RequestBoundByOut(serializers.Serializer[Any]):
-    """A limit or budget, and how many requests it did not allow."""
+    """A limit or budget, and the number of requests that it rejected."""
 
     kind = serializers.CharField()
     scope = serializers.CharField()
@@ -284,18 +288,18 @@ class Requests(TenantView):
     @extend_schema(operation_id="requests", parameters=[RequestQuery], responses=RequestPageOut)
     def get(self, request: Request) -> Response:
         """List inference requests, accepted or rejected, newest first."""
-        asked = RequestQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
-        cursor, size = asked.validated_data.get("cursor"), asked.validated_data.get("limit", selectors.PAGE)
+        query = RequestQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
+        cursor, size = query.validated_data.get("cursor"), query.validated_data.get("limit", selectors.PAGE)
         with self.scope():
             try:
-                page = selectors.requests_page(asked.asked(self.access.tenant.pk), cursor, size)
+                page = selectors.requests_page(query.filters_of(self.access.tenant.pk), cursor, size)
             except BadCursor as exc:
                 raise ValidationError({"cursor": [str(exc)]}) from exc
         usage = {row.record.request_id: row.usage for row in page.rows if row.usage is not None}
-        answer = {"next": _link(request, page.older), "previous": _link(request, page.newer)}
+        links = {"next": _link(request, page.older), "previous": _link(request, page.newer)}
         rows = RequestOut([_record(row) for row in page.rows], many=True, context={"usage": usage}).data
-        return Response({**answer, "results": rows})
+        return Response({**links, "results": rows})
 
 
 def _record(row: ListedRequest) -> RequestRecord:
@@ -316,8 +320,7 @@ class RequestDetail(TenantView):
 
     @extend_schema(operation_id="request", parameters=[Query], responses=RequestStoryOut)
     def get(self, request: Request, name: str) -> Response:
-        """Return the whole story of one request: limits, route, replica, times, tokens, and the arithmetic of its
-        cost."""
+        """Return the details of a request: limits, route, replicas, times, tokens and the calculation of its cost."""
         Query(data=request.query_params.dict()).is_valid(raise_exception=True)
         with self.scope():
             found = selectors.story(self.access.tenant.pk, name) if "\0" not in name else None
@@ -333,15 +336,14 @@ class RequestRates(TenantView):
 
     @extend_schema(operation_id="requests_rates", parameters=[RatesQuery], responses=RequestRatesOut)
     def get(self, request: Request) -> Response:
-        """How requests went by hour or day, and which limits and budgets refused how many. By default: a day."""
-        asked = RatesQuery(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
-        given = asked.validated_data
-        end = given.get("to") or datetime.now(UTC)
-        start = given.get("from") or end - timedelta(days=1)
+        """Return numbers of requests by hour or day, and by the limit or budget that rejected them. Default: 1 day."""
+        query = RatesQuery(data=request.query_params.dict())
+        query.is_valid(raise_exception=True)
+        values = query.validated_data
+        end = values.get("to") or datetime.now(UTC)
+        start = values.get("from") or end - timedelta(days=1)
         if not timedelta(0) < end - start <= MAX_RATES_PERIOD:
             raise ValidationError({"from": [f"It must be before `to`, by {MAX_RATES_PERIOD.days} days at most."]})
         with self.scope():
-            found = selectors.rates(self.access.tenant.pk, start, end, given["bucket"])
-        told = {"ttft_slo_ms": selectors.ttft_slo_ms()}
-        return Response(RequestRatesOut({**vars(found), **told}).data)
+            found = selectors.rates(self.access.tenant.pk, start, end, values["bucket"])
+        return Response(RequestRatesOut({**vars(found), "ttft_slo_ms": selectors.ttft_slo_ms()}).data)

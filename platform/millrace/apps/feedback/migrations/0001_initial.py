@@ -1,4 +1,4 @@
-"""Outcomes, each seen by its own tenant alone."""
+"""Feedback on requests. A tenant sees only its own rows."""
 
 import django.db.models.functions.datetime
 from django.db import migrations, models
@@ -11,12 +11,12 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ('tenants', '0003_row_level_security'),
+        ('tenants', '0002_row_level_security'),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Outcome',
+            name='SubmittedFeedback',
             fields=[
                 ('pk', models.CompositePrimaryKey('tenant_id', 'request_id', blank=True, editable=False, primary_key=True, serialize=False)),
                 ('tenant_id', models.BigIntegerField()),
@@ -29,8 +29,9 @@ class Migration(migrations.Migration):
                 ('reported_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('score__isnull', True), ('score__range', (0, 1)), _connector='OR'), name='outcomes_score'), models.CheckConstraint(condition=models.Q(('success__isnull', False), ('score__isnull', False), ('label__isnull', False), _connector='OR'), name='outcomes_says_something')],
+                'constraints': [models.CheckConstraint(condition=models.Q(('score__isnull', True), ('score__range', (0, 1)), _connector='OR'), name='feedback_score'), models.CheckConstraint(condition=models.Q(('success__isnull', False), ('score__isnull', False), ('label__isnull', False), _connector='OR'), name='feedback_not_empty')],
             },
         ),
-        rls.operations('outcomes_outcome'),
+        rls.operations('feedback_submittedfeedback'),
     ]
+

@@ -1,7 +1,7 @@
-"""Questions about requests: pages of them, the whole story of one, and how often they were refused, and when.
+"""Queries of the request log: pages, details of a request, and rates of outcomes.
 
-Each function answers for one tenant, whose scope must be open (`tenants.isolation.scopes.tenant_scope`), with a bounded
-number of statements.
+Each function reads the rows of one tenant, whose scope must be open (`tenants.isolation.scopes.tenant_scope`), with a
+bounded number of statements.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ from billing.metering.usage import BUCKETS, Bucket, instant
 from billing.models import TOKEN_CLASSES, Adjustment, Budget, BudgetPeriod, Price, UsageEvent
 from billing.pricing.pricing import COMPONENTS
 from millrace.apps.batches.models import Batch
-from millrace.apps.records.models import RequestContent, RequestOutcome, RequestRecord
+from millrace.apps.request_log.models import RequestContent, RequestOutcome, RequestRecord
 from millrace.conf.environment import platform_settings
 from tenants.models import Tenant
 
-PAGE, MOST_PAGE = 50, 200
-MAX_EXECUTIONS = 200  # told of one request
+PAGE, MAX_PAGE = 50, 200
+MAX_EXECUTIONS = 200  # returned per request
 LATEST_EVENT = timedelta(days=2)  # after a request's record, its executions are admitted: batches wait long
 _MAX_LIMITS = 50
 _MAX_BUCKETS = 1000
 
 
 class BadCursor(ValueError):
-    """No cursor of ours."""
+    """An error of an invalid cursor."""
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Which requests of a tenant. Times are half-open: `start` is in, `end` is not."""
+    """Filters of a tenant's requests. `start` is inclusive, `end` exclusive."""
 
     tenant_id: int
     start: datetime | None = None
     end: datetime | None = None
-    model: str | None = None  # as asked for, or as served
+    model: str | None = None  # requested or served
     key_id: int | None = None
     project_id: int | None = None
-    verdict: str | None = None
+    outcome: str | None = None
     status: str | None = None
     code: str | None = None
     endpoint: str | None = None
 
     def rows(self) -> QuerySet[RequestRecord]:
-        names = ("key_id", "project_id", "verdict", "status", "code", "endpoint")
+        names = ("key_id", "project_id", "outcome", "status", "code", "endpoint")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        times = {"at__gte": self.start, "at__lt": self.end}
+        times = {"started_at__gte": self.start, "started_at__lt": self.end}
         given |= {name: value for name, value in times.items() if value is not None}
         found = RequestRecord.objects.for_tenant(self.tenant_id).filter(**given)
         if self.model is not None:
-            found = found.filter(Q(asked=self.model) | Q(served=self.model))
-        if self.verdict is not None and self.verdict != RequestOutcome.COMPLETED:
-            found = found.filter(~Q(verdict=RequestOutcome.COMPLETED))  # names the index of what did not go well
+            found = found.filter(Q(requested_model=self.model) | Q(served_model=self.model))
+        if self.outcome is not None and self.outcome != RequestOutcome.COMPLETED:
+            found = found.filter(~Q(outcome=RequestOutcome.COMPLETED))  # the condition of a partial index
         return found
 
 
@@ -76,7 +76,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class ListedRequest:
-    """A request in a list; `usage` is None until it is settled, and where nothing ran."""
+    """A request in a list. `usage` is None until the request is settled, and if no model ran."""
 
     record: RequestRecord
     usage: Usage | None
@@ -84,7 +84,7 @@ class ListedRequest:
 
 @dataclass(frozen=True)
 class RequestPage:
-    """Requests, newest first. `older` and `newer` are cursors; None: there are none."""
+    """A page of requests, newest first. `older` and `newer` are cursors of adjacent pages, or None."""
 
     rows: tuple[ListedRequest, ...]
     older: str | None
@@ -92,17 +92,17 @@ class RequestPage:
 
 
 def requests_page(filters: Filters, cursor: str | None = None, size: int = PAGE) -> RequestPage:
-    """Return a page of the requests, from the newest on or from a cursor of another page.
+    """Return a page of requests from the newest, or from a cursor of another page.
 
     Raises:
-        BadCursor: it is no cursor.
+        BadCursor: the cursor is not valid.
     """
-    size = max(1, min(size, MOST_PAGE))
+    size = max(1, min(size, MAX_PAGE))
     rows, back = filters.rows(), False
     if cursor is not None:
         back, *place = _read(cursor)
         rows = rows.filter(**{"pk__gt" if back else "pk__lt": (filters.tenant_id, *place)})
-    order = ("at", "request_id") if back else ("-at", "-request_id")
+    order = ("started_at", "request_id") if back else ("-started_at", "-request_id")
     found = list(rows.order_by(*order)[: size + 1])
     more, found = len(found) > size, found[:size]
     if back:
@@ -114,18 +114,18 @@ def requests_page(filters: Filters, cursor: str | None = None, size: int = PAGE)
 
 
 def usages(records: Sequence[RequestRecord]) -> dict[str, Usage]:
-    """Return what each of these requests used, by its name."""
+    """Return the usage of each request, by request ID."""
     whole = {name: row.request_id for row in records for name in parts_of(row)}
     if not whole:
         return {}
-    tenant_id, ats = records[0].tenant_id, [row.at for row in records]
+    tenant_id, ats = records[0].tenant_id, [row.started_at for row in records]
     between = {"admitted_at__range": (min(ats), max(ats) + LATEST_EVENT), "request_id__in": list(whole)}
     columns = ("request_id", *TOKEN_CLASSES, "cost_femto", "saved_femto")
     sums: dict[str, list[int]] = {}
     for model, is_execution in ((UsageEvent, 1), (Adjustment, 0)):
         for name, *counts in model.objects.for_tenant(tenant_id).filter(**between).values_list(*columns):
             got = sums.setdefault(whole[name], [0] * (len(columns)))
-            sums[whole[name]] = [one + int(other) for one, other in zip(got, (*counts, is_execution), strict=True)]
+            sums[whole[name]] = [total + int(other) for total, other in zip(got, (*counts, is_execution), strict=True)]
     return {
         name: Usage(dict(zip(TOKEN_CLASSES, counts, strict=False)), counts[-3], counts[-2], counts[-1])
         for name, counts in sums.items()
@@ -133,28 +133,28 @@ def usages(records: Sequence[RequestRecord]) -> dict[str, Usage]:
 
 
 def parts_of(record: RequestRecord) -> list[str]:
-    """Return the names its prompts were answered under, as usage events have them."""
+    """Return the request IDs of its prompts in usage events."""
     return [record.request_id, *(f"{record.request_id}.{number}" for number in range(1, record.prompts))]
 
 
-# The story of one.
+# Details of a request.
 
 
 @dataclass(frozen=True)
 class RequestLine:
-    """A step of the arithmetic: tokens x price = femto-USD, exactly."""
+    """A priced component of an execution: tokens x price = femto-USD, exactly."""
 
     component: str
     tokens: int
     nano_per_million: int
     femto: int
     price_id: int
-    effective_from: datetime  # since when that has been the price
+    effective_from: datetime  # when the price became active
 
 
 @dataclass(frozen=True)
 class RequestExecution:
-    """A priced call of a model for the request, as its worker reported it."""
+    """A priced call of a model, as reported by its worker."""
 
     event: UsageEvent
     lines: tuple[RequestLine, ...]
@@ -162,12 +162,12 @@ class RequestExecution:
 
     @property
     def prefill_us(self) -> int:
-        """From when it was first scheduled to its first token."""
+        """Microseconds from the first scheduling to the first token."""
         return max(0, self.event.ttft_us - self.event.queue_us)
 
     @property
     def decode_us(self) -> int:
-        """From the first token to the end."""
+        """Microseconds from the first token to the end."""
         return max(0, self.event.duration_us - max(self.event.ttft_us, self.event.queue_us))
 
 
@@ -186,18 +186,18 @@ class HeldFrom:
 
 @dataclass(frozen=True)
 class RequestStory:
-    """All that is known of a request. `record` is None where it is too old, or was never written."""
+    """All that is known of a request. `record` is None if it is expired or was not written."""
 
     request_id: str
     record: RequestRecord | None
-    others: tuple[RequestRecord, ...]  # the same request at other gateways, and calls that were given its answer
+    others: tuple[RequestRecord, ...]  # of the same request at other gateways, and of replays of its response
     executions: tuple[RequestExecution, ...]
     budgets: tuple[HeldFrom, ...]
-    batch: str | None  # the name of the batch it is a line of
-    content: RequestContent | None  # prompt and answer, where they are kept
+    batch: str | None  # name of its batch
+    content: RequestContent | None  # if stored
     cost_femto: int
     saved_femto: int
-    hold_nano: int | None
+    reserved_nano: int | None
 
     @property
     def settled(self) -> bool:
@@ -205,39 +205,43 @@ class RequestStory:
 
 
 def story(tenant_id: int, request_id: str) -> RequestStory | None:
-    """Return the whole story of a request; None: the tenant has none of this name."""
+    """Return the details of a request; None if the tenant has no such request."""
     records = RequestRecord.objects.for_tenant(tenant_id)
-    found = list(records.filter(request_id=request_id).order_by("at")[:20])
+    found = list(records.filter(request_id=request_id).order_by("started_at")[:20])
     record = found[0] if found else None
     names = parts_of(record) if record else [request_id]
     executions = _executions(tenant_id, names)
     if record is None and not executions:
         return None
-    replays = list(records.filter(replay_of=request_id).order_by("at")[:20])
+    replays = list(records.filter(replay_of=request_id).order_by("started_at")[:20])
     rated: list[UsageEvent | Adjustment] = [execution.event for execution in executions]
-    rated += [each for execution in executions for each in execution.adjustments]
+    rated += [entry for execution in executions for entry in execution.adjustments]
     held = [execution.event.reserved_nano for execution in executions if execution.event.reserved_nano is not None]
     return RequestStory(
         request_id,
         record,
         (*found[1:], *replays),
         executions,
-        _budgets(tenant_id, record.windows if record else ()),
+        _budgets(tenant_id, record.budget_periods if record else ()),
         _batch(tenant_id, record),
-        kept_content(tenant_id, request_id),
-        sum(int(each.cost_femto) for each in rated),
-        sum(int(each.saved_femto) for each in rated),
-        record.hold_nano if record is not None and record.hold_nano is not None else sum(held) if held else None,
+        stored_content(tenant_id, request_id),
+        sum(int(entry.cost_femto) for entry in rated),
+        sum(int(entry.saved_femto) for entry in rated),
+        record.reserved_nano
+        if record is not None and record.reserved_nano is not None
+        else sum(held)
+        if held
+        else None,
     )
 
 
-def kept_content(tenant_id: int, request_id: str) -> RequestContent | None:
-    """Its prompt and answer, as long as the tenant wants them kept."""
-    tenant = Tenant.objects.for_tenant(tenant_id).only("keep_content_days").first()
-    if tenant is None or not tenant.keep_content_days:
+def stored_content(tenant_id: int, request_id: str) -> RequestContent | None:
+    """Return the stored prompt and completions within the tenant's retention."""
+    tenant = Tenant.objects.for_tenant(tenant_id).only("content_retention_days").first()
+    if tenant is None or not tenant.content_retention_days:
         return None
-    since = datetime.now(UTC) - timedelta(days=tenant.keep_content_days)
-    return RequestContent.objects.for_tenant(tenant_id).filter(request_id=request_id, at__gte=since).first()
+    since = datetime.now(UTC) - timedelta(days=tenant.content_retention_days)
+    return RequestContent.objects.for_tenant(tenant_id).filter(request_id=request_id, started_at__gte=since).first()
 
 
 def _executions(tenant_id: int, names: Sequence[str]) -> tuple[RequestExecution, ...]:
@@ -253,7 +257,9 @@ def _executions(tenant_id: int, names: Sequence[str]) -> tuple[RequestExecution,
             event,
             tuple(_lines(event, prices)),
             tuple(
-                each for each in adjustments if (each.request_id, each.execution) == (event.request_id, event.execution)
+                adjustment
+                for adjustment in adjustments
+                if (adjustment.request_id, adjustment.execution) == (event.request_id, event.execution)
             ),
         )
         for event in events
@@ -278,7 +284,7 @@ def _budgets(tenant_id: int, windows: Iterable[int]) -> tuple[HeldFrom, ...]:
 
 
 def budget_scope(budget: Budget) -> str:
-    """Whose it is: `tenant`, `project`, `key` or `member`."""
+    """Return the level of a budget: `tenant`, `project`, `key` or `member`."""
     named = {"project": budget.project_id, "key": budget.key_id, "member": budget.member_id}
     return next((scope for scope, pk in named.items() if pk), "tenant")
 
@@ -289,12 +295,12 @@ def _batch(tenant_id: int, record: RequestRecord | None) -> str | None:
     return Batch.objects.for_tenant(tenant_id).filter(pk=record.batch_id).values_list("name", flat=True).first()
 
 
-# How they went.
+# Rates.
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Requests of an hour or a day (UTC) by how they ended, and the time to the first token that callers saw."""
+    """Numbers of requests of an hour or a day (UTC) by outcome, and percentiles of the time to the first token."""
 
     start: datetime
     requests: int
@@ -309,7 +315,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class BoundBy:
-    """A limit or budget, and how many requests it did not allow."""
+    """A limit or budget, and the number of requests that it rejected."""
 
     kind: str  # limit or budget
     scope: str  # of a limit: tenant, project or key
@@ -321,36 +327,38 @@ class BoundBy:
 
 @dataclass(frozen=True)
 class Rates:
-    buckets: tuple[Counts, ...]  # oldest first; those without a request are left out
-    total: Counts  # percentiles over all, too
-    bounds: tuple[BoundBy, ...]  # the most frequent first
+    buckets: tuple[Counts, ...]  # oldest first, without empty buckets
+    total: Counts  # of all buckets
+    bounds: tuple[BoundBy, ...]  # most frequent first
 
 
 _COUNTS = """
 SELECT CASE WHEN grouping(bucket) = 1 THEN %(start)s ELSE bucket END, grouping(bucket), count(*),
-    count(*) FILTER (WHERE verdict = 'completed'), count(*) FILTER (WHERE verdict = 'cancelled'),
-    count(*) FILTER (WHERE verdict = 'failed'), count(*) FILTER (WHERE verdict = 'limited'),
-    count(*) FILTER (WHERE verdict = 'refused'),
+    count(*) FILTER (WHERE outcome = 'completed'), count(*) FILTER (WHERE outcome = 'cancelled'),
+    count(*) FILTER (WHERE outcome = 'failed'), count(*) FILTER (WHERE outcome = 'limited'),
+    count(*) FILTER (WHERE outcome = 'refused'),
     percentile_disc(0.5) WITHIN GROUP (ORDER BY ttft_ms), percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
-FROM (SELECT date_trunc(%(bucket)s, at, 'UTC') AS bucket, verdict, ttft_ms FROM records_requestrecord
-    WHERE tenant_id = %(tenant)s AND at >= %(start)s AND at < %(end)s) r
+FROM (SELECT date_trunc(%(bucket)s, started_at, 'UTC') AS bucket, outcome, ttft_ms FROM request_log_requestrecord
+    WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s) r
 GROUP BY GROUPING SETS ((bucket), ()) ORDER BY 2 DESC, 1 DESC LIMIT %(most)s
 """
 _BOUNDS = """
-SELECT bound ->> 'kind', coalesce(bound ->> 'scope', ''), coalesce((bound ->> 'id')::bigint, 0),
-    coalesce(bound ->> 'name', ''), coalesce(bound ->> 'model', ''), count(*)
-FROM records_requestrecord
-WHERE tenant_id = %(tenant)s AND at >= %(start)s AND at < %(end)s AND verdict <> 'completed' AND verdict = 'limited'
-    AND bound IS NOT NULL
+SELECT limited_by ->> 'kind', coalesce(limited_by ->> 'scope', ''), coalesce((limited_by ->> 'id')::bigint, 0),
+    coalesce(limited_by ->> 'name', ''), coalesce(limited_by ->> 'model', ''), count(*)
+FROM request_log_requestrecord
+WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s
+    AND outcome <> 'completed' AND outcome = 'limited' AND limited_by IS NOT NULL
 GROUP BY 1, 2, 3, 4, 5 ORDER BY 6 DESC, 1, 3 LIMIT %(most)s
 """
 
 
 def rates(tenant_id: int, start: datetime, end: datetime, bucket: Bucket = "hour") -> Rates:
-    """How many requests there were, how they ended, and how soon they began to be answered; the newest 1,000 buckets.
+    """Return numbers of requests by outcome and bucket, and by the limit or budget that rejected them.
+
+    At most the newest 1,000 buckets are returned.
 
     Raises:
-        ValueError: there is no such bucket.
+        ValueError: the bucket is not `hour` or `day`.
     """
     if bucket not in BUCKETS:
         raise ValueError(f"want one of {', '.join(BUCKETS)}")
@@ -366,15 +374,15 @@ def rates(tenant_id: int, start: datetime, end: datetime, bucket: Bucket = "hour
 
 
 def ttft_slo_ms() -> int:
-    """Return what the time to the first token is to stay below for 95 of 100 requests."""
+    """Return the target of the 95th percentile of the time to the first token, in milliseconds."""
     return platform_settings().ttft_slo_ms
 
 
-# Cursors: which way, and the row to go on from.
+# Cursors: the direction and the last row.
 
 
 def _write(back: bool, row: RequestRecord) -> str:
-    text = f"{'b' if back else 'f'} {row.at.astimezone(UTC).isoformat()} {row.request_id}"
+    text = f"{'b' if back else 'f'} {row.started_at.astimezone(UTC).isoformat()} {row.request_id}"
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
@@ -386,4 +394,4 @@ def _read(cursor: str) -> tuple[bool, datetime, str]:
             raise ValueError(way)
         return way == "b", instant(at), name
     except (ValueError, binascii.Error) as exc:
-        raise BadCursor("Give one from another page.") from exc
+        raise BadCursor("Send a cursor from another page.") from exc

@@ -1,0 +1,1 @@
+"""Feedback that callers submit on their requests. See docs/batches.md."""

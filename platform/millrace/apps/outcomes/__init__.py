@@ -1,1 +1,0 @@
-"""What callers report of their requests: whether the answer was of use. See docs/batches.md."""

@@ -1,1 +1,0 @@
-"""The story of each request as its gateway saw it. See docs/requests.md."""

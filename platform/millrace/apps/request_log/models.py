@@ -1,0 +1,103 @@
+"""The request log. It is telemetry; billing's usage events contain what was used and what it costs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.contrib.postgres.indexes import BrinIndex
+from django.db import models
+from django.db.models import F, Q
+
+from tenants.isolation.scopes import TenantManager
+
+
+class RequestOutcome(models.TextChoices):
+    """How a request ended."""
+
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"  # the caller disconnected or cancelled it
+    FAILED = "failed"  # internal error or overload: a 5xx status, or an interrupted stream
+    LIMITED = "limited"  # rejected by a rate limit, budget or quota
+    REFUSED = "refused"  # any other 4xx
+
+
+class RequestRecord(models.Model):
+    """An inference request whose key was valid, accepted or rejected. Written once, when the request ends.
+
+    A record outlives its project and key, so their IDs are not foreign keys. Records contain no prompts or completions.
+    If another gateway continued a line of a batch, the line has a record of each gateway.
+    """
+
+    pk = models.CompositePrimaryKey("tenant_id", "started_at", "request_id")
+    tenant_id = models.BigIntegerField()
+    started_at = models.DateTimeField(help_text="when the key was authenticated")
+    request_id = models.CharField(max_length=64)
+    project_id = models.BigIntegerField()
+    key_id = models.BigIntegerField()
+    gateway_id = models.CharField(max_length=32)
+    endpoint = models.CharField(max_length=32)
+    requested_model = models.CharField(max_length=128, help_text="the model name in the request")
+    served_model = models.CharField(max_length=128, help_text="the model that answered, or the last attempted one")
+    stream = models.BooleanField()
+    status = models.CharField(max_length=64, help_text="HTTP status, stream_<code>, or nothing")
+    code = models.CharField(max_length=64, help_text="error code; empty: no error")
+    outcome = models.CharField(max_length=10, choices=RequestOutcome)
+    limited_by = models.JSONField(null=True, help_text="the limit or budget that rejected the request")
+    limits = models.JSONField(default=list, help_text="the checked limits, and what was left of each")
+    budget_periods = models.JSONField(default=list, help_text="IDs of the budget periods with a reservation")
+    route = models.JSONField(default=dict)
+    placements = models.JSONField(default=list)
+    prompts = models.SmallIntegerField(default=1)
+    prompt_tokens = models.IntegerField(null=True)
+    max_tokens = models.IntegerField(null=True, help_text="maximum tokens of the completion")
+    reserved_nano = models.BigIntegerField(null=True)
+    price_version = models.BigIntegerField(null=True)
+    total_ms = models.IntegerField()
+    ttft_ms = models.IntegerField(null=True, help_text="from the request's arrival to its first token")
+    dry_run_rejections = models.SmallIntegerField(
+        default=0, help_text="number of dry-run limits that would have rejected the request"
+    )
+    replay_of = models.CharField(max_length=64, default="", help_text="the request whose response was returned again")
+    batch_id = models.BigIntegerField(null=True)
+    batch_line = models.IntegerField(null=True)
+
+    objects = TenantManager()
+
+    class Meta:
+        indexes: ClassVar = [
+            models.Index(F("request_id"), name="request_log_request"),
+            models.Index(
+                F("tenant_id"),
+                F("started_at").desc(),
+                condition=~Q(outcome="completed"),
+                name="request_log_not_completed",
+            ),
+            models.Index(fields=["tenant_id", "replay_of"], condition=~Q(replay_of=""), name="request_log_replay"),
+            BrinIndex(fields=["started_at"], name="request_log_started", autosummarize=True),
+        ]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.CheckConstraint(name="request_log_outcome_known", condition=Q(outcome__in=RequestOutcome.values)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.request_id}: {self.status}"
+
+
+class RequestContent(models.Model):
+    """The prompt and the completions of a request, stored for `Tenant.content_retention_days` days."""
+
+    pk = models.CompositePrimaryKey("tenant_id", "request_id")
+    tenant_id = models.BigIntegerField()
+    request_id = models.CharField(max_length=64)
+    started_at = models.DateTimeField()
+    body = models.TextField(help_text="the request's JSON body")
+    answers = models.JSONField(default=list, help_text="the generated texts")
+    truncated = models.BooleanField(help_text="whether the body or the answers were cut")
+
+    objects = TenantManager()
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["tenant_id", "started_at"], name="request_log_content_started")]
+
+    def __str__(self) -> str:
+        return f"content of {self.request_id}"
