@@ -257,7 +257,7 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
     with all_tenants_scope(BypassReason.WEBHOOKS):
         first, *others = WebhookDelivery.objects.all_tenants().order_by("pk")
         for one, status, error in ((first, 500, "The answer was 500."), (others[0], None, "it takes too long")):
-            tried = {"tenant_id": acme.pk, "at": now, "ms": 5, "status": status, "error": error}
+            tried = {"tenant_id": acme.pk, "attempted_at": now, "duration_ms": 5, "status": status, "error": error}
             WebhookAttempt.objects.create(delivery=one, **tried)
         WebhookDelivery.objects.all_tenants().filter(pk=first.pk).update(state="failed")
         WebhookDelivery.objects.all_tenants().filter(pk=others[1].pk).update(state="delivered")

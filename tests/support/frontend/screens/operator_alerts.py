@@ -28,7 +28,7 @@ def prepare(world: World) -> None:
                 period_end=start + timedelta(days=31),
                 used=97 * 10**15,
             )
-            given = {"tenant": tenant, "roles": ["owner"], "subject": "Alerted", "text": "Alerted"}
+            given = {"tenant": tenant, "roles": ["owner"], "subject": "Alerted", "body": "Alerted"}
             why = {"error": "The mail server could not be reached."}
             mails = (
                 OutboxEmail.objects.create(**given, sent_at=start),

@@ -25,7 +25,13 @@ def prepare(world: World) -> None:
         with tenant_scope(tenant):
             for row, status, said in ((failed, None, "could not connect"), (sent, 204, ""), (failed, 500, "")):
                 WebhookAttempt.objects.create(
-                    tenant=tenant, delivery=row, at=now, status=status, ms=84, error=said, excerpt="<h1>No</h1>"
+                    tenant=tenant,
+                    delivery=row,
+                    attempted_at=now,
+                    status=status,
+                    duration_ms=84,
+                    error=said,
+                    excerpt="<h1>No</h1>",
                 )
             WebhookDelivery.objects.for_tenant(tenant).filter(pk=sent.pk).update(state="delivered", attempt_count=1)
         world.rows[f"{state}.endpoint"] = well.pk
