@@ -214,7 +214,7 @@ def platform(pace: float) -> Iterator[tuple[Server, dict[str, subprocess.Popen[b
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
         }
         stack = Stack(given)
-        stack.keep_secrets()
+        stack.store_secrets()
         for program in stack.prepare_services():
             start(program, state, running)
         assert stack.postgres is not None

@@ -225,7 +225,7 @@ def _unused_port() -> str:
 def _database(state: Path) -> str:
     server = Postgres(state, durable=False)
     program = server.prepare()
-    _running.callback(shutil.rmtree, server.folder, ignore_errors=True)
+    _running.callback(shutil.rmtree, server.directory, ignore_errors=True)
     _start(program, state)
     server.make_roles()
     _superuser_urls.append(server.superuser_url)

@@ -103,9 +103,9 @@ def table(transactional_db: None, as_owner: Any) -> Iterator[None]:
 @pytest.fixture
 def demo(table: None) -> Any:
     """The demo tenants with a few hundred requests each, and people who log in with `console.PASSWORD`."""
-    from millrace.devserver.demo.running import play  # here: this file is read before Django is set up
+    from millrace.devserver.demo.running import create_demo  # here: this file is read before Django is set up
 
-    return play(events=200, password=PASSWORD)
+    return create_demo(events=200, password=PASSWORD)
 
 
 @pytest.fixture(scope="module")
