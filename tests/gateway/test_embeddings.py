@@ -46,7 +46,7 @@ def read(**fields: Any) -> InferenceRequest:
 def write(vectors: list[list[float]], **asked: Any) -> dict[str, Any]:
     data = b"".join(struct.pack(f"<{len(vector)}f", *vector) for vector in vectors)
     request = read(input=["x"] * len(vectors), **asked)
-    form = ResponseSpec("openai.embedding", "req_1", "m", 0, 7, asked=request.asked)
+    form = ResponseSpec("openai.embedding", "req_1", "m", 0, 7, echoed_parameters=request.asked)
     events: list[AnswerEvent] = [Vectors("req_1", 1, 0, data), End("req_1", 1, 1, "stop", None, TokenUsage(7))]
     return EmbeddingsWriter(form, None).whole(events)  # type: ignore[arg-type]
 
@@ -93,7 +93,7 @@ def test_a_vector_that_is_cut_has_the_length_1_again(vector: list[float]) -> Non
 
 
 def test_who_comes_back_gets_all_at_the_end() -> None:
-    form = ResponseSpec("openai.embedding", "req_1", "m", 0, 1, asked=read().asked)
+    form = ResponseSpec("openai.embedding", "req_1", "m", 0, 1, echoed_parameters=read().asked)
     writer = EmbeddingsWriter(form, None)  # type: ignore[arg-type]
     assert writer.stream(Vectors("req_1", 1, 0, struct.pack("<f", 1.0))) == []
     whole, done = writer.stream(End("req_1", 1, 1, "stop", None, TokenUsage(1)))
@@ -136,7 +136,7 @@ async def test_inputs_are_more_than_a_context_and_no_more_than_a_limit(broker: r
     gate = RateLimitAdmission(broker)
     key = make_key(key_set(tokens_per_minute=6000, max_prompt_tokens=5000))
     ticket = await gate.admit(make_demand(key, prompt=4500, max_tokens=0))
-    assert ticket.terms.max_tokens == 0
+    assert ticket.grant.max_tokens == 0
     for prompt, code in ((5001, "invalid_value"), (4500, "rate_limit_exceeded")):
         with pytest.raises(ApiError) as caught:
             await gate.admit(make_demand(key, "req_2", prompt=prompt, max_tokens=0))
