@@ -14,11 +14,11 @@ def main() -> None:
     # Appended, not prepended: nothing here may come before the standard library.
     sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
     from inference_worker.contract.env import SettingsError
-    from millrace.conf.environment import platform_settings, refuse_unknown
+    from millrace.conf.environment import platform_settings, reject_unknown
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millrace.conf.settings")
     try:
-        refuse_unknown()
+        reject_unknown()
         platform_settings()
     except SettingsError as exc:
         sys.exit(f"manage.py: {exc}")

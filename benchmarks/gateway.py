@@ -224,7 +224,7 @@ def platform(pace: float) -> Iterator[tuple[ChatEndpoint, dict[str, subprocess.P
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
         }
         stack = Stack(environ_base)
-        stack.keep_secrets()
+        stack.store_secrets()
         for program in stack.prepare_services():
             start(program, state, running)
         assert stack.postgres is not None

@@ -184,7 +184,7 @@ def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
             RequestDetailBudgetRow(b.name, f"{b.scope}, {b.period}", _amount(b.amount, b.unit)) for b in found.budgets
         ),
         route=tuple(_route(record)) if record else (),
-        skipped=tuple(Fact(each["model"], each["why"].replace("_", " "), mono=True) for each in _skipped(record)),
+        skipped=tuple(Fact(each["model"], each["reason"].replace("_", " "), mono=True) for each in _skipped(record)),
         places=tuple(_place(each) for each in record.placements) if record else (),
         executions=tuple(_execution(execution) for execution in found.executions),
         ran=bool(found.executions or (record and record.placements)),

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millrace.devserver.program import Program
-from millrace.devserver.supervisor import ended, tail
+from millrace.devserver.supervisor import describe_exit, tail
 
 
 class CommandFailed(Exception):
-    """A command ended with a fault; the message holds the end of what it said."""
+    """Raised if a command fails. The message contains the end of its log."""
 
 
 async def run(program: Program, logs: Path, on_line: Callable[[str], None] | None = None) -> list[str]:
-    """Run a program to its end; returns the lines of its output. Its other output goes to its log.
+    """Run a program to its end and return the lines of its standard output. Its standard error goes to its log.
 
     Raises:
-        CommandFailed: its status is not 0.
+        CommandFailed: its exit status is not 0.
     """
     name = program.argv[3] if program.name == "django" else program.name.rpartition(".")[2]
     path = logs / f"{name}.log"
@@ -28,7 +28,7 @@ async def run(program: Program, logs: Path, on_line: Callable[[str], None] | Non
         process = await asyncio.create_subprocess_exec(
             *program.argv, stdout=asyncio.subprocess.PIPE, stderr=log, **program.popen_options()
         )
-        assert process.stdout is not None  # noqa: S101  (asked for above)
+        assert process.stdout is not None  # noqa: S101  (requested above)
         try:
             async for raw in process.stdout:
                 lines.append(raw.decode(errors="replace").rstrip("\n"))
@@ -36,10 +36,10 @@ async def run(program: Program, logs: Path, on_line: Callable[[str], None] | Non
                     on_line(lines[-1])
             status = await process.wait()
         finally:
-            if process.returncode is None:  # we were cancelled
+            if process.returncode is None:  # this task was cancelled
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
     if status:
-        raise CommandFailed(f"{name} {ended(status)}\n{tail(path)}")
+        raise CommandFailed(f"{name} {describe_exit(status)}\n{tail(path)}")
     return lines

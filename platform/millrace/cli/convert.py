@@ -1,6 +1,6 @@
-"""Child process of `millrace up`: makes every model ready to load, and says how far it is.
+"""Child process of `millrace up` that prepares all models for loading and reports its progress.
 
-Each line of its output is `<model> <bytes done> <bytes in all>`.
+Each line of its output is `<model> <bytes done> <bytes in total>`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millrace.conf.environment import data_dir
 
 
 def main() -> None:
-    # Only what is needed here: the services' URLs are not known yet.
+    # Reads only this setting, since the services' URLs are not known yet.
     models = next(var for var in env.variables(SharedSettings) if var.name == "MILLRACE_MODELS")
     specs: tuple[ModelSpec, ...] = env.read(models, os.environ)
     for spec in specs:

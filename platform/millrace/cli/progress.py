@@ -1,4 +1,4 @@
-"""What `millrace up` says while it works: one line a step, with the time it took."""
+"""The progress output of `millrace up`: one line per step, with its duration."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from collections.abc import AsyncIterator
 from typing import TextIO
 
 _TICK_SECONDS = 0.1
-_PLAIN_EVERY = 0.25  # of a step whose progress is known, in a pipe
+_PLAIN_INTERVAL = 0.25  # progress between two lines of a step, without a terminal
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Step:
-    """A step under way. `done` of 0 to 1, if known, is shown."""
+    """A running step. `done`, from 0 to 1, is shown if it is known."""
 
     def __init__(self, title: str) -> None:
         self.title = title
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
         self.done: float | None = None
-        self.said = 0.0
+        self.reported_done = 0.0
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.began
+        return time.monotonic() - self.started_at
 
 
 class Progress:
-    """On a terminal a last line that moves, elsewhere plain lines; steps may overlap."""
+    """Prints progress: a last line that is updated on a terminal, otherwise plain lines. Steps may overlap."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout
-        self._lively = self._out.isatty()
+        self._is_terminal = self._out.isatty()
         self._ascii = not (self._out.encoding or "").lower().startswith("utf")
         self._steps: list[Step] = []
         self._frame = 0
 
-    def say(self, text: str = "") -> None:
+    def print_line(self, text: str = "") -> None:
         """Print a line above the progress."""
-        with contextlib.suppress(OSError):  # a file on a full disk, a terminal that is gone: the platform runs on
+        with contextlib.suppress(OSError):  # the disk is full or the terminal is closed; the platform continues
             self._clear()
             print(text, file=self._out, flush=True)
 
     @contextlib.asynccontextmanager
     async def step(self, title: str) -> AsyncIterator[Step]:
-        """Show a step while the block runs, and that it is done after; a step that fails is left unticked."""
+        """Show a step while the block runs, and print it with its duration at the end, unless it fails."""
         step = Step(title)
         self._steps.append(step)
         ticker = asyncio.create_task(self._tick(step))
@@ -58,17 +58,17 @@ class Progress:
             raise
         else:
             self._steps.remove(step)
-            self.say(f"  {'ok' if self._ascii else '✓'} {title:<44} {step.seconds:6.1f} s")
+            self.print_line(f"  {'ok' if self._ascii else '✓'} {title:<44} {step.seconds:6.1f} s")
         finally:
             ticker.cancel()
 
     async def _tick(self, step: Step) -> None:
         while True:
-            if self._lively:
+            if self._is_terminal:
                 self._draw()
-            elif step.done is not None and step.done >= step.said + _PLAIN_EVERY and step.done < 1:
-                step.said = step.done
-                self.say(f"    {step.title}: {step.done:.0%}")
+            elif step.done is not None and step.done >= step.reported_done + _PLAIN_INTERVAL and step.done < 1:
+                step.reported_done = step.done
+                self.print_line(f"    {step.title}: {step.done:.0%}")
             await asyncio.sleep(_TICK_SECONDS)
 
     def _draw(self) -> None:
@@ -82,5 +82,5 @@ class Progress:
         self._out.flush()
 
     def _clear(self) -> None:
-        if self._lively:
+        if self._is_terminal:
             self._out.write("\r\x1b[2K")

@@ -1,4 +1,4 @@
-"""Every setting in words, from the declarations themselves."""
+"""The list of all settings, generated from their declarations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def all_settings() -> list[EnvVar]:
 
 
 def as_text() -> str:
-    """Return the settings as --help shows them."""
-    lines = ["settings, from the environment (or NAME_FILE: a file that holds the value):"]
+    """Return the settings as text for --help."""
+    lines = ["settings, from the environment (or NAME_FILE: a file with the value):"]
     for var in all_settings():
         lines.append(f"  {var.name}" + ("" if var.default is None else f" (default: {var.default or 'empty'})"))
         lines += textwrap.wrap(var.help, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
@@ -25,8 +25,8 @@ def as_text() -> str:
 
 
 def as_markdown() -> str:
-    """Return the settings as a table, between the marks that `make docs-settings` looks for."""
-    rows = ["| setting | default | what it is |", "|---|---|---|"]
+    """Return the settings as a Markdown table between the marks that `make docs-settings` replaces."""
+    rows = ["| setting | default | description |", "|---|---|---|"]
     for var in all_settings():
         default = "none" if var.default is None else f"`{var.default}`" if var.default else "empty"
         text = var.help.replace("|", "\\|").replace("<", "&lt;") + (" (secret)" if var.secret else "")
@@ -34,8 +34,8 @@ def as_markdown() -> str:
     return "\n".join([BEGIN, *rows, END])
 
 
-def rewritten(document: str) -> str:
-    """Return the document with the table between its marks made again."""
+def replace_table(document: str) -> str:
+    """Return the document with a new table between its marks."""
     head, _, rest = document.partition(BEGIN)
     _, _, foot = rest.partition(END)
     return head + as_markdown() + foot

@@ -1,4 +1,4 @@
-"""The text that `millrace up` prints when the platform is ready: its URL, the accounts, and a request to copy."""
+"""The text that `millrace up` prints when the platform is ready: its URL, the accounts and an example request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ curl -s {url}/v1/chat/completions \\
   -H "Authorization: Bearer $MILLRACE_API_KEY" -H 'Content-Type: application/json' \\
   -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "max_tokens": 64}}'
 
-or with Python (needs nothing but Python; the OpenAI SDK takes base_url="{url}/v1" and the same key):
+or with Python (without packages; for the OpenAI SDK use base_url="{url}/v1" and the same key):
 
 python3 - <<'EOF'
 import json, os, urllib.request
@@ -34,26 +34,26 @@ request = urllib.request.Request("{url}/v1/chat/completions", json.dumps(body).e
 print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
 EOF
 
-Ctrl-C stops everything; the data stays."""
+Press Ctrl-C to stop the platform. The data is kept."""
 _SECRETS = """\
   operator    {operator_email}  {operator_password}
   tenant      {owner_email}  {owner_password}
   demo key    {demo_key}
-  secrets     {path} keeps them; they are not printed again"""
+  secrets     {path}  has them; they are not printed again"""
 _NO_SECRETS = """\
   operator    {operator_email}
   tenant      {owner_email}
   secrets     {path} (operator_password, owner_password, demo_key)"""
 
 
-def greeting(settings: PlatformSettings, found: Mapping[str, Any], logs: Path, *, show_secrets: bool) -> str:
-    """Return the text for the accounts and the API key that `bootstrap` found or made.
+def greeting(settings: PlatformSettings, credentials: Mapping[str, Any], logs: Path, *, show_secrets: bool) -> str:
+    """Return the text for the accounts and the API key that `bootstrap` found or created.
 
     Args:
-        show_secrets: whether to print them: only to a terminal, and only when they are new.
+        show_secrets: whether to print the secrets. Use it only on a terminal and only for new secrets.
     """
     path = (settings.data_dir / CREDENTIALS).resolve()
-    accounts = (_SECRETS if show_secrets else _NO_SECRETS).format(path=path, **found)
+    accounts = (_SECRETS if show_secrets else _NO_SECRETS).format(path=path, **credentials)
     return _TEXT.format(
         url=settings.base_url,
         model=settings.models[0].name,

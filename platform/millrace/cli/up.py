@@ -1,4 +1,4 @@
-"""`millrace up`: check, start everything in order, say how to use it, and stop it all on Ctrl-C."""
+"""`millrace up`: check the machine, start all processes in order, print how to use the platform, stop on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from millrace.devserver.program import ServiceError
 from millrace.devserver.stack import Stack
 from millrace.devserver.supervisor import ChildFailed, Supervisor
 
-RESERVE_SECONDS = 0.1  # between two looks at the disk: what fills it quickly must not reach its end
+RESERVE_SECONDS = 0.1  # between two checks of the disk, short enough for a disk that fills quickly
 RESERVE_RETRY_SECONDS = 5.0
 
 
 def up(*, check_only: bool = False) -> int:
-    """Run the command; returns the process' exit status."""
+    """Run the command and return the exit status."""
     try:
         stack = Stack(os.environ)
         _check(stack)
-        os.umask(0o077)  # from here on, what we and our children write is ours alone
-        with checks.only_one(stack.data_dir):
+        os.umask(0o077)  # new files of this process and its children are private
+        with checks.lock_data_dir(stack.data_dir):
             if check_only:
                 print("All checks pass.")
                 return 0
-            stack.keep_secrets()
+            stack.store_secrets()
             return asyncio.run(_run(stack))
     except (SettingsError, checks.CheckFailed, ServiceError) as exc:
         print(f"millrace up: {exc}", file=sys.stderr)
@@ -45,7 +45,7 @@ def _check(stack: Stack) -> None:
     checks.packages()
     checks.data_directory(stack.data_dir, stack.settings.min_free_disk)
     checks.port_free(stack.settings.host, stack.settings.port)
-    checks.models_there(stack.settings.models)
+    checks.models_available(stack.settings.models)
     if stack.postgres is None:
         checks.database_answers(stack.settings.database_url)
     if stack.valkey is None:
@@ -53,7 +53,7 @@ def _check(stack: Stack) -> None:
 
 
 async def _run(stack: Stack) -> int:
-    return await _Run(stack).until_told()
+    return await _Run(stack).run()
 
 
 class _Run:
@@ -64,61 +64,63 @@ class _Run:
         self._logs = stack.data_dir / "logs"
         self._progress = Progress()
         self._states = ProcessFile(stack.data_dir)
-        self._supervisor = Supervisor(self._logs, lambda line: self._progress.say(f"  ! {line}"), self._states.publish)
+        self._supervisor = Supervisor(
+            self._logs, lambda line: self._progress.print_line(f"  ! {line}"), self._states.publish
+        )
 
-    async def until_told(self) -> int:
-        """Start, watch, and stop on a signal or when the start fails; returns the exit status."""
-        told, hurry = asyncio.Event(), asyncio.Event()
+    async def run(self) -> int:
+        """Start the stack and supervise it until a signal or a failed start. Return the exit status."""
+        stop, stop_now = asyncio.Event(), asyncio.Event()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(signum, _on_signal, told, hurry)
+            asyncio.get_running_loop().add_signal_handler(signum, _on_signal, stop, stop_now)
         reserving = asyncio.create_task(self._keep_reserve())
         starting = asyncio.create_task(self._start())
-        ends = {asyncio.create_task(told.wait()), asyncio.create_task(self._supervisor.watch())}
-        await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        stopped = {asyncio.create_task(stop.wait()), asyncio.create_task(self._supervisor.watch())}
+        await asyncio.wait({starting, *stopped}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done() and starting.exception() is None:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        tasks = [starting, reserving, *ends]
+            await asyncio.wait(stopped, return_when=asyncio.FIRST_COMPLETED)
+        tasks = [starting, reserving, *stopped]
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        self._progress.say("Stopping … (Ctrl-C again: at once)")
-        await self._supervisor.stop(hurry)
+        self._progress.print_line("Stopping … (Ctrl-C again to stop immediately)")
+        await self._supervisor.stop(stop_now)
         self._states.close()
-        fault = next((_first(result) for result in results if isinstance(result, Exception)), None)
-        if fault is None:
-            self._progress.say("Stopped.")
+        error = next((_first_error(result) for result in results if isinstance(result, Exception)), None)
+        if error is None:
+            self._progress.print_line("Stopped.")
             return 0
-        if not isinstance(fault, ChildFailed | CommandFailed | ServiceError):
-            raise fault
-        print(f"\nmillrace up: {fault}", file=sys.stderr)
+        if not isinstance(error, ChildFailed | CommandFailed | ServiceError):
+            raise error
+        print(f"\nmillrace up: {error}", file=sys.stderr)
         return 1
 
     async def _start(self) -> None:
-        self._progress.say(f"Millrace starts; all it keeps is in {self._stack.data_dir}")
+        self._progress.print_line(f"Starting Millrace. All data is in {self._stack.data_dir}")
         async with asyncio.TaskGroup() as group:
             group.create_task(self._models())
             group.create_task(self._services())
         self._supervisor.add(self._stack.programs())
-        for name in self._stack.worker_names:  # a worker needs no database: its model loads while the schema is made
+        for name in self._stack.worker_names:  # workers need no database, so they load models during the migration
             await self._supervisor.start(name)
-        found, is_new = await self._database()
+        credentials, is_new = await self._database()
         for name in ("settler", "web", "beat"):
             await self._supervisor.start(name)
         async with self._progress.step("gateway and workers"):
             await self._supervisor.start("gateway")
             await self._supervisor.finish_start()
         show_secrets = is_new and sys.stdout.isatty()
-        self._progress.say(greeting(self._stack.settings, found, self._logs, show_secrets=show_secrets))
+        self._progress.print_line(greeting(self._stack.settings, credentials, self._logs, show_secrets=show_secrets))
 
     async def _keep_reserve(self) -> None:
-        """Release the disk's reserve while the disk is almost full."""
+        """Release the disk reserve while the disk is almost full."""
         reserve = DiskReserve(self._stack.data_dir, self._stack.settings.min_free_disk)
         while True:
             try:
-                if done := await asyncio.to_thread(reserve.adjust):
-                    self._progress.say(f"  ! {done}")
+                if message := await asyncio.to_thread(reserve.adjust):
+                    self._progress.print_line(f"  ! {message}")
             except OSError as exc:
-                self._progress.say(f"  ! the disk's reserve: {exc}")
+                self._progress.print_line(f"  ! disk reserve: {exc}")
                 await asyncio.sleep(RESERVE_RETRY_SECONDS)
             await asyncio.sleep(RESERVE_SECONDS)
 
@@ -137,37 +139,37 @@ class _Run:
             await asyncio.gather(*(self._supervisor.start(program.name) for program in programs))
 
     async def _database(self) -> tuple[dict[str, Any], bool]:
-        """Migrate the database. Return the accounts and the key that `bootstrap` reports, and whether one is new."""
+        """Migrate the database. Return the credentials that `bootstrap` prints, and whether they are new."""
         path = self._stack.data_dir / CREDENTIALS
         before = path.read_bytes() if path.exists() else b""
         async with self._progress.step("database schema"):
             await asyncio.to_thread(self._stack.make_roles)
             await run(self._stack.command("django", "migrate", "--no-input"), self._logs)
         async with self._progress.step("operator and demo tenant"):
-            said = await run(self._stack.command("django", "bootstrap"), self._logs)
+            output = await run(self._stack.command("django", "bootstrap"), self._logs)
             await run(self._stack.command("django", "price_book", "backfill"), self._logs)
         try:
-            found = json.loads(said[-1])
+            credentials = json.loads(output[-1])
         except (IndexError, ValueError):
-            raise CommandFailed(f"bootstrap said no JSON line: {said}") from None
-        return dict(found), path.read_bytes() != before
+            raise CommandFailed(f"bootstrap printed no JSON line: {output}") from None
+        return dict(credentials), path.read_bytes() != before
 
 
-def _first(fault: Exception) -> Exception:
-    """Return the fault itself, or the first of a group."""
-    while isinstance(fault, ExceptionGroup):
-        fault = fault.exceptions[0]
-    return fault
+def _first_error(error: Exception) -> Exception:
+    """Return the error, or the first error of a group."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
-def _on_signal(told: asyncio.Event, hurry: asyncio.Event) -> None:
-    if told.is_set():
-        hurry.set()
-    told.set()
+def _on_signal(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
+    if stop.is_set():
+        stop_now.set()
+    stop.set()
 
 
 def _show(step: Step, line: str) -> None:
-    """Progress of a conversion: `<model> <bytes done> <bytes in all>`."""
+    """Update the step from a line of cli.convert: `<model> <bytes done> <bytes in total>`."""
     name, done, total = line.split()
     step.title = f"model {name}: converting"
     step.done = int(done) / max(1, int(total))

@@ -1,4 +1,4 @@
-"""What the ASGI server serves: /v1 and the health endpoints by the gateway's consumers, all else by Django."""
+"""The ASGI application: /v1 and the health endpoints are served by the gateway, all other URLs by Django."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from millrace.conf.console_bodies import BoundedBodies  # noqa: E402 - Django is
 from millrace.gateway.app import lifespan  # noqa: E402
 from millrace.gateway.routes import ROUTES, SOCKETS  # noqa: E402
 
-everything_else: Any = BoundedBodies(django_application)
+web_application: Any = BoundedBodies(django_application)
 application = ProtocolTypeRouter(
     {
-        "http": URLRouter([*ROUTES, re_path("", everything_else)]),
+        "http": URLRouter([*ROUTES, re_path("", web_application)]),
         "websocket": URLRouter(SOCKETS),
         "lifespan": lifespan,
     }

@@ -1,6 +1,6 @@
-"""The Celery app of web jobs and beat. Its tasks are the `tasks` modules of the Django apps.
+"""The Celery application of the web jobs and of beat. Its tasks are the `tasks` modules of the Django apps.
 
-Inference does not go through it: that is `inference_worker.worker.app`, which knows no Django.
+Inference does not use it: inference_worker.worker.app is a separate application without Django.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ app = Celery("millrace")
 app.conf.update(
     broker_url=_settings.valkey_url,
     broker_connection_retry_on_startup=True,
-    broker_channel_error_retry=True,  # Valkey refuses writes while its disk is full
+    broker_channel_error_retry=True,  # Valkey rejects writes while its disk is full
     broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "millrace:web:"},
     accept_content=["json"],
     beat_schedule=BATCHES | BILLING | OPERATIONS | FEEDBACK | REQUEST_LOG | TENANTS,
@@ -49,5 +49,5 @@ app.autodiscover_tasks()
 
 @setup_logging.connect
 def _set_up_logging(**_: Any) -> None:
-    """Keep Celery from installing its own handlers."""
+    """Prevent Celery from installing its own log handlers."""
     logs.configure({"level": _settings.log_level, "format": _settings.log_format})

@@ -1,4 +1,4 @@
-"""A bound on the request bodies of the console and the management API, which Django writes to the disk unbounded."""
+"""A limit on request bodies of the console and the management API, which Django would write to disk without a limit."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from typing import Any
 
 from millrace.gateway.core.request_body import RequestBody, too_large
 
-MAX_BYTES = 8 * 2**20  # price files are the largest that is uploaded there
+MAX_BYTES = 8 * 2**20  # the largest uploads are price files
 
 
 class BoundedBodies:
-    """An ASGI application that refuses larger bodies with 413 and passes all else on."""
+    """An ASGI application that rejects larger bodies with 413 and passes other requests to another application."""
 
-    def __init__(self, application: Any, most: int = MAX_BYTES) -> None:
+    def __init__(self, application: Any, max_bytes: int = MAX_BYTES) -> None:
         self._application = application
-        self._most = most
+        self._max_bytes = max_bytes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = RequestBody(scope["method"], dict(scope["headers"]), receive)
-        if (body.declared or 0) > self._most:
-            await _refuse(body, send, self._most)
+        if (body.declared or 0) > self._max_bytes:
+            await _reject(body, send, self._max_bytes)
             return
-        received, answered = 0, False
+        received, response_started = 0, False
 
         async def receive_bounded() -> Any:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            return message if received <= self._most else {"type": "http.disconnect"}
+            return message if received <= self._max_bytes else {"type": "http.disconnect"}
 
-        async def send_and_note(message: Any) -> None:
-            nonlocal answered
-            answered = True
+        async def send_and_record(message: Any) -> None:
+            nonlocal response_started
+            response_started = True
             await send(message)
 
-        await self._application(scope, receive_bounded, send_and_note)
-        if received > self._most and not answered:
-            await _refuse(body, send, self._most)
+        await self._application(scope, receive_bounded, send_and_record)
+        if received > self._max_bytes and not response_started:
+            await _reject(body, send, self._max_bytes)
 
 
-async def _refuse(body: RequestBody, send: Any, most: int) -> None:
-    text = too_large(most).message.encode()
+async def _reject(body: RequestBody, send: Any, max_bytes: int) -> None:
+    text = too_large(max_bytes).message.encode()
     headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(text)), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": 413, "headers": headers})
     await send({"type": "http.response.body", "body": text, "more_body": True})

@@ -1,7 +1,7 @@
-"""The platform's settings, and the file in the data directory that fills what the environment leaves out.
+"""The platform's settings, and the file in the data directory with defaults for the environment.
 
-`millrace up` writes `<data directory>/env` with the URLs of the embedded services and the secrets it generated, so that
-`manage.py …` typed by hand finds the running stack. The environment always wins over that file.
+`millrace up` writes `<data directory>/env` with the URLs of the embedded services and the generated secrets. With this
+file, `manage.py …` in a shell finds the running stack. The environment overrides the file.
 """
 
 from __future__ import annotations
@@ -21,56 +21,56 @@ from inference_worker.contract.settings import SharedSettings, WorkerSettings
 
 
 def database(url: str) -> str:
-    """Check a PostgreSQL URL: it must name a host and a database."""
+    """Check a PostgreSQL URL, which must contain a host and a database."""
     env.url("postgres", "postgresql")(url)
     parts = urlsplit(url)
     if not parts.hostname or len(parts.path) < 2:
-        raise ValueError("want postgresql://user:password@host:port/name")
-    _ = parts.port  # raises ValueError when it is no port number
+        raise ValueError("must be postgresql://user:password@host:port/name")
+    _ = parts.port  # raises ValueError if it is not a port number
     return url
 
 
 def optional_database(url: str) -> str:
-    """Check a PostgreSQL URL, if there is one."""
+    """Check a PostgreSQL URL, which may be empty."""
     return database(url) if url else ""
 
 
 def peppers(text: str) -> tuple[str, ...]:
-    """Check secrets with commas between them, at least one."""
-    found = env.words(text)
-    if not found:
-        raise ValueError("want at least one")
-    return tuple(secret(pepper) for pepper in found)
+    """Parse comma-separated secrets, at least one."""
+    texts = env.words(text)
+    if not texts:
+        raise ValueError("must have at least one secret")
+    return tuple(secret(pepper) for pepper in texts)
 
 
 def boolean_or_none(text: str) -> bool | None:
-    """Parse true, false, or empty for neither."""
+    """Parse true, false, or an empty text as None."""
     return env.boolean(text) if text else None
 
 
 def email_url(text: str) -> str:
-    """Check where mail goes: empty, or smtp(s)://host."""
+    """Check the URL of the mail server: empty, or smtp(s)://host."""
     if text and not urlsplit(env.url("smtp", "smtps")(text)).hostname:
-        raise ValueError("want smtp://user:password@host:587")
+        raise ValueError("must be smtp://user:password@host:587")
     return text
 
 
 def secret(text: str) -> str:
-    """Check a secret: long enough that guessing is out of the question."""
+    """Check that a secret is long enough to be unguessable."""
     if len(text) < 32:
-        raise ValueError("want at least 32 characters")
+        raise ValueError("must have at least 32 characters")
     return text
 
 
 def positive_size(text: str) -> int:
     """Check a size of at least one byte."""
-    if (found := env.size(text)) < 1:
-        raise ValueError("want at least 1 byte")
-    return found
+    if (size_bytes := env.size(text)) < 1:
+        raise ValueError("must be at least 1 byte")
+    return size_bytes
 
 
 def local_address(host: str) -> str:
-    """Where to reach a server of this machine that listens on `host`, which may mean "on every address"."""
+    """Return the address at which a local server that listens on `host` can be reached."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -81,64 +81,68 @@ def local_address(host: str) -> str:
 
 
 def web_url(text: str) -> str:
-    """Check an address for the outside: empty, or http(s)://host without a trailing slash."""
+    """Check a public URL: empty, or http(s)://host. Return it without a trailing slash."""
     return env.url("http", "https")(text).rstrip("/") if text else ""
 
 
 @dataclass(frozen=True)
 class PlatformSettings(SharedSettings):
-    """What the gateway, the console, the settler and the web jobs read."""
+    """The settings of the gateway, the console, the settler and the web jobs."""
 
     database_url: str = env.env(
         "MILLRACE_DATABASE_URL",
         database,
         default=None,
-        help="PostgreSQL, postgresql://user:password@host:port/name; `millrace up` starts an embedded one if it is not"
-        " set",
+        help="PostgreSQL, postgresql://user:password@host:port/name; if not set, `millrace up` starts an embedded"
+        " server",
         secret=True,
     )
     migration_database_url: str = env.env(
         "MILLRACE_MIGRATION_DATABASE_URL",
         optional_database,
         default="",
-        help="the same database as the role that owns its tables, for `manage.py migrate` alone; empty: the same URL",
+        help="URL of the same database with the role that owns its tables, only for `manage.py migrate`; empty: the"
+        " same URL",
         secret=True,
     )
     secret_key: str = env.env(
         "MILLRACE_SECRET_KEY",
         secret,
         default=None,
-        help="signs sessions and tokens; at least 32 characters; generated by `millrace up` if it is not set",
+        help="secret that signs sessions and tokens; at least 32 characters; generated by `millrace up` if not set",
         secret=True,
     )
     prefix_cache_secret: str = env.env(
         "MILLRACE_PREFIX_CACHE_SECRET",
         secret,
         default=None,
-        help="roots the salts that keep tenants' prompt caches apart; at least 32 characters; also generated",
+        help="secret from which per-tenant prefix-cache salts are derived; at least 32 characters; generated if not"
+        " set",
         secret=True,
     )
     key_peppers: tuple[str, ...] = env.env(
         "MILLRACE_KEY_PEPPERS",
         peppers,
         default=None,
-        help="mixed into the stored hashes of API keys; comma-separated, the newest first, each of at least 32"
-        " characters; also generated",
+        help="secrets for the stored hashes of API keys; comma-separated, the newest first, each of at least 32"
+        " characters; generated if not set",
         secret=True,
     )
-    host: str = env.env("MILLRACE_HOST", str, default="127.0.0.1", help="address the gateway listens on")
-    port: int = env.env("MILLRACE_PORT", env.integer(1, 65_535), default="8000", help="port the gateway listens on")
+    host: str = env.env("MILLRACE_HOST", str, default="127.0.0.1", help="address that the gateway listens on")
+    port: int = env.env(
+        "MILLRACE_PORT", env.integer(1, 65_535), default="8000", help="port that the gateway listens on"
+    )
     allowed_hosts: tuple[str, ...] = env.env(
         "MILLRACE_ALLOWED_HOSTS",
         env.words,
         default="localhost,127.0.0.1,[::1]",
-        help="host names the console answers to, comma-separated",
+        help="host names that the console accepts, comma-separated",
     )
     allowed_origins: tuple[str, ...] = env.env(
         "MILLRACE_ALLOWED_ORIGINS",
         env.words,
         default="",
-        help="other sites whose pages may open WebSockets, https://host each, comma-separated; *: any",
+        help="origins of other sites whose pages may open WebSockets, such as https://host, comma-separated; *: any",
     )
     debug: bool = env.env(
         "MILLRACE_DEBUG", env.boolean, default="false", help="Django's debug pages; never in production"
@@ -147,37 +151,38 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_PUBLIC_URL",
         web_url,
         default="",
-        help="address customers use; https:// turns on secure cookies and HSTS and expects a proxy that sets"
+        help="URL that customers use; https:// enables secure cookies and HSTS, and requires a proxy that sets"
         " X-Forwarded-Proto; empty: http://host:port",
     )
     trusted_proxies: str = env.env(
         "MILLRACE_TRUSTED_PROXIES",
         str,
         default="127.0.0.1",
-        help="addresses and networks of the proxies in front, comma-separated: X-Forwarded-For counts from these alone",
+        help="addresses and networks of trusted proxies, comma-separated; X-Forwarded-For is used only from these",
     )
     require_operator_totp: bool | None = env.env(
         "MILLRACE_REQUIRE_OPERATOR_TOTP",
         boolean_or_none,
         default="",
-        help="operators must enroll TOTP before they see anything; empty: if MILLRACE_PUBLIC_URL is https://",
+        help="whether operators must enroll TOTP before they can use the console; empty: if MILLRACE_PUBLIC_URL is"
+        " https://",
     )
     django_admin: bool = env.env(
         "MILLRACE_DJANGO_ADMIN",
         env.boolean,
         default="false",
-        help="serve Django's own admin, read-only, to operators at /operator/django-admin/",
+        help="serve Django's admin, read-only, to operators at /operator/django-admin/",
     )
     email_url: str = env.env(
         "MILLRACE_EMAIL_URL",
         email_url,
         default="",
-        help="where mail goes: smtp://user:password@host:587 (STARTTLS) or smtps://user:password@host:465; empty: files"
-        " in the data directory's `mail`",
+        help="mail server: smtp://user:password@host:587 (STARTTLS) or smtps://user:password@host:465; empty: emails"
+        " are written to files in the data directory's `mail`",
         secret=True,
     )
     email_from: str = env.env(
-        "MILLRACE_EMAIL_FROM", str, default="Millrace <millrace@localhost>", help="the sender of its mail"
+        "MILLRACE_EMAIL_FROM", str, default="Millrace <millrace@localhost>", help="sender of emails"
     )
     deletion_grace_days: int = env.env(
         "MILLRACE_DELETION_GRACE_DAYS",
@@ -189,147 +194,154 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_OIDC_ISSUER",
         web_url,
         default="",
-        help="login by OpenID Connect: the provider's address, below which /.well-known/openid-configuration lies",
+        help="URL of the OpenID Connect provider for sign-in, without /.well-known/openid-configuration; empty: no"
+        " OpenID Connect",
     )
-    oidc_client_id: str = env.env("MILLRACE_OIDC_CLIENT_ID", str, default="", help="this platform's id at the provider")
+    oidc_client_id: str = env.env(
+        "MILLRACE_OIDC_CLIENT_ID", str, default="", help="client ID at the OpenID Connect provider"
+    )
     oidc_client_secret: str = env.env(
-        "MILLRACE_OIDC_CLIENT_SECRET", str, default="", help="and its secret there", secret=True
+        "MILLRACE_OIDC_CLIENT_SECRET", str, default="", help="client secret at the OpenID Connect provider", secret=True
     )
-    oidc_name: str = env.env("MILLRACE_OIDC_NAME", str, default="Single sign-on", help="what the login button says")
+    oidc_name: str = env.env(
+        "MILLRACE_OIDC_NAME", str, default="Single sign-on", help="label of the sign-in button for OpenID Connect"
+    )
     max_connections: int = env.env(
         "MILLRACE_MAX_CONNECTIONS",
         env.integer(1, 1_000_000),
         default="4096",
-        help="client connections of a gateway; further ones get a 503",
+        help="maximum client connections per gateway; further connections receive 503",
     )
     max_connections_per_address: int = env.env(
         "MILLRACE_MAX_CONNECTIONS_PER_ADDRESS",
         env.integer(1, 1_000_000),
         default="512",
-        help="client connections of one address or IPv6 /64 network, trusted proxies excepted; further ones get a 429",
+        help="maximum client connections per address or IPv6 /64 network, except trusted proxies; further ones"
+        " receive 429",
     )
     max_unauthenticated_bytes: int = env.env(
         "MILLRACE_MAX_UNAUTHENTICATED_BYTES",
         positive_size,
         default="32MiB",
-        help="bytes of requests that are not authenticated yet, of all connections of a gateway together",
+        help="maximum buffered bytes of all requests of a gateway that are not authenticated yet",
     )
     header_timeout_seconds: int = env.env(
         "MILLRACE_HEADER_TIMEOUT_SECONDS",
         env.integer(1, 3600),
         default="10",
-        help="time for a request's headers, from the connection or from the first byte of the next request",
+        help="time limit for a request's headers, from the connection or the first byte of the next request",
     )
     max_header_bytes: int = env.env(
         "MILLRACE_MAX_HEADER_BYTES",
         positive_size,
         default="32KiB",
-        help="a request's headers and request line together; larger ones get a 431",
+        help="maximum size of a request's headers and request line; larger ones receive 431",
     )
     body_timeout_seconds: int = env.env(
         "MILLRACE_BODY_TIMEOUT_SECONDS",
         env.integer(1, 3600),
         default="30",
-        help="time for a request's body or a WebSocket message, longer by a second for each"
+        help="time limit for a request's body or a WebSocket message, plus one second for each"
         " MILLRACE_MIN_BODY_BYTES_PER_SECOND received",
     )
     min_body_bytes_per_second: int = env.env(
         "MILLRACE_MIN_BODY_BYTES_PER_SECOND",
         positive_size,
         default="8KiB",
-        help="slowest rate at which a body may arrive after MILLRACE_BODY_TIMEOUT_SECONDS; slower ones get a 408",
+        help="minimum rate of a body after MILLRACE_BODY_TIMEOUT_SECONDS; slower ones receive 408",
     )
     keepalive_timeout_seconds: int = env.env(
         "MILLRACE_KEEPALIVE_TIMEOUT_SECONDS",
         env.integer(1, 3600),
         default="20",
-        help="how long a connection stays open between two requests; behind a proxy, longer than the proxy's own",
+        help="how long an idle connection stays open between requests; must be longer than the timeout of a proxy in"
+        " front",
     )
     websocket_auth_timeout_seconds: int = env.env(
         "MILLRACE_WEBSOCKET_AUTH_TIMEOUT_SECONDS",
         env.integer(1, 3600),
         default="10",
-        help="time in which a WebSocket without a key in its headers must send one",
+        help="time limit for a WebSocket without a key in its headers to send one",
     )
     wrong_keys_per_minute: int = env.env(
         "MILLRACE_WRONG_KEYS_PER_MINUTE",
         env.integer(1, 1_000_000),
         default="60",
-        help="wrong API keys of one address or IPv6 /64 network, at each gateway; further ones get a 429",
+        help="maximum wrong API keys per address or IPv6 /64 network and gateway; further ones receive 429",
     )
     max_request_body_bytes: int = env.env(
         "MILLRACE_MAX_REQUEST_BODY_BYTES",
         env.size,
         default="2MiB",
-        help="largest request body; the bound of one request is lower where its key's models have short contexts;"
-        " uploads of files and batches have bounds of their own",
+        help="maximum size of a request body; lower if the key's models have short contexts; uploads of files and"
+        " batches have separate limits",
     )
     prompt_processes: int = env.env(
         "MILLRACE_PROMPT_PROCESSES",
         env.integer(1, 64),
         default="2",
-        help="processes of each gateway that decode and tokenize large request bodies",
+        help="processes per gateway that decode and tokenize large request bodies",
     )
     tenant_file_quota_bytes: int = env.env(
         "MILLRACE_TENANT_FILE_QUOTA_BYTES",
         env.size,
         default="10GiB",
-        help="what a tenant's files for batches may have in all",
+        help="maximum total size of a tenant's batch files",
     )
     queue_timeout_seconds: int = env.env(
         "MILLRACE_QUEUE_TIMEOUT_SECONDS",
         env.integer(1, 3600),
         default="30",
-        help="how long a request may wait for a worker, in seconds",
+        help="maximum time that a request waits for a worker, in seconds",
     )
     request_log_retention_days: int = env.env(
         "MILLRACE_REQUEST_LOG_RETENTION_DAYS",
         env.integer(1, 3650),
         default="30",
-        help="how long the records of requests are kept, in days; usage and bills are kept for ever",
+        help="how long request records are stored, in days; usage and invoices are stored permanently",
     )
     ttft_slo_ms: int = env.env(
         "MILLRACE_TTFT_SLO_MS",
         env.integer(1, 3_600_000),
         default="1000",
-        help="what the time to the first token is to stay below for 95 of 100 requests, in milliseconds",
+        help="target for the 95th percentile of the time to first token, in milliseconds",
     )
     webhook_allowed_private_hosts: tuple[str, ...] = env.env(
         "MILLRACE_WEBHOOK_ALLOWED_PRIVATE_HOSTS",
         env.words,
         default="",
-        help="hosts that tenants' webhooks may reach at internal addresses, and by plain http, comma-separated",
+        help="hosts that tenants' webhooks may reach at internal addresses and by plain HTTP, comma-separated",
     )
     stripe_webhook_secret: str = env.env(
         "MILLRACE_STRIPE_WEBHOOK_SECRET",
         str,
         default="",
-        help="signs the payment provider's webhooks; empty: none are taken",
+        help="secret that verifies the payment provider's webhooks; empty: webhooks are rejected",
         secret=True,
     )
     metrics_token: str = env.env(
         "MILLRACE_METRICS_TOKEN",
         str,
         default="",
-        help="bearer token that readers of /metrics must send; empty: only this machine may read them",
+        help="bearer token for /metrics; empty: /metrics is available only from localhost",
         secret=True,
     )
     cached_token_limit_percent: int = env.env(
         "MILLRACE_CACHED_TOKEN_LIMIT_PERCENT",
         env.integer(0, 100),
         default="0",
-        help="what a prompt token read from the prefix cache counts towards token limits, in percent",
+        help="share of cached prompt tokens that counts toward token limits, in percent",
     )
 
     @property
     def operators_need_totp(self) -> bool:
-        """Whether operators must have a second factor."""
-        chosen = self.require_operator_totp
-        return self.public_url.startswith("https://") if chosen is None else chosen
+        """Return whether operators must have a second factor."""
+        required = self.require_operator_totp
+        return self.public_url.startswith("https://") if required is None else required
 
     @property
     def base_url(self) -> str:
-        """Where customers reach the gateway, without a trailing slash."""
+        """Return the gateway's public URL, without a trailing slash."""
         if self.public_url:
             return self.public_url
         host = local_address(self.host)
@@ -339,11 +351,11 @@ class PlatformSettings(SharedSettings):
 SETTINGS_CLASSES: tuple[type[Any], ...] = (PlatformSettings, WorkerSettings)
 
 
-def refuse_unknown(environ: Mapping[str, str] | None = None) -> None:
-    """Fail on MILLRACE_ variables that nothing reads.
+def reject_unknown(environ: Mapping[str, str] | None = None) -> None:
+    """Check that every MILLRACE_ variable is a setting.
 
     Raises:
-        SettingsError: naming each, with the known name it most likely stands for.
+        SettingsError: lists the unknown variables, each with the most similar setting.
     """
     unknown = env.unknown_names(os.environ if environ is None else environ, *SETTINGS_CLASSES)
     if not unknown:
@@ -351,21 +363,21 @@ def refuse_unknown(environ: Mapping[str, str] | None = None) -> None:
     known = [var.name.removeprefix("MILLRACE_") for var in env.variables(*SETTINGS_CLASSES)]
     lines = []
     for name in unknown:
-        bare = name.removeprefix("MILLRACE_").removesuffix("_FILE")
-        near = difflib.get_close_matches(bare, known, n=1)
-        lines.append(f"{name}: no such setting" + (f"; did you mean MILLRACE_{near[0]}?" if near else ""))
+        short_name = name.removeprefix("MILLRACE_").removesuffix("_FILE")
+        matches = difflib.get_close_matches(short_name, known, n=1)
+        lines.append(f"{name}: unknown setting" + (f"; did you mean MILLRACE_{matches[0]}?" if matches else ""))
     raise env.SettingsError("unknown settings:\n  " + "\n  ".join(lines))
 
 
 def data_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the data directory, as an absolute path; it need not exist."""
+    """Return the data directory as an absolute path. It need not exist."""
     var = next(var for var in env.variables(SharedSettings) if var.name == "MILLRACE_DATA_DIR")
     value: Path = env.read(var, os.environ if environ is None else environ)
     return value
 
 
 def read_env_file(path: Path) -> dict[str, str]:
-    """Read KEY=value lines; empty lines and lines that start with # are skipped. A missing file is empty."""
+    """Read KEY=value lines. Empty lines and lines that start with # are skipped. A missing file is empty."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -375,40 +387,40 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def effective_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment, with what it leaves out taken from `<data directory>/env`."""
+    """Return the environment, completed from `<data directory>/env`."""
     environ = os.environ if environ is None else environ
-    kept = read_env_file(data_dir(environ) / "env")
-    return {name: value for name, value in kept.items() if f"{name}_FILE" not in environ} | dict(environ)
+    stored = read_env_file(data_dir(environ) / "env")
+    return {name: value for name, value in stored.items() if f"{name}_FILE" not in environ} | dict(environ)
 
 
 @cache
 def platform_settings() -> PlatformSettings:
-    """Return this process' settings, read once."""
+    """Return the settings of this process, which are read once."""
     return env.load(PlatformSettings, effective_environ())
 
 
-def email_parameters(url: str, folder: Path) -> dict[str, Any]:
-    """Django's settings for sending mail."""
+def email_parameters(url: str, directory: Path) -> dict[str, Any]:
+    """Return Django's settings for sending email."""
     if not url:
         return {
             "EMAIL_BACKEND": "django.core.mail.backends.filebased.EmailBackend",
-            "EMAIL_FILE_PATH": str(folder),
+            "EMAIL_FILE_PATH": str(directory),
         }
     parts = urlsplit(url)
-    implicit = parts.scheme == "smtps"
+    is_implicit_tls = parts.scheme == "smtps"
     return {
         "EMAIL_HOST": parts.hostname,
-        "EMAIL_PORT": parts.port or (465 if implicit else 587),
+        "EMAIL_PORT": parts.port or (465 if is_implicit_tls else 587),
         "EMAIL_HOST_USER": unquote(parts.username or ""),
         "EMAIL_HOST_PASSWORD": unquote(parts.password or ""),
-        "EMAIL_USE_SSL": implicit,
-        "EMAIL_USE_TLS": not implicit and bool(parts.username),
+        "EMAIL_USE_SSL": is_implicit_tls,
+        "EMAIL_USE_TLS": not is_implicit_tls and bool(parts.username),
         "EMAIL_TIMEOUT": 20,
     }
 
 
 def database_parameters(url: str) -> dict[str, Any]:
-    """Django's NAME, USER, PASSWORD, HOST, PORT and OPTIONS; the URL's query becomes libpq parameters (sslmode, …)."""
+    """Return Django's database settings. The URL's query becomes libpq parameters, such as sslmode."""
     parts = urlsplit(url)
     return {
         "NAME": unquote(parts.path[1:]),

@@ -1,4 +1,4 @@
-"""The platform's logs: the same lines on stderr as the worker's."""
+"""The platform's log configuration: log lines on stderr in the same format as the worker's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inference_worker.contract.logs import configure_logging
 
 
 def configure(options: dict[str, Any]) -> None:
-    """Set up logging. `options`: `level` (debug, info, warning, error) and `format` (text or json).
+    """Configure logging. `options` are `level` (debug, info, warning, error) and `format` (text or json).
 
     Django calls this with its LOGGING setting (see LOGGING_CONFIG); other processes call it themselves.
     """
@@ -19,4 +19,4 @@ def configure(options: dict[str, Any]) -> None:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
-    logging.getLogger("pikepdf").setLevel(logging.WARNING)  # it greets whenever it is imported
+    logging.getLogger("pikepdf").setLevel(logging.WARNING)  # it logs a greeting when it is imported

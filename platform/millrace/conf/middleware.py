@@ -1,4 +1,4 @@
-"""What every answer of the console and the management API goes through."""
+"""Middleware of the console and the management API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tenants.models import User
 
 
 class SecurityHeaders:
-    """Adds the content security policy and its kin; a view may set its own, stricter or not, and it stays."""
+    """Adds the Content Security Policy and related headers. Headers that a view has set are kept."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -25,10 +25,10 @@ class SecurityHeaders:
         return response
 
 
-class Acting:
-    """Says to the audit log from where, and as far as the session tells by whom, things are changed.
+class AuditActor:
+    """Sets the actor of audit entries: the session's user and the client's address.
 
-    The answer carries the request's id, which the log's entries carry too.
+    The response has the request ID, which the audit entries also have.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -45,9 +45,9 @@ class Acting:
 
 
 class WholeStaticFiles:
-    """Reads WhiteNoise's files at once: its answers are synchronous streams, which ASGI serves badly.
+    """Turns WhiteNoise's streaming responses into complete ones.
 
-    The files are our own and small.
+    The streams are synchronous, which ASGI serves inefficiently, and the files are small.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

@@ -20,7 +20,7 @@ CELERY_APP = "millrace.conf.celery.app"  # by name: it imports the schedules of 
 ASGI_APPLICATION = "millrace.conf.asgi.application"
 
 INSTALLED_APPS = [
-    "frontend",  # before those whose pages it shows in its own style
+    "frontend",  # before apps whose templates it overrides
     "tenants.admin_config.RawAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -57,7 +57,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "frontend.accounts.throttling.LoginThrottling",
     "allauth.account.middleware.AccountMiddleware",
-    "millrace.conf.middleware.Acting",
+    "millrace.conf.middleware.AuditActor",
     "frontend.accounts.second_factor.OperatorSecondFactor",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
@@ -82,20 +82,20 @@ TEMPLATES = [
 
 
 def _database(url: str, *, role: str = "") -> dict[str, Any]:
-    """Return a database's settings; with `role`, its sessions start in that one (see tenants.isolation.db_roles)."""
-    found = database_parameters(url)
-    given = found["OPTIONS"]
-    options = {"application_name": "millrace", "connect_timeout": 5, **given}
+    """Return a database's settings. With `role`, sessions start with that role (see tenants.isolation.db_roles)."""
+    parameters = database_parameters(url)
+    query_options = parameters["OPTIONS"]
+    options = {"application_name": "millrace", "connect_timeout": 5, **query_options}
     if role:
-        options["options"] = f"{given.get('options', '')} -c role={role}".strip()
-    return {"ENGINE": "django.db.backends.postgresql", **found, "OPTIONS": options}
+        options["options"] = f"{query_options.get('options', '')} -c role={role}".strip()
+    return {"ENGINE": "django.db.backends.postgresql", **parameters, "OPTIONS": options}
 
 
 DATABASES = {"default": _database(_settings.database_url, role=APP)}
 DATABASES["default"]["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 8, "timeout": 10}
-# A connection from before a restart of PostgreSQL is replaced, instead of failing a request.
+# After a restart of PostgreSQL, connections are replaced instead of failing a request.
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
-# The tables' owner, for `manage.py migrate` alone.
+# The owner of the tables, only for `manage.py migrate`.
 DATABASES["owner"] = _database(_settings.migration_database_url or _settings.database_url)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 CACHES = {
@@ -106,7 +106,7 @@ CACHES = {
     }
 }
 
-# People
+# Users
 
 AUTH_USER_MODEL = "tenants.User"
 AUTH_PASSWORD_VALIDATORS = [
@@ -122,8 +122,8 @@ LOGIN_URL = "/login"
 LOGIN_REDIRECT_URL = "/"
 LOGOUT_REDIRECT_URL = "/login"
 
-# Logging in: django-allauth, by e-mail address and password, then TOTP; or by OpenID Connect. Nobody signs up by
-# themselves: people come by invitation (tenants.invitations) or are made by an operator.
+# Sign-in with django-allauth: by email address and password, then TOTP; or by OpenID Connect. There is no self-service
+# sign-up: users join by invitation (tenants.invitations) or are created by an operator.
 
 AUTHENTICATION_BACKENDS = ["allauth.account.auth_backends.AuthenticationBackend"]
 ACCOUNT_ADAPTER = "frontend.accounts.adapters.AccountAdapter"
@@ -141,8 +141,7 @@ ACCOUNT_LOGOUT_REDIRECT_URL = LOGOUT_REDIRECT_URL
 ACCOUNT_SESSION_REMEMBER = True
 ACCOUNT_REAUTHENTICATION_TIMEOUT = 300
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if _https else "http"
-# Replaced by tenants.login_throttle, which does not refuse known devices for what others do. The rest keeps allauth's
-# limits.
+# Replaced by tenants.login_throttle, which does not block known devices because of others. Other limits are allauth's.
 ACCOUNT_RATE_LIMITS = dict.fromkeys(("login", "login_failed", "reauthenticate", "reset_password", "change_password"))
 MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
 MFA_TOTP_ISSUER = "Millrace"
@@ -152,7 +151,7 @@ MFA_FORMS = {
     "activate_totp": "frontend.accounts.adapters.AdaptersActivateTotp",
 }
 SOCIALACCOUNT_ADAPTER = "frontend.accounts.adapters.SocialAccountAdapter"
-SOCIALACCOUNT_EMAIL_AUTHENTICATION = True  # the provider's word for a verified address is believed
+SOCIALACCOUNT_EMAIL_AUTHENTICATION = True  # the provider's verified addresses are trusted
 SOCIALACCOUNT_EMAIL_AUTHENTICATION_AUTO_CONNECT = True
 SOCIALACCOUNT_QUERY_EMAIL = True
 SOCIALACCOUNT_PROVIDERS = {
@@ -173,19 +172,19 @@ SOCIALACCOUNT_PROVIDERS = {
 }
 OPERATORS_NEED_TOTP = _settings.operators_need_totp
 
-# Mail
+# Email
 
 globals().update(email_parameters(_settings.email_url, _settings.data_dir / "mail"))
 DEFAULT_FROM_EMAIL = SERVER_EMAIL = _settings.email_from
 
-# Words and times
+# Language and time zone
 
 LANGUAGE_CODE = "en-gb"
 TIME_ZONE = "UTC"
 USE_TZ = True
 USE_I18N = False
 
-# Static files, straight from the apps' folders: there is no collectstatic step
+# Static files are served from the apps' directories. There is no collectstatic step.
 
 STATIC_URL = "static/"
 WHITENOISE_USE_FINDERS = True

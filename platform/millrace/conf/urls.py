@@ -1,4 +1,4 @@
-"""Everything but the data plane (/v1 and the health endpoints are the gateway's, see millrace.gateway.routes)."""
+"""URLs of the console and the management API. millrace.gateway.routes has those of /v1 and the health endpoints."""
 
 from __future__ import annotations
 

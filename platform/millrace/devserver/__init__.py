@@ -1,1 +1,1 @@
-"""`millrace up`: the supervisor, embedded PostgreSQL and Valkey, and demo data."""
+"""The parts of `millrace up`: the supervisor, the embedded PostgreSQL and Valkey, and demo data."""

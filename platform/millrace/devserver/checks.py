@@ -1,4 +1,4 @@
-"""What must hold before anything is started: each fault has a message that says what to do."""
+"""Checks before the platform starts. Each error message says what to do."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ _FREE_BYTES = 2**30
 
 
 class CheckFailed(Exception):
-    """Something is missing or in the way; the message says what to do."""
+    """Raised if a requirement is not met. The message says what to do."""
 
 
 def packages() -> None:
-    """See that what the platform imports is installed (pip has seen to the version of Python)."""
+    """Check that the packages that the platform imports are installed."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise CheckFailed(f"not installed: {', '.join(missing)}; run `make setup`")
 
 
-def data_directory(folder: Path, min_free: int) -> None:
-    """Create the data directory, and check that it can be used and has space.
+def data_directory(directory: Path, min_free: int) -> None:
+    """Create the data directory, and check that it is writable and has space.
 
-    A new one needs space for models and data. One that was used before needs what lets the gateway take requests.
+    A new directory needs space for models and data. An existing one needs enough for the gateway to accept requests.
     """
     try:
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            # Root's PostgreSQL runs as another user, who must be able to pass through.
-            folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
-        (folder / "logs").mkdir(mode=0o700, exist_ok=True)
-        for path in (folder, folder / "logs"):
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            # If this process runs as root, PostgreSQL runs as another user, who must be able to traverse the directory.
+            directory.chmod(0o711 if os.geteuid() == 0 else 0o700)
+        (directory / "logs").mkdir(mode=0o700, exist_ok=True)
+        for path in (directory, directory / "logs"):
             probe = path / f".probe-{os.getpid()}"
             probe.touch()
             probe.unlink()
-        os.listdir(folder)
+        os.listdir(directory)
     except OSError as exc:
         raise CheckFailed(
-            f"the data directory {folder} cannot be used ({exc.strerror}: {exc.filename});"
+            f"the data directory {directory} cannot be used ({exc.strerror}: {exc.filename});"
             " fix its owner or mode, or choose another directory with --data-dir or MILLRACE_DATA_DIR"
         ) from None
-    free = shutil.disk_usage(folder).free
-    needed = min_free * RESUME_PERCENT // 100 if (folder / "env").exists() else _FREE_BYTES
+    free = shutil.disk_usage(directory).free
+    needed = min_free * RESUME_PERCENT // 100 if (directory / "env").exists() else _FREE_BYTES
     if free < needed:
         raise CheckFailed(
-            f"{folder}: {free // 2**20} MiB are free; at least {needed // 2**20} MiB are needed: free some, or name"
-            " another directory with --data-dir or MILLRACE_DATA_DIR"
+            f"{directory}: {free // 2**20} MiB are free, at least {needed // 2**20} MiB are needed; free space, or"
+            " choose another directory with --data-dir or MILLRACE_DATA_DIR"
         )
 
 
-def only_one(folder: Path) -> TextIO:
-    """Take the data directory's lock; it is held until the returned file is closed or this process ends."""
-    path = folder / "lock"
+def lock_data_dir(directory: Path) -> TextIO:
+    """Lock the data directory until the returned file is closed or this process ends."""
+    path = directory / "lock"
     try:
         file = path.open("a+", encoding="utf-8")
     except OSError as exc:
@@ -73,7 +73,7 @@ def only_one(folder: Path) -> TextIO:
         holder = file.read().strip() or "unknown"
         file.close()
         raise CheckFailed(
-            f"another `millrace up` (process {holder}) runs on {folder};"
+            f"another `millrace up` (process {holder}) runs on {directory};"
             " stop it, or choose another directory with --data-dir or MILLRACE_DATA_DIR"
         ) from None
     file.seek(0)
@@ -84,56 +84,56 @@ def only_one(folder: Path) -> TextIO:
 
 
 def port_free(host: str, port: int) -> None:
-    """See that the gateway will be able to listen."""
+    """Check that the gateway can listen on this address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family):
             return
     except OSError as exc:
         if exc.errno == errno.EADDRINUSE:
-            problem = f"port {port} on {host} is in use; stop what uses it, or take another"
+            problem = f"port {port} on {host} is in use; stop the process that uses it, or choose another port"
         elif exc.errno == errno.EACCES:
-            problem = f"port {port} on {host} is not allowed to this user; take one above 1023"
+            problem = f"port {port} on {host} is not allowed for this user; choose one above 1023"
         else:
-            problem = f"cannot listen on {host} port {port} ({exc}); check MILLRACE_HOST, or take another"
+            problem = f"cannot listen on {host} port {port} ({exc}); check MILLRACE_HOST, or choose another port"
     other = port + 1 if 1024 <= port < 65_535 else 8000
     raise CheckFailed(f"{problem}: make up PORT={other}, --port or MILLRACE_PORT")
 
 
-def models_there(models: tuple[ModelSpec, ...]) -> None:
-    """See that each model's source can be read."""
+def models_available(models: tuple[ModelSpec, ...]) -> None:
+    """Check that each model's source can be read."""
     for spec in models:
         if spec.source in EMBEDDED:
             continue
         path = Path(spec.source).expanduser()
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError as exc:
             raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {path}: {exc.strerror}") from None
-        if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(found.st_mode) else 0)):
-            raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {path}: this user may not read it")
+        if not os.access(path, os.R_OK | (os.X_OK if stat.S_ISDIR(status.st_mode) else 0)):
+            raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {path}: no permission to read it")
 
 
 def database_answers(url: str) -> None:
-    """See that the PostgreSQL the user named takes connections."""
+    """Check that the configured PostgreSQL accepts connections."""
     import psycopg
 
     try:
         psycopg.connect(url, connect_timeout=5).close()
     except psycopg.Error as exc:
-        raise CheckFailed(f"MILLRACE_DATABASE_URL: no connection: {str(exc).strip()}") from None
+        raise CheckFailed(f"MILLRACE_DATABASE_URL: cannot connect: {str(exc).strip()}") from None
 
 
 def broker_answers(url: str) -> None:
-    """See that the Valkey or Redis the user named answers."""
+    """Check that the configured Valkey or Redis responds."""
     import redis
 
-    from millrace.devserver.valkey import ONCE
+    from millrace.devserver.valkey import NO_RETRIES
 
-    client = redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5, retry=ONCE)
+    client = redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5, retry=NO_RETRIES)
     try:
         client.ping()
     except (redis.RedisError, ValueError) as exc:
-        raise CheckFailed(f"MILLRACE_VALKEY_URL: no connection: {exc}") from None
+        raise CheckFailed(f"MILLRACE_VALKEY_URL: cannot connect: {exc}") from None
     finally:
         client.close()

@@ -1,8 +1,8 @@
-"""Disks of a platform that `millrace up` runs: which ones to watch, and a reserve for when they are almost full.
+"""Disks that `millrace up` watches, and a reserve for when they are almost full.
 
-PostgreSQL stops when it cannot write its log, and Valkey refuses writes. Both must be able to record the usage of
-requests that already run. A reserve file in the data directory keeps space for that. The supervisor deletes the file
-when the disk is almost full and creates it again when there is space.
+PostgreSQL stops if it cannot write its log, and Valkey rejects writes. Both must be able to record the usage of active
+requests. A reserve file in the data directory keeps space for that. The supervisor deletes the file when the disk is
+almost full, and creates it again when there is space.
 """
 
 from __future__ import annotations
@@ -16,31 +16,35 @@ from inference_worker.contract.disk import RESUME_PERCENT, free_bytes
 FILE_NAME = "disk-reserve"
 
 
-def watched_folders(data_dir: Path) -> list[Path]:
-    """Return the data directory, and the embedded PostgreSQL's if that lies elsewhere."""
+def watched_directories(data_dir: Path) -> list[Path]:
+    """Return the data directory, and the embedded PostgreSQL's directory if it is elsewhere."""
     try:
-        elsewhere = Path(json.loads((data_dir / "postgres.json").read_text(encoding="utf-8"))["folder"])
+        postgres_directory = Path(json.loads((data_dir / "postgres.json").read_text(encoding="utf-8"))["directory"])
     except (OSError, ValueError, KeyError):
         return [data_dir]
-    return [data_dir] if elsewhere.is_relative_to(data_dir) or not elsewhere.exists() else [data_dir, elsewhere]
+    return (
+        [data_dir]
+        if postgres_directory.is_relative_to(data_dir) or not postgres_directory.exists()
+        else [data_dir, postgres_directory]
+    )
 
 
 class DiskReserve:
-    """The reserve file. All sizes follow from MILLRACE_MIN_FREE_DISK.
+    """The reserve file. All sizes are derived from MILLRACE_MIN_FREE_DISK.
 
-    The file is half of the minimum and is released when a quarter of the minimum is free. So the platform still refuses
-    new requests after the release.
+    The file has half of the minimum, and is released when a quarter of the minimum is free. Therefore the platform
+    rejects new requests even after the release.
     """
 
     def __init__(self, data_dir: Path, min_free: int) -> None:
         self._path = data_dir / FILE_NAME
         self._size = min_free // 2
         self._release_below = min_free // 4
-        self._was_released = False
+        self._is_released = False
         self._create_above = min_free * RESUME_PERCENT // 100 + self._size
 
     def adjust(self) -> str | None:
-        """Release or create the reserve, if that is due; returns what was done, in words.
+        """Release or create the reserve if necessary. Return a message about the change, or None.
 
         Raises:
             OSError: the data directory cannot be read or written.
@@ -52,15 +56,13 @@ class DiskReserve:
         is_there = self._path.exists()
         if is_there and free < self._release_below:
             self._path.unlink(missing_ok=True)
-            self._was_released = True
-            return (
-                f"the disk is almost full ({free // 2**20} MiB are free): its reserve is released, new requests refused"
-            )
+            self._is_released = True
+            return f"the disk is almost full ({free // 2**20} MiB free): new requests are rejected, reserve released"
         if not is_there and free >= self._create_above:
             self._create()
-            if self._was_released:
-                self._was_released = False
-                return "the disk has space again: its reserve is there, new requests are taken"
+            if self._is_released:
+                self._is_released = False
+                return "the disk has space again; the reserve was created, new requests are accepted"
         return None
 
     def _create(self) -> None:
@@ -75,7 +77,7 @@ class DiskReserve:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Give a file that many bytes of real space."""
+    """Allocate `size` bytes of disk space to a file."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
         return

@@ -26,12 +26,12 @@ class ProcessState(msgspec.Struct, frozen=True):
 
     name: str
     running: bool
-    deaths: int = 0  # since it last ran without a fault for a while
+    deaths: int = 0  # number of times it ended since it last ran for a while
     last_end: str = ""  # "killed by SIGKILL"
     next_start_at: float = 0.0  # if it is not running
 
     def describe(self) -> str:
-        """Return the state in words, without the name."""
+        """Return a description of the state, without the process's name."""
         if not self.deaths:
             return "running" if self.running else "starting"
         deaths = "1 death" if self.deaths == 1 else f"{self.deaths} deaths"
@@ -50,7 +50,7 @@ _decode = msgspec.msgpack.Decoder(_Published).decode
 
 
 class ProcessFile:
-    """Writing side: the supervisor's file."""
+    """The supervisor's side of the file."""
 
     def __init__(self, data_dir: Path) -> None:
         """Reserve the file's space.
@@ -70,17 +70,17 @@ class ProcessFile:
             os.pwrite(self._fd, record, 0)
 
     def close(self) -> None:
-        """Remove the file: no process runs any more."""
+        """Remove the file when no process runs any more."""
         os.close(self._fd)
         self._path.unlink(missing_ok=True)
 
 
 def read_processes(data_dir: Path, supervisor: int | None = None) -> tuple[ProcessState, ...]:
-    """Return what `supervisor` (default: this process's parent) last published; nothing if it runs no processes here.
+    """Return the states that `supervisor` (default: the parent process) last published, or none.
 
     A file left by a supervisor that was killed has another process ID and is skipped.
     """
-    wanted = os.getppid() if supervisor is None else supervisor
+    expected_supervisor = os.getppid() if supervisor is None else supervisor
     for _ in range(MAX_READS):
         try:
             data = (data_dir / FILE_NAME).read_bytes()
@@ -95,5 +95,5 @@ def read_processes(data_dir: Path, supervisor: int | None = None) -> tuple[Proce
                 published = _decode(payload)
             except msgspec.MsgspecError:  # written by another version
                 return ()
-            return published.processes if published.supervisor == wanted else ()
+            return published.processes if published.supervisor == expected_supervisor else ()
     return ()

@@ -1,4 +1,4 @@
-"""How a child process is started: as whom, with what, and tied to the life of the process that starts it."""
+"""Child processes: their command, user and environment, and their end together with the parent process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ServiceError(Exception):
-    """An embedded service cannot be set up or started; the message says what to do about it."""
+    """Raised if an embedded service cannot be set up or started. The message says what to do."""
 
 
 @dataclass(frozen=True)
 class UnixUser:
-    """The ids a child runs under."""
+    """The user and group ID of a child process."""
 
     uid: int
     gid: int
@@ -33,9 +33,9 @@ class UnixUser:
 class Program:
     """A long-running child process.
 
-    `ready` is called again and again until it says True; it must return at once and may touch the network only on
-    this machine. `orphan_signal` is what the child gets should its parent die. `on_exit` is called in a thread after
-    every exit of the process, before the next start; it must return within seconds and never raise.
+    `ready` is polled until it returns True; it must return quickly and may use the network only on this machine.
+    `orphan_signal` is sent to the child if its parent dies. `on_exit` is called in a thread after every exit of the
+    process, before the next start; it must return within seconds and never raise.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Program:
     on_exit: Callable[[], None] | None = None
 
     def popen_options(self) -> dict[str, Any]:
-        """Keyword arguments for `subprocess.Popen` and `asyncio.create_subprocess_exec`."""
+        """Return keyword arguments for `subprocess.Popen` and `asyncio.create_subprocess_exec`."""
         options: dict[str, Any] = {
             "cwd": self.cwd,
             "env": dict(self.environ),
@@ -67,23 +67,23 @@ class Program:
         """Start the program and wait until it is ready.
 
         Raises:
-            ServiceError: when it ends or is not ready in time; it is stopped then.
+            ServiceError: it ends, or is not ready in time and was stopped.
         """
-        process = subprocess.Popen(  # noqa: S603  (our own argument vector, no shell)
+        process = subprocess.Popen(  # noqa: S603  (a fixed argument vector, no shell)
             self.argv, stdout=log, stderr=log, **self.popen_options()
         )
-        until = time.monotonic() + self.ready_seconds
+        deadline = time.monotonic() + self.ready_seconds
         while self.ready and not self.ready():
             if process.poll() is not None:
                 raise ServiceError(f"{self.name} ended with status {process.returncode}; see {log.name}")
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 self.stop(process)
                 raise ServiceError(f"{self.name} is not ready after {self.ready_seconds:.0f} s; see {log.name}")
             time.sleep(0.02)
         return process
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
-        """Ask it to end, and make it end when it does not."""
+        """Ask the process to end, and kill it if it does not within `stop_seconds`."""
         process.send_signal(self.stop_signal)
         try:
             process.wait(self.stop_seconds)
@@ -93,25 +93,25 @@ class Program:
 
 
 def die_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
-    """Return a `preexec_fn` that has the kernel send `signum` to the child when its parent dies; None where it cannot.
+    """Return a `preexec_fn` that lets the kernel signal the child when its parent dies, or None if not supported.
 
-    Popen calls it after it has changed ids, as it must: that change would clear the wish.
+    Popen calls it after changing user IDs, which would clear the setting.
     """
     if not sys.platform.startswith("linux"):
         return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the child, after fork, should do little
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here, since a forked child should do little
     parent = os.getpid()
 
-    def arrange() -> None:
+    def request_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked
+        if os.getppid() != parent:  # the parent died before the call
             os._exit(1)
 
-    return arrange
+    return request_signal
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port nobody listens on now."""
+    """Return a port that is currently free."""
     with socket.create_server((host, 0)) as server:
         port: int = server.getsockname()[1]
     return port
@@ -125,8 +125,8 @@ def port_is_free(port: int, host: str = "127.0.0.1") -> bool:
         return False
 
 
-def still_running(pid: int, marker: str) -> bool:
-    """Whether process `pid` lives and has `marker` in its command line; numbers are reused, names less so."""
+def is_still_running(pid: int, marker: str) -> bool:
+    """Return whether process `pid` runs with `marker` in its command line, since process IDs are reused."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -148,17 +148,17 @@ def still_running(pid: int, marker: str) -> bool:
 
 
 def end_leftover(pid: int, marker: str, signum: signal.Signals, seconds: float = 15.0) -> None:
-    """End what an earlier, killed run left behind, if process `pid` is that.
+    """End a process that an earlier, killed run left, if process `pid` is that process.
 
     Raises:
-        ServiceError: when it will not end.
+        ServiceError: the process does not end.
     """
-    until = time.monotonic() + seconds
-    asked = False
-    while still_running(pid, marker):
-        if not asked:
+    deadline = time.monotonic() + seconds
+    is_signaled = False
+    while is_still_running(pid, marker):
+        if not is_signaled:
             os.kill(pid, signum)
-            asked = True
-        if time.monotonic() > until:
-            raise ServiceError(f"process {pid} of an earlier run ({marker}) does not end; end it by hand")
+            is_signaled = True
+        if time.monotonic() > deadline:
+            raise ServiceError(f"process {pid} of an earlier run ({marker}) does not end; kill it manually")
         time.sleep(0.05)

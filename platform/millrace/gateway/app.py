@@ -1,4 +1,8 @@
-"""The gateway process: what its endpoints share, from start to stop."""
+"""The gateway process: builds, starts and stops the objects that all of its requests share.
+
+The ASGI server calls `lifespan`, which creates the `Gateway`. Endpoints reach it with `running_gateway`. The docstring
+of millrace.gateway describes the path of a request through these objects.
+"""
 
 from __future__ import annotations
 
@@ -48,43 +52,48 @@ from tenants.isolation import db_roles
 log = structlog.get_logger(__name__)
 
 CONNECTIONS = 256
-BROKER_SECONDS = 0.4  # for one answer of the broker: a request needs two at most, and is answered within a second
-CHECK_SECONDS = 1.0  # a dependency that does not answer within this is not ready
+BROKER_SECONDS = 0.4  # for one reply of Valkey; a request needs at most two, and fails within a second
+CHECK_SECONDS = 1.0  # a dependency that takes longer is not ready
 
 
 class Gateway:
-    """One per process. Made and started by the ASGI server's lifespan."""
+    """The shared objects of one gateway process."""
 
     def __init__(self, settings: PlatformSettings, models: Mapping[str, ServedModel]) -> None:
         self.settings = settings
         self.id = f"gw-{secrets.token_hex(6)}"
         self.broker = _connect(settings.valkey_url)
-        self.patient_broker = _connect(settings.valkey_url, patient=True)
+        self.blocking_broker = _connect(settings.valkey_url, is_blocking=True)
         self.database = AsyncConnectionPool(
-            db_roles.as_role(settings.database_url, db_roles.SYSTEM),  # whose a key is, is what is asked
+            db_roles.as_role(settings.database_url, db_roles.SYSTEM),  # a key is looked up before its tenant is known
             min_size=1,
             max_size=4,
             open=False,
             kwargs={"autocommit": True},
         )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
-        self.live = ActiveRequests()
-        slices = BudgetLeaseStore(self.database, self.id, settings.request_timeout_seconds)
-        self.budget_admission = BudgetAdmission(slices, self.broker, self.patient_broker)
+        self.active_requests = ActiveRequests()
+        leases = BudgetLeaseStore(self.database, self.id, settings.request_timeout_seconds)
+        self.budget_admission = BudgetAdmission(leases, self.broker, self.blocking_broker)
         self.changes = ChangeFeedReader(
-            self.database, self.patient_broker, self.keys, self.live, self.budget_admission, gateway_id=self.id
+            self.database,
+            self.blocking_broker,
+            self.keys,
+            self.active_requests,
+            self.budget_admission,
+            gateway_id=self.id,
         )
         self.router = Router(models)
         self.dispatcher = Dispatcher(
             self.broker,
-            self.patient_broker,
+            self.blocking_broker,
             self.id,
             queue_seconds=settings.queue_timeout_seconds,
-            keep_seconds=settings.stream_retention_seconds,
+            retention_seconds=settings.stream_retention_seconds,
         )
-        self.watch = DispatchMonitor(self.dispatcher)
-        self.readers = StreamSubscribers(self.broker)
-        self.rows = TenantConnectionPool(settings.database_url)
+        self.monitor = DispatchMonitor(self.dispatcher)
+        self.subscribers = StreamSubscribers(self.broker)
+        self.tenant_db = TenantConnectionPool(settings.database_url)
         self.storage = Storage(settings.data_dir)
         self.idempotency = IdempotencyStore(self.broker)
         limits = RateLimitAdmission(self.broker, cached_token_limit_percent=settings.cached_token_limit_percent)
@@ -96,39 +105,39 @@ class Gateway:
             self.admission,
             self.dispatcher,
             self.metrics,
-            self.live,
-            self.readers,
+            self.active_requests,
+            self.subscribers,
             InferenceJobBuilder(self.id, settings.prefix_cache_secret, settings.request_timeout_seconds),
             self.disk,
         )
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)
         self.prompts = PromptReader(self.router, self.admission, self.prompt_pool, settings.max_request_body_bytes)
-        self.recorder = RequestLogWriter(self.rows, self.id, self.metrics)
-        lines = BatchLineStore(self.rows, self.id)
+        self.request_log = RequestLogWriter(self.tenant_db, self.id, self.metrics)
+        batch_lines = BatchLineStore(self.tenant_db, self.id)
         self.batches = BatchRunner(
-            lines,
+            batch_lines,
             self.storage,
             self.keys,
-            self.live,
+            self.active_requests,
             self.dispatcher,
             self.service,
-            self.recorder,
+            self.request_log,
             self.prompts,
             self.body_memory,
         )
 
     async def start(self) -> None:
-        # Not waiting: a database that comes up later is found later, and /readyz says so until then.
+        # Does not wait for the database. Until it is available, /readyz reports it as unreachable.
         await self.database.open(wait=False)
         await self.disk.start()
-        await self.rows.open()
+        await self.tenant_db.open()
         await self.changes.start()
         await self.dispatcher.start()
-        await self.watch.start()
+        await self.monitor.start()
         await self.admission.start()
         await self.idempotency.start()
-        await self.recorder.start()
+        await self.request_log.start()
         await self.prompt_pool.start()
         await self.batches.start()
         log.info("gateway_started", gateway_id=self.id, models=[spec.name for spec in self.settings.models])
@@ -141,28 +150,28 @@ class Gateway:
         await self.idempotency.stop()
         await self.changes.stop()
         await self.admission.stop()
-        await self.watch.stop()
+        await self.monitor.stop()
         await self.dispatcher.stop()
-        await self.recorder.stop()
-        await self.rows.close()
+        await self.request_log.stop()
+        await self.tenant_db.close()
         await self.database.close()
         await self.broker.aclose()
-        await self.patient_broker.aclose()
+        await self.blocking_broker.aclose()
 
     async def readiness(self) -> dict[str, str]:
-        """Each thing this gateway needs, and `ok` or what is wrong with it."""
+        """Return each dependency of this gateway with `ok` or a description of its problem."""
         database, present = await asyncio.gather(self._check_database(), self._read_replicas())
         valkey = "unreachable" if present is None else "ok"
         checks = {"postgres": database, "valkey": valkey, "disk": self.disk.check()}
         for spec in self.settings.models:
             ready = set(self.dispatcher.replicas.ready(spec.name))
-            if present is not None:  # an exit that the watch has not seen yet
+            if present is not None:  # without replicas whose exit the monitor has not seen yet
                 ready &= present
             checks[f"model {spec.name}"] = "ok" if ready else "no replica is ready"
         return checks
 
     async def read_settler_status(self) -> None:
-        """Fetch what /metrics tells of the settler."""
+        """Read the settler's status for /metrics."""
         try:
             payload: Any = await self.broker.get(status.STATUS_KEY)
         except redis.RedisError:
@@ -179,7 +188,7 @@ class Gateway:
         return "ok"
 
     async def _read_replicas(self) -> set[str] | None:
-        """Return the replicas that the broker has now; None if the broker is unreachable."""
+        """Return the IDs of the replicas with a heartbeat in Valkey, or None if Valkey is unreachable."""
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 return await read_present(self.broker)
@@ -187,20 +196,20 @@ class Gateway:
             return None
 
 
-def _connect(url: str, *, patient: bool = False) -> redis.Redis:
-    """Return a client for the whole process. When all connections are busy callers wait for one, for a moment.
+def _connect(url: str, *, is_blocking: bool = False) -> redis.Redis:
+    """Return a Valkey client for the whole process. If all connections are in use, callers wait briefly for one.
 
-    On a request's way nothing is tried twice and nothing waited for: a broker that does not answer is told to the
-    caller within a second. A patient client is for those that block on the broker, and try again by themselves.
+    Requests do not retry, so that an unavailable Valkey is reported to the client within a second. A blocking client
+    may wait for messages. Its users retry by themselves.
     """
     pool = redis.BlockingConnectionPool.from_url(
         url,
         max_connections=CONNECTIONS,
-        timeout=5 if patient else BROKER_SECONDS / 2,
+        timeout=5 if is_blocking else BROKER_SECONDS / 2,
         retry=Retry(NoBackoff(), 0),
-        socket_timeout=5 if patient else BROKER_SECONDS,
+        socket_timeout=5 if is_blocking else BROKER_SECONDS,
         socket_connect_timeout=BROKER_SECONDS,
-        health_check_interval=10 if patient else 0,
+        health_check_interval=10 if is_blocking else 0,
     )
     return redis.Redis.from_pool(pool)
 
@@ -209,7 +218,7 @@ _running: list[Gateway] = []
 
 
 def running_gateway() -> Gateway:
-    """Return this process' gateway, between the lifespan's start and stop."""
+    """Return the gateway of this process. It exists between the lifespan's startup and shutdown."""
     return _running[0]
 
 
@@ -226,8 +235,8 @@ async def lifespan(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "lifespan.startup.failed", "message": str(exc)})
         return
     _running.append(gateway)
-    # What was imported and loaded stays for ever: a full collection that went through it would stop all streams for
-    # 100 to 200 ms.
+    # Imported modules and loaded tokenizers are never freed. A full garbage collection that traverses them would pause
+    # all streams for 100 to 200 ms.
     gc.collect()
     gc.freeze()
     await send({"type": "lifespan.startup.complete"})

@@ -1,4 +1,4 @@
-"""Which consumer answers which path."""
+"""URL routes of the gateway: the HTTP consumer for each path, and the WebSocket endpoint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _application(consumer: type[HttpConsumer]) -> Callable[..., Any]:
 
 
 def _by_method(*consumers: type[HttpConsumer]) -> Callable[..., Any]:
-    """One path, a consumer for each method; the first one refuses the others."""
+    """Return an application that selects the consumer by method. The first consumer rejects other methods."""
     applications = {consumer.method: _application(consumer) for consumer in consumers}
     first = applications[consumers[0].method]
 
@@ -69,11 +69,11 @@ ROUTES: list[Any] = [
     path("v1/requests/<str:request_id>/decisions", _application(DecisionRecord)),
     path("v1/requests/<str:request_id>/feedback", _application(SubmitFeedback)),
     path("healthz", _application(Healthz)),
-    path("health", _application(Healthz)),  # where load clients look, as vLLM has it
+    path("health", _application(Healthz)),  # the same path as in vLLM
     path("readyz", _application(Readyz)),
     path("metrics", _application(MetricsEndpoint)),
     re_path(r"^v1/", _application(Unknown)),
 ]
 _chat: Callable[..., Any] = realtime_chat
-_refused: Callable[..., Any] = refuse_socket
-SOCKETS: list[Any] = [path("v1/realtime/chat", _chat), re_path("", _refused)]
+_rejected: Callable[..., Any] = refuse_socket
+SOCKETS: list[Any] = [path("v1/realtime/chat", _chat), re_path("", _rejected)]

@@ -66,7 +66,7 @@ class Desk:
         return {line["custom_id"]: line for line in lines}
 
     async def run(self, sql: str, *arguments: Any) -> None:
-        async with self.rows.of_all() as found:
+        async with self.rows.autocommit_connection() as found:
             await found.execute(sql, arguments)
 
     async def lapse(self) -> None:
@@ -74,7 +74,7 @@ class Desk:
         await self.run("UPDATE batches_line SET lease_expires_at = now() - interval '1 second' WHERE state = 'running'")
 
     async def only(self, lines: BatchLineStore, most: int = 100) -> list[Any]:
-        (found,) = await lines.batches()
+        (found,) = await lines.due_batches()
         return list(await lines.claim(found, most))
 
 
@@ -116,17 +116,17 @@ async def test_a_batch_from_its_file_to_its_results(desk: Desk) -> None:
     assert [line.number for line in (*first, *second)] == [0, 1, 2, 3, 4]
     assert len({line.request_id for line in (*first, *second)}) == 5
     assert not any(line.taken_over for line in (*first, *second))
-    assert await desk.one.batches() == []
+    assert await desk.one.due_batches() == []
     for line in first:
         assert (
             storage()
             .read(line.batch.input_file, line.byte_offset, line.size)
             .startswith(b'{"custom_id": "n%d"' % line.number)
         )
-        assert await desk.one.answer(line, 200, ANSWER)
+        assert await desk.one.store_response(line, 200, ANSWER)
     assert (await desk.advance(batch)).status == "in_progress"  # three run
     for line in second:
-        assert await desk.two.answer(line, 200 if line.number < 4 else 400, ANSWER)
+        assert await desk.two.store_response(line, 200 if line.number < 4 else 400, ANSWER)
     batch = await desk.advance(batch)
     assert (batch.status, batch.succeeded, batch.errored, batch.expired) == ("completed", 4, 1, 0)
     found = await desk.results(batch)
@@ -142,16 +142,16 @@ async def test_a_dead_gateways_lines_go_on_as_the_requests_they_are(desk: Desk) 
     await desk.advance(await desk.make(2))
     (kept, lost) = await desk.only(desk.one)
     await desk.lapse()
-    await desk.one.keep()
-    assert await desk.two.batches() == []  # its leases are renewed
+    await desk.one.renew_leases()
+    assert await desk.two.due_batches() == []  # its leases are renewed
     await desk.lapse()
     taken = await desk.only(desk.two)
     assert [(line.request_id, line.taken_over) for line in taken] == [(kept.request_id, True), (lost.request_id, True)]
-    assert not await desk.one.answer(kept, 200, b'{"text": "late"}')  # it lives after all, and is not heard
-    await desk.one.put_back(kept, 0, lost_count=3)
-    assert await desk.two.answer(taken[0], 200, ANSWER)
-    assert not await desk.two.answer(taken[0], 200, b'{"text": "twice"}')
-    await desk.two.put_back(taken[1], 0, lost_count=1)
+    assert not await desk.one.store_response(kept, 200, b'{"text": "late"}')  # it lives after all, and is not heard
+    await desk.one.requeue(kept, 0, lost_count=3)
+    assert await desk.two.store_response(taken[0], 200, ANSWER)
+    assert not await desk.two.store_response(taken[0], 200, b'{"text": "twice"}')
+    await desk.two.requeue(taken[1], 0, lost_count=1)
     (again,) = await desk.only(desk.one)
     assert not again.taken_over
     assert again.lost_count == 1
@@ -161,11 +161,11 @@ async def test_a_dead_gateways_lines_go_on_as_the_requests_they_are(desk: Desk) 
 async def test_what_is_put_back_waits(desk: Desk) -> None:
     await desk.advance(await desk.make(1))
     (line,) = await desk.only(desk.one)
-    await desk.one.put_back(line, 60, lost_count=0)
-    assert await desk.one.batches() == []
+    await desk.one.requeue(line, 60, lost_count=0)
+    assert await desk.one.due_batches() == []
     await desk.run("UPDATE batches_line SET not_before = now()")
     (line,) = await desk.only(desk.one)
-    await desk.one.leave(line)
+    await desk.one.release(line)
     assert (await desk.only(desk.two))[0].taken_over
 
 
@@ -173,26 +173,26 @@ async def test_a_cancelled_batch_ends_when_what_runs_has(desk: Desk) -> None:
     batch = await desk.advance(await desk.make(3))
     (line,) = await desk.only(desk.one, 1)
     key = key_of(batch)
-    async with desk.rows.of(key.tenant_id) as found:
+    async with desk.rows.tenant_transaction(key.tenant_id) as found:
         assert (await cancel(found, key, "openai", batch.name))["status"] == "cancelling"
-    assert await desk.two.batches() == []
+    assert await desk.two.due_batches() == []
     assert (await desk.advance(batch)).status == "cancelling"
-    await desk.one.answer(line, 200, ANSWER)
+    await desk.one.store_response(line, 200, ANSWER)
     batch = await desk.advance(batch)
     assert (batch.status, batch.succeeded, batch.cancelled) == ("cancelled", 1, 2)
     found = await desk.results(batch)
     assert [each["error"] and each["error"]["code"] for each in found.values()] == [None, *["batch_cancelled"] * 2]
-    async with desk.rows.of(key.tenant_id) as rows:
+    async with desk.rows.tenant_transaction(key.tenant_id) as rows:
         assert (await cancel(rows, key, "openai", batch.name))["status"] == "cancelled"
 
 
 async def test_one_cancelled_before_it_was_read_has_no_results(desk: Desk) -> None:
     batch = await desk.make(3)
-    async with desk.rows.of(batch.tenant_id) as rows:
+    async with desk.rows.tenant_transaction(batch.tenant_id) as rows:
         await cancel(rows, key_of(batch), "openai", batch.name)
     batch = await desk.advance(batch)
     assert (batch.status, batch.total, batch.output_file) == ("cancelled", 0, None)
-    async with desk.rows.of(batch.tenant_id) as rows:
+    async with desk.rows.tenant_transaction(batch.tenant_id) as rows:
         await rows.execute("UPDATE batches_batch SET status = 'completed'")
         with pytest.raises(ApiError, match="completed"):
             await cancel(rows, key_of(batch), "openai", batch.name)
@@ -202,9 +202,9 @@ async def test_an_expired_batch_tells_so_of_each_line_not_run(desk: Desk) -> Non
     batch = await desk.advance(await desk.make(3))
     (line,) = await desk.only(desk.one, 1)
     await desk.run("UPDATE batches_batch SET expires_at = now()")
-    assert await desk.two.batches() == []
+    assert await desk.two.due_batches() == []
     assert (await desk.advance(batch)).status == "in_progress"
-    await desk.one.answer(line, 200, ANSWER)
+    await desk.one.store_response(line, 200, ANSWER)
     batch = await desk.advance(batch)
     assert (batch.status, batch.succeeded, batch.expired) == ("expired", 1, 2)
     assert batch.expired_at and not batch.completed_at
@@ -222,7 +222,7 @@ async def test_a_batch_whose_file_is_gone_fails(desk: Desk) -> None:
 async def test_anthropics_results_are_one_file(desk: Desk) -> None:
     batch = await desk.advance(await desk.make(3, dialect="anthropic", name=new_name("msgbatch_")))
     for line in await desk.only(desk.one, 2):
-        await desk.one.answer(line, 400 if line.number else 200, ANSWER)
+        await desk.one.store_response(line, 400 if line.number else 200, ANSWER)
     await desk.run("UPDATE batches_batch SET expires_at = now()")
     await desk.advance(batch)
     assert [each["result"] for each in (await desk.results(batch)).values()] == [
@@ -243,7 +243,7 @@ async def test_a_job_that_dies_half_way_has_done_nothing(desk: Desk, monkeypatch
     if at == "_write_results":
         await desk.advance(batch)
         for line in await desk.only(desk.one):
-            await desk.one.answer(line, 200, ANSWER)
+            await desk.one.store_response(line, 200, ANSWER)
     before = await desk.seen(batch)
     with monkeypatch.context() as patch:
         patch.setattr(actions, at, die)
@@ -255,7 +255,7 @@ async def test_a_job_that_dies_half_way_has_done_nothing(desk: Desk, monkeypatch
         assert after.status == "validating"
         await desk.advance(batch)
         for line in await desk.only(desk.one):
-            await desk.one.answer(line, 200, ANSWER)
+            await desk.one.store_response(line, 200, ANSWER)
     batch = await desk.advance(batch)
     assert (batch.status, batch.succeeded) == ("completed", 3)
     assert len(await desk.results(batch)) == 3
@@ -277,9 +277,9 @@ async def test_jobs_at_the_same_time_do_it_once(desk: Desk) -> None:
     await sync_to_async(at_once)()
     assert (await desk.seen(batch)).status == "in_progress"
     assert await sync_to_async(Everybody(Line).count)() == 200
-    while claimed := await desk.one.batches():
+    while claimed := await desk.one.due_batches():
         for line in await desk.one.claim(claimed[0], 50):
-            await desk.one.answer(line, 200, ANSWER)
+            await desk.one.store_response(line, 200, ANSWER)
     await sync_to_async(at_once)()
     assert (await desk.seen(batch)).succeeded == 200
     assert await sync_to_async(Everybody(File).count)() == 2
@@ -288,12 +288,12 @@ async def test_jobs_at_the_same_time_do_it_once(desk: Desk) -> None:
 async def test_another_tenant_and_another_project_see_nothing(desk: Desk) -> None:
     batch, other = await desk.make(1), await desk.make(1)
     for key in (key_of(other), key_of(batch, project=batch.project_id + 1000)):
-        async with desk.rows.of(key.tenant_id) as rows:
+        async with desk.rows.tenant_transaction(key.tenant_id) as rows:
             for act in (find, cancel):
                 with pytest.raises(ApiError) as fault:
                     await act(rows, key, "openai", batch.name)
                 assert fault.value.status == 404
-    async with desk.rows.of(other.tenant_id) as rows:
+    async with desk.rows.tenant_transaction(other.tenant_id) as rows:
         for table in ("batches_batch", "batches_file", "batches_line", "feedback_submittedfeedback"):
             found = await (await rows.execute(f"SELECT tenant_id FROM {table}")).fetchall()  # noqa: S608
             assert {row["tenant_id"] for row in found} <= {other.tenant_id}

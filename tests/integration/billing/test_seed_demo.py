@@ -59,7 +59,7 @@ def tenant(slug: str) -> Tenant:
 def test_it_works(played):
     """One run for all that only looks: making it takes seconds."""
     tenants_and_usage()
-    assert " 0 were refused" not in played
+    assert " 0 were rejected" not in played
     the_cache_is_used_more_and_more()
     budgets_are_counted_and_never_overrun()
     gateways_wrote_requests_down()
@@ -139,7 +139,7 @@ def test_a_second_run_adds_nothing_twice(played):
     for grown in ("UsageEvent", "RequestRecord"):
         assert after[grown] - before.pop(grown) <= 3
     assert {name: after[name] for name in before} == before
-    assert f"{settled:,} were there" in again
+    assert f"{settled:,} existed before" in again
     assert all(budget_period.reserved == 0 for budget_period in Everybody(BudgetPeriod).all())
 
 
@@ -152,10 +152,10 @@ def test_a_run_that_was_cut_short_is_taken_up(secrets_file, monkeypatch):
 
     monkeypatch.setattr("millrace.devserver.demo.running.backfill", kill)
     with pytest.raises(Killed):
-        running.play(events=EVENTS)
+        running.create_demo(events=EVENTS)
     monkeypatch.undo()
     assert Everybody(UsageEvent).count() == 0
-    assert running.play(events=EVENTS).told.settled > EVENTS
+    assert running.create_demo(events=EVENTS).progress.settled > EVENTS
     assert reconcile().is_clean
 
 
@@ -183,8 +183,8 @@ def test_people_can_log_in_only_with_a_password_that_was_given(played):
 
 def test_without_a_platform_it_says_that_nothing_was_asked(played):
     said = manage("--events", str(EVENTS), "--seconds", "1")
-    assert "No live requests: nothing answers at" in said
-    with pytest.raises(live.NobodyAnswers):
+    assert "No live requests: cannot connect to" in said
+    with pytest.raises(live.GatewayUnreachable):
         live.ask(
             [],
             running.secrets(),

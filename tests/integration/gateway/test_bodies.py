@@ -106,17 +106,17 @@ class Connection:
 def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What the consumers need of a gateway, where no request gets further than its body."""
 
-    async def standing(key: ApiKeySnapshot) -> list[Any]:
+    async def current_limit_statuses(key: ApiKeySnapshot) -> list[Any]:
         return []
 
     counted = SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))
     found = SimpleNamespace(
         keys=Keys(key_of()),
-        live=ActiveRequests(),
+        active_requests=ActiveRequests(),
         settings=SimpleNamespace(max_request_body_bytes=2 * 2**20),
         metrics=SimpleNamespace(requests=counted),
-        admission=SimpleNamespace(standing=standing),
-        recorder=SimpleNamespace(end=lambda *_, **__: None),
+        admission=SimpleNamespace(current_limit_statuses=current_limit_statuses),
+        request_log=SimpleNamespace(end=lambda *_, **__: None),
         body_memory=BodyMemory(),
     )
     monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: found)
@@ -381,7 +381,7 @@ async def test_a_small_body_of_many_empty_messages_is_not_rendered_here(
         (chat_body(said("Hello " * 9000)), "context_length_exceeded", "9031 tokens"),
         (b'{"model": "m", "messages": %s' % (b"[" * 50_000), "invalid_json", "not valid JSON"),
         (chat_body(said("x" * 5000), model="none"), "model_not_found", "none"),
-        (chat_body(said("x" * 5000), model="e"), "invalid_value", "embeds"),
+        (chat_body(said("x" * 5000), model="e"), "invalid_value", "embedding model"),
         (chat_body(said("x" * 5000), nonsense=1), "unknown_parameter", "nonsense"),
     ],
 )
@@ -427,14 +427,14 @@ async def test_embeddings_and_socket_messages_go_the_same_way(
 async def test_another_deployments_tokenizer_gets_the_body_again(
     pool: PromptPool, models: dict[str, ServedModel], charges: Charges
 ) -> None:
-    other = ServedModel("e", models["m"].tokenizer, 8192, 49152, 0, (), folder=models["m"].folder)
+    other = ServedModel("e", models["m"].tokenizer, 8192, 49152, 0, (), directory=models["m"].directory)
     both = {"m": models["m"], "e": models["e"]}
     policy = parse({"rules": [{"targets": [{"model": "m"}, {"model": "e"}]}]}, version=1)
     reader = PromptReader(Router(both), charges, pool, 2**21)  # type: ignore[arg-type]
     request = await reader.read(key_of(policies={"p": policy}), chat.DIALECT, chat_body(said("x " * 3000), model="p"))
     assert len((await tokenize(models["m"], request)).ids) > 3000
     assert len((await tokenize(other, request)).ids) > 3000  # the same tokenizer: nothing is read again
-    with pytest.raises(ApiError, match="embeds"):
+    with pytest.raises(ApiError, match="embedding model"):
         await tokenize(models["e"], request)
 
 
@@ -502,6 +502,6 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
 
 
 def limits_of(key: ApiKeySnapshot) -> Any:
-    from millrace.gateway.admission.limits import LimitCost, checks_of
+    from millrace.gateway.admission.limits import LimitCost, make_checks
 
-    return checks_of(key.tenant_id, key.limits.of("m"), LimitCost(1, 0, 0))
+    return make_checks(key.tenant_id, key.limits.of("m"), LimitCost(1, 0, 0))

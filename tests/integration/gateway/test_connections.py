@@ -110,8 +110,8 @@ def test_a_header_of_30_mb_is_rejected_and_not_held(application: Application) ->
         response = read_all(client)
         assert (status(response), error(response)) == (431, "headers_too_large")
         assert b"connection: close" in response
-        assert served.guard.peak_held <= served.guard.limits.header_bytes + READ_BYTES
-        assert served.guard.held == 0
+        assert served.guard.peak_buffered_bytes <= served.guard.limits.header_bytes + READ_BYTES
+        assert served.guard.buffered_bytes == 0
         assert rejections(served) == {guard.HEADER_SIZE: 1}
         assert application.scopes == []
 
@@ -132,7 +132,7 @@ def test_heads_that_are_too_large_are_rejected(application: Application, request
     with serving(application) as served:
         assert status(served.exchange(request_head)) == expected
         assert application.scopes == []
-        assert served.guard.held == 0
+        assert served.guard.buffered_bytes == 0
 
 
 def test_a_pipelined_head_that_is_too_large_is_rejected(application: Application) -> None:
@@ -204,7 +204,7 @@ def test_pipelined_requests_are_answered_in_order(application: Application) -> N
         found = [answers.find(each) for each in wanted]
         assert -1 not in found, answers
         assert found == sorted(found)
-        wait_until(lambda: served.guard.held == 0)
+        wait_until(lambda: served.guard.buffered_bytes == 0)
 
 
 def test_a_large_body_that_follows_another_in_the_same_data_is_read(application: Application) -> None:
@@ -337,7 +337,7 @@ def test_the_rest_of_a_body_answered_early_is_dropped_and_the_connection_kept(ap
         client.sendall(b"x" * 3_000_000 + GET)
         assert status(read_response(client)) == 200
         assert rejections(served) == {}
-        assert served.guard.held == 0
+        assert served.guard.buffered_bytes == 0
 
 
 @pytest.mark.parametrize("path", ["/hello", "/echo"])
@@ -372,14 +372,14 @@ def test_bodies_without_a_key_hold_no_more_than_the_bound_together(application: 
             for n, client in enumerate(clients):
                 with contextlib.suppress(BlockingIOError, ConnectionError):
                     sent[n] += client.send(b"x" * min(2**16, 8 * 2**20 - sent[n]))
-        assert served.guard.peak_held <= bound + READ_BYTES
+        assert served.guard.peak_buffered_bytes <= bound + READ_BYTES
         assert application.peak_held <= bound + len(clients) * READ_BYTES
         # Small requests are served meanwhile, from the same addresses too.
         small = b"x" * 1000
         with served.connect() as client:
             client.sendall(post("/echo", len(small)) + small)
             assert read_response(client).endswith(b"POST /echo 1000")
-    wait_until(lambda: served.guard.held == 0)
+    wait_until(lambda: served.guard.buffered_bytes == 0)
 
 
 def test_bodies_that_waited_for_room_are_read_in_the_end(application: Application) -> None:
@@ -398,7 +398,7 @@ def test_bodies_that_waited_for_room_are_read_in_the_end(application: Applicatio
         for client in clients:
             client.settimeout(20)
             assert status(read_response(client)) == 200
-        assert served.guard.held == 0
+        assert served.guard.buffered_bytes == 0
 
 
 def test_one_address_cannot_fill_the_bound(application: Application) -> None:
@@ -413,7 +413,7 @@ def test_one_address_cannot_fill_the_bound(application: Application) -> None:
             client.sendall(b"GET / HTTP/1.1\r\nx: " + b"x" * 200_000)
             responses.append(client)
         wait_until(lambda: served.guard.rejections[guard.ADDRESS_BYTES])
-        assert served.guard.held <= bound // 2 + READ_BYTES
+        assert served.guard.buffered_bytes <= bound // 2 + READ_BYTES
         assert status(served.exchange(GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))) == 200
 
 
@@ -477,7 +477,7 @@ def test_sockets_are_served(application: Application) -> None:
                 client.send("x" * size)
                 assert client.recv(10) == str(size)
             assert served.guard.connections == 1
-            assert served.guard.held == 0
+            assert served.guard.buffered_bytes == 0
         wait_until(lambda: served.guard.connections == 0)
         assert rejections(served) == {}
 

@@ -38,7 +38,7 @@ from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, decode_gate
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch import monitor, replicas
 from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution, DispatchRequest
-from millrace.gateway.dispatch.dispatcher import Dispatcher, why_key
+from millrace.gateway.dispatch.dispatcher import Dispatcher, decision_record_key
 from millrace.gateway.dispatch.monitor import DispatchMonitor
 from tests.support.gateway.replica import GATEWAY, Replica, eventually
 
@@ -50,7 +50,7 @@ def make_job(request_id: str = "req_1", seconds: float = 60, tenant: int = 1) ->
 
 @pytest_asyncio.fixture
 async def dispatcher(broker: redis.Redis) -> AsyncIterator[Dispatcher]:
-    dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, keep_seconds=60, most_queued=3)
+    dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, retention_seconds=60, max_queued=3)
     watching = DispatchMonitor(dispatcher)
     await dispatcher.start()
     await watching.start()
@@ -150,7 +150,7 @@ async def stored(broker: redis.Redis, request_id: str) -> InferenceJob:
 
 async def test_without_a_replica_it_is_refused_early(dispatcher: Dispatcher) -> None:
     with pytest.raises(ApiError) as caught:
-        dispatcher.require_room("m", 1)
+        dispatcher.require_capacity("m", 1)
     assert (caught.value.status, caught.value.code) == (503, "model_loading")
     assert caught.value.retry_after
 
@@ -285,7 +285,7 @@ async def test_without_another_replica_a_suspected_one_keeps_what_it_claimed(
 
     await eventually(suspected)
     with pytest.raises(ApiError) as caught:
-        dispatcher.require_room("m", 1)
+        dispatcher.require_capacity("m", 1)
     assert caught.value.code == "model_loading"
     replica.resume()
     await eventually(lambda: serving(dispatcher))
@@ -375,7 +375,7 @@ async def test_words_that_were_lost_are_read_from_the_claim(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither who claimed it nor that it was handed back reached the gateway."""
-    monkeypatch.setattr(monitor, "RING_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(monitor, "RENOTIFY_SECONDS", 0.2)
     claimed = await send(dispatcher, make_job("req_1"))
     handed_back = await send(dispatcher, make_job("req_2"))
     for name in ("req_1", "req_2"):
@@ -398,7 +398,7 @@ async def test_words_that_were_lost_are_read_from_the_claim(
 async def test_a_lost_wakeup_is_sent_again(
     broker: redis.Redis, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "RING_AGAIN_SECONDS", 0.3)
+    monkeypatch.setattr(monitor, "RENOTIFY_SECONDS", 0.3)
     await send(dispatcher, make_job())
 
     async def rung() -> bool:
@@ -504,21 +504,21 @@ async def test_tenants_take_turns(dispatcher: Dispatcher, replica: Replica) -> N
 async def test_a_tenants_queue_is_bounded_and_overload_is_told_early(dispatcher: Dispatcher) -> None:
     await fill(dispatcher, 12)
     for refused in (
-        lambda: dispatcher.require_room("m", 1),
+        lambda: dispatcher.require_capacity("m", 1),
         lambda: dispatcher.submit(DispatchRequest(make_job("one_more"), b"form")),
     ):
         with pytest.raises(ApiError) as caught:
             refused()
         assert (caught.value.status, caught.value.code) == (503, "server_is_overloaded")
         assert caught.value.retry_after
-    dispatcher.require_room("m", 2)
+    dispatcher.require_capacity("m", 2)
     # Nine at work, each for 60 s: three before it in the queue of the only tenant there.
     dispatcher._seconds["m"] = 60.0
     with pytest.raises(ApiError) as caught:
-        dispatcher.require_room("m", 1)
+        dispatcher.require_capacity("m", 1)
     assert caught.value.retry_after == pytest.approx(4 * 60 / 9)
     with pytest.raises(ApiError) as caught:
-        dispatcher.require_room("m", 2)  # it would get half
+        dispatcher.require_capacity("m", 2)  # it would get half
     assert caught.value.retry_after == pytest.approx(2 * 60 / 9)
 
 
@@ -600,7 +600,7 @@ async def targeted(generation: DispatchedExecution, replica: str) -> bool:
 async def test_a_claim_the_broker_lost_is_written_again(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "RING_AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr(monitor, "RENOTIFY_SECONDS", 0.2)
     generation = await send(dispatcher, make_job())
     await broker.delete(claim_key("req_1", 0))
 
@@ -616,10 +616,10 @@ async def test_a_claim_the_broker_lost_is_written_again(
 async def test_it_is_written_down_why_it_went_there(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
-    await send(dispatcher, make_job(), why={"asked": "name"})
-    why = msgspec.json.decode(await broker.get(why_key("req_1")))
-    assert why["asked"] == "name"
-    (execution,) = why["executions"]
+    await send(dispatcher, make_job(), decision_record={"requested_model": "name"})
+    decision_record = msgspec.json.decode(await broker.get(decision_record_key("req_1")))
+    assert decision_record["requested_model"] == "name"
+    (execution,) = decision_record["executions"]
     assert (execution["replica"], execution["by"], execution["load"], execution["credits"], execution["attempt"]) == (
         "r1",
         "load",

@@ -229,7 +229,7 @@ async def test_a_rejection_says_when_waiting_helps(gateway: Any, budget: Any) ->
     (running,) = await take_up(mine, 1)
     refused = await mine.admit()
     assert refused.retry_after == 1
-    assert "Running requests reserve $0.09144" in refused.message
+    assert "Active requests reserve $0.09144" in refused.message
     assert "resets at" in refused.message
     await mine.end(running)
     (second,) = await take_up(mine, 1)
@@ -262,7 +262,7 @@ class Model:
 
     @property
     def reserved(self) -> int:
-        return sum(each.terms.reserved_nano or 0 for each in self.running) + sum(kept for *_, kept in self.ended)
+        return sum(each.grant.reserved_nano or 0 for each in self.running) + sum(kept for *_, kept in self.ended)
 
     def fits(self, amount: int) -> bool:
         return nano(self.used_femto) + self.reserved + amount <= self.limit
@@ -289,7 +289,7 @@ async def _operate(mine: Purse, model: Model, name: str, *given: int) -> None:
         found = await mine.admit_when_told(max_tokens=max_tokens)
         assert isinstance(found, Admitted) == fits, (found, model)
         if isinstance(found, Admitted):
-            assert found.terms.reserved_nano == _hold(max_tokens)
+            assert found.grant.reserved_nano == _hold(max_tokens)
             model.running.append(found)
         else:
             assert isinstance(found, ApiError)
@@ -297,12 +297,12 @@ async def _operate(mine: Purse, model: Model, name: str, *given: int) -> None:
     elif name in ("end", "end_and_crash") and model.running:
         place, output, read = given
         admitted = model.running.pop(place % len(model.running))
-        usage = {"uncached": 10_000 - read, "cache_read": read, "output": min(output, admitted.terms.max_tokens)}
+        usage = {"uncached": 10_000 - read, "cache_read": read, "output": min(output, admitted.grant.max_tokens)}
         event = admitted.event(**usage)
         cost = usage["uncached"] * 3000 + read * 300 + usage["output"] * 15_000
         if name == "end":  # else the gateway died before the release
-            await mine.budget_admission.early.end(event.billing_context, admitted.terms, TokenUsage(**usage))
-        model.ended.append((admitted, event, cost if name == "end" else admitted.terms.reserved_nano or 0))
+            await mine.budget_admission.early.end(event.billing_context, admitted.grant, TokenUsage(**usage))
+        model.ended.append((admitted, event, cost if name == "end" else admitted.grant.reserved_nano or 0))
     elif name in ("settle", "fail") and model.ended:
         admitted, event, _ = model.ended.pop(given[0] % len(model.ended))
         messages = [event, admitted.event("failed", uncached=0)][: 1 + (name == "fail")]

@@ -15,7 +15,7 @@ async def test_inputs_are_more_than_a_context_and_no_more_than_a_limit(broker: r
     gate = RateLimitAdmission(broker)
     key = make_key(key_set(tokens_per_minute=6000, max_prompt_tokens=5000))
     ticket = await gate.admit(make_demand(key, prompt=4500, max_tokens=0))
-    assert ticket.terms.max_tokens == 0
+    assert ticket.grant.max_tokens == 0
     for prompt, code in ((5001, "invalid_value"), (4500, "rate_limit_exceeded")):
         with pytest.raises(ApiError) as caught:
             await gate.admit(make_demand(key, "req_2", prompt=prompt, max_tokens=0))

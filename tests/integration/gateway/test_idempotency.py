@@ -29,9 +29,9 @@ async def store(broker: redis.Redis) -> AsyncIterator[IdempotencyStore]:
 
 
 async def answer(once: IdempotentCall, body: bytes = b"yes", request_id: str = "req_1") -> None:
-    once.began(200, [(b"content-type", b"text/plain")])
-    once.sent(body)
-    await once.keep(request_id)
+    once.record_start(200, [(b"content-type", b"text/plain")])
+    once.record_body(body)
+    await once.store_response(request_id)
     await once.end()
 
 
@@ -47,7 +47,7 @@ async def refused(
 async def replayed(store: IdempotencyStore, name: bytes = b"n") -> StoredResponse:
     with pytest.raises(Replay) as replay:
         await store.begin(KEY, name, BODY, "req_other")
-    return replay.value.answer
+    return replay.value.response
 
 
 async def test_of_many_at_once_one_does_it(store: IdempotencyStore, broker: redis.Redis) -> None:
@@ -64,35 +64,37 @@ async def test_of_many_at_once_one_does_it(store: IdempotencyStore, broker: redi
 async def test_keys_are_an_api_keys_own(store: IdempotencyStore) -> None:
     await answer(await store.begin(KEY, b"n", BODY, "req_1"))
     for other in ({"key_id": 2}, {"key_id": 2, "tenant_id": 2}):
-        assert (await store.begin(msgspec.structs.replace(KEY, **other), b"n", b"other", "req_2")).left is None
+        assert (
+            await store.begin(msgspec.structs.replace(KEY, **other), b"n", b"other", "req_2")
+        ).unfinished_request_id is None
 
 
 async def test_what_failed_may_be_done_again(store: IdempotencyStore) -> None:
     once = await store.begin(KEY, b"n", BODY, "req_1")
-    once.failed = once.runs_on = True
+    once.failed = once.keeps_running = True
     await answer(once)
     again = await store.begin(KEY, b"n", b"even another body", "req_2")
-    assert again.left is None
+    assert again.unfinished_request_id is None
     await again.end()  # its client left before anything ran
-    assert (await store.begin(KEY, b"n", BODY, "req_3")).left is None
+    assert (await store.begin(KEY, b"n", BODY, "req_3")).unfinished_request_id is None
 
 
 async def test_what_runs_on_is_gone_on_with(store: IdempotencyStore) -> None:
     once = await store.begin(KEY, b"n", BODY, "req_1")
-    once.runs_on = True
+    once.keeps_running = True
     await once.end()
     await refused(store, sent=b"another body")
     second = await store.begin(KEY, b"n", BODY, "req_2")
-    assert second.left == "req_1"
+    assert second.unfinished_request_id == "req_1"
     await refused(store)
-    second.runs_on = True
+    second.keeps_running = True
     await second.end()  # it leaves as well
     third = await store.begin(KEY, b"n", BODY, "req_3")
-    assert third.left == "req_1"
+    assert third.unfinished_request_id == "req_1"
     await third.restart("req_3")  # nothing came of that
-    third.runs_on = True
+    third.keeps_running = True
     await third.end()
-    assert (await store.begin(KEY, b"n", BODY, "req_4")).left == "req_3"
+    assert (await store.begin(KEY, b"n", BODY, "req_4")).unfinished_request_id == "req_3"
 
 
 async def test_a_dead_gateways_calls_are_taken_over(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +107,7 @@ async def test_a_dead_gateways_calls_are_taken_over(broker: redis.Redis, monkeyp
     await dead.stop()
     await asyncio.sleep(2.1)
     taken = await living.begin(KEY, b"n", BODY, "req_2")
-    assert taken.left == "req_1"
+    assert taken.unfinished_request_id == "req_1"
     with pytest.raises(ApiError):
         await once.restart("req_9")
     await answer(once, b"late")  # it lives after all
@@ -116,7 +118,7 @@ async def test_a_dead_gateways_calls_are_taken_over(broker: redis.Redis, monkeyp
 
 async def test_an_answer_too_long_is_not_kept_and_not_done_again(store: IdempotencyStore) -> None:
     once = await store.begin(KEY, b"n", BODY, "req_1")
-    once.sent(b"x" * idempotency.MAX_RESPONSE_BYTES)
+    once.record_body(b"x" * idempotency.MAX_RESPONSE_BYTES)
     await answer(once)
     assert (await refused(store)).retry_after is None
 

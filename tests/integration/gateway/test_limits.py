@@ -150,7 +150,7 @@ async def test_places_are_given_back_and_run_out(broker: redis.Redis, monkeypatc
     await dead.admit(make_demand(key, "lost"))  # its gateway never renews it
     with pytest.raises(ApiError) as caught:
         await living.admit(make_demand(key, "third"))
-    assert "2 requests at once (concurrency)" in caught.value.message
+    assert "2 concurrent requests (concurrency)" in caught.value.message
     assert caught.value.retry_after
     await asyncio.sleep(2.2)
     third = await living.admit(make_demand(key, "third"))
@@ -180,7 +180,7 @@ async def test_places_the_broker_lost_are_taken_again(broker: redis.Redis, monke
 async def test_long_jobs_have_a_cap_of_their_own(admit: Any) -> None:
     key = make_key(key_set(long_prompt_threshold=100, long_prompt_concurrency=1))
     long = await admit(key, prompt=100)
-    assert "1 long jobs at once" in (await refused(admit, key, prompt=200)).message
+    assert "1 concurrent long prompts" in (await refused(admit, key, prompt=200)).message
     await admit(key, prompt=99)
     await long.close(None)
     await admit(key, prompt=100)
@@ -229,8 +229,8 @@ async def test_what_never_fits_is_refused_for_good(admit: Any) -> None:
 
 async def test_a_length_nobody_asked_for_is_what_the_limits_leave(admit: Any) -> None:
     key = make_key(key_set(tokens_per_minute=100), tenant_set(output_tokens_per_day=300, max_output_tokens=200))
-    assert (await admit(key, max_tokens=None)).terms.max_tokens == 90
-    assert (await admit(make_key(), max_tokens=None)).terms.max_tokens == MODEL.default_max_output
+    assert (await admit(key, max_tokens=None)).grant.max_tokens == 90
+    assert (await admit(make_key(), max_tokens=None)).grant.max_tokens == MODEL.default_max_output
 
 
 async def test_a_lower_limit_is_kept_from_now_on(admit: Any) -> None:
@@ -245,8 +245,8 @@ async def test_standing_takes_nothing(broker: redis.Redis) -> None:
     gate, key = RateLimitAdmission(broker), make_key(key_set(requests_per_day=2, concurrency=1))
     await gate.admit(make_demand(key))
     for _ in range(3):
-        assert dict(rates.headers(await gate.standing(key)))[b"x-ratelimit-remaining-requests"] == b"1"
-    assert await gate.standing(make_key()) == []
+        assert dict(rates.headers(await gate.current_limit_statuses(key)))[b"x-ratelimit-remaining-requests"] == b"1"
+    assert await gate.current_limit_statuses(make_key()) == []
 
 
 async def test_without_the_broker_nothing_passes() -> None:
@@ -269,7 +269,7 @@ def test_every_limit_of_a_set_is_kept_somewhere() -> None:
     named = {field.name for field in msgspec.structs.fields(LimitSetSnapshot)} - plain
     full = replace_all(LimitSetSnapshot(1, "key", dry_run=True), named - {"long_prompt_threshold"}, 5)
     full = msgspec.structs.replace(full, long_prompt_threshold=1)
-    checked = {check.name for check in limits.checks_of(1, [full], limits.LimitCost(1, 1, 1))}
+    checked = {check.name for check in limits.make_checks(1, [full], limits.LimitCost(1, 1, 1))}
     assert checked == named - {"long_prompt_threshold"}
 
 

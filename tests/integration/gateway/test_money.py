@@ -44,7 +44,7 @@ async def test_worked_example_6_what_is_not_used_goes_back(gateway: Any, budget:
     made = await sync_to_async(budget)()
     mine = await gateway()
     admitted = await mine.admit()
-    assert admitted.terms.reserved_nano == RESERVED
+    assert admitted.grant.reserved_nano == RESERVED
     held = (await sync_to_async(budget_period)(made)).reserved
     assert held >= RESERVED
     await see()
@@ -138,7 +138,7 @@ async def test_a_stopped_gateway_admits_nothing_from_a_lease_that_ended(
     await deafen(mine)
     await asyncio.sleep(3.1)  # a second before its end the lease does not count any more
     (second,) = await take_up(mine, 1)
-    assert second.terms.lease_id != first.terms.lease_id
+    assert second.grant.lease_id != first.grant.lease_id
     await see()
 
 
@@ -151,7 +151,7 @@ async def test_worked_example_8_a_shorter_answer_where_the_budget_says_so(gatewa
     assert "resets at" in str(refused)
     assert (await mine.admit(prompt=16_667, max_tokens=None)).code == "budget_exceeded"  # not even the prompt
     with_less = await mine.admit(max_tokens=None)  # who asks for no length gets what is affordable
-    assert with_less.terms.max_tokens == 1333
+    assert with_less.grant.max_tokens == 1333
     await sync_to_async(tell)(with_less.event("failed", uncached=0))
 
     def reduce_max_tokens() -> None:
@@ -160,7 +160,7 @@ async def test_worked_example_8_a_shorter_answer_where_the_budget_says_so(gatewa
 
     await sync_to_async(reduce_max_tokens)()
     mine.budget_admission.forget()
-    assert (await mine.admit(max_tokens=4096)).terms.max_tokens == 1333
+    assert (await mine.admit(max_tokens=4096)).grant.max_tokens == 1333
     await see()
 
 
@@ -284,7 +284,7 @@ async def test_a_budget_set_later_counts_from_the_next_change_on(
 ) -> None:
     mine = await gateway()
     (before,) = await take_up(mine, 1)
-    assert before.terms.lease_id is None
+    assert before.grant.lease_id is None
     made = await sync_to_async(budget)(amount=RESERVED)
     mine.budget_admission.forget()
     await take_up(mine, 1)
@@ -339,12 +339,12 @@ async def test_the_reconciler_finds_what_a_hand_changed_and_says_so(gateway: Any
             cursor.execute(
                 """UPDATE billing_budgetlease SET settled_tokens = settled_tokens + %s,
                 settled_requests = settled_requests + %s WHERE id = %s""",
-                [tokens, requests, one.terms.lease_id],
+                [tokens, requests, one.grant.lease_id],
             )
 
     await sync_to_async(meddle_with_leases)(3, 1)
     (found,) = (await sync_to_async(reconcile)()).differences
-    assert (found["lease"], found["used"], found["tokens"], found["requests"]) == (one.terms.lease_id, "0", -3, -1)
+    assert (found["lease"], found["used"], found["tokens"], found["requests"]) == (one.grant.lease_id, "0", -3, -1)
     await sync_to_async(meddle_with_leases)(-3, -1)
     assert (await sync_to_async(reconcile)()).is_clean
     await see()

@@ -198,7 +198,7 @@ async def test_after_a_recall_a_gateway_takes_no_more_than_each_request_needs(ga
     await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     await take_up(mine, 1)
-    (path,) = mine.budget_admission._paths.values()
+    (path,) = mine.budget_admission._chains.values()
     await mine.budget_admission._recalled(set(path.ids))
     await take_up(mine, 2)
     newest = sorted(await sync_to_async(Everybody(BudgetLease).all)(), key=lambda each: each.pk)
@@ -219,7 +219,7 @@ async def test_an_answer_of_any_length_gets_what_others_hold_too(gateway: Any, b
     assert await sync_to_async(lambda: sum(each.money for each in Everybody(BudgetLease).all()))() > 1_000_000
     found = await mine.admit(max_tokens=None)
     assert isinstance(found, Admitted), found
-    assert found.terms.max_tokens == (50_000_000 - 45_000 - 30_000_000) // 15_000  # less what the other admitted
+    assert found.grant.max_tokens == (50_000_000 - 45_000 - 30_000_000) // 15_000  # less what the other admitted
     await see()
 
 
@@ -351,7 +351,7 @@ async def test_what_could_not_be_returned_is_returned_later(gateway: Any, budget
         raise psycopg.OperationalError("away")
 
     store._ask = fail  # type: ignore[method-assign]
-    mine.budget_admission._paths[next(iter(mine.budget_admission._paths))].lease.until = time.monotonic() - 10
+    mine.budget_admission._chains[next(iter(mine.budget_admission._chains))].lease.until = time.monotonic() - 10
     mine.budget_admission.forget()
     await asyncio.sleep(1.2)
     assert await sync_to_async(reserved)(made) > RESERVED
@@ -388,7 +388,7 @@ async def test_a_period_that_is_forgotten_meanwhile_keeps_no_lease(gateway: Any,
     lease = store.lease
 
     async def forget_first(*given: Any) -> Any:
-        mine.budget_admission._paths.clear()
+        mine.budget_admission._chains.clear()
         return await lease(*given)
 
     store.lease = forget_first  # type: ignore[method-assign]
@@ -400,7 +400,7 @@ async def test_each_lease_goes_back_once_however_often_it_is_said(gateway: Any, 
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
     await take_up(mine, 1)
-    (path,) = mine.budget_admission._paths.values()
+    (path,) = mine.budget_admission._chains.values()
     leased, store = path.lease, mine.budget_admission._store
     assert leased is not None
     for _ in range(3):

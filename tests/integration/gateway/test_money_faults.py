@@ -69,7 +69,7 @@ class World:
         await sync_to_async(tell)(*messages)
 
     def _end(self, admitted: Admitted) -> Any:
-        output = min(admitted.terms.max_tokens, 500)
+        output = min(admitted.grant.max_tokens, 500)
         if self.chance.random() < 0.2:
             self.told.append(admitted.event(uncached=10_000, output=output))  # a completed one that loses
             return admitted.event("failed", uncached=0)
@@ -79,10 +79,10 @@ class World:
         """Its gateway, or one that has forgotten a lost answer, sees the end and releases what is not used."""
         gateway = self.chance.choice(self.gateways)
         if event.outcome == "failed":  # it had ended well, and then its caller got an error
-            event = admitted.event(uncached=10_000, output=min(admitted.terms.max_tokens, 500))
+            event = admitted.event(uncached=10_000, output=min(admitted.grant.max_tokens, 500))
         if self.chance.random() < 0.5:
-            gateway.budget_admission.early.contend(admitted.terms.budget_period_ids)
-        await gateway.budget_admission.early.end(event.billing_context, admitted.terms, event.usage)
+            gateway.budget_admission.early.contend(admitted.grant.budget_period_ids)
+        await gateway.budget_admission.early.end(event.billing_context, admitted.grant, event.usage)
 
     async def end(self) -> None:
         """Some end, are released and not settled, some of them twice; then their messages come in any order."""
@@ -95,7 +95,7 @@ class World:
         await see()
         self.told += events
         if self.chance.random() < 0.5:  # the settlement and the release of the same, at the same time
-            budget_periods = {budget_period for each in ended for budget_period in each.terms.budget_period_ids}
+            budget_periods = {budget_period for each in ended for budget_period in each.grant.budget_period_ids}
             releases = [gateway.budget_admission.early.release(budget_periods) for gateway in self.gateways]
             await asyncio.gather(sync_to_async(tell_in_a_thread, thread_sensitive=False)(*events), *releases)
 

@@ -24,7 +24,7 @@ async def gateway() -> AsyncIterator[Gateway]:
     gateway = Gateway(settings, {})
     yield gateway
     await gateway.broker.aclose()
-    await gateway.patient_broker.aclose()
+    await gateway.blocking_broker.aclose()
 
 
 async def look(watch: DispatchMonitor, broker: redis.Redis, beat: int) -> None:
@@ -32,7 +32,7 @@ async def look(watch: DispatchMonitor, broker: redis.Redis, beat: int) -> None:
     for name in ("r1", "r2"):
         payload = encode(Heartbeat(beat, "m", True, False, 0, 0, 8, 10, 0))
         await broker.hset(REPLICAS_KEY, name, payload)  # type: ignore[misc]
-    await watch._listen()
+    await watch._exchange_heartbeats()
 
 
 async def test_an_exit_counts_before_the_watch_has_seen_it(broker: redis.Redis, gateway: Gateway) -> None:
@@ -55,7 +55,7 @@ async def test_a_suspected_replica_is_not_ready(broker: redis.Redis, gateway: Ga
     replicas = gateway.dispatcher.replicas
     for replica in replicas._replicas.values():
         replica.changed_at -= 3
-    await watch._listen()
+    await watch._exchange_heartbeats()
     checks = await gateway.readiness()
     assert (checks["valkey"], checks[CHECK]) == ("ok", "no replica is ready")
     await look(watch, broker, 3)

@@ -18,7 +18,7 @@ from django.db import connection
 from inference_worker.contract.request import SamplingParams
 from millrace.apps.request_log.models import RequestContent, RequestRecord
 from millrace.gateway.admission.admission import AdmissionGrant, RateLimitAdmission
-from millrace.gateway.admission.limits import LimitCost, checks_of
+from millrace.gateway.admission.limits import LimitCost, make_checks
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_db import TenantConnectionPool
@@ -38,32 +38,37 @@ def request(model: str = "m", **changes: Any) -> InferenceRequest:
 
 
 def limit_statuses(refused: str = "") -> list[LimitStatus]:
-    checks = checks_of(1, [LIMIT, TRIAL], LimitCost(1, 10, 20))
+    checks = make_checks(1, [LIMIT, TRIAL], LimitCost(1, 10, 20))
     return [LimitStatus(check, 400 * (check.name == refused), check.cost * check.period[0]) for check in checks]
 
 
-def call(said: Sequence[str] = (), **terms: Any) -> Any:
+def call(texts: Sequence[str] = (), **grant: Any) -> Any:
     """What the service makes of an admitted request."""
     executions = [
         {"execution": 0, "attempt": 1, "model": "m1", "replica": "r", "by": "prefix", "load": 0, "credits": 9}
     ]
-    why = {"tenant": 1, "asked": "m", "policy": {"version": 2, "rule": 0, "draw": 1}, "targets": ["m1", "m2"]}
-    why |= {
+    decision_record = {
+        "tenant": 1,
+        "requested_model": "m",
+        "policy": {"version": 2, "rule": 0, "draw": 1},
+        "targets": ["m1", "m2"],
+    }
+    decision_record |= {
         "metadata": {"secret": "word"},
         "user": "somebody",
         "executions": executions,
-        "skipped": [{"model": "m2", "why": "x"}],
+        "skipped": [{"model": "m2", "reason": "x"}],
     }
     return SimpleNamespace(
-        why=why,
+        decision_record=decision_record,
         prompt=SimpleNamespace(ids=[1] * 10),
         candidate=SimpleNamespace(model=SimpleNamespace(name="m1")),
-        ticket=SimpleNamespace(
+        lease=SimpleNamespace(
             limit_statuses=limit_statuses(),
-            terms=AdmissionGrant(20, 5, reserved_nano=300, budget_period_ids=[4, 9], **terms),
+            terms=AdmissionGrant(20, 5, reserved_nano=300, budget_period_ids=[4, 9], **grant),
         ),
-        first_at=time.monotonic() + 1,
-        said={index: [text] for index, text in enumerate(said)},
+        first_token_at=time.monotonic() + 1,
+        completion_texts={index: [text] for index, text in enumerate(texts)},
     )
 
 
@@ -73,8 +78,8 @@ def told(trace: RequestTrace, status: str = "200", *, complete: bool = True) -> 
 
 def test_an_answered_request_tells_its_story() -> None:
     trace = RequestTrace(KEY, "req_1", "completions")
-    trace.asked(request(stream=True), b"{}")
-    trace.calls.append(call())
+    trace.set_request(request(stream=True), b"{}")
+    trace.active_requests.append(call())
     record = told(trace)
     assert (record["requested_model"], record["served_model"], record["stream"], record["outcome"]) == (
         "m",
@@ -98,7 +103,7 @@ def test_an_answered_request_tells_its_story() -> None:
 
 def test_several_prompts_are_one_record() -> None:
     trace = RequestTrace(KEY, "req_1", "completions")
-    trace.calls += [call(), call()]
+    trace.active_requests += [call(), call()]
     record = told(trace)
     assert (record["prompts"], record["prompt_tokens"], record["reserved_nano"]) == (2, 20, 600)
 
@@ -121,7 +126,7 @@ def test_several_prompts_are_one_record() -> None:
 )
 def test_how_it_ended(status: str, code: str, complete: bool, verdict: str) -> None:
     trace = RequestTrace(KEY, "req_1", "messages")
-    trace.fault = ApiError(code, "") if code else None
+    trace.error = ApiError(code, "") if code else None
     assert told(trace, status, complete=complete)["outcome"] == verdict
 
 
@@ -144,7 +149,7 @@ async def test_the_limit_that_bound_is_named(broker: Any) -> None:
     with pytest.raises(ApiError) as refused:
         await admission.admit(demand)
     trace = RequestTrace(key, "req_1", "completions")
-    trace.fault = refused.value
+    trace.error = refused.value
     record = told(trace, "429")
     assert record["limited_by"].pop("reset_ms") > 50_000
     assert record["limited_by"] == {
@@ -196,8 +201,8 @@ async def test_records_come_to_the_database_once(rows: TenantConnectionPool) -> 
     recorder = RequestLogWriter(rows, "gw-1", lost)
     for number in range(3):
         trace = RequestTrace(KEY, f"req_{number}", "completions")
-        trace.asked(request("mine\0"), None)
-        trace.calls.append(call())
+        trace.set_request(request("mine\0"), None)
+        trace.active_requests.append(call())
         recorder.end(trace, "200")
         if number == 2:
             recorder.end(trace, "200")  # as if the database had taken it, and could not say so
@@ -223,8 +228,8 @@ async def test_contents_are_kept_only_where_that_is_wished(
     keeps: ApiKeySnapshot = msgspec.structs.replace(KEY, content_retention_days=2)
     for key, name in ((KEY, "req_0"), (keeps, "req_1"), (keeps, "req_2")):
         trace = RequestTrace(key, name, "completions")
-        trace.asked(request(), b'{"prompt": "\\u0000"}' + b" " * 9 * (name == "req_2"))
-        trace.calls.append(call(["four", "\0an answer that is too long"]))
+        trace.set_request(request(), b'{"prompt": "\\u0000"}' + b" " * 9 * (name == "req_2"))
+        trace.active_requests.append(call(["four", "\0an answer that is too long"]))
         recorder.end(trace, "200")
     await recorder.flush()
     first, second = await everything(RequestContent)
@@ -248,7 +253,7 @@ async def test_while_the_database_is_away_the_newest_are_kept(
     await recorder.flush()
     assert lost.count == 2
     await nowhere.close()
-    recorder._rows = rows
+    recorder._database = rows
     await recorder.flush()
     assert [row.request_id for row in await everything(RequestRecord)] == ["req_2", "req_3", "req_4"]
 

@@ -235,20 +235,20 @@ async def test_a_ticket_ends_with_its_users_access_and_so_does_what_runs_on_its_
         platform_settings().secret_key, await sync_to_async(actions.do_create_playground_token)(key, user)
     )
     assert ticket is not None
-    assert (await watched.keys.authenticate_ticket(ticket, "inference")).key_id == key.pk
+    assert (await watched.keys.authenticate_playground_token(ticket, "inference")).key_id == key.pk
     monkeypatch.setattr(websocket, "running_gateway", lambda: SimpleNamespace(keys=watched.keys))
-    monkeypatch.setattr(websocket, "TICKET_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(websocket, "USER_CHECK_SECONDS", 0.05)
     socket = websocket.Socket({"headers": [], "client": None}, None, None)
-    socket._generations["a"] = answer = asyncio.create_task(asyncio.sleep(3600))
+    socket._tasks["a"] = answer = asyncio.create_task(asyncio.sleep(3600))
     watching = asyncio.create_task(socket._watch_user(ticket))
     await asyncio.sleep(0.3)
     assert not answer.done()
     await sync_to_async(actions.do_deactivate_user)(user)
     with pytest.raises(ApiError, match="Sign in again"):
-        await watched.keys.authenticate_ticket(ticket, "inference")
+        await watched.keys.authenticate_playground_token(ticket, "inference")
     await soon(lambda: done(answer))
-    assert socket._ended["a"].code == "invalid_api_key"
-    socket._ended.clear()
+    assert socket._errors["a"].code == "invalid_api_key"
+    socket._errors.clear()
     await cancel_and_wait([watching])
     await sync_to_async(actions.do_reactivate_user)(user)
     with pytest.raises(ApiError, match="Sign in again"):  # a ticket of before does not come back

@@ -34,7 +34,7 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
-from millrace.gateway.dispatch.dispatcher import Dispatcher, why_key
+from millrace.gateway.dispatch.dispatcher import Dispatcher, decision_record_key
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.monitor import DispatchMonitor
@@ -63,7 +63,7 @@ class Gate:
 
     def __init__(self, broker: redis.Redis) -> None:
         self.broker = broker
-        self.dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, keep_seconds=60)
+        self.dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, retention_seconds=60)
         self.admission = RateLimitAdmission(broker)
         self.disk = DiskWatch(platform_settings())
         self.service = InferenceService(
@@ -86,15 +86,15 @@ class Gate:
         return call
 
     async def written(self, call: ActiveRequest) -> bool:
-        return call.generation.written
+        return call.execution.written
 
     async def left(self, key: ApiKeySnapshot) -> tuple[str, str]:
         """Requests and tokens that the key's limits leave."""
-        left = dict(rates.headers(await self.admission.standing(key)))
+        left = dict(rates.headers(await self.admission.current_limit_statuses(key)))
         return tuple(left[f"x-ratelimit-remaining-{kind}".encode()].decode() for kind in ("requests", "tokens"))  # type: ignore[return-value]
 
-    async def why(self, call: ActiveRequest) -> dict[str, Any]:
-        return dict(msgspec.json.decode(await self.broker.get(why_key(call.request_id))))
+    async def decision_record(self, call: ActiveRequest) -> dict[str, Any]:
+        return dict(msgspec.json.decode(await self.broker.get(decision_record_key(call.request_id))))
 
 
 @pytest_asyncio.fixture
@@ -147,11 +147,15 @@ async def test_a_name_of_ones_own_goes_where_its_policy_says(gate: Gate, a: Repl
     assert await a.claim(call.request_id)
     await a.send(Tokens(call.request_id, 1, 0, [5], "Hi"), end(call, TokenUsage(10, output=1), seq=1))
     assert [type(event) for event in await whole(gate, call)] == [Tokens, End]
-    gate.service.let_go(call)
-    why = await gate.why(call)
-    assert (why["asked"], why["policy"]["version"], why["targets"]) == ("mine", 3, ["a", "b"])
-    assert [execution["replica"] for execution in why["executions"]] == ["ra"]
-    assert "skipped" not in why
+    gate.service.release(call)
+    decision_record = await gate.decision_record(call)
+    assert (
+        decision_record["requested_model"],
+        decision_record["policy"]["version"],
+        decision_record["targets"],
+    ) == ("mine", 3, ["a", "b"])
+    assert [execution["replica"] for execution in decision_record["executions"]] == ["ra"]
+    assert "skipped" not in decision_record
 
 
 async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replica, b: Replica) -> None:
@@ -161,7 +165,7 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     await a.send(Failed(call.request_id, 1, 0, "internal_error", "the engine failed"))
 
     async def second_execution() -> bool:
-        return call.generation.execution == 1 and call.generation.written
+        return call.execution.execution == 1 and call.execution.written
 
     await eventually(second_execution)
     job = decode_job(await gate.broker.hget(claim_key(call.request_id, 1), "job"))  # type: ignore[misc]
@@ -172,12 +176,12 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     await b.send(end(call, TokenUsage(10, output=3), attempt=2))
     events = await reading
     assert [type(event) for event in events] == [End]
-    gate.service.let_go(call)
+    gate.service.release(call)
     await gate.service.drain()
     assert await gate.left(make_key(LIMIT)) == ("99", "987")
-    why = await gate.why(call)
-    assert why["skipped"] == [{"model": "a", "why": "internal_error"}]
-    assert [execution["replica"] for execution in why["executions"]] == ["ra", "rb"]
+    decision_record = await gate.decision_record(call)
+    assert decision_record["skipped"] == [{"model": "a", "reason": "internal_error"}]
+    assert [execution["replica"] for execution in decision_record["executions"]] == ["ra", "rb"]
 
 
 @pytest.mark.usefixtures("b")
@@ -189,8 +193,8 @@ async def test_a_request_that_ended_the_workers_of_one_model_is_not_sent_to_anot
     with pytest.raises(ApiError) as caught:
         await reading
     assert caught.value.code == "not_served"
-    assert call.generation.execution == 0
-    gate.service.let_go(call)
+    assert call.execution.execution == 0
+    gate.service.release(call)
     await gate.service.drain()
 
 
@@ -199,18 +203,18 @@ async def test_nothing_begins_while_the_disk_is_almost_full(gate: Gate, a: Repli
     with pytest.raises(ApiError) as caught:
         await gate.begin(make_key(LIMIT), "a")
     assert (caught.value.status, caught.value.retry_after) == (503, 10)
-    assert gate.dispatcher.generations == {}
+    assert gate.dispatcher.executions == {}
     gate.disk._space.is_low = False
     call = await gate.begin(make_key(LIMIT), "a")
     assert await a.claim(call.request_id)
     await a.send(end(call, TokenUsage(10, output=1)))
-    gate.service.let_go(call)
+    gate.service.release(call)
 
 
 async def test_nobody_serving_and_a_prompt_too_long_fall_back(gate: Gate, b: Replica) -> None:
     call = await gate.begin(make_key(mine=EITHER), "mine")
     assert call.model == "b"
-    assert (await gate.why(call))["skipped"] == [{"model": "a", "why": "model_loading"}]
+    assert (await gate.decision_record(call))["skipped"] == [{"model": "a", "reason": "model_loading"}]
 
 
 @pytest.mark.usefixtures("a", "b")
@@ -272,13 +276,17 @@ SEVERAL = InferenceRequest("a", [1] * 10, SamplingParams(n=2), 20, more_prompts=
 async def test_several_prompts_are_several_jobs_and_one_answer(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     call = await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_1")
-    (part,) = call.more
+    (part,) = call.further_prompts
     for each, prompt in ((call, [1] * 10), (part, [2] * 5)):
         await eventually(partial(gate.written, each))
         assert await a.claim(each.request_id)
-        job = each.generation.job
+        job = each.execution.job
         assert (job.prompt_token_ids, job.params.n, job.params.max_tokens) == (prompt, 2, 20)
-    assert (call.form.prompts, call.form.answers, call.form.echo) == (2, 4, [[1] * 10, [2] * 5])
+    assert (call.response_spec.prompts, call.response_spec.answers, call.response_spec.echo) == (
+        2,
+        4,
+        [[1] * 10, [2] * 5],
+    )
     assert await gate.left(key) == ("98", str(1000 - 10 - 5 - 4 * 20))
     await a.send(Tokens("req_1.1", 1, 0, [5], "two", 1), end(part, TokenUsage(5, output=3), seq=1))
     await a.send(Tokens("req_1", 1, 0, [5], "one", 1), end(call, TokenUsage(10, output=4), seq=1))
@@ -286,7 +294,7 @@ async def test_several_prompts_are_several_jobs_and_one_answer(gate: Gate, a: Re
     assert [(event.index, event.text) for event in told if isinstance(event, Tokens)] == [(1, "one"), (3, "two")]
     assert isinstance(told[-1], End)
     assert told[-1].usage == TokenUsage(15, output=7)
-    gate.service.let_go(call)
+    gate.service.release(call)
     await gate.service.drain()
     assert await gate.left(key) == ("98", str(1000 - 22))
 
@@ -299,7 +307,7 @@ async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) ->
     assert "concurrency" in caught.value.message
     told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
     assert [(each.billing_context.request_id, each.outcome) for each in told] == [("req_several", "failed")]
-    gate.service.let_go(first)
+    gate.service.release(first)
     await gate.service.drain()
     assert await gate.left(key) == ("100", "1000")
     assert gate.dispatcher.in_flight == 0
@@ -336,9 +344,9 @@ async def test_the_job_has_the_requests_terms(gate: Gate, a: Replica) -> None:
     assert await a.claim("req_1")
     job = decode_job(await gate.broker.hget(claim_key("req_1", 0), "job"))  # type: ignore[misc, arg-type]
     assert (job.service_class, job.priority, job.weight) == (ServiceClass.FLEX, -4, key.weight)
-    assert (job.structured, job.params.logprobs, call.form.service_class) == (form, 3, ServiceClass.FLEX)
-    why = await gate.why(call)
-    assert (why["metadata"], why["user"]) == ({"order": "7"}, "u")
+    assert (job.structured, job.params.logprobs, call.response_spec.service_class) == (form, 3, ServiceClass.FLEX)
+    decision_record = await gate.decision_record(call)
+    assert (decision_record["metadata"], decision_record["user"]) == ({"order": "7"}, "u")
 
 
 async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Replica) -> None:
@@ -348,7 +356,7 @@ async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Repli
     await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi"))
     async with asyncio.timeout(60):
         await anext(gate.service.events(call))
-    gate.service.let_go(call)
+    gate.service.release(call)
 
     async def cancelling() -> bool:
         return await gate.broker.hget(claim_key(call.request_id, 0), "cancel") == b"1"  # type: ignore[misc]
@@ -372,7 +380,7 @@ async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, m
     await a.send(Tokens(call.request_id, 1, 0, [5, 6], "Hi"))
     async with asyncio.timeout(60):
         await anext(gate.service.events(call))
-    gate.service.let_go(call)
+    gate.service.release(call)
     await gate.service.drain()
     assert await gate.left(key) == ("99", "988")
 
@@ -383,7 +391,8 @@ async def test_a_fault_of_ours_is_never_billed(
 ) -> None:
     """Whether the execution runs on, has ended well, or its claim is gone already when the answer cannot be written."""
     consumer: Any = ChatCompletions()
-    consumer.scope, consumer.headers, consumer.trace, consumer.once, consumer.key_died = {}, {}, None, None, None
+    consumer.scope, consumer.headers, consumer.trace = {}, {}, None
+    consumer.idempotent_call = consumer.key_error = None
     consumer.request_id, name = "req_1", claim_key("req_1", 0)
     monkeypatch.setattr(ChatCompletions, "gateway", SimpleNamespace(service=gate.service))
 
@@ -413,17 +422,17 @@ async def test_a_fault_of_ours_is_never_billed(
 async def test_what_is_told_as_failed_is_not_billed_though_it_ended_well(gate: Gate, a: Replica, code: str) -> None:
     call = await gate.begin(make_key(LIMIT), "a")
     assert await a.claim(call.request_id)
-    claim, pins = claim_key(call.request_id, 0), pins_key(call.generation.tenant)
+    claim, pins = claim_key(call.request_id, 0), pins_key(call.execution.tenant)
     await gate.broker.eval(PIN, 2, claim, pins, 1, 1, b"block")  # type: ignore[misc]
     assert await gate.broker.exists(pins)
     await gate.broker.hset(claim, "state", "done")  # type: ignore[misc]
-    gate.dispatcher.fail_here(call.generation, code, "lost")
+    gate.dispatcher.fail_locally(call.execution, code, "lost")
     with pytest.raises(ApiError, match="lost"):
         await whole(gate, call)
     (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
     assert (told.attempt, told.outcome, told.finish_reason) == (1, "failed", code)
     assert not await gate.broker.exists(pins)  # nor does it keep what it wrote
-    gate.service.let_go(call)
+    gate.service.release(call)
 
 
 @pytest.mark.usefixtures("a")
@@ -435,13 +444,13 @@ async def test_who_resumes_what_nobody_would_ring_for_releases_its_reservation(g
     assert caught.value.code == "worker_lost"
     (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
     assert (told.outcome, told.finish_reason) == ("cancelled", "never_ran")
-    gate.service.let_go(call)
+    gate.service.release(call)
 
 
 async def test_who_leaves_the_queue_costs_nothing(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
-    gate.service.let_go(call)
+    gate.service.release(call)
     await gate.service.drain()
     assert await gate.left(key) == ("100", "1000")
     assert await gate.broker.hget(claim_key(call.request_id, 0), "state") == b"cancelled"  # type: ignore[misc]
@@ -449,13 +458,13 @@ async def test_who_leaves_the_queue_costs_nothing(gate: Gate, a: Replica) -> Non
 
 async def test_who_means_to_return_finds_it_running(gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(service_module, "READERLESS_SECONDS", 0.5)
+    monkeypatch.setattr(service_module, "RESUME_SECONDS", 0.5)
     readers, key = StreamSubscribers(gate.broker), make_key(LIMIT)
     call = await gate.begin(key, "a")
     await a.claim(call.request_id)
-    gate.service.let_go(call, means_to_return=True)
+    gate.service.release(call, is_returning=True)
     for _ in range(8):
-        await readers.mark(call.request_id, "somebody")
+        await readers.refresh(call.request_id, "somebody")
         await asyncio.sleep(0.1)
     assert await gate.broker.hget(claim_key(call.request_id, 0), "cancel") is None  # type: ignore[misc]
     assert await readers.leave(call.request_id, "somebody")  # the last one
@@ -471,11 +480,11 @@ async def test_a_reader_who_leaves_takes_nothing_from_others(broker: redis.Redis
     readers = StreamSubscribers(broker)
     await broker.hset(claim_key("req_1", 0), mapping={"gateway": "gw-x"})  # type: ignore[misc]
     await broker.xadd(gateway_stream("gw-x"), {"e": b""})  # that gateway lives, and its client reads
-    await readers.mark("req_1", "one")
-    await readers.mark("req_1", "two")
+    await readers.refresh("req_1", "one")
+    await readers.refresh("req_1", "two")
     assert not await readers.leave("req_1", "one")
     assert not await readers.leave("req_1", "two")
-    await readers.mark("req_1", "one")
+    await readers.refresh("req_1", "one")
     await broker.delete(gateway_stream("gw-x"))
     assert await readers.leave("req_1", "one")
 
@@ -515,5 +524,5 @@ async def test_an_error_does_not_keep_the_body_alive(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(consumer, "handle", refuse)
     monkeypatch.setattr(consumer, "respond_error", respond)
-    await consumer._answer()
+    await consumer._respond()
     assert [error.__traceback__ for error in reported] == [None]

@@ -101,7 +101,7 @@ async def test_wrong_keys_do_not_push_valid_ones_out(
 
 
 async def test_wrong_tickets_count_too(watched: Watched, throttle: WrongKeyThrottle) -> None:
-    found = [watched.keys.reject_ticket(NAT, "wrong").status for _ in range(12)]
+    found = [watched.keys.reject_playground_token(NAT, "wrong").status for _ in range(12)]
     assert found == [401] * 10 + [429] * 2
 
 

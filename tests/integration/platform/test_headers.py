@@ -60,4 +60,4 @@ def test_manage_py_names_a_wrong_setting() -> None:
         [sys.executable, "manage.py", "check"], capture_output=True, text=True, check=False, cwd=ROOT, env=environ
     )
     assert done.returncode == 1
-    assert "MILLRACE_PROT: no such setting; did you mean MILLRACE_PORT?" in done.stderr
+    assert "MILLRACE_PROT: unknown setting; did you mean MILLRACE_PORT?" in done.stderr

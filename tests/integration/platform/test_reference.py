@@ -4,14 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from millrace.cli.reference import all_settings, rewritten
+from millrace.cli.reference import all_settings, replace_table
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_documents_table_is_current() -> None:
     document = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert rewritten(document) == document, "run `make docs-settings`"
+    assert replace_table(document) == document, "run `make docs-settings`"
 
 
 def test_help_lists_every_setting_with_its_default() -> None:

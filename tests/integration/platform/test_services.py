@@ -22,7 +22,7 @@ from millrace.devserver import data_dir as directories
 from millrace.devserver.postgres import Postgres
 from millrace.devserver.program import Program, ServiceError, UnixUser
 from millrace.devserver.state_file import ServiceState
-from millrace.devserver.valkey import ONCE, Valkey
+from millrace.devserver.valkey import NO_RETRIES, Valkey
 from tenants.isolation import db_roles
 
 NOBODY = UnixUser(65534, 65534)
@@ -101,7 +101,7 @@ def test_postgres_starts_after_everything_was_killed(data_dir: Path) -> None:
         keep_seven(server.owner_url)
         process.kill()
         process.wait()
-    lock = next(server.folder.glob("data/postmaster.pid"))
+    lock = next(server.directory.glob("data/postmaster.pid"))
     # As after a restart of the machine: the number now belongs to a process that has nothing to do with it.
     lines = lock.read_text().splitlines()
     lock.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
@@ -131,15 +131,15 @@ def test_a_port_that_somebody_took_is_replaced(data_dir: Path, kind: type[Postgr
 def test_lost_data_is_not_taken_for_a_first_start(data_dir: Path) -> None:
     server = Postgres(data_dir, durable=False)
     server.prepare()
-    shutil.rmtree(server.folder)
-    with pytest.raises(ServiceError, match="data is gone"):
+    shutil.rmtree(server.directory)
+    with pytest.raises(ServiceError, match="data is missing"):
         server.prepare()
 
 
 def test_an_interrupted_first_start_is_made_good(data_dir: Path) -> None:
     server = Postgres(data_dir, durable=False)
     server.prepare()
-    folder = server.folder
+    folder = server.directory
     (folder / "data").rename(folder / "data.new")  # as if it had been killed before the last step
     (folder / "data.new" / "PG_VERSION").unlink()
     values = ServiceState(data_dir, "postgres")._path
@@ -152,7 +152,7 @@ def test_a_user_without_a_name_is_told_what_to_do(data_dir: Path, monkeypatch: p
     assert directories.has_name(0)
     assert not directories.has_name(54321)
     monkeypatch.setattr(directories, "has_name", lambda uid: False)
-    with pytest.raises(ServiceError, match=r"wants a name for user id .* set MILLRACE_DATABASE_URL"):
+    with pytest.raises(ServiceError, match=r"requires a name for user ID .* set MILLRACE_DATABASE_URL"):
         Postgres(data_dir).prepare()
 
 
@@ -162,7 +162,7 @@ def test_root_keeps_data_where_the_servers_user_can_reach_it(tmp_path: Path) -> 
     before = {path: path.stat().st_mode for path in (tmp_path, *tmp_path.parents)}
     server = Postgres(tmp_path, durable=False)
     program = server.prepare()
-    folder = server.folder
+    folder = server.directory
     try:
         assert tmp_path not in folder.parents
         assert program.user
@@ -211,7 +211,7 @@ def test_a_folder_of_somebody_elses_making_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     (tmp_path / "link").symlink_to(target)
-    with pytest.raises(ServiceError, match="belongs to somebody else"):
+    with pytest.raises(ServiceError, match="belongs to another user"):
         directories.make_owned(tmp_path / "link", None)
 
 
@@ -224,7 +224,7 @@ def test_valkey_keeps_what_it_was_told_and_asks_for_its_password(data_dir: Path)
         assert (settings["appendonly"], settings["appendfsync"]) == ("yes", "everysec")
         assert (settings["maxmemory-policy"], settings["bind"]) == ("noeviction", "127.0.0.1")
         with pytest.raises(redis.AuthenticationError):
-            redis.Redis(port=int(ServiceState(data_dir, "valkey")["port"]), retry=ONCE).ping()
+            redis.Redis(port=int(ServiceState(data_dir, "valkey")["port"]), retry=NO_RETRIES).ping()
         client.close()
     with running(server.prepare(), data_dir) as process:
         assert redis.Redis.from_url(server.url).get("kept") == b"7"
@@ -259,7 +259,7 @@ def _serve_as_user(state: Path, results: Any) -> None:
     with running(server.prepare(), state), running(broker.prepare(), state):
         client = redis.Redis.from_url(broker.url)
         results.put(
-            (ask(server.owner_url, "SELECT current_user"), client.ping(), ServiceState(state, "postgres")["folder"])
+            (ask(server.owner_url, "SELECT current_user"), client.ping(), ServiceState(state, "postgres")["directory"])
         )
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from millrace.devserver import supervisor as module
 from millrace.devserver.processes import ProcessState
-from millrace.devserver.program import Program, still_running
+from millrace.devserver.program import Program, is_still_running
 from millrace.devserver.supervisor import ChildFailed, Supervisor
 
 Made = tuple[Supervisor, list[str]]
@@ -248,10 +248,10 @@ async def test_what_a_dead_child_left_behind_is_killed(made: Made, tmp_path: Pat
     await supervisor.start("parent")
     await until(lambda: note.exists() and note.read_text().strip())
     left, parent = int(note.read_text()), supervisor.pid("parent")
-    assert still_running(left, "sleep 77")
+    assert is_still_running(left, "sleep 77")
     assert parent
     os.kill(parent, signal.SIGKILL)
-    await until(lambda: not still_running(left, "sleep 77"))
+    await until(lambda: not is_still_running(left, "sleep 77"))
 
 
 HOST = """
@@ -278,12 +278,12 @@ def test_children_die_with_a_killed_supervisor(tmp_path: Path, user: str) -> Non
     host = subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path), mine], stdout=subprocess.PIPE, text=True)
     assert host.stdout
     child = int(host.stdout.readline())
-    assert still_running(child, "sleep 78")
+    assert is_still_running(child, "sleep 78")
     assert os.stat(f"/proc/{child}").st_uid == (int(mine) if mine else os.geteuid())
     host.kill()
     host.wait()
     host.stdout.close()
     deadline = time.monotonic() + 5
-    while still_running(child, "sleep 78"):
+    while is_still_running(child, "sleep 78"):
         assert time.monotonic() < deadline, "the orphan lives on"
         time.sleep(0.01)

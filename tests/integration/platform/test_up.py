@@ -82,12 +82,12 @@ def test_a_new_state_folder_needs_more_space_than_one_that_was_used(
         checks.data_directory(tmp_path, 2**20)
     (tmp_path / "env").touch()
     checks.data_directory(tmp_path, 2**20)
-    with pytest.raises(checks.CheckFailed, match="MiB are needed: free some"):
+    with pytest.raises(checks.CheckFailed, match="MiB are needed; free space"):
         checks.data_directory(tmp_path, 1 << 60)
 
 
 def test_a_second_up_on_the_same_state_folder_is_refused(tmp_path: Path) -> None:
-    with checks.only_one(tmp_path):
+    with checks.lock_data_dir(tmp_path):
         status, said = check(tmp_path)
     assert status == 1
     assert f"another `millrace up` (process {os.getpid()}) runs on {tmp_path}" in said
@@ -104,11 +104,11 @@ def test_servers_that_do_not_answer_are_named_and_their_passwords_are_not(tmp_pa
     nobody = free_port()
     status, said = check(tmp_path, MILLRACE_DATABASE_URL=f"postgresql://u:hush@127.0.0.1:{nobody}/d")
     assert status == 1
-    assert "MILLRACE_DATABASE_URL: no connection" in said
+    assert "MILLRACE_DATABASE_URL: cannot connect" in said
     assert "hush" not in said
     status, said = check(tmp_path, MILLRACE_VALKEY_URL=f"redis://:hush@127.0.0.1:{nobody}/0")
     assert status == 1
-    assert "MILLRACE_VALKEY_URL: no connection" in said
+    assert "MILLRACE_VALKEY_URL: cannot connect" in said
     assert "hush" not in said
 
 
@@ -124,7 +124,7 @@ def test_servers_the_user_names_are_used_and_not_embedded(tmp_path: Path) -> Non
 def test_generated_secrets_are_kept_and_private(tmp_path: Path) -> None:
     kept = []
     for _ in range(2):
-        Stack({"MILLRACE_DATA_DIR": str(tmp_path)}).keep_secrets()
+        Stack({"MILLRACE_DATA_DIR": str(tmp_path)}).store_secrets()
         kept.append(environment.read_env_file(tmp_path / "env"))
     first, second = kept
     assert first == second
@@ -132,7 +132,7 @@ def test_generated_secrets_are_kept_and_private(tmp_path: Path) -> None:
     assert len(set(first.values())) == 3
     assert (tmp_path / "env").stat().st_mode & 0o777 == 0o600
     mine = Stack({"MILLRACE_DATA_DIR": str(tmp_path), "MILLRACE_SECRET_KEY": "m" * 40})
-    mine.keep_secrets()
+    mine.store_secrets()
     assert mine.environ()["MILLRACE_SECRET_KEY"] == "m" * 40
 
 
@@ -197,7 +197,7 @@ class TinyStack:
 async def run(stack: Any, when: str | None, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Run it, and press Ctrl-C when it has said `when`; returns its status and all it said."""
     said = ""
-    task = asyncio.create_task(_Run(stack).until_told())
+    task = asyncio.create_task(_Run(stack).run())
     while not task.done():
         await asyncio.sleep(0.02)
         captured = capsys.readouterr()
@@ -217,7 +217,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_it_starts_says_how_to_use_it_and_stops_on_ctrl_c(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, said = await run(TinyStack(tmp_path), "Ctrl-C stops everything", capsys)
+    status, said = await run(TinyStack(tmp_path), "Press Ctrl-C to stop the platform", capsys)
     assert status == 0
     assert said.rstrip().endswith("Stopped.")
     for told in ("o@example.com", "t@example.com", "credentials.json", "curl -s http://127.0.0.1:", "python3 - <<"):
@@ -245,7 +245,7 @@ async def test_secrets_are_printed_only_to_a_terminal_and_only_when_they_are_new
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
     if known:
         (tmp_path / "credentials.json").write_text(f"{known}\n")
-    status, said = await run(TinyStack(tmp_path), "Ctrl-C stops everything", capsys)
+    status, said = await run(TinyStack(tmp_path), "Press Ctrl-C to stop the platform", capsys)
     assert status == 0
     assert [secret for secret in SECRETS if re.search(rf"\b{secret}\b", said)] == (list(SECRETS) if shown else [])
     assert f"{tmp_path}/credentials.json" in said
@@ -283,6 +283,7 @@ async def test_a_process_that_never_becomes_ready_makes_the_start_fail_with_the_
     status, said = await run(TinyStack(tmp_path, beat="sleep 0.1; echo the reason; exit 5"), None, capsys)
     assert status == 1
     assert "! beat ended with status 5; starting it again" in said
-    assert "millrace up: beat ended with status 5, 5 times before all was ready. Fix what its log names" in said
+    assert "millrace up: beat ended with status 5, 5 times before the platform was ready." in said
+    assert "Fix the problem in its log" in said
     assert "the reason" in said
-    assert "Ctrl-C stops everything" not in said
+    assert "Press Ctrl-C to stop the platform" not in said

@@ -19,7 +19,7 @@ from millrace.apps.request_log.dry_runs import (
     refused_counts,
 )
 from millrace.apps.request_log.limiting_factor import LimitingFactor, binding, effective
-from millrace.gateway.admission.limits import LimitCost, LimitStore, checks_of, counters_key
+from millrace.gateway.admission.limits import LimitCost, LimitStore, counters_key, make_checks
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
@@ -189,7 +189,7 @@ async def take(set_: Compiled, tenant_id: int, times: int) -> None:
     client = asynchronous.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"])
     store = LimitStore(client)
     for number in range(times):
-        checks = checks_of(tenant_id, [set_], LimitCost(1, 10, 20))
+        checks = make_checks(tenant_id, [set_], LimitCost(1, 10, 20))
         await store.take(tenant_id, f"req_{number}", checks)
     await client.aclose()
 

@@ -35,10 +35,10 @@ class Admitted:
     """A request that was let pass."""
 
     demand: AdmissionRequest
-    terms: AdmissionGrant
+    grant: AdmissionGrant
 
     def event(self, outcome: str = "completed", **usage: int) -> ExecutionUsage:
-        demand, terms, key = self.demand, self.terms, self.demand.key
+        demand, grant, key = self.demand, self.grant, self.demand.key
         billing_context = BillingContext(
             demand.admitted_at,
             demand.request_id,
@@ -47,11 +47,11 @@ class Admitted:
             key.project_id,
             key.key_id,
             demand.candidates[0].model.name,
-            terms.price_version,
-            terms.lease_id,
-            terms.fencing_token,
-            terms.reserved_nano,
-            terms.reserved_tokens,
+            grant.price_version,
+            grant.lease_id,
+            grant.fencing_token,
+            grant.reserved_nano,
+            grant.reserved_tokens,
         )
         counts = TokenUsage(**(usage or {"uncached": 1000, "cache_read": 9000, "output": 500}))
         return ExecutionUsage(billing_context, 1, outcome, "stop", counts, "r", 32)
@@ -74,7 +74,7 @@ class Purse:
         demand = AdmissionRequest(name, at, self.key, MODEL.name, candidates, prompt, max_tokens, **more)
         try:
             return Admitted(
-                demand, await self.budget_admission.take(self.budget_admission.bill(demand), max_tokens or 4096)
+                demand, await self.budget_admission.take(self.budget_admission.estimate(demand), max_tokens or 4096)
             )
         except ApiError as exc:
             return exc
@@ -82,7 +82,7 @@ class Purse:
     async def end(self, admitted: Admitted, **usage: int) -> ExecutionUsage:
         """Let a request end; its usage event, not settled yet."""
         event = admitted.event(**usage)
-        await self.budget_admission.early.end(event.billing_context, admitted.terms, event.usage)
+        await self.budget_admission.early.end(event.billing_context, admitted.grant, event.usage)
         return event
 
     async def admit_when_told(self, **asked: Any) -> Admitted | ApiError:

@@ -19,7 +19,7 @@ budget_leases.LEASE_SECONDS = float(os.environ["HOUSE_LEASE"])
 budget_leases.SETTLING_SECONDS = 0.5
 revocation.POLL_SECONDS = float(os.environ["HOUSE_POLL"])
 authentication.FRESH_SECONDS = budget_admission.FRESH_SECONDS = 3 * revocation.POLL_SECONDS
-early_release.KEPT_SECONDS = 600.0  # longer than a test
+early_release.MAX_AGE_SECONDS = 600.0  # longer than a test
 budget_admission.REVOKE_LEASES_SECONDS = float(os.environ["HOUSE_RECALL"])
 if step := os.environ.get("HOUSE_KILL_AT"):
     arm(step)

@@ -20,7 +20,7 @@ from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.stream_follower import StreamNotFound
 from millrace.gateway.lifecycle.batch_lines import BatchHeader, BatchLine
-from millrace.gateway.lifecycle.batch_runner import MAX_LOST_WORKERS, BatchRunner, NotNow
+from millrace.gateway.lifecycle.batch_runner import MAX_LOST_WORKERS, BatchRunner, RetryLater
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
 from millrace.gateway.routing.router import Router
@@ -74,11 +74,11 @@ class Bench:
         with self.storage.writing("file-1") as file:
             file.write(text)
         line = BatchLine(BatchHeader(1, 1, 1, dialect, url, "file-1"), 0, 0, len(text), "req_1", lost_count, False)
-        status, answer = await self.runner._answer(line, key)
+        status, answer = await self.runner._respond(line, key)
         return status, json.loads(answer)
 
     async def put_off(self, fault: Exception, **more: Any) -> tuple[float, bool]:
-        with pytest.raises(NotNow) as later:
+        with pytest.raises(RetryLater) as later:
             await self.answer(fault, **more)
         return later.value.seconds, later.value.lost
 
@@ -137,10 +137,10 @@ async def test_what_may_be_paid_is_not_run_again_for_want_of_an_answer(
             yield
 
     monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.StreamFollower", Unreachable)
-    monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.FOLLOW_AGAIN_SECONDS", 0)
+    monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.FOLLOW_RETRY_SECONDS", 0)
     line = BatchLine(BatchHeader(1, 1, 1, "openai", "/v1/completions", "file-1"), 0, 0, 0, "req_1", 0, True)
-    with pytest.raises(NotNow):
-        await bench.runner._answer(line, KEY)
+    with pytest.raises(RetryLater):
+        await bench.runner._respond(line, KEY)
     assert not faults
 
 
@@ -154,7 +154,7 @@ class Desk:
     def live(self) -> dict[str, SimpleNamespace]:
         return {"r1": SimpleNamespace(max_num_seqs=8)}
 
-    async def batches(self) -> list[BatchHeader]:
+    async def due_batches(self) -> list[BatchHeader]:
         return [BatchHeader(1, 1, 1, "openai", "/v1/completions", "file-1")]
 
     async def claim(self, batch: BatchHeader, most: int) -> list[BatchLine]:
@@ -178,7 +178,7 @@ async def test_a_line_that_runs_here_is_not_begun_again_when_its_lease_ran_out(
 
     monkeypatch.setattr(runner, "_run", run)
     for desk.numbers in ([0], [0, 1]):
-        await runner._look()
+        await runner._start_due_lines()
         await asyncio.sleep(0)
     assert begun == [0, 1]
     await runner.stop()
@@ -192,11 +192,11 @@ async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: p
             ended.append(msgspec.to_builtins(trace.record("gw", status, complete=True)))
 
     class Kept:
-        async def answer(self, *_: object) -> None: ...
+        async def store_response(self, *_: object) -> None: ...
 
-        async def put_back(self, *_: object, lost_count: int) -> None: ...
+        async def requeue(self, *_: object, lost_count: int) -> None: ...
 
-    monkeypatch.setattr(bench.runner, "_recorder", Recorder())
+    monkeypatch.setattr(bench.runner, "_request_log", Recorder())
     monkeypatch.setattr(bench.runner, "_lines", Kept())
     with bench.storage.writing("file-1") as file:
         text = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}).encode()

@@ -94,9 +94,9 @@ def test_each_that_is_billed_needs_a_price() -> None:
     priced = RateCard(1, None, MODEL.name, Tier.STANDARD, 0, (Rate(1, Component.OUTPUT, 1),))
     budget_admission.prices.add([priced])
     demand = AdmissionRequest("req_1", 1, KEY, MODEL.name, [Candidate(MODEL), Candidate(_other())], 1, 1)
-    assert budget_admission.bill(demand).rate_cards == (priced,)
+    assert budget_admission.estimate(demand).rate_cards == (priced,)
     with pytest.raises(ApiError) as caught:
-        budget_admission.bill(demand, all_billed=True)
+        budget_admission.estimate(demand, all_billed=True)
     assert caught.value.code == "model_not_priced"
     assert "'other'" in caught.value.message
 

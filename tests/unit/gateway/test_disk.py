@@ -14,7 +14,7 @@ from tests.support.gateway.replica import eventually
 
 
 async def test_it_refuses_while_the_disk_is_almost_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(disk, "CHECK_SECONDS", 0.01)
     watch = DiskWatch(dataclasses.replace(platform_settings(), min_free_disk=1 << 60))
     assert watch.check() == "ok"
     await watch.start()

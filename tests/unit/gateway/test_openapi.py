@@ -173,8 +173,8 @@ EVENTS: list[AnswerEvent] = [
     Tokens("req_1", 1, 1, [1], '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'),
     End("req_1", 1, 2, "stop", None, TokenUsage(uncached=2, output=2)),
 ]
-ASKED = read_response(b'{"model": "m", "input": "?", "tools": [{"type": "function", "name": "f"}]}').asked
-FORM = ResponseSpec("d", "req_1", "m", 1, 2, include_usage=True, tools=["f"], asked=ASKED)
+ASKED = read_response(b'{"model": "m", "input": "?", "tools": [{"type": "function", "name": "f"}]}').echoed_parameters
+FORM = ResponseSpec("d", "req_1", "m", 1, 2, include_usage=True, tools=["f"], echoed_parameters=ASKED)
 ANY: Any = None
 
 

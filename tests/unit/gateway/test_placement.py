@@ -144,13 +144,13 @@ def test_it_is_known_where_a_start_was_computed(fleet: Fleet, monkeypatch: pytes
     job, other = make_job(prompt(7)), make_job(prompt(7), b"another tenant's")
     first = fleet.send(job)
     assert first.replicas_with_prefix == ()  # sent there, and nothing computed yet
-    fleet.placement.computed(first.start, first.replica_id)
+    fleet.placement.computed(first.prefix_hash, first.replica_id)
     for length in (AFFINITY_TOKENS, 200):
         choice = fleet.placement.choose(make_job(prompt(7, length)))
         assert choice and choice.replicas_with_prefix == (first.replica_id,)
     cold, short = fleet.placement.choose(other), fleet.placement.choose(make_job([7] * 8))
     assert cold and short and cold.replicas_with_prefix == short.replicas_with_prefix == ()
-    assert short.start == b""
+    assert short.prefix_hash == b""
     monkeypatch.setattr(placement, "WARM_SECONDS", 0.0)
     expired = fleet.placement.choose(job)
     assert expired and expired.replicas_with_prefix == ()
@@ -166,6 +166,6 @@ def test_only_so_many_starts_are_remembered(fleet: Fleet, monkeypatch: pytest.Mo
     jobs = [make_job(prompt(n)) for n in range(3)]
     for job in jobs:
         choice = fleet.send(job)
-        fleet.placement.computed(choice.start, choice.replica_id)
+        fleet.placement.computed(choice.prefix_hash, choice.replica_id)
     known = [fleet.placement.choose(job) for job in jobs]
     assert [bool(choice and choice.replicas_with_prefix) for choice in known] == [False, True, True]

@@ -96,7 +96,7 @@ def test_a_tenants_queue_is_bounded() -> None:
     with pytest.raises(QueueFull):
         queue.put(1, 1.0, 1, "c")
     queue.put(2, 1.0, 1, "d")
-    queue.put_back(1, 1.0, "e")  # had its turn: never refused, and first again
+    queue.requeue(1, 1.0, "e")  # had its turn: never refused, and first again
     assert queue.pop() == "e"
 
 
@@ -161,7 +161,7 @@ def test_the_order_equals_that_of_a_scan_of_all_tenants(steps: list[tuple[str, i
             names.append(f"{tenant}-{number}")
             queue.put(tenant, weight, cost, names[-1], long=long)
         elif kind == "put back":
-            queue.put_back(tenant, weight, f"{tenant}-{number}")
+            queue.requeue(tenant, weight, f"{tenant}-{number}")
         elif kind == "remove" and names:
             queue.remove(tenant, names[cost % len(names)])
         elif kind == "refund":

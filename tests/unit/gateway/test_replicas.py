@@ -47,13 +47,13 @@ def test_silence_is_suspicion_and_then_loss_once(board: ReplicaRegistry, clock: 
     clock.now += 0.1
     assert board.update({b"r": beat(2)}) == set()
     assert board.is_suspected("r")
-    assert not board.is_dead("r")
+    assert not board.is_lost("r")
     assert not board.takes_work("r")
     assert board.serving("m") == []
     assert set(board.live()) == {"r"}  # what it has begun continues
     clock.now += REPLICA_LOST_SECONDS - REPLICA_SUSPECT_SECONDS
     assert board.update({b"r": beat(2)}) == {"r"}
-    assert board.is_dead("r")
+    assert board.is_lost("r")
     assert not board.is_suspected("r")
     assert board.update({b"r": beat(2)}) == set()
     assert board.serving("m") == []
@@ -84,7 +84,7 @@ def test_a_reported_exit_is_a_loss_at_the_next_look(board: ReplicaRegistry) -> N
     board.update({b"r": beat(1), b"s": beat(1)})
     board.update({b"r": beat(2), b"s": beat(2)})
     assert board.update({b"s": beat(3)}, exited=[b"r"]) == {"r"}
-    assert board.is_dead("r")
+    assert board.is_lost("r")
     assert list(board.ready("m")) == ["s"]
 
 
@@ -93,22 +93,22 @@ def test_an_exited_replica_does_not_return_with_a_heartbeat_that_was_on_its_way(
     board.update({b"r": beat(2)})
     assert board.update({b"r": beat(3)}, exited=[b"r"]) == {"r"}
     assert board.update({b"r": beat(4)}, exited=[b"r"]) == set()
-    assert board.is_dead("r")
+    assert board.is_lost("r")
     assert board.live() == {}
 
 
 def test_a_gateway_that_starts_later_finds_an_exit(board: ReplicaRegistry) -> None:
     board.update({}, exited=[b"r"])
-    assert board.is_dead("r")
+    assert board.is_lost("r")
 
 
 def test_one_that_speaks_again_is_back(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     clock.now += REPLICA_LOST_SECONDS + 0.1
     board.update({b"r": beat(1)})
-    assert board.is_dead("r")
+    assert board.is_lost("r")
     board.update({b"r": beat(2)})
-    assert not board.is_dead("r")
+    assert not board.is_lost("r")
     assert board.serving("m")
 
 
@@ -118,22 +118,22 @@ def test_one_that_left_is_gone_at_once(board: ReplicaRegistry) -> None:
 
 
 def test_one_that_is_not_on_the_board_gets_the_same_time(board: ReplicaRegistry, clock: Clock) -> None:
-    assert not board.is_dead("r")
+    assert not board.is_lost("r")
     clock.now += REPLICA_SUSPECT_SECONDS - 0.1
-    assert not board.is_dead("r")
+    assert not board.is_lost("r")
     board.update({b"r": beat(1)})
-    assert not board.is_dead("r")
+    assert not board.is_lost("r")
     board.update({})
-    assert not board.is_dead("r")
+    assert not board.is_lost("r")
     clock.now += REPLICA_SUSPECT_SECONDS + 0.1
-    assert board.is_dead("r")
+    assert board.is_lost("r")
 
 
 def test_nobody_dies_of_our_own_deafness(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
     clock.now += 60  # the broker was away
-    board.reprieve()
+    board.extend_liveness()
     assert board.update({b"r": beat(2)}) == set()
 
 
@@ -149,20 +149,20 @@ def test_the_long_dead_are_forgotten(board: ReplicaRegistry, clock: Clock) -> No
     board.update({b"r": beat(1)})
     clock.now += REPLICA_LOST_SECONDS + 1
     board.update({b"r": beat(1)})
-    assert board.forgotten() == []
+    assert board.take_forgotten() == []
     clock.now += FORGET_SECONDS
-    assert board.forgotten() == ["r"]
+    assert board.take_forgotten() == ["r"]
 
 
 def test_what_one_that_left_has_in_the_broker_is_removed_once(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1), b"s": beat(1)})
     board.update({})
     clock.now += FORGET_SECONDS
-    assert board.forgotten() == []
+    assert board.take_forgotten() == []
     board.update({b"s": beat(2)})  # it is on the board again
     clock.now += 1
-    assert board.forgotten() == ["r"]
-    assert board.forgotten() == []
+    assert board.take_forgotten() == ["r"]
+    assert board.take_forgotten() == []
 
 
 def test_an_unreadable_heartbeat_is_nobodys(board: ReplicaRegistry) -> None:
@@ -175,7 +175,7 @@ def test_a_cordoned_worker_gets_no_new_work_and_lives(board: ReplicaRegistry) ->
         board.update({b"m-0.aa": beat(n), b"m-1.bb": beat(n)}, [b"m-0"])
     assert list(board.ready("m")) == ["m-1.bb"]
     assert not board.takes_work("m-0.aa")
-    assert not board.is_dead("m-0.aa")
+    assert not board.is_lost("m-0.aa")
     board.update({b"m-0.cc": beat(1), b"m-1.bb": beat(3)}, [b"m-0"])
     board.update({b"m-0.cc": beat(2), b"m-1.bb": beat(4)}, [b"m-0"])
     assert list(board.ready("m")) == ["m-1.bb"]  # it was started again, under its name

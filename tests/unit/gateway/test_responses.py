@@ -144,7 +144,9 @@ def events(text: str, reason: Any = "stop") -> list[AnswerEvent]:
 
 def form(**fields: Any) -> ResponseSpec:
     request = read(**fields)
-    return ResponseSpec("d", "req_1", "m", 123, 6, tools=[tool.name for tool in request.tools], asked=request.asked)
+    return ResponseSpec(
+        "d", "req_1", "m", 123, 6, tools=[tool.name for tool in request.tools], echoed_parameters=request.asked
+    )
 
 
 def streamed(answer: list[AnswerEvent], **fields: Any) -> list[Any]:

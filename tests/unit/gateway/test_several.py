@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
 from inference_worker.contract.request import TokenUsage
-from millrace.gateway.core.multi_prompt import merged, part_id, whole_id
+from millrace.gateway.core.multi_prompt import merge_events, part_id, whole_id
 
 
 async def events(*given: AnswerEvent) -> AsyncIterator[AnswerEvent]:
@@ -25,7 +25,7 @@ def part(number: int) -> list[AnswerEvent]:
 
 
 async def test_it_works() -> None:
-    told = [event async for event in merged([events(*part(0)), events(*part(1))], 2)]
+    told = [event async for event in merge_events([events(*part(0)), events(*part(1))], 2)]
     tokens = [event for event in told if isinstance(event, Tokens)]
     assert [(event.index, event.text) for event in tokens] == [(0, "0a"), (1, "0b"), (2, "1a"), (3, "1b")]
     prompts = [event.prompt for event in tokens if event.prompt]
@@ -38,7 +38,7 @@ async def test_it_works() -> None:
 
 
 async def test_one_prompt_is_told_as_it_is() -> None:
-    assert [event async for event in merged([events(*part(0))], 2)] == part(0)
+    assert [event async for event in merge_events([events(*part(0))], 2)] == part(0)
 
 
 def test_a_part_tells_whose_it_is() -> None:

@@ -137,7 +137,9 @@ def test_a_template_without_a_place_for_tools_gets_them_in_words() -> None:
         {"role": "assistant", "content": "", "tool_calls": [made]},
         {"role": "tool", "content": "noon", "tool_call_id": "c", "name": "time"},
     ]
-    system, user, called, result = tools.in_words(messages, [tools.template_tool(Tool("time", "Tells the time"))])
+    system, user, called, result = tools.render_tools_as_text(
+        messages, [tools.template_tool(Tool("time", "Tells the time"))]
+    )
     assert system["content"].endswith("\n\nBe brief.")
     assert '"name": "time", "description": "Tells the time"' in system["content"]
     assert user == messages[1]
@@ -146,5 +148,5 @@ def test_a_template_without_a_place_for_tools_gets_them_in_words() -> None:
         "content": '<tool_call>\n{"name": "time", "arguments": {"zone": "é"}}\n</tool_call>',
     }
     assert result == {"role": "user", "content": "<tool_response>\nnoon\n</tool_response>"}
-    assert tools.in_words(messages[1:2], []) == messages[1:2]
-    assert [message["role"] for message in tools.in_words(messages[1:2], [{}])] == ["system", "user"]
+    assert tools.render_tools_as_text(messages[1:2], []) == messages[1:2]
+    assert [message["role"] for message in tools.render_tools_as_text(messages[1:2], [{}])] == ["system", "user"]

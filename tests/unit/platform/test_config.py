@@ -6,7 +6,7 @@ import pytest
 
 from inference_worker.contract.env import SettingsError, load
 from millrace.conf import environment
-from millrace.devserver.stack import check_all
+from millrace.devserver.stack import check_settings
 
 GOOD = {
     "MILLRACE_DATABASE_URL": "postgresql://u:p@db.example.com:5433/millrace?sslmode=require",
@@ -52,13 +52,13 @@ def test_defaults_hold_where_nothing_is_said() -> None:
 )
 def test_a_wrong_value_is_named(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"{name}: .*(is not valid|required)"):
-        check_all(GOOD | {name: value})
+        check_settings(GOOD | {name: value})
 
 
 def test_every_fault_is_told_at_once_and_no_secret_is() -> None:
     wrong = {"MILLRACE_PORT": "x", "MILLRACE_DEVICE": "y", "MILLRACE_SECRET_KEY": "do-not-tell"}
     with pytest.raises(SettingsError) as caught:
-        check_all(GOOD | wrong)
+        check_settings(GOOD | wrong)
     assert all(name in str(caught.value) for name in wrong)
     assert "do-not-tell" not in str(caught.value)
 
@@ -66,15 +66,15 @@ def test_every_fault_is_told_at_once_and_no_secret_is() -> None:
 @pytest.mark.parametrize("name", sorted(GOOD))
 def test_what_has_no_default_is_required(name: str) -> None:
     with pytest.raises(SettingsError, match=f"{name}: is required"):
-        check_all({other: value for other, value in GOOD.items() if other != name})
+        check_settings({other: value for other, value in GOOD.items() if other != name})
 
 
 def test_an_unknown_name_is_refused_with_the_likeliest_known_one() -> None:
-    with pytest.raises(SettingsError, match=r"MILLRACE_PROT: no such setting; did you mean MILLRACE_PORT\?"):
-        environment.refuse_unknown({"MILLRACE_PROT": "1"})
-    with pytest.raises(SettingsError, match=r"MILLRACE_XYZZY: no such setting$"):
-        environment.refuse_unknown({"MILLRACE_XYZZY": "1"})
-    environment.refuse_unknown({"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/x", "OTHER": "1"})
+    with pytest.raises(SettingsError, match=r"MILLRACE_PROT: unknown setting; did you mean MILLRACE_PORT\?"):
+        environment.reject_unknown({"MILLRACE_PROT": "1"})
+    with pytest.raises(SettingsError, match=r"MILLRACE_XYZZY: unknown setting$"):
+        environment.reject_unknown({"MILLRACE_XYZZY": "1"})
+    environment.reject_unknown({"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/x", "OTHER": "1"})
 
 
 def test_a_value_may_come_from_a_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.devserver import disk_reserve
-from millrace.devserver.disk_reserve import FILE_NAME, DiskReserve, watched_folders
+from millrace.devserver.disk_reserve import FILE_NAME, DiskReserve, watched_directories
 
 MIB = 2**20
 
@@ -55,9 +55,9 @@ def test_a_reserve_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch:
 def test_the_embedded_databases_folder_is_watched_where_it_lies_elsewhere(tmp_path: Path) -> None:
     state, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
     state.mkdir()
-    assert watched_folders(state) == [state]
+    assert watched_directories(state) == [state]
     for folder, watched in ((state / "postgres", [state]), (elsewhere, [state])):
-        (state / "postgres.json").write_text(json.dumps({"folder": str(folder)}))
-        assert watched_folders(state) == watched
+        (state / "postgres.json").write_text(json.dumps({"directory": str(folder)}))
+        assert watched_directories(state) == watched
     elsewhere.mkdir()
-    assert watched_folders(state) == [state, elsewhere]
+    assert watched_directories(state) == [state, elsewhere]

@@ -23,7 +23,7 @@ from inference_worker.contract.disk import FreeSpace
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, read_fleet_status
 from millrace.apps.operations.models import Cordon, HealthEvent
 from millrace.conf.environment import platform_settings
-from millrace.devserver.disk_reserve import watched_folders
+from millrace.devserver.disk_reserve import watched_directories
 from millrace.devserver.processes import read_processes
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -147,7 +147,7 @@ def purge_expired(now: datetime | None = None) -> int:
 
 def _disk() -> Iterator[HealthIssue]:
     settings = platform_settings()
-    space = FreeSpace(watched_folders(settings.data_dir), settings.min_free_disk)
+    space = FreeSpace(watched_directories(settings.data_dir), settings.min_free_disk)
     is_low = space.look()
     if space.free < space.resume_at:
         yield HealthIssue(

@@ -4,6 +4,6 @@ from django.apps import AppConfig
 
 
 class DemoConfig(AppConfig):
-    """The command `seed_demo`; it has no tables of its own."""
+    """The app of the command `seed_demo`. It has no tables."""
 
     name = "millrace.devserver.demo"

@@ -1,8 +1,7 @@
-"""Sends the history the way that real usage takes: held in the budget periods of budgets, settled by the settler's
-ingest.
+"""Settlement of the demo usage, like that of real usage: reserved from budgets and settled by the settler.
 
-What a hard budget has no room for was refused, so it is no usage. NOTE: leases are noted as made on the day of their
-usage: the reconciler compares leases lately made with events lately admitted.
+A request that a hard budget has no room for was rejected and has no usage. NOTE: budget leases get the creation date of
+their usage, since the reconciler compares recently created leases with recently admitted events.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ _DATE = "UPDATE billing_budgetlease SET created_at = %s WHERE id = %s"
 
 @dataclass
 class BackfillProgress:
-    """How far it is."""
+    """The progress of a backfill."""
 
-    done: int = 0  # days of tenants
+    done: int = 0  # number of processed days of all tenants
     of: int = 0
     settled: int = 0
     known: int = 0  # settled by an earlier run
@@ -57,7 +56,7 @@ class BackfillProgress:
 
 
 def prices() -> PriceIndex:
-    """Every rate card there is."""
+    """Return all rate cards."""
     index = PriceIndex()
     with all_tenants_scope(BypassReason.COMMAND):
         index.add(row.decoded() for row in CompiledRateCard.objects.order_by("pk"))
@@ -65,43 +64,46 @@ def prices() -> PriceIndex:
 
 
 def backfill(
-    players: Sequence[DemoTenant], span: DemoPeriod, models: DemoModels, tell: Callable[[BackfillProgress], None]
+    demo_tenants: Sequence[DemoTenant],
+    span: DemoPeriod,
+    models: DemoModels,
+    on_progress: Callable[[BackfillProgress], None],
 ) -> BackfillProgress:
-    """Settle what each tenant used until now and no run before has settled; then bring the rollups up to date."""
-    index, told = prices(), BackfillProgress()
-    plan = {player.spec.slug: list(span.all_days(player)) for player in players}
+    """Settle the usage of each tenant that no earlier run has settled, then update the rollups."""
+    index, progress = prices(), BackfillProgress()
+    plan = {demo_tenant.spec.slug: list(span.all_days(demo_tenant)) for demo_tenant in demo_tenants}
     for month in months([day for days in plan.values() for day in days]):
         ensure_partitions(month)
-    told.of = sum(len(days) for days in plan.values())
-    for player in players:
-        history = {day: uses(player, day, span, models, index) for day in plan[player.spec.slug]}
+    progress.of = sum(len(days) for days in plan.values())
+    for demo_tenant in demo_tenants:
+        history = {day: uses(demo_tenant, day, span, models, index) for day in plan[demo_tenant.spec.slug]}
         everything = [use for day in history.values() for use in day]
-        _budgets(player, everything, span.now)
-        sending = _Sending(player, told)
+        _budgets(demo_tenant, everything, span.now)
+        sending = _Sending(demo_tenant, progress)
         for day, found in history.items():
             sending.send(day, found)
-            told.done += 1
-            tell(told)
+            progress.done += 1
+            on_progress(progress)
         sending.flush()
-        record(player, everything, span.now)
+        record(demo_tenant, everything, span.now)
     rollups.build()
-    return told
+    return progress
 
 
-def _budgets(player: DemoTenant, history: Sequence[DemoUsage], now: datetime) -> None:
-    """Create the missing budgets; some are sized by the history's total."""
-    spec = player.spec
+def _budgets(demo_tenant: DemoTenant, history: Sequence[DemoUsage], now: datetime) -> None:
+    """Create the missing budgets. The amounts of some are derived from the history."""
+    spec = demo_tenant.spec
     wanted: list[tuple[BudgetSpec, ApiKey | None]] = [(budget, None) for budget in spec.budgets]
-    wanted += [(budget, player.keys[key.name]) for key in spec.keys for budget in key.budgets]
-    with tenant_scope(player.tenant):
-        known = set(Budget.objects.for_tenant(player.tenant).values_list("name", flat=True))
+    wanted += [(budget, demo_tenant.keys[key.name]) for key in spec.keys for budget in key.budgets]
+    with tenant_scope(demo_tenant.tenant):
+        known = set(Budget.objects.for_tenant(demo_tenant.tenant).values_list("name", flat=True))
     for budget, key in wanted:
         if budget.name in known:
             continue
         do_make_budget(
-            player.tenant,
+            demo_tenant.tenant,
             key=key,
-            member=player.people[budget.member] if budget.member else None,
+            member=demo_tenant.people[budget.member] if budget.member else None,
             name=budget.name,
             unit=budget.unit,
             period=budget.period,
@@ -129,22 +131,22 @@ def _amount(budget: BudgetSpec, history: Sequence[DemoUsage], now: datetime) -> 
 
 
 class _Sending:
-    """One tenant's usage on its way to the settler."""
+    """The usage of one tenant that is being settled."""
 
-    def __init__(self, player: DemoTenant, told: BackfillProgress) -> None:
-        self._player, self._told = player, told
+    def __init__(self, demo_tenant: DemoTenant, progress: BackfillProgress) -> None:
+        self._demo_tenant, self._progress = demo_tenant, progress
         self._waiting: list[UsageMessage] = []
-        self._unbounded: set[str] = set()  # keys that no budget is for
-        with tenant_scope(player.tenant):
-            events = UsageEvent.objects.for_tenant(player.tenant).filter(request_id__startswith=PREFIX)
+        self._unbounded: set[str] = set()  # names of keys without a budget
+        with tenant_scope(demo_tenant.tenant):
+            events = UsageEvent.objects.for_tenant(demo_tenant.tenant).filter(request_id__startswith=PREFIX)
             self._known = set(events.values_list("request_id", flat=True))
 
-    def send(self, day: date, found: Iterable[DemoUsage]) -> None:
-        """Settle a day's requests, each key's together, as they fit its budgets."""
+    def send(self, day: date, uses: Iterable[DemoUsage]) -> None:
+        """Settle a day's requests, grouped by key, as they fit the budgets."""
         by_key: dict[str, list[DemoUsage]] = {}
-        for use in found:
+        for use in uses:
             if use.event.billing_context.request_id in self._known:
-                self._told.known += 1
+                self._progress.known += 1
             else:
                 by_key.setdefault(use.key, []).append(use)
         for key, group in by_key.items():
@@ -158,11 +160,11 @@ class _Sending:
         if not messages:
             return
         outcome: SettleResult = settle(messages)
-        self._told.settled += outcome.settled
-        self._told.quarantined += outcome.quarantined
+        self._progress.settled += outcome.settled
+        self._progress.quarantined += outcome.quarantined
 
     def _admit(self, key: str, day: date, group: Sequence[DemoUsage]) -> None:
-        """As much of the group as fits: by and by, since what waits to be settled holds more than it will use."""
+        """Admit as much of the group as fits, in parts, since reservations are larger than the usage."""
         while group:
             lease, rooms = self._lease(key, day, group)
             if not rooms:
@@ -173,16 +175,18 @@ class _Sending:
                 continue
             fitting, group = _divided(group, rooms)
             if not fitting:
-                self._told.refused += len(group)
+                self._progress.refused += len(group)
                 return
             self._admit(key, day, fitting)
 
     def _lease(self, key: str, day: date, group: Sequence[DemoUsage]) -> tuple[tuple[int, int] | None, dict[str, int]]:
-        """Return a lease of just what the group holds, of the budget periods on the key's way that day; or, by units,
-        what room there is where it is short. Neither: no budget is for the key."""
+        """Return a budget lease for the group, or the room per unit if the group does not fit.
+
+        Both are empty if the key has no budget.
+        """
         if key in self._unbounded:
             return None, {}
-        row, tenant = self._player.keys[key], self._player.tenant
+        row, tenant = self._demo_tenant.keys[key], self._demo_tenant.tenant
         noon = datetime(day.year, day.month, day.day, 12, tzinfo=UTC)
         amount = [sum(use.need[unit] for use in group) for unit in UNITS]
         with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
@@ -191,8 +195,8 @@ class _Sending:
             if not unit_of:
                 self._unbounded.add(key)
                 return None, {}
-            asked: list[Any] = [tenant.pk, list(unit_of), amount, amount, amount, _LASTING, _LONGEST]
-            cursor.execute(_LEASE, asked)
+            parameters: list[Any] = [tenant.pk, list(unit_of), amount, amount, amount, _LASTING, _LONGEST]
+            cursor.execute(_LEASE, parameters)
             rows = cursor.fetchall()
             lease_id, fencing_token = rows[0][:2]
             if lease_id is not None:
@@ -213,7 +217,7 @@ class _Sending:
 
 
 def _held(use: DemoUsage, lease: tuple[int, int] | None) -> Any:
-    """Return the event as the worker would send it, with what was held for it."""
+    """Return the event as a worker would send it, with its reservation."""
     held = {"reserved_nano": use.need["money"], "reserved_tokens": use.need["tokens"]}
     if lease is not None:
         held |= {"lease_id": lease[0], "fencing_token": lease[1]}
@@ -223,7 +227,7 @@ def _held(use: DemoUsage, lease: tuple[int, int] | None) -> Any:
 
 
 def _divided(group: Sequence[DemoUsage], rooms: dict[str, int]) -> tuple[list[DemoUsage], list[DemoUsage]]:
-    """Those that fit into the rooms one after another, and the others."""
+    """Return the uses that fit into the rooms one after another, and the rest."""
     fitting, rest, left = [], [], dict(rooms)
     for use in group:
         if all(use.need[unit] <= room for unit, room in left.items()):

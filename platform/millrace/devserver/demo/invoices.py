@@ -1,4 +1,4 @@
-"""Invoices the demo's months that are over: the last one drafted and one of it final, those before it settled."""
+"""Invoices of the demo's past months: the last month has drafts and one final invoice, earlier months are settled."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ GOODWILL = 500  # cents
 
 @dataclass
 class Billed:
-    """What there is now, made by this run or one before."""
+    """The invoices that exist after a run."""
 
     drafts: int = 0
     final: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)  # what could not be done, and why
+    problems: list[str] = field(default_factory=list)  # periods that could not be closed, with the reason
 
 
-def welcome(players: list[DemoTenant], now: datetime) -> None:
-    """Grant the credit that some have had since the start of last month."""
+def welcome(demo_tenants: list[DemoTenant], now: datetime) -> None:
+    """Grant promotional credit since the start of last month to some tenants."""
     start = (now.replace(day=1) - timedelta(days=1)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    for player in players:
-        if not player.spec.welcome:
+    for demo_tenant in demo_tenants:
+        if not demo_tenant.spec.welcome:
             continue
         with all_tenants_scope(BypassReason.COMMAND):
-            known = CreditGrant.objects.for_tenant(player.tenant).filter(note=WELCOME).exists()
+            known = CreditGrant.objects.for_tenant(demo_tenant.tenant).filter(note=WELCOME).exists()
         if not known:
-            grant_type, amount = CreditGrant.GrantType.PROMOTIONAL, player.spec.welcome
-            do_grant_credit(player.tenant, grant_type, amount, starts_at=start, note=WELCOME)
+            grant_type, amount = CreditGrant.GrantType.PROMOTIONAL, demo_tenant.spec.welcome
+            do_grant_credit(demo_tenant.tenant, grant_type, amount, starts_at=start, note=WELCOME)
 
 
 def invoice(entity: BillingEntity, now: datetime) -> Billed:
-    """Close the months that are over, draft them, finalize all but the last and one of that, and book payments."""
+    """Close past months, create drafts, finalize all but most drafts of the last month, and record payments."""
     billed = Billed()
     with all_tenants_scope(BypassReason.COMMAND):
         over = Period.objects.filter(entity=entity, ends_at__lte=now - close_after()).order_by("ends_at")
@@ -51,8 +51,8 @@ def invoice(entity: BillingEntity, now: datetime) -> Billed:
     for period in periods:
         try:
             do_close_period(period, now)
-        except Conflict as exc:  # a run that was cut short left a hold, which the settler gives back in a minute
-            billed.left.append(f"{period.label}: {exc}")
+        except Conflict as exc:  # an interrupted run left a reservation, which is reclaimed within a minute
+            billed.problems.append(f"{period.label}: {exc}")
             break
         last = period == periods[-1]
         drafts = do_draft(period)
@@ -73,18 +73,18 @@ def _final(period: Period) -> list[Invoice]:
 
 
 def _settle(period: Period, billed: Billed, last: bool) -> None:
-    """Payments: of a month before the last all but one, and a note of goodwill; of the last a part."""
+    """Record payments: for the last month partial ones; before it all but one, and a goodwill credit note."""
     final = _final(period)
     with all_tenants_scope(BypassReason.COMMAND):
         credited = {row.pk for row in final if notes_on(row).exists()}
-    for place, row in enumerate(final):
+    for index, row in enumerate(final):
         billed.final.append(str(row.number))
-        if row.issued_at is None or row.total <= 0 or (place and place == len(final) - 1):
+        if row.issued_at is None or row.total <= 0 or (index and index == len(final) - 1):
             continue
         cents = row.total // 2 if last else row.total
         received_at = row.issued_at + timedelta(days=1 if last else 6)
         do_record_payment(
             Received("demo", f"demo-{row.number}", max(1, cents), received_at, invoice=str(row.number), note="Demo")
         )
-        if not place and not last and row.pk not in credited and row.taxable > GOODWILL:
+        if not index and not last and row.pk not in credited and row.taxable > GOODWILL:
             do_issue_credit_note(row, [("Goodwill for slow answers (demo)", GOODWILL)], "Slow answers")

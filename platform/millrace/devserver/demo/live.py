@@ -1,4 +1,4 @@
-"""Asks the running platform, as a customer would: chat completions over HTTP with the demo keys, several at once."""
+"""Live demo requests: concurrent chat completions over HTTP with the demo keys."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from millrace.devserver.demo.seeding import DemoModels, DemoTenant, Secrets
 MAX_CONCURRENT_REQUESTS = 4
 MAX_TOKENS = 48
 ANSWER_SECONDS = 120
-REFUSED_PAUSE = 0.5  # a refused client waits a little, as a customer's client does
+REJECTED_PAUSE = 0.5  # seconds that a rejected client waits
 
 
-class NobodyAnswers(Exception):
-    """The gateway cannot be reached."""
+class GatewayUnreachable(Exception):
+    """Raised if the gateway cannot be reached."""
 
 
 @dataclass
 class LiveResult:
-    """What became of the requests so far."""
+    """The results of the requests so far."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     tokens: int = 0
@@ -40,76 +40,76 @@ class LiveResult:
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A key and the model it asks."""
+class _LiveKey:
+    """A key and the model that it uses."""
 
     slug: str
     secret: str
     model: str
 
 
-def ask(
-    players: Sequence[DemoTenant],
+def send_requests(
+    demo_tenants: Sequence[DemoTenant],
     secrets: Secrets,
     models: DemoModels,
     url: str,
     *,
     seconds: float,
-    most: int,
-    tell: Callable[[LiveResult], None],
+    max_requests: int,
+    on_progress: Callable[[LiveResult], None],
 ) -> LiveResult:
     """Send requests for a number of seconds, up to a maximum count.
 
     Raises:
-        NobodyAnswers: nothing serves at the URL.
+        GatewayUnreachable: the gateway cannot be reached at the URL.
     """
-    lines = [line for player in players for line in _lines(player, secrets, models)]
-    _see(url)
-    asked, lock = LiveResult(), threading.Lock()
-    numbers, ends = itertools.count(), time.monotonic() + seconds
+    lines = [line for demo_tenant in demo_tenants for line in _lines(demo_tenant, secrets, models)]
+    _check_gateway(url)
+    result, lock = LiveResult(), threading.Lock()
+    numbers, deadline = itertools.count(), time.monotonic() + seconds
 
     def work() -> None:
-        while time.monotonic() < ends and lines:
+        while time.monotonic() < deadline and lines:
             with lock:
                 number = next(numbers)
-            if number >= most:
+            if number >= max_requests:
                 return
             status, tokens = _request(url, lines[number % len(lines)], number)
             with lock:
-                asked.statuses[status] += 1
-                asked.tokens += tokens
-                tell(asked)
+                result.statuses[status] += 1
+                result.tokens += tokens
+                on_progress(result)
             if status != http.client.OK:
-                time.sleep(REFUSED_PAUSE)
+                time.sleep(REJECTED_PAUSE)
 
     with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
         for future in [pool.submit(work) for _ in range(MAX_CONCURRENT_REQUESTS)]:
             future.result()
-    return asked
+    return result
 
 
-def _lines(player: DemoTenant, secrets: Secrets, models: DemoModels) -> list[_Line]:
+def _lines(demo_tenant: DemoTenant, secrets: Secrets, models: DemoModels) -> list[_LiveKey]:
     found = []
-    for key in player.spec.keys:
-        secret = secrets.get(player, key.name)
+    for key in demo_tenant.spec.keys:
+        secret = secrets.get(demo_tenant, key.name)
         model = key.work and models.named(key.work.model)
         if secret and model and key.work and key.work.model != "embedding":
-            found.append(_Line(player.spec.slug, secret, model))
+            found.append(_LiveKey(demo_tenant.spec.slug, secret, model))
     return found
 
 
-def _see(url: str) -> None:
+def _check_gateway(url: str) -> None:
     try:
         connection = _connect(url)
         connection.request("GET", "/readyz")
         connection.getresponse().read()
         connection.close()
     except (OSError, http.client.HTTPException) as exc:
-        raise NobodyAnswers(f"nothing answers at {url}: {exc}") from exc
+        raise GatewayUnreachable(f"cannot connect to {url}: {exc}") from exc
 
 
-def _request(url: str, line: _Line, number: int) -> tuple[int, int]:
-    """Return the answer's status and how many tokens it used; the status 0 for none."""
+def _request(url: str, line: _LiveKey, number: int) -> tuple[int, int]:
+    """Return the response's status and its number of tokens, or (0, 0) without a response."""
     questions = QUESTIONS[line.slug]
     body = {
         "model": line.model,
@@ -134,5 +134,5 @@ def _request(url: str, line: _Line, number: int) -> tuple[int, int]:
 
 def _connect(url: str) -> http.client.HTTPConnection:
     parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
+    connection_class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return connection_class(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)

@@ -1,4 +1,4 @@
-"""What the live requests ask. The instructions are long enough for the prefix cache to keep them."""
+"""Prompts of the live requests. The instructions are long enough to be cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole of it, for the command, for tests and for screenshots."""
+"""Creation of all demo data, for the command, tests and screenshots."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from millrace.devserver.demo.invoices import Billed, invoice, welcome
 from millrace.devserver.demo.seeding import DemoModels, DemoTenant, Secrets
 from millrace.devserver.demo.tenants import CAST
 
-EVENTS = 20_000  # of each tenant, about
-_LOCK = 0x64656D6F  # any number that is nobody else's advisory lock
+EVENTS = 20_000  # approximate number for each tenant
+_LOCK = 0x64656D6F  # a number that no other advisory lock uses
 
 
-class Busy(Exception):
-    """Another run is under way."""
+class DemoRunning(Exception):
+    """Raised if another run is active."""
 
 
 @dataclass(frozen=True)
-class Played:
-    """What a run has made or found."""
+class DemoResult:
+    """The demo data after a run."""
 
-    players: list[DemoTenant]
-    told: BackfillProgress
+    demo_tenants: list[DemoTenant]
+    progress: BackfillProgress
     billed: Billed
 
 
@@ -43,42 +43,42 @@ def secrets() -> Secrets:
     return Secrets(platform_settings().data_dir)
 
 
-def play(
+def create_demo(
     *,
     days: int = DAYS,
     events: int = EVENTS,
     password: str | None = None,
     now: datetime | None = None,
-    tell: Callable[[BackfillProgress], None] = lambda told: None,
-) -> Played:
-    """Make the tenants and their history, as far as either is missing, and invoice the months that are over.
+    on_progress: Callable[[BackfillProgress], None] = lambda progress: None,
+) -> DemoResult:
+    """Create the missing tenants and their history, and invoice the past months.
 
     Raises:
-        Busy: another run is at it.
+        DemoRunning: another run is active.
     """
     now = now or datetime.now(UTC)
-    with _alone():
-        kept, served = secrets(), models()
-        players = [seeding.enter(spec, kept, served, password) for spec in CAST]
-        span = DemoPeriod(days, events, now)
-        entity = seeding.bill(players, served, _began(players, days))
-        welcome(players, now)
-        told = backfill(players, span, served, tell)
+    with _exclusive_run():
+        stored_secrets, model_names = secrets(), models()
+        demo_tenants = [seeding.create_tenant(spec, stored_secrets, model_names, password) for spec in CAST]
+        period = DemoPeriod(days, events, now)
+        entity = seeding.create_billing(demo_tenants, model_names, _first_day(demo_tenants, days))
+        welcome(demo_tenants, now)
+        progress = backfill(demo_tenants, period, model_names, on_progress)
         check_thresholds()
-        return Played(players, told, invoice(entity, now))
+        return DemoResult(demo_tenants, progress, invoice(entity, now))
 
 
-def _began(players: list[DemoTenant], days: int) -> date:
-    return min(player.tenant.created_at for player in players).date() - timedelta(days=days)
+def _first_day(demo_tenants: list[DemoTenant], days: int) -> date:
+    return min(demo_tenant.tenant.created_at for demo_tenant in demo_tenants).date() - timedelta(days=days)
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """Lock the demo data for one run. The lock belongs to the session, so a killed run releases it."""
+def _exclusive_run() -> Iterator[None]:
+    """Lock the demo data for one run. The lock belongs to the session, so it is released if the run is killed."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK])
         if not cursor.fetchone()[0]:
-            raise Busy("Another run is under way.")
+            raise DemoRunning("Another run is active. Wait until it ends.")
     try:
         yield
     finally:

@@ -1,5 +1,7 @@
-"""Sets the stage: tenants, people, keys, limits, prices. Each thing is made unless it is there, so a run that was cut
-short is taken up by the next; what somebody has changed since stays changed."""
+"""Creation of the demo tenants with their users, keys, limits and prices.
+
+Existing objects are not changed, so a run that was interrupted is continued by the next one.
+"""
 
 from __future__ import annotations
 
@@ -27,36 +29,35 @@ from tenants.models import ApiKey, LimitSet, Membership, Project, RoutingPolicy,
 
 BOOK = ENTITY = "demo"
 SECRETS_FILE = "demo_keys.json"  # in the data directory
-NAME = "assistant"  # the model name of its own that a tenant may have
-_MARKUP = {Tier.PRIORITY: 3, Tier.FLEX: 1}  # in halves of the standard price; every price is written out
-_DEARER_OUTPUT = "18"  # of the second model, until last month
+NAME = "assistant"  # the logical model name of some tenants
+_MARKUP = {Tier.PRIORITY: 3, Tier.FLEX: 1}  # in halves of the standard price
+_OLD_OUTPUT_PRICE = "18"  # of the second model, before last month, in USD per million tokens
 
 
 @dataclass(frozen=True)
 class DemoModels:
-    """The names of the platform's models, as the cast uses them."""
+    """The names of the platform's models that the demo tenants use."""
 
     generating: tuple[str, ...]
     embedding: tuple[str, ...]
 
     def named(self, which: str) -> str | None:
-        """Return the model that stands for `first`, `second` or `embedding`; None: the platform has none of the
-        kind."""
-        found = self.embedding if which == "embedding" else self.generating
-        return found[min(which == "second", len(found) - 1)] if found else None
+        """Return the model for `first`, `second` or `embedding`, or None if the platform has none of this type."""
+        models = self.embedding if which == "embedding" else self.generating
+        return models[min(which == "second", len(models) - 1)] if models else None
 
     @classmethod
     def of(cls, specs: tuple[ModelSpec, ...]) -> DemoModels:
         embeds = [spec.source == "embedded:minilm" for spec in specs]
         return cls(
-            tuple(spec.name for spec, embeds_ in zip(specs, embeds, strict=True) if not embeds_),
-            tuple(spec.name for spec, embeds_ in zip(specs, embeds, strict=True) if embeds_),
+            tuple(spec.name for spec, is_embedding in zip(specs, embeds, strict=True) if not is_embedding),
+            tuple(spec.name for spec, is_embedding in zip(specs, embeds, strict=True) if is_embedding),
         )
 
 
 @dataclass
 class DemoTenant:
-    """A demo tenant as it stands."""
+    """A demo tenant with its objects in the database."""
 
     spec: TenantSpec
     tenant: Tenant
@@ -66,69 +67,71 @@ class DemoTenant:
 
 
 class Secrets:
-    """The demo keys' secrets, by tenant and key, in a private file: the live requests need them."""
+    """The secrets of the demo keys, in a private file for the live requests."""
 
     def __init__(self, data_dir: Path) -> None:
         self.path = data_dir / SECRETS_FILE
         try:
-            self._kept: dict[str, str] = json.loads(self.path.read_text(encoding="utf-8"))
+            self._secrets: dict[str, str] = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            self._kept = {}
+            self._secrets = {}
 
-    def get(self, player: DemoTenant, key: str) -> str | None:
-        return self._kept.get(f"{player.spec.slug}/{key}")
+    def get(self, demo_tenant: DemoTenant, key: str) -> str | None:
+        return self._secrets.get(f"{demo_tenant.spec.slug}/{key}")
 
-    def keep(self, player: DemoTenant, key: str, secret: str) -> None:
-        self._kept[f"{player.spec.slug}/{key}"] = secret
-        write_private(self.path, json.dumps(self._kept, indent=2) + "\n")
+    def store(self, demo_tenant: DemoTenant, key: str, secret: str) -> None:
+        self._secrets[f"{demo_tenant.spec.slug}/{key}"] = secret
+        write_private(self.path, json.dumps(self._secrets, indent=2) + "\n")
 
 
 def real_tenants() -> list[str]:
-    """Return the slugs of tenants that are no demo, nor gone."""
+    """Return the slugs of real tenants that are not deleted."""
     with all_tenants_scope(BypassReason.COMMAND):
         real = Tenant.objects.all_tenants().filter(is_demo=False).exclude(status=Tenant.Status.PURGED)
         return list(real.values_list("slug", flat=True))
 
 
-def enter(spec: TenantSpec, secrets: Secrets, models: DemoModels, password: str | None) -> DemoTenant:
-    """Return the tenant with its people, projects, keys and limits; its budgets come once prices are known."""
+def create_tenant(spec: TenantSpec, secrets: Secrets, models: DemoModels, password: str | None) -> DemoTenant:
+    """Create the missing parts of a tenant: users, projects, keys and limits. Budgets are created by the backfill."""
     with all_tenants_scope(BypassReason.COMMAND):
         tenant = Tenant.objects.all_tenants().filter(slug=spec.slug).first()
     if tenant is None:
         tenant = actions.do_create_tenant(spec.slug, spec.name, is_demo=True)
-    player = DemoTenant(spec, tenant)
-    for who in spec.people:
-        player.people[who] = _person(player, who, password)
+    demo_tenant = DemoTenant(spec, tenant)
+    for user_key in spec.people:
+        demo_tenant.people[user_key] = _person(demo_tenant, user_key, password)
     with tenant_scope(tenant):
         known = {project.slug: project for project in Project.objects.for_tenant(tenant)}
     for slug, name in {"default": "Default", **spec.projects}.items():
-        player.projects[slug] = known.get(slug) or actions.do_create_project(tenant, slug, name)
+        demo_tenant.projects[slug] = known.get(slug) or actions.do_create_project(tenant, slug, name)
     for key in spec.keys:
-        player.keys[key.name] = _key(player, key, secrets, models)
-    _limit(player, spec.limits)
-    _limit(player, spec.operator_limits, set_by_operator=True)
+        demo_tenant.keys[key.name] = _key(demo_tenant, key, secrets, models)
+    _limit(demo_tenant, spec.limits)
+    _limit(demo_tenant, spec.operator_limits, set_by_operator=True)
     if spec.routed:
-        _route(player, models)
-    return player
+        _route(demo_tenant, models)
+    return demo_tenant
 
 
-def _person(player: DemoTenant, who: str, password: str | None) -> User:
-    person, email = player.spec.people[who], player.spec.email(who)
+def _person(demo_tenant: DemoTenant, user_key: str, password: str | None) -> User:
+    person, email = demo_tenant.spec.people[user_key], demo_tenant.spec.email(user_key)
     user = User.objects.filter(email=email).first() or User.objects.create_user(email, password, name=person.name)
     if password is not None and not user.check_password(password):
         user.set_password(password)
         user.save(update_fields=["password"])
-    with tenant_scope(player.tenant):
-        member = Membership.objects.for_tenant(player.tenant).filter(user=user).exists()
+    with tenant_scope(demo_tenant.tenant):
+        member = Membership.objects.for_tenant(demo_tenant.tenant).filter(user=user).exists()
     if not member:
-        actions.do_add_member(player.tenant, user, person.role)
+        actions.do_add_member(demo_tenant.tenant, user, person.role)
     return user
 
 
-def _key(player: DemoTenant, spec: KeySpec, secrets: Secrets, models: DemoModels) -> ApiKey:
-    project = player.projects[spec.project]
-    with tenant_scope(player.tenant):
-        key = ApiKey.objects.for_tenant(player.tenant).filter(project=project, name=spec.name).order_by("pk").first()
+def _key(demo_tenant: DemoTenant, spec: KeySpec, secrets: Secrets, models: DemoModels) -> ApiKey:
+    project = demo_tenant.projects[spec.project]
+    with tenant_scope(demo_tenant.tenant):
+        key = (
+            ApiKey.objects.for_tenant(demo_tenant.tenant).filter(project=project, name=spec.name).order_by("pk").first()
+        )
     if key is None:
         expires_at = spec.expires_in_days and datetime.now(UTC) + timedelta(days=spec.expires_in_days)
         with transaction.atomic():
@@ -137,44 +140,49 @@ def _key(player: DemoTenant, spec: KeySpec, secrets: Secrets, models: DemoModels
                 spec.name,
                 allowed_models=models.generating[:1] if spec.first_model_only else None,
                 expires_at=expires_at or None,
-                created_by=player.people[spec.by],
+                created_by=demo_tenant.people[spec.by],
             )
             if spec.work is not None:
-                secrets.keep(player, spec.name, secret)  # before the commit: rows whose secret nobody has are no use
-    _limit(player, spec.limits, key=key)
+                secrets.store(
+                    demo_tenant, spec.name, secret
+                )  # before the commit, since a key without its secret is useless
+    _limit(demo_tenant, spec.limits, key=key)
     if spec.revoked:
         actions.do_revoke_api_key(key)
     return key
 
 
 def _limit(
-    player: DemoTenant, limits: dict[str, int], *, key: ApiKey | None = None, set_by_operator: bool = False
+    demo_tenant: DemoTenant, limits: dict[str, int], *, key: ApiKey | None = None, set_by_operator: bool = False
 ) -> None:
     if not limits:
         return
-    with tenant_scope(player.tenant):
-        known = LimitSet.objects.for_tenant(player.tenant).filter(
+    with tenant_scope(demo_tenant.tenant):
+        known = LimitSet.objects.for_tenant(demo_tenant.tenant).filter(
             key=key, project=None, set_by_operator=set_by_operator
         )
         if known.exists():
             return
-    actions.do_set_limits(player.tenant, limits, key=key, set_by_operator=set_by_operator)
+    actions.do_set_limits(demo_tenant.tenant, limits, key=key, set_by_operator=set_by_operator)
 
 
-def _route(player: DemoTenant, models: DemoModels) -> None:
-    """Two versions of a policy, so that there is something to compare and go back to."""
-    with tenant_scope(player.tenant):
-        known = RoutingPolicy.objects.for_tenant(player.tenant).filter(name=NAME).count()
+def _route(demo_tenant: DemoTenant, models: DemoModels) -> None:
+    """Publish two versions of a routing policy, which the console can compare."""
+    with tenant_scope(demo_tenant.tenant):
+        known = RoutingPolicy.objects.for_tenant(demo_tenant.tenant).filter(name=NAME).count()
     first, second = models.named("first"), models.named("second")
-    one: dict[str, Any] = {"rules": [{"targets": [{"model": first}]}]}
-    two: dict[str, Any] = {"rules": [{"targets": [{"model": first, "weight": 9}, {"model": second}]}]}
-    for body in [one] if first == second else [one, two][known:]:
-        actions.do_publish_policy(player.tenant, NAME, body, created_by=player.people["owner"])
+    first_version: dict[str, Any] = {"rules": [{"targets": [{"model": first}]}]}
+    both_versions: dict[str, Any] = {"rules": [{"targets": [{"model": first, "weight": 9}, {"model": second}]}]}
+    for body in [first_version] if first == second else [first_version, both_versions][known:]:
+        actions.do_publish_policy(demo_tenant.tenant, NAME, body, created_by=demo_tenant.people["owner"])
 
 
-def bill(players: list[DemoTenant], models: DemoModels, began: date) -> BillingEntity:
-    """Have the demo's own company bill them, by the demo's own price book: months and numbers of real tenants' invoices
-    have nothing to do with it. `began`: the day before which nobody used anything."""
+def create_billing(demo_tenants: list[DemoTenant], models: DemoModels, first_day: date) -> BillingEntity:
+    """Create the demo's billing entity and price book, which are separate from those of real tenants.
+
+    Args:
+        first_day: the first day with usage.
+    """
     with all_tenants_scope(BypassReason.COMMAND):
         entity = BillingEntity.objects.filter(slug=ENTITY).first()
     entity = entity or do_add_entity(
@@ -191,13 +199,13 @@ def bill(players: list[DemoTenant], models: DemoModels, began: date) -> BillingE
         payment_details="This is a demo: pay nothing.",
     )
     _tax(entity)
-    for player in players:
-        with tenant_scope(player.tenant):
-            profile = BillingProfile.objects.for_tenant(player.tenant).first()
+    for demo_tenant in demo_tenants:
+        with tenant_scope(demo_tenant.tenant):
+            profile = BillingProfile.objects.for_tenant(demo_tenant.tenant).first()
         if profile is None:
-            spec = player.spec
+            spec = demo_tenant.spec
             profile = do_set_profile(
-                player.tenant,
+                demo_tenant.tenant,
                 name=spec.name,
                 street="2 Example Street",
                 postcode="00000",
@@ -207,8 +215,8 @@ def bill(players: list[DemoTenant], models: DemoModels, began: date) -> BillingE
                 emails=[spec.email("books" if "books" in spec.people else "owner")],
             )
         if profile is None or profile.entity_id != entity.pk:
-            do_assign_entity(player.tenant, entity)
-    _price(players, models, began)
+            do_assign_entity(demo_tenant.tenant, entity)
+    _price(demo_tenants, models, first_day)
     return entity
 
 
@@ -227,30 +235,31 @@ def _tax(entity: BillingEntity) -> None:
             do_add_tax_rule(entity=entity, starts_on=since, **rule)
 
 
-def _price(players: list[DemoTenant], models: DemoModels, began: date) -> None:
-    """NOTE: the book is everybody's before it has prices: publishing then makes rate cards for all of them from `began`
-    on, where assigning later would make them from now on."""
+def _price(demo_tenants: list[DemoTenant], models: DemoModels, first_day: date) -> None:
+    """Publish the prices. NOTE: the book is assigned before that, so that its prices apply from the first day."""
     first, second = models.named("first"), models.named("second")
     with all_tenants_scope(BypassReason.COMMAND):
         versions = list(PriceVersion.objects.filter(book__name=BOOK).order_by("pk"))
         assigned = set(PriceBookAssignment.objects.all_tenants().values_list("tenant_id", flat=True))
     old = _all_prices(models)
     if second != first:
-        old = [_dearer(price) if price.model == second else price for price in old]
-    opened = datetime(began.year - 1, 1, 1, tzinfo=UTC)
+        old = [_with_old_price(price) if price.model == second else price for price in old]
+    opened = datetime(first_day.year - 1, 1, 1, tzinfo=UTC)
     draft = (
         versions[0]
         if versions
         else do_propose_prices(Proposal(tuple(old)), book=BOOK, effective_from=opened, note="Demo prices")
     )
-    for player in players:
-        if player.tenant.pk not in assigned:
-            do_assign_book(player.tenant, BOOK)
+    for demo_tenant in demo_tenants:
+        if demo_tenant.tenant.pk not in assigned:
+            do_assign_book(demo_tenant.tenant, BOOK)
     if draft.state == PriceVersion.State.DRAFT:
         do_publish_prices(draft, by=None)
     if second != first and len(versions) < 2:
         new = tuple(price for price in _all_prices(models) if price.model == second)
-        changed = datetime.combine(began.replace(day=1) + timedelta(days=32), datetime.min.time(), UTC).replace(day=1)
+        changed = datetime.combine(first_day.replace(day=1) + timedelta(days=32), datetime.min.time(), UTC).replace(
+            day=1
+        )
         note = f"Demo prices: {second} is cheaper"
         do_publish_prices(do_propose_prices(Proposal(new), book=BOOK, effective_from=changed, note=note), by=None)
 
@@ -266,7 +275,7 @@ def _all_prices(models: DemoModels) -> list[NewPrice]:
     return prices
 
 
-def _dearer(price: NewPrice) -> NewPrice:
+def _with_old_price(price: NewPrice) -> NewPrice:
     if (price.tier, price.component) != (Tier.STANDARD, Component.OUTPUT):
         return price
-    return NewPrice(price.model, price.tier, price.component, nano_per_million(_DEARER_OUTPUT))
+    return NewPrice(price.model, price.tier, price.component, nano_per_million(_OLD_OUTPUT_PRICE))

@@ -1,4 +1,4 @@
-"""Who plays: tenants, their people, keys, budgets and limits. All invented; all bear `(demo)` in their names."""
+"""The demo tenants with their users, keys, budgets and limits. All are invented and have `(demo)` in their names."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ DOLLAR = 10**9  # nano-USD
 
 @dataclass(frozen=True)
 class DemoWorkload:
-    """What a key is used for: how much, and what a usual request looks like."""
+    """The usage of a key: its share of the tenant's requests and the sizes of a typical request."""
 
-    share: int  # of its tenant's requests, in proportion to the other keys'
+    share: int  # of the tenant's requests, relative to other keys
     prompt: int  # tokens, the median
     output: int
-    model: Literal["first", "second", "embedding"] = "first"  # of those the platform serves
+    model: Literal["first", "second", "embedding"] = "first"  # see DemoModels
     tier: Tier = Tier.STANDARD
-    reused: float = 0.6  # of the prompt, read from the cache once the customer knows how
-    writes: Component | None = None  # it marks what to keep, for this long
+    reused: float = 0.6  # of the prompt, read from the cache after the learning period
+    writes: Component | None = None  # the type of its cache writes
 
 
 @dataclass(frozen=True)
 class BudgetSpec:
-    """A budget of the tenant, a project, a key or a member. `amount`: whole nano-USD, tokens or requests; or, as a
-    float, a multiple of what was used: in this month so far, in 30 days, or ever, as `of` says."""
+    """A budget of the tenant, a project, a key or a member.
+
+    An integer `amount` is in nano-USD, tokens or requests. A float is a multiple of the usage in the time of `of`: this
+    month, the last 30 days, or ever.
+    """
 
     name: str
     unit: Literal["money", "tokens", "requests"]
@@ -43,7 +46,7 @@ class BudgetSpec:
 @dataclass(frozen=True)
 class KeySpec:
     name: str
-    work: DemoWorkload | None = None  # None: it is never used
+    work: DemoWorkload | None = None  # None: never used
     project: str = "default"
     by: str = "owner"
     budgets: tuple[BudgetSpec, ...] = ()
@@ -71,13 +74,13 @@ class TenantSpec:
     budgets: tuple[BudgetSpec, ...] = ()
     limits: dict[str, int] = field(default_factory=dict)
     operator_limits: dict[str, int] = field(default_factory=dict)
-    volume: float = 1.0  # requests, beside the others'
+    volume: float = 1.0  # requests, relative to other tenants
     welcome: int = 0  # promotional credit in last month, nano-USD
     vat_id: str = ""
-    routed: bool = False  # has a model name of its own
+    routed: bool = False  # has a routing policy
 
-    def email(self, who: str) -> str:
-        return f"{who}@{self.slug}.example"
+    def email(self, user_key: str) -> str:
+        return f"{user_key}@{self.slug}.example"
 
 
 HARBOR = TenantSpec(

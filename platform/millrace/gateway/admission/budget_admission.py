@@ -1,12 +1,14 @@
-"""May it cost that: prices pinned, holds taken from budget leases in memory, and in Postgres when a lease is spent.
+"""Budget admission: pin the price and reserve the maximum cost of a request.
 
-All budget periods above a key are taken together or not at all, for the most expensive candidate. Before a rejection
-the other gateways return what they have not admitted, within milliseconds (`REVOKE_LEASES_CHANNEL`). The lease of an
-unresponsive gateway stays reserved until none of its requests can run any more. If only such a lease is missing, the
-response is 503 with `retry-after` instead of 429.
+The cost is reserved from a budget lease in memory. When the lease is used up, a new one is taken from PostgreSQL. All
+budget periods that apply to a key are reserved together or not at all, for the most expensive candidate.
 
-The usage event of an execution releases its reservation when the settler settles it. While a budget is contended the
-gateway releases the unused part before: see early_release.py.
+Before a rejection, the other gateways return what they have leased but not admitted, within milliseconds
+(`REVOKE_LEASES_CHANNEL`). The lease of an unresponsive gateway stays reserved until none of its requests can run any
+more. If only such a lease is missing, the response is 503 with `retry-after` instead of 429.
+
+The settler releases an execution's reservation when it settles the usage event. While a budget is contended, the
+gateway releases the unused part before that: see early_release.py.
 """
 
 from __future__ import annotations
@@ -48,11 +50,11 @@ from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)
 
-REVOKE_LEASES_CHANNEL = "millrace:revoke_leases"  # a channel in Valkey: the ids of budget periods that are short
-REVOKE_LEASES_SECONDS = 0.19  # from the first asking to the refusal
-ASK_AGAIN_SECONDS = 0.01
-LEASE_ANSWER_SECONDS = 2.0  # a database that takes longer counts as unavailable
-RECALLED_SECONDS = 5.0  # after a recall, when other gateways have released all they can
+REVOKE_LEASES_CHANNEL = "millrace:revoke_leases"  # a channel in Valkey: the IDs of budget periods that are short
+REVOKE_LEASES_SECONDS = 0.19  # from the first revocation message to the rejection
+RETRY_SECONDS = 0.01
+LEASE_ANSWER_SECONDS = 2.0  # a slower database counts as unavailable
+RECALLED_SECONDS = 5.0  # how long after a revocation other gateways are not asked again
 PRICES_SECONDS = 1.0
 SWEEP_SECONDS = 0.5
 TIERS = {
@@ -66,69 +68,68 @@ _UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
 
 
 class BudgetAdmission:
-    """The prices, paths and leases of one gateway."""
+    """The prices, budget chains and budget leases of one gateway."""
 
-    def __init__(self, store: BudgetLeaseStore, broker: redis.Redis, patient: redis.Redis) -> None:
+    def __init__(self, store: BudgetLeaseStore, broker: redis.Redis, blocking_broker: redis.Redis) -> None:
         self._store = store
         self._broker = broker
-        self._patient = patient
+        self._blocking_broker = blocking_broker
         self.prices = PriceIndex()
         self.early = EarlyReleases(store)
         self._polled_at = float("-inf")  # monotonic
-        self._by_key: dict[int, BudgetChain] = {}  # key -> its path
-        self._paths: dict[
-            tuple[int, ...], BudgetChain
-        ] = {}  # budget period ids -> the path: keys with the same budget periods share it
+        self._by_key: dict[int, BudgetChain] = {}  # key ID -> its chain
+        # Period IDs -> the chain. Keys with the same periods share it.
+        self._chains: dict[tuple[int, ...], BudgetChain] = {}
         self._unreturned: list[tuple[BudgetChain, LocalBudgetLease]] = []
         self._to_return = asyncio.Event()
-        self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by key: one look at a time
+        self._opening: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by key ID: one query at a time
         self._changes = 0
-        self._listening = False  # whether recalls reach this gateway
+        self._listening = False  # whether this gateway receives revocations
         self._tasks: list[asyncio.Task[None]] = []
         self._leasing: set[asyncio.Task[LocalBudgetLease | list[InsufficientBudget]]] = set()
-        self._given_up: dict[
-            asyncio.Task[LocalBudgetLease | list[InsufficientBudget]], BudgetChain
-        ] = {}  # those nobody waits for any more
+        # Leases that no request waits for any more.
+        self._abandoned: dict[asyncio.Task[LocalBudgetLease | list[InsufficientBudget]], BudgetChain] = {}
 
     async def start(self) -> None:
-        self._tasks = [asyncio.create_task(each) for each in (self._keep_prices(), self._sweep(), self._listen())]
+        self._tasks = [asyncio.create_task(work) for work in (self._keep_prices(), self._sweep(), self._listen())]
 
     async def stop(self) -> None:
-        """Return all leases. From now on only other gateways admit requests."""
+        """Return all leases. After this only other gateways admit requests."""
         await cancel_and_wait(self._tasks)
         await asyncio.gather(*self._leasing, return_exceptions=True)
-        self._seal(list(self._paths.values()))
+        self._seal(list(self._chains.values()))
         await self._return_all()
 
     def drop(self, changes: Collection[ChangeEvent]) -> None:
-        """Budgets may have changed for these keys or tenants: what was leased by the old ones goes back."""
+        """Return the leases of tenants whose budgets may have changed."""
         self._changes += 1
         tenants = {change.tenant_id for change in changes}
-        self._by_key = {key: path for key, path in self._by_key.items() if path.tenant_id not in tenants}
-        self._seal([path for path in self._paths.values() if path.tenant_id in tenants])
+        self._by_key = {key: chain for key, chain in self._by_key.items() if chain.tenant_id not in tenants}
+        self._seal([chain for chain in self._chains.values() if chain.tenant_id in tenants])
 
-    def polled(self, at: float) -> None:
-        """Remember that all changes up to the monotonic time `at` were read and applied."""
-        self._polled_at = at
+    def polled(self, polled_at: float) -> None:
+        """Record that all changes up to the monotonic time `polled_at` were applied."""
+        self._polled_at = polled_at
 
     def forget(self) -> None:
         """Clear the caches, since changes may have been missed."""
         self._changes += 1
         self._by_key.clear()
-        self._seal(list(self._paths.values()))
+        self._seal(list(self._chains.values()))
 
-    def bill(self, demand: AdmissionRequest, *, all_billed: bool = False) -> CostEstimate:
-        """Pin the price.
+    def estimate(self, demand: AdmissionRequest, *, all_billed: bool = False) -> CostEstimate:
+        """Pin the prices of the candidates.
 
         Args:
-            all_billed: every candidate runs and is billed; else one of them is.
+            all_billed: whether every candidate runs and is billed; otherwise one of them is.
 
         Raises:
-            ApiError: 503, a price that is needed is missing. It is never free.
+            ApiError: 503, a required price is missing.
         """
-        find, tenant, at = self.prices.find, demand.key.tenant_id, demand.admitted_at
+        find, tenant_id, admitted_at = self.prices.find, demand.key.tenant_id, demand.admitted_at
         rate_cards = [
-            find(tenant, candidate.model.name, TIERS[demand.service_class], at) for candidate in demand.candidates
+            find(tenant_id, candidate.model.name, TIERS[demand.service_class], admitted_at)
+            for candidate in demand.candidates
         ]
         needed = rate_cards if all_billed else rate_cards[:1]
         if None in needed:
@@ -137,37 +138,37 @@ class BudgetAdmission:
             demand, tuple(rate_card for rate_card in rate_cards if rate_card is not None), all_billed=all_billed
         )
 
-    async def take(self, bill: CostEstimate, max_tokens: int) -> AdmissionGrant:
-        """Hold what the request may cost.
+    async def take(self, estimate: CostEstimate, max_tokens: int) -> AdmissionGrant:
+        """Reserve the maximum cost of the request.
 
         Raises:
-            ApiError: 429, a budget does not allow it; 503, it cannot be known, or what is in the way may come back.
+            ApiError: 429, a budget does not allow it; 503, the database or a missing lease is unavailable.
         """
-        demand = bill.demand
+        demand = estimate.demand
         try:
-            amount = bill.amount(max_tokens)
+            amount = estimate.amount(max_tokens)
         except UnknownPriceError:
             raise rejections.unpriced(demand.candidates[0].model.name) from None
-        path = self._known(demand)
-        if path is None:
+        chain = self._find_chain(demand)
+        if chain is None:
             async with self._opening.setdefault(demand.key.key_id, asyncio.Lock()):
-                path = self._known(demand) or await self._open(demand)
-        if not path.budget_periods:
-            return self._terms(bill, max_tokens, amount, None, ())
-        lease = path.lease
+                chain = self._find_chain(demand) or await self._open(demand)
+        if not chain.budget_periods:
+            return self._grant(estimate, max_tokens, amount, None, ())
+        lease = chain.lease
         if lease is None or not lease.take(amount, time.monotonic()):
-            lease, max_tokens, amount = await self._take_slowly(bill, path, max_tokens, amount)
-        return self._terms(bill, max_tokens, amount, lease, path.ids)
+            lease, max_tokens, amount = await self._take_from_new_lease(estimate, chain, max_tokens, amount)
+        return self._grant(estimate, max_tokens, amount, lease, chain.ids)
 
-    def _terms(
+    def _grant(
         self,
-        bill: CostEstimate,
+        estimate: CostEstimate,
         max_tokens: int,
         amount: ReservedAmount,
         lease: LocalBudgetLease | None,
         budget_periods: Sequence[int],
     ) -> AdmissionGrant:
-        rate_card = bill.rate_cards[0]
+        rate_card = estimate.rate_cards[0]
         if lease is None:
             return AdmissionGrant(
                 max_tokens,
@@ -184,199 +185,202 @@ class BudgetAdmission:
             amount.money,
             amount.tokens,
             rate_card,
-            budget_periods,
         )
 
-    def _known(self, demand: AdmissionRequest) -> BudgetChain | None:
-        """Return the key's budget periods if no change of budgets can have been missed."""
-        path = self._by_key.get(demand.key.key_id)
-        if path is None or self._is_stale():
+    def _find_chain(self, demand: AdmissionRequest) -> BudgetChain | None:
+        """Return the key's budget chain, if it is current."""
+        chain = self._by_key.get(demand.key.key_id)
+        if chain is None or self._is_stale():
             return None
-        return path if path.starts <= demand.admitted_at < path.ends else None
+        return chain if chain.starts <= demand.admitted_at < chain.ends else None
 
     def _is_stale(self) -> bool:
-        """Return whether changes may have been missed, such as after a pause of this process."""
+        """Return whether changes may have been missed, for example after a pause of this process."""
         return time.monotonic() - self._polled_at >= FRESH_SECONDS
 
     async def _open(self, demand: AdmissionRequest) -> BudgetChain:
-        """Find the budget periods on the key's way at that instant."""
-        key, at = demand.key, _EPOCH + timedelta(microseconds=demand.admitted_at)
+        """Read the key's budget periods at the time of the request."""
+        key, admitted_at = demand.key, _EPOCH + timedelta(microseconds=demand.admitted_at)
         while True:
             changes = self._changes
             try:
-                budget_periods = await self._store.open_budget_periods(key.tenant_id, key.project_id, key.key_id, at)
+                budget_periods = await self._store.open_budget_periods(
+                    key.tenant_id, key.project_id, key.key_id, admitted_at
+                )
             except _UNREACHABLE as exc:
                 raise _unavailable(exc) from exc
             ids = tuple(budget_period.id for budget_period in budget_periods)
-            path = BudgetChain(key.tenant_id, budget_periods)
+            chain = BudgetChain(key.tenant_id, budget_periods)
             if budget_periods:
-                known = self._paths.get(ids)
+                known = self._chains.get(ids)
                 if known is not None:
-                    known.budget_periods = budget_periods  # their names and modes may have changed
-                    path = known
+                    known.budget_periods = budget_periods  # names and modes may have changed
+                    chain = known
                     if self._is_stale():
-                        self._seal([path])  # leased under limits that may have been lowered
+                        self._seal([chain])  # leased under limits that may have been lowered
                 else:
-                    self._paths[ids] = path
+                    self._chains[ids] = chain
             if changes == self._changes:
                 current = self._by_key.get(key.key_id)
-                if current is None or current.starts <= path.starts:  # not back to the period before
-                    self._by_key[key.key_id] = path
-                return path
+                if current is None or current.starts <= chain.starts:  # do not go back to an earlier period
+                    self._by_key[key.key_id] = chain
+                return chain
 
-    async def _take_slowly(
-        self, bill: CostEstimate, path: BudgetChain, max_tokens: int, amount: ReservedAmount
+    async def _take_from_new_lease(
+        self, estimate: CostEstimate, chain: BudgetChain, max_tokens: int, amount: ReservedAmount
     ) -> tuple[LocalBudgetLease, int, ReservedAmount]:
-        """Take the amount from a new lease, after recalling others' if need be; or as much as there is, where a shorter
-        answer will do."""
-        shorter = bill.demand.sequences and (bill.demand.max_tokens is None or path.may_reduce_max_tokens)
-        floor = bill.amount(1) if shorter else amount
-        in_doubt = self._is_in_doubt(path)
-        found = await self._recall_until(path, amount, floor)
+        """Take the amount from a new budget lease, revoking leases of other gateways if necessary.
+
+        If a shorter completion is acceptable, take as much as there is.
+        """
+        shorter = estimate.demand.sequences and (estimate.demand.max_tokens is None or chain.may_reduce_max_tokens)
+        floor = estimate.amount(1) if shorter else amount
+        has_unreturned_lease = self._has_unreturned_lease(chain)
+        found = await self._lease_after_revocation(chain, amount, floor)
         if isinstance(found, LocalBudgetLease):
             return found, max_tokens, amount
         if shorter:
-            leased = await self._lease(path, amount, floor, take=False)
+            leased = await self._lease(chain, amount, floor, take=False)
             if isinstance(leased, LocalBudgetLease):
-                max_tokens = min(max_tokens, bill.affordable(leased.left))
-                amount = bill.amount(max_tokens)
-                self._keep(path, leased, amount)
+                max_tokens = min(max_tokens, estimate.affordable(leased.left))
+                amount = estimate.amount(max_tokens)
+                self._keep(chain, leased, amount)
                 return leased, max_tokens, amount
             found = leased
-        if in_doubt or self._is_in_doubt(path):
-            raise _unavailable(TimeoutError("a lease was given up, and may be what is in the way"))
-        raise await self._refusal(found)
+        if has_unreturned_lease or self._has_unreturned_lease(chain):
+            raise _unavailable(TimeoutError("an abandoned lease may be the missing budget"))
+        raise await self._rejection(found)
 
-    async def _refusal(self, shortages: Sequence[InsufficientBudget]) -> ApiError:
+    async def _rejection(self, shortages: Sequence[InsufficientBudget]) -> ApiError:
         try:
-            releasable = await self._store.releasable([each.budget_period.id for each in shortages])
+            releasable = await self._store.releasable([shortage.budget_period.id for shortage in shortages])
         except _UNREACHABLE as exc:
             return _unavailable(exc)
-        return rejections.refusal(shortages, releasable)
+        return rejections.rejection(shortages, releasable)
 
-    def _is_in_doubt(self, path: BudgetChain) -> bool:
-        """Whether the part of a request that did not wait for it, or not long enough, is not back in these budget
-        periods."""
-        out = [*self._given_up.values(), *(each for each, lease in self._unreturned if lease.fully_reserved)]
-        return any(not set(path.ids).isdisjoint(each.ids) for each in out)
+    def _has_unreturned_lease(self, chain: BudgetChain) -> bool:
+        """Return whether a lease of these budget periods was abandoned and is not returned yet."""
+        out = [*self._abandoned.values(), *(owner for owner, lease in self._unreturned if lease.fully_reserved)]
+        return any(not set(chain.ids).isdisjoint(missing.ids) for missing in out)
 
-    async def _recall_until(
-        self, path: BudgetChain, amount: ReservedAmount, floor: ReservedAmount
+    async def _lease_after_revocation(
+        self, chain: BudgetChain, amount: ReservedAmount, floor: ReservedAmount
     ) -> LocalBudgetLease | list[InsufficientBudget]:
-        """Take the amount, once this gateway and the others have released what they can; or return what is short then.
+        """Take the amount after this gateway and the others have released what they can, or return what is short.
 
-        If `floor` would do as well, wait for everything that other gateways may return.
+        If `floor` would be enough, wait for everything that other gateways may return.
         """
-        ends = asked = 0.0
+        deadline = revoked_at = 0.0
         while True:
-            found = await self._lease(path, amount, amount, take=True)
+            found = await self._lease(chain, amount, amount, take=True)
             if isinstance(found, LocalBudgetLease):
                 return found
-            if await self.early.release(path.ids):
+            if await self.early.release(chain.ids):
                 continue
             now = time.monotonic()
-            wait = _recallable(found, floor) or now - path.recalled_at > RECALLED_SECONDS
-            if not wait or (ends and now >= ends):
+            wait = _recallable(found, floor) or now - chain.recalled_at > RECALLED_SECONDS
+            if not wait or (deadline and now >= deadline):
                 return found
-            ends = ends or now + REVOKE_LEASES_SECONDS
-            if now - asked > REVOKE_LEASES_SECONDS / 3:
-                asked = now
-                others = await self._ask_for(found)
-                if not (others or _recallable(found, floor)):
-                    path.recalled_at = now
+            deadline = deadline or now + REVOKE_LEASES_SECONDS
+            if now - revoked_at > REVOKE_LEASES_SECONDS / 3:
+                revoked_at = now
+                has_others = await self._revoke_other_leases(found)
+                if not (has_others or _recallable(found, floor)):
+                    chain.recalled_at = now
                     return found
-            await asyncio.sleep(ASK_AGAIN_SECONDS)
-            if time.monotonic() >= ends:
-                path.recalled_at = time.monotonic()
+            await asyncio.sleep(RETRY_SECONDS)
+            if time.monotonic() >= deadline:
+                chain.recalled_at = time.monotonic()
 
-    async def _ask_for(self, shortages: Sequence[InsufficientBudget]) -> bool:
-        """Recall what the other gateways can return or release of these budget periods. False: there are no others."""
-        budget_periods = [each.budget_period.id for each in shortages]
+    async def _revoke_other_leases(self, shortages: Sequence[InsufficientBudget]) -> bool:
+        """Revoke the leases of other gateways in these budget periods. Return False if there are no other gateways."""
+        budget_periods = [shortage.budget_period.id for shortage in shortages]
         self.early.contend(budget_periods)
         try:
-            heard = int(await self._broker.publish(REVOKE_LEASES_CHANNEL, msgspec.msgpack.encode(budget_periods)))
-            return heard > int(self._listening)
+            receivers = int(await self._broker.publish(REVOKE_LEASES_CHANNEL, msgspec.msgpack.encode(budget_periods)))
+            return receivers > int(self._listening)
         except redis.RedisError as exc:
             log.warning("lease_revocation_failed", error=str(exc))
             return False
 
     async def _lease(
-        self, path: BudgetChain, amount: ReservedAmount, floor: ReservedAmount, *, take: bool
+        self, chain: BudgetChain, amount: ReservedAmount, floor: ReservedAmount, *, take: bool
     ) -> LocalBudgetLease | list[InsufficientBudget]:
-        """Lease a lease, one at a time for each path; `take` the amount from it, or from one that came meanwhile."""
-        async with path.lock:
-            lease = path.lease
+        """Lease a part of the budget, one lease at a time per chain. With `take`, take the amount from it."""
+        async with chain.lock:
+            lease = chain.lease
             if take and lease is not None and lease.take(amount, time.monotonic()):
                 return lease
-            path.lease = None  # what is left of it goes back with the same step
-            # The waiting request may end. A lease that was leased nevertheless is kept for others.
-            leasing = asyncio.create_task(self._store.lease(path, amount, floor, lease))
+            chain.lease = None  # the rest of it is returned in the same statement
+            # The waiting request may be cancelled. A lease that was taken nevertheless is kept for other requests.
+            leasing = asyncio.create_task(self._store.lease(chain, amount, floor, lease))
             self._leasing.add(leasing)
             leasing.add_done_callback(self._leasing.discard)
             try:
                 async with asyncio.timeout(LEASE_ANSWER_SECONDS):
                     found = await asyncio.shield(leasing)
             except asyncio.CancelledError:
-                self._give_up(leasing, path)
+                self._abandon(leasing, chain)
                 raise
             except _UNREACHABLE as exc:
-                self._give_up(leasing, path)
+                self._abandon(leasing, chain)
                 if lease is not None:
-                    self._return_later(path, lease)
+                    self._return_later(chain, lease)
                 raise _unavailable(exc) from exc
             if (
                 isinstance(found, LocalBudgetLease) and time.monotonic() >= found.until
-            ):  # this process was stopped meanwhile
-                self._return_later(path, found)
-                raise _unavailable(TimeoutError("the lease had ended when it was told"))
+            ):  # this process was paused meanwhile
+                self._return_later(chain, found)
+                raise _unavailable(TimeoutError("the lease had expired when it was received"))
             if isinstance(found, list) or found.fully_reserved:
-                self.early.contend(path.ids)
+                self.early.contend(chain.ids)
             if isinstance(found, LocalBudgetLease) and take:
-                self._keep(path, found, amount)
+                self._keep(chain, found, amount)
             return found
 
-    def _keep(self, path: BudgetChain, leased: LocalBudgetLease, amount: ReservedAmount) -> None:
-        """Take the amount from a lease just leased; what is left of it serves the next."""
+    def _keep(self, chain: BudgetChain, leased: LocalBudgetLease, amount: ReservedAmount) -> None:
+        """Take the amount from a new lease. The rest of the lease serves later requests."""
         leased.left = ReservedAmount(*(have - need for have, need in zip(leased.left, amount, strict=True)))
         if leased.fully_reserved:
             return
-        forgotten = self._paths.get(tuple(path.ids)) is not path  # its period is over
+        forgotten = self._chains.get(tuple(chain.ids)) is not chain  # its period is over
         if forgotten or not leased.left.requests:
-            self._return_later(path, leased)
+            self._return_later(chain, leased)
             return
-        if path.lease is not None:
-            self._return_later(path, path.lease)
-        path.lease = leased
+        if chain.lease is not None:
+            self._return_later(chain, chain.lease)
+        chain.lease = leased
 
-    def _give_up(self, leasing: asyncio.Task[LocalBudgetLease | list[InsufficientBudget]], path: BudgetChain) -> None:
-        self._given_up[leasing] = path
+    def _abandon(self, leasing: asyncio.Task[LocalBudgetLease | list[InsufficientBudget]], chain: BudgetChain) -> None:
+        self._abandoned[leasing] = chain
         leasing.add_done_callback(self._keep_unwanted)
 
     def _keep_unwanted(self, leasing: asyncio.Task[LocalBudgetLease | list[InsufficientBudget]]) -> None:
-        path = self._given_up.pop(leasing)
+        chain = self._abandoned.pop(leasing)
         if (
             not leasing.cancelled()
             and leasing.exception() is None
             and isinstance(found := leasing.result(), LocalBudgetLease)
         ):
-            self._return_later(path, found)
+            self._return_later(chain, found)
 
-    # Back.
-
-    def _return_later(self, path: BudgetChain, lease: LocalBudgetLease) -> None:
-        self._unreturned.append((path, lease))
+    def _return_later(self, chain: BudgetChain, lease: LocalBudgetLease) -> None:
+        self._unreturned.append((chain, lease))
         self._to_return.set()
 
-    def _seal(self, paths: Collection[BudgetChain]) -> None:
-        """Admit nothing more from their leases."""
-        for path in paths:
-            if path.lease is not None:
-                self._return_later(path, path.lease)
-                path.lease = None
+    def _seal(self, chains: Collection[BudgetChain]) -> None:
+        """Stop admitting requests from the chains' leases, and return the leases."""
+        for chain in chains:
+            if chain.lease is not None:
+                self._return_later(chain, chain.lease)
+                chain.lease = None
 
     async def _return_all(self) -> None:
-        """Give back what is left of leases that are done with. NOTE: twice is as good as once, so they are forgotten
-        only when it is done; one that the reclaimer took back meanwhile has another fencing token."""
+        """Return what is left of leases that are no longer used.
+
+        Returning a lease twice is harmless, so a lease is removed from the list only when the call has succeeded. A
+        lease that was reclaimed meanwhile has another fencing token.
+        """
         returning = [lease for _, lease in self._unreturned]
         if not returning:
             return
@@ -385,8 +389,8 @@ class BudgetAdmission:
         except _UNREACHABLE as exc:
             log.warning("lease_release_failed", leases=len(returning), error=str(exc) or type(exc).__name__)
             return
-        done = {id(each) for each in returning}
-        self._unreturned = [each for each in self._unreturned if id(each[1]) not in done]
+        done = {id(lease) for lease in returning}
+        self._unreturned = [entry for entry in self._unreturned if id(entry[1]) not in done]
 
     async def _sweep(self) -> None:
         while True:
@@ -395,35 +399,38 @@ class BudgetAdmission:
                     await self._to_return.wait()
             self._to_return.clear()
             now, wall = time.monotonic(), time.time_ns() // 1000
-            over = [path for path in self._paths.values() if path.lease and now >= path.lease.until]
-            self._seal(over)
-            for ids, path in list(self._paths.items()):
-                if path.lease is None and wall >= path.ends + 60_000_000:
-                    del self._paths[ids]
+            expired = [chain for chain in self._chains.values() if chain.lease and now >= chain.lease.until]
+            self._seal(expired)
+            for ids, chain in list(self._chains.items()):
+                if chain.lease is None and wall >= chain.ends + 60_000_000:
+                    del self._chains[ids]
             await self._return_all()
 
     async def _listen(self) -> None:
-        """Return what is not admitted as soon as another gateway asks for it."""
+        """Return unused leases as soon as another gateway revokes them."""
         while True:
             try:
-                async with self._patient.pubsub(ignore_subscribe_messages=True) as pubsub:
+                async with self._blocking_broker.pubsub(ignore_subscribe_messages=True) as pubsub:
                     await pubsub.subscribe(REVOKE_LEASES_CHANNEL)
                     self._listening = True
                     while True:
                         message = await pubsub.get_message(timeout=30)
                         if message is not None:
-                            await self._recalled(set(msgspec.msgpack.decode(message["data"], type=list[int])))
+                            await self._handle_revocation(set(msgspec.msgpack.decode(message["data"], type=list[int])))
             except (redis.RedisError, OSError) as exc:
                 self._listening = False
                 log.warning("broker_unreachable", error=str(exc))
                 await asyncio.sleep(1)
 
-    async def _recalled(self, budget_periods: set[int]) -> None:
-        """Give all of it back, and for a moment take no more than is needed: or the asker would never find it there."""
-        paths = [path for path in self._paths.values() if not budget_periods.isdisjoint(path.ids)]
-        for path in paths:
-            path.contended_until = time.monotonic() + REVOKE_LEASES_SECONDS
-        self._seal(paths)
+    async def _handle_revocation(self, budget_periods: set[int]) -> None:
+        """Return the leases of these budget periods.
+
+        For a moment only the needed amounts are leased again, so that the other gateway finds the budget available.
+        """
+        chains = [chain for chain in self._chains.values() if not budget_periods.isdisjoint(chain.ids)]
+        for chain in chains:
+            chain.contended_until = time.monotonic() + REVOKE_LEASES_SECONDS
+        self._seal(chains)
         self.early.contend(budget_periods)
         await asyncio.gather(self._return_all(), self.early.release(budget_periods))
 
@@ -437,7 +444,7 @@ class BudgetAdmission:
 
 
 class RequestAdmission:
-    """Admits what every limit and every budget on a key's way allows."""
+    """Admission by all rate limits and budgets that apply to a key."""
 
     def __init__(self, limits: Admission, budget_admission: BudgetAdmission) -> None:
         self._limits = limits
@@ -452,35 +459,35 @@ class RequestAdmission:
         await self._budgets.stop()
 
     async def admit(self, demand: AdmissionRequest) -> AdmissionLease:
-        bill = self._budgets.bill(demand)
-        ticket = await self._limits.admit(demand)
+        estimate = self._budgets.estimate(demand)
+        lease = await self._limits.admit(demand)
         try:
-            ticket.terms = await self._budgets.take(bill, ticket.terms.max_tokens)
+            lease.grant = await self._budgets.take(estimate, lease.grant.max_tokens)
         except BaseException as exc:
-            await ticket.close(None)
+            await lease.close(None)
             if isinstance(exc, ApiError):
-                exc.limit_statuses = ticket.limit_statuses
+                exc.limit_statuses = lease.limit_statuses
             raise
-        return ticket
+        return lease
 
     async def charge(self, key: ApiKeySnapshot) -> None:
         await self._limits.charge(key)
 
-    async def end(self, billing_context: BillingContext, terms: AdmissionGrant, usage: TokenUsage) -> None:
-        await self._budgets.early.end(billing_context, terms, usage)
+    async def end(self, billing_context: BillingContext, grant: AdmissionGrant, usage: TokenUsage) -> None:
+        await self._budgets.early.end(billing_context, grant, usage)
 
-    async def standing(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
-        return await self._limits.standing(key)
+    async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
+        return await self._limits.current_limit_statuses(key)
 
 
 def _recallable(shortages: Sequence[InsufficientBudget], floor: ReservedAmount) -> bool:
-    """Whether so much may come back from others that the floor is reached."""
-    wanted = dict(zip(UNITS, floor, strict=True))
-    return any(each.elsewhere for each in shortages) and all(
-        each.room + each.elsewhere >= wanted[each.budget_period.unit] for each in shortages
+    """Return whether other gateways may return enough to reach the floor."""
+    needed = dict(zip(UNITS, floor, strict=True))
+    return any(shortage.elsewhere for shortage in shortages) and all(
+        shortage.room + shortage.elsewhere >= needed[shortage.budget_period.unit] for shortage in shortages
     )
 
 
-def _unavailable(fault: Exception) -> ApiError:
-    log.warning("budgets_unreachable", error=str(fault) or type(fault).__name__)
-    return ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1)
+def _unavailable(exc: Exception) -> ApiError:
+    log.warning("budgets_unreachable", error=str(exc) or type(exc).__name__)
+    return ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)

@@ -1,4 +1,4 @@
-"""The upper bound of what a request can cost, from its prompt and the length of its answer."""
+"""The maximum cost of a request, estimated from its prompt and its output limit."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from millrace.gateway.admission.admission import AdmissionRequest
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """What a request may cost, for a number of output tokens.
+    """The maximum cost of a request as a function of its output tokens.
 
-    By default the candidates are alternatives: one of them is billed, and the most expensive is reserved for.
+    By default the candidates are alternatives: one is billed, and the reservation covers the most expensive.
     With `all_billed` each of them runs and is billed, and the reservation is their sum.
     """
 
     demand: AdmissionRequest
-    rate_cards: tuple[RateCard, ...]  # of each candidate that has one; the first is pinned
+    rate_cards: tuple[RateCard, ...]  # of each candidate with a price; the first is pinned
     all_billed: bool = False
 
     def amount(self, max_tokens: int) -> ReservedAmount:
-        """Return what must be reserved so that the request cannot cost more."""
+        """Return the amount that covers any usage with this output limit."""
         parts = self.parts(max_tokens)
         if self.all_billed:
             return ReservedAmount(*(sum(units) for units in zip(*parts, strict=True)))
         return ReservedAmount(*(max(units) for units in zip(*parts, strict=True)))
 
     def parts(self, max_tokens: int) -> list[ReservedAmount]:
-        """Return what the execution of each candidate needs."""
+        """Return the amount for the execution of each candidate."""
         tokens = self.demand.prompt_tokens + max_tokens * self.demand.sequences
         return [ReservedAmount(self._money(rate_card, max_tokens), tokens, 1) for rate_card in self.rate_cards]
 
     def affordable(self, left: ReservedAmount) -> int:
-        """Return how many output tokens the remaining amount is enough for."""
+        """Return the number of output tokens that the remaining amount covers."""
         if self.all_billed:
             return self._affordable_by_all(left)
         demand = self.demand
@@ -53,7 +53,7 @@ class CostEstimate:
         return min(money, (left.tokens - demand.prompt_tokens) // demand.sequences)
 
     def _affordable_by_all(self, left: ReservedAmount) -> int:
-        """Search for the most tokens: each part is rounded up by itself, so no division gives the number."""
+        """Return the same for the sum of all candidates, by binary search, since each part is rounded up."""
         low, high = 0, UNBOUNDED
         while low < high:
             middle = (low + high + 1) // 2

@@ -1,10 +1,9 @@
-"""Early release: the unused part of a reservation goes back to its budgets before its usage event is settled.
+"""Early release: the unused part of a reservation is returned to its budgets before its usage event is settled.
 
-While budgets have room, the unused parts of ended executions stay in memory: the settlement releases them within a
-second. Once a budget is contended, the gateway releases the parts of ended executions in PostgreSQL, and each further
-part before the last byte of its response is sent. PostgreSQL records every part that was released, so the settlement
-releases only the rest (billing's migration 0003; docs/budget-reservations.md). A part that is lost with its gateway is
-released by the settlement.
+While budgets have room, the unused parts of ended executions stay in memory, since the settlement releases them within
+a second. When a budget is contended, the gateway releases these parts in PostgreSQL. It also releases each further part
+before the last byte of its response is sent. PostgreSQL records every released part, so the settlement releases only
+the rest (docs/holds.md). If a gateway fails, the settlement releases the parts that it had in memory.
 """
 
 from __future__ import annotations
@@ -29,65 +28,63 @@ from millrace.gateway.admission.admission import AdmissionGrant
 log = structlog.get_logger(__name__)
 
 CONTENDED_SECONDS = 10.0
-RELEASE_SECONDS = 0.25  # how long the last byte of a response waits for the release at most
-KEPT_SECONDS = 10.0  # the settlement takes less than a second, unless the settler is down
-MAX_KEPT = 10_000
-MAX_RATERS = 1000
+RELEASE_SECONDS = 0.25  # the longest time that the last byte of a response waits for the release
+MAX_AGE_SECONDS = 10.0  # the settlement takes less than a second while the settler runs
+MAX_PARTS = 10_000
+MAX_PRICERS = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
 
 
 class _Ended(NamedTuple):
     billing_context: BillingContext
-    terms: AdmissionGrant
+    grant: AdmissionGrant
     usage: TokenUsage
     ended_at: float  # monotonic
 
 
 class EarlyReleases:
-    """The unused parts of one gateway's ended executions, as far as they may not be released yet."""
+    """The unused parts of one gateway's ended executions that are not released yet."""
 
     def __init__(self, store: BudgetLeaseStore) -> None:
         self._store = store
         self._ended: OrderedDict[tuple[str, int], _Ended] = OrderedDict()
-        self._contended: dict[
-            int, float
-        ] = {}  # budget period -> monotonic time until which parts are released immediately
-        self._raters: dict[int, Rater] = {}  # by version of the price rate card
+        self._contended: dict[int, float] = {}  # period ID -> monotonic time until which parts are released immediately
+        self._pricers: dict[int, Rater] = {}  # by version of the rate card
         self._lock = asyncio.Lock()
         self._releasing: set[asyncio.Task[bool]] = set()
 
     def contend(self, budget_periods: Iterable[int]) -> None:
-        """Release the parts of these budget periods immediately from now on, for some seconds."""
+        """Release the unused parts of these budget periods immediately for CONTENDED_SECONDS."""
         now = time.monotonic()
         self._contended = {budget_period: until for budget_period, until in self._contended.items() if until > now}
         self._contended.update((budget_period, now + CONTENDED_SECONDS) for budget_period in budget_periods)
 
-    async def end(self, billing_context: BillingContext, terms: AdmissionGrant, usage: TokenUsage) -> None:
-        """Keep the unused part of an execution that ended with this usage; release it if a budget is contended."""
+    async def end(self, billing_context: BillingContext, grant: AdmissionGrant, usage: TokenUsage) -> None:
+        """Store the unused part of an ended execution. Release it if a budget is contended."""
         if billing_context.lease_id is None:
             return
         now = time.monotonic()
-        self._ended[billing_context.request_id, billing_context.execution] = _Ended(billing_context, terms, usage, now)
-        while next(iter(self._ended.values())).ended_at < now - KEPT_SECONDS or len(self._ended) > MAX_KEPT:
+        self._ended[billing_context.request_id, billing_context.execution] = _Ended(billing_context, grant, usage, now)
+        while next(iter(self._ended.values())).ended_at < now - MAX_AGE_SECONDS or len(self._ended) > MAX_PARTS:
             self._ended.popitem(last=False)
-        if any(self._contended.get(budget_period, 0.0) > now for budget_period in terms.budget_period_ids):
-            releasing = asyncio.create_task(self.release(terms.budget_period_ids))
+        if any(self._contended.get(budget_period, 0.0) > now for budget_period in grant.budget_period_ids):
+            releasing = asyncio.create_task(self.release(grant.budget_period_ids))
             self._releasing.add(releasing)
             releasing.add_done_callback(self._releasing.discard)
             await asyncio.wait([releasing], timeout=RELEASE_SECONDS)
 
     async def release(self, budget_periods: Collection[int]) -> bool:
-        """Release all parts that belong to these budget periods. True: some were released, here or meanwhile."""
+        """Release all parts of these budget periods. Return whether any were released, here or by a concurrent call."""
         waited = self._lock.locked()
         async with self._lock:
-            wanted = set(budget_periods)
+            period_ids = set(budget_periods)
             ended = {
-                execution: each
-                for execution, each in self._ended.items()
-                if not wanted.isdisjoint(each.terms.budget_period_ids)
+                execution: ended_execution
+                for execution, ended_execution in self._ended.items()
+                if not period_ids.isdisjoint(ended_execution.grant.budget_period_ids)
             }
-            parts = [part for each in ended.values() if (part := self._unused_part(each)) is not None]
+            parts = [part for entry in ended.values() if (part := self._unused_part(entry)) is not None]
             try:
                 if parts:
                     await self._store.release_unused(parts)
@@ -100,24 +97,24 @@ class EarlyReleases:
             return waited or bool(parts)
 
     def _unused_part(self, ended: _Ended) -> UnusedPart | None:
-        """Return what the execution leaves of its reservation. None: nothing that could be released."""
-        billing_context, rate_card, usage = ended.billing_context, ended.terms.rate_card, ended.usage
+        """Return the unused part of the execution's reservation, or None if nothing can be released."""
+        billing_context, rate_card, usage = ended.billing_context, ended.grant.rate_card, ended.usage
         if billing_context.lease_id is None or billing_context.fencing_token is None or rate_card is None:
             return None
-        rater = self._raters.get(rate_card.version)
-        if rater is None:
-            if len(self._raters) >= MAX_RATERS:
-                self._raters.clear()
-            rater = self._raters[rate_card.version] = Rater(rate_card)
+        pricer = self._pricers.get(rate_card.version)
+        if pricer is None:
+            if len(self._pricers) >= MAX_PRICERS:
+                self._pricers.clear()
+            pricer = self._pricers[rate_card.version] = Rater(rate_card)
         inputs = (usage.uncached, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
         try:
-            kept = nano(rater.rate((*inputs, usage.output, 0, 0), billing_context.admitted_at).cost_femto)
+            cost = nano(pricer.rate((*inputs, usage.output, 0, 0), billing_context.admitted_at).cost_femto)
         except UnknownPriceError:
             return None
-        retained_tokens = sum(inputs) + usage.output
+        used_tokens = sum(inputs) + usage.output
         money, tokens = (
-            (billing_context.reserved_nano or 0) - kept,
-            (billing_context.reserved_tokens or 0) - retained_tokens,
+            (billing_context.reserved_nano or 0) - cost,
+            (billing_context.reserved_tokens or 0) - used_tokens,
         )
         if min(money, tokens) < 0 or not (money or tokens):
             return None
@@ -130,6 +127,6 @@ class EarlyReleases:
             *execution,
             money,
             tokens,
-            kept,
-            retained_tokens,
+            cost,
+            used_tokens,
         )

@@ -1,14 +1,14 @@
-"""`Idempotency-Key` on /v1: the same POST twice is done once, charged once, and answered twice with the same bytes.
+"""Idempotency keys on /v1: a repeated POST is executed and charged once, and receives the first call's response.
 
-In the broker, a record a key: what was sent (a hash), the call that has it (`owner`), the request that runs for it, and
-a lease, which the owner's gateway renews. The answer is stored before its last byte is sent. So:
+For each key, Valkey stores a record with a hash of the request, the ID of the call that owns the record (`owner`), the
+ID of the request that runs for it, and a lease that the owner's gateway renews. The response is stored before its last
+byte is sent. Therefore:
+- a different request with the same key is a conflict for a day;
+- while the lease is valid, other calls are rejected and may retry later;
+- if the owner left without a response (its client disconnected or its gateway failed), the next call takes over the
+  record and resumes the running request from its log; if no request is running, it starts a new one.
 
-- another body under the key is a conflict, for a day;
-- while the lease lasts, other calls are rejected and may retry later;
-- where the owner left without an answer (its client went away, its gateway died and the lease ran out), the next call
-  takes the record over and continues with the request that runs, from its log; if there is none, it starts again.
-
-Refusals and failures are not stored: asked again, they are decided again.
+Rejections and failures are not stored: a repeated call is decided again.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ log = structlog.get_logger(__name__)
 
 IDEMPOTENCY_TTL_SECONDS = 24 * 3600
 LEASE_MS = 15_000
-MAX_KEY_BYTES = 255  # bytes
-MAX_RESPONSE_BYTES = 2 * 2**20  # of one answer; a longer one is not stored, and not done again either
-MAX_TENANT_BYTES = 64 * 2**20  # of a tenant's answers, compressed; the oldest go first
+MAX_KEY_BYTES = 255
+MAX_RESPONSE_BYTES = 2 * 2**20  # of one response; a longer one is not stored and not executed again
+MAX_TENANT_BYTES = 64 * 2**20  # of a tenant's responses, compressed; the oldest are removed first
 CONFLICT = "idempotency_conflict"
 
-# KEYS record, answer; ARGV what was sent, the call, its request, lease in ms, seconds to keep.
+# KEYS record, response; ARGV request hash, call ID, request ID, lease in ms, record TTL in seconds.
 _BEGIN = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local held = redis.call('HMGET', KEYS[1], 'sent', 'lease', 'done', 'request')
-if held[1] and held[1] ~= ARGV[1] then return {'other'} end
-if held[3] then return {'done', redis.call('GET', KEYS[2])} end
-if held[1] and tonumber(held[2]) > now then return {'running'} end
+local stored = redis.call('HMGET', KEYS[1], 'sent', 'lease', 'done', 'request')
+if stored[1] and stored[1] ~= ARGV[1] then return {'other'} end
+if stored[3] then return {'done', redis.call('GET', KEYS[2])} end
+if stored[1] and tonumber(stored[2]) > now then return {'running'} end
 redis.call('HSET', KEYS[1], 'sent', ARGV[1], 'owner', ARGV[2], 'lease', now + ARGV[4])
 redis.call('EXPIRE', KEYS[1], ARGV[5])
-if held[1] then return {'left', held[4]} end
+if stored[1] then return {'left', stored[4]} end
 redis.call('HSET', KEYS[1], 'request', ARGV[3])
 return {'new'}
 """
 
-# KEYS record; ARGV the call, lease in ms. 0: the next call may have it at once.
+# KEYS record; ARGV call ID, lease in ms. With 0 the next call can take over the record immediately.
 _LEASE = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 if ARGV[2] == '0' then redis.call('HSET', KEYS[1], 'owner', '') end
@@ -58,22 +58,22 @@ local time = redis.call('TIME')
 return redis.call('HSET', KEYS[1], 'lease', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2])
 """
 
-# KEYS record; ARGV the call, the request that it runs now.
+# KEYS record; ARGV call ID, ID of the request that it runs now.
 _RESTART = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'request', ARGV[2])
 return 1
 """
 
-# KEYS record; ARGV the call.
+# KEYS record; ARGV call ID.
 _FORGET = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1])
 """
 
-# KEYS record, answer, the tenant's answers by age, their sum; ARGV the call, the answer (empty: too long to store),
-# seconds to keep, most bytes of the tenant.
-_KEEP = """
+# KEYS record, response, the tenant's responses by age, their total size; ARGV call ID, response (empty: too long to
+# store), TTL in seconds, maximum size of the tenant's responses in bytes.
+_STORE = """
 if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'done', 1)
 redis.call('EXPIRE', KEYS[1], ARGV[3])
@@ -110,82 +110,86 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class Replay(Exception):
-    """The call was made before: this is its answer."""
+    """Raised if the call was made before. Carries its response."""
 
-    def __init__(self, answer: StoredResponse) -> None:
-        super().__init__(answer.request_id)
-        self.answer = answer
+    def __init__(self, response: StoredResponse) -> None:
+        super().__init__(response.request_id)
+        self.response = response
 
 
-class Names(NamedTuple):
-    """Where a key's record and answer are kept; all of one tenant's keys are in one slot of a cluster."""
+class IdempotencyKeys(NamedTuple):
+    """The Valkey keys of an idempotency key's record and response. All keys of a tenant are in one cluster slot."""
 
     record: str
-    answer: str
+    response: str
     by_age: str
     sum: str
 
 
 class IdempotentCall:
-    """One call with an Idempotency-Key, which is the one to be done."""
+    """A call with an idempotency key that owns the key's record."""
 
-    def __init__(self, store: IdempotencyStore, names: Names, call: str, left: str | None) -> None:
+    def __init__(
+        self, store: IdempotencyStore, valkey_keys: IdempotencyKeys, call_id: str, unfinished_request_id: str | None
+    ) -> None:
         self._store = store
-        self.names = names
-        self.call = call
-        self.left = left  # the request that an earlier call began and did not see the end of
-        self.runs_on = False  # though its client has gone: the next call continues with it
-        self.failed = False  # it was answered with an error, which is not kept
-        self._over = False
-        self._answer: tuple[int, list[tuple[bytes, bytes]]] | None = None
-        self._body: list[bytes] = []
-        self._size = 0
+        self.valkey_keys = valkey_keys
+        self.call_id = call_id
+        self.unfinished_request_id = unfinished_request_id  # a request that an earlier call started and left
+        self.keeps_running = False  # whether the request continues after its client disconnects, for the next call
+        self.failed = False  # whether the response is an error, which is not stored
+        self._is_over = False
+        self._response: tuple[int, list[tuple[bytes, bytes]]] | None = None
+        self._response_body: list[bytes] = []
+        self._response_size = 0
 
-    def began(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def record_start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Record the status and headers that were sent."""
-        self._answer = status, headers
+        self._response = status, headers
 
-    def sent(self, body: bytes) -> None:
-        """And this."""
-        self._size += len(body)
-        if self._size <= MAX_RESPONSE_BYTES:
-            self._body.append(body)
+    def record_body(self, body: bytes) -> None:
+        """Record a part of the response's body that was sent."""
+        self._response_size += len(body)
+        if self._response_size <= MAX_RESPONSE_BYTES:
+            self._response_body.append(body)
         else:
-            self._body.clear()
+            self._response_body.clear()
 
     async def restart(self, request_id: str) -> None:
-        """Restart the key's call with this request, since the earlier one is gone.
+        """Start a new request for this call, since the earlier one no longer exists.
 
         Raises:
-            ApiError: 409, another call has taken the key.
+            ApiError: 409, another call has taken over the record.
         """
         if not await self._store.restart(self, request_id):
-            raise running()
-        self.left = None
+            raise still_running_error()
+        self.unfinished_request_id = None
 
-    async def keep(self, request_id: str) -> None:
+    async def store_response(self, request_id: str) -> None:
         """Store the complete response."""
-        if self._answer is None or self.failed or self._over:
+        if self._response is None or self.failed or self._is_over:
             return
-        self._over = True
-        status, headers = self._answer
-        whole = b"".join(self._body) if self._size <= MAX_RESPONSE_BYTES else None
-        await self._store.keep(self, None if whole is None else StoredResponse(request_id, status, headers, whole))
+        self._is_over = True
+        status, headers = self._response
+        whole = b"".join(self._response_body) if self._response_size <= MAX_RESPONSE_BYTES else None
+        await self._store.store_response(
+            self, None if whole is None else StoredResponse(request_id, status, headers, whole)
+        )
 
     async def end(self) -> None:
-        """End the call, with or without a response. May be called twice."""
-        if not self._over:
-            self._over = True
+        """End the call, with or without a response. Can be called twice."""
+        if not self._is_over:
+            self._is_over = True
             await self._store.end(self)
 
 
 class IdempotencyStore:
-    """The records in the broker, and the leases of the calls under way in this gateway."""
+    """The idempotency records in Valkey, and the leases of this gateway's active calls."""
 
     def __init__(self, broker: redis.Redis) -> None:
-        self._held: dict[str, IdempotentCall] = {}
-        self._begin, self._lease, self._restart, self._forget, self._keep = (
-            broker.register_script(script) for script in (_BEGIN, _LEASE, _RESTART, _FORGET, _KEEP)
+        self._active: dict[str, IdempotentCall] = {}
+        self._begin_script, self._lease_script, self._restart_script, self._forget_script, self._store_script = (
+            broker.register_script(script) for script in (_BEGIN, _LEASE, _RESTART, _FORGET, _STORE)
         )
         self._renewing: asyncio.Task[None] | None = None
 
@@ -196,70 +200,80 @@ class IdempotencyStore:
         if self._renewing is not None:
             await cancel_and_wait([self._renewing])
 
-    async def begin(self, key: ApiKeySnapshot, name: bytes, sent: bytes, request_id: str) -> IdempotentCall:
-        """Have the call done by its caller; `sent` is what makes it this call and no other: path and body, or a hash.
+    async def begin(self, key: ApiKeySnapshot, name: bytes, content: bytes, request_id: str) -> IdempotentCall:
+        """Take or resume the record of an idempotency key.
+
+        Args:
+            content: what identifies the call: the path and the body, or the body's hash.
 
         Raises:
-            Replay: it was done before.
-            ApiError: 400, no proper name; 409, it is being done, or another one was under this name.
+            Replay: the call was made before.
+            ApiError: 400, the key is invalid; 409, the call is still running, or the key was used for another call.
         """
         if not 0 < len(name) <= MAX_KEY_BYTES:
             raise invalid("Idempotency-Key", f"Idempotency-Key must have 1 to {MAX_KEY_BYTES} characters.")
         digest = hashlib.sha256(b"%d\0%s" % (key.key_id, name)).hexdigest()
         start = f"millrace:idempotency:{{{key.tenant_id}}}:"
-        names = Names(f"{start}{digest}", f"{start}{digest}:answer", f"{start}by_age", f"{start}sum")
-        state, *more = await self._begin(
-            keys=[names.record, names.answer],
-            args=[hashlib.sha256(sent).digest(), request_id, request_id, LEASE_MS, IDEMPOTENCY_TTL_SECONDS],
+        valkey_keys = IdempotencyKeys(f"{start}{digest}", f"{start}{digest}:answer", f"{start}by_age", f"{start}sum")
+        state, *reply = await self._begin_script(
+            keys=[valkey_keys.record, valkey_keys.response],
+            args=[hashlib.sha256(content).digest(), request_id, request_id, LEASE_MS, IDEMPOTENCY_TTL_SECONDS],
         )
         if state == b"other":
-            raise ApiError(CONFLICT, "This Idempotency-Key was used for another request.")
+            raise ApiError(CONFLICT, "This Idempotency-Key was used for another request. Use a new key.")
         if state == b"done":
-            if not more or more[0] is None:
-                raise ApiError(CONFLICT, "This request was answered before; its answer is too large to be sent again.")
-            raise Replay(msgspec.msgpack.decode(zlib.decompress(more[0]), type=StoredResponse))
+            if not reply or reply[0] is None:
+                raise ApiError(
+                    CONFLICT,
+                    "This request was completed before. Its response is too large to be sent again. Use a new key.",
+                )
+            raise Replay(msgspec.msgpack.decode(zlib.decompress(reply[0]), type=StoredResponse))
         if state == b"running":
-            raise running()
-        once = IdempotentCall(self, names, request_id, more[0].decode() if state == b"left" else None)
-        self._held[names.record] = once
-        return once
+            raise still_running_error()
+        call = IdempotentCall(self, valkey_keys, request_id, reply[0].decode() if state == b"left" else None)
+        self._active[valkey_keys.record] = call
+        return call
 
-    async def restart(self, once: IdempotentCall, request_id: str) -> bool:
-        return bool(await self._restart(keys=[once.names.record], args=[once.call, request_id]))
+    async def restart(self, call: IdempotentCall, request_id: str) -> bool:
+        return bool(await self._restart_script(keys=[call.valkey_keys.record], args=[call.call_id, request_id]))
 
-    async def keep(self, once: IdempotentCall, answer: StoredResponse | None) -> None:
-        self._let_go(once)
-        packed = b"" if answer is None else zlib.compress(msgspec.msgpack.encode(answer), 1)
+    async def store_response(self, call: IdempotentCall, response: StoredResponse | None) -> None:
+        self._release(call)
+        packed = b"" if response is None else zlib.compress(msgspec.msgpack.encode(response), 1)
         try:
-            await self._keep(keys=list(once.names), args=[once.call, packed, IDEMPOTENCY_TTL_SECONDS, MAX_TENANT_BYTES])
-        except redis.RedisError as exc:  # the caller gets the answer all the same; the lease ends by itself
+            await self._store_script(
+                keys=list(call.valkey_keys), args=[call.call_id, packed, IDEMPOTENCY_TTL_SECONDS, MAX_TENANT_BYTES]
+            )
+        except redis.RedisError as exc:  # the client still gets the response; the lease expires
             log.warning("response_store_failed", error=str(exc))
 
-    async def end(self, once: IdempotentCall) -> None:
-        """Without an answer: forget it, or leave it to the next call."""
-        self._let_go(once)
+    async def end(self, call: IdempotentCall) -> None:
+        """End a call without a stored response: remove its record, or leave it to the next call."""
+        self._release(call)
         try:
-            if once.runs_on and not once.failed:
-                await self._lease(keys=[once.names.record], args=[once.call, 0])
+            if call.keeps_running and not call.failed:
+                await self._lease_script(keys=[call.valkey_keys.record], args=[call.call_id, 0])
             else:
-                await self._forget(keys=[once.names.record], args=[once.call])
+                await self._forget_script(keys=[call.valkey_keys.record], args=[call.call_id])
         except redis.RedisError as exc:
             log.warning("idempotency_key_release_failed", error=str(exc))
 
-    def _let_go(self, once: IdempotentCall) -> None:
-        if self._held.get(once.names.record) is once:
-            del self._held[once.names.record]
+    def _release(self, call: IdempotentCall) -> None:
+        if self._active.get(call.valkey_keys.record) is call:
+            del self._active[call.valkey_keys.record]
 
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(LEASE_MS / 3000)
-            for once in list(self._held.values()):
+            for call in list(self._active.values()):
                 try:
-                    await self._lease(keys=[once.names.record], args=[once.call, LEASE_MS])
+                    await self._lease_script(keys=[call.valkey_keys.record], args=[call.call_id, LEASE_MS])
                 except redis.RedisError as exc:
-                    log.warning("idempotency_key_renewal_failed", keys=len(self._held), error=str(exc))
+                    log.warning("idempotency_key_renewal_failed", keys=len(self._active), error=str(exc))
                     break
 
 
-def running() -> ApiError:
-    return ApiError(CONFLICT, "The first request with this Idempotency-Key is still running.", retry_after=1)
+def still_running_error() -> ApiError:
+    return ApiError(
+        CONFLICT, "The first request with this Idempotency-Key is still running. Retry later.", retry_after=1
+    )

@@ -1,4 +1,4 @@
-"""How limits are told to callers: in headers and in words."""
+"""Rate limits in responses: headers and error texts."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ COUNTED = ("requests", "input", "output", "total")
 _FAMILIES = (("requests", ("requests",)), ("tokens", ("input", "output", "total")))
 _FINER = (*_FAMILIES, ("input-tokens", ("input",)), ("output-tokens", ("output",)))
 _PERIODS = {MINUTE: "minute", DAY: "day"}
-_WHOSE = {"key": "this API key", "project": "this project", "tenant": "this account"}
+_SCOPE_NAMES = {"key": "this API key", "project": "this project", "tenant": "this account"}
 
 
 def headers(limit_statuses: Iterable[LimitStatus]) -> Headers:
-    """`x-ratelimit-…` for requests and for tokens, each of the limit with the least left. Without a limit, none."""
+    """Return `x-ratelimit-…` headers for requests and tokens, each of the limit with the least left."""
     found: Headers = []
-    for family, least in _least(limit_statuses, _FAMILIES):
-        values = {"limit": least.check.limit, "remaining": least.remaining, "reset": duration(least.reset_ms)}
+    for family, status in _most_used(limit_statuses, _FAMILIES):
+        values = {"limit": status.check.limit, "remaining": status.remaining, "reset": duration(status.reset_ms)}
         found += [(f"x-ratelimit-{name}-{family}".encode(), str(value).encode()) for name, value in values.items()]
     return found
 
 
 def anthropic_headers(limit_statuses: Iterable[LimitStatus], now: datetime) -> Headers:
-    """Return the same as `anthropic-ratelimit-…`; resets are points in time."""
+    """Return the `anthropic-ratelimit-…` headers. Reset times are absolute."""
     found: Headers = []
-    for family, least in _least(limit_statuses, _FINER):
-        full_at = now + timedelta(milliseconds=least.reset_ms + 999)
-        values = {"limit": least.check.limit, "remaining": least.remaining, "reset": f"{full_at:%Y-%m-%dT%H:%M:%SZ}"}
+    for family, status in _most_used(limit_statuses, _FINER):
+        full_at = now + timedelta(milliseconds=status.reset_ms + 999)
+        values = {"limit": status.check.limit, "remaining": status.remaining, "reset": f"{full_at:%Y-%m-%dT%H:%M:%SZ}"}
         found += [
             (f"anthropic-ratelimit-{family}-{name}".encode(), str(value).encode()) for name, value in values.items()
         ]
     return found
 
 
-def _least(
+def _most_used(
     limit_statuses: Iterable[LimitStatus], families: Iterable[tuple[str, tuple[str, ...]]]
 ) -> Iterator[tuple[str, LimitStatus]]:
-    """Of each family that has limits, the one with the least left."""
-    enforced = [standing for standing in limit_statuses if standing.check.group == ENFORCED]
+    """Yield the limit with the least left of each family that has enforced limits."""
+    enforced = [status for status in limit_statuses if status.check.group == ENFORCED]
     for family, counts in families:
-        of_family = [standing for standing in enforced if standing.check.counts in counts]
+        of_family = [status for status in enforced if status.check.counts in counts]
         if of_family:
-            yield family, min(of_family, key=lambda standing: standing.share)
+            yield family, min(of_family, key=lambda status: status.share)
 
 
 def duration(milliseconds: int) -> str:
-    """`120ms`, `1s`, `6m0s`, `23h59m59s`: whole seconds from one second on, rounded up."""
+    """Return a duration such as `120ms`, `1s`, `6m0s` or `23h59m59s`. From one second on, seconds are rounded up."""
     if milliseconds < 1000:
         return f"{max(0, milliseconds)}ms"
     minutes, seconds = divmod(-(-milliseconds // 1000), 60)
@@ -59,11 +59,11 @@ def duration(milliseconds: int) -> str:
 
 
 def describe(check: LimitCheck) -> str:
-    """Return the limit in words: `10 requests per minute for this API key and the model 'm'`."""
-    whose = _WHOSE[check.set.scope] + (f" and the model {check.set.model!r}" if check.set.model else "")
+    """Return the limit in words, such as `10 requests per minute for this API key and the model 'm'`."""
+    scope = _SCOPE_NAMES[check.set.scope] + (f" and the model {check.set.model!r}" if check.set.model else "")
     if check.name == "concurrency":
-        return f"{check.limit} requests at once (concurrency) for {whose}"
+        return f"{check.limit} concurrent requests (concurrency) for {scope}"
     if check.name == "long_prompt_concurrency":
-        return f"{check.limit} long jobs at once (concurrency) for {whose}"
-    what = {"requests": "requests", "input": "input tokens", "output": "output tokens", "total": "tokens"}
-    return f"{check.limit} {what[check.counts]} per {_PERIODS[check.period]} for {whose}"
+        return f"{check.limit} concurrent long prompts (concurrency) for {scope}"
+    nouns = {"requests": "requests", "input": "input tokens", "output": "output tokens", "total": "tokens"}
+    return f"{check.limit} {nouns[check.counts]} per {_PERIODS[check.period]} for {scope}"

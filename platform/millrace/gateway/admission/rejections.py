@@ -1,4 +1,4 @@
-"""Rejections by budgets and quotas: which one, what it has left, and what would let the request pass."""
+"""Rejections by budgets and quotas: the budget, what it has left, and how the request could pass."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ _PERIODS = {"day": "daily ", "month": "monthly ", "lifetime": ""}
 
 
 def unpriced(model: str) -> ApiError:
-    return ApiError("model_not_priced", f"The model {model!r} has no price yet; please contact the operator.", "model")
+    return ApiError("model_not_priced", f"The model {model!r} has no price yet. Contact the operator.", "model")
 
 
-def refusal(shortages: Sequence[InsufficientBudget], releasable: Mapping[int, int]) -> ApiError:
-    """Build the rejection of a request that these budget periods have no room for.
+def rejection(shortages: Sequence[InsufficientBudget], releasable: Mapping[int, int]) -> ApiError:
+    """Build the rejection of a request that does not fit these budget periods.
 
     Args:
-        releasable: what running requests reserve of each budget period and may not use.
+        releasable: per period ID, what active requests have reserved and may not use.
     """
     final = [shortage for shortage in shortages if not shortage.recallable]
     if not final:
         now = datetime.now(UTC)
-        seconds = max((each.until - now).total_seconds() for each in shortages if each.until is not None)
-        text = "Part of your budget is held by a server that does not answer; please try again later."
+        seconds = max((shortage.until - now).total_seconds() for shortage in shortages if shortage.until is not None)
+        text = "Part of your budget is reserved by a server that does not respond. Retry later."
         return ApiError(OVERLOADED, text, retry_after=max(1.0, seconds))
     worst = final[0]
     period, left = worst.budget_period, max(0, worst.room)
     reserved = releasable.get(period.id, 0)
     may_settle = worst.room + reserved >= worst.needed
     code = "budget_exceeded" if period.unit == "money" else "quota_exceeded"
-    kind = "budget" if period.unit == "money" else f"{period.unit} quota"
+    budget_type = "budget" if period.unit == "money" else f"{period.unit} quota"
     return ApiError(
         code,
-        f"The {_PERIODS[period.period]}{kind} {period.name!r} does not allow this request: {_amount(period.unit, left)}"
-        f" left, up to {_amount(period.unit, worst.needed)} needed. {_advice(period, reserved if may_settle else 0)}",
+        f"The {_PERIODS[period.period]}{budget_type} {period.name!r} does not allow this request:"
+        f" {_amount(period.unit, left)} left, up to {_amount(period.unit, worst.needed)} needed."
+        f" {_advice(period, reserved if may_settle else 0)}",
         retry_after=1 if may_settle else _seconds_until(period.ends),
         bound={
             "kind": "budget",
@@ -53,11 +54,11 @@ def refusal(shortages: Sequence[InsufficientBudget], releasable: Mapping[int, in
 
 
 def _advice(period: LeasedPeriod, reserved: int) -> str:
-    """Describe what would let the request pass. `reserved`: what running requests reserve, if it would be enough."""
+    """Return advice on how the request could pass. `reserved`: what active requests may release, if it is enough."""
     texts = []
     if reserved:
         texts.append(
-            f"Running requests reserve {_amount(period.unit, reserved)} and release what they do not use when they end."
+            f"Active requests reserve {_amount(period.unit, reserved)} and release what they do not use when they end."
         )
     if period.unit != "requests":
         texts.append("A smaller request needs less.")
@@ -66,12 +67,12 @@ def _advice(period: LeasedPeriod, reserved: int) -> str:
     return " ".join(texts) or "It does not reset. Raise the quota."
 
 
-def _seconds_until(at: datetime | None) -> float | None:
-    return None if at is None else (at - datetime.now(UTC)).total_seconds()
+def _seconds_until(time: datetime | None) -> float | None:
+    return None if time is None else (time - datetime.now(UTC)).total_seconds()
 
 
-def _time(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+def _time(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _amount(unit: str, amount: int) -> str:

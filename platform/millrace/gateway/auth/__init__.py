@@ -1,1 +1,1 @@
-"""API-key cache, revocation, and the requests that are active for each key."""
+"""Authentication: finds the snapshot of the request's API key, and ends its requests when the key is revoked."""

@@ -1,12 +1,13 @@
-"""Who is calling: key -> snapshot, from this process' cache, else Valkey, else Postgres.
+"""Authentication: finds the snapshot of an API key in this process's cache, in Valkey or in PostgreSQL.
 
-Only snapshots are read here, never Django's models (see tenants.keys.snapshot). What is cached holds for as long as the
-change log is read (millrace.gateway.auth.revocation): a change drops it within a poll. While the change log cannot be
-read nothing cached counts, and the database is asked for each request.
+Only key snapshots are read here, never Django's models (see tenants.keys.snapshot). A cached snapshot is valid while
+the change feed is read (millrace.gateway.auth.revocation): a change removes it within one poll. While the change feed
+cannot be read, the caches are not used and each request queries the database.
 
-Wrong keys are limited per address (tenants.keys.wrong_keys). A cached key is never affected. Another key of an address
-over its limit is looked up in batches (millrace.gateway.auth.paced_lookups): a valid one passes, 0.1 s later than
-usual, and a wrong one gets a 429. Wrong keys have a cache of their own, so that they do not push valid ones out.
+Wrong keys are limited for each client address (tenants.keys.wrong_keys). Cached keys are never affected. If an
+address is over its limit, its other keys are looked up in batches (millrace.gateway.auth.paced_lookups): a valid key
+passes 0.1 s later than usual, and a wrong key is rejected with 429. Wrong keys have a separate cache, so that they do
+not evict valid keys.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)
 
-FRESH_SECONDS = 0.75  # without a successful poll for longer, no cached entry is used
-UNKNOWN_SECONDS = 1.0  # how long a key that does not exist is remembered: no change will name it
-DATABASE_SECONDS = 0.5  # one look-up: an answer is due within a second whatever fails
-COPIES_SECONDS = snapshot.VALKEY_SECONDS + 5  # after this no copy in Valkey is older than the change that came before
+FRESH_SECONDS = 0.75  # cached entries are not used if the last successful poll is older
+UNKNOWN_SECONDS = 1.0  # how long an unknown key is cached, since no change event names it
+DATABASE_SECONDS = 0.5  # the timeout of one lookup
+COPIES_SECONDS = snapshot.VALKEY_SECONDS + 5  # after this time every copy in Valkey is newer than a change
 CACHED_KEYS = 10_000
 CACHED_UNKNOWN_KEYS = 1_000
 MAX_KEY_CHARACTERS = 256
 
 _BY_HASH = "SELECT key_hash, payload FROM tenants_apikeysnapshot WHERE key_hash = ANY(%s)"
-_MAY_USE_TICKET = "SELECT FROM tenants_user WHERE id = %s AND is_active AND session_generation = %s"
+_USER_HAS_ACCESS = "SELECT FROM tenants_user WHERE id = %s AND is_active AND session_generation = %s"
 _BY_ID = "SELECT key_id, payload FROM tenants_apikeysnapshot WHERE key_id = ANY(%s)"
 
 
 class KeyStore:
-    """Finds the snapshot of an API key."""
+    """The snapshots of API keys, with caches in memory and in Valkey."""
 
     def __init__(
         self,
@@ -62,50 +63,50 @@ class KeyStore:
         self._wrong_keys = wrong_keys or process_throttle()
         self._paced = PacedLookups(self._read_rows)
         self._cache: OrderedDict[bytes, ApiKeySnapshot] = OrderedDict()
-        self._unknown: OrderedDict[bytes, float] = OrderedDict()  # keys that do not exist -> since when that is known
-        self._changes = 0  # how often something was dropped
+        self._unknown: OrderedDict[bytes, float] = OrderedDict()  # unknown keys -> monotonic time of the lookup
+        self._changes = 0  # the number of times that entries were dropped
         self._polled_at = float("-inf")
-        # Valkey's copies are not believed before: of any tenant (what changed before our start, we have not seen), and
-        # of the tenants that changed since (the process that changed them may not have reached Valkey).
+        # Until these times copies in Valkey are not used: of all tenants, since changes before the start were not seen,
+        # and of tenants that have changed since, since their writer may have failed to update Valkey.
         self._distrust_until = time.monotonic() + COPIES_SECONDS
         self._distrusted: dict[int, float] = {}
-        self.used: dict[int, float] = {}  # key -> Unix time of its last use, until it has been written down
-        self.outdated: dict[bytes, bytes] = {}  # hash under an old pepper -> under the newest, until it is stored so
+        self.used: dict[int, float] = {}  # key ID -> Unix time of its last use, until it is stored
+        self.outdated: dict[bytes, bytes] = {}  # hash with an old pepper -> with the newest, until it is stored
 
     async def authenticate(self, headers: dict[bytes, bytes], scope: str, address: str | None = None) -> ApiKeySnapshot:
-        """Return the caller's snapshot.
+        """Return the key snapshot of the request.
 
         Raises:
-            ApiError: 401 for no key or a dead one, 403 if it may not do this, 429 for one of too many wrong keys.
+            ApiError: 401, the key is missing or invalid; 403, it lacks the scope; 429, too many wrong keys were sent.
         """
         return self._admit(await self.find(_secret_from(headers), address), scope, address)
 
-    async def authenticate_ticket(
-        self, ticket: PlaygroundToken, scope: str, address: str | None = None
+    async def authenticate_playground_token(
+        self, token: PlaygroundToken, scope: str, address: str | None = None
     ) -> ApiKeySnapshot:
-        """Return the key that a person was given a ticket for, as it is now.
+        """Return the current snapshot of the key that a playground token was issued for.
 
         Raises:
-            ApiError: as for `authenticate`, and once the ticket has run out.
+            ApiError: as for `authenticate`, and 401 if the token has expired.
         """
-        if not ticket.holds(time.time_ns() // 1000):
-            raise ApiError("invalid_api_key", "The ticket has run out: get a new one.")
-        await self.check_user(ticket)
+        if not token.holds(time.time_ns() // 1000):
+            raise ApiError("invalid_api_key", "The token has expired. Request a new one.")
+        await self.check_user(token)
         try:
-            key = (await self.by_id([ticket.key_id])).get(ticket.key_id)
+            key = (await self.by_id([token.key_id])).get(token.key_id)
         except (psycopg.Error, PoolTimeout) as exc:
             raise _unreachable(exc) from exc
         return self._admit(key, scope, address)
 
-    async def check_user(self, ticket: PlaygroundToken) -> None:
-        """Check that the user whom the ticket was given to still has access.
+    async def check_user(self, token: PlaygroundToken) -> None:
+        """Check that the user whom the token was issued to still has access.
 
         Raises:
             ApiError: 401, the user was deactivated or signed out everywhere; 503, the database cannot be reached.
         """
         try:
             async with self._database.connection(timeout=DATABASE_SECONDS) as connection:
-                cursor = await connection.execute(_MAY_USE_TICKET, [ticket.user_id, ticket.generation])
+                cursor = await connection.execute(_USER_HAS_ACCESS, [token.user_id, token.generation])
                 has_access = await cursor.fetchone() is not None
         except (psycopg.Error, PoolTimeout) as exc:
             raise _unreachable(exc) from exc
@@ -114,13 +115,16 @@ class KeyStore:
 
     def _admit(self, key: ApiKeySnapshot | None, scope: str, address: str | None) -> ApiKeySnapshot:
         if key is None:
-            raise incorrect()
-        if (fault := dead(key)) is not None:
-            raise fault
+            raise incorrect_key_error()
+        if (error := key_error(key)) is not None:
+            raise error
         if not allowed(address, key.allowed_ip_ranges):
-            raise ApiError("invalid_api_key", "This API key may not be used from this address.")
+            raise ApiError(
+                "invalid_api_key",
+                "This API key may not be used from this IP address. Add the address to the key's allowed addresses.",
+            )
         if scope not in key.scopes:
-            raise ApiError("insufficient_scope", f"This API key may not be used here: it lacks the scope {scope!r}.")
+            raise ApiError("insufficient_scope", f"This API key lacks the scope {scope!r}. Use a key with this scope.")
         self.used[key.key_id] = time.time()
         return key
 
@@ -152,18 +156,20 @@ class KeyStore:
         return found
 
     def reject_wrong(self, address: str | None, is_within_limit: bool) -> None:
-        """Count a wrong key or ticket.
+        """Count a wrong key or playground token.
 
         Raises:
-            ApiError: 429 if it was not within the address's limit.
+            ApiError: 429, the address is over its limit.
         """
         self._wrong_keys.count(address, is_within_limit)
         if not is_within_limit:
             wait = self._wrong_keys.retry_after(address)
-            raise ApiError("rate_limit_exceeded", "Too many wrong API keys from your address.", retry_after=wait)
+            raise ApiError(
+                "rate_limit_exceeded", "Too many wrong API keys from your IP address. Retry later.", retry_after=wait
+            )
 
-    def reject_ticket(self, address: str | None, message: str) -> ApiError:
-        """Return the rejection of a wrong ticket: 401, or 429 if the address has sent too many."""
+    def reject_playground_token(self, address: str | None, message: str) -> ApiError:
+        """Return the rejection of a wrong playground token: 401, or 429 if the address has sent too many."""
         try:
             self.reject_wrong(address, self._wrong_keys.take(address))
         except ApiError as exc:
@@ -174,7 +180,7 @@ class KeyStore:
         self, hashes: tuple[bytes, ...], now: float, *, fresh: bool, paced: bool
     ) -> ApiKeySnapshot | None:
         changes = -1
-        while changes != self._changes:  # what was found may be from before a change
+        while changes != self._changes:  # the result may be older than a change
             changes = self._changes
             found = await self._look_up(hashes, now, copies=fresh and not paced, paced=paced)
         if found is None:
@@ -190,22 +196,22 @@ class KeyStore:
 
     @property
     def newest_pepper(self) -> str:
-        """The id of the pepper that keys are to be stored under."""
+        """Return the ID of the pepper that new key hashes use."""
         return snapshot.pepper_id(self._peppers[0])
 
-    def polled(self, at: float) -> None:
-        """Record that all changes up to the monotonic time `at` were applied."""
-        self._polled_at = at
+    def polled(self, polled_at: float) -> None:
+        """Record that all changes up to the monotonic time `polled_at` were applied."""
+        self._polled_at = polled_at
 
     def forget(self) -> None:
-        """Drop everything: changes may have gone by unseen."""
+        """Clear the caches, since changes may have been missed."""
         self._changes += 1
         self._cache.clear()
         self._unknown.clear()
         self._distrust_until = time.monotonic() + COPIES_SECONDS
 
     def drop(self, changes: Collection[ChangeEvent]) -> None:
-        """Forget what is held of the keys that changed."""
+        """Remove the cached entries of the keys that changed."""
         self._changes += 1
         until = time.monotonic() + COPIES_SECONDS
         self._distrusted = {t: end for t, end in self._distrusted.items() if end > until - COPIES_SECONDS}
@@ -213,15 +219,15 @@ class KeyStore:
         keys = {change.key_id for change in changes if change.key_id is not None}
         tenants = {change.tenant_id for change in changes if change.key_id is None}
         self._unknown.clear()
-        for key_hash, held in list(self._cache.items()):
-            if held.key_id in keys or held.tenant_id in tenants:
+        for key_hash, cached in list(self._cache.items()):
+            if cached.key_id in keys or cached.tenant_id in tenants:
                 del self._cache[key_hash]
 
     async def by_id(self, key_ids: Collection[int]) -> dict[int, ApiKeySnapshot]:
-        """Return the snapshots as the database has them now.
+        """Read the current snapshots from the database.
 
         Raises:
-            psycopg.Error, PoolTimeout: it cannot be asked.
+            psycopg.Error, PoolTimeout: the database cannot be reached.
         """
         async with self._database.connection(timeout=DATABASE_SECONDS) as connection:
             cursor = await connection.execute(_BY_ID, [list(key_ids)], binary=True)
@@ -245,7 +251,7 @@ class KeyStore:
         if key_hash != hashes[0]:
             self.outdated[key_hash] = hashes[0]
         if copies:
-            with contextlib.suppress(redis.RedisError):  # a copy saves time, no more
+            with contextlib.suppress(redis.RedisError):  # the copy is optional
                 await self._broker.set(snapshot.valkey_name(key_hash), payload, ex=snapshot.VALKEY_SECONDS, nx=True)
         return snapshot.decode(payload)
 
@@ -255,8 +261,9 @@ class KeyStore:
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
             return None
-        held = [snapshot.decode(copy) for copy in copies if copy is not None]
-        return max(held, key=lambda found: found.version, default=None)  # two while a key moves to another pepper
+        snapshots = [snapshot.decode(copy) for copy in copies if copy is not None]
+        # Two exist while a key changes its pepper.
+        return max(snapshots, key=lambda candidate: candidate.version, default=None)
 
     async def _read_row(self, hashes: Sequence[bytes]) -> tuple[bytes, bytes] | None:
         rows = await self._read_rows(hashes)
@@ -268,21 +275,21 @@ class KeyStore:
             return {bytes(key_hash): bytes(payload) for key_hash, payload in await cursor.fetchall()}
 
 
-def _unreachable(fault: Exception) -> ApiError:
-    log.warning("database_unreachable", error=str(fault))
-    return ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1)
+def _unreachable(exc: Exception) -> ApiError:
+    log.warning("database_unreachable", error=str(exc))
+    return ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
 
 
-def incorrect() -> ApiError:
-    return ApiError("invalid_api_key", "Incorrect API key provided: it is unknown, revoked or expired.")
+def incorrect_key_error() -> ApiError:
+    return ApiError("invalid_api_key", "Incorrect API key provided. The key is unknown, revoked or expired.")
 
 
-def dead(key: ApiKeySnapshot) -> ApiError | None:
-    """Why nobody may use this key any more; None: it lives."""
+def key_error(key: ApiKeySnapshot) -> ApiError | None:
+    """Return the error for a key that is revoked, expired or suspended, or None if it is valid."""
     if key.revoked or (key.expires_at is not None and key.expires_at <= time.time_ns() // 1000):
-        return incorrect()
+        return incorrect_key_error()
     if key.suspended:
-        return ApiError("tenant_suspended", "This account is suspended; please contact the operator.")
+        return ApiError("tenant_suspended", "This account is suspended. Contact the operator.")
     return None
 
 
@@ -293,7 +300,7 @@ def _secret_from(headers: dict[bytes, bytes]) -> str:
     secret = token.strip().decode("latin-1")
     if not secret:
         raise ApiError(
-            "invalid_api_key", "No API key provided: send it as `Authorization: Bearer sk-…` or `x-api-key: sk-…`."
+            "invalid_api_key", "No API key provided. Send it as `Authorization: Bearer sk-…` or `x-api-key: sk-…`."
         )
     if len(secret) > MAX_KEY_CHARACTERS:
         raise ApiError("invalid_api_key", "Incorrect API key provided.")

@@ -1,8 +1,8 @@
-"""Key lookups for addresses that sent too many wrong keys: batched, at a bounded rate of queries.
+"""Key lookups for addresses that sent too many wrong keys: in batches, at a limited rate of queries.
 
-Whatever number of wrong keys arrives, a gateway sends the database at most ten queries a second for them, by an index.
-Each key is still looked up, within PACE_SECONDS and the time of the query, so a valid key passes. The number of keys
-that wait is bounded by the number of connections.
+For any number of wrong keys, a gateway sends at most ten such queries per second, each by an index. Every key is still
+looked up within PACE_SECONDS plus the time of the query, so a valid key passes. The number of waiting lookups is
+bounded by the number of connections.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from psycopg_pool import PoolTimeout
 
 PACE_SECONDS = 0.1
 MAX_KEYS = 1000  # in one query
-Row: TypeAlias = tuple[bytes, bytes]  # hash, payload
+Row: TypeAlias = tuple[bytes, bytes]  # (hash, payload)
 
 
 class PacedLookups:
-    """Looks keys up by their possible hashes; the same key is looked up once for all who wait for it."""
+    """Batched lookups by possible hashes. Concurrent lookups of the same key share one result."""
 
     def __init__(self, read_rows: Callable[[Sequence[bytes]], Awaitable[dict[bytes, bytes]]]) -> None:
         self._read_rows = read_rows
@@ -29,7 +29,7 @@ class PacedLookups:
         self._task: asyncio.Task[None] | None = None
 
     async def read_row(self, hashes: tuple[bytes, ...]) -> Row | None:
-        """Return the row under the first of the hashes that has one.
+        """Return the row of the first hash that has one, or None.
 
         Raises:
             psycopg.Error, PoolTimeout: the database cannot be reached.
@@ -48,11 +48,11 @@ class PacedLookups:
             for hashes, _ in batch:
                 del self._waiting[hashes]
             try:
-                rows = await self._read_rows([each for hashes, _ in batch for each in hashes])
+                rows = await self._read_rows([key_hash for hashes, _ in batch for key_hash in hashes])
             except (psycopg.Error, PoolTimeout) as exc:
                 for _, future in batch:
                     future.set_exception(exc)
-                    future.exception()  # whether or not someone still waits for it
+                    future.exception()  # retrieved here in case all waiters were cancelled
                 continue
             for hashes, future in batch:
-                future.set_result(next(((each, rows[each]) for each in hashes if each in rows), None))
+                future.set_result(next(((key_hash, rows[key_hash]) for key_hash in hashes if key_hash in rows), None))

@@ -1,9 +1,9 @@
-"""A key that is revoked stops working everywhere within a second, its running streams included.
+"""Key revocation: a revoked key stops working everywhere within a second, including its running streams.
 
-Four times a second the change log is read (tenants.outbox.change_feed); a message over Valkey only hastens that. What
-the log says is done at once: cached snapshots are dropped, and the requests of keys that died end with an error event.
-A poll that did not do all of this does not count, and without one that counts for 750 ms every request asks the
-database.
+The change feed (tenants.outbox.change_feed) is polled four times a second; a message over Valkey triggers a poll
+earlier. Each change is applied immediately: cached snapshots are dropped, and the active requests of revoked keys end
+with an error event. A poll succeeds only if all changes were applied. Without a successful poll in the last 750 ms,
+every request queries the database.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import structlog
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from millrace.gateway.auth.active_requests import ActiveRequests
-from millrace.gateway.auth.authentication import KeyStore, dead, incorrect
+from millrace.gateway.auth.authentication import KeyStore, incorrect_key_error, key_error
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from tenants.outbox import change_feed
 from tenants.outbox.change_feed import ChangeEvent, Cursor
@@ -28,13 +28,13 @@ from tenants.outbox.change_feed import ChangeEvent, Cursor
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 0.25
-ANSWER_SECONDS = 0.5  # a poll that takes longer has failed
-LIMITS = "limits"  # the change type of limits and budgets
-USES_SECONDS = 10.0  # how often the keys' last uses are written down
+POLL_TIMEOUT_SECONDS = 0.5  # a poll that takes longer fails
+LIMITS_CHANGE = "limits"  # the change type of rate limits and budgets
+USES_SECONDS = 10.0  # how often the keys' times of last use are stored
 
 
-class Remembers(Protocol):
-    """Something that is to forget what has changed."""
+class ChangeListener(Protocol):
+    """A cache that drops entries when tenants or keys change."""
 
     def drop(self, changes: Collection[ChangeEvent]) -> None: ...
 
@@ -44,30 +44,30 @@ class Remembers(Protocol):
 
 
 class ChangeFeedReader:
-    """Reads the change log for one gateway."""
+    """The reader of the change feed of one gateway. It informs the caches and ends requests of revoked keys."""
 
     def __init__(
         self,
         database: AsyncConnectionPool,
         broker: redis.Redis,
         keys: KeyStore,
-        live: ActiveRequests,
-        *others: Remembers,
+        active_requests: ActiveRequests,
+        *others: ChangeListener,
         gateway_id: str,
     ) -> None:
-        """`others` remember things of tenants and keys as well."""
+        """Create a reader that also informs `others`, which cache data of tenants and keys."""
         self._others = others
         self._gateway_id = gateway_id
         self._database = database
         self._broker = broker
         self._keys = keys
-        self._live = live
+        self._active_requests = active_requests
         self._cursor: Cursor | None = None
         self._polled_at = time.monotonic()
-        self._open: list[ChangeEvent] = []  # read from the log, and not yet done
-        self._applied: list[int] = []  # ids of changes of limits and budgets, not yet acknowledged
+        self._unapplied: list[ChangeEvent] = []  # read from the feed, not yet applied
+        self._applied: list[int] = []  # IDs of applied limit and budget changes, to be acknowledged
         self._acknowledging: set[asyncio.Task[None]] = set()
-        self._hint = asyncio.Event()
+        self._poll_now = asyncio.Event()
         self._uses_at = time.monotonic() + USES_SECONDS
         self._failing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -80,51 +80,52 @@ class ChangeFeedReader:
 
     async def _watch(self) -> None:
         while True:
-            self._hint.clear()
-            began = time.monotonic()
+            self._poll_now.clear()
+            started_at = time.monotonic()
             try:
-                async with asyncio.timeout(ANSWER_SECONDS):
+                async with asyncio.timeout(POLL_TIMEOUT_SECONDS):
                     await self._poll()
-                for each in (self._keys, *self._others):
-                    each.polled(began)
+                for cache in (self._keys, *self._others):
+                    cache.polled(started_at)
                 self._failing = False
                 self._acknowledge()
-                await self._write_uses()
-                await self._rebuild_store()
+                await self._write_last_uses()
+                await self._rehash_outdated()
             except (psycopg.Error, PoolTimeout, TimeoutError, OSError) as exc:
                 if not self._failing:
                     log.warning("change_log_unreadable", error=str(exc) or type(exc).__name__)
                 self._failing = True
             try:
-                async with asyncio.timeout(max(0.01, began + POLL_SECONDS - time.monotonic())):
-                    await self._hint.wait()
+                async with asyncio.timeout(max(0.01, started_at + POLL_SECONDS - time.monotonic())):
+                    await self._poll_now.wait()
             except TimeoutError:
                 continue
 
     async def _poll(self) -> None:
         now = time.monotonic()
-        async with self._database.connection(timeout=ANSWER_SECONDS) as connection:
+        async with self._database.connection(timeout=POLL_TIMEOUT_SECONDS) as connection:
             if self._cursor is None or now - self._polled_at > change_feed.RETENTION_SECONDS / 2:
                 row = await (await connection.execute(change_feed.NOW)).fetchone()
                 assert row is not None  # noqa: S101  (a SELECT of one value)
-                for each in (self._keys, *self._others):
-                    each.forget()
+                for cache in (self._keys, *self._others):
+                    cache.forget()
                 self._cursor = Cursor(int(row[0]))
-                self._open = [
-                    ChangeEvent(0, "unseen", tenant_id, key_id) for tenant_id, key_id in self._live.under_way()
+                self._unapplied = [
+                    ChangeEvent(0, "unseen", tenant_id, key_id)
+                    for tenant_id, key_id in self._active_requests.tenants_and_keys()
                 ]
             rows = await (await connection.execute(change_feed.POLL, [self._cursor.horizon])).fetchall()
         self._polled_at = now
-        self._open += self._cursor.take(rows)
-        if self._open:
-            for each in (self._keys, *self._others):
-                each.drop(self._open)
-            await self._end_the_dead()
-            self._applied += [change.id for change in self._open if change.change_type == LIMITS]
-            self._open = []
+        self._unapplied += self._cursor.take(rows)
+        if self._unapplied:
+            for cache in (self._keys, *self._others):
+                cache.drop(self._unapplied)
+            await self._end_revoked()
+            self._applied += [change.id for change in self._unapplied if change.change_type == LIMITS_CHANGE]
+            self._unapplied = []
 
     def _acknowledge(self) -> None:
-        """Name this gateway among those that have applied the changes. NOTE: no poll waits for Valkey."""
+        """Acknowledge the applied changes in the background, so that a poll does not wait for Valkey."""
         if self._applied:
             applied, self._applied = self._applied, []
             task = asyncio.create_task(self._write_applied(applied))
@@ -141,50 +142,52 @@ class ChangeFeedReader:
         except (redis.RedisError, OSError) as exc:
             log.warning("change_acknowledgement_failed", changes=len(applied), error=str(exc))
 
-    async def _end_the_dead(self) -> None:
-        """End the requests of keys that are no more."""
-        touched = self._live.touched(self._open)
-        if not touched:
+    async def _end_revoked(self) -> None:
+        """End the active requests of keys that were revoked or deleted."""
+        affected = self._active_requests.affected_keys(self._unapplied)
+        if not affected:
             return
-        found = await self._keys.by_id(touched)
-        for key_id in touched:
-            fault = dead(found[key_id]) if key_id in found else incorrect()
-            if fault is not None:
-                log.info("api_key_revoked_in_flight", key_id=key_id, requests_ended=self._live.end(key_id, fault))
+        found = await self._keys.by_id(affected)
+        for key_id in affected:
+            error = key_error(found[key_id]) if key_id in found else incorrect_key_error()
+            if error is not None:
+                log.info(
+                    "api_key_revoked_in_flight", key_id=key_id, requests_ended=self._active_requests.end(key_id, error)
+                )
 
-    async def _write_uses(self) -> None:
-        """Write down when keys were last used."""
+    async def _write_last_uses(self) -> None:
+        """Store when keys were last used."""
         if time.monotonic() < self._uses_at or not self._keys.used:
             return
         self._uses_at = time.monotonic() + USES_SECONDS
         used, self._keys.used = self._keys.used, {}
         try:
-            async with self._database.connection(timeout=ANSWER_SECONDS) as connection:
-                times = [datetime.fromtimestamp(at, UTC) for at in used.values()]
+            async with self._database.connection(timeout=POLL_TIMEOUT_SECONDS) as connection:
+                times = [datetime.fromtimestamp(used_at, UTC) for used_at in used.values()]
                 await connection.execute(change_feed.RECORD_USAGE, [list(used), times])
         except (psycopg.Error, PoolTimeout) as exc:
             log.warning("key_use_write_failed", keys=len(used), error=str(exc))
 
-    async def _rebuild_store(self) -> None:
-        """Store keys that were found under an old pepper under the newest one."""
+    async def _rehash_outdated(self) -> None:
+        """Replace key hashes of an old pepper by those of the newest."""
         while self._keys.outdated:
             old, new = self._keys.outdated.popitem()
             try:
-                async with self._database.connection(timeout=ANSWER_SECONDS) as connection:
+                async with self._database.connection(timeout=POLL_TIMEOUT_SECONDS) as connection:
                     await connection.execute(change_feed.REHASH, [old, new, self._keys.newest_pepper])
             except (psycopg.Error, PoolTimeout) as exc:  # the key's next look-up tries again
                 log.warning("key_rehash_failed", error=str(exc))
 
     async def _listen(self) -> None:
-        """Hear of changes at once, where Valkey can be heard."""
+        """Wait for messages about changes, and poll immediately after each."""
         while True:
             try:
                 async with self._broker.pubsub(ignore_subscribe_messages=True) as pubsub:
                     await pubsub.subscribe(change_feed.CHANNEL)
-                    self._hint.set()  # something may have been said before we listened
+                    self._poll_now.set()  # a message may have been sent before the subscription
                     while True:
                         if await pubsub.get_message(timeout=30) is not None:
-                            self._hint.set()
+                            self._poll_now.set()
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_unreachable", error=str(exc))
                 await asyncio.sleep(1)

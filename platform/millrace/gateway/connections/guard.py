@@ -1,9 +1,9 @@
-"""Bounds that all connections of a gateway share: how many there are, and how many unauthenticated bytes they hold.
+"""Limits that all connections of a gateway share: their number and the unauthenticated bytes that they buffer.
 
-A request counts with every byte received, headers included, from its first byte until it is authenticated or answered.
-Small requests (headers and the first 64 KiB of a body) may fill the bound; what exceeds it is rejected. The rest of
-larger bodies may fill half of the bound, so that they cannot keep logins and API calls out. Beyond that, only one of
-them is read at a time. One address may hold half of what all may hold.
+A request counts with every received byte, including headers, from its first byte until it is authenticated or has its
+response. Small requests (headers and the first 64 KiB of a body) may use the whole limit; requests above it are
+rejected. The rest of larger bodies may use half of the limit, so that they cannot block sign-ins and API calls. Beyond
+that, only one of them is read at a time. One address may use half of each limit.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tenants.keys.ip_allowlist import allowed, client_network, normalized
 log = structlog.get_logger(__name__)
 
 SWEEP_SECONDS = 0.5
-OTHER_FILES = 1024  # open files that are no client connections
+OTHER_FILES = 1024  # open files that are not client connections
 LOG_SECONDS = 10.0  # at most one line per reason in this time
 SMALL_BODY_BYTES = 2**16
 READ_BYTES = 2**18  # the most that the event loop reads from a connection in one call
-# Why a connection is rejected or cut off: the values of the metric's label.
+# Reasons for rejecting or closing a connection: the values of the metric's label.
 ADDRESS_CONNECTIONS, ALL_CONNECTIONS = "address_connections", "connections"
 ADDRESS_BYTES, ALL_BYTES = "address_unauthenticated_bytes", "unauthenticated_bytes"
 HEADER_SIZE, HEADER_TIMEOUT = "header_size", "header_timeout"
@@ -46,7 +46,7 @@ REASONS = (
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """The settings, as the protocols read them."""
+    """The settings that apply to connections."""
 
     header_seconds: float
     header_bytes: int
@@ -78,40 +78,41 @@ class ConnectionLimits:
 
 
 class GuardedConnection(Protocol):
-    """What the guard needs of a connection."""
+    """The part of a connection that the guard uses."""
 
     def check(self, now: float, elapsed: float) -> None:
-        """Enforce the deadlines. `elapsed`: seconds since the check before."""
+        """Enforce the deadlines. `elapsed` is the time in seconds since the last check."""
 
     def resume_reading(self) -> None:
-        """Read on: there is room for a large body again."""
+        """Resume reading, since there is capacity for a large body again."""
 
 
 class Peer:
-    """One client address (an IPv6 /64 counts as one) and what its connections use."""
+    """One client address (an IPv6 /64 counts as one) with the resources that its connections use."""
 
-    __slots__ = ("connections", "held", "is_proxy", "name")
+    __slots__ = ("buffered_bytes", "connections", "is_proxy", "name")
 
     def __init__(self, name: str, is_proxy: bool) -> None:
         self.name = name
-        self.is_proxy = is_proxy  # its connections are those of many clients: no bound per address applies
+        self.is_proxy = is_proxy  # it has the connections of many clients, so no limit per address applies
         self.connections = 0
-        self.held = 0
+        self.buffered_bytes = 0
 
 
 class ConnectionGuard:
-    """One per process; used on its event loop only."""
+    """The limits of one process. Must be used only on its event loop."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self.held = 0  # unauthenticated bytes
-        self.peak_held = 0
+        self.buffered_bytes = 0  # unauthenticated bytes
+        self.peak_buffered_bytes = 0
         self.rejections: Counter[str] = Counter()
         self._proxies = _networks(limits.trusted_proxies)
         self._peers: dict[str, Peer] = {}
         self._connections: dict[GuardedConnection, Peer] = {}
-        self._waiting: dict[GuardedConnection, None] = {}  # with a large body, for room; in order
-        self._logged: dict[str, tuple[float, int]] = {}  # reason -> when, and how many rejections there were then
+        self._waiting: dict[GuardedConnection, None] = {}  # connections whose large body waits for capacity, in order
+        # Reason -> (time of the last log line, number of rejections then).
+        self._logged: dict[str, tuple[float, int]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._swept_at = 0.0
 
@@ -120,7 +121,7 @@ class ConnectionGuard:
         return len(self._connections)
 
     def open(self, connection: GuardedConnection, address: str) -> tuple[Peer, str | None]:
-        """Count a new connection. Returns its peer, and the reason why it has to be rejected, if there is one."""
+        """Register a new connection. Return its peer, and the reason to reject the connection or None."""
         name = client_network(address)
         peer = self._peers.get(name)
         if peer is None:
@@ -139,54 +140,55 @@ class ConnectionGuard:
         return peer, rejection
 
     def close(self, connection: GuardedConnection) -> None:
-        """Forget a connection, which has released its bytes."""
+        """Unregister a connection that has released its bytes."""
         peer = self._connections.pop(connection, None)
         if peer is not None:
             peer.connections -= 1
             if not peer.connections:
                 self._peers.pop(peer.name, None)
 
-    def hold(self, peer: Peer, size: int) -> None:
-        """Count unauthenticated bytes."""
-        peer.held += size
-        self.held += size
-        if self.held > self.peak_held:
-            self.peak_held = self.held
+    def count_bytes(self, peer: Peer, size: int) -> None:
+        """Add to the number of unauthenticated bytes."""
+        peer.buffered_bytes += size
+        self.buffered_bytes += size
+        if self.buffered_bytes > self.peak_buffered_bytes:
+            self.peak_buffered_bytes = self.buffered_bytes
 
     def release(self, peer: Peer, size: int) -> None:
-        """Stop counting bytes."""
-        peer.held -= size
-        self.held -= size
+        """Subtract from the number of unauthenticated bytes."""
+        peer.buffered_bytes -= size
+        self.buffered_bytes -= size
         self._resume()
 
     def excess(self, peer: Peer, *, large: bool) -> str | None:
-        """Return the bound that is exceeded, if one is. `large`: the request is a large body."""
+        """Return the exceeded limit, or None. `large`: whether the request has a large body."""
         bound = self.limits.unauthenticated_bytes // (2 if large else 1)
-        if self.held > bound:
+        if self.buffered_bytes > bound:
             return ALL_BYTES
-        if not peer.is_proxy and peer.held > bound // 2:
+        if not peer.is_proxy and peer.buffered_bytes > bound // 2:
             return ADDRESS_BYTES
         return None
 
     def wait(self, connection: GuardedConnection) -> bool:
-        """Queue a large body until there is room. False: it is the first in the queue and is read all the same.
+        """Queue a large body until there is capacity.
 
-        So at least one large body is always read, and bodies that have filled the bound together do not wait for each
-        other.
+        Returns:
+            False if it is the first in the queue, which is read anyway. Therefore bodies that have used the whole
+            limit together do not wait for each other.
         """
         self._waiting[connection] = None
         return next(iter(self._waiting)) is not connection
 
     def stop_waiting(self, connection: GuardedConnection) -> None:
-        """Take a body out of the queue."""
+        """Remove a body from the queue."""
         self._waiting.pop(connection, None)
         self._resume()
 
     def _resume(self) -> None:
-        """Resume as many large bodies as have room for one read each, and the first of those that still wait."""
+        """Resume the waiting bodies that fit the limit with one read each, and in any case the first."""
         if not self._waiting:
             return
-        room = self.limits.unauthenticated_bytes // 2 - self.held
+        room = self.limits.unauthenticated_bytes // 2 - self.buffered_bytes
         for connection in list(itertools.islice(self._waiting, max(0, room // READ_BYTES))):
             if self.excess(self._connections[connection], large=True) is None:
                 del self._waiting[connection]
@@ -198,18 +200,22 @@ class ConnectionGuard:
         """Count a rejection, and log it unless one for the same reason was logged within LOG_SECONDS."""
         self.rejections[reason] += 1
         now = time.monotonic()
-        at, count = self._logged.get(reason, (float("-inf"), 0))
-        if now - at >= LOG_SECONDS:
+        logged_at, count = self._logged.get(reason, (float("-inf"), 0))
+        if now - logged_at >= LOG_SECONDS:
             self._logged[reason] = (now, self.rejections[reason])
             log.warning("connection_rejected", reason=reason, address=address, count=self.rejections[reason] - count)
 
     def collect(self) -> Iterable[Metric]:
-        """Metrics for Prometheus."""
+        """Yield the metrics for Prometheus."""
         yield GaugeMetricFamily("millrace_connections", "client connections", value=len(self._connections))
-        yield GaugeMetricFamily("millrace_unauthenticated_bytes", "bytes held without a key", value=self.held)
+        yield GaugeMetricFamily(
+            "millrace_unauthenticated_bytes",
+            "buffered bytes of requests without a valid key",
+            value=self.buffered_bytes,
+        )
         rejections = CounterMetricFamily(
             "millrace_connection_rejections",
-            "requests and connections cut off by a bound or deadline",
+            "requests and connections that were rejected or closed by a limit or deadline",
             labels=["reason"],
         )
         for reason in REASONS:
@@ -226,15 +232,15 @@ class ConnectionGuard:
 
 
 def _networks(trusted_proxies: str) -> tuple[str, ...] | None:
-    """Return the networks of the proxies; None: every address is one."""
+    """Return the networks of the trusted proxies, or None if every address is trusted."""
     networks: list[str] = []
-    for word in trusted_proxies.split(","):
-        if word.strip() == "*":
+    for network in trusted_proxies.split(","):
+        if network.strip() == "*":
             return None
         try:
-            networks += normalized([word])
+            networks += normalized([network])
         except ValueError:
-            continue  # a host name: uvicorn compares it with the peer's address as text, so it trusts none
+            continue  # uvicorn compares host names with addresses as text, so they match no address
     return tuple(networks)
 
 
@@ -246,12 +252,12 @@ def process_guard() -> ConnectionGuard:
     return ConnectionGuard(limits)
 
 
-def _raise_open_files(wanted: int) -> None:
-    """Raise this process's limit of open files as far as the system lets it, so that all connections find place."""
+def _raise_open_files(required: int) -> None:
+    """Raise this process's limit of open files to `required`, or as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    if soft == resource.RLIM_INFINITY or soft >= required:
         return
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < wanted:
-        log.warning("open_files_limited", limit=most, wanted=wanted)
+    limit = required if hard == resource.RLIM_INFINITY else min(required, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < required:
+        log.warning("open_files_limited", limit=limit, required=required)

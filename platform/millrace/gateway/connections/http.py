@@ -1,9 +1,9 @@
-"""HTTP/1.1 below ASGI: uvicorn's protocol class with deadlines and bounds of its own.
+"""HTTP/1.1 below ASGI: uvicorn's protocol class with deadlines and limits.
 
 A connection is in one of five phases. HEAD: waits for a request's headers, or reads them. BODY: reads a request's body.
-RECEIVED: has the whole request; waits for its response, or for the next request after it. DRAIN: the response is
-complete and the body is not; what comes is dropped. REJECTED: a rejection was sent; what comes is dropped, so that the
-client can read the rejection. The guard checks each connection's deadline twice a second.
+RECEIVED: has the whole request, and waits for its response or the next request. DRAIN: the response is complete and the
+body is not; received data is dropped. REJECTED: a rejection was sent; received data is dropped, so that the client can
+read the rejection. The guard checks each connection's deadline twice a second.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from millrace.gateway.connections import AUTHENTICATED, guard
 from millrace.gateway.connections.guard import ConnectionGuard, process_guard
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 
-HEAD, BODY, RECEIVED, DRAIN, REJECTED = range(5)  # phases; no Enum, whose members are slow to read on the hot path
+HEAD, BODY, RECEIVED, DRAIN, REJECTED = range(5)  # phases; not an Enum, since this is on the hot path
 MAX_HEADERS = 100
 MAX_REQUEST_LINE_BYTES = 2**13
-MAX_PIPELINED = 32  # requests received and not begun
+MAX_PIPELINED = 32  # received requests that are not handled yet
 DRAIN_SECONDS = 5.0
 REJECTED_SECONDS = 2.0
-CLOSING_SECONDS = 30.0  # for the client to take the last bytes of a response
-STALLED_SECONDS = 75.0  # without room for what is to be sent; the gateway's own endpoints give up after 60
+CLOSING_SECONDS = 30.0  # for the client to read the last bytes of a response
+STALLED_SECONDS = 75.0  # without progress in sending; the gateway's endpoints give up after 60 s
 
 
 class RequestFlow(FlowControl):
-    """uvicorn's flow control, in which the guard can block the reading too."""
+    """uvicorn's flow control, extended so that the guard can also pause reading."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
-        self.is_paused = False  # by the application, which does not receive what was read
+        self.is_paused = False  # by the application, which has not received the data yet
         self.is_blocked = False  # by the guard
 
     def pause_reading(self) -> None:
@@ -81,16 +81,16 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive = self._limits.keepalive_seconds
         self._phase = HEAD
         self._deadline = math.inf
-        self._is_authenticated = False  # the request that is read, or was read last
+        self._is_authenticated = False  # the current or last request
         self._requests = 0
-        self._held = 0  # unauthenticated bytes, as the guard counts them
+        self._buffered_bytes = 0  # unauthenticated bytes that the guard counts
         self._is_waiting = False  # queued at the guard with a large body
-        self._closes = False  # when the response and the body are complete: the client sent `connection: close`
+        self._closes = False  # close after the response and the body: the client sent `connection: close`
         self._head_bytes = self._fed_bytes = 0
         self._is_pipelined = False
         self._body_bytes = 0
         self._framing_bytes = 0  # received since the last byte of a body: chunk extensions, trailers
-        self._rejection: tuple[str, ApiError] | None = None  # found by the parser's callbacks
+        self._rejection: tuple[str, ApiError] | None = None  # set by the parser's callbacks
         self._write_paused_at: float | None = None
         self._closing_at: float | None = None
         self._running: RequestResponseCycle | None = None  # the request that the application handles
@@ -104,10 +104,10 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._deadline = self.loop.time() + self._limits.header_seconds
         self._peer, reason = self._guard.open(self, self._address)
         if reason == guard.ALL_CONNECTIONS:
-            self._reject(reason, ApiError(OVERLOADED, "The gateway has too many connections."))
+            self._reject(reason, ApiError(OVERLOADED, "The gateway has too many connections. Retry later."))
             transport.close()
         elif reason is not None:
-            message = f"Too many connections from your address: {self._limits.connections_per_address} are allowed."
+            message = f"Too many connections from your IP address. The limit is {self._limits.connections_per_address}."
             self._reject(reason, ApiError("too_many_connections", message, retry_after=1))
             if self._peer.connections > 2 * self._limits.connections_per_address:
                 transport.close()
@@ -124,7 +124,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _disconnect(self, cycle: RequestResponseCycle) -> None:
-        """Report to the application that the client is gone, unless the response is complete."""
+        """Report to the application that the client has disconnected, unless the response is complete."""
         if not cycle.response_complete:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -162,10 +162,12 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
     def _reject_slow_body(self) -> None:
         if self.flow.is_blocked:
-            self._reject(guard.ALL_BYTES, ApiError(OVERLOADED, "The gateway has too many unauthenticated requests."))
+            self._reject(
+                guard.ALL_BYTES, ApiError(OVERLOADED, "The gateway has too many unauthenticated requests. Retry later.")
+            )
         else:
             rate = self._limits.body_bytes_per_second
-            message = f"The request's body came too slowly: {rate} bytes a second are the least."
+            message = f"The request's body arrived too slowly. The minimum is {rate} bytes per second."
             self._reject(guard.BODY_TIMEOUT, ApiError("request_timeout", message))
 
     def pause_writing(self) -> None:
@@ -186,8 +188,8 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         if phase == RECEIVED:
             self._begin_head()
         if phase != DRAIN and not (phase == BODY and self._is_authenticated):
-            self._held += size
-            self._guard.hold(self._peer, size)
+            self._buffered_bytes += size
+            self._guard.count_bytes(self._peer, size)
         self._fed_bytes = self._head_bytes + size
         try:
             self.parser.feed_data(data)
@@ -209,10 +211,10 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._reject(*self._rejection)
 
     def _keep_open_for_body(self) -> None:
-        """If the client sent `connection: close`, close the connection only after the whole body has come.
+        """If the client sent `connection: close`, close the connection only after the whole body has arrived.
 
         uvicorn closes it with the response. If bytes of the body are unread then, the system resets the connection, and
-        the client may lose the response.
+        the client may not receive the response.
         """
         cycle = self.cycle
         if self._phase == BODY and cycle is not None and not cycle.keep_alive and not cycle.response_started:
@@ -226,21 +228,28 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._is_authenticated = False
 
     def _check_sizes(self) -> None:
-        """Check what is bounded while a request is incomplete, and the bounds that all connections share."""
+        """Check the limits of an incomplete request, and the limits that all connections share."""
         if self._phase == HEAD:
             self._check_head(self._head_bytes)
         elif self._phase in (BODY, DRAIN):
             if self._framing_bytes > self._limits.header_bytes or len(self.headers) > MAX_HEADERS:
-                self._rejection = (guard.BODY_SIZE, ApiError("invalid_http", "The body has too much beside its data."))
+                self._rejection = (
+                    guard.BODY_SIZE,
+                    ApiError("invalid_http", "The body has too large chunk extensions or trailers."),
+                )
             elif self._phase == BODY and self._is_unauthenticated_body_too_large():
                 message = f"The request body is larger than {self._limits.body_bytes} bytes."
                 self._rejection = (guard.BODY_SIZE, ApiError("request_too_large", message))
-        if not self._held or self._rejection is not None:
+        if not self._buffered_bytes or self._rejection is not None:
             return
         if (reason := self._guard.excess(self._peer, large=False)) is not None:
-            error = ApiError(OVERLOADED, "The gateway has too many unauthenticated requests.")
+            error = ApiError(OVERLOADED, "The gateway has too many unauthenticated requests. Retry later.")
             if reason == guard.ADDRESS_BYTES:
-                error = ApiError("too_many_connections", "Too many requests from your address.", retry_after=1)
+                error = ApiError(
+                    "too_many_connections",
+                    "Too many unauthenticated requests from your IP address. Retry later.",
+                    retry_after=1,
+                )
             self._rejection = (reason, error)
         elif self._is_large() and self._guard.excess(self._peer, large=True) is not None:
             self._is_waiting = True
@@ -248,8 +257,8 @@ class GatewayHttpProtocol(HttpToolsProtocol):
                 self.flow.block()
 
     def _is_unauthenticated_body_too_large(self) -> bool:
-        most = self._limits.body_bytes + 2 * guard.READ_BYTES  # an application with the same bound answers first
-        return not self._is_authenticated and self._body_bytes > most
+        max_bytes = self._limits.body_bytes + 2 * guard.READ_BYTES  # the application rejects the body earlier
+        return not self._is_authenticated and self._body_bytes > max_bytes
 
     def _is_large(self) -> bool:
         return self._phase == BODY and self._body_bytes > guard.SMALL_BODY_BYTES
@@ -259,24 +268,24 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             message = f"The request line is longer than {MAX_REQUEST_LINE_BYTES} bytes."
             self._rejection = (guard.HEADER_SIZE, ApiError("uri_too_long", message))
         elif size > self._limits.header_bytes or len(self.headers) > MAX_HEADERS:
-            message = f"The headers are larger than {self._limits.header_bytes} bytes, or more than {MAX_HEADERS}."
+            message = f"The headers have more than {self._limits.header_bytes} bytes or more than {MAX_HEADERS} fields."
             self._rejection = (guard.HEADER_SIZE, ApiError("headers_too_large", message))
 
     def resume_reading(self) -> None:
-        """Read on: there is room for a large body again."""
+        """Resume reading, since there is capacity for a large body again."""
         self.flow.unblock()
 
     def _release(self) -> None:
-        """Stop counting the bytes held."""
-        if self._held:
-            held, self._held = self._held, 0
-            self._guard.release(self._peer, held)
+        """Release the unauthenticated bytes and the place in the guard's queue."""
+        if self._buffered_bytes:
+            buffered_bytes, self._buffered_bytes = self._buffered_bytes, 0
+            self._guard.release(self._peer, buffered_bytes)
         if self._is_waiting:
             self._is_waiting = False
             self._guard.stop_waiting(self)
             self.flow.unblock()
 
-    # The parser's callbacks. Nothing may be raised here: the parser would turn it into a 400.
+    # Callbacks of the parser. They must not raise: the parser would turn exceptions into a 400.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -287,12 +296,12 @@ class GatewayHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._rejection is not None:
             return
-        size = self._fed_bytes  # at least what the head has, unless it began behind another request
+        size = self._fed_bytes  # at least the size of the head, unless it began after another request
         if size > self._limits.header_bytes or self._is_pipelined:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         self._check_head(size)
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._rejection = (guard.PIPELINING, ApiError("invalid_http", "Too many requests at once."))
+            self._rejection = (guard.PIPELINING, ApiError("invalid_http", "Too many pipelined requests."))
         if self._rejection is not None:
             return
         self._requests += 1
@@ -301,7 +310,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         scope["extensions"] = {AUTHENTICATED: partial(self._mark_authenticated, self._requests)}
         super().on_headers_complete()
         if not self.parser.should_upgrade():
-            self.headers = []  # the scope has the list; trailers, which uvicorn adds to it, do not belong there
+            self.headers = []  # uvicorn would append trailers to the scope's list
         self._phase = BODY
         self._body_bytes = self._framing_bytes = 0
         self._deadline = self.loop.time() + self._limits.body_seconds
@@ -348,7 +357,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def _reject(self, reason: str, error: ApiError) -> None:
-        """Send a rejection and close the connection; if a response is under way, cut it off."""
+        """Send a rejection and close the connection. If a response is being sent, abort it."""
         if self._phase == DRAIN or self._is_responding():
             self._abort(reason)
             return
@@ -373,7 +382,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _is_responding(self) -> bool:
-        """Whether a response is under way, or an earlier request waits for one."""
+        """Return whether a response is being sent, or an earlier request waits for one."""
         if self.cycle is None or self.cycle.response_complete:
             return False
         return self._phase != BODY or bool(self.pipeline) or self.cycle.response_started

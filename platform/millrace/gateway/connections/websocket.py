@@ -1,7 +1,7 @@
-"""WebSockets below ASGI: uvicorn's protocol class with deadlines and bounds of its own.
+"""WebSockets below ASGI: uvicorn's protocol class with deadlines and limits.
 
-Before it is authenticated, a socket may send messages of 64 KiB at most. After the first message nothing is read until
-the socket is authenticated or closed. The handshake's headers were bounded by the HTTP protocol, which read them.
+Until it is authenticated, a connection may send messages of up to 64 KiB. After the first message nothing is read until
+it is authenticated or closed. The headers of the handshake were read, and limited, by the HTTP protocol.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from millrace.gateway.connections.http import CLOSING_SECONDS, STALLED_SECONDS
 MAX_UNAUTHENTICATED_MESSAGE_BYTES = 2**16
 MAX_UNAUTHENTICATED_MESSAGES = 16
 MAX_FRAGMENTS = 4096  # of one message
-GRACE_SECONDS = 5.0  # for the application's own deadline to close the socket first
+GRACE_SECONDS = 5.0  # so that the application's own deadline closes the connection first
 
 
 class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
-    """One WebSocket. Start uvicorn with `--ws millrace.gateway.connections.websocket:GatewayWebSocketProtocol`."""
+    """One WebSocket connection.
+
+    Start uvicorn with `--ws millrace.gateway.connections.websocket:GatewayWebSocketProtocol`.
+    """
 
     def __init__(
         self,
@@ -42,8 +45,8 @@ class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
         self._limits = self._guard.limits
         self.conn.max_message_size = MAX_UNAUTHENTICATED_MESSAGE_BYTES
         self._is_authenticated = False
-        self._held = 0  # unauthenticated bytes, as the guard counts them
-        self._message_began: float | None = None  # a message is incomplete since then
+        self._buffered_bytes = 0  # unauthenticated bytes that the guard counts
+        self._message_started_at: float | None = None  # since when a message is incomplete
         self._message_bytes = 0
         self._write_paused_at: float | None = None
         self._closing_at: float | None = None
@@ -51,7 +54,8 @@ class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
-        self._peer, _ = self._guard.open(self, self._address)  # the HTTP protocol has just left this place
+        # Never rejected: the HTTP protocol has just closed its connection.
+        self._peer, _ = self._guard.open(self, self._address)
         self._auth_deadline = self.loop.time() + self._limits.websocket_auth_seconds + GRACE_SECONDS
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -66,7 +70,7 @@ class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
             scope["extensions"][AUTHENTICATED] = self._mark_authenticated
 
     def _scope(self) -> Any:
-        return getattr(self, "scope", None)  # a handshake that was refused has none
+        return getattr(self, "scope", None)  # missing after a rejected handshake
 
     def _forget_extension(self) -> None:
         if (scope := self._scope()) is not None:
@@ -83,8 +87,8 @@ class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def _release(self) -> None:
-        held, self._held = self._held, 0
-        self._guard.release(self._peer, held)
+        buffered_bytes, self._buffered_bytes = self._buffered_bytes, 0
+        self._guard.release(self._peer, buffered_bytes)
 
     def check(self, now: float, elapsed: float) -> None:
         """Enforce the deadlines."""
@@ -98,21 +102,21 @@ class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
         elif not self._is_authenticated:
             if now > self._auth_deadline:
                 self._abort(guard.WEBSOCKET_AUTH_TIMEOUT)
-        elif self._message_began is not None:
+        elif self._message_started_at is not None:
             if self.read_paused:
-                self._message_began += elapsed
+                self._message_started_at += elapsed
             allowed = self._limits.body_seconds + self._message_bytes / self._limits.body_bytes_per_second
-            if now - self._message_began > allowed:
-                self._close(guard.BODY_TIMEOUT, "the message came too slowly")
+            if now - self._message_started_at > allowed:
+                self._close(guard.BODY_TIMEOUT, "the message arrived too slowly")
 
     def resume_reading(self) -> None:
-        """Never called: the messages of an unauthenticated socket are small."""
+        """Do nothing. Never called, since the messages of an unauthenticated connection are small."""
 
     def data_received(self, data: bytes) -> None:
         size = len(data)
         if not self._is_authenticated:
-            self._held += size
-            self._guard.hold(self._peer, size)
+            self._buffered_bytes += size
+            self._guard.count_bytes(self._peer, size)
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -122,11 +126,11 @@ class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
             return
         if self.frames or self.conn.reader.buffer:
-            if self._message_began is None:
-                self._message_began, self._message_bytes = self.loop.time(), 0
+            if self._message_started_at is None:
+                self._message_started_at, self._message_bytes = self.loop.time(), 0
             self._message_bytes += size
         else:
-            self._message_began = None
+            self._message_started_at = None
         if len(self.frames) > MAX_FRAGMENTS:
             self._close(guard.WEBSOCKET_MESSAGES, "the message has too many fragments")
         elif not self._is_authenticated:
@@ -136,13 +140,13 @@ class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
                 self._abort(reason)
 
     async def receive(self) -> ASGIReceiveEvent:
-        """As uvicorn does, except that reading is not resumed before the socket is authenticated."""
+        """Receive a message like uvicorn. Before authentication, reading is not resumed."""
         if self._is_authenticated:
             return await super().receive()
         return await self.queue.get()
 
     def handle_ping(self) -> None:
-        """Answer a ping, unless the client does not read: the answers would pile up."""
+        """Answer a ping, unless the client does not read and the answers would accumulate."""
         if self.writable.is_set():
             super().handle_ping()
         else:

@@ -1,1 +1,4 @@
-"""Errors, ids, tracing, and request and response types. Imports nothing else of the gateway."""
+"""Types that all gateway packages share: requests, errors, IDs, tracing, body memory and database access.
+
+This package imports nothing from the rest of the gateway.
+"""

@@ -1,4 +1,4 @@
-"""Ending tasks for certain."""
+"""Helpers for asyncio tasks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-AGAIN_SECONDS = 0.1
+RETRY_SECONDS = 0.1
 
 
 async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel the tasks and return when all have ended.
 
-    Once is not enough: redis-py swallows a cancellation that arrives while it connects, and the task would run on.
+    The cancellation is repeated, because redis-py swallows one that arrives while it connects.
     """
     pending = {task for task in tasks if not task.done()}
     while pending:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=AGAIN_SECONDS)
+        _, pending = await asyncio.wait(pending, timeout=RETRY_SECONDS)

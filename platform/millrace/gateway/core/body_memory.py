@@ -12,33 +12,33 @@ MAX_BYTES = 64 * 2**20
 
 
 class BodyMemory:
-    """Bytes of large bodies in this process. A tenant may have a fixed part, and no more than what is still free."""
+    """Bytes of large request bodies in this process, limited for each tenant and in total."""
 
     def __init__(self) -> None:
         self._by_tenant: Counter[int] = Counter()
         self.used = 0
 
     def lease(self, tenant_id: int) -> BodyLease:
-        """Return a lease of nothing yet, for one body."""
+        """Return an empty lease for one body."""
         return BodyLease(self, tenant_id)
 
     def reserve(self, tenant_id: int, size: int) -> None:
-        """Count `size` bytes more of the tenant.
+        """Add `size` bytes to the tenant's usage.
 
         Raises:
-            ApiError: 429 or 503, the tenant, or all, have too many already.
+            ApiError: 429, the tenant's limit is reached; 503, the limit of this process is reached.
         """
         used = self._by_tenant.get(tenant_id, 0)
         if used and used + size > min(MAX_TENANT_BYTES, MAX_BYTES - self.used):
-            message = f"Your large requests may have {MAX_TENANT_BYTES} bytes in all until they are tokenized."
+            message = f"Your large requests may total {MAX_TENANT_BYTES} bytes before they are tokenized. Retry later."
             raise ApiError("rate_limit_exceeded", message, retry_after=1)
         if self.used and self.used + size > MAX_BYTES + MAX_TENANT_BYTES:
-            raise ApiError(OVERLOADED, "Too many large requests are being read.", retry_after=1)
+            raise ApiError(OVERLOADED, "Too many large requests are being read. Retry later.", retry_after=1)
         self._by_tenant[tenant_id] = used + size
         self.used += size
 
     def release(self, tenant_id: int, size: int) -> None:
-        """Count `size` bytes less of the tenant."""
+        """Subtract `size` bytes from the tenant's usage."""
         self.used -= size
         self._by_tenant[tenant_id] -= size
         if not self._by_tenant[tenant_id]:
@@ -46,7 +46,7 @@ class BodyMemory:
 
 
 class BodyLease:
-    """What one body has of the memory."""
+    """The memory that is reserved for one request body."""
 
     def __init__(self, memory: BodyMemory, tenant_id: int) -> None:
         self._memory = memory
@@ -54,17 +54,17 @@ class BodyLease:
         self._size = 0
 
     def grow(self, size: int) -> None:
-        """Have at least `size` bytes.
+        """Grow the lease to at least `size` bytes.
 
         Raises:
-            ApiError: 429 or 503, there is no room for more.
+            ApiError: 429 or 503, the limit of the tenant or of this process is reached.
         """
         if size > self._size:
             self._memory.reserve(self._tenant_id, size - self._size)
             self._size = size
 
     def release(self) -> None:
-        """Give the memory back. May be called twice."""
+        """Release the reserved memory. Can be called twice."""
         if self._size:
             self._memory.release(self._tenant_id, self._size)
             self._size = 0
@@ -72,5 +72,7 @@ class BodyLease:
     def __enter__(self) -> BodyLease:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.release()

@@ -1,4 +1,4 @@
-"""The models this platform serves, as the gateway needs them: to count, check and name, not to run."""
+"""The catalog of served models: their tokenizers and limits. Model weights are not loaded here."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.models.model_source import ensure_model
 
-DEFAULT_MAX_OUTPUT = 1024  # tokens, for a request that does not say
+DEFAULT_MAX_OUTPUT = 1024  # tokens, if the request does not set a limit
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One deployment."""
+    """A deployment: a model that this platform serves under a name."""
 
     name: str
     tokenizer: Tokenizer
-    context_length: int  # tokens, prompt and answer together, or of one input to embed
+    context_length: int  # tokens of prompt and completion together, or of one embedding input
     vocab_size: int
     created: int  # Unix seconds
-    # Of a model that embeds, and does not answer: how many numbers a vector may have, the most last.
+    # Embedding models only: the possible numbers of dimensions, the largest last.
     vector_sizes: tuple[int, ...] = ()
     default_max_output: int = DEFAULT_MAX_OUTPUT
-    folder: Path = Path()  # of its files, for the prompt processes
+    directory: Path = Path()  # with the model's files, for the prompt processes
 
 
 def load_catalog(specs: Sequence[ModelSpec], data_dir: Path) -> Mapping[str, ServedModel]:
-    """Read each model's tokenizer and limits."""
-    tokenizers: dict[Path, Tokenizer] = {}  # deployments of one model share it: a prompt is counted once for all
+    """Read each model's tokenizer and limits, and return the deployments by name."""
+    tokenizers: dict[Path, Tokenizer] = {}  # shared by the deployments of one model
     return {spec.name: _load(spec, data_dir, tokenizers) for spec in specs}
 
 
 def _load(spec: ModelSpec, data_dir: Path, tokenizers: dict[Path, Tokenizer]) -> ServedModel:
-    folder = ensure_model(spec, data_dir, None)
-    config = read_model_config(folder)
-    if folder not in tokenizers:
-        tokenizers[folder] = Tokenizer.from_dir(folder)
+    directory = ensure_model(spec, data_dir, None)
+    config = read_model_config(directory)
+    if directory not in tokenizers:
+        tokenizers[directory] = Tokenizer.from_dir(directory)
     return ServedModel(
         name=spec.name,
-        tokenizer=tokenizers[folder],
+        tokenizer=tokenizers[directory],
         context_length=min(config.max_model_len, spec.max_model_len or config.max_model_len),
         vocab_size=config.vocab_size,
         vector_sizes=(*config.shorter, config.hidden_size) if isinstance(config, EncoderConfig) else (),
-        folder=folder,
-        created=int((folder / "config.json").stat().st_mtime),
+        directory=directory,
+        created=int((directory / "config.json").stat().st_mtime),
     )

@@ -1,4 +1,4 @@
-"""What can go wrong for a caller, in the words of OpenAI's error body (../shared table in docs/api.md)."""
+"""The errors of the API, in OpenAI's error format. docs/api.md lists all codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 OVERLOADED = "server_is_overloaded"
 
-# code -> (HTTP status, type). A code that is not here is an internal error: 500.
+# code -> (HTTP status, type). A code that is not listed is an internal error: 500.
 _BY_CODE = {
     "context_length_exceeded": (400, "invalid_request_error"),
     "unsupported_parameter": (400, "invalid_request_error"),
@@ -54,12 +54,12 @@ _BY_CODE = {
     "not_served": (500, "server_error"),
 }
 _RETRYABLE = frozenset({OVERLOADED, "model_loading", "worker_lost", "stream_lost"})
-_NOT_AGAIN = frozenset({"not_served", "model_not_priced"})  # it would do the same again
-_ABOUT_MONEY = frozenset({"tenant_suspended", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
+_NOT_RETRYABLE = frozenset({"not_served", "model_not_priced"})  # a retry would fail in the same way
+_BILLING_CODES = frozenset({"tenant_suspended", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
 
 
 class ApiError(Exception):
-    """A request ends with this, as an HTTP status before its first token and as an event in the stream after it."""
+    """An error that ends a request: an HTTP status before the first token, an event in the stream after it."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.status, self.type = _BY_CODE.get(code, (500, "server_error"))
-        self.limit_statuses = limit_statuses  # how the limits stood, if that is known
-        self.bound = bound  # the limit or budget that did not allow it, for its record
+        self.limit_statuses = limit_statuses  # the state of the rate limits, if known
+        self.bound = bound  # the limit or budget that rejected the request, for its record
         self.retry_after = 1.0 if retry_after is None and code in _RETRYABLE else retry_after
 
     def body(self) -> dict[str, Any]:
@@ -88,8 +88,8 @@ class ApiError(Exception):
         headers = []
         if self.retry_after is not None:
             headers.append((b"retry-after", str(max(1, math.ceil(self.retry_after))).encode()))
-        hopeless = self.status in (409, 429) and self.retry_after is None
-        if self.code in _ABOUT_MONEY or self.code in _NOT_AGAIN or hopeless or (self.retry_after or 0) > 60:
+        is_permanent = self.status in (409, 429) and self.retry_after is None
+        if self.code in _BILLING_CODES or self.code in _NOT_RETRYABLE or is_permanent or (self.retry_after or 0) > 60:
             headers.append((b"x-should-retry", b"false"))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))

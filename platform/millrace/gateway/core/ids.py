@@ -1,4 +1,4 @@
-"""Names for requests: sortable by time, unguessable."""
+"""Request IDs: sortable by time and unguessable."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import time
 
 
 def new_request_id() -> str:
-    """`req_` and 32 hexadecimal digits: 48 bits of milliseconds since 1970, then 80 random bits."""
+    """Return `req_` and 32 hexadecimal digits: 48 bits of milliseconds since 1970, then 80 random bits."""
     return f"req_{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"

@@ -9,25 +9,25 @@ from tenants.keys.snapshot import LimitSetSnapshot
 
 @dataclass(frozen=True, slots=True)
 class LimitCheck:
-    """One limit a request must keep."""
+    """One rate limit that applies to a request, and what the request takes of it."""
 
-    key: str  # in the broker
-    group: int  # ENFORCED, or a dry-run set's own
-    kind: int
+    key: str  # in Valkey
+    group: int  # ENFORCED, or the number of a dry-run set
+    check_type: int
     limit: int
     cost: int
     period: tuple[int, int]
     set: LimitSetSnapshot
     name: str  # of the limit
-    counts: str  # requests, input, output, total; concurrency and the rest are themselves
+    counts: str  # what is counted: requests, input, output or total; other limits repeat their name
 
 
 @dataclass(frozen=True, slots=True)
 class LimitStatus:
-    """How one limit stood at an admission."""
+    """The state of one rate limit at an admission."""
 
     check: LimitCheck
-    wait_ms: int  # until the request would fit; 0: it does, -1: never
+    wait_ms: int  # until the request would fit; 0: it fits now, -1: never
     level: int
 
     @property
@@ -37,11 +37,11 @@ class LimitStatus:
 
     @property
     def share(self) -> float:
-        """What is left, from 0 to 1."""
+        """Return the unused share of the limit, from 0 to 1."""
         full = self.check.limit * self.check.period[0]
         return max(0, full - self.level) / full if full else 0.0
 
     @property
     def reset_ms(self) -> int:
-        """Until the bucket is as good as new."""
+        """Return the milliseconds until the bucket is empty, which is when the full limit is available."""
         return -(-self.level // self.check.limit) * self.check.period[1] if self.check.limit else 0

@@ -1,4 +1,4 @@
-"""Settings of the C library's allocator that return freed memory to the machine (glibc only)."""
+"""Settings of the C library's allocator that return freed memory to the operating system (glibc only)."""
 
 from __future__ import annotations
 

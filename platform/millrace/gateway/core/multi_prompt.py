@@ -1,7 +1,7 @@
-"""One request with several prompts: each is a request of its own in the engine, and all are answered as one.
+"""Requests with several prompts: the engine runs one execution per prompt, and the client receives one response.
 
-The first has the request's name, the others a number after it. Prompt after prompt their events are told as those of
-one request with correspondingly more answers; so the same logs give the same stream, however the parts ran.
+The first execution has the request's ID, the others add a number to it. Their event logs are merged in the order of the
+prompts, as the choices of one request. The merged stream depends only on the logs, so it can be resumed.
 """
 
 from __future__ import annotations
@@ -16,33 +16,36 @@ from inference_worker.contract.request import TokenUsage
 
 
 def part_id(request_id: str, number: int) -> str:
-    """Return the name under which a prompt is generated from."""
+    """Return the execution's request ID for the prompt with this number."""
     return f"{request_id}.{number}" if number else request_id
 
 
 def whole_id(name: str) -> str:
-    """Return the request's name, by which its readers know it, from a part's."""
+    """Return the ID of the client's request for the request ID of one of its executions."""
     return name.partition(".")[0]
 
 
-def added(one: TokenUsage, other: TokenUsage) -> TokenUsage:
+def add_usage(usage: TokenUsage, other_usage: TokenUsage) -> TokenUsage:
     return TokenUsage(
-        **{each.name: getattr(one, each.name) + getattr(other, each.name) for each in dataclasses.fields(TokenUsage)}
+        **{
+            item.name: getattr(usage, item.name) + getattr(other_usage, item.name)
+            for item in dataclasses.fields(TokenUsage)
+        }
     )
 
 
-def merged(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
-    """Return the parts' events as one request's. `n`: answers to each prompt."""
-    return parts[0] if len(parts) == 1 else _merged(parts, n)
+def merge_events(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
+    """Merge the event streams of all prompts into one. `n` is the number of choices for each prompt."""
+    return parts[0] if len(parts) == 1 else _merge_events(parts, n)
 
 
-async def _merged(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
+async def _merge_events(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
     prompt, usage = TokenUsage(), TokenUsage()
     for number, events in enumerate(parts):
         unfinished = set(range(number * n, (number + 1) * n))
         async for event in events:
             if isinstance(event, End):
-                usage = added(usage, event.usage)
+                usage = add_usage(usage, event.usage)
                 if number == len(parts) - 1:
                     yield msgspec.structs.replace(event, usage=usage)
                     return
@@ -54,7 +57,7 @@ async def _merged(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncI
             if isinstance(event, Tokens):
                 event = msgspec.structs.replace(event, index=event.index + number * n)
                 if event.prompt is not None:
-                    prompt = added(prompt, event.prompt)
+                    prompt = add_usage(prompt, event.prompt)
                     event = msgspec.structs.replace(event, prompt=prompt)
             elif isinstance(event, Finished):
                 event = msgspec.structs.replace(event, index=event.index + number * n)

@@ -1,4 +1,4 @@
-"""A request's body, received on demand: until `pieces` is iterated, the server holds a few KB of it at most."""
+"""A request body that is received on demand. Until `pieces` is iterated, the server buffers only a few KB of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from millrace.gateway.core.errors import ApiError
 
-# What is discarded of a body after its request was refused, so that clients that send before they read get the answer.
+# How much of a rejected request's body is read and dropped. Clients that send before they read get the response then.
 DISCARD_BYTES = 16 * 2**20
 DISCARD_SECONDS = 10.0
-DISCARD_PAUSE_SECONDS = 0.01  # between two pieces of a body: discarding must not keep the event loop busy
-DISCARDED_PER_SECOND = 400  # pieces of all bodies together
+DISCARD_PAUSE_SECONDS = 0.01  # between two pieces of a body, to keep the event loop free
+DISCARDED_PER_SECOND = 400  # pieces of all bodies
 _discarding: set[RequestBody] = set()
 
 
@@ -27,35 +27,35 @@ class RequestBody:
         self._receive = receive
         length = headers.get(b"content-length", b"")
         self.declared = int(length) if length.isdigit() and len(length) < 20 else None
-        self.received = 0  # bytes that were taken from the server
+        self.received = 0  # bytes
         self.unread = method == "POST" or bool(self.declared) or b"transfer-encoding" in headers
-        self.gone = False  # the client is
-        self.over = asyncio.Event()  # nothing more is received here: the connection may be watched for its end
+        self.gone = False  # whether the client has disconnected
+        self.over = asyncio.Event()  # set when nothing more is received, so the connection can be watched for its end
         if not self.unread:
             self.over.set()
 
     @property
     def must_close(self) -> bool:
-        """Whether what is left of the body is too much to be discarded, or may be."""
+        """Return whether the rest of the body is, or may be, too large to be discarded."""
         return self.unread and (self.declared is None or self.declared > DISCARD_BYTES)
 
-    async def pieces(self, most: int) -> AsyncIterator[bytes]:
-        """Receive the body, piece by piece.
+    async def pieces(self, max_bytes: int) -> AsyncIterator[bytes]:
+        """Yield the body in pieces as they arrive.
 
         Raises:
-            ApiError: 413, it has more than `most` bytes.
-            ClientGone
+            ApiError: 413, the body has more than `max_bytes` bytes.
+            ClientGone: the client has closed the connection.
         """
-        if (self.declared or 0) > most:
-            raise too_large(most)
+        if (self.declared or 0) > max_bytes:
+            raise too_large(max_bytes)
         while self.unread:
             piece = await self._next()
-            if self.received > most:
-                raise too_large(most)
+            if self.received > max_bytes:
+                raise too_large(max_bytes)
             yield piece
 
     async def discard(self) -> None:
-        """Receive what is left, and keep none of it: for a few seconds, and not without bound."""
+        """Receive and drop the rest of the body, up to DISCARD_BYTES and DISCARD_SECONDS."""
         end = self.received + DISCARD_BYTES
         _discarding.add(self)
         try:
@@ -82,5 +82,5 @@ class RequestBody:
         return piece
 
 
-def too_large(most: int) -> ApiError:
-    return ApiError("request_too_large", f"The request body is larger than {most} bytes.")
+def too_large(max_bytes: int) -> ApiError:
+    return ApiError("request_too_large", f"The request body is larger than {max_bytes} bytes.")

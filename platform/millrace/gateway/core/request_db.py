@@ -1,4 +1,4 @@
-"""A tenant's rows for the gateway's endpoints: transactions that see those of one tenant and no others."""
+"""Database connections of the gateway's endpoints. A transaction sees the rows of one tenant."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Connection = psycopg.AsyncConnection[dict[str, Any]]
 
 
 class TenantConnectionPool:
-    """Connections of their own: a batch must not keep a caller's key from being looked up."""
+    """A connection pool of its own, so that batches do not delay the lookup of API keys."""
 
     def __init__(self, database_url: str) -> None:
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
@@ -40,13 +40,13 @@ class TenantConnectionPool:
         await self._pool.close()
 
     @asynccontextmanager
-    async def of(self, tenant_id: int) -> AsyncIterator[Connection]:
-        """Open a transaction as the app's role, in the scope of this tenant.
+    async def tenant_transaction(self, tenant_id: int) -> AsyncIterator[Connection]:
+        """Open a transaction with the application role, in the scope of this tenant.
 
         Raises:
-            ApiError: 503, the database cannot be reached; 400, a text that it cannot hold.
+            ApiError: 503, the database cannot be reached; 400, a value contains characters that PostgreSQL rejects.
         """
-        async with self.of_all() as connection, connection.transaction():
+        async with self.autocommit_connection() as connection, connection.transaction():
             await connection.execute(
                 "SELECT set_config('role', %s, true), set_config('millrace.tenant', %s, true)",
                 [db_roles.APP, str(tenant_id)],
@@ -54,17 +54,17 @@ class TenantConnectionPool:
             yield connection
 
     @asynccontextmanager
-    async def of_all(self) -> AsyncIterator[Connection]:
-        """For the runner of batches, which answers the lines of every tenant. Each statement is its own transaction.
+    async def autocommit_connection(self) -> AsyncIterator[Connection]:
+        """Open an autocommit connection for the batch runner, which reads the rows of all tenants.
 
         Raises:
-            ApiError: 503, the database cannot be reached; 400, a text that it cannot hold.
+            ApiError: 503, the database cannot be reached; 400, a value contains characters that PostgreSQL rejects.
         """
         try:
             async with self._pool.connection(timeout=WAIT_SECONDS) as connection:
                 yield connection
         except psycopg.DataError:
-            raise ApiError("invalid_value", "A value holds the character NUL, or one that is none.") from None
+            raise ApiError("invalid_value", "A value contains a NUL or another invalid character. Remove it.") from None
         except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as exc:
             log.warning("database_unreachable", error=str(exc))
-            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from exc
+            raise ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1) from exc

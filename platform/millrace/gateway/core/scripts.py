@@ -1,4 +1,4 @@
-"""Scripts of many requests, sent to the broker together: calls of their own would cost several times as much."""
+"""Lua scripts of many requests, sent to Valkey in one pipeline, which is several times cheaper than single calls."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class _ScriptCall(NamedTuple):
     script: AsyncScript
     keys: Sequence[Any]
     arguments: Sequence[Any]
-    answer: asyncio.Future[Any]
+    result: asyncio.Future[Any]
 
 
 class ScriptBatch:
-    """Runs scripts: at once when the broker is idle, else together with what came while it answered."""
+    """A queue of script calls: sent immediately while Valkey is idle, or else together with the next calls."""
 
     def __init__(self, broker: redis.Redis) -> None:
         self._broker = broker
@@ -29,32 +29,32 @@ class ScriptBatch:
         self._sending: asyncio.Task[None] | None = None
 
     async def run(self, script: AsyncScript, keys: Sequence[Any], arguments: Sequence[Any]) -> Any:
-        """Run the script and return its result. It runs even if its caller no longer waits.
+        """Run the script and return its result. The script runs even if its caller is cancelled.
 
         Raises:
-            RedisError: the broker did not answer, or the script failed.
+            RedisError: Valkey did not respond, or the script failed.
         """
         call = _ScriptCall(script, keys, arguments, asyncio.get_running_loop().create_future())
         self._calls.append(call)
         if self._sending is None:
             self._sending = asyncio.create_task(self._send())
-        return await call.answer
+        return await call.result
 
     async def _send(self) -> None:
         try:
             while self._calls:
                 calls, self._calls = self._calls[:MAX_SCRIPTS_PER_PIPELINE], self._calls[MAX_SCRIPTS_PER_PIPELINE:]
                 try:
-                    answers = await self._run_together(calls)
+                    results = await self._run_together(calls)
                 except (redis.RedisError, OSError) as exc:
-                    answers = [redis.ConnectionError(str(exc))] * len(calls)
-                for call, answer in zip(calls, answers, strict=True):
-                    if call.answer.done():
+                    results = [redis.ConnectionError(str(exc))] * len(calls)
+                for call, result in zip(calls, results, strict=True):
+                    if call.result.done():
                         continue
-                    if isinstance(answer, BaseException):
-                        call.answer.set_exception(answer)
+                    if isinstance(result, BaseException):
+                        call.result.set_exception(result)
                     else:
-                        call.answer.set_result(answer)
+                        call.result.set_result(result)
         finally:
             self._sending = None
 
@@ -62,8 +62,8 @@ class ScriptBatch:
         async with self._broker.pipeline(transaction=False) as pipe:
             for call in calls:
                 pipe.execute_command("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.arguments)
-            answers = await pipe.execute(raise_on_error=False)
-        for place, answer in enumerate(answers):
-            if isinstance(answer, NoScriptError):  # the broker is new: this loads it
-                answers[place] = await calls[place].script(keys=calls[place].keys, args=calls[place].arguments)
-        return answers
+            results = await pipe.execute(raise_on_error=False)
+        for index, answer in enumerate(results):
+            if isinstance(answer, NoScriptError):  # Valkey was restarted; this call loads the script
+                results[index] = await calls[index].script(keys=calls[index].keys, args=calls[index].arguments)
+        return results

@@ -1,7 +1,7 @@
-"""Which trace a request belongs to (W3C Trace Context), and what all its log lines name.
+"""The request's trace (W3C Trace Context) and the fields of its log lines.
 
-Both live in the context of the request's task: whatever is logged there names the request, its trace and its tenant,
-and the job that it becomes carries the trace on.
+Both are stored in the context of the request's task. Every log line names the request, its trace and its tenant, and
+the job that is sent to a worker carries the trace.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ _current: ContextVar[str] = ContextVar("traceparent", default="")
 
 
 def begin(request_id: str, header: bytes | None = None) -> None:
-    """From here on this task serves that request. `header`: its `traceparent`, if it has one."""
-    traceparent = continued(header)
+    """Start the request's trace and bind it to the log lines of this task. `header` is its `traceparent`, if any."""
+    traceparent = continue_trace(header)
     _current.set(traceparent)
     structlog.contextvars.bind_contextvars(request_id=request_id, trace_id=trace_id(traceparent))
 
 
 def name_tenant(key: ApiKeySnapshot) -> None:
-    """Set the tenant and key of the request's log lines."""
+    """Bind the tenant and the key to the request's log lines."""
     structlog.contextvars.bind_contextvars(tenant_id=key.tenant_id, key_id=key.key_id)
 
 
 def current() -> str:
-    """Return the `traceparent` to pass on; empty where no request is served."""
+    """Return the `traceparent` to pass on, or an empty string outside a request."""
     return _current.get()
 
 
-def continued(header: bytes | None) -> str:
-    """Return a new `traceparent`: a step of the caller's trace, or the first of a new trace."""
-    found = _TRACEPARENT.fullmatch((header or b"").decode("latin-1"))
-    if found:
-        version, trace, parent, flags, more = found.groups()
-        # Later versions may say more after the flags; this one may not, and ff is none.
+def continue_trace(header: bytes | None) -> str:
+    """Return a new `traceparent`: a span of the client's trace, or the first span of a new trace."""
+    match = _TRACEPARENT.fullmatch((header or b"").decode("latin-1"))
+    if match:
+        version, trace, parent, flags, more = match.groups()
+        # Later versions may append fields after the flags; version 00 may not, and ff is invalid.
         if version != "ff" and not (version == "00" and more) and int(trace, 16) and int(parent, 16):
             return f"00-{trace}-{secrets.token_hex(8)}-{int(flags, 16) & 1:02x}"
     return f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"

@@ -1,4 +1,4 @@
-"""The one internal form of a request and of its answer. Each public dialect translates into and out of these."""
+"""The internal form of requests and responses. Each API dialect is translated to and from these types."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Tool:
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] = field(default_factory=dict)  # a JSON schema; empty: any object
+    parameters: dict[str, Any] = field(default_factory=dict)  # a JSON schema; empty allows any object
     strict: bool = False
 
 
 @dataclass(frozen=True)
 class Breakpoint:
-    """The prompt up to here is to stay cached for `seconds` after its last use.
+    """A position in the prompt. The prefix before it stays cached for `seconds` after its last use.
 
-    "Here" is after the first `tools` tools, if that is set, and else after all tools and the first `messages`
-    messages, of the last of which only `characters` of its content count, if that is set.
+    If `tools` is set, the position is after that many tools. Otherwise it is after all tools and the first `messages`
+    messages. If `characters` is set, only that many characters of the last message's content are before it.
     """
 
     seconds: int  # 300 or 3600
@@ -42,71 +42,71 @@ class Breakpoint:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A request's prompt in a model's tokens."""
+    """A tokenized prompt."""
 
     ids: list[int]
     breakpoints: tuple[CacheBreakpoint, ...] = ()
-    input_lengths: tuple[int, ...] = ()  # of what is to be embedded, the inputs' parts of the ids
+    input_lengths: tuple[int, ...] = ()  # embeddings: the number of tokens of each input, in the order of `ids`
 
 
 class TokenizedPrompts(Protocol):
-    """The prompts of a request that was decoded and tokenized by a prompt process."""
+    """The prompts of a request that a prompt process decoded and tokenized."""
 
     async def prompt(self, model: ServedModel, number: int) -> Prompt:
-        """Return the prompt of this number in the model's tokens.
+        """Return the prompt with this number, in the tokens of the model.
 
         Raises:
-            ApiError: 400, it is no prompt for this model; 503, it cannot be tokenized now.
+            ApiError: 400, the prompt is invalid for this model; 503, it cannot be tokenized now.
         """
 
 
 @dataclass(frozen=True)
 class InferenceRequest:
-    """What a caller wants, whatever API it was asked through."""
+    """A client's request, independent of the API dialect."""
 
     model: str
-    # Chat messages, text or token ids. A message has `role` and `content` (a string), an assistant's maybe
-    # `tool_calls` ({"id", "type": "function", "function": {"name", "arguments": dict}}), a tool's its `tool_call_id`.
+    # Chat messages, text or token IDs. A message has `role` and `content` (a string). An assistant message may have
+    # `tool_calls` ({"id", "type": "function", "function": {"name", "arguments": dict}}), a tool message `tool_call_id`.
     prompt: list[Any] | str
-    sampling: SamplingParams  # its max_tokens is not used: the admission decides
-    max_tokens: int | None = None  # None: the caller did not say
+    sampling: SamplingParams  # its max_tokens is not used: admission sets the limit
+    max_tokens: int | None = None  # None: the request does not set a limit
     tools: tuple[Tool, ...] = ()
-    tool_choice: str = "auto"  # or "none", "required", or the name of the one to call
+    tool_choice: str = "auto"  # or "none", "required", or the name of the tool to call
     parallel_tools: bool = True
-    structured: StructuredSpec | None = None  # the form the answer must have, but for what its tool calls must have
+    structured: StructuredSpec | None = None  # structured output, apart from that of the tool calls
     breakpoints: tuple[Breakpoint, ...] = ()  # in the order of the prompt
     service_class: ServiceClass = ServiceClass.DEFAULT
-    priority: int = 0  # among the tenant's own requests of one class: lower first
-    cache_key: str | None = None  # divides the tenant's own prompt cache further
-    metadata: dict[str, str] = field(default_factory=dict)  # the caller's own, kept with the record of decisions
-    user: str | None = None  # the caller's end user, also stored
+    priority: int = 0  # within the tenant and the service class; lower runs first
+    cache_key: str | None = None  # separates prefix caches within the tenant
+    metadata: dict[str, str] = field(default_factory=dict)  # set by the client, stored with the decision record
+    user: str | None = None  # the client's end user, also stored
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
-    echo: bool = False  # the answer begins with the prompt
-    more_prompts: tuple[str | list[int], ...] = ()  # answered after the first, as more answers of one request
-    inputs: tuple[str | list[int], ...] = ()  # to be embedded, texts or token ids: then there is no prompt
-    asked: dict[str, Any] = field(default_factory=dict)  # what else the dialect's answer repeats of the request
+    echo: bool = False  # the completion begins with the prompt
+    more_prompts: tuple[str | list[int], ...] = ()  # their completions are further choices of the response
+    inputs: tuple[str | list[int], ...] = ()  # embeddings: texts or token IDs instead of a prompt
+    echoed_parameters: dict[str, Any] = field(default_factory=dict)  # parameters that the dialect's response repeats
     parts: int = 0  # content parts of all messages
-    # Of a request that a prompt process has read: then `prompt`, `more_prompts` and `inputs` are empty placeholders.
+    # Set if a prompt process has read the request. Then `prompt`, `more_prompts` and `inputs` are empty placeholders.
     tokenized: TokenizedPrompts | None = None
-    number: int = 0  # of this prompt among the prompts of the caller's request
+    number: int = 0  # of this prompt among the request's prompts
 
     @property
     def charged(self) -> bool:
-        """Whether its tenant's request limits were charged before it was read."""
+        """Return whether the request was charged to the tenant's request limits before it was read."""
         return self.tokenized is not None and self.number == 0
 
     @property
     def prompt_param(self) -> str:
-        """What its callers call the prompt."""
+        """Return the dialect's parameter name for the prompt."""
         if self.inputs:
             return "input"
         return "messages" if self.prompt and isinstance(self.prompt[0], dict) else "prompt"
 
 
 class ResponseSpec(msgspec.Struct, frozen=True):
-    """What it takes to write an answer's stream: kept with the claim, so that any gateway can go on with it."""
+    """What a writer needs to write a response. It is stored with the claim, so any gateway can resume the stream."""
 
     dialect: str
     request_id: str
@@ -116,11 +116,11 @@ class ResponseSpec(msgspec.Struct, frozen=True):
     include_usage: bool = False
     continuous_usage: bool = False
     service_class: ServiceClass = ServiceClass.DEFAULT
-    n: int = 1  # answers to each prompt
+    n: int = 1  # choices per prompt
     prompts: int = 1
-    tools: list[str] = []  # names of those that the model may call
-    echo: list[list[int]] | None = None  # the prompts, if the answers begin with them
-    asked: dict[str, Any] = {}
+    tools: list[str] = []  # names of the tools that the model may call
+    echo: list[list[int]] | None = None  # the prompts' tokens, if the completions begin with them
+    echoed_parameters: dict[str, Any] = {}
 
     @property
     def answers(self) -> int:
@@ -132,17 +132,19 @@ decode_response_spec = msgspec.msgpack.Decoder(ResponseSpec).decode
 
 
 class Writer(Protocol):
-    """Turns an execution's events into one dialect. The same events give the same output, so a stream can be resumed by
-    writing it again from the start and leaving out what the client has had. Made of a `ResponseSpec` and its model's
-    tokenizer (`writers.make_writer`), for one answer."""
+    """A writer of one response in one dialect, made by `writers.make_writer`.
+
+    The same events always give the same output. To resume a stream, it is written again from the start and the part
+    that the client has received is skipped.
+    """
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
-        """Return the server-sent events' data for this event, in order; maybe none."""
+        """Return the data of the server-sent events for this event, in order; possibly none."""
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
-        """Return the complete answer, for a caller who did not ask for a stream. The last event is the end."""
+        """Return the complete response for a request without streaming. The last event is the end."""
 
 
-def usage_so_far(form: ResponseSpec, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:
-    """Return the usage of an answer under way; `prompt` as its first event told it."""
-    return dataclasses.replace(prompt or TokenUsage(uncached=form.prompt_tokens), output=output_tokens)
+def usage_so_far(spec: ResponseSpec, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:
+    """Return the usage of a response in progress. `prompt` is the prompt's usage from the first event, if it came."""
+    return dataclasses.replace(prompt or TokenUsage(uncached=spec.prompt_tokens), output=output_tokens)

@@ -1,4 +1,4 @@
-"""One execution of a request, as the gateway that is waiting for it knows it."""
+"""An execution of a request, as the gateway that dispatched it sees it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from millrace.gateway.dispatch.streams import EventBuffer, LogEvent
 
 @dataclass(frozen=True)
 class DispatchRequest:
-    """What the dispatcher is asked to do."""
+    """The input of `Dispatcher.submit`."""
 
     job: InferenceJob
-    form: bytes  # what another gateway needs to write the same stream
-    weight: float = 1.0  # the tenant's share
-    long: bool = False  # waits in the tenant's queue for long jobs
-    first_attempt: int = 1  # executions of one request number their attempts on, so that their logs stay apart
-    why: dict[str, Any] = field(default_factory=dict)  # the record of decisions, to which the dispatcher adds its own
+    response_spec: bytes  # what another gateway needs to write the same stream
+    weight: float = 1.0  # the tenant's weight in the fair queue
+    long: bool = False  # waits in the tenant's lane for long prompts
+    first_attempt: int = 1  # executions of a request use different attempt numbers, so their logs are separate
+    decision_record: dict[str, Any] = field(default_factory=dict)  # the dispatcher adds its placements
 
     @property
     def cost(self) -> int:
-        """Tokens, at most."""
+        """Return the maximum number of tokens, prompt and completions together."""
         return len(self.job.prompt_token_ids) + self.job.params.max_tokens * self.job.params.n
 
 
 class DispatchedExecution:
-    """An execution on its way: queued here, then sent to a replica, then claimed by it, then ended."""
+    """An execution that is queued here, then sent to a replica, then claimed by the replica, then finished."""
 
     def __init__(self, dispatch_request: DispatchRequest, broker: redis.Redis) -> None:
         self.dispatch_request = dispatch_request
@@ -42,21 +42,21 @@ class DispatchedExecution:
         self.tenant = self.job.billing_context.tenant_id
         self.batch = self.job.service_class == ServiceClass.BATCH
         self.buffer = EventBuffer(broker, self.request_id, dispatch_request.first_attempt)
-        self.queued = True  # waits here for a replica's credit
-        self.written = False  # its claim record is in the broker
-        self.target: str | None = None  # the replica whose wakeup was rung
+        self.queued = True  # waits for a replica with capacity
+        self.written = False  # its claim record is in Valkey
+        self.target: str | None = None  # the replica that the wakeup was sent to
         self.owner: str | None = None  # the replica that claimed it
-        self.start = b""  # names how its prompt starts (see placement)
-        self.begun = False  # an event of the current attempt was accepted: no other attempt may answer now
-        self.over = False  # nothing is to come from a replica any more
-        self.overdue = False  # it was given up after its deadline
-        self.ended = False  # its last event was taken by its reader
-        self.retry_after: float | None = None  # seconds, told with its failure
-        self.lost = 0  # replicas that died with it
-        self.moved = 0  # how often it left a suspected replica
-        self.waiting_since = time.monotonic()  # for a replica, at this attempt
+        self.prefix_hash = b""  # identifies the start of its prompt (see placement)
+        self.begun = False  # an event of the current attempt was accepted, so no other attempt may start
+        self.is_finished = False  # no replica sends further events
+        self.overdue = False  # it was failed after its deadline
+        self.ended = False  # its last event was read by the request
+        self.retry_after: float | None = None  # seconds, reported with its failure
+        self.lost_replicas = 0  # the number of replicas that were lost while they ran it
+        self.moves = 0  # how often it was moved away from a suspected replica
+        self.waiting_since = time.monotonic()  # start of the wait for a replica, in this attempt
         self.sent_at = self.waiting_since
-        self.rung_at = self.waiting_since
+        self.notified_at = self.waiting_since
 
     @property
     def attempt(self) -> int:
@@ -64,8 +64,8 @@ class DispatchedExecution:
 
     @property
     def unclaimed(self) -> bool:
-        """Sent, and nobody works on it yet."""
-        return not (self.queued or self.over or self.begun) and self.owner is None
+        """Return whether it was sent and no replica has claimed it."""
+        return not (self.queued or self.is_finished or self.begun) and self.owner is None
 
     async def next_event(self) -> LogEvent:
         return await self.buffer.get()

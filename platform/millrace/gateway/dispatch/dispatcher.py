@@ -1,9 +1,10 @@
-"""From an admitted request to the replica that answers it, and what happens when that replica does not.
+"""The dispatcher: sends admitted executions to replicas and receives their events.
 
-An execution waits in its model's queue, fair between tenants, until a replica has a credit for it; so no long queue
-stands in the broker, before the engines' own fair queues. It is then written to its claim record and a wakeup rings at
-the replica. Wakeups may be lost, late or doubled; claiming is a compare-and-set (inference_worker.contract.claims), so
-the only care needed is to ring again. The watch over all this is in millrace.gateway.dispatch.monitor.
+An execution waits in its model's queue, fair between tenants, until a replica has capacity for it. Therefore no long
+queue forms in Valkey, ahead of the engines' own fair queues. The dispatcher then writes the claim record and sends a
+wakeup to the replica. Wakeups may be lost, late or duplicated. Claiming is a compare-and-set
+(inference_worker.contract.claims), so it is enough to send lost wakeups again. millrace.gateway.dispatch.monitor
+supervises all of this.
 """
 
 from __future__ import annotations
@@ -45,44 +46,43 @@ from millrace.gateway.dispatch.wakeups import Wakeup, WakeupBuilder
 log = structlog.get_logger(__name__)
 
 WRITE_BATCH_SIZE = 64
-UNKNOWN_WAIT = 5.0  # seconds told to come back after, before anything was measured
-_PACE = 0.1  # how far one request moves the measured duration
+UNKNOWN_WAIT = 5.0  # the retry time in seconds until durations were measured
+_PACE = 0.1  # the weight of one execution in the moving average of durations
 
 
-def why_key(request_id: str) -> str:
-    """Where the record of a request's decisions is kept, as JSON, for as long as its stream."""
+def decision_record_key(request_id: str) -> str:
+    """Return the Valkey key of a request's decision record, a JSON text stored as long as the request's stream."""
     return f"millrace:decisions:{request_id}"
 
 
 class Dispatcher:
-    """The generations in flight in this gateway."""
+    """The executions that this gateway has dispatched and not finished."""
 
     def __init__(
         self,
         broker: redis.Redis,
-        patient: redis.Redis,
+        blocking_broker: redis.Redis,
         gateway_id: str,
         *,
         queue_seconds: float,
-        keep_seconds: int,
-        most_queued: int = 256,
+        retention_seconds: int,
+        max_queued: int = 256,
     ) -> None:
-        """`patient` is a client that may block on the broker for seconds."""
+        """Create a dispatcher. `blocking_broker` is a Valkey client that may block for seconds."""
         self.broker = broker
         self.gateway_id = gateway_id
         self.queue_seconds = queue_seconds
-        self._keep_seconds = keep_seconds
-        self._most_queued = most_queued
-        self.generations: dict[str, DispatchedExecution] = {}
-        self.queues: dict[
-            tuple[str, bool], FairQueue[DispatchedExecution]
-        ] = {}  # by model, and whether of the batch class
-        self._seconds: dict[str, float] = {}  # model -> how long an execution takes, from being sent to its end
+        self._retention_seconds = retention_seconds
+        self._max_queued = max_queued
+        self.executions: dict[str, DispatchedExecution] = {}
+        # (model, whether of the batch class) -> queue.
+        self.queues: dict[tuple[str, bool], FairQueue[DispatchedExecution]] = {}
+        self._seconds: dict[str, float] = {}  # model -> mean duration of an execution, from being sent to its end
         self._outbox: list[DispatchedExecution] = []
         self._to_send = asyncio.Event()
-        self._untold: list[bytes] = []  # usage events that the broker has not taken yet
+        self._pending_events: list[bytes] = []  # usage events that could not be written to Valkey yet
         self._wakeups = WakeupBuilder()
-        self.reader = StreamReader(patient, gateway_id, self._accept, self._on_gap)
+        self.reader = StreamReader(blocking_broker, gateway_id, self._accept, self._on_gap)
         self.abandon_script = broker.register_script(claims.ABANDON)
         self._fail_script = broker.register_script(claims.FAIL)
         self._cancel_script = broker.register_script(claims.CANCEL)
@@ -98,20 +98,20 @@ class Dispatcher:
 
     @property
     def in_flight(self) -> int:
-        return len(self.generations)
+        return len(self.executions)
 
-    # In: a queue, fair between tenants, and out of it as replicas have credits.
+    # Executions enter a queue, fair between tenants, and leave it when a replica has capacity.
 
-    def require_room(self, model: str, tenant: int, weight: float = 1.0, *, batch: bool = False) -> None:
-        """Refuse early what nobody could serve, or not in time.
+    def require_capacity(self, model: str, tenant: int, weight: float = 1.0, *, batch: bool = False) -> None:
+        """Check early that the model has a replica and that the wait would not be too long.
 
         Raises:
-            ApiError: 503, with when to come back.
+            ApiError: 503 with a retry time.
         """
         if not self.replicas.serving(model):
-            raise ApiError("model_loading", f"The model {model!r} is not ready yet; please try again.", retry_after=2)
+            raise ApiError("model_loading", f"The model {model!r} is not ready yet. Retry later.", retry_after=2)
         queue = self._queue(model, batch=False)
-        if batch or not len(queue):  # batches wait as long as it takes
+        if batch or not len(queue):  # batches may wait for any time
             return
         wait = self._wait(model, tenant, weight)
         if queue.full(tenant) or (wait or 0) > self.queue_seconds:
@@ -119,58 +119,56 @@ class Dispatcher:
 
     def overloaded(self, model: str, wait: float | None) -> ApiError:
         seconds = max(1.0, UNKNOWN_WAIT if wait is None else min(wait, 60.0))
-        return ApiError(OVERLOADED, f"The model {model!r} is busy; please try again later.", retry_after=seconds)
+        return ApiError(OVERLOADED, f"The model {model!r} is busy. Retry later.", retry_after=seconds)
 
     def submit(self, dispatch_request: DispatchRequest) -> DispatchedExecution:
-        """Put an execution in its queue. What becomes of it, its events say.
+        """Put an execution into its queue. Its buffer receives the events.
 
         Raises:
             ApiError: 503, the tenant's queue is full.
         """
-        generation = DispatchedExecution(dispatch_request, self.broker)
-        model, tenant = generation.model, generation.tenant
+        execution = DispatchedExecution(dispatch_request, self.broker)
+        model, tenant = execution.model, execution.tenant
         try:
-            queue = self._queue(model, generation.batch)
-            queue.put(tenant, dispatch_request.weight, dispatch_request.cost, generation, long=dispatch_request.long)
+            queue = self._queue(model, execution.batch)
+            queue.put(tenant, dispatch_request.weight, dispatch_request.cost, execution, long=dispatch_request.long)
         except QueueFull:
             raise self.overloaded(model, self._wait(model, tenant, dispatch_request.weight)) from None
-        self.generations[generation.request_id] = generation
-        self.pump(model)
-        return generation
+        self.executions[execution.request_id] = execution
+        self.dispatch_ready(model)
+        return execution
 
-    def release(self, generation: DispatchedExecution) -> None:
-        """Its events are no longer wanted here."""
-        if self.generations.get(generation.request_id) is generation:
-            del self.generations[generation.request_id]
-        self.finish(generation)
+    def release(self, execution: DispatchedExecution) -> None:
+        """Forget an execution whose events are no longer needed."""
+        if self.executions.get(execution.request_id) is execution:
+            del self.executions[execution.request_id]
+        self.finish(execution)
 
-    def pump(self, model: str) -> None:
-        """Send what replicas have credits for; batches' requests when nothing else waits."""
+    def dispatch_ready(self, model: str) -> None:
+        """Send queued executions to replicas with capacity. Batch requests are sent if no other request waits."""
         for batch in (False, True):
-            self._pump(model, self._queue(model, batch))
+            self._dispatch_queue(model, self._queue(model, batch))
             if len(self._queue(model, batch)):
                 return
 
-    def _pump(self, model: str, queue: FairQueue[DispatchedExecution]) -> None:
-        while (generation := queue.peek()) is not None:
-            choice = self.placement.choose(generation.job)
+    def _dispatch_queue(self, model: str, queue: FairQueue[DispatchedExecution]) -> None:
+        while (execution := queue.peek()) is not None:
+            choice = self.placement.choose(execution.job)
             if choice is None:
                 return
             queue.pop()
-            waited = time.monotonic() - generation.waiting_since
-            generation.queued, generation.target = False, choice.replica_id
-            generation.sent_at = time.monotonic()
-            generation.start = choice.start
-            if choice.replicas_with_prefix and not generation.written:
-                generation.job = msgspec.structs.replace(
-                    generation.job, replicas_with_prefix=choice.replicas_with_prefix
-                )
-            self.placement.sent(choice.replica_id, batch=generation.batch)
-            executions = generation.dispatch_request.why.setdefault("executions", [])
+            waited = time.monotonic() - execution.waiting_since
+            execution.queued, execution.target = False, choice.replica_id
+            execution.sent_at = time.monotonic()
+            execution.prefix_hash = choice.prefix_hash
+            if choice.replicas_with_prefix and not execution.written:
+                execution.job = msgspec.structs.replace(execution.job, replicas_with_prefix=choice.replicas_with_prefix)
+            self.placement.sent(choice.replica_id, batch=execution.batch)
+            executions = execution.dispatch_request.decision_record.setdefault("executions", [])
             executions.append(
                 {
-                    "execution": generation.execution,
-                    "attempt": generation.attempt,
+                    "execution": execution.execution,
+                    "attempt": execution.attempt,
                     "model": model,
                     "replica": choice.replica_id,
                     "by": choice.by,
@@ -179,83 +177,86 @@ class Dispatcher:
                     "queued_ms": round(waited * 1000),
                 }
             )
-            self._outbox.append(generation)
+            self._outbox.append(execution)
             self._to_send.set()
 
-    def requeue(self, generation: DispatchedExecution) -> None:
-        """Send it to another replica, before all others: it had its turn."""
-        self._leave_replica(generation)
-        if not generation.over:
-            generation.queued, generation.waiting_since = True, time.monotonic()
-            queue = self._queue(generation.model, generation.batch)
-            queue.put_back(generation.tenant, generation.dispatch_request.weight, generation)
-            self.pump(generation.model)
+    def requeue(self, execution: DispatchedExecution) -> None:
+        """Put an execution back at the head of its queue, for another replica."""
+        self._leave_replica(execution)
+        if not execution.is_finished:
+            execution.queued, execution.waiting_since = True, time.monotonic()
+            queue = self._queue(execution.model, execution.batch)
+            queue.requeue(execution.tenant, execution.dispatch_request.weight, execution)
+            self.dispatch_ready(execution.model)
 
-    def restart(self, generation: DispatchedExecution, attempt: int) -> None:
-        """Another attempt is to answer from the start."""
-        generation.buffer.restart(attempt)
-        self.requeue(generation)
+    def restart(self, execution: DispatchedExecution, attempt: int) -> None:
+        """Start another attempt, whose events replace those of the earlier one."""
+        execution.buffer.restart(attempt)
+        self.requeue(execution)
 
-    def ring_again(self, generation: DispatchedExecution) -> None:
+    def renotify(self, execution: DispatchedExecution) -> None:
         """Send the wakeup again, since it may be lost."""
-        generation.rung_at = time.monotonic()
-        self._outbox.append(generation)
+        execution.notified_at = time.monotonic()
+        self._outbox.append(execution)
         self._to_send.set()
 
-    def set_owner(self, generation: DispatchedExecution, replica_id: str) -> None:
-        """Learn who claimed it."""
-        if generation.owner == replica_id:
+    def set_owner(self, execution: DispatchedExecution, replica_id: str) -> None:
+        """Record the replica that has claimed the execution."""
+        if execution.owner == replica_id:
             return
-        if generation.target != replica_id:  # an earlier wakeup was answered after all
-            self._leave_replica(generation)
-            if generation.queued:
-                self._queue(generation.model, generation.batch).remove(generation.tenant, generation)
-                generation.queued = False
-            generation.target = replica_id
-            self.placement.sent(replica_id, batch=generation.batch)
-        generation.owner = replica_id
-        self.placement.claimed(replica_id, batch=generation.batch)
+        if execution.target != replica_id:  # an earlier wakeup was used after all
+            self._leave_replica(execution)
+            if execution.queued:
+                self._queue(execution.model, execution.batch).remove(execution.tenant, execution)
+                execution.queued = False
+            execution.target = replica_id
+            self.placement.sent(replica_id, batch=execution.batch)
+        execution.owner = replica_id
+        self.placement.claimed(replica_id, batch=execution.batch)
 
-    def finish(self, generation: DispatchedExecution, used: int | None = None) -> None:
-        """Nothing more is to come of it from a replica: its credit is free. `used`: tokens, if that is known."""
-        if generation.over:
+    def finish(self, execution: DispatchedExecution, used: int | None = None) -> None:
+        """Finish an execution and free its replica's capacity. `used` is the number of its tokens, if known."""
+        if execution.is_finished:
             return
-        generation.over = True
-        queue = self._queue(generation.model, generation.batch)
-        if generation.queued:
-            queue.remove(generation.tenant, generation)
-            generation.queued = False
+        execution.is_finished = True
+        queue = self._queue(execution.model, execution.batch)
+        if execution.queued:
+            queue.remove(execution.tenant, execution)
+            execution.queued = False
         if used is not None:
-            queue.refund(generation.tenant, max(0, generation.dispatch_request.cost - used))
-        if used is not None and not generation.batch:
-            took = time.monotonic() - generation.sent_at
-            before = self._seconds.setdefault(generation.model, took)
-            self._seconds[generation.model] = before + _PACE * (took - before)
-        self._leave_replica(generation)
-        self.pump(generation.model)
+            queue.refund(execution.tenant, max(0, execution.dispatch_request.cost - used))
+        if used is not None and not execution.batch:
+            seconds = time.monotonic() - execution.sent_at
+            mean_seconds = self._seconds.setdefault(execution.model, seconds)
+            self._seconds[execution.model] = mean_seconds + _PACE * (seconds - mean_seconds)
+        self._leave_replica(execution)
+        self.dispatch_ready(execution.model)
 
-    def fail_here(
-        self, generation: DispatchedExecution, code: str, message: str, *, retry_after: float | None = None
+    def fail_locally(
+        self, execution: DispatchedExecution, code: str, message: str, *, retry_after: float | None = None
     ) -> None:
-        """End it with a failure of which no log tells."""
-        generation.retry_after = retry_after
-        generation.buffer.fail(code, message, unsent=not generation.written)
-        self.finish(generation)
+        """End the execution with a failure that is not in its log."""
+        execution.retry_after = retry_after
+        execution.buffer.fail(code, message, unsent=not execution.written)
+        self.finish(execution)
 
-    async def cancel(self, generation: DispatchedExecution) -> bool:
-        """Stop the execution, wherever it is. A worker stops within two steps and settles what it generated: then its
-        end is still to come, and this is True."""
-        if generation.over:
+    async def cancel(self, execution: DispatchedExecution) -> bool:
+        """Cancel the execution in any state.
+
+        A worker stops within two engine steps and settles the tokens that it generated. Returns True if the
+        execution's end is still to come.
+        """
+        if execution.is_finished:
             return False
-        if generation.queued:
-            self.finish(generation)
-            if not generation.written:
-                await self.never_ran(generation.job.billing_context)
+        if execution.queued:
+            self.finish(execution)
+            if not execution.written:
+                await self.record_not_started(execution.job.billing_context)
                 return False
-        return await self.cancel_claim(generation.request_id, generation.execution)
+        return await self.cancel_claim(execution.request_id, execution.execution)
 
     async def cancel_claim(self, request_id: str, execution: int) -> bool:
-        """Cancel an execution that another gateway may have dispatched."""
+        """Cancel an execution that may have been dispatched by another gateway."""
         running = await self._cancel_script(keys=[claim_key(request_id, execution), USAGE_STREAM])
         if running is None:
             return False
@@ -263,53 +264,58 @@ class Dispatcher:
         await self.broker.publish(control_channel(owner.decode()), encode((request_id, execution, int(attempt))))
         return True
 
-    async def tell_to_stop(self, generation: DispatchedExecution) -> None:
-        """Tell the replica that works on the execution, whatever its claim says."""
-        if generation.owner is not None:
-            stop = encode((generation.request_id, generation.execution, generation.attempt))
-            await self.broker.publish(control_channel(generation.owner), stop)
+    async def send_stop(self, execution: DispatchedExecution) -> None:
+        """Ask the replica that runs the execution to stop, whatever its claim says."""
+        if execution.owner is not None:
+            stop = encode((execution.request_id, execution.execution, execution.attempt))
+            await self.broker.publish(control_channel(execution.owner), stop)
 
-    async def fail(self, job: InferenceJob, attempt: int, code: str, *, in_any_case: bool = False) -> bool:
-        """Record that the execution failed, before anybody is told. False if it ended otherwise: its log says how. What
-        it pinned goes with it; `in_any_case`, also when it ended otherwise."""
+    async def fail(self, job: InferenceJob, attempt: int, code: str, *, force: bool = False) -> bool:
+        """Mark the execution as failed and unpin its blocks, before the failure is reported to the client.
+
+        Returns False if it already ended otherwise; its log says how. With `force`, unpin even then.
+        """
         keys = [claim_key(job.billing_context.request_id, job.billing_context.execution), USAGE_STREAM]
         args: list[str | int | bytes] = [attempt, self._failed(job, attempt, code)]
-        return bool(await self._fail_script(keys=keys, args=args + ["unpin"] * in_any_case) == 1)
+        return bool(await self._fail_script(keys=keys, args=args + ["unpin"] * force) == 1)
 
-    async def fail_however_it_ended(self, job: InferenceJob, attempt: int, code: str) -> None:
-        """Mark the execution as failed even if it has ended; settled usage is reversed. While the
-        broker is away this waits, as `never_ran` does."""
+    async def force_fail(self, job: InferenceJob, attempt: int, code: str) -> None:
+        """Mark the execution as failed even if it has ended; settled usage is reversed.
+
+        If Valkey is unavailable, the event is sent later, as in `record_not_started`.
+        """
         try:
-            if await self.fail(job, attempt, code, in_any_case=True):
+            if await self.fail(job, attempt, code, force=True):
                 return
         except (redis.RedisError, OSError) as exc:
             log.warning("failure_record_failed", **job.billing_context.log_fields(), error=str(exc))
-        self._untold.append(self._failed(job, attempt, code))
-        await self.tell_untold()
+        self._pending_events.append(self._failed(job, attempt, code))
+        await self.flush_pending_events()
 
-    async def never_ran(self, *executions: BillingContext) -> None:
-        """Tell the settler of executions that nobody answers: their holds go back; and should a worker have been asked
-        all the same, nobody pays. While the broker is away they wait; if the gateway dies before, the reaper takes
-        back.
+    async def record_not_started(self, *executions: BillingContext) -> None:
+        """Report executions that no replica will run, so that the settler releases their reservations.
+
+        If a worker has received one nevertheless, it is not billed. While Valkey is unavailable the events are kept
+        here. If the gateway fails before they are sent, the reservations are reclaimed.
         """
-        self._untold += [self._void(execution) for execution in executions]
+        self._pending_events += [self._not_started_event(execution) for execution in executions]
         try:
-            await self.tell_untold()
+            await self.flush_pending_events()
         except (redis.RedisError, OSError) as exc:
-            log.warning("reservation_release_failed", executions=len(self._untold), error=str(exc))
+            log.warning("reservation_release_failed", executions=len(self._pending_events), error=str(exc))
 
-    async def tell_untold(self) -> None:
-        """Send the usage events that are left. What is told twice is settled once."""
-        if not self._untold:
+    async def flush_pending_events(self) -> None:
+        """Send the pending usage events. Duplicates are settled once."""
+        if not self._pending_events:
             return
-        telling, self._untold = self._untold, []
+        events, self._pending_events = self._pending_events, []
         try:
             async with self.broker.pipeline(transaction=False) as pipe:
-                for event in telling:
+                for event in events:
                     pipe.xadd(USAGE_STREAM, {"e": event})
                 await pipe.execute()
         except BaseException:
-            self._untold = telling + self._untold
+            self._pending_events = events + self._pending_events
             raise
 
     def _failed(self, job: InferenceJob, attempt: int, code: str) -> bytes:
@@ -317,7 +323,7 @@ class Dispatcher:
             ExecutionUsage(job.billing_context, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
         )
 
-    def _void(self, execution: BillingContext) -> bytes:
+    def _not_started_event(self, execution: BillingContext) -> bytes:
         return encode(
             ExecutionUsage(execution, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0)
         )
@@ -325,22 +331,22 @@ class Dispatcher:
     def _queue(self, model: str, batch: bool) -> FairQueue[DispatchedExecution]:
         queue = self.queues.get((model, batch))
         if queue is None:
-            queue = self.queues[model, batch] = FairQueue(self._most_queued)
+            queue = self.queues[model, batch] = FairQueue(self._max_queued)
         return queue
 
     def _wait(self, model: str, tenant: int, weight: float) -> float | None:
-        """Seconds until a request of the tenant would be sent, as things go. None: nothing is known yet."""
+        """Estimate the seconds until a request of the tenant would be sent. None: no duration was measured yet."""
         seconds = self._seconds.get(model)
-        at_work = sum(self.placement.ours(replica_id) for replica_id in self.replicas.ready(model))
+        at_work = sum(self.placement.local_load(replica_id) for replica_id in self.replicas.ready(model))
         if seconds is None or not at_work:
             return None
         queue = self._queue(model, batch=False)
         return (queue.waiting(tenant) + 1) * seconds / at_work / queue.share(tenant, weight)
 
-    def _leave_replica(self, generation: DispatchedExecution) -> None:
-        if generation.target is not None:
-            self.placement.ended(generation.target, claimed=generation.owner is not None, batch=generation.batch)
-        generation.target = generation.owner = None
+    def _leave_replica(self, execution: DispatchedExecution) -> None:
+        if execution.target is not None:
+            self.placement.ended(execution.target, claimed=execution.owner is not None, batch=execution.batch)
+        execution.target = execution.owner = None
 
     async def _send_outbox(self) -> None:
         while True:
@@ -348,87 +354,94 @@ class Dispatcher:
             batch, self._outbox = self._outbox[:WRITE_BATCH_SIZE], self._outbox[WRITE_BATCH_SIZE:]
             if not self._outbox:
                 self._to_send.clear()
-            left = [
-                generation.job.billing_context for generation in batch if generation.over and not generation.written
+            not_sent = [
+                execution.job.billing_context for execution in batch if execution.is_finished and not execution.written
             ]
-            if left:
-                await self.never_ran(*left)
-            batch = [generation for generation in batch if not generation.over]
+            if not_sent:
+                await self.record_not_started(*not_sent)
+            batch = [execution for execution in batch if not execution.is_finished]
             try:
                 await self._write(batch)
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_unreachable", error=str(exc))
-                for generation in batch:
-                    self.fail_here(generation, OVERLOADED, "The service is briefly unavailable.", retry_after=1)
-                await self.never_ran(*(generation.job.billing_context for generation in batch))
+                for execution in batch:
+                    self.fail_locally(
+                        execution, OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1
+                    )
+                await self.record_not_started(*(execution.job.billing_context for execution in batch))
                 continue
-            for generation in batch:
-                generation.written = True
-                if generation.over and generation.owner is None:  # its client left meanwhile, and found nothing
-                    await self._cancel_quietly(generation)
+            for execution in batch:
+                execution.written = True
+                # Cancelled while its claim was being written.
+                if execution.is_finished and execution.owner is None:
+                    await self._cancel_quietly(execution)
 
     async def _write(self, batch: list[DispatchedExecution]) -> None:
-        """Write the executions' claims, then ring for them."""
+        """Write the executions' claim records, then send their wakeups."""
         by_replica: defaultdict[str, list[Wakeup]] = defaultdict(list)
         async with self.broker.pipeline(transaction=False) as pipe:
-            for generation in batch:
-                if generation.target is not None:
-                    wakeup = (generation.request_id, generation.execution, generation.attempt)
-                    by_replica[generation.target].append(wakeup)
-                job, dispatch_request = generation.job, generation.dispatch_request
-                key = claim_key(generation.request_id, generation.execution)
-                seconds = max(1, round(job.deadline - time.time())) + self._keep_seconds
-                if not generation.written:
+            for execution in batch:
+                if execution.target is not None:
+                    wakeup = (execution.request_id, execution.execution, execution.attempt)
+                    by_replica[execution.target].append(wakeup)
+                job, dispatch_request = execution.job, execution.dispatch_request
+                key = claim_key(execution.request_id, execution.execution)
+                seconds = max(1, round(job.deadline - time.time())) + self._retention_seconds
+                if not execution.written:
                     record: dict[Any, Any] = {
-                        "attempt": generation.attempt,
+                        "attempt": execution.attempt,
                         "state": "queued",
                         "gateway": self.gateway_id,
-                        "tenant": generation.tenant,
+                        "tenant": execution.tenant,
                         "job": encode(job),
-                        "form": dispatch_request.form,
-                        "not_started_event": self._void(job.billing_context),
+                        "response_spec": dispatch_request.response_spec,
+                        "not_started_event": self._not_started_event(job.billing_context),
                     }
                     pipe.hset(key, mapping=record)
                     pipe.expire(key, seconds)
-                if generation.execution:
-                    pipe.hset(claim_key(generation.request_id, 0), "execution", str(generation.execution))
-                pipe.set(why_key(generation.request_id), msgspec.json.encode(dispatch_request.why), ex=seconds)
+                if execution.execution:
+                    pipe.hset(claim_key(execution.request_id, 0), "execution", str(execution.execution))
+                pipe.set(
+                    decision_record_key(execution.request_id),
+                    msgspec.json.encode(dispatch_request.decision_record),
+                    ex=seconds,
+                )
             for replica_id, wakeups in by_replica.items():
                 queue, messages = self._wakeups.make(replica_id, wakeups)
                 pipe.lpush(queue, *messages)
             await pipe.execute()
 
-    async def _cancel_quietly(self, generation: DispatchedExecution) -> None:
+    async def _cancel_quietly(self, execution: DispatchedExecution) -> None:
         try:
-            await self.cancel_claim(generation.request_id, generation.execution)
+            await self.cancel_claim(execution.request_id, execution.execution)
         except redis.RedisError as exc:
-            log.warning("cancellation_failed", request_id=generation.request_id, error=str(exc))
+            log.warning("cancellation_failed", request_id=execution.request_id, error=str(exc))
 
-    # Back: what replicas say.
+    # Events from replicas.
 
     def _accept(self, event: StreamEvent) -> None:
-        generation = self.generations.get(event.request_id)
-        if generation is None:
+        execution = self.executions.get(event.request_id)
+        if execution is None:
             return
         if isinstance(event, Released):
-            if not generation.begun and event.attempt == generation.attempt + 1:
-                self.restart(generation, event.attempt)
-        elif event.attempt != generation.attempt:
-            return  # of a replica that was given up
+            if not execution.begun and event.attempt == execution.attempt + 1:
+                self.restart(execution, event.attempt)
+        elif event.attempt != execution.attempt:
+            return  # of an attempt that was abandoned
         elif isinstance(event, Claimed):
-            self.set_owner(generation, event.replica_id)
+            self.set_owner(execution, event.replica_id)
         else:
-            if generation.start and generation.target and not (generation.begun or isinstance(event, Failed)):
-                self.placement.computed(generation.start, generation.target)
-            generation.begun = True
-            generation.buffer.put(event)
+            if execution.prefix_hash and execution.target and not (execution.begun or isinstance(event, Failed)):
+                self.placement.computed(execution.prefix_hash, execution.target)
+            execution.begun = True
+            execution.buffer.put(event)
             if isinstance(event, End):
-                self.finish(generation, event.usage.prompt + event.usage.output)
+                self.finish(execution, event.usage.prompt + event.usage.output)
             elif isinstance(event, Failed):
-                self.finish(generation)
+                self.finish(execution)
 
     def _on_gap(self) -> None:
-        self.replicas.reprieve()
-        for generation in self.generations.values():
-            if not generation.queued:
-                generation.buffer.refill()
+        self.replicas.extend_liveness()
+        for execution in self.executions.values():
+            if not execution.queued:
+                execution.buffer.refill()

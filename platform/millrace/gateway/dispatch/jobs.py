@@ -1,4 +1,4 @@
-"""From an admitted request to the job a worker is handed."""
+"""The job message of an execution, built from the admitted request."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class InferenceJobBuilder:
         self._prefix_cache_secret = prefix_cache_secret.encode()
         self._request_seconds = request_seconds
 
-    def billing_context(self, demand: AdmissionRequest, terms: AdmissionGrant, *, execution: int) -> BillingContext:
-        """Return what is to be settled of one execution, for the first of the demand's candidates."""
+    def billing_context(self, demand: AdmissionRequest, grant: AdmissionGrant, *, execution: int) -> BillingContext:
+        """Return the billing context of an execution, for the first of the request's candidates."""
         key = demand.key
         return BillingContext(
             admitted_at=demand.admitted_at,
@@ -30,11 +30,11 @@ class InferenceJobBuilder:
             project_id=key.project_id,
             key_id=key.key_id,
             model=demand.candidates[0].model.name,
-            price_version=terms.price_version,
-            lease_id=terms.lease_id,
-            fencing_token=terms.fencing_token,
-            reserved_nano=terms.reserved_nano,
-            reserved_tokens=terms.reserved_tokens,
+            price_version=grant.price_version,
+            lease_id=grant.lease_id,
+            fencing_token=grant.fencing_token,
+            reserved_nano=grant.reserved_nano,
+            reserved_tokens=grant.reserved_tokens,
             traceparent=tracing.current(),
         )
 
@@ -42,16 +42,16 @@ class InferenceJobBuilder:
         self,
         billing_context: BillingContext,
         demand: AdmissionRequest,
-        terms: AdmissionGrant,
+        grant: AdmissionGrant,
         request: InferenceRequest,
         prompt: Prompt,
     ) -> InferenceJob:
-        """Return the execution's job."""
+        """Return the job of an execution."""
         return InferenceJob(
             billing_context=billing_context,
             gateway_id=self._gateway_id,
             prompt_token_ids=prompt.ids,
-            params=dataclasses.replace(request.sampling, max_tokens=terms.max_tokens),
+            params=dataclasses.replace(request.sampling, max_tokens=grant.max_tokens),
             cache_salt=self._cache_salt(billing_context.tenant_id, billing_context.model, request.cache_key),
             deadline=demand.admitted_at / 1e6 + self._request_seconds,
             weight=demand.key.weight,

@@ -1,4 +1,4 @@
-"""What this gateway counts, and what the replicas say of themselves, for Prometheus."""
+"""Prometheus metrics of this gateway, of the replicas and of the settler."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class GatewayMetrics:
-    """One per gateway process, with a registry of its own."""
+    """The metrics of one gateway process, in a separate registry."""
 
     def __init__(self, replicas: ReplicaRegistry, settler: _SettlerStatus | None = None) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
-            "millrace_requests", "requests answered", ["endpoint", "status"], registry=self.registry
+            "millrace_requests", "completed requests", ["endpoint", "status"], registry=self.registry
         )
-        self.in_flight = Gauge("millrace_requests_in_flight", "generations under way", registry=self.registry)
+        self.in_flight = Gauge("millrace_requests_in_flight", "active executions", registry=self.registry)
         self.time_to_first_token = Histogram(
             "millrace_time_to_first_token_seconds",
-            "from the request's arrival to its first token",
+            "time from a request's arrival to its first token",
             ["model"],
             buckets=_SECONDS,
             registry=self.registry,
         )
         self.tokens = Counter(
-            "millrace_tokens", "tokens served, by billing class", ["model", "token_class"], registry=self.registry
+            "millrace_tokens", "billed tokens by token class", ["model", "token_class"], registry=self.registry
         )
         self.records_lost = Counter(
-            "millrace_request_records_lost", "records of requests not written", ["kind"], registry=self.registry
+            "millrace_request_records_lost",
+            "request records that were not written",
+            ["record_type"],
+            registry=self.registry,
         )
         self.registry.register(process_guard())
         self.registry.register(_WrongKeys())
@@ -49,18 +52,18 @@ class GatewayMetrics:
 
 
 class _WrongKeys:
-    """Wrong API keys at this process, the management API's among them."""
+    """The number of wrong API keys that this process received, including those for the management API."""
 
     def collect(self) -> Iterable[Metric]:
         throttle = process_throttle()
-        counted = CounterMetricFamily("millrace_wrong_api_keys", "wrong API keys", labels=["outcome"])
-        counted.add_metric(["rejected"], throttle.rejected)
-        counted.add_metric(["throttled"], throttle.throttled)
-        yield counted
+        family = CounterMetricFamily("millrace_wrong_api_keys", "wrong API keys", labels=["outcome"])
+        family.add_metric(["rejected"], throttle.rejected)
+        family.add_metric(["throttled"], throttle.throttled)
+        yield family
 
 
 class _SettlerStatus:
-    """What the settler last said of itself (see billing.metering.settler); read from the broker at each scrape."""
+    """The settler's last status (see billing.metering.settler), read from Valkey at each scrape."""
 
     def __init__(self) -> None:
         self.status: status.SettlerStatus | None = None
@@ -71,6 +74,8 @@ class _SettlerStatus:
         settled, backlog, lag = self.status.settled, self.status.backlog, self.status.lag_ms / 1000
         yield CounterMetricFamily("millrace_usage_events_settled", "usage events settled", value=settled)
         quarantined = self.status.quarantined
-        yield CounterMetricFamily("millrace_usage_events_quarantined", "usage events put aside", value=quarantined)
-        yield GaugeMetricFamily("millrace_settlement_backlog", "usage events not settled yet", value=backlog)
-        yield GaugeMetricFamily("millrace_settlement_lag_seconds", "age of the oldest of them", value=lag)
+        yield CounterMetricFamily("millrace_usage_events_quarantined", "quarantined usage events", value=quarantined)
+        yield GaugeMetricFamily("millrace_settlement_backlog", "usage events that are not settled yet", value=backlog)
+        yield GaugeMetricFamily(
+            "millrace_settlement_lag_seconds", "age of the oldest usage event that is not settled", value=lag
+        )

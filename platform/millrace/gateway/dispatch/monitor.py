@@ -1,11 +1,11 @@
-"""Supervision of replicas and executions, twice a second.
+"""The dispatch monitor: supervises replicas and executions twice a second.
 
-Reads heartbeats and reported exits, handles lost and suspected replicas, sends unclaimed executions again and fails
-expired ones. Each step can fail half-way: the next look continues.
+It reads heartbeats and reported exits, handles lost and suspected replicas, sends wakeups for unclaimed executions
+again and fails expired executions. A step that fails half-way continues in the next round.
 
-- Lost replica: an execution without an event gets another attempt, a begun one fails.
-- Suspected replica: an execution without an event gets another attempt if another replica takes work. A begun one
-  continues: its tokens arrive when the replica answers again.
+- Lost replica: an execution without an event gets another attempt, one with events fails.
+- Suspected replica: an execution without an event gets another attempt if another replica takes work. One with events
+  continues: its tokens arrive when the replica responds again.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from millrace.gateway.dispatch.dispatcher import Dispatcher
 
 log = structlog.get_logger(__name__)
 
-RING_AGAIN_SECONDS = 5.0
-OVERDUE_SECONDS = 5.0  # after its deadline an execution whose worker said nothing is given up
-MAX_LOST_REPLICAS = 3  # replicas that may die with one request: more, and it is the request that kills them
-MAX_MOVES = 2  # away from suspected replicas: then it is likely the request that makes them silent, and it stays
-WORKER_LOST = "The worker that served this request was lost; please send it again."
-NOT_SERVED = f"{MAX_LOST_REPLICAS} workers were lost while they served this request; it is not tried again."
+RENOTIFY_SECONDS = 5.0
+OVERDUE_SECONDS = 5.0  # how long after its deadline an execution without an end is failed
+MAX_LOST_REPLICAS = 3  # with this many lost replicas, the request probably causes the losses
+MAX_MOVES = 2  # after this many moves, the request probably makes replicas unresponsive, and it stays
+WORKER_LOST = "The worker that ran this request was lost. Send the request again."
+NOT_SERVED = f"{MAX_LOST_REPLICAS} workers were lost while they ran this request. It is not retried."
 
 
 class DispatchMonitor:
-    """Looks after one dispatcher's generations."""
+    """The supervisor of one dispatcher's executions."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -63,171 +63,176 @@ class DispatchMonitor:
         await cancel_and_wait(self._tasks)
 
     async def _run(self) -> None:
-        look = 0
+        rounds = 0
         while True:
             try:
-                died = await self._listen()
-                await self._dispatcher.tell_untold()
+                lost = await self._exchange_heartbeats()
+                await self._dispatcher.flush_pending_events()
                 self._dispatcher.placement.observe()
                 for model in {model for model, _ in self._dispatcher.queues}:
-                    self._dispatcher.pump(model)
-                await self._answer_for(died)
+                    self._dispatcher.dispatch_ready(model)
+                await self._handle_lost_replicas(lost)
                 await self._end_overdue()
-                await self._ring_again()
-                look += 1
-                if look % 20 == 0:
-                    await self._keep_house()
+                await self._renotify()
+                rounds += 1
+                if rounds % 20 == 0:
+                    await self._run_maintenance()
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_unreachable", error=str(exc))
-                self._replicas.reprieve()
+                self._replicas.extend_liveness()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
-    async def _listen(self) -> set[str]:
-        """Hear the replicas and what operators want of them, and say how this gateway does; who died or left."""
+    async def _exchange_heartbeats(self) -> set[str]:
+        """Read the replicas' heartbeats, exits and cordons, and send this gateway's. Return the replicas lost since."""
         async with self._broker.pipeline(transaction=False) as pipe:
             pipe.hgetall(REPLICAS_KEY)
             pipe.hkeys(CORDONS_KEY)
             pipe.zrange(EXITS_KEY, 0, -1)
-            send_gateway_heartbeat(pipe, self._dispatcher.gateway_id, self._presence())
-            beats, cordoned, exited, *_ = await pipe.execute()
-        return self._replicas.update(beats, cordoned, exited)
+            send_gateway_heartbeat(pipe, self._dispatcher.gateway_id, self._heartbeat())
+            heartbeats, cordoned, exited, *_ = await pipe.execute()
+        return self._replicas.update(heartbeats, cordoned, exited)
 
-    def _presence(self) -> GatewayHeartbeat:
+    def _heartbeat(self) -> GatewayHeartbeat:
         now = time.monotonic()
         waiting: dict[tuple[str, bool], list[float]] = {}
         for execution in self._executions():
             if execution.queued:
                 waiting.setdefault((execution.model, execution.batch), []).append(now - execution.waiting_since)
-        told = (QueueDepth(*kind, len(waits), round(max(waits) * 1000)) for kind, waits in sorted(waiting.items()))
-        return GatewayHeartbeat(self._dispatcher.in_flight, tuple(told))
+        depths = (
+            QueueDepth(*queue_key, len(waits), round(max(waits) * 1000)) for queue_key, waits in sorted(waiting.items())
+        )
+        return GatewayHeartbeat(self._dispatcher.in_flight, tuple(depths))
 
-    async def _keep_house(self) -> None:
+    async def _run_maintenance(self) -> None:
         await self._dispatcher.reader.create()
         for queue in self._dispatcher.queues.values():
             queue.forget_idle()
-        if forgotten := self._replicas.forgotten():
+        if forgotten := self._replicas.take_forgotten():
             keys = [key for replica_id in forgotten for key in replica_queue_keys(replica_id)]
             await self._broker.delete(*keys)
             await self._broker.hdel(REPLICAS_KEY, *forgotten)
 
     def _executions(self) -> list[DispatchedExecution]:
-        return [each for each in self._dispatcher.generations.values() if not each.over]
+        return [each for each in self._dispatcher.executions.values() if not each.is_finished]
 
-    async def _answer_for(self, died: Collection[str]) -> None:
-        for replica_id in died:
+    async def _handle_lost_replicas(self, lost: Collection[str]) -> None:
+        for replica_id in lost:
             log.warning("replica_lost", replica_id=replica_id)
-        for generation in self._executions():
-            owner = generation.owner
-            # An owner that left the board without our seeing it die (a clean stop between two looks) is gone as well.
+        for execution in self._executions():
+            owner = execution.owner
+            # An owner may have left without an observed loss, such as by a clean stop between two rounds.
             if owner is None:
                 continue
-            if owner in died or self._replicas.is_dead(owner):
-                await self._owner_lost(generation, owner)
-            elif not generation.begun and self._replicas.is_suspected(owner):
-                await self._move(generation, owner)
+            if owner in lost or self._replicas.is_lost(owner):
+                await self._owner_lost(execution, owner)
+            elif not execution.begun and self._replicas.is_suspected(owner):
+                await self._move(execution, owner)
 
-    async def _move(self, generation: DispatchedExecution, owner: str) -> None:
-        """Give an execution without an event to another replica, if there is one."""
-        if generation.moved < MAX_MOVES and self._replicas.serving(generation.model):
-            if await self._restart(generation, owner):
-                generation.moved += 1
+    async def _move(self, execution: DispatchedExecution, owner: str) -> None:
+        """Move an execution without an event to another replica, if there is one."""
+        if execution.moves < MAX_MOVES and self._replicas.serving(execution.model):
+            if await self._restart(execution, owner):
+                execution.moves += 1
             else:
-                await self._catch_up(generation)
+                await self._catch_up(execution)
 
-    async def _restart(self, generation: DispatchedExecution, owner: str) -> bool:
-        """Let another attempt answer. The claim decides: from then on the owner's attempt is neither read nor billed.
+    async def _restart(self, execution: DispatchedExecution, owner: str) -> bool:
+        """Start another attempt. From then on the events of the owner's attempt are neither read nor billed.
 
         Returns:
             False if the owner no longer has the claim.
         """
         dispatcher = self._dispatcher
-        key, stale = claim_key(generation.request_id, generation.execution), generation.attempt
-        attempt = await dispatcher.abandon_script(keys=[key], args=[stale, owner])
+        key, attempt_to_stop = claim_key(execution.request_id, execution.execution), execution.attempt
+        attempt = await dispatcher.abandon_script(keys=[key], args=[attempt_to_stop, owner])
         if attempt is None:
             return False
-        if generation.begun:  # its first token arrived during the call
-            await dispatcher.fail(generation.job, int(attempt), "worker_lost")
-            dispatcher.fail_here(generation, "worker_lost", WORKER_LOST)
+        if execution.begun:  # its first token arrived during the call
+            await dispatcher.fail(execution.job, int(attempt), "worker_lost")
+            dispatcher.fail_locally(execution, "worker_lost", WORKER_LOST)
         else:
-            dispatcher.restart(generation, int(attempt))
-        await self._stop_owner(generation, owner, stale)
+            dispatcher.restart(execution, int(attempt))
+        await self._stop_owner(execution, owner, attempt_to_stop)
         return True
 
-    async def _stop_owner(self, generation: DispatchedExecution, owner: str, attempt: int) -> None:
-        """Stop the owner's attempt, which no client waits for: the owner may only have been silent."""
-        stop = encode((generation.request_id, generation.execution, attempt))
+    async def _stop_owner(self, execution: DispatchedExecution, owner: str, attempt: int) -> None:
+        """Stop the owner's attempt, which no client waits for. The owner may only have been unresponsive."""
+        stop = encode((execution.request_id, execution.execution, attempt))
         await self._broker.publish(control_channel(owner), stop)
 
-    async def _owner_lost(self, generation: DispatchedExecution, owner: str) -> None:
+    async def _owner_lost(self, execution: DispatchedExecution, owner: str) -> None:
         dispatcher = self._dispatcher
-        killer = not generation.begun and generation.lost + 1 >= MAX_LOST_REPLICAS
-        if not generation.begun and not killer:
-            if await self._restart(generation, owner):
-                generation.lost += 1
+        is_harmful = not execution.begun and execution.lost_replicas + 1 >= MAX_LOST_REPLICAS
+        if not execution.begun and not is_harmful:
+            if await self._restart(execution, owner):
+                execution.lost_replicas += 1
                 return
-            if await self._catch_up(generation):
+            if await self._catch_up(execution):
                 return
-        code, message = ("not_served", NOT_SERVED) if killer else ("worker_lost", WORKER_LOST)
-        if await dispatcher.fail(generation.job, generation.attempt, code):
-            dispatcher.fail_here(generation, code, message)
-            await self._stop_owner(generation, owner, generation.attempt)
+        code, message = ("not_served", NOT_SERVED) if is_harmful else ("worker_lost", WORKER_LOST)
+        if await dispatcher.fail(execution.job, execution.attempt, code):
+            dispatcher.fail_locally(execution, code, message)
+            await self._stop_owner(execution, owner, execution.attempt)
         else:
-            generation.buffer.refill()
-            dispatcher.finish(generation)
+            execution.buffer.refill()
+            dispatcher.finish(execution)
 
     async def _end_overdue(self) -> None:
-        now, wall = time.monotonic(), time.time()
+        now, unix_now = time.monotonic(), time.time()
         dispatcher = self._dispatcher
-        for generation in self._executions():
-            late = now - generation.waiting_since > dispatcher.queue_seconds
-            if late and (generation.queued or generation.unclaimed) and await self._withdraw(generation):
-                fault = dispatcher.overloaded(generation.model, None)
-                dispatcher.fail_here(generation, OVERLOADED, fault.message, retry_after=fault.retry_after)
-        for generation in list(dispatcher.generations.values()):
-            if not generation.overdue and wall > generation.job.deadline + OVERDUE_SECONDS:
-                await dispatcher.fail(generation.job, generation.attempt, "timeout")
-                generation.overdue = True
-                dispatcher.fail_here(generation, "timeout", "The request ran past its deadline.")
+        for execution in self._executions():
+            is_late = now - execution.waiting_since > dispatcher.queue_seconds
+            if is_late and (execution.queued or execution.unclaimed) and await self._withdraw(execution):
+                overloaded = dispatcher.overloaded(execution.model, None)
+                dispatcher.fail_locally(execution, OVERLOADED, overloaded.message, retry_after=overloaded.retry_after)
+        for execution in list(dispatcher.executions.values()):
+            if not execution.overdue and unix_now > execution.job.deadline + OVERDUE_SECONDS:
+                await dispatcher.fail(execution.job, execution.attempt, "timeout")
+                execution.overdue = True
+                dispatcher.fail_locally(execution, "timeout", "The request exceeded its deadline.")
 
-    async def _withdraw(self, generation: DispatchedExecution) -> bool:
-        """Take back what nobody has claimed. False: somebody has."""
-        if not generation.written:
-            if generation.queued:
-                await self._dispatcher.never_ran(generation.job.billing_context)
-            return generation.queued
-        key = claim_key(generation.request_id, generation.execution)
+    async def _withdraw(self, execution: DispatchedExecution) -> bool:
+        """Withdraw an execution that is not claimed. Return False if a replica has claimed it."""
+        if not execution.written:
+            if execution.queued:
+                await self._dispatcher.record_not_started(execution.job.billing_context)
+            return execution.queued
+        key = claim_key(execution.request_id, execution.execution)
         return bool(await self._withdraw_script(keys=[key, USAGE_STREAM]))
 
-    async def _ring_again(self) -> None:
-        """For what nobody has claimed: its wakeup may lie, taken but unread, in a replica that is gone."""
+    async def _renotify(self) -> None:
+        """Send lost wakeups again: a replica may have failed after it received one and before it claimed the job."""
         now = time.monotonic()
-        for generation in self._executions():
-            if not generation.unclaimed or not generation.written:
+        for execution in self._executions():
+            if not execution.unclaimed or not execution.written:
                 continue
-            elsewhere = generation.target is None or not self._replicas.takes_work(generation.target)
-            due = elsewhere or now - generation.rung_at > RING_AGAIN_SECONDS
-            if not due or await self._catch_up(generation) or not generation.unclaimed:
+            must_move = execution.target is None or not self._replicas.takes_work(execution.target)
+            is_due = must_move or now - execution.notified_at > RENOTIFY_SECONDS
+            if not is_due or await self._catch_up(execution) or not execution.unclaimed:
                 continue
-            if elsewhere:
-                self._dispatcher.requeue(generation)
+            if must_move:
+                self._dispatcher.requeue(execution)
             else:
-                self._dispatcher.ring_again(generation)
+                self._dispatcher.renotify(execution)
 
-    async def _catch_up(self, generation: DispatchedExecution) -> bool:
-        """Read from the claim what a lost event would have told: who works on it, or that a later attempt counts.
-        False if there was nothing to learn."""
+    async def _catch_up(self, execution: DispatchedExecution) -> bool:
+        """Read from the claim what a lost event would have reported: its owner, or a later attempt.
+
+        Returns:
+            False if there is nothing new.
+        """
         claim: Any = await self._broker.hmget(
-            claim_key(generation.request_id, generation.execution), "attempt", "state", "owner"
+            claim_key(execution.request_id, execution.execution), "attempt", "state", "owner"
         )
         attempt, state, owner = claim
-        if attempt is None:  # the broker has lost it
-            generation.written = False
-            self._dispatcher.restart(generation, generation.attempt + 1)
+        if attempt is None:  # Valkey has lost it
+            execution.written = False
+            self._dispatcher.restart(execution, execution.attempt + 1)
             return True
-        if int(attempt) > generation.attempt:
-            self._dispatcher.restart(generation, int(attempt))
+        if int(attempt) > execution.attempt:
+            self._dispatcher.restart(execution, int(attempt))
             return True
         if state == b"running" and owner is not None:
-            self._dispatcher.set_owner(generation, owner.decode())
+            self._dispatcher.set_owner(execution, owner.decode())
             return True
         return False

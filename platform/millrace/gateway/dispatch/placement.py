@@ -1,17 +1,16 @@
-"""Which replica: the one that most likely has the prompt's start cached, unless it is busier than the others.
+"""Placement: choose the replica that most likely has the prompt's prefix cached, unless it is too busy.
 
-Bounded-load rendezvous hashing. The first `AFFINITY_TOKENS` tokens, under the tenant's salt, and each replica's name
-give a number; the replicas are tried from the highest on, so requests with one start prefer one replica, and another
-takes over when that one is gone, with no other start moved. A replica that already has a quarter more than its part of
-all requests is passed over: affinity saves a prefill, a queue costs more than one. Shorter prompts have nothing worth
-finding again and go where there is least to do.
+The choice is bounded-load rendezvous hashing. A hash of the first `AFFINITY_TOKENS` tokens, the tenant's salt and a
+replica's name ranks the replicas. Prompts with the same prefix prefer the same replica. If that replica leaves, another
+takes over, and other prefixes do not move. A replica with `LOAD_FACTOR` times the mean load is skipped, since a cache
+hit saves one prefill but a queue costs more. Shorter prompts go to the least loaded replica.
 
-Nothing is sent beyond a replica's credits: its batch and a few more, which its engine has at hand when a place is free,
-less what it has. That is known from its heartbeat, twice a second, and from what this gateway sent and saw end. Work of
-the batch class takes no credit from the rest: the engine makes room for these within a step.
+No replica is sent more than its credits: its maximum batch and an eighth more, minus its current requests. These are
+known from its heartbeat and from what this gateway has sent. Requests of the batch class take no credits from other
+requests, since the engine preempts them within a step.
 
-Of each start it is remembered for a while where its prompts were computed, so that a replica that lacks it can tell
-that another has it: the miss is then put down to where the request went, not to the caller.
+Placement remembers which replicas computed a prefix. A replica without the prefix can then report that another one has
+it, so the cache miss is attributed to the placement.
 """
 
 from __future__ import annotations
@@ -27,119 +26,147 @@ from inference_worker.contract.request import ServiceClass
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
 
 AFFINITY_TOKENS = 64
-BOUND = 1.25  # times the mean load
-MIN_REQUESTS_TO_BALANCE = 4  # requests that no engine minds
-WARM_SECONDS = 300.0  # a start computed so lately is taken to be cached there still
-MAX_REMEMBERED_PREFIXES = 20_000  # starts and replicas remembered, the oldest out first
+LOAD_FACTOR = 1.25  # a replica with more than this multiple of the mean load is skipped
+MIN_REQUESTS_TO_BALANCE = 4  # loads up to this number of requests are not balanced
+WARM_SECONDS = 300.0  # how long a computed prefix is assumed to be cached
+MAX_REMEMBERED_PREFIXES = 20_000  # (prefix, replica) pairs; the oldest are removed first
 
 
 @dataclass(frozen=True)
 class PlacementChoice:
-    """Where an execution goes, and why there."""
+    """The replica for an execution, and the reason."""
 
     replica_id: str
-    by: str  # "prefix": it most likely knows the start; "spill": the one that does is too busy; "load": least to do
-    load: int  # requests it had
-    credits: int  # further requests it would have taken
-    start: bytes = b""  # names the prompt's start; empty: it is too short to care
-    replicas_with_prefix: tuple[str, ...] = ()  # live replicas that have computed that start lately
+    by: str  # "prefix": it most likely has the prefix; "spill": a preferred replica is too busy; "load": least loaded
+    load: int  # the replica's requests before this one
+    credits: int  # the further requests it would have taken
+    prefix_hash: bytes = b""  # identifies the prompt's prefix; empty for short prompts
+    replicas_with_prefix: tuple[str, ...] = ()  # live replicas that computed this prefix recently
 
 
 class Placement:
     """The load of each replica, as this gateway knows it."""
 
-    def __init__(self, board: ReplicaRegistry) -> None:
-        self._board = board
-        # Replica, and whether they are of the batch class: number of executions.
-        self._ours: Counter[tuple[str, bool]] = Counter()  # of this gateway that are sent and not ended
-        self._claimed: Counter[tuple[str, bool]] = Counter()  # of those, that are claimed: the heartbeat has them
-        self._others: Counter[tuple[str, bool]] = Counter()  # other gateways', as the heartbeat told
-        self._beats: dict[str, int] = {}
-        self._warm: OrderedDict[tuple[bytes, str], float] = OrderedDict()  # start and replica -> when it had it last
+    def __init__(self, registry: ReplicaRegistry) -> None:
+        self._registry = registry
+        # (replica ID, whether of the batch class) -> number of executions.
+        self._local: Counter[tuple[str, bool]] = Counter()  # sent by this gateway and not ended
+        self._claimed: Counter[tuple[str, bool]] = Counter()  # those of them that are claimed: heartbeats include them
+        self._remote: Counter[tuple[str, bool]] = Counter()  # sent by other gateways, derived from heartbeats
+        self._seen_beats: dict[str, int] = {}
+        # (prefix, replica) -> monotonic time.
+        self._last_computed: OrderedDict[tuple[bytes, str], float] = OrderedDict()
 
     def sent(self, replica_id: str, *, batch: bool = False) -> None:
-        self._ours[replica_id, batch] += 1
+        self._local[replica_id, batch] += 1
 
     def claimed(self, replica_id: str, *, batch: bool = False) -> None:
         self._claimed[replica_id, batch] += 1
 
     def ended(self, replica_id: str, *, claimed: bool, batch: bool = False) -> None:
-        self._ours[replica_id, batch] -= 1
+        self._local[replica_id, batch] -= 1
         if claimed:
             self._claimed[replica_id, batch] -= 1
 
-    def computed(self, start: bytes, replica_id: str) -> None:
-        """Record that the replica computed a prompt with that start."""
-        self._warm[start, replica_id] = time.monotonic()
-        self._warm.move_to_end((start, replica_id))
-        if len(self._warm) > MAX_REMEMBERED_PREFIXES:
-            self._warm.popitem(last=False)
+    def computed(self, prefix_hash: bytes, replica_id: str) -> None:
+        """Record that the replica computed a prompt with this prefix."""
+        self._last_computed[prefix_hash, replica_id] = time.monotonic()
+        self._last_computed.move_to_end((prefix_hash, replica_id))
+        if len(self._last_computed) > MAX_REMEMBERED_PREFIXES:
+            self._last_computed.popitem(last=False)
 
     def observe(self) -> None:
-        """Take in new heartbeats."""
-        live = self._board.live()
-        for replica_id, beat in live.items():
-            if self._beats.get(replica_id) != beat.beat:
-                self._beats[replica_id] = beat.beat
-                for batch, told in ((True, beat.batch), (False, beat.running + beat.waiting - beat.batch)):
-                    self._others[replica_id, batch] = max(0, told - self._claimed[replica_id, batch])
-        for gone in self._beats.keys() - live.keys():
-            del self._beats[gone], self._others[gone, False], self._others[gone, True]
-        for counter in (self._ours, self._claimed):
-            for idle in [name for name, count in counter.items() if count <= 0]:
-                del counter[idle]
+        """Update the loads from new heartbeats."""
+        live = self._registry.live()
+        for replica_id, heartbeat in live.items():
+            if self._seen_beats.get(replica_id) != heartbeat.beat:
+                self._seen_beats[replica_id] = heartbeat.beat
+                for batch, reported in (
+                    (True, heartbeat.batch),
+                    (False, heartbeat.running + heartbeat.waiting - heartbeat.batch),
+                ):
+                    self._remote[replica_id, batch] = max(0, reported - self._claimed[replica_id, batch])
+        for left_replica in self._seen_beats.keys() - live.keys():
+            del self._seen_beats[left_replica], self._remote[left_replica, False], self._remote[left_replica, True]
+        for counter in (self._local, self._claimed):
+            for idle_key in [name for name, count in counter.items() if count <= 0]:
+                del counter[idle_key]
 
-    def ours(self, replica_id: str) -> int:
-        """Return the executions of this gateway that it has, without batches'."""
-        return self._ours[replica_id, False]
+    def local_load(self, replica_id: str) -> int:
+        """Return the number of this gateway's executions at the replica, without batch requests."""
+        return self._local[replica_id, False]
 
     def load(self, replica_id: str, *, batch: bool = False) -> int:
         """Return the number of the replica's requests; batch requests count only for batch requests."""
         classes = (False, True) if batch else (False,)
-        return sum(self._ours[replica_id, each] + self._others[replica_id, each] for each in classes)
+        return sum(
+            self._local[replica_id, batch_class] + self._remote[replica_id, batch_class] for batch_class in classes
+        )
 
-    def credits(self, replica_id: str, beat: Heartbeat, *, batch: bool = False) -> int:
-        return beat.max_num_seqs + max(1, beat.max_num_seqs // 8) - self.load(replica_id, batch=batch)
+    def credits(self, replica_id: str, heartbeat: Heartbeat, *, batch: bool = False) -> int:
+        return heartbeat.max_num_seqs + max(1, heartbeat.max_num_seqs // 8) - self.load(replica_id, batch=batch)
 
     def capacity(self, model: str) -> int:
         """Return the number of requests that all replicas of the model could take now."""
-        return sum(max(0, self.credits(name, beat)) for name, beat in self._board.ready(model).items())
+        return sum(
+            max(0, self.credits(replica_id, heartbeat)) for replica_id, heartbeat in self._registry.ready(model).items()
+        )
 
     def choose(self, job: InferenceJob) -> PlacementChoice | None:
-        """Where to send the execution; None: nobody has a credit left."""
-        ready, batch = self._board.ready(job.billing_context.model), job.service_class == ServiceClass.BATCH
-        credits = {name: left for name, beat in ready.items() if (left := self.credits(name, beat, batch=batch)) > 0}
+        """Return the replica for the job, or None if no replica has a credit."""
+        ready, batch = self._registry.ready(job.billing_context.model), job.service_class == ServiceClass.BATCH
+        credits = {
+            replica_id: left
+            for replica_id, heartbeat in ready.items()
+            if (left := self.credits(replica_id, heartbeat, batch=batch)) > 0
+        }
         if not credits:
             return None
-        if not (start := _start(job)):
-            name = self._idlest(credits, ready, batch)
-            return PlacementChoice(name, "load", self.load(name, batch=batch), credits[name])
+        if not (prefix_hash := _prefix_hash(job)):
+            replica_id = self._idlest(credits, ready, batch)
+            return PlacementChoice(replica_id, "load", self.load(replica_id, batch=batch), credits[replica_id])
         warm_since = time.monotonic() - WARM_SECONDS
         replicas_with_prefix = tuple(
-            name for name in ready if self._warm.get((start, name), -WARM_SECONDS) > warm_since
+            replica_id
+            for replica_id in ready
+            if self._last_computed.get((prefix_hash, replica_id), -WARM_SECONDS) > warm_since
         )
-        loads = {name: self.load(name, batch=batch) for name in ready}
-        bound = max(MIN_REQUESTS_TO_BALANCE, BOUND * (sum(loads.values()) + 1) / len(ready))
-        for rank, name in enumerate(_by_affinity(start, ready)):
-            if name in credits and loads[name] <= bound:
+        loads = {replica_id: self.load(replica_id, batch=batch) for replica_id in ready}
+        max_load = max(MIN_REQUESTS_TO_BALANCE, LOAD_FACTOR * (sum(loads.values()) + 1) / len(ready))
+        for rank, replica_id in enumerate(_by_affinity(prefix_hash, ready)):
+            if replica_id in credits and loads[replica_id] <= max_load:
                 return PlacementChoice(
-                    name, "spill" if rank else "prefix", loads[name], credits[name], start, replicas_with_prefix
+                    replica_id,
+                    "spill" if rank else "prefix",
+                    loads[replica_id],
+                    credits[replica_id],
+                    prefix_hash,
+                    replicas_with_prefix,
                 )
-        name = self._idlest(credits, ready, batch)
-        return PlacementChoice(name, "load", loads[name], credits[name], start, replicas_with_prefix)
+        replica_id = self._idlest(credits, ready, batch)
+        return PlacementChoice(
+            replica_id, "load", loads[replica_id], credits[replica_id], prefix_hash, replicas_with_prefix
+        )
 
     def _idlest(self, names: Iterable[str], ready: Mapping[str, Heartbeat], batch: bool) -> str:
-        return min(names, key=lambda each: (self.load(each, batch=batch) / ready[each].max_num_seqs, each))
+        return min(
+            names,
+            key=lambda replica_id: (self.load(replica_id, batch=batch) / ready[replica_id].max_num_seqs, replica_id),
+        )
 
 
-def _start(job: InferenceJob) -> bytes:
-    """Return a name for how the prompt starts, the tenant's own; empty if it is too short to care."""
-    start = job.prompt_token_ids[:AFFINITY_TOKENS]
-    if len(start) < AFFINITY_TOKENS or job.input_lengths:  # nothing is cached of what is embedded
+def _prefix_hash(job: InferenceJob) -> bytes:
+    """Return the hash that identifies the prompt's prefix within the tenant; empty for short prompts."""
+    tokens = job.prompt_token_ids[:AFFINITY_TOKENS]
+    if len(tokens) < AFFINITY_TOKENS or job.input_lengths:  # embeddings have no cached prefix
         return b""
-    return hashlib.blake2b(b"".join(token.to_bytes(4, "little") for token in start), key=job.cache_salt).digest()
+    return hashlib.blake2b(b"".join(token.to_bytes(4, "little") for token in tokens), key=job.cache_salt).digest()
 
 
-def _by_affinity(start: bytes, replicas: Iterable[str]) -> Sequence[str]:
-    """Return the replicas in the order this start prefers."""
-    return sorted(replicas, key=lambda name: hashlib.blake2b(name.encode(), key=start[:32]).digest(), reverse=True)
+def _by_affinity(prefix_hash: bytes, replicas: Iterable[str]) -> Sequence[str]:
+    """Return the replicas in the order of preference for this prefix."""
+    return sorted(
+        replicas,
+        key=lambda replica_id: hashlib.blake2b(replica_id.encode(), key=prefix_hash[:32]).digest(),
+        reverse=True,
+    )

@@ -1,9 +1,9 @@
-"""Who goes next: one queue a model, fair between tenants in proportion to their weights.
+"""A queue per model that is fair between tenants in proportion to their weights.
 
-Start-time fair queueing. Each tenant has a clock, which a request moves on by its tokens over the tenant's weight; next
-comes the tenant whose clock is least. One that was idle starts at the present, so that nobody saves up a turn. What a
-request reserved and did not use is given back to its clock. Long jobs wait in a lane of their own beside the tenant's
-others, fair in the same way, so that a long prompt holds up no short one; among the tenants the two count as one.
+This is start-time fair queueing. Each tenant has a clock, which a request advances by its tokens divided by the
+tenant's weight. The tenant with the lowest clock is next. A tenant that was idle starts at the current time, so unused
+turns are not saved. Reserved tokens that a request did not use are subtracted from the clock again. Long prompts wait
+in a separate lane of the tenant, fair in the same way, so that they do not delay short ones.
 
 Tenants with waiting requests are kept sorted by their clocks, so the cost of an event does not depend on their number.
 """
@@ -22,18 +22,18 @@ T = TypeVar("T")
 
 
 class QueueFull(Exception):
-    """The tenant has as many requests waiting as it may."""
+    """The tenant has reached its maximum number of waiting requests."""
 
 
 @dataclass
 class _Lane(Generic[T]):
     clock: float = 0.0
-    waiting: deque[tuple[T, int]] = field(default_factory=deque)  # with their costs
+    waiting: deque[tuple[T, int]] = field(default_factory=deque)  # (item, cost)
 
 
 @dataclass(eq=False)
 class _Tenant(Generic[T]):
-    number: int  # tenants whose clocks are equal go in this order
+    number: int  # order of tenants with equal clocks
     weight: float
     clock: float = 0.0
     short: _Lane[T] = field(default_factory=_Lane)
@@ -51,15 +51,15 @@ class _Tenant(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Requests that wait for one model. Costs are tokens."""
+    """The requests that wait for one model. Costs are numbers of tokens."""
 
-    def __init__(self, most_per_tenant: int) -> None:
-        self._most = most_per_tenant
+    def __init__(self, max_per_tenant: int) -> None:
+        self._max_per_tenant = max_per_tenant
         self._tenants: dict[int, _Tenant[T]] = {}
-        self._busy: GrowingOrder[_Tenant[T]] = GrowingOrder(lambda entry: entry.clock)  # those with requests waiting
+        self._busy: GrowingOrder[_Tenant[T]] = GrowingOrder(lambda entry: entry.clock)  # tenants with waiting requests
         self._busy_weight = Fraction(0)  # exact: a float would drift with each change
         self._numbers = itertools.count()
-        self._now = 0.0  # the clock of the tenant served last
+        self._now = 0.0  # the clock of the last served tenant
         self._size = 0
 
     def __len__(self) -> int:
@@ -69,19 +69,19 @@ class FairQueue(Generic[T]):
         return len(self._tenants[tenant]) if tenant in self._tenants else 0
 
     def share(self, tenant: int, weight: float) -> float:
-        """Return the part of the service that the tenant gets as things stand, from 0 to 1."""
+        """Return the part of the service that the tenant currently gets, from 0 to 1."""
         entry = self._tenants.get(tenant)
-        own = Fraction(entry.weight) if entry is not None and entry in self._busy else 0
-        return weight / (weight + float(self._busy_weight - own))
+        own_weight = Fraction(entry.weight) if entry is not None and entry in self._busy else 0
+        return weight / (weight + float(self._busy_weight - own_weight))
 
     def full(self, tenant: int) -> bool:
-        return self.waiting(tenant) >= self._most
+        return self.waiting(tenant) >= self._max_per_tenant
 
     def put(self, tenant: int, weight: float, cost: int, item: T, *, long: bool = False) -> None:
-        """Wait for a turn.
+        """Add an item to the tenant's queue.
 
         Raises:
-            QueueFull: the tenant's queue is.
+            QueueFull: the tenant's queue is full.
         """
         if self.full(tenant):
             raise QueueFull
@@ -97,8 +97,8 @@ class FairQueue(Generic[T]):
         self._size += 1
         self._join_order(entry)
 
-    def put_back(self, tenant: int, weight: float, item: T) -> None:
-        """Go first again: it had its turn, and its replica is gone. Never refused."""
+    def requeue(self, tenant: int, weight: float, item: T) -> None:
+        """Add an item at the head of the tenant's queue, for example after its replica was lost. Never full."""
         entry = self._entry(tenant, weight, self._now)
         self._leave_order(entry)
         entry.short.waiting.appendleft((item, 0))
@@ -106,12 +106,12 @@ class FairQueue(Generic[T]):
         self._join_order(entry)
 
     def peek(self) -> T | None:
-        """Who goes next."""
+        """Return the next item without removing it."""
         entry = self._busy.at(0)
         return None if entry is None else entry.next_lane().waiting[0][0]
 
     def pop(self) -> T | None:
-        """Let the next one go."""
+        """Remove and return the next item."""
         entry = self._busy.at(0)
         if entry is None:
             return None
@@ -126,7 +126,7 @@ class FairQueue(Generic[T]):
         return item
 
     def refund(self, tenant: int, cost: int) -> None:
-        """So much of what a request went with, it did not use."""
+        """Subtract tokens that a request reserved and did not use from the tenant's clock."""
         entry = self._tenants.get(tenant)
         if entry is not None:
             self._leave_order(entry)
@@ -139,17 +139,17 @@ class FairQueue(Generic[T]):
         if entry is None:
             return False
         for lane in (entry.short, entry.long):
-            for place, (waiting, _) in enumerate(lane.waiting):
+            for index, (waiting, _) in enumerate(lane.waiting):
                 if waiting == item:
                     self._leave_order(entry)
-                    del lane.waiting[place]
+                    del lane.waiting[index]
                     self._size -= 1
                     self._join_order(entry)
                     return True
         return False
 
     def forget_idle(self) -> None:
-        """Drop tenants who have nothing waiting and nothing behind them."""
+        """Remove tenants that have no waiting requests and whose clock is not ahead."""
         for tenant, entry in list(self._tenants.items()):
             if not len(entry) and entry.clock <= self._now:
                 del self._tenants[tenant]
@@ -161,13 +161,13 @@ class FairQueue(Generic[T]):
         return entry
 
     def _leave_order(self, entry: _Tenant[T]) -> None:
-        """Take the tenant out of the order, before its clock, its weight or its queue changes."""
+        """Remove the tenant from the order, before its clock, its weight or its queue changes."""
         if entry in self._busy:
             self._busy.discard(entry)
             self._busy_weight -= Fraction(entry.weight)
 
     def _join_order(self, entry: _Tenant[T]) -> None:
-        """Put the tenant back where it belongs: nowhere, if nothing of it waits."""
+        """Add the tenant to the order again, if it has waiting requests."""
         if len(entry):
             self._busy.add(entry, entry.number)
             self._busy_weight += Fraction(entry.weight)

@@ -1,11 +1,12 @@
 """Liveness of replicas, as one gateway sees it.
 
-A replica is live, suspected or lost. It is suspected while its heartbeat has not changed for `REPLICA_SUSPECT_SECONDS`:
-it gets no new work, and what it has begun continues. It is lost after `REPLICA_LOST_SECONDS`, or as soon as its exit is
-known: it left the board, or its exit was reported (inference_worker.contract.exits). A heartbeat ends suspicion. A
-replica that was lost by silence returns with its next heartbeat. One that has exited never returns.
+A replica is live, suspected or lost. It is suspected if its heartbeat has not changed for `REPLICA_SUSPECT_SECONDS`:
+it gets no new work, and its executions with events continue. It is lost after `REPLICA_LOST_SECONDS`, or as soon as its
+exit is known: it was removed from the heartbeats, or its exit was reported (inference_worker.contract.exits). A
+heartbeat ends suspicion. A replica that was lost by silence returns with its next heartbeat. One that has exited never
+returns.
 
-Silence is measured by this gateway's own clock: no two machines' clocks are compared.
+Silence is measured by this gateway's own clock. Clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FORGET_SECONDS = 60.0
 
 
 async def read_present(broker: redis.Redis) -> set[str]:
-    """Return the replicas on the broker's board now, without those whose exit was reported."""
+    """Return the IDs of the replicas with a heartbeat in Valkey, without those whose exit was reported."""
     async with broker.pipeline(transaction=False) as pipe:
         pipe.hkeys(REPLICAS_KEY)
         pipe.zrange(EXITS_KEY, 0, -1)
@@ -46,13 +47,13 @@ async def read_present(broker: redis.Redis) -> set[str]:
 class Replica:
     heartbeat: Heartbeat
     changed_at: float
-    seen_alive: bool = False  # its beat has changed under our eyes: the entry is no leftover of a dead process
+    seen_alive: bool = False  # its heartbeat changed while this gateway watched, so its process runs
     suspected: bool = False
-    dead: bool = False
+    lost: bool = False
 
     @property
     def is_responsive(self) -> bool:
-        return not (self.suspected or self.dead)
+        return not (self.suspected or self.lost)
 
 
 class ReplicaRegistry:
@@ -61,15 +62,15 @@ class ReplicaRegistry:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._replicas: dict[str, Replica] = {}
-        self._missed: dict[str, float] = {}  # asked for and not on the board, since when
-        self._left: dict[str, float] = {}  # replicas no longer on the board, since when
+        self._missing_since: dict[str, float] = {}  # replica ID without a heartbeat -> time of the first query
+        self._left_at: dict[str, float] = {}  # replica ID whose heartbeat was removed -> time of the removal
         self._exited: frozenset[str] = frozenset()
         self._cordoned: frozenset[str] = frozenset()  # names of workers
 
     def update(
-        self, beats: Mapping[bytes, bytes], cordoned: Collection[bytes] = (), exited: Collection[bytes] = ()
+        self, heartbeats: Mapping[bytes, bytes], cordoned: Collection[bytes] = (), exited: Collection[bytes] = ()
     ) -> set[str]:
-        """Take in the hash `replicas`, the cordoned workers and the reported exits.
+        """Update the replicas from the heartbeats, the cordoned workers and the reported exits.
 
         Returns:
             The replicas that were lost since the last call.
@@ -77,68 +78,74 @@ class ReplicaRegistry:
         now = self._clock()
         self._cordoned = frozenset(name.decode() for name in cordoned)
         self._exited = frozenset(replica_id.decode() for replica_id in exited)
-        present = {name: payload for raw, payload in beats.items() if (name := raw.decode()) not in self._exited}
+        present = {name: payload for raw, payload in heartbeats.items() if (name := raw.decode()) not in self._exited}
         for replica_id, payload in present.items():
-            self._see(replica_id, payload, now)
-        lost: set[str] = set()
+            self._record_heartbeat(replica_id, payload, now)
+        newly_lost: set[str] = set()
         for replica_id, replica in list(self._replicas.items()):
             has_left, silence = replica_id not in present, now - replica.changed_at
             replica.suspected = silence > REPLICA_SUSPECT_SECONDS
-            if not replica.dead and (has_left or silence > REPLICA_LOST_SECONDS):
-                replica.dead = True
-                lost.add(replica_id)
+            if not replica.lost and (has_left or silence > REPLICA_LOST_SECONDS):
+                replica.lost = True
+                newly_lost.add(replica_id)
             if has_left:
                 del self._replicas[replica_id]
-                self._left[replica_id] = now
-        return lost
+                self._left_at[replica_id] = now
+        return newly_lost
 
-    def reprieve(self) -> None:
-        """Extend all replicas' liveness by the time that the broker was unavailable."""
+    def extend_liveness(self) -> None:
+        """Extend the liveness of all replicas, since Valkey was unavailable."""
         now = self._clock()
         for replica in self._replicas.values():
-            if not replica.dead:
+            if not replica.lost:
                 replica.changed_at = now
 
-    def is_dead(self, replica_id: str) -> bool:
+    def is_lost(self, replica_id: str) -> bool:
         """Return whether the replica is lost.
 
-        A replica that is not on the board, and has not been reported, is lost after `REPLICA_SUSPECT_SECONDS`: only
-        an exit or a minute of silence removes an entry, and only a broker that lost data needs time to get it again.
+        A replica without a heartbeat and without a reported exit is lost after `REPLICA_SUSPECT_SECONDS`. Its heartbeat
+        is removed only by an exit or a minute of silence, or is missing for a moment after Valkey lost data.
         """
         replica = self._replicas.get(replica_id)
         if replica is not None:
-            self._missed.pop(replica_id, None)
-            return replica.dead
+            self._missing_since.pop(replica_id, None)
+            return replica.lost
         if replica_id in self._exited:
             return True
-        return self._clock() - self._missed.setdefault(replica_id, self._clock()) > REPLICA_SUSPECT_SECONDS
+        return self._clock() - self._missing_since.setdefault(replica_id, self._clock()) > REPLICA_SUSPECT_SECONDS
 
     def is_suspected(self, replica_id: str) -> bool:
-        """Return whether the replica is silent, and not lost yet."""
+        """Return whether the replica is silent and not lost yet."""
         replica = self._replicas.get(replica_id)
-        return replica is not None and replica.suspected and not replica.dead
+        return replica is not None and replica.suspected and not replica.lost
 
     def takes_work(self, replica_id: str) -> bool:
-        """Whether it may be sent work, and would claim it."""
+        """Return whether work can be sent to the replica and it would claim the work."""
         replica = self._replicas.get(replica_id)
         return replica is not None and replica.is_responsive and self._wants_work(replica_id, replica.heartbeat)
 
-    def forgotten(self) -> list[str]:
-        """Return the replicas that were lost long enough ago to be removed from the broker, each once."""
+    def take_forgotten(self) -> list[str]:
+        """Return the replicas that were lost long enough ago to be removed from Valkey, each once."""
         now = self._clock()
-        self._missed = {i: since for i, since in self._missed.items() if now - since < FORGET_SECONDS}
-        silent = [i for i, r in self._replicas.items() if r.dead and now - r.changed_at > FORGET_SECONDS]
-        left = [i for i, since in self._left.items() if now - since > FORGET_SECONDS]
-        for replica_id in left:
-            del self._left[replica_id]
-        return silent + left
+        self._missing_since = {
+            replica_id: since for replica_id, since in self._missing_since.items() if now - since < FORGET_SECONDS
+        }
+        lost_ids = [
+            replica_id
+            for replica_id, replica in self._replicas.items()
+            if replica.lost and now - replica.changed_at > FORGET_SECONDS
+        ]
+        left_ids = [replica_id for replica_id, since in self._left_at.items() if now - since > FORGET_SECONDS]
+        for replica_id in left_ids:
+            del self._left_at[replica_id]
+        return lost_ids + left_ids
 
     def serving(self, model: str) -> list[Heartbeat]:
-        """Heartbeats of the replicas that take requests for `model`."""
+        """Return the heartbeats of the replicas that take requests for `model`."""
         return list(self.ready(model).values())
 
     def ready(self, model: str) -> dict[str, Heartbeat]:
-        """Return the same, by the replicas' ids."""
+        """Return the heartbeats of the replicas that take requests for `model`, by replica ID."""
         return {
             replica_id: replica.heartbeat
             for replica_id, replica in self._replicas.items()
@@ -146,21 +153,25 @@ class ReplicaRegistry:
         }
 
     def live(self) -> dict[str, Heartbeat]:
-        """Heartbeats of the replicas that are not lost, suspected ones included."""
-        return {i: r.heartbeat for i, r in self._replicas.items() if r.seen_alive and not r.dead}
+        """Return the heartbeats of the replicas that are not lost, including suspected ones."""
+        return {
+            replica_id: replica.heartbeat
+            for replica_id, replica in self._replicas.items()
+            if replica.seen_alive and not replica.lost
+        }
 
-    def _wants_work(self, replica_id: str, beat: Heartbeat) -> bool:
-        return beat.ready and not beat.draining and worker_of(replica_id) not in self._cordoned
+    def _wants_work(self, replica_id: str, heartbeat: Heartbeat) -> bool:
+        return heartbeat.ready and not heartbeat.draining and worker_of(replica_id) not in self._cordoned
 
-    def _see(self, replica_id: str, payload: bytes, now: float) -> None:
+    def _record_heartbeat(self, replica_id: str, payload: bytes, now: float) -> None:
         try:
-            beat = decode_heartbeat(payload)
+            heartbeat = decode_heartbeat(payload)
         except msgspec.MsgspecError:
             log.warning("heartbeat_unreadable", replica_id=replica_id)
             return
-        self._left.pop(replica_id, None)
-        known = self._replicas.get(replica_id)
-        if known is None:
-            self._replicas[replica_id] = Replica(beat, now)
-        elif beat.beat != known.heartbeat.beat:
-            self._replicas[replica_id] = Replica(beat, now, seen_alive=True)
+        self._left_at.pop(replica_id, None)
+        previous = self._replicas.get(replica_id)
+        if previous is None:
+            self._replicas[replica_id] = Replica(heartbeat, now)
+        elif heartbeat.beat != previous.heartbeat.beat:
+            self._replicas[replica_id] = Replica(heartbeat, now, seen_alive=True)

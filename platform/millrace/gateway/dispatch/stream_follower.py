@@ -1,4 +1,4 @@
-"""Reading a request's answer from its log, also at a gateway that did not dispatch it."""
+"""Reading a request's response from its log, also at a gateway that did not dispatch the request."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from inference_worker.contract.messages import (
     gateway_stream,
 )
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.multi_prompt import merged, part_id
+from millrace.gateway.core.multi_prompt import merge_events, part_id
 from millrace.gateway.core.types import ResponseSpec, decode_response_spec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
-from millrace.gateway.dispatch.streams import LOST, EventsLost, read_log
+from millrace.gateway.dispatch.streams import STREAM_LOST, EventsLost, read_log
 
 POLL_SECONDS = 0.05
-WORKER_LOST = "The worker that served this request was lost; please send it again."
+WORKER_LOST = "The worker that ran this request was lost. Send the request again."
 
 
 class AnsweringExecution(NamedTuple):
-    """The execution that answers, as its claim has it."""
+    """The execution that produces the response, as its claim describes it."""
 
     number: int
     attempt: int
@@ -37,11 +37,11 @@ class AnsweringExecution(NamedTuple):
 
 
 class StreamNotFound(Exception):
-    """There is nothing to follow: it was never sent, or is no longer kept."""
+    """Raised if the request was never sent or is no longer stored."""
 
 
 class StreamFollower:
-    """One request that is followed."""
+    """A reader of one request's events."""
 
     def __init__(self, dispatcher: Dispatcher, request_id: str, tenant_id: int) -> None:
         self.request_id = request_id
@@ -50,24 +50,24 @@ class StreamFollower:
         self._tenant_id = tenant_id
         self._withdraw = dispatcher.broker.register_script(claims.WITHDRAW)
 
-    async def form(self) -> ResponseSpec:
-        """Return the response spec of the execution that answers.
+    async def response_spec(self) -> ResponseSpec:
+        """Return the response spec of the current execution.
 
         Raises:
-            Gone: there is no such request of this tenant.
+            StreamNotFound: the tenant has no such request.
         """
         number = (await self.execution()).number
-        claim: Any = await self._broker.hmget(claim_key(self.request_id, number), "tenant", "form")
-        tenant, form = claim
-        if tenant is None or form is None or int(tenant) != self._tenant_id:
+        claim: Any = await self._broker.hmget(claim_key(self.request_id, number), "tenant", "response_spec")
+        tenant_id, response_spec = claim
+        if tenant_id is None or response_spec is None or int(tenant_id) != self._tenant_id:
             raise StreamNotFound
-        return decode_response_spec(form)
+        return decode_response_spec(response_spec)
 
     async def execution(self) -> AnsweringExecution:
-        """Return the execution that answers now.
+        """Return the current execution of the request.
 
         Raises:
-            Gone: it is no longer kept.
+            StreamNotFound: it is no longer stored.
         """
         claim: Any = await self._claim(0)
         number = int(claim[3] or 0)
@@ -79,30 +79,31 @@ class StreamFollower:
         return AnsweringExecution(number, int(attempt), state.decode(), owner.decode() if owner is not None else None)
 
     async def events(self) -> AsyncIterator[AnswerEvent]:
-        """Yield the answer's events from the first one on, as they come; the last one is its end. Until the first has
-        come another execution may take over, and the form be another one.
+        """Yield the response's events from the first one on, as they arrive. The last one is the end.
+
+        Until the first event another execution may take over, with another response spec.
 
         Raises:
-            ApiError: the request failed, or nobody works on it any more.
-            Gone: it is no longer kept.
+            ApiError: the request failed, or its worker was lost.
+            StreamNotFound: it is no longer stored.
         """
-        parts = [self._events(), *[part._sent_events(self) for part in await self._others()]]
-        async for event in merged(parts, (await self.form()).n):
+        parts = [self._events(), *[part._events_when_sent(self) for part in await self._further_parts()]]
+        async for event in merge_events(parts, (await self.response_spec()).n):
             yield event
 
     async def cancel(self) -> None:
-        """Nobody wants the answer any more."""
-        for part in (self, *await self._others()):
+        """Cancel the request, since no client reads it."""
+        for part in (self, *await self._further_parts()):
             with contextlib.suppress(StreamNotFound):
                 await self._dispatcher.cancel_claim(part.request_id, (await part.execution()).number)
 
-    async def _others(self) -> list[StreamFollower]:
-        """Those of the request's further prompts."""
-        names = [part_id(self.request_id, number) for number in range(1, (await self.form()).prompts)]
+    async def _further_parts(self) -> list[StreamFollower]:
+        """Return the followers of the request's further prompts."""
+        names = [part_id(self.request_id, number) for number in range(1, (await self.response_spec()).prompts)]
         return [StreamFollower(self._dispatcher, name, self._tenant_id) for name in names]
 
-    async def _sent_events(self, first: StreamFollower) -> AsyncIterator[AnswerEvent]:
-        """Yield the events, once it is sent: it may still wait where the request's first prompt was sent."""
+    async def _events_when_sent(self, first: StreamFollower) -> AsyncIterator[AnswerEvent]:
+        """Yield the events of a further prompt, which its gateway may not have sent yet."""
         while not await self._broker.exists(claim_key(self.request_id, 0)):
             gateway: Any = await self._broker.hget(claim_key(first.request_id, 0), "gateway")
             if gateway is None or not await self._broker.exists(gateway_stream(gateway.decode())):
@@ -118,17 +119,17 @@ class StreamFollower:
                 execution = await self.execution()
             except StreamNotFound:
                 if next_seq:
-                    raise ApiError("stream_lost", LOST) from None
+                    raise ApiError("stream_lost", STREAM_LOST) from None
                 raise
             if execution.attempt != attempt:
-                if next_seq:  # what was read is not a part of the answer any more
+                if next_seq:  # the events that were read do not belong to the response any more
                     raise ApiError("worker_lost", WORKER_LOST)
                 attempt = execution.attempt
             try:
-                found = await read_log(self._broker, self.request_id, attempt, next_seq)
+                events = await read_log(self._broker, self.request_id, attempt, next_seq)
             except EventsLost:
-                raise ApiError("stream_lost", LOST) from None
-            for event in found:
+                raise ApiError("stream_lost", STREAM_LOST) from None
+            for event in events:
                 if isinstance(event, Failed):
                     raise ApiError(event.code, event.message, event.param)
                 if isinstance(event, End) and event.finish_reason == "cancelled":
@@ -137,7 +138,7 @@ class StreamFollower:
                 yield event
                 if isinstance(event, End):
                     return
-            if not found:
+            if not events:
                 await self._check_alive(execution)
                 await asyncio.sleep(POLL_SECONDS)
 
@@ -154,13 +155,13 @@ class StreamFollower:
         if (
             execution.state == "running"
             and execution.owner is not None
-            and self._dispatcher.replicas.is_dead(execution.owner)
+            and self._dispatcher.replicas.is_lost(execution.owner)
         ):
             job: Any = await self._broker.hget(key, "job")
             if job is not None and await self._dispatcher.fail(decode_job(job), execution.attempt, "worker_lost"):
                 raise ApiError("worker_lost", WORKER_LOST)
         if execution.state == "queued":
             gateway: Any = await self._broker.hget(key, "gateway")
-            orphan = gateway is None or not await self._broker.exists(gateway_stream(gateway.decode()))
-            if orphan and await self._withdraw(keys=[key, USAGE_STREAM]):  # nobody would ring for it again
+            is_orphaned = gateway is None or not await self._broker.exists(gateway_stream(gateway.decode()))
+            if is_orphaned and await self._withdraw(keys=[key, USAGE_STREAM]):  # no gateway would send its wakeup again
                 raise ApiError("worker_lost", WORKER_LOST)

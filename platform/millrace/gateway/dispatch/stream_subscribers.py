@@ -1,4 +1,4 @@
-"""The readers of each stream. A generation is cancelled only when its last reader has left."""
+"""The subscribers of each stream. An execution is cancelled only when its last subscriber has left."""
 
 from __future__ import annotations
 
@@ -15,59 +15,62 @@ import redis.asyncio as redis
 from inference_worker.contract.messages import claim_key, gateway_stream
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 
-READER_SECONDS = 10  # how long a reader's mark outlives it
+SUBSCRIBER_TTL_SECONDS = 10  # how long a subscriber counts after its last refresh
 
 
 class StreamSubscribers:
-    """Marks in the broker: `millrace:subscribers:<request>`, a sorted set of readers by the Unix time at which they
-    count as gone, and `left` on the request's claim once the client that asked has gone."""
+    """The subscribers of streams, stored in Valkey.
+
+    `millrace:subscribers:<request>` is a sorted set of subscriber IDs by the Unix time at which they expire. The field
+    `left` of the request's claim is set when the client that sent the request has disconnected.
+    """
 
     def __init__(self, broker: redis.Redis) -> None:
         self._broker = broker
 
-    async def mark(self, request_id: str, reader: str) -> None:
-        """Somebody reads; to be said again within `READER_SECONDS`."""
+    async def refresh(self, request_id: str, subscriber_id: str) -> None:
+        """Add or refresh a subscriber, which expires after `SUBSCRIBER_TTL_SECONDS`."""
         key = _key(request_id)
         async with self._broker.pipeline(transaction=False) as pipe:
-            pipe.zadd(key, {reader: time.time() + READER_SECONDS})
-            pipe.expire(key, 2 * READER_SECONDS)
+            pipe.zadd(key, {subscriber_id: time.time() + SUBSCRIBER_TTL_SECONDS})
+            pipe.expire(key, 2 * SUBSCRIBER_TTL_SECONDS)
             await pipe.execute()
 
     @asynccontextmanager
-    async def reading(self, request_id: str) -> AsyncIterator[str]:
-        """Somebody reads until the context's end; gives the reader's name."""
-        reader = secrets.token_hex(8)
-        await self.mark(request_id, reader)
-        marking = asyncio.create_task(self._mark_again(request_id, reader))
+    async def subscription(self, request_id: str) -> AsyncIterator[str]:
+        """Subscribe to the stream for the duration of the context. Yields the subscriber's ID."""
+        subscriber_id = secrets.token_hex(8)
+        await self.refresh(request_id, subscriber_id)
+        refreshing = asyncio.create_task(self._keep_fresh(request_id, subscriber_id))
         try:
-            yield reader
+            yield subscriber_id
         finally:
-            await cancel_and_wait([marking])
+            await cancel_and_wait([refreshing])
 
-    async def _mark_again(self, request_id: str, reader: str) -> None:
+    async def _keep_fresh(self, request_id: str, subscriber_id: str) -> None:
         while True:
-            await asyncio.sleep(READER_SECONDS / 3)
+            await asyncio.sleep(SUBSCRIBER_TTL_SECONDS / 3)
             with contextlib.suppress(redis.RedisError):
-                await self.mark(request_id, reader)
+                await self.refresh(request_id, subscriber_id)
 
-    async def any(self, request_id: str) -> bool:
-        """Whether somebody resumed the stream and still reads."""
+    async def has_any(self, request_id: str) -> bool:
+        """Return whether the stream has a subscriber other than the client that sent the request."""
         try:
             return bool(await self._broker.zcount(_key(request_id), time.time(), "+inf"))
         except redis.RedisError:
-            return True  # who cannot be asked is not cut off
+            return True  # if it is not known, the stream continues
 
-    async def first_left(self, request_id: str) -> None:
-        """Record that the first client left and intends to return."""
+    async def record_client_left(self, request_id: str) -> None:
+        """Record that the client that sent the request has disconnected and intends to return."""
         try:
             await self._broker.hset(claim_key(request_id, 0), "left", "1")
         except redis.RedisError:
-            return  # then no reader who leaves ends it: it ends by itself
+            return  # then the execution is not cancelled when subscribers leave
 
-    async def leave(self, request_id: str, reader: str) -> bool:
-        """Remove a reader. Return whether no reader is left, including the first client."""
-        await self._broker.zrem(_key(request_id), reader)
-        if await self.any(request_id):
+    async def leave(self, request_id: str, subscriber_id: str) -> bool:
+        """Remove a subscriber. Return whether none is left, including the client that sent the request."""
+        await self._broker.zrem(_key(request_id), subscriber_id)
+        if await self.has_any(request_id):
             return False
         claim: Any = await self._broker.hmget(claim_key(request_id, 0), "left", "gateway")
         left, gateway = claim

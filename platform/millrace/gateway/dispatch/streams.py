@@ -1,7 +1,7 @@
-"""Token streams in: one reader per gateway, a bounded buffer per request, the request's log for who falls behind.
+"""Event streams from the workers: one reader per gateway and a bounded buffer per execution.
 
-Every event is in the request's log `millrace:request_events:<request>:<attempt>` for as long as streams are kept, so a
-buffer may drop: what a slow client missed is read again from the log.
+Every event is also in the execution's log `millrace:request_events:<request>:<attempt>` for as long as streams are
+stored. A buffer may therefore drop events: those that a slow client missed are read from the log.
 """
 
 from __future__ import annotations
@@ -28,39 +28,39 @@ from inference_worker.contract.messages import (
 log = structlog.get_logger(__name__)
 
 BUFFERED_EVENTS = 256
-STREAM_SECONDS = 60  # a gateway's stream outlives it by this
+STREAM_SECONDS = 60  # how long a gateway's stream exists after the gateway fails
 LogEvent = AnswerEvent | Failed
-LOST = "A part of this answer was lost; please send the request again."
+STREAM_LOST = "A part of this response was lost. Send the request again."
 
 
 class EventsLost(Exception):
-    """The broker has lost a part of a stream: what follows must not be told as if it were the next."""
+    """Raised if a part of a stream was lost in Valkey."""
 
 
 async def read_log(broker: redis.Redis, request_id: str, attempt: int, first_seq: int) -> list[LogEvent]:
     """Return the logged events of an attempt from `first_seq` on, in order, each once.
 
     Raises:
-        EventsLost: later ones are there, the next one is not.
+            EventsLost: the next event is missing and later ones exist.
     """
-    events, _ = await read_log_to_gap(broker, request_id, attempt, first_seq)
+    events, _ = await read_log_until_gap(broker, request_id, attempt, first_seq)
     return events
 
 
-async def read_log_to_gap(
+async def read_log_until_gap(
     broker: redis.Redis, request_id: str, attempt: int, first_seq: int
 ) -> tuple[list[LogEvent], bool]:
-    """Return the logged events up to a gap, and whether there are later ones."""
-    # Event n is element n, unless a worker wrote a round twice after a broken connection, or the broker lost some.
+    """Return the logged events up to a gap, and whether there are later events."""
+    # Event n is element n, unless a worker wrote events twice after a broken connection, or Valkey lost some.
     log_key = event_log_key(request_id, attempt)
     payloads: Any = await broker.lrange(log_key, first_seq, -1)
-    events, rest = _in_order(payloads, first_seq)
-    if first_seq and (not payloads or rest):
+    events, has_gap = _in_order(payloads, first_seq)
+    if first_seq and (not payloads or has_gap):
         payloads = await broker.lrange(log_key, 0, -1)
-        events, rest = _in_order(payloads, first_seq)
-    if rest and not events:
+        events, has_gap = _in_order(payloads, first_seq)
+    if has_gap and not events:
         raise EventsLost
-    return events, rest
+    return events, has_gap
 
 
 def _in_order(payloads: list[bytes], first_seq: int) -> tuple[list[LogEvent], bool]:
@@ -71,82 +71,82 @@ def _in_order(payloads: list[bytes], first_seq: int) -> tuple[list[LogEvent], bo
         if isinstance(event, LogEvent) and event.seq >= first_seq:
             by_seq.setdefault(event.seq, event)
     events: list[LogEvent] = []
-    while (found := by_seq.pop(first_seq + len(events), None)) is not None:
-        events.append(found)
+    while (event := by_seq.pop(first_seq + len(events), None)) is not None:
+        events.append(event)
     return events, bool(by_seq)
 
 
 class EventBuffer:
-    """One request's events on their way to its client: in order, each once, never more than a bounded number held."""
+    """A bounded buffer of one execution's events, which the request reads in order, each once."""
 
     def __init__(self, broker: redis.Redis, request_id: str, attempt: int = 1) -> None:
         self._broker = broker
         self._request_id = request_id
         self._events: deque[LogEvent] = deque()
         self._ready = asyncio.Event()
-        self._next_seq = 0  # what the client gets next
-        self._behind = False  # events are missing here and must be read from the log
-        self._last: Failed | None = None  # the end, if it is not in the log
+        self._next_seq = 0  # of the next event to return
+        self._must_read_log = False  # events are missing in the buffer
+        self._failure: Failed | None = None  # a failure that is not in the log
         self.attempt = attempt
 
     def put(self, event: LogEvent) -> None:
         expected = self._next_seq + len(self._events)
-        if event.seq == expected and not self._behind and len(self._events) < BUFFERED_EVENTS:
+        if event.seq == expected and not self._must_read_log and len(self._events) < BUFFERED_EVENTS:
             self._events.append(event)
         elif event.seq >= expected:
-            self._behind = True
+            self._must_read_log = True
         self._ready.set()
 
     def refill(self) -> None:
-        """Look into the log: events may have been missed."""
-        self._behind = True
+        """Read the log again, since events may have been missed."""
+        self._must_read_log = True
         self._ready.set()
 
     def fail(self, code: str, message: str, *, unsent: bool = False) -> None:
-        """End with a failure, after what the log still holds; if it was never sent there is none."""
-        self._last = Failed(self._request_id, self.attempt, -1, code, message)
-        self._behind = not unsent
+        """End with a failure after the events that are in the log. With `unsent`, there is no log."""
+        self._failure = Failed(self._request_id, self.attempt, -1, code, message)
+        self._must_read_log = not unsent
         self._ready.set()
 
     def restart(self, attempt: int) -> None:
-        """Another attempt answers from the start. Only before the first event has been taken."""
+        """Discard the events, since another attempt starts. Only called before the first event was read."""
         self.attempt = attempt
         self._events.clear()
         self._next_seq = 0
-        self._behind = False
+        self._must_read_log = False
 
     async def get(self) -> LogEvent:
         """Wait for the next event and return it."""
         while not self._events:
-            if self._behind:
+            if self._must_read_log:
                 await self._read_log()
-            if self._events or self._behind:
+            if self._events or self._must_read_log:
                 continue
-            if self._last is not None:
-                return self._last
+            if self._failure is not None:
+                return self._failure
             self._ready.clear()
             await self._ready.wait()
         self._next_seq += 1
         return self._events.popleft()
 
     async def _read_log(self) -> None:
-        self._behind = False
+        self._must_read_log = False
         attempt = self.attempt
         try:
-            events, gap = await read_log_to_gap(self._broker, self._request_id, attempt, self._next_seq)
+            events, gap = await read_log_until_gap(self._broker, self._request_id, attempt, self._next_seq)
         except redis.RedisError:
-            self._behind = True
+            self._must_read_log = True
             await asyncio.sleep(0.2)
             return
         except EventsLost:
-            self._last = Failed(self._request_id, attempt, -1, "stream_lost", LOST)
+            self._failure = Failed(self._request_id, attempt, -1, "stream_lost", STREAM_LOST)
             return
         if attempt != self.attempt:
             return
-        # What arrived while the log was read may stand in it too.
+        # Events that arrived while the log was read may also be in the log.
         arrived, self._events = self._events, deque(events[:BUFFERED_EVENTS])
-        # Before a gap it stays behind: the next look tells that what follows is lost.
-        self._behind = self._behind or len(events) > BUFFERED_EVENTS or gap
+        # Before a gap more must be read: the next read reports the loss.
+        self._must_read_log = self._must_read_log or len(events) > BUFFERED_EVENTS or gap
         for event in arrived:
             self.put(event)
 
@@ -155,7 +155,7 @@ Sink = Callable[[StreamEvent], None]
 
 
 class StreamReader:
-    """Reads `millrace:gateway_events:<gateway>` and hands each event to `sink`."""
+    """The reader of `millrace:gateway_events:<gateway>`, which passes each event to `sink`."""
 
     def __init__(self, broker: redis.Redis, gateway_id: str, sink: Sink, on_gap: Callable[[], None]) -> None:
         self._broker = broker
@@ -164,13 +164,13 @@ class StreamReader:
         self._on_gap = on_gap
 
     async def create(self) -> None:
-        """Make the stream: workers write only to streams that exist, so a dead gateway's is not kept alive."""
+        """Create the stream. Workers write only to existing streams, so that of a failed gateway expires."""
         if not await self._broker.exists(self._stream):
             await self._broker.xadd(self._stream, {"e": msgspec.msgpack.encode([])})
         await self._broker.expire(self._stream, STREAM_SECONDS)
 
     async def run(self) -> None:
-        """Read until cancelled. After an outage `on_gap` is called: events may have been lost."""
+        """Read until cancelled. After an outage call `on_gap`, since events may have been lost."""
         last: Any = "$"
         connected = False
         while True:

@@ -1,10 +1,9 @@
-"""The Celery tasks that tell a replica of its executions, as messages to be pushed with whatever else goes to the
-broker.
+"""Wakeups: Celery tasks that name executions for a replica, as messages for the dispatcher's pipeline.
 
-Celery's own `apply_async` blocks the event loop for 0.4 ms and takes a connection and a round trip of its own. So
-Celery makes the message once, and what differs from one to the next is filled in here: the ids and the arguments. How a
-message stands in a Redis list is the business of kombu's virtual transport, and stable for as long as workers of two
-releases can share a queue; a test has a real Celery worker read one.
+Celery's own `apply_async` blocks the event loop for 0.4 ms and needs a connection and a round trip. Therefore Celery
+builds a message once, and only its IDs and arguments are filled in here. The format of a message in a Redis list is
+defined by kombu's virtual transport. It is stable as long as workers of two releases can share a queue. A test lets a
+real Celery worker read a message.
 """
 
 from __future__ import annotations
@@ -27,8 +26,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class WakeupBuilder:
-    """Writes wakeups. A task that names several executions keeps a worker's thread until the last of them has ended;
-    there are never more such threads than executions, and a replica is sent no more executions than it has credits."""
+    """Builds wakeup messages.
+
+    A task that names several executions uses one thread of a worker until the last of them has ended. A worker has
+    never more such threads than executions.
+    """
 
     def __init__(self) -> None:
         app = Celery("gateway", set_as_current=False)
@@ -45,7 +47,7 @@ class WakeupBuilder:
         self._numbers = itertools.count()
 
     def make(self, replica_id: str, wakeups: Sequence[Wakeup]) -> tuple[str, list[bytes]]:
-        """Return the key of the queue, and messages for it that name all the executions."""
+        """Return the key of the replica's queue, and messages that name all of the executions."""
         queue = replica_queue(replica_id)
         starts = range(0, len(wakeups), WAKEUPS_PER_TASK)
         messages = [self._message(queue, wakeups[start : start + WAKEUPS_PER_TASK]) for start in starts]

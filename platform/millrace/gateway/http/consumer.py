@@ -1,8 +1,8 @@
-"""HTTP at the gateway: one consumer per request, which sees immediately that its client has gone.
+"""The base class of the gateway's HTTP endpoints: one consumer per request, which detects a disconnect immediately.
 
-The request is answered by a task of its own, which authenticates its caller and then receives the body. After that the
-consumer watches the connection. Channels' own `AsyncHttpConsumer` would see a disconnect only after its handler has
-returned, and collects the body before it.
+The request is handled by a separate task, which authenticates the request and then receives the body. After that the
+consumer watches the connection. Channels' own `AsyncHttpConsumer` detects a disconnect only after its handler has
+returned, and collects the body before it calls the handler.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
 
-STALLED_SECONDS = 60.0  # a client that reads almost nothing for longer is disconnected; it can resume
-TELL_SECONDS = 1.0
+STALLED_SECONDS = 60.0  # a client that does not read for longer is disconnected; it can resume
+REPORT_SECONDS = 1.0
 FILE_PART_BYTES = 2**18
-CANCEL_AGAIN_SECONDS = 0.1
+CANCEL_RETRY_SECONDS = 0.1
 ANY_METHOD = "*"
 Headers = list[tuple[bytes, bytes]]
 _TYPE = b'{"type":"'
 
 
 class HttpConsumer(AsyncConsumer):
-    """Base of the data plane's endpoints: subclasses implement `handle` and the method it is for."""
+    """Base class of the gateway's endpoints. Subclasses set the method and implement `handle`."""
 
-    channel_layer_alias = None  # type: ignore[assignment]  # no channel layer: its core layer drops messages, and tokens have streams of their own
+    channel_layer_alias = None  # type: ignore[assignment]  # no channel layer: it may drop messages, and tokens have their own streams
     method = "POST"
     endpoint = ""
-    words: Dialect = OPENAI
+    api_dialect: Dialect = OPENAI
     logged = True
-    recorded = False  # whether its requests have a record
+    recorded = False  # whether its requests are stored in the request log
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._responding = False
-        self._complete = False  # the response is
-        self.told = "nothing"  # the status sent, or what went wrong after it
-        self._telling = False  # the caller is being told that the key died
-        self.once: IdempotentCall | None = None  # the call has an Idempotency-Key
-        self.started = time.monotonic()
+        self._complete = False  # whether the whole response was sent
+        self.response_status = "nothing"  # the HTTP status, or `stream_<code>` after an error in the stream
+        self._is_reporting_revocation = False  # the client is being informed that its key was revoked
+        self.idempotent_call: IdempotentCall | None = None  # set if the request has an Idempotency-Key
+        self.started_at = time.monotonic()
         self.key: ApiKeySnapshot | None = None
         self.trace: RequestTrace | None = None
-        self.key_died: ApiError | None = None  # while the request was under way
-        self.limit_statuses: Sequence[LimitStatus] | None = None  # of the caller's limits, as soon as they are known
+        self.key_error: ApiError | None = None  # set if the key was revoked during the request
+        self.limit_statuses: Sequence[LimitStatus] | None = None  # of the key's limits, once they are known
         self._events_sent = 0
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -71,7 +71,7 @@ class HttpConsumer(AsyncConsumer):
         self.path_arguments: dict[str, str] = scope["url_route"]["kwargs"]
         self.scope, self.base_send = scope, send
         self.body = RequestBody(self.http_method, self.headers, receive)
-        self.lease: BodyLease | None = None  # of a large body
+        self.body_lease: BodyLease | None = None  # of a large body
         tracing.begin(self.request_id, self.headers.get(b"traceparent"))
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(lambda _: self.body.over.set())
@@ -85,141 +85,151 @@ class HttpConsumer(AsyncConsumer):
         return running_gateway()
 
     async def authenticate(self, scope: str) -> ApiKeySnapshot:
-        """Whose request it is.
+        """Authenticate the request and return its key.
 
         Raises:
-            ApiError: 401 or 403.
+            ApiError: 401, 403 or 429.
         """
         address = (self.scope["client"] or ("",))[0]
         self.key = await self.gateway.keys.authenticate(self.headers, scope, address)
         mark_authenticated(self.scope)
-        # NOTE: nothing may be awaited between the two: from here on a change of the key is heard.
-        self.gateway.live.add(self.key, self._end)
+        # NOTE: no await between these two statements: from here on the request ends if the key is revoked.
+        self.gateway.active_requests.add(self.key, self._end)
         tracing.name_tenant(self.key)
         if self.recorded:
-            self.trace = RequestTrace(self.key, self.request_id, self.endpoint, self.started)
+            self.trace = RequestTrace(self.key, self.request_id, self.endpoint, self.started_at)
         return self.key
 
     async def read_body(self) -> bytes:
-        """Receive the body, after `authenticate`. The first call under an Idempotency-Key continues.
+        """Receive the body, after `authenticate`, and begin the idempotent call if there is one.
 
         Raises:
-            ApiError: 413, it is too large; others, it cannot be read now.
+            ApiError: 413, the body is too large; other codes, it cannot be read now.
             Replay: the call was made before.
         """
         body = b"".join([piece async for piece in self.pieces()])
-        await self.do_once(body)
+        await self.begin_idempotent_call(body)
         return body
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """Receive the body piece by piece, within the bounds of this endpoint."""
+        """Yield the body in pieces, within the limits of this endpoint."""
         return self.body.pieces(FORM_BODY_BYTES)
 
-    async def do_once(self, sent: bytes) -> None:
-        """If the call has an Idempotency-Key, go on only if it is the first. `sent`: the body, or its hash.
+    async def begin_idempotent_call(self, content: bytes) -> None:
+        """If the request has an Idempotency-Key, take its record. `content` is the body, or its hash.
 
         Raises:
-            Replay, ApiError: it is not.
+            Replay, ApiError: the request was made before, or is still running.
         """
         name = self.headers.get(b"idempotency-key")
         if name is not None and self.key is not None:
-            call = self.scope["path"].encode() + b"\0" + sent
-            self.once = await self.gateway.idempotency.begin(self.key, name, call, self.request_id)
+            description = self.scope["path"].encode() + b"\0" + content
+            self.idempotent_call = await self.gateway.idempotency.begin(self.key, name, description, self.request_id)
 
     async def handle(self) -> None:
-        """Answer the request: authenticate its caller, and only then receive the body."""
-        raise ApiError("not_found", "There is nothing here.")
+        """Handle the request. Implementations authenticate it before they receive the body."""
+        raise ApiError("not_found", "This URL does not exist.")
 
     async def _run(self) -> None:
         try:
-            await self._answer()
+            await self._respond()
         except ClientGone:
             pass
         except asyncio.CancelledError:
-            if self.key_died is None:
+            if self.key_error is None:
                 raise
-            self._telling = True
+            self._is_reporting_revocation = True
             if not self._complete:
-                await self._tell(self.key_died)
+                await self._report_revocation(self.key_error)
         finally:
             self.release_body()
             if self.logged:
-                took = round((time.monotonic() - self.started) * 1000)
-                log.info("request", request_id=self.request_id, endpoint=self.endpoint, status=self.told, ms=took)
+                duration_ms = round((time.monotonic() - self.started_at) * 1000)
+                log.info(
+                    "request",
+                    request_id=self.request_id,
+                    endpoint=self.endpoint,
+                    status=self.response_status,
+                    ms=duration_ms,
+                )
             if self.trace is not None:
-                self.gateway.recorder.end(self.trace, self.told, complete=self._complete)
+                self.gateway.request_log.end(self.trace, self.response_status, complete=self._complete)
             if self.key is not None:
-                self.gateway.live.remove(self.key, self._end)
-            if self.once is not None:
-                await asyncio.shield(self.once.end())
+                self.gateway.active_requests.remove(self.key, self._end)
+            if self.idempotent_call is not None:
+                await asyncio.shield(self.idempotent_call.end())
 
     def release_body(self) -> None:
-        """Give the memory of a large body back: it is not needed any more."""
-        if self.lease is not None:
-            self.lease.release()
+        """Release the memory of a large body, which is no longer needed."""
+        if self.body_lease is not None:
+            self.body_lease.release()
 
-    async def _answer(self) -> None:
+    async def _respond(self) -> None:
         try:
             if self.method not in (self.http_method, ANY_METHOD):
-                raise ApiError("method_not_allowed", f"This endpoint takes {self.method}, not {self.http_method}.")
+                raise ApiError("method_not_allowed", f"This endpoint requires {self.method}, not {self.http_method}.")
             await self.handle()
         except Replay as exc:
-            await self._replay(exc.answer)
+            await self._replay(exc.response)
         except ApiError as exc:
-            # The frames of the traceback refer to the body, and this request's log to the error: a cycle.
+            # The traceback's frames refer to the body, and the request's trace refers to the error. Break the cycle.
             exc.__traceback__ = None
             await self.respond_error(exc)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            await self.respond_error(ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1))
+            await self.respond_error(
+                ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
+            )
         except ClientGone:
             raise
         except Exception:
             log.exception("request_failed", request_id=self.request_id, endpoint=self.endpoint)
             await self.respond_error(
-                ApiError("internal_error", "The server had an error; please send the request again.")
+                ApiError("internal_error", "The server had an internal error. Send the request again.")
             )
 
-    def _end(self, fault: ApiError) -> None:
+    def _end(self, error: ApiError) -> None:
         """End the request, since its key was revoked."""
-        self.key_died = fault
-        self._ending = asyncio.create_task(self._cancel_until_told())
+        self.key_error = error
+        self._ending = asyncio.create_task(self._cancel_until_reported())
 
-    async def _cancel_until_told(self) -> None:
-        # Again and again: redis-py swallows a cancellation that arrives while it connects.
-        while not self._task.done() and not self._telling:
+    async def _cancel_until_reported(self) -> None:
+        # The cancellation is repeated, because redis-py swallows one that arrives while it connects.
+        while not self._task.done() and not self._is_reporting_revocation:
             self._task.cancel()
-            await asyncio.sleep(CANCEL_AGAIN_SECONDS)
+            await asyncio.sleep(CANCEL_RETRY_SECONDS)
 
-    async def _tell(self, fault: ApiError) -> None:
+    async def _report_revocation(self, error: ApiError) -> None:
         try:
-            async with asyncio.timeout(TELL_SECONDS):
-                await self.respond_error(fault)
-        except TimeoutError:  # it does not read
+            async with asyncio.timeout(REPORT_SECONDS):
+                await self.respond_error(error)
+        except TimeoutError:  # the client does not read
             self._abort()
 
-    async def _replay(self, answer: StoredResponse) -> None:
-        """Answer again as it was answered before."""
-        self.request_id = answer.request_id
+    async def _replay(self, response: StoredResponse) -> None:
+        """Send a stored response again."""
+        self.request_id = response.request_id
         if self.trace is not None:
-            self.trace.replay_of = answer.request_id
-        await self._start(answer.status, [*answer.headers, (b"idempotent-replayed", b"true")])
-        await self._send({"type": "http.response.body", "body": answer.body, "more_body": False})
+            self.trace.replay_of = response.request_id
+        await self._start(response.status, [*response.headers, (b"idempotent-replayed", b"true")])
+        await self._send({"type": "http.response.body", "body": response.body, "more_body": False})
 
-    async def respond_error(self, fault: ApiError) -> None:
-        """Tell the fault as a status, or as the last event of a stream already begun."""
-        if self.once is not None:
-            self.once.failed = True
+    async def respond_error(self, error: ApiError) -> None:
+        """Send the error as an HTTP status, or as the last event of a stream that has started."""
+        if self.idempotent_call is not None:
+            self.idempotent_call.failed = True
         if self.trace is not None:
-            self.trace.fault = fault
+            self.trace.error = error
         if self._responding:
-            self.count(f"stream_{fault.code}")
-            body = sse(self.words.event(fault, self.stream_id, self._events_sent))
+            self.record_status(f"stream_{error.code}")
+            body = sse(self.api_dialect.event(error, self.stream_id, self._events_sent))
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
         else:
-            if fault.limit_statuses is not None:
-                self.limit_statuses = fault.limit_statuses
-            await self.respond_json(self.words.status(fault), self.words.body(fault, self.request_id), fault.headers())
+            if error.limit_statuses is not None:
+                self.limit_statuses = error.limit_statuses
+            await self.respond_json(
+                self.api_dialect.status(error), self.api_dialect.body(error, self.request_id), error.headers()
+            )
 
     async def respond_json(self, status: int, content: Any, headers: Headers | None = None) -> None:
         await self.respond(status, msgspec.json.encode(content), b"application/json", headers)
@@ -230,12 +240,12 @@ class HttpConsumer(AsyncConsumer):
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def respond_file(self, name: str, content_type: bytes) -> None:
-        """Send a stored file, as fast as the client reads."""
+        """Send a stored file at the speed at which the client reads."""
         path = self.gateway.storage.path(name)
         try:
             file = await asyncio.to_thread(path.open, "rb")
         except FileNotFoundError:
-            raise ApiError("not_found", f"The contents of {name!r} are gone.") from None
+            raise ApiError("not_found", f"The contents of {name!r} were deleted.") from None
         with file:
             size = path.stat().st_size
             await self._start(200, [(b"content-type", content_type), (b"content-length", str(size).encode())])
@@ -246,39 +256,39 @@ class HttpConsumer(AsyncConsumer):
                 await self._send({"type": "http.response.body", "body": part, "more_body": sent < size})
 
     async def start_stream(self, headers: Headers) -> None:
-        """Begin a stream of server-sent events."""
+        """Start a stream of server-sent events."""
         head = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await self._start(200, [*head, (b"x-accel-buffering", b"no"), *headers])
 
-    async def send_events(self, datas: list[bytes], first: int, *, last: bool = False) -> None:
-        """Send server-sent events with the ids `<request>:<first>` and on. Waits while the client is slow."""
+    async def send_events(self, chunks: list[bytes], first: int, *, last: bool = False) -> None:
+        """Send server-sent events with the IDs `<request>:<first>` and following. Waits while the client is slow."""
         name = self.stream_id.encode()
-        parts = [b"id: %s:%d\n%s" % (name, first + n, sse(data)) for n, data in enumerate(datas)]
-        self._events_sent = first + len(datas)
+        parts = [b"id: %s:%d\n%s" % (name, first + index, sse(data)) for index, data in enumerate(chunks)]
+        self._events_sent = first + len(chunks)
         await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": not last})
 
     @property
     def stream_id(self) -> str:
-        """The request whose stream is sent."""
+        """Return the request ID in the events' IDs."""
         return self.request_id
 
-    def count(self, status: str) -> None:
-        self.told = status
+    def record_status(self, status: str) -> None:
+        self.response_status = status
         self.gateway.metrics.requests.labels(self.endpoint, status).inc()
 
     async def _start(self, status: int, headers: Headers) -> None:
         limit_statuses = self.limit_statuses
         if limit_statuses is None:
-            limit_statuses = [] if self.key is None else await self.gateway.admission.standing(self.key)
-        rates = self.words.rates(limit_statuses)
+            limit_statuses = [] if self.key is None else await self.gateway.admission.current_limit_statuses(self.key)
+        rates = self.api_dialect.rates(limit_statuses)
         self._responding = True
-        if self.once is not None:
-            self.once.began(status, headers)
-        self.count(str(status))
-        took = round((time.monotonic() - self.started) * 1000)
+        if self.idempotent_call is not None:
+            self.idempotent_call.record_start(status, headers)
+        self.record_status(str(status))
+        duration_ms = round((time.monotonic() - self.started_at) * 1000)
         common = [
-            *[(name, self.request_id.encode()) for name in self.words.id_headers],
-            (b"openai-processing-ms", str(took).encode()),
+            *[(name, self.request_id.encode()) for name in self.api_dialect.id_headers],
+            (b"openai-processing-ms", str(duration_ms).encode()),
             (b"x-content-type-options", b"nosniff"),
         ]
         if self.body.must_close:
@@ -286,36 +296,36 @@ class HttpConsumer(AsyncConsumer):
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *rates, *common]})
 
     async def _send(self, message: Any) -> None:
-        """Send, and wait while the client reads slowly; cut it off when it seems to have stopped."""
-        if self.once is not None and message["type"] == "http.response.body":
-            self.once.sent(message["body"])
+        """Send a message. Waits while the client reads slowly, and closes the connection if it has stopped reading."""
+        if self.idempotent_call is not None and message["type"] == "http.response.body":
+            self.idempotent_call.record_body(message["body"])
             if not message["more_body"]:
-                await self.once.keep(self.request_id)
+                await self.idempotent_call.store_response(self.request_id)
         last = message["type"] == "http.response.body" and not message["more_body"]
-        refused = last and self.body.unread  # the server must not end the request before its body was discarded
+        is_rejected = last and self.body.unread  # the request must not end before its body is discarded
         try:
             async with asyncio.timeout(STALLED_SECONDS):
-                await self.base_send(dict(message, more_body=True) if refused else message)  # type: ignore[arg-type]
+                await self.base_send(dict(message, more_body=True) if is_rejected else message)  # type: ignore[arg-type]
             self._complete = last
         except TimeoutError:
             log.info("client_stalled", request_id=self.request_id)
             self._abort()
-            raise asyncio.CancelledError from None  # as if it had gone
-        if refused:
+            raise asyncio.CancelledError from None  # as for a disconnect
+        if is_rejected:
             await self.body.discard()
             await self.base_send({"type": "http.response.body", "body": b"", "more_body": False})
             if self.body.unread:
                 self._abort()
 
     def _abort(self) -> None:
-        """Close the connection without waiting for the client to take what was sent."""
+        """Close the connection without waiting for the client to receive what was sent."""
         transport = getattr(getattr(self.base_send, "__self__", None), "transport", None)  # uvicorn's
         if transport is not None:
             transport.abort()
 
 
 def sse(data: bytes) -> bytes:
-    """Return a server-sent event. Data that begins with its type also gets it as the event's name."""
+    """Return a server-sent event. If the data begins with a `type`, that is also the event's name."""
     named = data.startswith(_TYPE)
     name = b"event: %s\n" % data[len(_TYPE) : data.index(b'"', len(_TYPE))] if named else b""
     return b"%sdata: %s\n\n" % (name, data)

@@ -1,7 +1,7 @@
-"""Lines of batches in the database, as the runner needs them: claim some, keep them, answer them.
+"""Lines of batches in the database, as the batch runner claims, leases and completes them.
 
-A line that runs is leased to its gateway. When a gateway dies its leases run out and another takes its lines over with
-the requests they run as: so whatever the engine has done for them since is not done, and not paid, again.
+A running line is leased to its gateway. If the gateway fails the lease expires, and another gateway takes over the line
+with the same request ID. Work that the engine has done for it meanwhile is neither repeated nor billed again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millrace.gateway.core.request_db import TenantConnectionPool
 
 LEASE_SECONDS = 20
 
-# A line is due if it waits and its batch may still run it, or if the gateway that ran it is gone.
+# A line is due if it is pending and its batch may still run it, or if the lease of its gateway has expired.
 _BATCHES = """
 SELECT b.id, b.tenant_id, b.key_id, b.dialect, b.endpoint, b.input_file FROM batches_batch b
 WHERE b.status IN ('in_progress', 'cancelling') AND EXISTS (
@@ -25,7 +25,7 @@ WHERE b.status IN ('in_progress', 'cancelling') AND EXISTS (
 )
 ORDER BY b.id
 """
-# NOTE: the batch's row is locked, so that nothing is claimed of one that is being cancelled or closed.
+# NOTE: the batch's row is locked, so that no lines are claimed of a batch that is being cancelled or finalized.
 _CLAIM = """
 WITH b AS MATERIALIZED (
     SELECT id, status = 'in_progress' AND expires_at > now() AS open FROM batches_batch
@@ -34,7 +34,7 @@ WITH b AS MATERIALIZED (
     SELECT l.batch_id, l.number, l.state FROM batches_line l JOIN b ON b.id = l.batch_id
     WHERE l.state = 'running' AND l.lease_expires_at < now()
         OR l.state = 'pending' AND coalesce(l.not_before <= now(), true) AND b.open
-    ORDER BY l.number LIMIT %(most)s FOR UPDATE OF l SKIP LOCKED
+    ORDER BY l.number LIMIT %(max_lines)s FOR UPDATE OF l SKIP LOCKED
 )
 UPDATE batches_line l SET state = 'running', runner_id = %(runner)s,
     lease_expires_at = now() + make_interval(secs => %(lease)s),
@@ -44,20 +44,20 @@ UPDATE batches_line l SET state = 'running', runner_id = %(runner)s,
 FROM due WHERE l.batch_id = due.batch_id AND l.number = due.number
 RETURNING l.number, l.byte_offset, l.size, l.request_id, l.lost_count, due.state = 'running' AS taken_over
 """
-_KEEP = """
+_RENEW = """
 UPDATE batches_line SET lease_expires_at = now() + make_interval(secs => %s) WHERE state = 'running' AND runner_id = %s
 """
-_ANSWER = """
+_STORE = """
 UPDATE batches_line SET state = 'answered', status = %(status)s, answer = %(answer)s, lease_expires_at = NULL
 WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner_id = %(runner)s
     AND request_id = %(request)s
 """
-_PUT_BACK = """
+_REQUEUE = """
 UPDATE batches_line SET state = 'pending', lease_expires_at = NULL, request_id = NULL, lost_count = %(lost_count)s,
     not_before = now() + make_interval(secs => %(seconds)s)
 WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner_id = %(runner)s
 """
-_LEAVE = """
+_RELEASE = """
 UPDATE batches_line SET lease_expires_at = now()
 WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND runner_id = %(runner)s
 """
@@ -65,7 +65,7 @@ WHERE batch_id = %(batch)s AND number = %(number)s AND state = 'running' AND run
 
 @dataclass(frozen=True)
 class BatchHeader:
-    """A batch that has lines to be run."""
+    """A batch with due lines."""
 
     id: int
     tenant_id: int
@@ -85,7 +85,7 @@ class BatchLine:
     size: int
     request_id: str
     lost_count: int
-    taken_over: bool  # another gateway ran it as this request
+    taken_over: bool  # another gateway has started this request
 
 
 class BatchLineStore:
@@ -93,39 +93,39 @@ class BatchLineStore:
         self._rows = rows
         self._runner = runner
 
-    async def batches(self) -> list[BatchHeader]:
-        """Those with lines that are due, oldest first."""
-        async with self._rows.of_all() as connection:
+    async def due_batches(self) -> list[BatchHeader]:
+        """Return the batches with due lines, oldest first."""
+        async with self._rows.autocommit_connection() as connection:
             cursor = await connection.execute(_BATCHES)
             return [BatchHeader(**row) for row in await cursor.fetchall()]
 
-    async def claim(self, batch: BatchHeader, most: int) -> Sequence[BatchLine]:
-        """Claim up to `most` of the batch's due lines."""
-        wanted = {"batch": batch.id, "most": most, "runner": self._runner, "lease": LEASE_SECONDS}
-        async with self._rows.of_all() as connection:
-            cursor = await connection.execute(_CLAIM, wanted)
+    async def claim(self, batch: BatchHeader, max_lines: int) -> Sequence[BatchLine]:
+        """Claim up to `max_lines` of the batch's due lines."""
+        parameters = {"batch": batch.id, "max_lines": max_lines, "runner": self._runner, "lease": LEASE_SECONDS}
+        async with self._rows.autocommit_connection() as connection:
+            cursor = await connection.execute(_CLAIM, parameters)
             return [BatchLine(batch, **row) for row in await cursor.fetchall()]
 
-    async def keep(self) -> None:
-        """Renew the leases of all that runs here."""
-        async with self._rows.of_all() as connection:
-            await connection.execute(_KEEP, [LEASE_SECONDS, self._runner])
+    async def renew_leases(self) -> None:
+        """Renew the leases of all lines that this gateway runs."""
+        async with self._rows.autocommit_connection() as connection:
+            await connection.execute(_RENEW, [LEASE_SECONDS, self._runner])
 
-    async def answer(self, line: BatchLine, status: int, answer: bytes) -> bool:
-        """Store its answer. False: another gateway has taken it over, and answers it."""
-        told = {**self._mine(line), "status": status, "answer": answer, "request": line.request_id}
-        async with self._rows.of_all() as connection:
-            return bool((await connection.execute(_ANSWER, told)).rowcount)
+    async def store_response(self, line: BatchLine, status: int, body: bytes) -> bool:
+        """Store the line's response. Return False if another gateway has taken over the line."""
+        values = {**self._owned_line(line), "status": status, "answer": body, "request": line.request_id}
+        async with self._rows.autocommit_connection() as connection:
+            return bool((await connection.execute(_STORE, values)).rowcount)
 
-    async def put_back(self, line: BatchLine, seconds: float, *, lost_count: int) -> None:
-        """Run the line again as another request, after a delay."""
-        async with self._rows.of_all() as connection:
-            await connection.execute(_PUT_BACK, {**self._mine(line), "seconds": seconds, "lost_count": lost_count})
+    async def requeue(self, line: BatchLine, seconds: float, *, lost_count: int) -> None:
+        """Run the line again as a new request, after a delay in seconds."""
+        async with self._rows.autocommit_connection() as connection:
+            await connection.execute(_REQUEUE, {**self._owned_line(line), "seconds": seconds, "lost_count": lost_count})
 
-    async def leave(self, line: BatchLine) -> None:
-        """Let another gateway go on with it at once."""
-        async with self._rows.of_all() as connection:
-            await connection.execute(_LEAVE, self._mine(line))
+    async def release(self, line: BatchLine) -> None:
+        """Let another gateway take over the line immediately."""
+        async with self._rows.autocommit_connection() as connection:
+            await connection.execute(_RELEASE, self._owned_line(line))
 
-    def _mine(self, line: BatchLine) -> dict[str, object]:
+    def _owned_line(self, line: BatchLine) -> dict[str, object]:
         return {"batch": line.batch.id, "number": line.number, "runner": self._runner}

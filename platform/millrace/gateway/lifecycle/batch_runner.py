@@ -1,7 +1,7 @@
-"""Runs the lines of batches through the same service as every other request, in the batch class.
+"""The batch runner: runs the lines of batches through the inference service, in the batch class.
 
-Each gateway claims as many lines as its replicas could run at once, in turn for the tenants that have some, and claims
-more as these end. In the engine they only fill what others leave idle.
+Each gateway claims as many lines as its replicas could run concurrently, in turn for the tenants with due lines, and
+claims more as these end. In the engine they use only capacity that other requests leave idle.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from inference_worker.contract.request import ServiceClass
 from millrace.apps.batches.reading import decode_request
 from millrace.apps.batches.storage import Storage
 from millrace.gateway.auth.active_requests import ActiveRequests
-from millrace.gateway.auth.authentication import KeyStore, dead, incorrect
+from millrace.gateway.auth.authentication import KeyStore, incorrect_key_error, key_error
 from millrace.gateway.core import tracing
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.body_memory import BodyMemory
@@ -44,12 +44,12 @@ from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
 
-ENDPOINT = "batch"  # of their records
+ENDPOINT = "batch"  # in the request log
 POLL_SECONDS = 1.0
-TOGETHER_SECONDS = 0.05  # lines that end within this make room together
-STORE_AGAIN_SECONDS = 1.0
-FOLLOW_AGAIN_SECONDS = 1.0
-MAX_LOST_WORKERS = 5  # workers that may be lost with one line: then it is the line that kills them
+COALESCE_SECONDS = 0.05  # lines that end within this time are replaced together
+STORE_RETRY_SECONDS = 1.0
+FOLLOW_RETRY_SECONDS = 1.0
+MAX_LOST_WORKERS = 5  # with this many lost workers, the line probably causes the losses
 # Endpoint -> the dialect of a line's body.
 DIALECTS: Mapping[str, str] = {
     "/v1/chat/completions": chat.DIALECT,
@@ -60,13 +60,13 @@ DIALECTS: Mapping[str, str] = {
 }
 
 
-class NotNow(Exception):
-    """The line must be run again, after `seconds`."""
+class RetryLater(Exception):
+    """Raised if the line must be run again after `seconds`."""
 
     def __init__(self, seconds: float, *, lost: bool = False) -> None:
         super().__init__(seconds)
         self.seconds = seconds
-        self.lost = lost  # its worker was
+        self.lost = lost  # whether its worker was lost
 
 
 class BatchRunner:
@@ -75,40 +75,40 @@ class BatchRunner:
         lines: BatchLineStore,
         storage: Storage,
         keys: KeyStore,
-        live: ActiveRequests,
+        active_requests: ActiveRequests,
         dispatcher: Dispatcher,
         service: InferenceService,
-        recorder: RequestLogWriter,
+        request_log: RequestLogWriter,
         prompts: PromptReader,
-        memory: BodyMemory,
+        body_memory: BodyMemory,
     ) -> None:
         self._lines = lines
         self._storage = storage
         self._keys = keys
-        self._live = live
+        self._active_requests = active_requests
         self._dispatcher = dispatcher
         self._service = service
-        self._recorder = recorder
+        self._request_log = request_log
         self._prompts = prompts
-        self._memory = memory
+        self._body_memory = body_memory
         self._running: dict[asyncio.Task[None], BatchLine] = {}
-        self._ended = asyncio.Event()  # of a line: there is room for another
+        self._ended = asyncio.Event()  # set when a line has ended and another can start
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._look_again()), asyncio.create_task(self._keep_leases())]
+        self._tasks = [asyncio.create_task(self._poll()), asyncio.create_task(self._renew_leases())]
 
     async def stop(self) -> None:
-        """Leave everything to other gateways: what the engine works on continues."""
+        """Stop, and leave the lines to other gateways. The engine continues with running requests."""
         self._stopping = True
         await cancel_and_wait(self._tasks)
         await cancel_and_wait(list(self._running))
 
-    async def _look_again(self) -> None:
+    async def _poll(self) -> None:
         while True:
             try:
-                await self._look()
+                await self._start_due_lines()
             except (ApiError, psycopg.Error) as exc:
                 log.warning("batch_read_failed", error=str(exc))
             except Exception:
@@ -116,55 +116,55 @@ class BatchRunner:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
                     await self._ended.wait()
-                    await asyncio.sleep(TOGETHER_SECONDS)
+                    await asyncio.sleep(COALESCE_SECONDS)
             self._ended.clear()
 
-    async def _look(self) -> None:
-        """Begin what there is room for, tenant by tenant."""
-        free = self._room() - len(self._running)
+    async def _start_due_lines(self) -> None:
+        """Start due lines within the capacity, shared between tenants."""
+        free = self._capacity() - len(self._running)
         if free <= 0:
             return
-        batches = await self._lines.batches()
+        batches = await self._lines.due_batches()
         if not batches:
             return
         keys = await self._keys.by_id({batch.key_id for batch in batches})
         running = {(line.batch.id, line.number) for line in self._running.values()}
-        ours = Counter(line.batch.tenant_id for line in self._running.values())
-        share = max(1, self._room() // len({*ours, *(batch.tenant_id for batch in batches)}))
+        running_by_tenant = Counter(line.batch.tenant_id for line in self._running.values())
+        share = max(1, self._capacity() // len({*running_by_tenant, *(batch.tenant_id for batch in batches)}))
         for batch in batches:
-            most = min(free, share - ours[batch.tenant_id])
-            if most <= 0:
+            max_lines = min(free, share - running_by_tenant[batch.tenant_id])
+            if max_lines <= 0:
                 continue
-            for line in await self._lines.claim(batch, most):
+            for line in await self._lines.claim(batch, max_lines):
                 if (batch.id, line.number) in running:
-                    continue  # its lease had run out here, and is renewed by that
+                    continue  # this gateway's lease had expired; the claim has renewed it
                 self._begin(line, keys.get(batch.key_id))
-                ours[batch.tenant_id] += 1
+                running_by_tenant[batch.tenant_id] += 1
                 free -= 1
 
-    def _room(self) -> int:
-        """Lines that may run at once."""
-        return sum(beat.max_num_seqs for beat in self._dispatcher.replicas.live().values())
+    def _capacity(self) -> int:
+        """Return the number of lines that may run concurrently."""
+        return sum(heartbeat.max_num_seqs for heartbeat in self._dispatcher.replicas.live().values())
 
     def _begin(self, line: BatchLine, key: ApiKeySnapshot | None) -> None:
         task = asyncio.create_task(self._run(line, key))
         self._running[task] = line
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._on_done)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
         self._ended.set()
 
-    async def _keep_leases(self) -> None:
+    async def _renew_leases(self) -> None:
         while True:
             await asyncio.sleep(LEASE_SECONDS / 4)
             if self._running:
                 try:
-                    await self._lines.keep()
+                    await self._lines.renew_leases()
                 except (ApiError, psycopg.Error) as exc:
                     log.warning("line_renewal_failed", lines=len(self._running), error=str(exc))
 
-    # One line.
+    # Running one line.
 
     async def _run(self, line: BatchLine, key: ApiKeySnapshot | None) -> None:
         tracing.begin(line.request_id)
@@ -174,137 +174,141 @@ class BatchRunner:
             trace = RequestTrace(key, line.request_id, ENDPOINT)
             trace.batch = line.batch.id, line.number
         try:
-            status, answer = await self._answer(line, key, trace)
-        except NotNow as exc:
-            put_back = partial(self._lines.put_back, line, exc.seconds, lost_count=line.lost_count + exc.lost)
-            await self._store(put_back)
+            status, response = await self._respond(line, key, trace)
+        except RetryLater as exc:
+            requeue = partial(self._lines.requeue, line, exc.seconds, lost_count=line.lost_count + exc.lost)
+            await self._store(requeue)
         except asyncio.CancelledError:
             if self._stopping:
-                with contextlib.suppress(ApiError, psycopg.Error):  # its lease ends by itself
-                    await self._lines.leave(line)
+                with contextlib.suppress(ApiError, psycopg.Error):  # the lease expires
+                    await self._lines.release(line)
             raise
         else:
             if trace is not None:
-                self._recorder.end(trace, str(status))
-            await self._store(partial(self._lines.answer, line, status, answer))
+                self._request_log.end(trace, str(status))
+            await self._store(partial(self._lines.store_response, line, status, response))
 
     async def _store(self, write: Callable[[], Awaitable[object]]) -> None:
-        """Until the database has it. A gateway that takes the line over meanwhile finds the same answer."""
+        """Write to the database, and retry until it succeeds."""
         while True:
             try:
                 await write()
                 return
             except (ApiError, psycopg.Error) as exc:
                 log.warning("line_store_failed", error=str(exc))
-                await asyncio.sleep(STORE_AGAIN_SECONDS)
+                await asyncio.sleep(STORE_RETRY_SECONDS)
 
-    async def _answer(
+    async def _respond(
         self, line: BatchLine, key: ApiKeySnapshot | None, trace: RequestTrace | None = None
     ) -> tuple[int, bytes]:
-        """Answer the line and return its status and body.
+        """Run the line and return its status and response body.
 
         Raises:
-            NotNow: it has none yet.
+            RetryLater: the line must be run again.
         """
         try:
             if line.taken_over:
-                return 200, await self._go_on(line)
-            return 200, await self._ask(line, key, trace)
-        except NotNow:
+                return 200, await self._follow(line)
+            return 200, await self._send(line, key, trace)
+        except RetryLater:
             raise
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            raise NotNow(1) from None
+            raise RetryLater(1) from None
         except ApiError as exc:
             lost = exc.code == "worker_lost"
             retryable = exc.retry_after is not None and exc.type != "insufficient_quota"
             if retryable and not (lost and line.lost_count + 1 >= MAX_LOST_WORKERS):
-                raise NotNow(exc.retry_after or 1, lost=lost) from None
-            return _told(line, exc, trace)
+                raise RetryLater(exc.retry_after or 1, lost=lost) from None
+            return _error_response(line, exc, trace)
         except Exception:
             log.exception("line_failed", request_id=line.request_id)
-            return _told(line, ApiError("internal_error", "The server had an error with this request."), trace)
+            return _error_response(
+                line, ApiError("internal_error", "The server had an internal error. Send the request again."), trace
+            )
 
-    async def _go_on(self, line: BatchLine) -> bytes:
-        """With the request that another gateway began. It may have ended and be paid for: as long as the broker cannot
-        say, it is not run as another one."""
+    async def _follow(self, line: BatchLine) -> bytes:
+        """Return the response of a request that another gateway has started.
+
+        The request may have ended and been billed. While Valkey is unavailable, it is not replaced by a new one.
+        """
         while True:
-            following = StreamFollower(self._dispatcher, line.request_id, line.batch.tenant_id)
+            follower = StreamFollower(self._dispatcher, line.request_id, line.batch.tenant_id)
             try:
-                events = [event async for event in following.events()]
-                form = await following.form()
+                events = [event async for event in follower.events()]
+                response_spec = await follower.response_spec()
             except redis.RedisError as exc:
                 log.warning("broker_unreachable", error=str(exc))
-                await asyncio.sleep(FOLLOW_AGAIN_SECONDS)
+                await asyncio.sleep(FOLLOW_RETRY_SECONDS)
             except StreamNotFound:
-                raise NotNow(0) from None
+                raise RetryLater(0) from None
             except ApiError as exc:
                 if exc.code == "cancelled":
-                    raise NotNow(0) from None
+                    raise RetryLater(0) from None
                 raise
             else:
-                return msgspec.json.encode(self._service.writer(form).whole(events))
+                return msgspec.json.encode(self._service.writer(response_spec).whole(events))
 
-    async def _ask(self, line: BatchLine, key: ApiKeySnapshot | None, trace: RequestTrace | None) -> bytes:
+    async def _send(self, line: BatchLine, key: ApiKeySnapshot | None, trace: RequestTrace | None) -> bytes:
         if key is None:
-            raise incorrect()
-        if (fault := dead(key)) is not None:
-            raise fault
-        died: list[ApiError] = []
-        generating = asyncio.create_task(self._generate(line, key, died, trace))
+            raise incorrect_key_error()
+        if (error := key_error(key)) is not None:
+            raise error
+        key_errors: list[ApiError] = []
+        generating = asyncio.create_task(self._generate(line, key, key_errors, trace))
 
-        def end(fault: ApiError) -> None:
-            died.append(fault)
+        def end(error: ApiError) -> None:
+            key_errors.append(error)
             generating.cancel()
 
-        with self._live.listed(key, end):
+        with self._active_requests.registered(key, end):
             try:
                 return await generating
             except asyncio.CancelledError:
-                if not died:
+                if not key_errors:
                     raise
-        raise died[0]
+        raise key_errors[0]
 
     async def _read(
         self, line: BatchLine, key: ApiKeySnapshot, dialect: str, trace: RequestTrace | None
     ) -> InferenceRequest:
-        """Read the line, within the same bounds as any other body of the key."""
-        with self._memory.lease(key.tenant_id) as lease:
+        """Read the line, within the same limits as any other body of the key."""
+        with self._body_memory.lease(key.tenant_id) as lease:
             lease.grow(line.size)
             text = await asyncio.to_thread(self._storage.read, line.batch.input_file, line.byte_offset, line.size)
             body = bytes(decode_request(text).body)
-            if len(body) > (most := self._prompts.max_body_bytes(key, dialect)):
-                raise too_large(most)
+            if len(body) > (max_bytes := self._prompts.max_body_bytes(key, dialect)):
+                raise too_large(max_bytes)
             await self._prompts.charge(key, len(body))
             request = await self._prompts.read(key, dialect, body)
         if trace is not None:
-            trace.asked(request, body)
+            trace.set_request(request, body)
         return request
 
     async def _generate(
-        self, line: BatchLine, key: ApiKeySnapshot, died: Sequence[ApiError], trace: RequestTrace | None
+        self, line: BatchLine, key: ApiKeySnapshot, key_errors: Sequence[ApiError], trace: RequestTrace | None
     ) -> bytes:
         dialect = DIALECTS[line.batch.endpoint]
         request = await self._read(line, key, dialect, trace)
         if request.stream:
-            raise invalid("stream", "Requests of a batch are not streamed.")
+            raise invalid("stream", "Batch requests cannot be streamed. Remove stream.")
         request = dataclasses.replace(request, service_class=ServiceClass.BATCH)
-        call = await self._service.begin(key, request, dialect, line.request_id, trace)
+        active = await self._service.begin(key, request, dialect, line.request_id, trace)
         try:
-            events: AsyncIterator[AnswerEvent] = self._service.events(call)
-            return msgspec.json.encode(call.writer().whole([event async for event in events]))
-        except (ApiError, redis.RedisError):  # it has its verdict, or continues and is asked for again
+            events: AsyncIterator[AnswerEvent] = self._service.events(active)
+            return msgspec.json.encode(active.writer().whole([event async for event in events]))
+        except (ApiError, redis.RedisError):  # it has ended, or continues and is read again
             raise
         except Exception:
-            await self._service.fault(call)
+            await self._service.mark_failed(active)
             raise
         finally:
-            self._service.let_go(call, means_to_return=not died)
+            self._service.release(active, is_returning=not key_errors)
 
 
-def _told(line: BatchLine, fault: ApiError, trace: RequestTrace | None) -> tuple[int, bytes]:
-    """Return a fault in the words of the line's dialect."""
+def _error_response(line: BatchLine, error: ApiError, trace: RequestTrace | None) -> tuple[int, bytes]:
+    """Return the status and the body of an error in the line's dialect."""
     if trace is not None:
-        trace.fault = fault
-    words = ANTHROPIC if line.batch.dialect == "anthropic" else OPENAI
-    return words.status(fault), msgspec.json.encode(words.body(fault, line.request_id))
+        trace.error = error
+    api_dialect = ANTHROPIC if line.batch.dialect == "anthropic" else OPENAI
+    return api_dialect.status(error), msgspec.json.encode(api_dialect.body(error, line.request_id))

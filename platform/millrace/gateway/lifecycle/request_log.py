@@ -1,8 +1,8 @@
-"""Writes down what became of each request (millrace.apps.request_log): collected in memory, written once a second.
+"""The request log: a record of each request (millrace.apps.records), buffered in memory and written once a second.
 
-Nothing waits for it, and nothing fails with it: while the database is away the newest `MAX_PENDING_RECORDS` are kept
-and the rest is counted as lost. What a killed gateway has not written is lost too, a second's worth at most: it is
-telemetry, and money has ways of its own. No prompt and no answer is kept unless the tenant has switched that on.
+No request waits for it or fails with it. While the database is unavailable, the newest `MAX_PENDING_RECORDS` are
+buffered and the rest is counted as dropped. If a gateway is killed, up to a second of records is lost. The records are
+telemetry: billing does not use them. Prompts and completions are stored only if the tenant has enabled this.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FLUSH_SECONDS = 1.0
-STOP_SECONDS = 2.0  # for the last of them
+STOP_SECONDS = 2.0  # for the last records when the gateway stops
 INSERT_BATCH_SIZE = 200  # rows in a statement
-MAX_PENDING_RECORDS = 10_000  # that wait for the database
+MAX_PENDING_RECORDS = 10_000  # waiting for the database
 MAX_PENDING_CONTENTS = 500
-MAX_MODEL_NAME_LENGTH = 128  # characters of a model's name that somebody asked for
-MAX_LISTED = 24  # limits, skipped models and placements each
-MAX_CONTENT_CHARACTERS = 65_536  # characters of a request, and of its answers
+MAX_MODEL_NAME_LENGTH = 128  # characters of a requested model name
+MAX_LISTED = 24  # limits, skipped models and placements, each
+MAX_CONTENT_CHARACTERS = 65_536  # characters of a request, and of its completions
 LIMITED = frozenset({"rate_limit_exceeded", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
 _ROUTE = ("policy", "targets", "prompt_tokens", "skipped")
 
 
 class Record(msgspec.Struct):
-    """A row of request_log_requestrecord; `started_at` in microseconds since 1970."""
+    """A row of records_requestrecord; `at` in microseconds since 1970."""
 
     tenant_id: int
     started_at: int
@@ -78,7 +78,7 @@ class Record(msgspec.Struct):
 
 
 class LoggedContent(msgspec.Struct):
-    """A row of request_log_requestcontent."""
+    """A row of records_requestcontent."""
 
     tenant_id: int
     request_id: str
@@ -99,7 +99,7 @@ _TYPES = {
 
 
 def _insert(table: str, row: type[msgspec.Struct]) -> str:
-    """Return a statement whose one parameter is a JSON array of rows. Rows that are there already stay."""
+    """Return an INSERT whose parameter is a JSON array of rows. Existing rows stay unchanged."""
     names = row.__struct_fields__
     instant = "timestamptz 'epoch' + started_at * interval '1 microsecond'"
     values = ", ".join(instant if name == "started_at" else name for name in names)
@@ -112,65 +112,68 @@ def _insert(table: str, row: type[msgspec.Struct]) -> str:
 
 _INSERT_RECORDS = _insert("request_log_requestrecord", Record)
 _INSERT_CONTENTS = _insert("request_log_requestcontent", LoggedContent)
-_encode = msgspec.json.Encoder().encode
+encode_row = msgspec.json.Encoder().encode
 
 
 class RequestTrace:
-    """What is known of a request under way. Made as soon as its key is known; it only refers to what others made."""
+    """The data of a request's record, collected while the request runs. Created as soon as its key is known."""
 
     __slots__ = (
-        "_asked",
-        "_began",
+        "_requested_model",
+        "_started",
+        "active_requests",
         "at",
         "batch",
         "body",
-        "calls",
         "endpoint",
-        "fault",
+        "error",
         "key",
         "replay_of",
         "request_id",
         "stream",
     )
 
-    def __init__(self, key: ApiKeySnapshot, request_id: str, endpoint: str, began: float | None = None) -> None:
-        """`began`: the monotonic time at which the request arrived; now, if not given."""
+    def __init__(self, key: ApiKeySnapshot, request_id: str, endpoint: str, started: float | None = None) -> None:
+        """Create a trace. `started` is the monotonic time of the request's arrival; default: now."""
         self.key = key
         self.request_id = request_id
         self.endpoint = endpoint
         self.at = time.time_ns() // 1000
-        self._began = time.monotonic() if began is None else began
-        self._asked = ""
+        self._started = time.monotonic() if started is None else started
+        self._requested_model = ""
         self.stream = False
-        self.calls: list[ActiveRequest] = []  # of each prompt one, as far as they got
-        self.fault: ApiError | None = None  # that its caller was told
+        self.active_requests: list[ActiveRequest] = []  # one for each prompt that was started
+        self.error: ApiError | None = None  # reported to the client
         self.replay_of = ""
-        self.batch: tuple[int, int] | None = None  # and its line
-        self.body: bytes | None = None  # if it is kept
+        self.batch: tuple[int, int] | None = None  # (batch ID, line number)
+        self.body: bytes | None = None  # if content is stored
 
     @property
     def keeps_content(self) -> bool:
         return self.key.content_retention_days > 0
 
-    def asked(self, request: InferenceRequest, body: bytes | None) -> None:
-        """Record the request."""
-        self._asked, self.stream = request.model, request.stream
+    def set_request(self, request: InferenceRequest, body: bytes | None) -> None:
+        """Set the request and, if the tenant stores content, its body."""
+        self._requested_model, self.stream = request.model, request.stream
         if self.keeps_content and body is not None:
-            self.body = body[
-                : 4 * MAX_CONTENT_CHARACTERS + 4
-            ]  # more cannot be kept, and would stay in memory for as long
+            self.body = body[: 4 * MAX_CONTENT_CHARACTERS + 4]  # the rest would not be stored
 
     def record(self, gateway_id: str, status: str, *, complete: bool) -> Record:
-        """`status` as in the log; `complete`: the whole answer was sent."""
-        key, fault, first = self.key, self.fault, self.calls[0] if self.calls else None
-        tickets = [ticket for call in self.calls if (ticket := getattr(call, "ticket", None)) is not None]
-        limit_statuses: Sequence[LimitStatus] = (fault.limit_statuses if fault is not None else None) or ()
-        if tickets and not limit_statuses:
-            limit_statuses = tickets[0].limit_statuses
-        terms = [ticket.terms for ticket in tickets]
-        reserved = [each.reserved_nano for each in terms if each.reserved_nano is not None]
-        why = {} if first is None else first.why
-        code = "" if fault is None else fault.code
+        """Return the request's record.
+
+        Args:
+            status: as in the access log.
+            complete: whether the whole response was sent.
+        """
+        key, error, first = self.key, self.error, self.active_requests[0] if self.active_requests else None
+        leases = [lease for active in self.active_requests if (lease := getattr(active, "lease", None)) is not None]
+        limit_statuses: Sequence[LimitStatus] = (error.limit_statuses if error is not None else None) or ()
+        if leases and not limit_statuses:
+            limit_statuses = leases[0].limit_statuses
+        grants = [lease.grant for lease in leases]
+        reserved = [item.reserved_nano for item in grants if item.reserved_nano is not None]
+        decision_record = {} if first is None else first.decision_record
+        code = "" if error is None else error.code
         ended = time.monotonic()
         return Record(
             key.tenant_id,
@@ -180,60 +183,66 @@ class RequestTrace:
             key.key_id,
             gateway_id,
             self.endpoint,
-            _clean(self._asked, MAX_MODEL_NAME_LENGTH),
+            _clean(self._requested_model, MAX_MODEL_NAME_LENGTH),
             _clean(_served(first), MAX_MODEL_NAME_LENGTH),
             self.stream,
             status,
             code,
             _outcome(status, code, complete=complete),
-            None if fault is None else fault.bound,
-            [_limit(each) for each in limit_statuses[:MAX_LISTED]],
-            terms[0].budget_period_ids if terms else (),
-            {name: why[name] for name in _ROUTE if name in why},
-            why.get("executions", [])[:MAX_LISTED],
-            max(1, len(self.calls)),
-            sum(len(call.prompt.ids) for call in self.calls) if self.calls else None,
-            terms[0].max_tokens if terms else None,
+            None if error is None else error.bound,
+            [_limit(item) for item in limit_statuses[:MAX_LISTED]],
+            grants[0].budget_period_ids if grants else (),
+            {name: decision_record[name] for name in _ROUTE if name in decision_record},
+            decision_record.get("executions", [])[:MAX_LISTED],
+            max(1, len(self.active_requests)),
+            sum(len(active.prompt.ids) for active in self.active_requests) if self.active_requests else None,
+            grants[0].max_tokens if grants else None,
             sum(reserved) if reserved else None,
-            terms[0].price_version if terms else None,
-            round((ended - self._began) * 1000),
-            None if first is None or first.first_at is None else round((first.first_at - self._began) * 1000),
-            sum(1 for each in limit_statuses if each.wait_ms and each.check.group != ENFORCED),
+            grants[0].price_version if grants else None,
+            round((ended - self._started) * 1000),
+            None
+            if first is None or first.first_token_at is None
+            else round((first.first_token_at - self._started) * 1000),
+            sum(1 for item in limit_statuses if item.wait_ms and item.check.group != ENFORCED),
             self.replay_of,
             *(self.batch or (None, None)),
         )
 
     def content(self) -> LoggedContent | None:
-        """Return what is to be kept of its prompt and answer."""
+        """Return the prompt and the completions to store, or None."""
         if self.body is None:
             return None
         body = self.body.decode("utf-8", "replace")
-        answers = ["".join(call.said[index]) for call in self.calls for index in sorted(call.said)]
-        left, kept = MAX_CONTENT_CHARACTERS, []
+        answers = [
+            "".join(active.completion_texts[index])
+            for active in self.active_requests
+            for index in sorted(active.completion_texts)
+        ]
+        remaining, stored = MAX_CONTENT_CHARACTERS, []
         for answer in answers:
-            kept.append(_clean(answer, left))
-            left -= len(kept[-1])
-        truncated = len(body) > MAX_CONTENT_CHARACTERS or sum(map(len, kept)) < sum(map(len, answers))
+            stored.append(_clean(answer, remaining))
+            remaining -= len(stored[-1])
+        truncated = len(body) > MAX_CONTENT_CHARACTERS or sum(map(len, stored)) < sum(map(len, answers))
         return LoggedContent(
-            self.key.tenant_id, self.request_id, self.at, _clean(body, MAX_CONTENT_CHARACTERS), kept, truncated
+            self.key.tenant_id, self.request_id, self.at, _clean(body, MAX_CONTENT_CHARACTERS), stored, truncated
         )
 
 
 class WriteBuffer:
-    """Encoded rows of one table that wait for the database."""
+    """Encoded rows of one table, waiting to be written."""
 
-    def __init__(self, kind: str, statement: str, most: int) -> None:
-        self.kind = kind
+    def __init__(self, record_type: str, statement: str, max_rows: int) -> None:
+        self.record_type = record_type
         self.statement = statement
-        self.most = most
+        self.max_rows = max_rows
         self.rows: deque[bytes] = deque()
 
 
 class RequestLogWriter:
-    """The records of one gateway on their way to the database."""
+    """The writer of one gateway's records."""
 
-    def __init__(self, rows: TenantConnectionPool, gateway_id: str, metrics: GatewayMetrics) -> None:
-        self._rows = rows
+    def __init__(self, database: TenantConnectionPool, gateway_id: str, metrics: GatewayMetrics) -> None:
+        self._database = database
         self._gateway_id = gateway_id
         self._lost = metrics.records_lost
         self._records = WriteBuffer("record", _INSERT_RECORDS, MAX_PENDING_RECORDS)
@@ -244,7 +253,7 @@ class RequestLogWriter:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Write the last of them, if that does not take long."""
+        """Write the last records, within STOP_SECONDS."""
         if self._task is not None:
             await cancel_and_wait([self._task])
         try:
@@ -254,22 +263,22 @@ class RequestLogWriter:
             log.warning("request_record_write_failed", records=len(self._records.rows))
 
     def end(self, trace: RequestTrace, status: str, *, complete: bool = True) -> None:
-        """Buffer the ended request's record until it is written."""
+        """Buffer the record of an ended request."""
         self._put(self._records, trace.record(self._gateway_id, status, complete=complete))
         content = trace.content()
         if content is not None:
             self._put(self._contents, content)
 
     async def flush(self) -> None:
-        """Write what there is."""
+        """Write all buffered rows."""
         await self._write(self._records)
         await self._write(self._contents)
 
-    def _put(self, waiting: WriteBuffer, row: Record | LoggedContent) -> None:
-        if len(waiting.rows) >= waiting.most:
-            waiting.rows.popleft()
-            self._lost.labels(waiting.kind).inc()
-        waiting.rows.append(_encode(row))
+    def _put(self, buffer: WriteBuffer, row: Record | LoggedContent) -> None:
+        if len(buffer.rows) >= buffer.max_rows:
+            buffer.rows.popleft()
+            self._lost.labels(buffer.record_type).inc()
+        buffer.rows.append(encode_row(row))
 
     async def _run(self) -> None:
         while True:
@@ -279,26 +288,26 @@ class RequestLogWriter:
             except Exception:
                 log.exception("request_record_write_failed")
 
-    async def _write(self, waiting: WriteBuffer) -> None:
-        rows = waiting.rows
-        while rows:
-            batch = [rows.popleft() for _ in range(min(INSERT_BATCH_SIZE, len(rows)))]
+    async def _write(self, buffer: WriteBuffer) -> None:
+        database = buffer.rows
+        while database:
+            batch = [database.popleft() for _ in range(min(INSERT_BATCH_SIZE, len(database)))]
             try:
-                async with self._rows.of_all() as connection:
-                    await connection.execute(waiting.statement, [(b"[%s]" % b",".join(batch)).decode()])
+                async with self._database.autocommit_connection() as connection:
+                    await connection.execute(buffer.statement, [(b"[%s]" % b",".join(batch)).decode()])
             except asyncio.CancelledError:
-                rows.extendleft(reversed(batch))
+                database.extendleft(reversed(batch))
                 raise
             except (ApiError, psycopg.Error) as exc:
-                if isinstance(exc, ApiError) and exc.retry_after is not None:  # it cannot be reached
-                    rows.extendleft(reversed(batch))
+                if isinstance(exc, ApiError) and exc.retry_after is not None:  # the database is unavailable
+                    database.extendleft(reversed(batch))
                     return
-                self._lost.labels(waiting.kind).inc(len(batch))  # the same would happen to them again
+                self._lost.labels(buffer.record_type).inc(len(batch))  # a retry would fail in the same way
                 log.warning("request_records_rejected", records=len(batch), error=str(exc))
 
 
-def _served(call: ActiveRequest | None) -> str:
-    candidate = getattr(call, "candidate", None)
+def _served(active: ActiveRequest | None) -> str:
+    candidate = getattr(active, "candidate", None)
     return "" if candidate is None else str(candidate.model.name)
 
 
@@ -312,25 +321,25 @@ def _outcome(status: str, code: str, *, complete: bool) -> str:
     return "completed" if status[0] == "2" else "refused"
 
 
-def _limit(standing: LimitStatus) -> dict[str, Any]:
-    check = standing.check
-    told = {
+def _limit(status: LimitStatus) -> dict[str, Any]:
+    check = status.check
+    fields = {
         "set": check.set.id,
         "scope": check.set.scope,
         "model": check.set.model,
         "name": check.name,
         "limit": check.limit,
-        "left": standing.remaining,
+        "left": status.remaining,
         "cost": check.cost,
-        "reset_ms": standing.reset_ms,
+        "reset_ms": status.reset_ms,
     }
     if check.group != ENFORCED:
-        told["dry"] = True
-    if standing.wait_ms:
-        told["refused"] = True
-    return told
+        fields["dry"] = True
+    if status.wait_ms:
+        fields["refused"] = True
+    return fields
 
 
-def _clean(text: str, most: int) -> str:
-    """As much of the text as is kept, without what the database cannot hold."""
-    return text[:most].replace("\0", "")
+def _clean(text: str, max_characters: int) -> str:
+    """Return the start of the text, without characters that the database rejects."""
+    return text[:max_characters].replace("\0", "")

@@ -1,6 +1,6 @@
-"""Frames between the gateway and its prompt processes: msgpack in pipes, each frame after its length.
+"""Messages between the gateway and its prompt processes: msgpack frames in pipes, each after its length.
 
-A body is sent as it came, as a frame of its own. Nothing that is decoded here can be more than data.
+A body is sent unchanged in a frame of its own. Decoding a frame creates only data, never code.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ MAX_FRAME_BYTES = 256 * 2**20
 
 
 class ModelFiles(msgspec.Struct, frozen=True):
-    """A deployment, as a prompt process loads it."""
+    """A deployment with the files that a prompt process loads."""
 
     name: str
-    folder: str
+    directory: str
     context_length: int
     vocab_size: int
     vector_sizes: tuple[int, ...]
 
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
-    """The deployment that a name's prompts are tokenized for."""
+    """The deployment whose tokenizer is used for a model name."""
 
     deployment: str
-    longest: int  # the longest context among the name's deployments
+    max_tokens: int  # the longest context among the name's deployments
 
 
 class PromptTask(msgspec.Struct, frozen=True):
-    """A body to read."""
+    """The instructions for reading a body."""
 
     reader: str
-    names: dict[str, Target]  # the names that the caller may use
-    deployment: str | None = None  # instead of the name's own
+    names: dict[str, Target]  # the model names that the key may use
+    deployment: str | None = None  # used instead of the name's deployment
 
 
 class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +61,7 @@ class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An `ApiError`."""
+    """An `ApiError` as data."""
 
     code: str
     message: str
@@ -72,10 +72,10 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What became of a body, and how much memory the process has."""
+    """The result for a body, and the memory use of the process."""
 
     resident_bytes: int
     problem: Problem | None = None
-    request: InferenceRequest | None = None  # without its prompts
-    deployment: str | None = None  # that the prompts were tokenized for; None: the caller may not use the name
+    request: InferenceRequest | None = None  # with placeholders for its prompts
+    deployment: str | None = None  # that the prompts were tokenized for; None: the key may not use the name
     prompts: tuple[PackedPrompt, ...] = ()

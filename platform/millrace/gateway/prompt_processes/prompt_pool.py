@@ -1,7 +1,7 @@
-"""The pool of prompt processes: large bodies are decoded and tokenized there, in turn for the tenants.
+"""The pool of prompt processes, in which large bodies are decoded and tokenized, in turn for the tenants.
 
-Each process works on one body at a time. A process that dies, hangs or sends nonsense is replaced, and the caller of
-its body gets a 503. A process that has grown is replaced too, so that its memory returns to the machine.
+Each process handles one body at a time. A process that fails, hangs or sends an invalid result is replaced, and the
+body's request is rejected with 503. A process that has grown is also replaced, so that its memory is freed.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from millrace.gateway.prompt_processes.tenant_queue import TenantQueue
 
 log = structlog.get_logger(__name__)
 
-MAX_WAITING = 256  # bodies of one tenant
-WAIT_SECONDS = 10.0  # for a process
-WORK_SECONDS = 10.0  # on one body
+MAX_WAITING = 256  # waiting bodies of one tenant
+WAIT_SECONDS = 10.0  # for a free process
+WORK_SECONDS = 10.0  # for one body
 READY_SECONDS = 120.0
-MAX_GROWTH_BYTES = 24 * 2**20  # of a process, before it is replaced
-MAX_PAUSE_SECONDS = 30.0  # between the starts of a process that does not get ready
+MAX_GROWTH_BYTES = 24 * 2**20  # of a process until it is replaced
+MAX_PAUSE_SECONDS = 30.0  # between starts of a process that does not become ready
 _ENVIRON = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "HOME", "SYSTEMROOT", "LD_LIBRARY_PATH")  # no secrets
 _decode = msgspec.msgpack.Decoder(Result).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class BrokenProcess(Exception):
-    """The process died, hung, or sent no result."""
+    """Raised if a process has failed, hangs, or sent no valid result."""
 
 
 @dataclass(eq=False)
 class _Job:
-    """A body that waits for its result."""
+    """A waiting body and its result."""
 
     work: bytes
     body: bytes
@@ -50,44 +50,45 @@ class _Job:
 
 
 class PromptPool:
-    """A fixed number of prompt processes behind one fair queue."""
+    """A fixed number of prompt processes with one fair queue."""
 
     def __init__(self, models: Mapping[str, ServedModel], processes: int) -> None:
         self._files = [
-            ModelFiles(m.name, str(m.folder), m.context_length, m.vocab_size, m.vector_sizes) for m in models.values()
+            ModelFiles(model.name, str(model.directory), model.context_length, model.vocab_size, model.vector_sizes)
+            for model in models.values()
         ]
         self._number = processes
         self._queue: TenantQueue[_Job] = TenantQueue(MAX_WAITING)
         self._tasks: list[asyncio.Task[None]] = []
-        self.pids: set[int] = set()  # of the processes that run
+        self.pids: set[int] = set()  # of the running processes
 
     async def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._keep_process()) for _ in range(self._number)]
+        self._tasks = [asyncio.create_task(self._run_processes()) for _ in range(self._number)]
 
     async def stop(self) -> None:
         await cancel_and_wait(self._tasks)
 
     async def run(self, tenant_id: int, work: PromptTask, body: bytes) -> Result:
-        """Have a process do the work.
+        """Let a process read the body.
 
         Raises:
-            ApiError: 429, too many bodies of the tenant wait; 503, it waited for too long, or its process failed.
+            ApiError: 429, too many bodies of the tenant wait; 503, the wait was too long or the process failed.
         """
         job = _Job(_encode(work), body)
         if not self._queue.put(tenant_id, job):
-            message = f"{MAX_WAITING} large requests of yours are waiting to be tokenized."
+            message = f"You have {MAX_WAITING} large requests that wait to be tokenized. Retry later."
             raise ApiError("rate_limit_exceeded", message, retry_after=1)
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await job.begun.wait()
             return await job.result
         except TimeoutError:
-            raise _busy("No process was free to tokenize your request.") from None
+            raise _busy("No process was free to tokenize your request. Retry later.") from None
         finally:
             job.result.cancel()
 
-    async def _keep_process(self) -> None:
-        """Serve the queue with one process after the other."""
+    async def _run_processes(self) -> None:
+        """Serve the queue with a process, and replace the process when it ends."""
         pause = 0.0
         while True:
             await asyncio.sleep(pause)
@@ -100,21 +101,21 @@ class PromptPool:
                 pause = min(MAX_PAUSE_SECONDS, pause * 2 or 0.1)
 
     async def _serve(self, process: _Process) -> None:
-        """Work on bodies until the process has grown.
+        """Handle bodies until the process has grown.
 
         Raises:
-            BrokenProcess
+            BrokenProcess: the process has failed.
         """
         while True:
             job = await self._next(process)
-            if job.result.done():  # its caller has gone
+            if job.result.done():  # the request was cancelled
                 continue
             job.begun.set()
             try:
                 result = await process.exchange(job.work, job.body)
             except BrokenProcess:
                 if not job.result.done():
-                    job.result.set_exception(_busy("The process that tokenized your request failed."))
+                    job.result.set_exception(_busy("The process that tokenized your request failed. Retry later."))
                 raise
             if not job.result.done():
                 job.result.set_result(result)
@@ -123,19 +124,19 @@ class PromptPool:
                 return
 
     async def _next(self, process: _Process) -> _Job:
-        """Wait for a job, while the process lives.
+        """Wait for a job while the process runs.
 
         Raises:
-            BrokenProcess
+            BrokenProcess: the process has ended.
         """
-        getting, ended = asyncio.create_task(self._queue.get()), asyncio.create_task(process.wait())
+        next_job, exited = asyncio.create_task(self._queue.get()), asyncio.create_task(process.wait())
         try:
-            await asyncio.wait({getting, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if getting.done():
-                return getting.result()
+            await asyncio.wait({next_job, exited}, return_when=asyncio.FIRST_COMPLETED)
+            if next_job.done():
+                return next_job.result()
         finally:
-            await cancel_and_wait([task for task in (getting, ended) if not task.done()])
-        raise BrokenProcess("It ended.")
+            await cancel_and_wait([task for task in (next_job, exited) if not task.done()])
+        raise BrokenProcess("The process ended.")
 
 
 class _Process:
@@ -143,15 +144,15 @@ class _Process:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self.resident_bytes = 0  # when it was ready
+        self.resident_bytes = 0  # when it became ready
 
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, files: list[ModelFiles], pids: set[int]) -> AsyncIterator[_Process]:
-        """Start a process, and end it afterwards.
+        """Start a process, and kill it at the end of the context.
 
         Raises:
-            BrokenProcess: it does not get ready.
+            BrokenProcess: it does not become ready.
         """
         environ = {name: os.environ[name] for name in _ENVIRON if name in os.environ}
         environ |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -160,14 +161,14 @@ class _Process:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environ,
-            start_new_session=True,  # Ctrl-C in a terminal is for the gateway
+            start_new_session=True,  # Ctrl-C in a terminal must reach only the gateway
         )
         pids.add(process.pid)
         try:
-            found = cls(process)
-            ready = await found._exchange(READY_SECONDS, _encode(files))
-            found.resident_bytes = ready.resident_bytes
-            yield found
+            prompt_process = cls(process)
+            ready = await prompt_process._exchange(READY_SECONDS, _encode(files))
+            prompt_process.resident_bytes = ready.resident_bytes
+            yield prompt_process
         finally:
             pids.discard(process.pid)
             with contextlib.suppress(ProcessLookupError):
@@ -175,21 +176,21 @@ class _Process:
             await asyncio.shield(process.wait())
 
     async def wait(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the process has ended."""
         await self._process.wait()
 
     async def exchange(self, work: bytes, body: bytes) -> Result:
-        """Send a body, and receive its result.
+        """Send a body and receive its result.
 
         Raises:
-            BrokenProcess
+            BrokenProcess: the process has failed.
         """
         return await self._exchange(WORK_SECONDS, work, body)
 
     async def _exchange(self, seconds: float, *frames: bytes) -> Result:
         target, source = self._process.stdin, self._process.stdout
         if target is None or source is None:
-            raise BrokenProcess("It has no pipes.")
+            raise BrokenProcess("The process has no pipes.")
         try:
             async with asyncio.timeout(seconds):
                 for frame in frames:
@@ -198,10 +199,10 @@ class _Process:
                 await target.drain()
                 size = LENGTH.unpack(await source.readexactly(LENGTH.size))[0]
                 if size > MAX_FRAME_BYTES:
-                    raise BrokenProcess("Its result is too large.")
+                    raise BrokenProcess("The process's result is too large.")
                 return _decode(await source.readexactly(size))
         except TimeoutError:
-            raise BrokenProcess(f"It sent no result within {seconds:g} seconds.") from None
+            raise BrokenProcess(f"The process sent no result within {seconds:g} seconds.") from None
         except (OSError, EOFError, msgspec.MsgspecError) as exc:
             raise BrokenProcess(f"{type(exc).__name__}: {exc}") from None
 

@@ -1,10 +1,10 @@
-"""A prompt process: decodes large request bodies and tokenizes their prompts, outside of the gateway's process.
+"""A prompt process: decodes large request bodies and tokenizes their prompts, outside the gateway's process.
 
     python -m millrace.gateway.prompt_processes.prompt_process
 
-The first frame of the standard input names the models, then each two frames are a `PromptTask` and its body. The
-answer to each task is a `Result`. The process ends with its standard input. It has no
-secret, no connection and a low priority.
+The first frame of the standard input names the models. After it, each two frames are a `PromptTask` and its body, and a
+`Result` is written for each task. The process ends when its standard input is closed. It has no secrets, no connections
+and a low priority.
 """
 
 from __future__ import annotations
@@ -56,21 +56,24 @@ def main() -> None:
 
 
 def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) -> Result:
-    """Read a body and tokenize its prompts."""
+    """Read a body, tokenize its prompts and return the result or the error."""
     try:
         request = READERS[work.reader](body)
         target = work.names.get(request.model)
         if target is None:
             return Result(_resident_bytes(), request=_without_prompts(request))
         model = models[work.deployment or target.deployment]
-        check_bounds(request, target.longest, max_characters(model, target.longest))
-        longest = None if work.reader == COUNT else target.longest
-        prompts = [PackedPrompt.pack(tokenize_here(model, each, longest)) for each in _single_prompts(request)]
+        check_bounds(request, target.max_tokens, max_characters(model, target.max_tokens))
+        max_tokens = None if work.reader == COUNT else target.max_tokens
+        prompts = [PackedPrompt.pack(tokenize_here(model, single, max_tokens)) for single in _single_prompts(request)]
     except ApiError as exc:
         return Result(_resident_bytes(), Problem(exc.code, exc.message, exc.param))
-    except Exception:  # noqa: BLE001 - one body must not end the process
+    except Exception:  # noqa: BLE001 - an error must not end the process
         traceback.print_exc()
-        return Result(_resident_bytes(), Problem("internal_error", "The server had an error with this request.", None))
+        return Result(
+            _resident_bytes(),
+            Problem("internal_error", "The server had an internal error. Send the request again.", None),
+        )
     return Result(_resident_bytes(), None, _without_prompts(request), model.name, tuple(prompts))
 
 
@@ -88,17 +91,22 @@ def _without_prompts(request: InferenceRequest) -> InferenceRequest:
 def _load(files: list[ModelFiles]) -> Mapping[str, ServedModel]:
     tokenizers: dict[str, Tokenizer] = {}
     models = {}
-    for each in files:
-        if each.folder not in tokenizers:
-            tokenizers[each.folder] = Tokenizer.from_dir(Path(each.folder))
-        models[each.name] = ServedModel(
-            each.name, tokenizers[each.folder], each.context_length, each.vocab_size, 0, each.vector_sizes
+    for model_files in files:
+        if model_files.directory not in tokenizers:
+            tokenizers[model_files.directory] = Tokenizer.from_dir(Path(model_files.directory))
+        models[model_files.name] = ServedModel(
+            model_files.name,
+            tokenizers[model_files.directory],
+            model_files.context_length,
+            model_files.vocab_size,
+            0,
+            model_files.vector_sizes,
         )
     return models
 
 
 def _read_frame(source: IO[bytes]) -> bytes | None:
-    """Return the next frame; None: there is no other."""
+    """Return the next frame, or None at the end of the input."""
     length = source.read(LENGTH.size)
     if len(length) < LENGTH.size:
         return None

@@ -1,6 +1,6 @@
-"""Reading of request bodies: small ones here, on the event loop, all others by a prompt process.
+"""Reading of request bodies: small ones on the event loop, larger ones in a prompt process.
 
-What a prompt process reads is charged to its tenant's request limits first, so that refused requests count too.
+A body for a prompt process is charged to its tenant's request limits first, so that rejected requests also count.
 """
 
 from __future__ import annotations
@@ -22,59 +22,61 @@ from tenants.keys.snapshot import ApiKeySnapshot
 
 
 class PromptReader:
-    """Turns bodies into requests whose prompts can be tokenized."""
+    """Reads bodies into requests whose prompts can be tokenized."""
 
-    def __init__(self, router: Router, admission: Admission, pool: PromptPool, cap: int) -> None:
-        """`cap`: the most bytes of any body."""
+    def __init__(self, router: Router, admission: Admission, pool: PromptPool, max_bytes: int) -> None:
+        """Create a reader. `max_bytes` is the maximum size of any body."""
         self._router = router
         self._admission = admission
         self._pool = pool
-        self._cap = cap
+        self._max_bytes = max_bytes
 
     def max_body_bytes(self, key: ApiKeySnapshot, reader: str) -> int:
-        """Return how large a body may be that this key sends and this reader reads."""
+        """Return the maximum size in bytes of a body that this key may send to this reader."""
         models = (model for models in self._router.usable_names(key).values() for model in models)
-        return max_body_bytes(models, MAX_PROMPTS.get(reader, 1), self._cap)
+        return max_body_bytes(models, MAX_PROMPTS.get(reader, 1), self._max_bytes)
 
     async def charge(self, key: ApiKeySnapshot, size: int) -> None:
-        """Charge a body of this size to its tenant's request limits, if a prompt process is to read it.
+        """Charge a body of this size to its tenant's request limits, if a prompt process will read it.
 
         Raises:
-            ApiError: 429, a limit does not allow it; 503, the limits cannot be read.
+            ApiError: 429, a limit is reached; 503, the limits cannot be read.
         """
         if size > SMALL_BODY_BYTES:
             await self._admission.charge(key)
 
     async def read(self, key: ApiKeySnapshot, reader: str, body: bytes) -> InferenceRequest:
-        """Return the internal form of a body. A body that is not small was charged before.
+        """Return the internal form of a body. Larger bodies must be charged before.
 
         Raises:
-            ApiError: 400, it is no proper request; 429 or 503, it cannot be read now.
+            ApiError: 400, the request is invalid; 429 or 503, it cannot be read now.
         """
         if len(body) <= SMALL_BODY_BYTES:
-            small = READERS[reader](body)
-            if prompt_cost(small, len(body)) <= SMALL_PROMPT_COST:
-                return small
+            small_request = READERS[reader](body)
+            if prompt_cost(small_request, len(body)) <= SMALL_PROMPT_COST:
+                return small_request
             await self._admission.charge(key)
         names = self._router.usable_names(key)
-        longest = {name: max(model.context_length for model in models) for name, models in names.items()}
-        work = PromptTask(reader, {name: Target(models[0].name, longest[name]) for name, models in names.items()})
+        max_tokens = {name: max(model.context_length for model in models) for name, models in names.items()}
+        work = PromptTask(reader, {name: Target(models[0].name, max_tokens[name]) for name, models in names.items()})
         result = await self.run(key, work, body)
         request = result.request
         if request is None:
-            raise ApiError(OVERLOADED, "The process that tokenized your request failed.")
+            raise ApiError(OVERLOADED, "The process that tokenized your request failed. Retry later.")
         if result.deployment is None:
-            self._router.measure(key, request.model)  # raises: the key may not use this name
-            raise ApiError(OVERLOADED, "The deployments of the model have changed.")
+            self._router.measure(key, request.model)  # raises if the key may not use this name
+            raise ApiError(OVERLOADED, "The deployments of the model have changed. Retry later.")
         models = names[request.model]
-        kept = body if any(model.tokenizer is not models[0].tokenizer for model in models) else None
-        return dataclasses.replace(request, tokenized=_ProcessedPrompts(self, key, work, kept, models[0], result))
+        body_to_retain = body if any(model.tokenizer is not models[0].tokenizer for model in models) else None
+        return dataclasses.replace(
+            request, tokenized=_ProcessedPrompts(self, key, work, body_to_retain, models[0], result)
+        )
 
     async def run(self, key: ApiKeySnapshot, work: PromptTask, body: bytes) -> Result:
-        """Have a prompt process do the work.
+        """Let a prompt process read the body.
 
         Raises:
-            ApiError: as the reader's, or 429 or 503.
+            ApiError: an error of the reader, or 429 or 503 of the pool.
         """
         result = await self._pool.run(key.tenant_id, work, body)
         if result.problem is not None:
@@ -83,7 +85,7 @@ class PromptReader:
 
 
 class _ProcessedPrompts:
-    """The prompts of one body, and the body itself where a deployment with another tokenizer may need it."""
+    """The prompts of one body, and the body itself if a deployment with another tokenizer may need it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A bounded queue for each tenant, from which tenants are served in turn."""
+"""A queue that serves tenants in turn, with a maximum length for each tenant."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ T = TypeVar("T")
 
 
 class TenantQueue(Generic[T]):
-    """Jobs that wait, in order within a tenant and round robin between tenants."""
+    """Waiting jobs: in order within a tenant, round robin between tenants."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most  # of one tenant
+    def __init__(self, max_per_tenant: int) -> None:
+        self._max_per_tenant = max_per_tenant
         self._waiting: OrderedDict[int, deque[T]] = OrderedDict()
         self._count = asyncio.Semaphore(0)
 
     def put(self, tenant_id: int, job: T) -> bool:
-        """Append the job. False: the tenant's queue is full."""
+        """Append the job. Return False if the tenant's queue is full."""
         jobs = self._waiting.setdefault(tenant_id, deque())
-        if len(jobs) >= self._most:
+        if len(jobs) >= self._max_per_tenant:
             return False
         jobs.append(job)
         self._count.release()
         return True
 
     async def get(self) -> T:
-        """Wait for a job, and return the oldest of the tenant whose turn it is."""
+        """Wait for a job. Return the oldest job of the next tenant."""
         await self._count.acquire()
         tenant_id, jobs = self._waiting.popitem(last=False)
         job = jobs.popleft()
         if jobs:
-            self._waiting[tenant_id] = jobs  # behind the other tenants
+            self._waiting[tenant_id] = jobs  # at the end of the order
         return job

@@ -1,4 +1,4 @@
-"""Readers of request bodies: from the bytes of each public API to the internal form."""
+"""Readers of request bodies, by dialect: from the bytes of a body to its internal form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOCKET = "openai.realtime"  # a message of the WebSocket
 
 
 def read_socket_message(body: bytes) -> InferenceRequest:
-    """Return the internal form of a chat completion in a WebSocket's message.
+    """Return the internal form of a chat completion request in a WebSocket message.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -29,7 +29,7 @@ def read_socket_message(body: bytes) -> InferenceRequest:
     for name in ("type", "id"):
         fields.pop(name, None)
     if fields.setdefault("stream", True) is not True:
-        raise invalid("stream", "Answers on a socket are streamed.")
+        raise invalid("stream", "Responses on a WebSocket are always streamed. Omit stream or set it to true.")
     return chat.read_chat(msgspec.json.encode(fields))
 
 
@@ -45,4 +45,4 @@ READERS: Mapping[str, Callable[[bytes], InferenceRequest]] = {
 MAX_PROMPTS: Mapping[str, int] = {
     completions.DIALECT: completions.MAX_PROMPTS,
     embeddings.DIALECT: embeddings.MAX_INPUTS,
-}  # in one request; elsewhere there is one
+}  # maximum number of prompts in one request; 1 in other dialects

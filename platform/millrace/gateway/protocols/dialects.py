@@ -1,4 +1,4 @@
-"""How each public API tells what is around an answer: faults, limits, the request's name."""
+"""The dialects' errors and headers: everything in a response apart from the completion."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from millrace.gateway.core.limit_status import LimitStatus
 
 
 class Dialect:
-    """OpenAI's words."""
+    """OpenAI's format."""
 
     id_headers: Sequence[bytes] = (b"x-request-id",)
 
-    def status(self, fault: ApiError) -> int:
-        return fault.status
+    def status(self, error: ApiError) -> int:
+        return error.status
 
-    def body(self, fault: ApiError, request_id: str) -> dict[str, Any]:
-        return fault.body()
+    def body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        return error.body()
 
-    def event(self, fault: ApiError, request_id: str, number: int) -> bytes:
-        """Return the data of the event that ends a stream, with its number."""
-        return msgspec.json.encode(self.body(fault, request_id))
+    def event(self, error: ApiError, request_id: str, number: int) -> bytes:
+        """Return the data of the error event that ends a stream. `number` is the event's sequence number."""
+        return msgspec.json.encode(self.body(error, request_id))
 
     def rates(self, limit_statuses: Sequence[LimitStatus]) -> rates.Headers:
         return rates.headers(limit_statuses)
 
 
 class Responses(Dialect):
-    """OpenAI's words at /v1/responses."""
+    """OpenAI's format at /v1/responses."""
 
-    def event(self, fault: ApiError, request_id: str, number: int) -> bytes:
-        told = {"code": fault.code, "message": fault.message, "param": fault.param}
-        return msgspec.json.encode({"type": "error", **told, "sequence_number": number})
+    def event(self, error: ApiError, request_id: str, number: int) -> bytes:
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        return msgspec.json.encode({"type": "error", **fields, "sequence_number": number})
 
 
 class Anthropic(Dialect):
-    """Anthropic's words."""
+    """Anthropic's format."""
 
     id_headers = (b"request-id", b"x-request-id")
 
-    def status(self, fault: ApiError) -> int:
-        if fault.type == "insufficient_quota":
+    def status(self, error: ApiError) -> int:
+        if error.type == "insufficient_quota":
             return 402
-        if fault.status == 503:
-            return 529 if fault.code in _OVERLOADED else 500
-        return fault.status
+        if error.status == 503:
+            return 529 if error.code in _OVERLOADED else 500
+        return error.status
 
-    def body(self, fault: ApiError, request_id: str) -> dict[str, Any]:
-        type_ = _TYPES.get(self.status(fault), "invalid_request_error" if fault.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": type_, "message": fault.message}, "request_id": request_id}
+    def body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        type_ = _TYPES.get(self.status(error), "invalid_request_error" if error.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": type_, "message": error.message}, "request_id": request_id}
 
     def rates(self, limit_statuses: Sequence[LimitStatus]) -> rates.Headers:
         return [*rates.headers(limit_statuses), *rates.anthropic_headers(limit_statuses, datetime.now(UTC))]
@@ -74,4 +74,4 @@ _TYPES = {
 }
 
 OPENAI, RESPONSES, ANTHROPIC = Dialect(), Responses(), Anthropic()
-WORDS: Mapping[str, Dialect] = {"openai.responses": RESPONSES, "anthropic.messages": ANTHROPIC}  # else OPENAI
+API_DIALECTS: Mapping[str, Dialect] = {"openai.responses": RESPONSES, "anthropic.messages": ANTHROPIC}  # others: OPENAI

@@ -1,4 +1,4 @@
-"""From what a caller sent to token ids, and where in them a cached prefix is to end."""
+"""Tokenization of prompts, and the positions of cache breakpoints in tokens."""
 
 from __future__ import annotations
 
@@ -13,63 +13,65 @@ from millrace.gateway.protocols import tools
 from millrace.gateway.protocols.prompt_bounds import max_characters, too_long
 
 PIECE_CHARACTERS = 2**16
-DENSE = 2  # a prompt whose first pieces have this multiple of the context's tokens is rejected
+DENSITY_LIMIT = 2  # a prompt is rejected if its first pieces have this multiple of the maximum tokens
 
 
 async def tokenize(model: ServedModel, request: InferenceRequest) -> Prompt:
-    """Tokenize the prompt: a small one immediately, any other one in a prompt process.
+    """Tokenize the prompt, in this process if it is small, or else in a prompt process.
 
     Raises:
-        ApiError: 400, it is no prompt for this model.
+        ApiError: 400, the prompt is invalid for this model.
     """
     if request.tokenized is not None:
         return await request.tokenized.prompt(model, request.number)
     return tokenize_here(model, request)
 
 
-def tokenize_here(model: ServedModel, request: InferenceRequest, longest: int | None = None) -> Prompt:
+def tokenize_here(model: ServedModel, request: InferenceRequest, max_tokens: int | None = None) -> Prompt:
     """Tokenize the prompt in this process.
 
     Args:
-        longest: the number of tokens above which a prompt is refused; None for no such bound.
+        max_tokens: the maximum number of tokens of a prompt; None for no limit.
 
     Raises:
-        ApiError: 400, it is no prompt for this model, or longer than `longest`.
+        ApiError: 400, the prompt is invalid for this model, or longer than `max_tokens`.
     """
     if request.inputs:
         return _tokenize_inputs(model, request)
     if model.vector_sizes:
-        raise invalid("model", f"The model {model.name!r} embeds: it is for /v1/embeddings alone.")
+        raise invalid("model", f"The model {model.name!r} is an embedding model. Use /v1/embeddings.")
     prompt = request.prompt
     if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):
         ids = [item for item in prompt if isinstance(item, int)]
-        if longest is not None and len(ids) > longest:
-            raise too_long(longest, f"your prompt has {len(ids)} tokens", request.prompt_param)
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise too_long(max_tokens, f"your prompt has {len(ids)} tokens", request.prompt_param)
         _check_ids(model, ids, "prompt")
         return Prompt(ids)
-    return _Encoding(model, request, longest).prompt()
+    return _Encoding(model, request, max_tokens).prompt()
 
 
 def _tokenize_inputs(model: ServedModel, request: InferenceRequest) -> Prompt:
     if not model.vector_sizes:
-        raise invalid("model", f"The model {model.name!r} does not embed.")
-    wanted = request.asked.get("dimensions")
-    if wanted is not None and wanted not in model.vector_sizes:
+        raise invalid(
+            "model", f"The model {model.name!r} is not an embedding model. Use one with /v1/embeddings support."
+        )
+    dimensions = request.echoed_parameters.get("dimensions")
+    if dimensions is not None and dimensions not in model.vector_sizes:
         sizes = " or ".join(map(str, model.vector_sizes))
-        raise invalid("dimensions", f"Vectors of the model {model.name!r} have {sizes} dimensions, not {wanted}.")
+        raise invalid("dimensions", f"Vectors of the model {model.name!r} have {sizes} dimensions, not {dimensions}.")
     ids: list[int] = []
     lengths: list[int] = []
-    for index, each in enumerate(request.inputs):
-        if isinstance(each, str) and len(each) > max_characters(model):
-            raise too_long(model.context_length, f"input {index} has {len(each)} characters", "input")
-        found = model.tokenizer.encode(each) if isinstance(each, str) else each
-        if not found:
-            raise invalid("input", f"Input {index} is empty: it must hold at least one token.")
-        if len(found) > model.context_length:
-            most = f"This model takes inputs of at most {model.context_length} tokens"
-            raise ApiError("context_length_exceeded", f"{most}, but input {index} has {len(found)}.", "input")
-        ids += found
-        lengths.append(len(found))
+    for index, item in enumerate(request.inputs):
+        if isinstance(item, str) and len(item) > max_characters(model):
+            raise too_long(model.context_length, f"input {index} has {len(item)} characters", "input")
+        item_ids = model.tokenizer.encode(item) if isinstance(item, str) else item
+        if not item_ids:
+            raise invalid("input", f"Input {index} is empty. It must have at least one token.")
+        if len(item_ids) > model.context_length:
+            limit = f"This model takes inputs of at most {model.context_length} tokens"
+            raise ApiError("context_length_exceeded", f"{limit}, but input {index} has {len(item_ids)}.", "input")
+        ids += item_ids
+        lengths.append(len(item_ids))
     _check_ids(model, ids, "input")
     return Prompt(ids, input_lengths=tuple(lengths))
 
@@ -80,12 +82,12 @@ def _check_ids(model: ServedModel, ids: list[int], param: str) -> None:
 
 
 class _Encoding:
-    """One text prompt or conversation on its way to tokens."""
+    """The tokenization of one text prompt or conversation."""
 
-    def __init__(self, model: ServedModel, request: InferenceRequest, longest: int | None) -> None:
+    def __init__(self, model: ServedModel, request: InferenceRequest, max_tokens: int | None) -> None:
         self._model = model
         self._request = request
-        self._longest = longest
+        self._max_tokens = max_tokens
         self._param = request.prompt_param
 
     def prompt(self) -> Prompt:
@@ -93,69 +95,78 @@ class _Encoding:
         if isinstance(request.prompt, str):
             return Prompt(self._ids(request.prompt, special=True))
         messages: list[dict[str, Any]] = request.prompt
-        told = [tools.template_tool(tool) for tool in request.tools] if request.tool_choice != "none" else []
+        template_tools = [tools.template_tool(tool) for tool in request.tools] if request.tool_choice != "none" else []
         try:
-            ids = self._render(messages, told)
+            ids = self._render(messages, template_tools)
         except ChatTemplateError as exc:
             raise invalid("messages", str(exc)) from None
-        found = (self._place(messages, told, ids, breakpoint) for breakpoint in request.breakpoints)
-        return Prompt(ids, tuple(place for place in found if place is not None))
+        positions = (self._position(messages, template_tools, ids, breakpoint) for breakpoint in request.breakpoints)
+        return Prompt(ids, tuple(position for position in positions if position is not None))
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         """Return the text's tokens.
 
         Raises:
-            ApiError: 400, they are more than the longest prompt's.
+            ApiError: 400, there are more than the maximum number of tokens.
         """
-        encode, longest = self._model.tokenizer.encode, self._longest
-        if longest is not None:
-            self._refuse_if_dense(text, longest)
+        encode, max_tokens = self._model.tokenizer.encode, self._max_tokens
+        if max_tokens is not None:
+            self._reject_if_dense(text, max_tokens)
         ids = encode(text, add_special_tokens=special)
-        if longest is not None and len(ids) > longest:
-            raise too_long(longest, f"your prompt has {len(ids)} tokens", self._param)
+        if max_tokens is not None and len(ids) > max_tokens:
+            raise too_long(max_tokens, f"your prompt has {len(ids)} tokens", self._param)
         return ids
 
-    def _refuse_if_dense(self, text: str, longest: int) -> None:
-        """Refuse a text of which a part is far too long, without the memory and the time that all of it takes.
+    def _reject_if_dense(self, text: str, max_tokens: int) -> None:
+        """Reject a text with a part that has far too many tokens, without tokenizing the whole text.
 
-        The parts have a few more tokens than the text, where they meet: `DENSE` is beyond what this can make.
+        Splitting a text adds a few tokens where its pieces meet. `DENSITY_LIMIT` is higher than this can add.
         """
-        if len(text) > (most := max_characters(self._model, longest)):
-            raise too_long(longest, f"your prompt has {len(text)} characters, more than {most}", self._param)
+        if len(text) > (max_chars := max_characters(self._model, max_tokens)):
+            raise too_long(max_tokens, f"your prompt has {len(text)} characters, more than {max_chars}", self._param)
         count = 0
         for start in range(0, len(text) - PIECE_CHARACTERS, PIECE_CHARACTERS):
             count += len(self._model.tokenizer.encode(text[start : start + PIECE_CHARACTERS], add_special_tokens=False))
-            if count > DENSE * longest:
-                found = f"the first {start + PIECE_CHARACTERS} characters of your prompt have {count} tokens"
-                raise too_long(longest, found, self._param)
+            if count > DENSITY_LIMIT * max_tokens:
+                excess = f"the first {start + PIECE_CHARACTERS} characters of your prompt have {count} tokens"
+                raise too_long(max_tokens, excess, self._param)
 
-    def _render(self, messages: list[dict[str, Any]], told: list[dict[str, Any]], *, whole: bool = True) -> list[int]:
+    def _render(
+        self, messages: list[dict[str, Any]], template_tools: list[dict[str, Any]], *, whole: bool = True
+    ) -> list[int]:
         tokenizer = self._model.tokenizer
         if not tokenizer.template_takes_tools:
-            text = tokenizer.render_chat(tools.in_words(messages, told), None, whole)
+            text = tokenizer.render_chat(tools.render_tools_as_text(messages, template_tools), None, whole)
         else:
-            text = tokenizer.render_chat(messages, told or None, whole)
+            text = tokenizer.render_chat(messages, template_tools or None, whole)
         return self._ids(text, special=False)
 
-    def _place(
-        self, messages: list[dict[str, Any]], told: list[dict[str, Any]], ids: list[int], at: Breakpoint
+    def _position(
+        self,
+        messages: list[dict[str, Any]],
+        template_tools: list[dict[str, Any]],
+        ids: list[int],
+        breakpoint_: Breakpoint,
     ) -> CacheBreakpoint | None:
-        """Return the breakpoint's position in tokens: the length of the common prefix with a prompt that differs
-        there."""
-        if at.tools is not None and at.tools < len(told):
-            other = messages, told[: at.tools]
-        elif at.tools is not None or not at.messages:
-            other = [{**message, "content": "\0"} for message in messages], told
+        """Return the breakpoint's position in tokens, or None if it has none.
+
+        The position is the length of the common prefix of the prompt and a prompt that differs at the breakpoint.
+        """
+        if breakpoint_.tools is not None and breakpoint_.tools < len(template_tools):
+            changed = messages, template_tools[: breakpoint_.tools]
+        elif breakpoint_.tools is not None or not breakpoint_.messages:
+            changed = [{**message, "content": "\0"} for message in messages], template_tools
         else:
-            kept = messages[: at.messages]
-            if at.characters is not None:
-                kept[-1] = {**kept[-1], "content": kept[-1]["content"][: at.characters]}
-            other = kept, told
+            prefix = messages[: breakpoint_.messages]
+            if breakpoint_.characters is not None:
+                prefix[-1] = {**prefix[-1], "content": prefix[-1]["content"][: breakpoint_.characters]}
+            changed = prefix, template_tools
         try:
-            ending = self._render(*other, whole=False)
+            changed_ids = self._render(*changed, whole=False)
         except ChatTemplateError:
-            return None  # a template that wants the whole conversation: then there is no such place
-        same = next(
-            (n for n, (a, b) in enumerate(zip(ids, ending, strict=False)) if a != b), min(len(ids), len(ending))
+            return None  # the template requires the whole conversation, so there is no position
+        common_length = next(
+            (index for index, (first, second) in enumerate(zip(ids, changed_ids, strict=False)) if first != second),
+            min(len(ids), len(changed_ids)),
         )
-        return CacheBreakpoint(same, at.seconds) if same else None
+        return CacheBreakpoint(common_length, breakpoint_.seconds) if common_length else None

@@ -1,6 +1,6 @@
-"""Tool calls in a model's text: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as Hermes and Qwen write them.
+"""Tool calls in a model's text: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, the format of Hermes and Qwen.
 
-Found in the text as it comes, so that arguments can be streamed; what looks like a call and is none stays text.
+They are parsed as the text arrives, so that arguments can be streamed. Text that is not a valid call stays text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from millrace.gateway.core.types import InferenceRequest, Tool
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_CHOICES = ("auto", "any", "none", "required")  # what a tool_choice may be otherwise
+_CHOICES = ("auto", "any", "none", "required")  # values of tool_choice, which tools may not be named
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
 _SPACE = " \t\r\n"
@@ -28,20 +28,20 @@ _SPACE = " \t\r\n"
 
 @dataclass(frozen=True)
 class AnswerText:
-    """Words of the answer outside of tool calls."""
+    """A part of the completion's text outside tool calls."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallStart:
-    number: int  # of the answer's calls, from 0 on
+    number: int  # of the call in this completion, from 0
     name: str
 
 
 @dataclass(frozen=True)
 class CallArguments:
-    """More of a call's arguments, which are JSON when they are complete."""
+    """A part of a call's arguments. The complete arguments are a JSON object."""
 
     number: int
     text: str
@@ -51,62 +51,62 @@ Piece = AnswerText | CallStart | CallArguments
 
 
 def call_id(request_id: str, index: int, number: int, prefix: str = "call_") -> str:
-    """Return a call's name: the same however often its stream is written."""
+    """Return a call's ID, which is the same whenever its stream is written."""
     return prefix + hashlib.sha256(f"{request_id}/{index}/{number}".encode()).hexdigest()[:24]
 
 
 class ToolCallParser:
-    """Splits one answer's text into words and calls of the tools `names`."""
+    """Splits one completion's text into text and calls of the tools `names`."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._held = ""  # not told yet
+        self._pending = ""  # not parsed yet
         self._state = self._in_text
-        self._depth = 0  # of the arguments' braces
+        self._depth = 0  # nesting depth of the arguments' braces
         self._in_string = self._escaped = False
-        self.calls = 0  # so far
+        self.calls = 0  # number of calls so far
 
     def push(self, text: str) -> list[Piece]:
-        """Return what the next text of the answer brings."""
-        self._held += text
+        """Parse the next part of the text and return the new pieces."""
+        self._pending += text
         pieces: list[Piece] = []
         while self._state(pieces):
             pass
         return pieces
 
     def close(self) -> list[Piece]:
-        """Return what is left when the answer has ended."""
+        """Return the remaining pieces at the end of the completion."""
         pieces = self.push("")
         if self._state == self._in_head:
-            pieces.append(AnswerText(OPEN + self._held))
-        elif self._state == self._in_text and self._held and not (self.calls and self._held.isspace()):
-            pieces.append(AnswerText(self._held))
-        self._held = ""
+            pieces.append(AnswerText(OPEN + self._pending))
+        elif self._state == self._in_text and self._pending and not (self.calls and self._pending.isspace()):
+            pieces.append(AnswerText(self._pending))
+        self._pending = ""
         return pieces
 
-    # Each state takes what it can of the held text; whether another state may go on with the rest.
+    # Each state consumes what it can of the pending text and returns whether another state can continue.
 
     def _in_text(self, pieces: list[Piece]) -> bool:
-        before, tag, after = self._held.partition(OPEN)
+        before, tag, after = self._pending.partition(OPEN)
         if tag:
             if before := before.rstrip(_SPACE):
                 pieces.append(AnswerText(before))
-            self._held, self._state = after, self._in_head
+            self._pending, self._state = after, self._in_head
             return True
-        told = _without_beginning_of(OPEN, self._held).rstrip(_SPACE)  # blanks before a call are no words
-        if told:
-            pieces.append(AnswerText(told))
-            self._held = self._held[len(told) :]
+        text = _without_beginning_of(OPEN, self._pending).rstrip(_SPACE)  # whitespace before a call is dropped
+        if text:
+            pieces.append(AnswerText(text))
+            self._pending = self._pending[len(text) :]
         return False
 
     def _in_head(self, pieces: list[Piece]) -> bool:
-        head = _HEAD.match(self._held)
+        head = _HEAD.match(self._pending)
         if head is not None and (name := _string(head.group(1))) in self._names:
             pieces.append(CallStart(self.calls, name))
-            self._held, self._state = self._held[head.end() :], self._in_arguments
+            self._pending, self._state = self._pending[head.end() :], self._in_arguments
             self.calls += 1
             return True
-        body, tag, after = self._held.partition(CLOSE)
+        body, tag, after = self._pending.partition(CLOSE)
         if not tag:
             return False
         call = _whole_call(body)
@@ -115,21 +115,21 @@ class ToolCallParser:
             self.calls += 1
         else:
             pieces.append(AnswerText(OPEN + body + CLOSE))
-        self._held, self._state = after, self._in_text
+        self._pending, self._state = after, self._in_text
         return True
 
     def _in_arguments(self, pieces: list[Piece]) -> bool:
-        end = next((at for at, char in enumerate(self._held, 1) if self._closes(char)), None)
-        if text := self._held[:end]:
+        end = next((index for index, char in enumerate(self._pending, 1) if self._closes(char)), None)
+        if text := self._pending[:end]:
             pieces.append(CallArguments(self.calls - 1, text))
-        self._held = "" if end is None else self._held[end:]
+        self._pending = "" if end is None else self._pending[end:]
         if end is None:
             return False
         self._state = self._after_arguments
         return True
 
     def _closes(self, char: str) -> bool:
-        """Read one character of the arguments; whether their object ends with it."""
+        """Read one character of the arguments. Return whether the arguments' object ends with it."""
         if self._escaped:
             self._escaped = False
         elif self._in_string:
@@ -142,14 +142,14 @@ class ToolCallParser:
         return False
 
     def _after_arguments(self, pieces: list[Piece]) -> bool:
-        _, tag, after = self._held.partition(CLOSE)
+        _, tag, after = self._pending.partition(CLOSE)
         if tag:
-            self._held, self._state = after, self._in_text
+            self._pending, self._state = after, self._in_text
         return bool(tag)
 
 
 class PlainTextParser:
-    """In a `ToolCallParser`'s place, where there are no tools: all is words."""
+    """A parser for completions without tools: everything is text."""
 
     calls = 0
 
@@ -161,43 +161,49 @@ class PlainTextParser:
 
 
 def answer_parser(names: Collection[str]) -> ToolCallParser | PlainTextParser:
-    """Return what splits an answer's text where these tools may be called."""
+    """Return a parser for a completion in which these tools may be called."""
     return ToolCallParser(names) if names else PlainTextParser()
 
 
-def check_tools(tools: Sequence[Tool], name_path: str, longest_name: int) -> None:
-    """Check how many there are and what they are called.
+def check_tools(tools: Sequence[Tool], name_path: str, max_name_length: int) -> None:
+    """Check the number of the tools and their names.
 
     Raises:
-        ApiError: 400 that names the parameter; `name_path` is where the name of tool number {} stands.
+        ApiError: 400 that names the parameter. `name_path` is the path of the name of tool number {}.
     """
     if len(tools) > MAX_TOOLS:
         raise invalid("tools", f"At most {MAX_TOOLS} tools are allowed, not {len(tools)}.")
     for number, tool in enumerate(tools):
-        if not _NAME.fullmatch(tool.name) or len(tool.name) > longest_name or tool.name in _CHOICES:
-            told = f"A tool's name takes 1 to {longest_name} letters, digits, _ and -; some are reserved."
-            raise invalid(name_path.format(number), told)
+        if not _NAME.fullmatch(tool.name) or len(tool.name) > max_name_length or tool.name in _CHOICES:
+            reserved = ", ".join(_CHOICES)
+            message = (
+                f"A tool's name must have 1 to {max_name_length} letters, digits, _ or -, and not be one of {reserved}."
+            )
+            raise invalid(name_path.format(number), message)
     if len({tool.name for tool in tools}) < len(tools):
-        raise invalid("tools", "Two tools have the same name.")
+        raise invalid("tools", "Two tools have the same name. Names must be unique.")
 
 
 def spec(request: InferenceRequest) -> StructuredSpec | None:
-    """Return the form that the request's tool calls must have, and what is no call."""
+    """Return the structure that constrains the request's tool calls, and the text outside them."""
     if not request.tools or request.tool_choice == "none":
         return None
     content: dict[str, Any] = {
-        "tools": [{"name": t.name, "parameters": t.parameters, "strict": t.strict} for t in request.tools],
+        "tools": [{"name": tool.name, "parameters": tool.parameters, "strict": tool.strict} for tool in request.tools],
         "choice": request.tool_choice,
-        "parallel": request.parallel_tools and request.tool_choice in ("auto", "required"),  # a named one: once
+        "parallel": request.parallel_tools
+        and request.tool_choice in ("auto", "required"),  # a named tool is called once
     }
-    answer = request.structured
-    if answer is not None:
-        content["answer"] = json.loads(answer.text) if answer.constraint_type == "json_schema" else {"type": "object"}
+    answer_spec = request.structured
+    if answer_spec is not None:
+        content["answer"] = (
+            json.loads(answer_spec.text) if answer_spec.constraint_type == "json_schema" else {"type": "object"}
+        )
     return StructuredSpec("tools", msgspec.json.encode(content).decode(), "tools")
 
 
 def template_tool(tool: Tool) -> dict[str, Any]:
-    """Return a tool as models' chat templates take it."""
+    """Return a tool in the format of chat templates."""
     function = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters}
     return {"type": "function", "function": function}
 
@@ -213,17 +219,19 @@ To call a function, answer with its name and its arguments as JSON within <tool_
 </tool_call>"""
 
 
-def in_words(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages for a template that knows nothing of tools: told in the system message, calls and results as
-    text."""
+def render_tools_as_text(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages for a template without tool support.
+
+    The tools are described in the system message, and calls and results are text.
+    """
     plain = [_plain(message) for message in messages]
     if tools:
-        told = _INSTRUCTIONS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        instructions = _INSTRUCTIONS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if plain and plain[0]["role"] == "system":
-            # Tools first, as in templates that know them: their change changes all that comes after.
-            plain[0] = {"role": "system", "content": f"{told}\n\n{plain[0]['content']}"}
+            # Tools come first, as in templates that support them.
+            plain[0] = {"role": "system", "content": f"{instructions}\n\n{plain[0]['content']}"}
         else:
-            plain.insert(0, {"role": "system", "content": told})
+            plain.insert(0, {"role": "system", "content": instructions})
     return plain
 
 
@@ -238,7 +246,7 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_beginning_of(tag: str, text: str) -> str:
-    """Return the text without an end that may turn out to be the tag's beginning."""
+    """Return the text without a suffix that may be the beginning of the tag."""
     for size in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:size]):
             return text[:-size]
@@ -253,7 +261,7 @@ def _string(literal: str) -> str:
 
 
 def _whole_call(body: str) -> tuple[str, str] | None:
-    """Name and arguments of a call whose keys come in another order."""
+    """Return the name and the arguments of a call whose keys are in another order."""
     try:
         call = json.loads(body)
         name, arguments = call["name"], call["arguments"]

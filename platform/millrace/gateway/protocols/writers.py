@@ -1,4 +1,4 @@
-"""Which writer answers in which dialect."""
+"""The writer of each dialect."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ WRITERS: Mapping[str, Callable[[ResponseSpec, Tokenizer], Writer]] = {
 }
 
 
-def make_writer(form: ResponseSpec, tokenizer: Tokenizer) -> Writer:
-    """`tokenizer`: of the form's model."""
-    return WRITERS[form.dialect](form, tokenizer)
+def make_writer(spec: ResponseSpec, tokenizer: Tokenizer) -> Writer:
+    """Return a writer for one response. `tokenizer` is the tokenizer of the response's model."""
+    return WRITERS[spec.dialect](spec, tokenizer)

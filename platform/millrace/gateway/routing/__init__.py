@@ -1,1 +1,1 @@
-"""The model catalog, and the router that turns a tenant's policy into candidates."""
+"""Routing: the router turns a model name and the tenant's routing policy into candidate deployments."""

@@ -1,6 +1,6 @@
-"""Which way: the ordered candidates for the model name a caller asks for, and why these.
+"""The router: returns the ordered candidates for a requested model name, and the reasons for them.
 
-A name is a deployment's own, or a logical one that the tenant's routing policy explains
+A name is a deployment's name, or a logical name that the tenant's routing policy defines
 (tenants.routing_policies.policy).
 """
 
@@ -21,18 +21,18 @@ EVERY_FALLBACK = ("error", "overload", "context")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A deployment that may serve the request."""
+    """A deployment that may run the request."""
 
     model: ServedModel
 
 
 @dataclass(frozen=True)
 class Route:
-    """Where a request may go, best first."""
+    """The candidates of a request, the preferred one first."""
 
     candidates: list[Candidate]
     fallback_on: tuple[str, ...]
-    why: dict[str, Any]  # the beginning of the request's record of decisions
+    decision_record: dict[str, Any]  # the first fields of the request's decision record
 
 
 class Router:
@@ -40,30 +40,32 @@ class Router:
         self._models = models
 
     def served(self, name: str) -> ServedModel | None:
-        """Return the deployment of this name."""
+        """Return the deployment with this name, or None."""
         return self._models.get(name)
 
     def visible(self, key: ApiKeySnapshot) -> dict[str, ServedModel]:
-        """Return the names this key may ask for, each with the model to describe it by."""
-        found = dict(self._models)
+        """Return the model names that this key may request, each with the deployment that describes it."""
+        visible = dict(self._models)
         for name, policy in key.policies.items():
             served = [self._models[model] for model in policy.models if model in self._models]
             if served:
-                found[name] = min(served, key=lambda model: model.context_length)
-        return {name: model for name, model in found.items() if key.models is None or name in key.models}
+                visible[name] = min(served, key=lambda model: model.context_length)
+        return {name: model for name, model in visible.items() if key.models is None or name in key.models}
 
     def usable_names(self, key: ApiKeySnapshot) -> dict[str, list[ServedModel]]:
-        """Return the deployments behind each name that this key may use, as its policies list them."""
-        found = {name: [model] for name, model in self._models.items()}
+        """Return the deployments behind each model name that this key may request, in the order of its policy."""
+        usable = {name: [model] for name, model in self._models.items()}
         for name, policy in key.policies.items():
-            found[name] = [self._models[model] for model in policy.models if model in self._models]
-        return {name: models for name, models in found.items() if models and (key.models is None or name in key.models)}
+            usable[name] = [self._models[model] for model in policy.models if model in self._models]
+        return {
+            name: models for name, models in usable.items() if models and (key.models is None or name in key.models)
+        }
 
     def measure(self, key: ApiKeySnapshot, name: str) -> ServedModel:
-        """Return the model whose tokens a prompt is counted in before it is known where it goes.
+        """Return the deployment whose tokenizer counts a prompt before the prompt is routed.
 
         Raises:
-            ApiError: 404 if there is no such name, 403 if this key may not use it.
+            ApiError: 404, the name does not exist; 403, this key may not use it.
         """
         policy = key.policies.get(name)
         served = [self._models[model] for model in (policy.models if policy else (name,)) if model in self._models]
@@ -78,29 +80,31 @@ class Router:
     def route(
         self, key: ApiKeySnapshot, name: str, request_id: str, prompt_tokens: int, *, tools: bool, schema: bool
     ) -> Route:
-        """Where a request for the model `name` may go; at least one way.
+        """Return the route of a request for the model `name`, with at least one candidate.
 
         Raises:
-            ApiError: 404, none of the policy's rules holds for it.
+            ApiError: 404, no rule of the policy applies, or none of its deployments is served.
         """
         policy = key.policies.get(name)
-        why: dict[str, Any] = {"tenant": key.tenant_id, "asked": name}
+        decision_record: dict[str, Any] = {"tenant": key.tenant_id, "requested_model": name}
         if policy is None:
-            return Route([Candidate(self._models[name])], (), why)
-        at = datetime.now(UTC)
-        decision = decide(policy, RoutingFacts(request_id, key.key_id, prompt_tokens, tools, schema, at))
+            return Route([Candidate(self._models[name])], (), decision_record)
+        decided_at = datetime.now(UTC)
+        decision = decide(policy, RoutingFacts(request_id, key.key_id, prompt_tokens, tools, schema, decided_at))
         if decision is None:
-            raise ApiError("model_not_found", f"No rule of the policy {name!r} holds for this request.", "model")
+            raise ApiError(
+                "model_not_found", f"No rule of the routing policy {name!r} applies to this request.", "model"
+            )
         known = [model for model in decision.models if model in self._models]
         if not known:
-            raise ApiError("model_not_found", f"None of the models behind {name!r} is served here.", "model")
-        why |= {
+            raise ApiError("model_not_found", f"None of the models of the routing policy {name!r} is served.", "model")
+        decision_record |= {
             "policy": {"version": policy.version, "rule": decision.rule, "draw": decision.draw},
             "targets": list(decision.models),
             "prompt_tokens": prompt_tokens,
-            "decided_at": at.isoformat(timespec="milliseconds"),
+            "decided_at": decided_at.isoformat(timespec="milliseconds"),
         }
-        skipped = [{"model": model, "why": "not served here"} for model in decision.models if model not in known]
+        skipped = [{"model": model, "reason": "not served here"} for model in decision.models if model not in known]
         if skipped:
-            why["skipped"] = skipped
-        return Route([Candidate(self._models[model]) for model in known], policy.fallback_on, why)
+            decision_record["skipped"] = skipped
+        return Route([Candidate(self._models[model]) for model in known], policy.fallback_on, decision_record)

@@ -12,7 +12,7 @@ BOUND = {"kind": "limit", "scope": "key", "id": 3, "name": "requests_per_minute"
 LIMIT = {"set": 3, "scope": "key", "model": "", "name": "requests_per_minute", "limit": 3, "left": 2, "cost": 1}
 PLACE = {"execution": 0, "attempt": 1, "model": "smollm2-135m", "replica": "r", "by": "prefix", "load": 1, "credits": 9}
 ROUTE = {"policy": {"version": 2, "rule": 0, "draw": 1}, "targets": ["smollm2-135m", "big"]}
-SKIPPED = {"skipped": [{"model": "big", "why": "server_is_overloaded"}]}
+SKIPPED = {"skipped": [{"model": "big", "reason": "server_is_overloaded"}]}
 
 
 def prepare(world: World) -> None:

@@ -1,1 +1,1 @@
-"""The data plane's endpoints, a consumer each."""
+"""The gateway's HTTP and WebSocket endpoints, one consumer each. millrace.gateway.routes maps URLs to them."""

@@ -1,4 +1,4 @@
-"""/v1/batches, as OpenAI's SDK knows them. A batch belongs to its key's project, and runs on that key."""
+"""/v1/batches, compatible with OpenAI's SDK. A batch belongs to its key's project and runs with this key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tenants.keys.snapshot import ApiKeySnapshot
 ENDPOINTS = [endpoint for endpoint in DIALECTS if endpoint != "/v1/messages"]
 WINDOW_SECONDS = 24 * 3600
 TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-# While it runs its lines are counted, afterwards the counts are its own.
+# While a batch runs its lines are counted. Afterwards the counts are columns of the batch.
 SELECT = """
 SELECT b.*, b.succeeded + coalesce(l.succeeded, 0) AS succeeded, b.errored + coalesce(l.errored, 0) AS errored
 FROM batches_batch b LEFT JOIN LATERAL (
@@ -49,20 +49,20 @@ async def find(connection: Connection, key: ApiKeySnapshot, dialect: str, name: 
     """Return a batch of the key's project.
 
     Raises:
-        ApiError: 404.
+        ApiError: 404, the project has no such batch.
     """
-    wanted = {"name": name, "project": key.project_id, "dialect": dialect}
-    row = await (await connection.execute(ONE, wanted)).fetchone()
+    parameters = {"name": name, "project": key.project_id, "dialect": dialect}
+    row = await (await connection.execute(ONE, parameters)).fetchone()
     if row is None:
         raise ApiError("not_found", f"There is no batch {name!r}.")
     return row
 
 
 async def cancel(connection: Connection, key: ApiKeySnapshot, dialect: str, name: str) -> dict[str, Any]:
-    """Run no more of the batch's requests; what was cancelled before stays so.
+    """Cancel the batch's requests that have not started. Cancelling a cancelled batch changes nothing.
 
     Raises:
-        ApiError: 404; 409, it has ended.
+        ApiError: 404, the project has no such batch; 409, the batch has ended.
     """
     await connection.execute(CANCEL, {"name": name, "project": key.project_id, "dialect": dialect})
     row = await find(connection, key, dialect, name)
@@ -72,8 +72,8 @@ async def cancel(connection: Connection, key: ApiKeySnapshot, dialect: str, name
 
 
 async def insert(connection: Connection, key: ApiKeySnapshot, **values: Any) -> dict[str, Any]:
-    whose = {"tenant": key.tenant_id, "project": key.project_id, "key": key.key_id, "window": WINDOW_SECONDS}
-    row = await (await connection.execute(INSERT, values | whose)).fetchone()
+    scope = {"tenant": key.tenant_id, "project": key.project_id, "key": key.key_id, "window": WINDOW_SECONDS}
+    row = await (await connection.execute(INSERT, values | scope)).fetchone()
     if row is None:
         raise RuntimeError("the batch was not written")
     return row
@@ -100,8 +100,8 @@ def batch_object(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seconds(moment: Any) -> int | None:
-    return None if moment is None else int(moment.timestamp())
+def _seconds(time: Any) -> int | None:
+    return None if time is None else int(time.timestamp())
 
 
 class OutputExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
@@ -123,29 +123,29 @@ class CreateBatch(HttpConsumer):
     async def handle(self) -> None:
         key = await self.authenticate("inference")
         self.gateway.disk.require_space()
-        asked = read_body(await self.read_body(), BatchBody)
-        if asked.endpoint not in ENDPOINTS:
+        requested = read_body(await self.read_body(), BatchBody)
+        if requested.endpoint not in ENDPOINTS:
             raise invalid("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}.")
-        check_metadata(asked.metadata or {})
-        kept = asked.output_expires_after
-        seconds = None if kept is None else check_seconds("output_expires_after.seconds", kept.seconds)
-        async with self.gateway.rows.of(key.tenant_id) as connection:
-            # NOTE: held until the batch is there: a call that deletes the file then sees that it is in use.
+        check_metadata(requested.metadata or {})
+        expiry = requested.output_expires_after
+        seconds = None if expiry is None else check_seconds("output_expires_after.seconds", expiry.seconds)
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
+            # NOTE: the lock is held until the batch exists, so that a concurrent deletion of the file sees the batch.
             found = await connection.execute(
                 "SELECT FROM batches_file WHERE name = %s AND project_id = %s AND purpose = 'batch'"
                 " AND expires_at > now() FOR SHARE",
-                [asked.input_file_id, key.project_id],
+                [requested.input_file_id, key.project_id],
             )
             if not found.rowcount:
-                raise no_file(asked.input_file_id, "input_file_id")
+                raise no_file(requested.input_file_id, "input_file_id")
             row = await insert(
                 connection,
                 key,
                 name=new_name("batch_"),
                 dialect="openai",
-                endpoint=asked.endpoint,
-                input_file=asked.input_file_id,
-                metadata=None if asked.metadata is None else Jsonb(asked.metadata),
+                endpoint=requested.endpoint,
+                input_file=requested.input_file_id,
+                metadata=None if requested.metadata is None else Jsonb(requested.metadata),
                 output_seconds=seconds,
                 total=0,
             )
@@ -160,10 +160,10 @@ class BatchesEndpoint(HttpConsumer):
         key = await self.authenticate("inference")
         query = read_query(self.scope, "after", "limit")
         limit = read_limit(query, 20, 100)
-        async with self.gateway.rows.of(key.tenant_id) as connection:
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             after = (await find(connection, key, "openai", query["after"]))["id"] if "after" in query else None
-            wanted = {"project": key.project_id, "dialect": "openai", "after": after, "limit": limit + 1}
-            rows = await (await connection.execute(PAGE, wanted)).fetchall()
+            parameters = {"project": key.project_id, "dialect": "openai", "after": after, "limit": limit + 1}
+            rows = await (await connection.execute(PAGE, parameters)).fetchall()
         await self.respond_json(200, page([batch_object(row) for row in rows], limit))
 
 
@@ -173,7 +173,7 @@ class BatchEndpoint(HttpConsumer):
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
-        async with self.gateway.rows.of(key.tenant_id) as connection:
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             row = await find(connection, key, "openai", self.path_arguments["batch_id"])
         await self.respond_json(200, batch_object(row))
 
@@ -184,11 +184,14 @@ class CancelBatch(HttpConsumer):
     async def handle(self) -> None:
         key = await self.authenticate("inference")
         await self.read_body()
-        async with self.gateway.rows.of(key.tenant_id) as connection:
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             row = await cancel(connection, key, "openai", self.path_arguments["batch_id"])
         await self.respond_json(200, batch_object(row))
 
 
 def check_metadata(metadata: dict[str, str]) -> None:
     if len(metadata) > 16 or any(len(name) > 64 or len(value) > 512 for name, value in metadata.items()):
-        raise invalid("metadata", "metadata takes at most 16 pairs of at most 64 and 512 characters.")
+        raise invalid(
+            "metadata",
+            "metadata may have at most 16 entries, with keys of up to 64 and values of up to 512 characters.",
+        )

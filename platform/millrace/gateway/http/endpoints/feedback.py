@@ -1,4 +1,4 @@
-"""POST /v1/requests/{request_id}/feedback: the caller's feedback on a request, stored once."""
+"""POST /v1/requests/{request_id}/feedback: the client's feedback on a request, stored once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from millrace.gateway.http.endpoints.batches import check_metadata
 from millrace.gateway.protocols.openai.parameters import read_body
 from tenants.keys.snapshot import ApiKeySnapshot
 
-MAX_LABEL_CHARACTERS = 64  # characters
+MAX_LABEL_CHARACTERS = 64
 _INSERT = """
 INSERT INTO feedback_submittedfeedback (tenant_id, request_id, key_id, success, score, label, metadata)
 VALUES (%(tenant)s, %(request)s, %(key)s, %(success)s, %(score)s, %(label)s, %(metadata)s)
 ON CONFLICT DO NOTHING
 """
 _FIND = "SELECT * FROM feedback_submittedfeedback WHERE request_id = %(request)s"
-_TOLD = ("success", "score", "label", "metadata")
+_VALUE_FIELDS = ("success", "score", "label", "metadata")
 
 
 class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,24 +39,24 @@ class SubmitFeedback(HttpConsumer):
         request_id = self.path_arguments["request_id"]
         feedback = _read(await self.read_body())
         await self._require_request(key, request_id)
-        told = {name: getattr(feedback, name) for name in _TOLD}
-        values = {**told, "tenant": key.tenant_id, "key": key.key_id, "request": request_id}
+        reported = {name: getattr(feedback, name) for name in _VALUE_FIELDS}
+        values = {**reported, "tenant": key.tenant_id, "key": key.key_id, "request": request_id}
         values["metadata"] = None if feedback.metadata is None else Jsonb(feedback.metadata)
-        async with self.gateway.rows.of(key.tenant_id) as connection:
-            first = (await connection.execute(_INSERT, values)).rowcount
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
+            is_new = (await connection.execute(_INSERT, values)).rowcount
             row = await (await connection.execute(_FIND, values)).fetchone()
-        if row is None or any(row[name] != value for name, value in told.items()):
+        if row is None or any(row[name] != value for name, value in reported.items()):
             raise ApiError("feedback_conflict", f"The request {request_id!r} has different feedback already.")
-        at = int(row["reported_at"].timestamp())
-        answer = {"id": request_id, "object": "request.feedback", **told, "reported_at": at}
-        await self.respond_json(201 if first else 200, answer)
+        reported_at = int(row["reported_at"].timestamp())
+        response = {"id": request_id, "object": "request.feedback", **reported, "reported_at": reported_at}
+        await self.respond_json(201 if is_new else 200, response)
 
     async def _require_request(self, key: ApiKeySnapshot, request_id: str) -> None:
-        """Require that the request is the tenant's and is still stored or is settled."""
+        """Check that the request belongs to the tenant, and that its stream is stored or it is settled."""
         tenant: Any = await self.gateway.broker.hget(claim_key(request_id, 0), "tenant")
         if tenant is not None and int(tenant) == key.tenant_id:
             return
-        async with self.gateway.rows.of(key.tenant_id) as connection:
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             found = await connection.execute(
                 "SELECT FROM billing_usageevent WHERE request_id = %s LIMIT 1", [request_id]
             )

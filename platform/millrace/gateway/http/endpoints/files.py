@@ -1,4 +1,4 @@
-"""/v1/files: what batches are made of, and their results. A file belongs to its key's project."""
+"""/v1/files: input and output files of batches. A file belongs to its key's project."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
 _ONE = "SELECT * FROM batches_file WHERE name = %(name)s AND project_id = %(project)s AND expires_at > now()"
 _INSERT = """
 INSERT INTO batches_file (name, tenant_id, project_id, filename, purpose, size, expires_at)
-SELECT %(name)s, %(tenant)s, %(project)s, %(filename)s, %(purpose)s, %(size)s, now() + make_interval(secs => %(kept)s)
+SELECT %(name)s, %(tenant)s, %(project)s, %(filename)s, %(purpose)s, %(size)s,
+    now() + make_interval(secs => %(retention_seconds)s)
 WHERE %(size)s + (SELECT coalesce(sum(size), 0) FROM batches_file) <= %(quota)s
 RETURNING *
 """
@@ -60,26 +61,32 @@ async def insert_file(
     filename: str,
     purpose: str,
     size: int,
-    kept: int,
+    retention_seconds: int,
 ) -> dict[str, Any]:
     """Insert the row of a file whose contents are stored.
 
     Raises:
-        ApiError: 429, the tenant's files would be larger than it may have.
+        ApiError: 429, the tenant's file quota would be exceeded.
     """
-    # One at a time, so that two do not fit where one would.
+    # Serialized per tenant, so that concurrent uploads cannot exceed the quota together.
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('files ' || %s, 0))", [str(key.tenant_id)])
-    values = {"name": name, "filename": filename[:255], "purpose": purpose, "size": size, "kept": kept}
-    whose = {"tenant": key.tenant_id, "project": key.project_id, "quota": quota}
-    row = await (await connection.execute(_INSERT, values | whose)).fetchone()
+    values = {
+        "name": name,
+        "filename": filename[:255],
+        "purpose": purpose,
+        "size": size,
+        "retention_seconds": retention_seconds,
+    }
+    scope = {"tenant": key.tenant_id, "project": key.project_id, "quota": quota}
+    row = await (await connection.execute(_INSERT, values | scope)).fetchone()
     if row is None:
         raise over_quota(quota)
     return row
 
 
 @contextmanager
-def unless_refused(storage: Storage, name: str) -> Iterator[None]:
-    """Drop a file's contents if it is refused. If it is not known whether its row was written, the sweep finds out."""
+def remove_if_rejected(storage: Storage, name: str) -> Iterator[None]:
+    """Remove a file's contents if the request is rejected. After other errors the sweep removes unused contents."""
     try:
         yield
     except ApiError as exc:
@@ -89,24 +96,31 @@ def unless_refused(storage: Storage, name: str) -> Iterator[None]:
 
 
 def over_quota(quota: int) -> ApiError:
-    return ApiError("quota_exceeded", f"Your files may have {quota} bytes in all: delete some first.")
+    return ApiError("quota_exceeded", f"Your files may total {quota} bytes. Delete some files first.")
 
 
 class CreateFile(UploadConsumer):
     endpoint = "files"
-    most_bytes = MAX_FILE_BYTES + 2**16  # and the form around it
+    max_bytes = MAX_FILE_BYTES + 2**16  # and the multipart form around it
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
-        await self._require_room(key)
+        await self._require_quota(key)
         name, quota = new_name("file-"), self.gateway.settings.tenant_file_quota_bytes
         async with self.spooled() as spool:
             fields, filename, size = await asyncio.to_thread(self._write, spool, name)
-        with unless_refused(self.gateway.storage, name):
-            kept = _kept(fields)
-            async with self.gateway.rows.of(key.tenant_id) as rows:
+        with remove_if_rejected(self.gateway.storage, name):
+            retention_seconds = _retention_seconds(fields)
+            async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
                 row = await insert_file(
-                    rows, key, quota, name=name, filename=filename, purpose="batch", size=size, kept=kept
+                    connection,
+                    key,
+                    quota,
+                    name=name,
+                    filename=filename,
+                    purpose="batch",
+                    size=size,
+                    retention_seconds=retention_seconds,
                 )
         await self.respond_json(200, file_object(row))
 
@@ -115,30 +129,30 @@ class CreateFile(UploadConsumer):
         with self.gateway.storage.writing(name) as target:
             fields, file = read_form(spool, content_type, target)
             if file.size > MAX_FILE_BYTES:
-                raise ApiError("request_too_large", f"A file has at most {MAX_FILE_BYTES} bytes.", "file")
+                raise ApiError("request_too_large", f"A file may have at most {MAX_FILE_BYTES} bytes.", "file")
             if file.lines > MAX_LINES:
-                raise invalid("file", f"A batch's file has at most {MAX_LINES} lines, this one has {file.lines}.")
+                raise invalid("file", f"A batch file may have at most {MAX_LINES} lines. This file has {file.lines}.")
             if not file.size:
                 raise invalid("file", "The file is empty.")
-        return fields, file.found or "", file.size
+        return fields, file.file_name or "", file.size
 
-    async def _require_room(self, key: ApiKeySnapshot) -> None:
+    async def _require_quota(self, key: ApiKeySnapshot) -> None:
         quota = self.gateway.settings.tenant_file_quota_bytes
-        async with self.gateway.rows.of(key.tenant_id) as connection:
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             found = await connection.execute("SELECT coalesce(sum(size), 0) AS used FROM batches_file")
             row = await found.fetchone()
         if row is not None and row["used"] >= quota:
             raise over_quota(quota)
 
 
-def _kept(fields: dict[str, str]) -> int:
-    """Check the form's fields; how long the file is to be kept, in seconds."""
+def _retention_seconds(fields: dict[str, str]) -> int:
+    """Check the form's fields and return the file's retention time in seconds."""
     for name in fields.keys() - _FIELDS:
         raise ApiError("unknown_parameter", f"Unrecognized request argument supplied: {name}", name)
     if "purpose" not in fields:
         raise invalid("purpose", "purpose is required.", "missing_required_parameter")
     if fields["purpose"] != "batch":
-        raise invalid("purpose", "purpose must be 'batch': files are kept for batches alone.")
+        raise invalid("purpose", "purpose must be 'batch'.")
     seconds = fields.get("expires_after[seconds]")
     if fields.get("expires_after[anchor]", "created_at") != "created_at":
         raise invalid("expires_after.anchor", "anchor must be 'created_at'.")
@@ -164,7 +178,7 @@ class FilesEndpoint(HttpConsumer):
         if order not in ("asc", "desc"):
             raise invalid("order", "order must be 'asc' or 'desc'.")
         purposes = ["batch", "batch_output"]
-        async with self.gateway.rows.of(key.tenant_id) as connection:
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             after = None
             if "after" in query:
                 found = await connection.execute(_ONE, {"name": query["after"], "project": key.project_id})
@@ -172,26 +186,26 @@ class FilesEndpoint(HttpConsumer):
                 if row is None:
                     raise no_file(query["after"], "after")
                 after = row["id"]
-            wanted = {
+            parameters = {
                 "project": key.project_id,
-                "purposes": [each for each in purposes if query.get("purpose", each) == each],
+                "purposes": [purpose for purpose in purposes if query.get("purpose", purpose) == purpose],
                 "after": after,
                 "ascending": order == "asc",
                 "limit": limit + 1,
             }
-            rows = await (await connection.execute(_PAGE, wanted)).fetchall()
+            rows = await (await connection.execute(_PAGE, parameters)).fetchall()
         await self.respond_json(200, page([file_object(row) for row in rows], limit))
 
 
-def page(found: list[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """Return a list as OpenAI's SDK reads it; `found` has one more if there are more."""
-    data = found[:limit]
+def page(rows: list[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """Return a list in OpenAI's format. `rows` has one more than `limit` if there are more pages."""
+    data = rows[:limit]
     return {
         "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
-        "has_more": len(found) > limit,
+        "has_more": len(rows) > limit,
     }
 
 
@@ -202,7 +216,7 @@ class _OneFile(HttpConsumer):
     async def row(self) -> dict[str, Any]:
         key = await self.authenticate("inference")
         name = self.path_arguments["file_id"]
-        async with self.gateway.rows.of(key.tenant_id) as connection:
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             row = await (await connection.execute(_ONE, {"name": name, "project": key.project_id})).fetchone()
         if row is None or row["purpose"] not in ("batch", "batch_output"):
             raise no_file(name)
@@ -226,7 +240,7 @@ class DeleteFile(_OneFile):
     async def handle(self) -> None:
         row = await self.row()
         name = row["name"]
-        async with self.gateway.rows.of(row["tenant_id"]) as connection:
+        async with self.gateway.tenant_db.tenant_transaction(row["tenant_id"]) as connection:
             await connection.execute("SELECT FROM batches_file WHERE name = %s FOR UPDATE", [name])
             used = await connection.execute(
                 "SELECT name FROM batches_batch WHERE input_file = %s"

@@ -1,4 +1,4 @@
-"""/healthz: the process lives. /readyz: it can serve. /metrics: for Prometheus."""
+"""/healthz: the process runs. /readyz: it can serve requests. /metrics: metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Readyz(HttpConsumer):
     async def handle(self) -> None:
         checks = await self.gateway.readiness()
         ready = all(state == "ok" for state in checks.values())
-        # A process that is down does not make this gateway unready by itself: `checks` covers what requests need.
+        # A process that is down does not make this gateway unready: `checks` covers what requests need.
         processes = read_processes(self.gateway.settings.data_dir)
-        down = {process.name: process.describe() for process in processes if not process.running}
-        answer = {"status": "ready" if ready else "not ready", "checks": checks, "down": down}
-        await self.respond_json(200 if ready else 503, answer)
+        not_running = {process.name: process.describe() for process in processes if not process.running}
+        response = {"status": "ready" if ready else "not ready", "checks": checks, "down": not_running}
+        await self.respond_json(200 if ready else 503, response)
 
 
 class MetricsEndpoint(HttpConsumer):
@@ -47,16 +47,16 @@ class MetricsEndpoint(HttpConsumer):
         await self.respond(200, self.gateway.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
 
     def _require_reader(self) -> None:
-        """They cover the traffic of all tenants: clients with the token may read them or, without one, this machine.
+        """Check that the client may read metrics of all tenants: it has the token, or is local if there is none.
 
         Raises:
-            ApiError: 401 or 403.
+            ApiError: 401, the token is wrong; 403, there is no token and the client is not local.
         """
         if token := self.gateway.settings.metrics_token:
             sent = self.headers.get(b"authorization", b"")
             if not secrets.compare_digest(sent, b"Bearer " + token.encode()):
-                raise ApiError("invalid_api_key", "Give the metrics' token: Authorization: Bearer <token>.")
+                raise ApiError("invalid_api_key", "Send the metrics token as `Authorization: Bearer <token>`.")
         elif not allowed((self.scope["client"] or ("",))[0], LOOPBACK):
             raise ApiError(
-                "insufficient_scope", "Metrics are told to this machine alone, or by MILLRACE_METRICS_TOKEN."
+                "insufficient_scope", "Metrics are available only from localhost or with MILLRACE_METRICS_TOKEN."
             )

@@ -1,4 +1,4 @@
-"""Chat completions and completions: the same life, two dialects."""
+"""The inference endpoints: chat completions, completions and embeddings, and their base class."""
 
 from __future__ import annotations
 
@@ -22,50 +22,53 @@ from tenants.keys.snapshot import ApiKeySnapshot
 
 
 class PromptConsumer(HttpConsumer):
-    """POST a body with a prompt. A large one is bounded and charged before it is received, and read elsewhere."""
+    """Base class of endpoints with a prompt.
 
-    reader = ""  # of `dialect_readers.READERS`
+    A large body is limited and charged before it is received, and decoded in a prompt process.
+    """
+
+    reader = ""  # key of `dialect_readers.READERS`
 
     async def read_request(self, key: ApiKeySnapshot) -> InferenceRequest:
-        """Receive the body and read it.
+        """Receive the body and read the request.
 
         Raises:
-            ApiError: 413, it is too large; 429, a limit does not allow it; others, it is no proper request.
+            ApiError: 413, the body is too large; 429, a limit is reached; other codes, the request is invalid.
         """
         body = await self.read_body()
         request = await self.gateway.prompts.read(key, self.reader, body)
         self.release_body()
         if self.trace is not None:
-            self.trace.asked(request, body)
+            self.trace.set_request(request, body)
         return request
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        most = self.gateway.settings.max_request_body_bytes
+        max_bytes = self.gateway.settings.max_request_body_bytes
         if self.body.declared is not None:
-            await self._admit(min(self.body.declared, most + 1))
-        async for piece in self.body.pieces(most):
-            await self._admit(self.body.received)
+            await self._charge(min(self.body.declared, max_bytes + 1))
+        async for piece in self.body.pieces(max_bytes):
+            await self._charge(self.body.received)
             yield piece
 
-    async def _admit(self, size: int) -> None:
-        """Charge a large body, once, and count its memory.
+    async def _charge(self, size: int) -> None:
+        """Charge a large body once, and reserve memory for it.
 
         Raises:
-            ApiError: 413, it is larger than this key's prompts can be; 429 or 503, it cannot be read now.
+            ApiError: 413, it is larger than any prompt of this key can be; 429 or 503, it cannot be read now.
         """
         if size <= SMALL_BODY_BYTES or self.key is None:
             return
-        if self.lease is None:
+        if self.body_lease is None:
             await self.gateway.prompts.charge(self.key, size)
-            self._most = self.gateway.prompts.max_body_bytes(self.key, self.reader)
-            self.lease = self.gateway.body_memory.lease(self.key.tenant_id)
-        if size > self._most:
-            raise too_large(self._most)
-        self.lease.grow(size)
+            self._max_body_bytes = self.gateway.prompts.max_body_bytes(self.key, self.reader)
+            self.body_lease = self.gateway.body_memory.lease(self.key.tenant_id)
+        if size > self._max_body_bytes:
+            raise too_large(self._max_body_bytes)
+        self.body_lease.grow(size)
 
 
 class InferenceConsumer(PromptConsumer):
-    """POST a request, get its answer, streamed or whole."""
+    """Base class of endpoints that run a request and send its response, streamed or complete."""
 
     dialect = ""
     recorded = True
@@ -73,47 +76,47 @@ class InferenceConsumer(PromptConsumer):
     async def handle(self) -> None:
         key = await self.authenticate("inference")
         request = await self.read_request(key)
-        if self.once is None or not await self._go_on(key, self.once, request):
+        if self.idempotent_call is None or not await self._resume(key, self.idempotent_call, request):
             await self._begin(key, request)
 
     async def _begin(self, key: ApiKeySnapshot, request: InferenceRequest) -> None:
-        call = await self.gateway.service.begin(key, request, self.dialect, self.request_id, self.trace)
+        active = await self.gateway.service.begin(key, request, self.dialect, self.request_id, self.trace)
         try:
-            events = self.gateway.service.events(call)
-            # Status and headers wait for the first token: until then a failure is a real HTTP status.
+            events = self.gateway.service.events(active)
+            # The status is sent with the first token. Until then a failure is still an HTTP status.
             first = await anext(events)
-            self.limit_statuses = call.ticket.limit_statuses
-            await self._write(request, call.writer(), call.model, first, events, lambda: _cost(call))
-        except (ApiError, OSError):  # it has its verdict, or the client has gone
+            self.limit_statuses = active.lease.limit_statuses
+            await self._write(request, active.writer(), active.model, first, events, lambda: _cost(active))
+        except (ApiError, OSError):  # the request has ended, or the client has disconnected
             raise
         except Exception:
-            await self.gateway.service.fault(call)
+            await self.gateway.service.mark_failed(active)
             raise
         finally:
-            returns = self.headers.get(b"x-millrace-resume") == b"1"
-            if self.once is not None and call.generation.written:
-                returns = self.once.runs_on = True  # the next call with the key continues with it
-            self.gateway.service.let_go(call, means_to_return=returns and self.key_died is None)
+            is_returning = self.headers.get(b"x-millrace-resume") == b"1"
+            if self.idempotent_call is not None and active.execution.written:
+                is_returning = self.idempotent_call.keeps_running = True  # the next call with this key resumes it
+            self.gateway.service.release(active, is_returning=is_returning and self.key_error is None)
 
-    async def _go_on(self, key: ApiKeySnapshot, once: IdempotentCall, request: InferenceRequest) -> bool:
-        """Answer with what an earlier call under the same Idempotency-Key began. False: nothing has come of that."""
-        if once.left is None:
+    async def _resume(self, key: ApiKeySnapshot, call: IdempotentCall, request: InferenceRequest) -> bool:
+        """Resume the request that an earlier call with the same key started. Return False if it does not run."""
+        if call.unfinished_request_id is None:
             return False
-        following = StreamFollower(self.gateway.dispatcher, once.left, key.tenant_id)
-        once.runs_on = True
-        async with self.gateway.readers.reading(once.left):
+        follower = StreamFollower(self.gateway.dispatcher, call.unfinished_request_id, key.tenant_id)
+        call.keeps_running = True
+        async with self.gateway.subscribers.subscription(call.unfinished_request_id):
             try:
-                events = following.events()
+                events = follower.events()
                 first = await anext(events)
-                form = await following.form()
-            except (ApiError, StreamNotFound):  # it was never sent, lost its worker, or was cancelled since nobody came
-                once.runs_on = False
-                await once.restart(self.request_id)
+                response_spec = await follower.response_spec()
+            except (ApiError, StreamNotFound):  # it was not sent, failed or was cancelled
+                call.keeps_running = False
+                await call.restart(self.request_id)
                 return False
-            self.request_id = once.left
+            self.request_id = call.unfinished_request_id
             if self.trace is not None:
-                self.trace.replay_of = once.left
-            await self._write(request, self.gateway.service.writer(form), form.model, first, events)
+                self.trace.replay_of = call.unfinished_request_id
+            await self._write(request, self.gateway.service.writer(response_spec), response_spec.model, first, events)
         return True
 
     async def _write(
@@ -130,8 +133,8 @@ class InferenceConsumer(PromptConsumer):
         if request.stream:
             await self._stream(writer, headers, first, events)
         else:
-            answer = writer.whole([first, *[later async for later in events]])
-            await self.respond_json(200, answer, headers + cost())
+            response = writer.whole([first, *[later async for later in events]])
+            await self.respond_json(200, response, headers + cost())
 
     async def _stream(
         self, writer: Writer, headers: Headers, event: AnswerEvent, events: AsyncIterator[AnswerEvent]
@@ -139,10 +142,10 @@ class InferenceConsumer(PromptConsumer):
         sent = 0
         await self.start_stream(headers)
         while True:
-            datas = writer.stream(event)
-            if datas:
-                await self.send_events(datas, sent, last=isinstance(event, End))
-                sent += len(datas)
+            chunks = writer.stream(event)
+            if chunks:
+                await self.send_events(chunks, sent, last=isinstance(event, End))
+                sent += len(chunks)
             if isinstance(event, End):
                 return
             event = await anext(events)
@@ -156,11 +159,11 @@ def _headers(model: str, first: AnswerEvent) -> Headers:
     ]
 
 
-def _cost(call: ActiveRequest) -> Headers:
-    """Return what the answer costs, exactly, in USD."""
+def _cost(active: ActiveRequest) -> Headers:
+    """Return the exact cost of the request in USD, as a header."""
     femto = 0
-    for part in (call, *call.more):
-        rate_card, usage = part.ticket.terms.rate_card, part.usage
+    for part in (active, *active.further_prompts):
+        rate_card, usage = part.lease.grant.rate_card, part.usage
         if rate_card is None or usage is None:
             return []
         tokens = {component: getattr(usage, component) for component in Component if hasattr(usage, component)}
@@ -184,7 +187,7 @@ class Embeddings(InferenceConsumer):
 
 
 class Unknown(HttpConsumer):
-    """Everything else under /v1."""
+    """The response to every other path under /v1."""
 
     endpoint = "unknown"
     method = ANY_METHOD

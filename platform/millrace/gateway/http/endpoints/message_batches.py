@@ -1,4 +1,4 @@
-"""/v1/messages/batches, as Anthropic's SDK knows them. Inside they are batches like OpenAI's."""
+"""/v1/messages/batches, compatible with Anthropic's SDK. They are stored like OpenAI's batches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from millrace.apps.batches.storage import new_name
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.http.endpoints.batches import PAGE, SELECT, WINDOW_SECONDS, cancel, find, insert
-from millrace.gateway.http.endpoints.files import DEFAULT_RETENTION_SECONDS, insert_file, unless_refused
+from millrace.gateway.http.endpoints.files import DEFAULT_RETENTION_SECONDS, insert_file, remove_if_rejected
 from millrace.gateway.http.queries import read_limit, read_query
 from millrace.gateway.http.uploads import UploadConsumer
 from millrace.gateway.protocols.dialects import ANTHROPIC
 
 DIALECT = "anthropic"
 ENDPOINT = "/v1/messages"
-MAX_BODY_BYTES = 32 * 2**20  # it is one JSON value, which a gateway reads in one go
+MAX_BODY_BYTES = 32 * 2**20  # it is one JSON value, which is parsed in memory
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ENDED = ("completed", "failed", "expired", "cancelled")
 _BEFORE = f"{SELECT} AND b.id > %(before)s ORDER BY b.id LIMIT %(limit)s"
@@ -41,15 +41,17 @@ class MessageBatchBody(msgspec.Struct, forbid_unknown_fields=True):
 
 def message_batch(row: dict[str, Any], base_url: str) -> dict[str, Any]:
     ended = row["status"] in _ENDED
-    told = {"succeeded": "succeeded", "errored": "errored", "canceled": "cancelled", "expired": "expired"}
-    counts = {name: row[column] if ended else 0 for name, column in told.items()}
+    columns = {"succeeded": "succeeded", "errored": "errored", "canceled": "cancelled", "expired": "expired"}
+    counts = {name: row[column] if ended else 0 for name, column in columns.items()}
     status = "ended" if ended else "canceling" if row["status"] == "cancelling" else "in_progress"
     return {
         "id": row["name"],
         "type": "message_batch",
         "processing_status": status,
         "request_counts": {"processing": row["total"] - sum(counts.values()), **counts},
-        "ended_at": _rfc3339(next((row[f"{each}_at"] for each in _ENDED if row[f"{each}_at"]), None)),
+        "ended_at": _rfc3339(
+            next((row[f"{status_name}_at"] for status_name in _ENDED if row[f"{status_name}_at"]), None)
+        ),
         "created_at": _rfc3339(row["created_at"]),
         "expires_at": _rfc3339(row["expires_at"]),
         "archived_at": None,
@@ -58,14 +60,14 @@ def message_batch(row: dict[str, Any], base_url: str) -> dict[str, Any]:
     }
 
 
-def _rfc3339(moment: Any) -> str | None:
-    return None if moment is None else moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+def _rfc3339(time: Any) -> str | None:
+    return None if time is None else time.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 class CreateMessageBatch(UploadConsumer):
     endpoint = "messages.batches"
-    words = ANTHROPIC
-    most_bytes = MAX_BODY_BYTES
+    api_dialect = ANTHROPIC
+    max_bytes = MAX_BODY_BYTES
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
@@ -73,21 +75,21 @@ class CreateMessageBatch(UploadConsumer):
         name, batch = new_name("file-"), new_name("msgbatch_")
         async with self.spooled() as spool:
             total = await asyncio.to_thread(self._write, spool, name)
-        with unless_refused(storage, name):
+        with remove_if_rejected(storage, name):
             size = storage.path(name).stat().st_size
-            async with self.gateway.rows.of(key.tenant_id) as rows:
+            async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
                 await insert_file(
-                    rows,
+                    connection,
                     key,
                     settings.tenant_file_quota_bytes,
                     name=name,
                     filename=f"{batch}.jsonl",
                     purpose="messages",
                     size=size,
-                    kept=DEFAULT_RETENTION_SECONDS,
+                    retention_seconds=DEFAULT_RETENTION_SECONDS,
                 )
                 row = await insert(
-                    rows,
+                    connection,
                     key,
                     name=batch,
                     dialect=DIALECT,
@@ -100,7 +102,7 @@ class CreateMessageBatch(UploadConsumer):
         await self.respond_json(200, message_batch(row, settings.base_url))
 
     def _write(self, spool: Path, name: str) -> int:
-        """Write the body as a batch's input file and return the number of requests."""
+        """Write the body as a batch input file and return the number of requests."""
         storage = self.gateway.storage
         with storage.writing(name) as target:
             for custom_id, params in _requests(spool):
@@ -111,8 +113,8 @@ class CreateMessageBatch(UploadConsumer):
                 return len(read_lines(file, ENDPOINT, self.gateway.settings.max_request_body_bytes))
         except BadFile as exc:
             storage.remove(name)
-            fault = exc.errors[0]
-            raise invalid(f"requests.{(fault['line'] or 1) - 1}", fault["message"]) from None
+            problem = exc.errors[0]
+            raise invalid(f"requests.{(problem['line'] or 1) - 1}", problem["message"]) from None
 
 
 def _requests(spool: Path) -> list[tuple[str, msgspec.Raw]]:
@@ -124,21 +126,21 @@ def _requests(spool: Path) -> list[tuple[str, msgspec.Raw]]:
     try:
         found = msgspec.json.decode(text, type=MessageBatchBody).requests
     except msgspec.ValidationError as exc:
-        raise invalid("requests", f"The request body is wrong: {exc}") from None
+        raise invalid("requests", f"The request body is invalid: {exc}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ApiError("invalid_json", f"The request body is not valid JSON: {exc}") from None
     if not 0 < len(found) <= MAX_LINES:
-        raise invalid("requests", f"A batch has 1 to {MAX_LINES} requests.")
+        raise invalid("requests", f"A batch must have 1 to {MAX_LINES} requests.")
     for number, request in enumerate(found):
         if not _CUSTOM_ID.fullmatch(request.custom_id):
-            raise invalid(f"requests.{number}.custom_id", "custom_id has 1 to 64 letters, digits, _ and -.")
-    # One line each: line breaks between tokens of JSON mean nothing, and within strings there are none.
-    return [(each.custom_id, msgspec.Raw(re.sub(rb"[\r\n]", b" ", bytes(each.params)))) for each in found]
+            raise invalid(f"requests.{number}.custom_id", "custom_id must have 1 to 64 letters, digits, _ or -.")
+    # One line each: line breaks occur only between JSON tokens, where they can be replaced by spaces.
+    return [(request.custom_id, msgspec.Raw(re.sub(rb"[\r\n]", b" ", bytes(request.params)))) for request in found]
 
 
 class MessageBatches(HttpConsumer):
     endpoint = "messages.batches"
-    words = ANTHROPIC
+    api_dialect = ANTHROPIC
     method = "GET"
 
     async def handle(self) -> None:
@@ -146,15 +148,15 @@ class MessageBatches(HttpConsumer):
         query = read_query(self.scope, "after_id", "before_id", "limit")
         limit = read_limit(query, 20, 1000)
         if len(query.keys() & {"after_id", "before_id"}) == 2:
-            raise invalid("before_id", "Give after_id or before_id, not both.")
-        wanted: dict[str, Any] = {"project": key.project_id, "dialect": DIALECT, "limit": limit + 1, "after": None}
-        async with self.gateway.rows.of(key.tenant_id) as connection:
+            raise invalid("before_id", "Send after_id or before_id, not both.")
+        parameters: dict[str, Any] = {"project": key.project_id, "dialect": DIALECT, "limit": limit + 1, "after": None}
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             for name in ("after", "before"):
                 if f"{name}_id" in query:
-                    wanted[name] = (await find(connection, key, DIALECT, query[f"{name}_id"]))["id"]
-            rows = await (await connection.execute(_BEFORE if "before" in wanted else PAGE, wanted)).fetchall()
+                    parameters[name] = (await find(connection, key, DIALECT, query[f"{name}_id"]))["id"]
+            rows = await (await connection.execute(_BEFORE if "before" in parameters else PAGE, parameters)).fetchall()
         data = [message_batch(row, self.gateway.settings.base_url) for row in rows[:limit]]
-        if "before" in wanted:
+        if "before" in parameters:
             data.reverse()
         ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
         await self.respond_json(200, {"data": data, "has_more": len(rows) > limit, **ends})
@@ -162,12 +164,12 @@ class MessageBatches(HttpConsumer):
 
 class _OneBatch(HttpConsumer):
     endpoint = "messages.batches"
-    words = ANTHROPIC
+    api_dialect = ANTHROPIC
     method = "GET"
 
     async def row(self) -> dict[str, Any]:
         key = await self.authenticate("inference")
-        async with self.gateway.rows.of(key.tenant_id) as connection:
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             return await find(connection, key, DIALECT, self.path_arguments["batch_id"])
 
 
@@ -186,12 +188,12 @@ class MessageBatchResults(_OneBatch):
 
 class CancelMessageBatch(HttpConsumer):
     endpoint = "messages.batches"
-    words = ANTHROPIC
+    api_dialect = ANTHROPIC
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
         await self.read_body()
-        async with self.gateway.rows.of(key.tenant_id) as connection:
+        async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             row = await cancel(connection, key, DIALECT, self.path_arguments["batch_id"])
         await self.respond_json(200, message_batch(row, self.gateway.settings.base_url))
 
@@ -202,9 +204,9 @@ class DeleteMessageBatch(_OneBatch):
     async def handle(self) -> None:
         row = await self.row()
         if row["status"] not in _ENDED:
-            raise ApiError("conflict", f"The batch {row['name']!r} has not ended: cancel it first.")
+            raise ApiError("conflict", f"The batch {row['name']!r} has not ended. Cancel it first.")
         files = [name for name in (row["input_file"], row["output_file"]) if name]
-        async with self.gateway.rows.of(row["tenant_id"]) as connection:
+        async with self.gateway.tenant_db.tenant_transaction(row["tenant_id"]) as connection:
             await connection.execute("DELETE FROM batches_batch WHERE id = %s", [row["id"]])
             await connection.execute("DELETE FROM batches_file WHERE name = ANY(%s)", [files])
         for name in files:

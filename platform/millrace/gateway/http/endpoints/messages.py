@@ -1,4 +1,4 @@
-"""Anthropic's endpoints: messages, and how many tokens they are."""
+"""Anthropic's endpoints: messages and token counting."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from millrace.gateway.protocols.anthropic import messages
 from millrace.gateway.protocols.dialect_readers import COUNT
 from millrace.gateway.protocols.dialects import ANTHROPIC
 
-# The newest takes no sampling parameters at Anthropic's; here they are taken all the same.
+# Anthropic accepts no sampling parameters in the newest version. This gateway accepts them in all versions.
 VERSIONS = ("2026-10-21", "2023-06-01", "2023-01-01")
 
 
 class Messages(InferenceConsumer):
     endpoint = "messages"
-    words = ANTHROPIC
+    api_dialect = ANTHROPIC
     dialect = reader = messages.DIALECT
 
     async def handle(self) -> None:
@@ -26,7 +26,7 @@ class Messages(InferenceConsumer):
 class CountTokens(PromptConsumer):
     endpoint = "messages.count_tokens"
     reader = COUNT
-    words = ANTHROPIC
+    api_dialect = ANTHROPIC
 
     async def handle(self) -> None:
         _check_version(self)

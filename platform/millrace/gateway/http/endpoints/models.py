@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: only what this key may use."""
+"""GET /v1/models and /v1/models/{id}: the models that the key may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/responses, and going on with one that is streamed."""
+"""/v1/responses, and the resumption of a streamed response."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from millrace.gateway.protocols.responses import body
 
 class CreateResponse(InferenceConsumer):
     endpoint = "responses"
-    words = RESPONSES
+    api_dialect = RESPONSES
     dialect = reader = body.DIALECT
 
 
 class ResumeResponse(ResumeStream):
-    """GET a response as a stream, from the event after `starting_after` on."""
+    """Resume a response's stream after the event `starting_after`."""
 
     endpoint = "responses"
 
@@ -27,20 +27,20 @@ class ResumeResponse(ResumeStream):
     def stream_id(self) -> str:
         return "req_" + self.path_arguments["response_id"].removeprefix("resp_")
 
-    def last_had(self) -> int:
+    def last_received(self) -> int:
         query = read_query(self.scope, "stream", "starting_after", "include_obfuscation")
         if query.get("stream") != "true":
-            raise invalid("stream", "Responses are not stored: one can only be gone on with, with stream=true.")
+            raise invalid("stream", "Responses are not stored. To resume one, pass stream=true.")
         if query.get("include_obfuscation", "false") != "false":
             raise invalid("include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
-        number = query.get("starting_after")
-        if number is None:
+        text = query.get("starting_after")
+        if text is None:
             return -1
-        if not number.isascii() or not number.isdigit() or len(number) > 9:
+        if not text.isascii() or not text.isdigit() or len(text) > 9:
             raise invalid("starting_after", "starting_after must be the sequence_number of an event.")
-        return int(number)
+        return int(text)
 
-    def check(self, form: ResponseSpec) -> None:
-        if form.dialect != body.DIALECT:
+    def check(self, response_spec: ResponseSpec) -> None:
+        if response_spec.dialect != body.DIALECT:
             raise StreamNotFound
-        super().check(form)
+        super().check(response_spec)

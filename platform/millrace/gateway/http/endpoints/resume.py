@@ -1,8 +1,8 @@
-"""GET /v1/streams/{request_id} with Last-Event-ID: go on with a stream, at any gateway, without gap or repeat.
+"""GET /v1/streams/{request_id} with Last-Event-ID: resume a stream at any gateway, without a gap or a repetition.
 
-The request's log is written out again from its start, in the dialect it was asked in, and what the client has had is
-left out. While the request runs, the log is looked at again every few milliseconds: a resumed stream needs nothing
-from the gateway that dispatched it, which may be gone.
+The response is written again from the start of the request's log, in the request's dialect, and the part that the
+client has received is skipped. While the request runs, the log is polled every few milliseconds. Nothing is needed from
+the gateway that dispatched the request, which may have failed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
 from millrace.gateway.http.consumer import HttpConsumer
-from millrace.gateway.protocols.dialects import OPENAI, WORDS
+from millrace.gateway.protocols.dialects import API_DIALECTS, OPENAI
 
 
 class ResumeStream(HttpConsumer):
@@ -24,66 +24,68 @@ class ResumeStream(HttpConsumer):
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
-        self._following = StreamFollower(self.gateway.dispatcher, self.stream_id, key.tenant_id)
+        self._follower = StreamFollower(self.gateway.dispatcher, self.stream_id, key.tenant_id)
         try:
-            form = await self._following.form()  # is it there, and theirs?
-            self.check(form)
-            had = self.last_had()
-            async with self.gateway.readers.reading(self.stream_id) as reader:
-                await self._follow(had, reader)
+            response_spec = await self._follower.response_spec()  # checks that the tenant has this stream
+            self.check(response_spec)
+            last_received = self.last_received()
+            async with self.gateway.subscribers.subscription(self.stream_id) as subscriber_id:
+                await self._follow(last_received, subscriber_id)
         except StreamNotFound:
-            raise ApiError("not_found", f"There is no stream {self.stream_id!r}, or it is no longer kept.") from None
+            raise ApiError("not_found", f"There is no stream {self.stream_id!r}, or it is no longer stored.") from None
 
     @property
     def stream_id(self) -> str:
         return self.path_arguments["request_id"]
 
-    def check(self, form: ResponseSpec) -> None:
+    def check(self, response_spec: ResponseSpec) -> None:
         """Check that the stream can be resumed here, and set its dialect.
 
         Raises:
-            Gone: it may not.
+            StreamNotFound: it cannot be resumed here.
         """
-        self.words = WORDS.get(form.dialect, OPENAI)
+        self.api_dialect = API_DIALECTS.get(response_spec.dialect, OPENAI)
 
-    async def _follow(self, had: int, reader: str) -> None:
-        finished = False
+    async def _follow(self, last_received: int, subscriber_id: str) -> None:
+        is_complete = False
         try:
-            events = self._following.events()
+            events = self._follower.events()
             event = await anext(events)
-            form = await self._following.form()
-            writer, sent = self.gateway.service.writer(form), 0
-            await self.start_stream([(b"x-millrace-model", form.model.encode())])
+            response_spec = await self._follower.response_spec()
+            writer, sent = self.gateway.service.writer(response_spec), 0
+            await self.start_stream([(b"x-millrace-model", response_spec.model.encode())])
             while True:
-                datas = writer.stream(event)
-                fresh = datas[max(0, had + 1 - sent) :]
-                finished = isinstance(event, End)
-                if fresh or finished:
-                    await self.send_events(fresh, sent + len(datas) - len(fresh), last=finished)
-                if finished:
+                chunks = writer.stream(event)
+                unsent = chunks[max(0, last_received + 1 - sent) :]
+                is_complete = isinstance(event, End)
+                if unsent or is_complete:
+                    await self.send_events(unsent, sent + len(chunks) - len(unsent), last=is_complete)
+                if is_complete:
                     return
-                sent += len(datas)
+                sent += len(chunks)
                 event = await anext(events)
         finally:
-            await self._leave(reader, finished)
+            await self._leave(subscriber_id, is_complete)
 
-    def last_had(self) -> int:
-        """Return the number of the last event the client has had; -1 for none."""
+    def last_received(self) -> int:
+        """Return the number of the last event that the client has received, or -1."""
         text = self.headers.get(b"last-event-id", b"").decode("latin-1")
         if not text:
             return -1
         name, _, number = text.rpartition(":")
         if name != self.stream_id or not number.isascii() or not number.isdigit() or len(number) > 9:
-            raise invalid("Last-Event-ID", f"Last-Event-ID must be {self.stream_id}:<number>, as the stream gave it.")
+            raise invalid(
+                "Last-Event-ID", f"Last-Event-ID must be {self.stream_id}:<number>, as in the stream's event IDs."
+            )
         return int(number)
 
-    async def _leave(self, reader: str, finished: bool) -> None:
-        """Leave the stream. Cancel the execution if no reader is left and none intends to return."""
-        with contextlib.suppress(Exception):  # best effort: the request has a deadline in any case
-            await asyncio.shield(self._leave_to_others(reader, finished))
+    async def _leave(self, subscriber_id: str, is_complete: bool) -> None:
+        """Unsubscribe from the stream. Cancel the execution if no subscriber is left and none intends to return."""
+        with contextlib.suppress(Exception):  # the request has a deadline if this fails
+            await asyncio.shield(self._unsubscribe(subscriber_id, is_complete))
 
-    async def _leave_to_others(self, reader: str, finished: bool) -> None:
-        alone = await self.gateway.readers.leave(self.stream_id, reader)
-        returns = self.headers.get(b"x-millrace-resume") == b"1" and self.key_died is None
-        if alone and not finished and not returns:
-            await self._following.cancel()
+    async def _unsubscribe(self, subscriber_id: str, is_complete: bool) -> None:
+        is_last = await self.gateway.subscribers.leave(self.stream_id, subscriber_id)
+        is_returning = self.headers.get(b"x-millrace-resume") == b"1" and self.key_error is None
+        if is_last and not is_complete and not is_returning:
+            await self._follower.cancel()

@@ -1,8 +1,8 @@
-"""WebSocket /v1/realtime/chat: a chat completion's body in each message, its chunks back; several at once.
+"""WebSocket /v1/realtime/chat: each message is a chat completion request, and its chunks are sent as messages.
 
-A browser cannot send a key in a header, so it may come in the first message; the console's pages have no key, but a
-ticket for one (`tenants.keys.playground_tokens`). Cookies play no part, but a page of another site is refused all the
-same, unless MILLRACE_ALLOWED_ORIGINS names it.
+One connection can run several requests concurrently. Browsers cannot send a key in a header, so the first message may
+contain it. Pages of the console have no key and send a playground token instead (`tenants.keys.playground_tokens`).
+Cookies are not used. Nevertheless, pages of other origins are rejected unless MILLRACE_ALLOWED_ORIGINS names them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inference_worker.contract.messages import AnswerEvent, End
 from millrace.gateway.app import running_gateway
 from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.core import tracing
-from millrace.gateway.core.asyncio_utils import AGAIN_SECONDS, cancel_and_wait
+from millrace.gateway.core.asyncio_utils import RETRY_SECONDS, cancel_and_wait
 from millrace.gateway.core.errors import OVERLOADED, ApiError, invalid
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.request_body import too_large
@@ -38,16 +38,16 @@ from tenants.keys.snapshot import ApiKeySnapshot
 log = structlog.get_logger(__name__)
 
 ENDPOINT = "realtime.chat"
-TICKET_CHECK_SECONDS = 1.0  # how often a socket with a ticket checks that its user still has access
+USER_CHECK_SECONDS = 1.0  # how often it is checked that a playground token's user still has access
 MAX_CONCURRENT_REQUESTS = 64
-MOST_AUTH_BYTES = 4096
+MAX_AUTH_BYTES = 4096
 MAX_ID_CHARACTERS = 64
 UNAUTHORIZED, REFUSED = 4401, 1008  # close codes
 _encode = msgspec.json.Encoder().encode
 
 
 class Head(msgspec.Struct):
-    """The fields of a message that are not of its request."""
+    """The fields of a message that do not belong to its request."""
 
     type: Any = "request"
     id: Any = None
@@ -62,12 +62,12 @@ async def realtime_chat(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def refuse_socket(scope: Any, receive: Any, send: Any) -> None:
-    """At every other path."""
+    """Close WebSocket connections to every other path."""
     await send({"type": "websocket.close", "code": REFUSED})
 
 
 class Socket:
-    """One connection."""
+    """One WebSocket connection."""
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self._gateway = running_gateway()
@@ -75,35 +75,35 @@ class Socket:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self._address = (scope["client"] or ("",))[0]
         self._receive, self._base_send = receive, send
-        self._ticket: PlaygroundToken | None = None  # instead of a key
-        self._most = 0  # bytes of a message
+        self._token: PlaygroundToken | None = None  # used instead of a key
+        self._max_message_bytes = 0  # maximum size of a message
         self._main = asyncio.current_task()
         self._sending = asyncio.Lock()
-        self._generations: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._ended: dict[str, ApiError] = {}  # by its client or with its key, and not told yet
+        self._errors: dict[str, ApiError] = {}  # requests that are cancelled or whose key was revoked -> error to send
         self._stalled = False
 
     async def run(self) -> None:
-        await self._receive()  # the wish to connect
+        await self._receive()  # websocket.connect
         if not self._from_allowed_origin():
             await self._base_send({"type": "websocket.close", "code": REFUSED})
             return
         await self._base_send({"type": "websocket.accept"})
-        watching: asyncio.Task[None] | None = None
+        user_watch: asyncio.Task[None] | None = None
         try:
             await self._authenticate()
-            if self._ticket is not None:
-                watching = asyncio.create_task(self._watch_user(self._ticket))
+            if self._token is not None:
+                user_watch = asyncio.create_task(self._watch_user(self._token))
             while (message := await self._next()) is not None:
-                await self._take(message)
+                await self._handle_message(message)
         except ApiError as exc:
             await self._close(exc)
-        except asyncio.CancelledError:  # it does not read
+        except asyncio.CancelledError:  # the client does not read
             if not self._stalled:
                 raise
         finally:
-            await cancel_and_wait([*self._generations.values(), *([watching] if watching else [])])
+            await cancel_and_wait([*self._tasks.values(), *([user_watch] if user_watch else [])])
 
     def _from_allowed_origin(self) -> bool:
         origin = self._headers.get(b"origin", b"").decode("latin-1")
@@ -113,10 +113,10 @@ class Socket:
         return urlsplit(origin).netloc == self._headers.get(b"host", b"").decode("latin-1")
 
     async def _authenticate(self) -> None:
-        """By header, or else by the first message.
+        """Authenticate the connection by its headers or its first message.
 
         Raises:
-            ApiError: 401 or 403.
+            ApiError: 401, 403 or 429.
         """
         if not self._headers.keys() & {b"authorization", b"x-api-key"}:
             try:
@@ -124,69 +124,73 @@ class Socket:
                     first = await self._next()
             except TimeoutError:
                 first = None
-            fields = {} if first is None or len(first) > MOST_AUTH_BYTES else _object(first)
+            fields = {} if first is None or len(first) > MAX_AUTH_BYTES else _object(first)
             if fields.get("type") == "auth" and isinstance(fields.get("ticket"), str):
-                self._ticket = await self._take_ticket(fields["ticket"])
+                self._token = await self._redeem_token(fields["ticket"])
             elif fields.get("type") == "auth" and isinstance(fields.get("key"), str):
                 self._headers[b"x-api-key"] = fields["key"].encode("utf-8", "replace")
             else:
                 raise ApiError("invalid_api_key", 'The first message must be {"type": "auth", "key": "sk-…"}.')
         await self._key()
         mark_authenticated(self._scope)
-        await self._tell({"type": "ready"})
+        await self._send({"type": "ready"})
 
-    async def _take_ticket(self, text: str) -> PlaygroundToken:
-        """Each can be taken once.
+    async def _redeem_token(self, text: str) -> PlaygroundToken:
+        """Return the playground token, which can be used once.
 
         Raises:
-            ApiError: 401, it is none of ours, too old, or was taken; 429, too many such; 503, that cannot be known.
+            ApiError: 401, it is invalid, expired or used; 429, too many wrong tokens; 503, Valkey is unavailable.
         """
-        ticket = playground_tokens.read(self._gateway.settings.secret_key, text)
-        if ticket is None or not ticket.may_be_taken(time.time_ns() // 1000):
-            raise self._gateway.keys.reject_ticket(self._address, "This ticket is unknown or too old: get a new one.")
+        token = playground_tokens.read(self._gateway.settings.secret_key, text)
+        if token is None or not token.may_be_taken(time.time_ns() // 1000):
+            raise self._gateway.keys.reject_playground_token(
+                self._address, "This token is invalid or expired. Request a new one."
+            )
         try:
-            first = await self._gateway.broker.set(ticket.name, 1, nx=True, ex=2 * playground_tokens.TAKEN_WITHIN)
+            is_first = await self._gateway.broker.set(token.name, 1, nx=True, ex=2 * playground_tokens.TAKEN_WITHIN)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            raise ApiError(OVERLOADED, "The service is briefly unavailable.", retry_after=1) from exc
-        if not first:
-            raise self._gateway.keys.reject_ticket(self._address, "This ticket was taken before: get a new one.")
-        return ticket
+            raise ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1) from exc
+        if not is_first:
+            raise self._gateway.keys.reject_playground_token(
+                self._address, "This token was used before. Request a new one."
+            )
+        return token
 
-    async def _watch_user(self, ticket: PlaygroundToken) -> None:
-        """End what runs on this socket once the ticket's user has lost access."""
+    async def _watch_user(self, token: PlaygroundToken) -> None:
+        """End the connection's requests when the token's user has lost access."""
         while True:
-            await asyncio.sleep(TICKET_CHECK_SECONDS)
+            await asyncio.sleep(USER_CHECK_SECONDS)
             try:
-                await self._gateway.keys.check_user(ticket)
+                await self._gateway.keys.check_user(token)
             except ApiError as exc:
-                if exc.code == OVERLOADED:  # the database cannot be reached; the next look decides
+                if exc.code == OVERLOADED:  # the database is unavailable; check again later
                     continue
-                for name in list(self._generations):
+                for name in list(self._tasks):
                     self._end(name, exc)
 
     async def _key(self) -> ApiKeySnapshot:
-        """As it is now."""
-        if self._ticket is not None:
-            key = await self._gateway.keys.authenticate_ticket(self._ticket, "inference", self._address)
+        """Return the current snapshot of the connection's key."""
+        if self._token is not None:
+            key = await self._gateway.keys.authenticate_playground_token(self._token, "inference", self._address)
         else:
             key = await self._gateway.keys.authenticate(self._headers, "inference", self._address)
-        self._most = self._gateway.prompts.max_body_bytes(key, SOCKET)
+        self._max_message_bytes = self._gateway.prompts.max_body_bytes(key, SOCKET)
         return key
 
     async def _next(self) -> bytes | None:
-        """Return the next message; None: there comes no more."""
+        """Return the next message, or None if the client has disconnected."""
         message = await self._receive()
         if message["type"] != "websocket.receive":
             return None
         text = message.get("text")
         return bytes(message["bytes"] if text is None else text.encode("utf-8", "surrogatepass"))
 
-    async def _take(self, message: bytes) -> None:
+    async def _handle_message(self, message: bytes) -> None:
         name = None
         try:
-            if len(message) > self._most:
-                raise too_large(self._most)
+            if len(message) > self._max_message_bytes:
+                raise too_large(self._max_message_bytes)
             head = _head(message)
             name = _name(head)
             if head.type == "cancel":
@@ -196,38 +200,40 @@ class Socket:
             else:
                 raise invalid("type", "type must be request or cancel.")
         except ApiError as exc:
-            await self._tell_fault(name, exc)
+            await self._send_error(name, exc)
 
     def _cancel(self, name: str) -> None:
-        if name not in self._generations:
-            raise ApiError("not_found", f"Nothing runs under the id {name!r}.", "id")
+        if name not in self._tasks:
+            raise ApiError("not_found", f"No request with the id {name!r} is active.", "id")
         self._end(name, ApiError("cancelled", "The request was cancelled."))
 
-    def _end(self, name: str, fault: ApiError) -> None:
-        if name not in self._ended:
-            self._ended[name] = fault
-            self._ending.add(task := asyncio.create_task(self._cancel_until_heard(name)))
+    def _end(self, name: str, error: ApiError) -> None:
+        if name not in self._errors:
+            self._errors[name] = error
+            self._ending.add(task := asyncio.create_task(self._cancel_until_reported(name)))
             task.add_done_callback(self._ending.discard)
 
-    async def _cancel_until_heard(self, name: str) -> None:
-        # Again and again: redis-py swallows a cancellation that arrives while it connects.
-        while name in self._ended:
-            self._generations[name].cancel()
-            await asyncio.sleep(AGAIN_SECONDS)
+    async def _cancel_until_reported(self, name: str) -> None:
+        # The cancellation is repeated, because redis-py swallows one that arrives while it connects.
+        while name in self._errors:
+            self._tasks[name].cancel()
+            await asyncio.sleep(RETRY_SECONDS)
 
     def _begin(self, name: str, message: bytes) -> None:
-        if name in self._generations:
-            raise ApiError("conflict", f"A request with the id {name!r} is under way.", "id")
-        if len(self._generations) >= MAX_CONCURRENT_REQUESTS:
+        if name in self._tasks:
+            raise ApiError("conflict", f"A request with the id {name!r} is active. Use another id.", "id")
+        if len(self._tasks) >= MAX_CONCURRENT_REQUESTS:
             raise ApiError(
-                "rate_limit_exceeded", f"A socket takes {MAX_CONCURRENT_REQUESTS} requests at once.", retry_after=1
+                "rate_limit_exceeded",
+                f"A connection may run {MAX_CONCURRENT_REQUESTS} concurrent requests. Retry later.",
+                retry_after=1,
             )
-        self._generations[name] = asyncio.create_task(self._run(name, message))
+        self._tasks[name] = asyncio.create_task(self._run(name, message))
 
-    # One generation.
+    # One request.
 
     async def _run(self, name: str, message: bytes) -> None:
-        request_id, told, complete = new_request_id(), "200", False
+        request_id, status, complete = new_request_id(), "200", False
         arrived, trace = time.monotonic(), None
         tracing.begin(request_id, self._headers.get(b"traceparent"))
         try:
@@ -237,73 +243,75 @@ class Socket:
             await self._generate(name, message, trace)
             complete = True
         except asyncio.CancelledError:
-            fault = self._ended.pop(name, None)
-            if fault is None:
+            error = self._errors.pop(name, None)
+            if error is None:
                 raise
-            told = await self._tell_fault(name, fault, trace)
+            status = await self._send_error(name, error, trace)
         except ApiError as exc:
-            told = await self._tell_fault(name, exc, trace)
+            status = await self._send_error(name, exc, trace)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            told = await self._tell_fault(name, ApiError(OVERLOADED, "The service is briefly unavailable."), trace)
+            status = await self._send_error(
+                name, ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later."), trace
+            )
         except Exception:
             log.exception("request_failed", request_id=request_id, endpoint=ENDPOINT)
-            told = await self._tell_fault(
-                name, ApiError("internal_error", "The server had an error; please try again."), trace
+            status = await self._send_error(
+                name, ApiError("internal_error", "The server had an internal error. Send the request again."), trace
             )
         finally:
-            self._generations.pop(name, None)
-            self._ended.pop(name, None)
-            self._gateway.metrics.requests.labels(ENDPOINT, told).inc()
-            log.info("request", request_id=request_id, endpoint=ENDPOINT, status=told)
+            self._tasks.pop(name, None)
+            self._errors.pop(name, None)
+            self._gateway.metrics.requests.labels(ENDPOINT, status).inc()
+            log.info("request", request_id=request_id, endpoint=ENDPOINT, status=status)
             if trace is not None:
-                self._gateway.recorder.end(trace, told, complete=complete)
+                self._gateway.request_log.end(trace, status, complete=complete)
 
     async def _generate(self, name: str, message: bytes, trace: RequestTrace) -> None:
         service, prompts, key = self._gateway.service, self._gateway.prompts, trace.key
-        with self._gateway.live.listed(key, lambda fault: self._end(name, fault)):
+        with self._gateway.active_requests.registered(key, lambda error: self._end(name, error)):
             with self._gateway.body_memory.lease(key.tenant_id) as lease:
                 await prompts.charge(key, len(message))
                 lease.grow(len(message))
                 request = await prompts.read(key, SOCKET, message)
-            trace.asked(request, message)
-            call = await service.begin(key, request, chat.DIALECT, trace.request_id, trace)
+            trace.set_request(request, message)
+            active = await service.begin(key, request, chat.DIALECT, trace.request_id, trace)
             try:
-                await self._forward(name, call)
-            except (ApiError, OSError):  # it has its verdict, or the client has gone
+                await self._forward(name, active)
+            except (ApiError, OSError):  # the request has ended, or the client has disconnected
                 raise
             except Exception:
-                await service.fault(call)
+                await service.mark_failed(active)
                 raise
             finally:
-                service.let_go(call)
+                service.release(active)
 
-    async def _forward(self, name: str, call: ActiveRequest) -> None:
-        events = self._gateway.service.events(call)
+    async def _forward(self, name: str, active: ActiveRequest) -> None:
+        events = self._gateway.service.events(active)
         event: AnswerEvent = await anext(events)
-        writer = call.writer()
-        await self._tell({"type": "started", "id": name, "request_id": call.request_id, "model": call.model})
+        writer = active.writer()
+        await self._send({"type": "started", "id": name, "request_id": active.request_id, "model": active.model})
         while True:
             for data in writer.stream(event):
                 if data != DONE:
-                    await self._tell({"type": "chunk", "id": name, "chunk": msgspec.Raw(data)})
+                    await self._send({"type": "chunk", "id": name, "chunk": msgspec.Raw(data)})
             if isinstance(event, End):
                 break
             event = await anext(events)
-        await self._tell({"type": "done", "id": name})
+        await self._send({"type": "done", "id": name})
 
-    # Out.
+    # Sending.
 
-    async def _tell_fault(self, name: str | None, fault: ApiError, trace: RequestTrace | None = None) -> str:
-        """Send the error and return the status that it counts as."""
+    async def _send_error(self, name: str | None, error: ApiError, trace: RequestTrace | None = None) -> str:
+        """Send the error and return its status for the metrics."""
         if trace is not None:
-            trace.fault = fault
-        retry = {} if fault.retry_after is None else {"retry_after": fault.retry_after}
-        await self._tell({"type": "error", "id": name, **fault.body(), **retry})
-        return str(fault.status)
+            trace.error = error
+        retry = {} if error.retry_after is None else {"retry_after": error.retry_after}
+        await self._send({"type": "error", "id": name, **error.body(), **retry})
+        return str(error.status)
 
-    async def _tell(self, content: dict[str, Any]) -> None:
-        """Send, and wait while the client reads slowly; give it up when it seems to have stopped."""
+    async def _send(self, content: dict[str, Any]) -> None:
+        """Send a message. Waits while the client reads slowly, and gives up if it has stopped reading."""
         try:
             async with asyncio.timeout(STALLED_SECONDS), self._sending:
                 await self._base_send({"type": "websocket.send", "text": _encode(content).decode()})
@@ -313,10 +321,10 @@ class Socket:
                 self._main.cancel()
             raise asyncio.CancelledError from None
 
-    async def _close(self, fault: ApiError) -> None:
-        """Close the connection of a caller that was not authenticated."""
+    async def _close(self, error: ApiError) -> None:
+        """Close the connection of a client that was not authenticated."""
         with contextlib.suppress(OSError, asyncio.CancelledError):
-            await self._tell_fault(None, fault)
+            await self._send_error(None, error)
             await self._base_send({"type": "websocket.close", "code": UNAUTHORIZED})
 
 
@@ -335,8 +343,8 @@ def _head(message: bytes) -> Head:
 
 
 def _name(head: Head) -> str:
-    """Return what the client calls the request."""
+    """Return the client's ID of the request."""
     name = head.id
     if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARACTERS:
-        raise invalid("id", f"id must be a text of 1 to {MAX_ID_CHARACTERS} characters, of your choice.")
+        raise invalid("id", f"id must be a string of 1 to {MAX_ID_CHARACTERS} characters.")
     return name

@@ -1,1 +1,1 @@
-"""Anthropic's dialect: messages and their count of tokens."""
+"""Anthropic's dialect: messages and token counting."""

@@ -1,4 +1,4 @@
-"""Messages and their blocks as Anthropic writes them, as models' templates take them."""
+"""Messages and content blocks of Anthropic's API, and their translation to the format of chat templates."""
 
 from __future__ import annotations
 
@@ -58,48 +58,48 @@ Message = AnthropicUser | AnthropicAssistant | AnthropicSystem
 
 
 class Conversation:
-    """Collects the messages for a template, and where in them the caller wants the cache to reach."""
+    """The messages of a conversation in the template's format, with their cache breakpoints."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.breakpoints: list[Breakpoint] = []
-        self.parts = 0  # blocks so far
-        self._names: dict[str, str] = {}  # of the calls so far, by id
-        self._texts: list[str] = []  # of the last message, which become its content when it is complete
-        self._length = 0  # of these
+        self.parts = 0  # number of content blocks so far
+        self._names: dict[str, str] = {}  # call ID -> tool name, of the calls so far
+        self._texts: list[str] = []  # of the last message, joined to its content when it is complete
+        self._length = 0  # of these texts, in characters
 
     def add(self, path: str, role: str, content: str | list[Any]) -> None:
-        """One message, whose blocks may become several.
+        """Add one message, whose blocks may become several template messages.
 
         Raises:
             ApiError: 400 that names the block.
         """
         blocks = [AnthropicText(content)] if isinstance(content, str) else content
         if not blocks:
-            raise invalid(path, f"{path} must hold at least one block.")
+            raise invalid(path, f"{path} must have at least one block.")
         self.parts += len(blocks)
-        begun = False  # a message of this role that the next block belongs to
+        has_message = False  # whether the next block belongs to the last message
         for number, block in enumerate(blocks):
-            here = f"{path}[{number}]"
+            block_path = f"{path}[{number}]"
             if isinstance(block, ToolResult):
-                self._add_result(here, block)
-                begun = False
+                self._add_result(block_path, block)
+                has_message = False
                 continue
-            if not begun:
+            if not has_message:
                 self._begin({"role": role})
-                begun = True
+                has_message = True
             if isinstance(block, ToolUse):
                 self._add_call(block)
             else:
-                self._say(block.text)
-            self._mark(here, block)
+                self._add_text(block.text)
+            self._mark(block_path, block)
         self._complete()
 
     def _begin(self, message: dict[str, Any]) -> None:
         self._complete()
         self.messages.append({**message, "content": ""})
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         self._texts.append(text)
         self._length += len(text)
 
@@ -116,15 +116,15 @@ class Conversation:
 
     def _add_result(self, path: str, block: ToolResult) -> None:
         if block.tool_use_id not in self._names:
-            raise invalid(f"{path}.tool_use_id", "A tool's result must answer a tool use of a message before it.")
+            raise invalid(f"{path}.tool_use_id", "A tool result must refer to a tool use of an earlier message.")
         parts = [AnthropicText(block.content)] if isinstance(block.content, str) else block.content
-        said = "Error: " if block.is_error else ""  # templates have no other place for it
+        prefix = "Error: " if block.is_error else ""  # templates have no field for errors
         name, id_ = self._names[block.tool_use_id], block.tool_use_id
         self._begin({"role": "tool", "tool_call_id": id_, "name": name})
-        self._say(said)
+        self._add_text(prefix)
         self.parts += len(parts)
         for number, part in enumerate(parts):
-            self._say(part.text)
+            self._add_text(part.text)
             self._mark(f"{path}.content[{number}]", part)
         self._mark(path, block)
 
@@ -134,7 +134,7 @@ class Conversation:
         if isinstance(block, AnthropicText) and not block.text:
             raise invalid(f"{path}.cache_control", "An empty text block cannot be cached.")
         last = self.messages[-1]
-        # With calls, which come after the words, it reaches over all of the message.
+        # Calls come after the text, so with calls the breakpoint is at the end of the message.
         characters = None if "tool_calls" in last else self._length
         self.breakpoints.append(
             Breakpoint(block.cache_control.seconds, messages=len(self.messages), characters=characters)

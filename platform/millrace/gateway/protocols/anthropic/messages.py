@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens, in: Anthropic's body to the internal form."""
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens, read into the internal form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_BREAKPOINTS = 4
 MAX_USER_CHARACTERS = 512
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
-# Values at which a documented parameter that is not supported does nothing. null is one for each.
+# Documented parameters that are not supported, with the values at which they have no effect. null always has none.
 NO_OP: Mapping[str, tuple[Any, ...]] = {
     "container": (),
     "diagnostics": (),
@@ -65,7 +65,7 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a prompt is made of."""
+    """The part of a body that describes the prompt."""
 
     model: str
     messages: list[Message]
@@ -84,7 +84,7 @@ class MessagesBody(CountBody, kw_only=True):
     top_k: int | None = None
     top_p: float | None = None
     stream: bool | None = None
-    # What "auto" may choose, a tier for those who paid for it ahead, is not there: both are the default.
+    # "auto" would allow prepaid priority capacity, which does not exist here. Both values mean the default tier.
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
@@ -94,17 +94,17 @@ def read_messages(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    wanted = read_body(body, MessagesBody, NO_OP)
-    within("max_tokens", wanted.max_tokens, 1, MAX_TOKENS)
-    user = wanted.metadata.user_id if wanted.metadata else None
+    parsed = read_body(body, MessagesBody, NO_OP)
+    within("max_tokens", parsed.max_tokens, 1, MAX_TOKENS)
+    user = parsed.metadata.user_id if parsed.metadata else None
     if len(user or "") > MAX_USER_CHARACTERS:
-        raise invalid("metadata.user_id", f"user_id takes at most {MAX_USER_CHARACTERS} characters.")
+        raise invalid("metadata.user_id", f"user_id may have at most {MAX_USER_CHARACTERS} characters.")
     return InferenceRequest(
-        **_prompt(wanted),
-        sampling=_sampling(wanted),
-        max_tokens=wanted.max_tokens,
+        **_prompt(parsed),
+        sampling=_sampling(parsed),
+        max_tokens=parsed.max_tokens,
         user=user,
-        stream=bool(wanted.stream),
+        stream=bool(parsed.stream),
     )
 
 
@@ -117,30 +117,30 @@ def read_count(body: bytes) -> InferenceRequest:
     return InferenceRequest(**_prompt(read_body(body, CountBody, NO_OP)), sampling=SamplingParams())
 
 
-def _prompt(wanted: CountBody) -> dict[str, Any]:
-    if not wanted.messages:
-        raise invalid("messages", "messages must hold at least one message.")
-    if isinstance(wanted.messages[-1], AnthropicAssistant):
-        text = "The last message must be the user's: an answer cannot be begun for the model."
+def _prompt(parsed: CountBody) -> dict[str, Any]:
+    if not parsed.messages:
+        raise invalid("messages", "messages must have at least one message.")
+    if isinstance(parsed.messages[-1], AnthropicAssistant):
+        text = "The last message must have the role user. Prefilling the response is not supported."
         raise invalid("messages", text, "unsupported_parameter")
     conversation = Conversation()
-    if wanted.system:
-        conversation.add("system", "system", wanted.system)
-    for number, message in enumerate(wanted.messages):
+    if parsed.system:
+        conversation.add("system", "system", parsed.system)
+    for number, message in enumerate(parsed.messages):
         role = str(type(message).__struct_config__.tag)
         conversation.add(f"messages[{number}].content", role, message.content)
-    tools = _tools(wanted.tools or ())
-    choice, parallel = _choice(wanted.tool_choice, tools)
-    form = wanted.output_config.format if wanted.output_config else None
-    schema = None if form is None else msgspec.json.encode(form.schema).decode()
+    tools = _tools(parsed.tools or ())
+    choice, parallel = _choice(parsed.tool_choice, tools)
+    output_format = parsed.output_config.format if parsed.output_config else None
+    schema = None if output_format is None else msgspec.json.encode(output_format.schema).decode()
     return {
-        "model": wanted.model,
+        "model": parsed.model,
         "prompt": conversation.messages,
         "tools": tools,
         "tool_choice": choice,
         "parallel_tools": parallel,
         "structured": None if schema is None else StructuredSpec("json_schema", schema, "output_config.format.schema"),
-        "breakpoints": _breakpoints(wanted, conversation),
+        "breakpoints": _breakpoints(parsed, conversation),
         "parts": conversation.parts,
     }
 
@@ -149,54 +149,56 @@ def _tools(tools: Sequence[CustomTool]) -> tuple[Tool, ...]:
     for number, tool in enumerate(tools):
         if tool.input_schema.get("type") != "object":
             raise invalid(f"tools[{number}].input_schema.type", "A tool's input must be an object.")
-    found = tuple(Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict)) for tool in tools)
-    check_tools(found, "tools[{}].name", 128)
-    return found
+    result = tuple(Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict)) for tool in tools)
+    check_tools(result, "tools[{}].name", 128)
+    return result
 
 
 def _choice(choice: AnthropicToolChoice | None, tools: Sequence[Tool]) -> tuple[str, bool]:
-    """Which to call, and whether several at once."""
+    """Return the tool choice, and whether several tools may be called in parallel."""
     if choice is None:
         return "auto", True
     if not tools and choice.type != "none":
         raise invalid("tool_choice", "tool_choice is only allowed with tools.")
     if (choice.type == "tool") != (choice.name is not None):
-        raise invalid("tool_choice.name", "A tool is named with the type 'tool', and only then.")
+        raise invalid("tool_choice.name", "name is required with the type 'tool' and not allowed otherwise.")
     if choice.name is not None and choice.name not in {tool.name for tool in tools}:
         raise invalid("tool_choice.name", f"There is no tool {choice.name!r}.")
     return choice.name or _CHOICES[choice.type], not choice.disable_parallel_tool_use
 
 
-def _sampling(wanted: MessagesBody) -> SamplingParams:
-    within("temperature", wanted.temperature, 0, 1)
-    given: dict[str, Any] = {"temperature": wanted.temperature, "top_k": wanted.top_k, "top_p": wanted.top_p}
+def _sampling(parsed: MessagesBody) -> SamplingParams:
+    within("temperature", parsed.temperature, 0, 1)
+    values: dict[str, Any] = {"temperature": parsed.temperature, "top_k": parsed.top_k, "top_p": parsed.top_p}
     params = SamplingParams(
-        stop=tuple(wanted.stop_sequences or ()),
-        max_tokens=wanted.max_tokens,
-        **{name: value for name, value in given.items() if value is not None},
+        stop=tuple(parsed.stop_sequences or ()),
+        max_tokens=parsed.max_tokens,
+        **{name: value for name, value in values.items() if value is not None},
     )
     check_ranges(params, stop="stop_sequences")
     return params
 
 
-def _breakpoints(wanted: CountBody, conversation: Conversation) -> tuple[Breakpoint, ...]:
-    """In the prompt's order: tools, system, messages."""
-    found = [
+def _breakpoints(parsed: CountBody, conversation: Conversation) -> tuple[Breakpoint, ...]:
+    """Return the breakpoints in the order of the prompt: tools, system, messages."""
+    breakpoints = [
         Breakpoint(tool.cache_control.seconds, tools=number)
-        for number, tool in enumerate(wanted.tools or (), 1)
+        for number, tool in enumerate(parsed.tools or (), 1)
         if tool.cache_control is not None
     ]
-    found += conversation.breakpoints
-    if wanted.cache_control is not None:
-        end = Breakpoint(wanted.cache_control.seconds, messages=len(conversation.messages))
-        last = found[-1] if found else None
+    breakpoints += conversation.breakpoints
+    if parsed.cache_control is not None:
+        end = Breakpoint(parsed.cache_control.seconds, messages=len(conversation.messages))
+        last = breakpoints[-1] if breakpoints else None
         length = len(conversation.messages[-1]["content"])
         if last is None or (last.messages, last.characters or length) != (end.messages, length):
-            found.append(end)
+            breakpoints.append(end)
         elif last.seconds != end.seconds:
             raise invalid("cache_control", "The last block has a cache_control with another ttl.")
-    if len(found) > MAX_BREAKPOINTS:
-        raise invalid("cache_control", f"At most {MAX_BREAKPOINTS} blocks may have cache_control, not {len(found)}.")
-    if any(one.seconds < next_.seconds for one, next_ in pairwise(found)):
+    if len(breakpoints) > MAX_BREAKPOINTS:
+        raise invalid(
+            "cache_control", f"At most {MAX_BREAKPOINTS} blocks may have cache_control, not {len(breakpoints)}."
+        )
+    if any(previous.seconds < next_.seconds for previous, next_ in pairwise(breakpoints)):
         raise invalid("cache_control.ttl", "A cache_control with ttl '1h' must not come after one with '5m'.")
-    return tuple(found)
+    return tuple(breakpoints)

@@ -1,4 +1,4 @@
-"""Answers in Anthropic's words."""
+"""Responses in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def usage_object(usage: TokenUsage) -> dict[str, Any]:
-    """Anthropic's usage: its input_tokens leave out what was read from the cache and what was written to it."""
+    """Return Anthropic's usage object. Its input_tokens exclude tokens that were read from or written to the cache."""
     return {
         "input_tokens": usage.uncached,
         "cache_creation_input_tokens": usage.cache_write_5m + usage.cache_write_1h,
@@ -28,27 +28,27 @@ def usage_object(usage: TokenUsage) -> dict[str, Any]:
 
 
 class MessagesWriter:
-    """A `Writer` for one request. Not reusable."""
+    """A `Writer` for one response."""
 
-    def __init__(self, form: ResponseSpec, _: Tokenizer) -> None:
-        self._form = form
-        self._parser = answer_parser(form.tools)
-        self._begun = False
-        self._block = -1  # the last one's index
-        self._open: type[Piece] | None = None  # what kind of block it is, while it is open
+    def __init__(self, spec: ResponseSpec, _: Tokenizer) -> None:
+        self._spec = spec
+        self._parser = answer_parser(spec.tools)
+        self._is_started = False
+        self._block = -1  # index of the last content block
+        self._open: type[Piece] | None = None  # its piece type, while it is open
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
         if isinstance(event, Tokens):
-            begun = self._begin(usage_so_far(self._form, event.prompt, len(event.token_ids)))
-            return begun + self._written(self._parser.push(event.text))
+            started = self._begin(usage_so_far(self._spec, event.prompt, len(event.token_ids)))
+            return started + self._write_pieces(self._parser.push(event.text))
         if not isinstance(event, End):
             return []
-        datas = self._begin(event.usage) + self._written(self._parser.close())
+        events = self._begin(event.usage) + self._write_pieces(self._parser.close())
         if self._open is not None:
-            datas.append(self._stop())
+            events.append(self._stop())
         delta = self._reason(event, bool(self._parser.calls))
         return [
-            *datas,
+            *events,
             _encode({"type": "message_delta", "delta": delta, "usage": usage_object(event.usage)}),
             _encode({"type": "message_stop"}),
         ]
@@ -64,12 +64,12 @@ class MessagesWriter:
         return self._message(blocks, self._reason(end, calls), end.usage)
 
     def _message(self, content: list[Any], reason: dict[str, Any], usage: TokenUsage) -> dict[str, Any]:
-        form = self._form
+        spec = self._spec
         return {
-            "id": f"msg_{form.request_id.removeprefix('req_')}",
+            "id": f"msg_{spec.request_id.removeprefix('req_')}",
             "type": "message",
             "role": "assistant",
-            "model": form.model,
+            "model": spec.model,
             "content": content,
             **reason,
             "usage": {
@@ -78,7 +78,7 @@ class MessagesWriter:
                     "ephemeral_5m_input_tokens": usage.cache_write_5m,
                     "ephemeral_1h_input_tokens": usage.cache_write_1h,
                 },
-                "service_tier": _TIERS.get(form.service_class, "standard"),
+                "service_tier": _TIERS.get(spec.service_class, "standard"),
             },
         }
 
@@ -107,41 +107,41 @@ class MessagesWriter:
             try:
                 call["input"] = msgspec.json.decode(text, type=dict[str, Any])
             except (msgspec.MsgspecError, RecursionError):
-                blocks.remove(call)  # cut off: the answer was not to be longer
+                blocks.remove(call)  # incomplete: the output limit was reached
         return blocks
 
     def _call(self, call: CallStart) -> dict[str, Any]:
-        name = call_id(self._form.request_id, 0, call.number, "toolu_")
+        name = call_id(self._spec.request_id, 0, call.number, "toolu_")
         return {"type": "tool_use", "id": name, "name": call.name, "input": {}}
 
-    # As a stream.
+    # Streaming.
 
     def _begin(self, usage: TokenUsage) -> list[bytes]:
-        if self._begun:
+        if self._is_started:
             return []
-        self._begun = True
+        self._is_started = True
         message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
         return [_encode({"type": "message_start", "message": message})]
 
-    def _written(self, pieces: list[Piece]) -> list[bytes]:
-        datas: list[bytes] = []
+    def _write_pieces(self, pieces: list[Piece]) -> list[bytes]:
+        events: list[bytes] = []
         for piece in pieces:
             if isinstance(piece, CallArguments):
-                datas.append(self._delta({"type": "input_json_delta", "partial_json": piece.text}))
+                events.append(self._delta({"type": "input_json_delta", "partial_json": piece.text}))
                 continue
             if self._open is not None and (isinstance(piece, CallStart) or self._open is not AnswerText):
-                datas.append(self._stop())
+                events.append(self._stop())
             if isinstance(piece, CallStart):
-                datas.append(self._start(CallStart, self._call(piece)))
+                events.append(self._start(CallStart, self._call(piece)))
                 continue
             if self._open is None:
-                datas.append(self._start(AnswerText, {"type": "text", "text": ""}))
-            datas.append(self._delta({"type": "text_delta", "text": piece.text}))
-        return datas
+                events.append(self._start(AnswerText, {"type": "text", "text": ""}))
+            events.append(self._delta({"type": "text_delta", "text": piece.text}))
+        return events
 
-    def _start(self, kind: type[Piece], block: dict[str, Any]) -> bytes:
+    def _start(self, piece_type: type[Piece], block: dict[str, Any]) -> bytes:
         self._block += 1
-        self._open = kind
+        self._open = piece_type
         return _encode({"type": "content_block_start", "index": self._block, "content_block": block})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:

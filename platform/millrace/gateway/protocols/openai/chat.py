@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, in: OpenAI's body to the internal form."""
+"""Bodies of POST /v1/chat/completions, read into the internal form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millrace.gateway.protocols.openai.messages import (
     MAX_BREAKPOINTS,
     Message,
     count_parts,
-    marked,
+    explicit_breakpoints,
     template_messages,
 )
 from millrace.gateway.protocols.openai.parameters import (
@@ -91,7 +91,7 @@ class ChatBody(Common):
 
 
 def read_chat(body: bytes) -> InferenceRequest:
-    """Parse a chat completion's body.
+    """Parse the body of a chat completion request.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -99,7 +99,7 @@ def read_chat(body: bytes) -> InferenceRequest:
     chat = read_body(body, ChatBody)
     fields = common_fields(chat)
     if not chat.messages:
-        raise invalid("messages", "messages must hold at least one message.")
+        raise invalid("messages", "messages must have at least one message.")
     tools = tuple(_tool(tool.function) for tool in chat.tools or ())
     check_tools(tools, "tools[{}].function.name", 64)
     return InferenceRequest(
@@ -117,11 +117,11 @@ def read_chat(body: bytes) -> InferenceRequest:
 
 
 def _max_tokens(chat: ChatBody) -> int | None:
-    wanted = chat.max_completion_tokens
-    within("max_completion_tokens", wanted, 1, 2**31)
-    if None not in (wanted, chat.max_tokens) and wanted != chat.max_tokens:
-        raise invalid("max_tokens", "max_tokens is an older name of max_completion_tokens: set one of them.")
-    return wanted or chat.max_tokens
+    max_tokens = chat.max_completion_tokens
+    within("max_completion_tokens", max_tokens, 1, 2**31)
+    if None not in (max_tokens, chat.max_tokens) and max_tokens != chat.max_tokens:
+        raise invalid("max_tokens", "max_tokens is an older name of max_completion_tokens. Set only one of them.")
+    return max_tokens or chat.max_tokens
 
 
 def _logprobs(chat: ChatBody) -> int | None:
@@ -148,26 +148,26 @@ def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> str:
 
 def _structured(chat: ChatBody) -> StructuredSpec | None:
     spec = guided(chat)
-    wanted = chat.response_format
-    if spec is not None and wanted is not None and not isinstance(wanted, ChatFormatText):
-        raise invalid(spec.param, f"{spec.param} and response_format exclude each other.")
+    response_format = chat.response_format
+    if spec is not None and response_format is not None and not isinstance(response_format, ChatFormatText):
+        raise invalid(spec.param, f"{spec.param} and response_format cannot be combined.")
     if spec is not None and chat.tools and chat.tool_choice != "none":
-        raise ApiError("unsupported_parameter", f"{spec.param} and tools exclude each other.", spec.param)
-    if isinstance(wanted, ChatFormatObject):
+        raise ApiError("unsupported_parameter", f"{spec.param} and tools cannot be combined.", spec.param)
+    if isinstance(response_format, ChatFormatObject):
         return StructuredSpec("json_object")
-    if isinstance(wanted, ChatFormatSchema):
-        form = wanted.json_schema
-        if not _NAME.fullmatch(form.name):
-            raise invalid("response_format.json_schema.name", "It takes 1 to 64 letters, digits, _ and -.")
-        described = {} if form.description is None else {"description": form.description}
-        return StructuredSpec("json_schema", msgspec.json.encode(described | (form.schema or {})).decode())
+    if isinstance(response_format, ChatFormatSchema):
+        schema = response_format.json_schema
+        if not _NAME.fullmatch(schema.name):
+            raise invalid("response_format.json_schema.name", "The name must have 1 to 64 letters, digits, _ or -.")
+        described = {} if schema.description is None else {"description": schema.description}
+        return StructuredSpec("json_schema", msgspec.json.encode(described | (schema.schema or {})).decode())
     return spec
 
 
 def _breakpoints(chat: ChatBody) -> tuple[Breakpoint, ...]:
-    """Return the last of those that are marked, and one at the end of the prompt if that was asked for."""
-    found = marked(chat.messages)
+    """Return the last explicit breakpoints, and one at the end of the prompt if implicit caching is requested."""
+    breakpoints = explicit_breakpoints(chat.messages)
     options = chat.prompt_cache_options
     if options is not None and options.mode != "explicit":
-        found = [*found[1 - MAX_BREAKPOINTS :], Breakpoint(CACHE_SECONDS, messages=len(chat.messages))]
-    return tuple(found[-MAX_BREAKPOINTS:])
+        breakpoints = [*breakpoints[1 - MAX_BREAKPOINTS :], Breakpoint(CACHE_SECONDS, messages=len(chat.messages))]
+    return tuple(breakpoints[-MAX_BREAKPOINTS:])

@@ -1,4 +1,4 @@
-"""POST /v1/completions, in: OpenAI's body to the internal form."""
+"""Bodies of POST /v1/completions, read into the internal form."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class CompletionBody(Common):
 
 
 def read_completion(body: bytes) -> InferenceRequest:
-    """Parse a completion's body.
+    """Parse the body of a completion request.
 
     Raises:
         ApiError: 400 that names the parameter.
     """
     completion = read_body(body, CompletionBody)
-    prompt, *more = _prompts(completion.prompt)
+    prompt, *more_prompts = _prompts(completion.prompt)
     echo, logprobs = bool(completion.echo), completion.logprobs
     if echo and logprobs is not None and (completion.n or 1) > 1:
-        raise ApiError("unsupported_parameter", "echo with logprobs is for one answer: n must be 1.", "n")
+        raise ApiError("unsupported_parameter", "echo with logprobs requires n to be 1.", "n")
     return InferenceRequest(
         **common_fields(completion),
         prompt=prompt,
-        more_prompts=tuple(more),
+        more_prompts=tuple(more_prompts),
         sampling=sampling_params(completion, logprobs=logprobs, prompt_logprobs=logprobs if echo else None),
         max_tokens=completion.max_tokens or DEFAULT_MAX_TOKENS,
         structured=guided(completion),

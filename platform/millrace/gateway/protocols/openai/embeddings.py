@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: OpenAI's body to the internal form, and vectors to its answer."""
+"""POST /v1/embeddings: bodies read into the internal form, and responses with vectors."""
 
 from __future__ import annotations
 
@@ -32,79 +32,85 @@ class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_embeddings(body: bytes) -> InferenceRequest:
-    """Parse an embedding request's body.
+    """Parse the body of an embedding request.
 
     Raises:
         ApiError: 400 that names the parameter.
     """
-    wanted = read_body(body, EmbeddingBody)
-    if len(wanted.user or "") > MAX_USER_CHARACTERS:
-        raise invalid("user", f"user takes at most {MAX_USER_CHARACTERS} characters.")
-    inputs = _inputs(wanted.input)
+    parsed = read_body(body, EmbeddingBody)
+    if len(parsed.user or "") > MAX_USER_CHARACTERS:
+        raise invalid("user", f"user may have at most {MAX_USER_CHARACTERS} characters.")
+    inputs = _inputs(parsed.input)
     return InferenceRequest(
-        model=wanted.model,
+        model=parsed.model,
         prompt=[],
         sampling=SamplingParams(max_tokens=0),
         inputs=inputs,
         max_tokens=0,
-        user=wanted.user,
-        asked={"encoding_format": wanted.encoding_format, "dimensions": wanted.dimensions, "inputs": len(inputs)},
+        user=parsed.user,
+        echoed_parameters={
+            "encoding_format": parsed.encoding_format,
+            "dimensions": parsed.dimensions,
+            "inputs": len(inputs),
+        },
     )
 
 
-def _inputs(given: str | list[str | int | list[int]]) -> tuple[str | list[int], ...]:
-    if isinstance(given, str):
-        given = [given]
-    tokens = [each for each in given if isinstance(each, int)]
-    if tokens and len(tokens) == len(given):  # one input, of token ids
+def _inputs(value: str | list[str | int | list[int]]) -> tuple[str | list[int], ...]:
+    if isinstance(value, str):
+        value = [value]
+    tokens = [item for item in value if isinstance(item, int)]
+    if tokens and len(tokens) == len(value):  # one input, of token ids
         return (tokens,)
-    inputs = tuple(each for each in given if not isinstance(each, int))
+    inputs = tuple(item for item in value if not isinstance(item, int))
     if not inputs or tokens:
-        raise invalid("input", "input must be a text, a list of texts, a list of token ids, or a list of such lists.")
+        raise invalid(
+            "input", "input must be a string, a list of strings, a list of token IDs, or a list of such lists."
+        )
     if len(inputs) > MAX_INPUTS:
         raise invalid("input", f"At most {MAX_INPUTS} inputs are allowed, not {len(inputs)}.")
-    if any(not each for each in inputs):
+    if any(not item for item in inputs):
         raise invalid("input", "An input must not be empty.")
     return inputs
 
 
 class EmbeddingsWriter:
-    """A `Writer` for one request. Not reusable."""
+    """A `Writer` for one response."""
 
-    def __init__(self, form: ResponseSpec, _: Tokenizer) -> None:
-        self._form = form
+    def __init__(self, spec: ResponseSpec, _: Tokenizer) -> None:
+        self._spec = spec
         self._events: list[AnswerEvent] = []
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
-        """For who comes back to it: all at the end."""
+        """Return the whole response at the end, for a client that resumes the request."""
         self._events.append(event)
         return [msgspec.json.encode(self.whole(self._events)), DONE] if isinstance(event, End) else []
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         (data,) = (event.data for event in events if isinstance(event, Vectors))
         (end,) = (event for event in events if isinstance(event, End))
-        count, dimensions = self._form.asked["inputs"], self._form.asked["dimensions"]
+        count, dimensions = self._spec.echoed_parameters["inputs"], self._spec.echoed_parameters["dimensions"]
         size = len(data) // count
-        vectors = (data[n * size : (n + 1) * size] for n in range(count))
-        write = _floats if self._form.asked["encoding_format"] == "float" else _base64
+        vectors = (data[index * size : (index + 1) * size] for index in range(count))
+        write = _floats if self._spec.echoed_parameters["encoding_format"] == "float" else _base64
         return {
             "object": "list",
             "data": [
                 {"object": "embedding", "index": index, "embedding": write(_cut(vector, dimensions))}
                 for index, vector in enumerate(vectors)
             ],
-            "model": self._form.model,
+            "model": self._spec.model,
             "usage": {"prompt_tokens": end.usage.prompt, "total_tokens": end.usage.prompt},
         }
 
 
 def _cut(vector: bytes, dimensions: int | None) -> bytes:
-    """Return the vector's first numbers, made to have the length 1 again."""
+    """Return the first `dimensions` numbers of the vector, scaled to length 1."""
     if dimensions is None or len(vector) == 4 * dimensions:
         return vector
-    kept = _floats(vector[: 4 * dimensions])
-    length = math.hypot(*kept) or 1.0
-    return struct.pack(f"<{dimensions}f", *(x / length for x in kept))
+    numbers = _floats(vector[: 4 * dimensions])
+    length = math.hypot(*numbers) or 1.0
+    return struct.pack(f"<{dimensions}f", *(number / length for number in numbers))
 
 
 def _floats(vector: bytes) -> list[float]:

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two forms."""
+"""Log-probabilities in OpenAI's two formats."""
 
 from __future__ import annotations
 
@@ -8,38 +8,44 @@ from typing import Any
 from inference_worker.contract.request import TokenLogprobs
 from inference_worker.contract.tokenizer import Tokenizer
 
-MIN_LOGPROB = -9999.0  # JSON has no minus infinity: what a token gets that could not have been chosen
+MIN_LOGPROB = -9999.0  # used for minus infinity, which JSON cannot represent
 
 
-def chat_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprobs]) -> dict[str, Any]:
+def chat_logprobs(tokenizer: Tokenizer, items: Sequence[TokenLogprobs]) -> dict[str, Any]:
     content = []
-    for each in found:
-        top = [_entry(tokenizer, token_id, logprob) for token_id, logprob in each.top]
-        content.append({**_entry(tokenizer, each.token_id, each.logprob), "top_logprobs": top})
+    for item in items:
+        top = [_entry(tokenizer, token_id, logprob) for token_id, logprob in item.top]
+        content.append({**_entry(tokenizer, item.token_id, item.logprob), "top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, found: Sequence[TokenLogprobs | int], offset: int
+    tokenizer: Tokenizer, items: Sequence[TokenLogprobs | int], offset: int
 ) -> tuple[dict[str, Any], int]:
-    """Return the object, and where the next token's text begins. A bare token id is one that nothing stands before,
-    and so has no probability. `offset`: where in the answer's text the first token's begins."""
+    """Return the logprobs object, and the text offset of the next token.
+
+    Args:
+        items: the tokens. A bare token ID is the first token of a prompt, which has no probability.
+        offset: the text offset of the first token.
+    """
     tokens: list[str] = []
     logprobs: list[float | None] = []
     tops: list[dict[str, float] | None] = []
     offsets: list[int] = []
-    for each in found:
-        token_id = each if isinstance(each, int) else each.token_id
+    for item in items:
+        token_id = item if isinstance(item, int) else item.token_id
         offsets.append(offset)
         tokens.append(_name(tokenizer.spell(token_id)))
         offset += len(tokens[-1])
-        if isinstance(each, int):
+        if isinstance(item, int):
             logprobs.append(None)
             tops.append(None)
             continue
-        chances = dict([*each.top, (each.token_id, each.logprob)])
-        logprobs.append(max(MIN_LOGPROB, each.logprob))
-        tops.append({_name(tokenizer.spell(one)): max(MIN_LOGPROB, logprob) for one, logprob in chances.items()})
+        candidates = dict([*item.top, (item.token_id, item.logprob)])
+        logprobs.append(max(MIN_LOGPROB, item.logprob))
+        tops.append(
+            {_name(tokenizer.spell(candidate)): max(MIN_LOGPROB, logprob) for candidate, logprob in candidates.items()}
+        )
     return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}, offset
 
 
@@ -49,7 +55,7 @@ def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any
 
 
 def _name(spelling: bytes) -> str:
-    """Return a token as text; one that is a part of a character by its bytes."""
+    """Return a token as text, or as bytes if it is a part of a character."""
     try:
         return spelling.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Chat messages as OpenAI writes them, and as models' templates take them."""
+"""Chat messages of OpenAI's API, and their translation to the format of chat templates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import Breakpoint
 
-CACHE_SECONDS = 3600  # OpenAI's "30m" is a least time; ours is the next longer class
+CACHE_SECONDS = 3600  # OpenAI's "30m" is a minimum; this is the next longer class
 MAX_BREAKPOINTS = 4
 
 
@@ -35,31 +35,31 @@ class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
     function: ChatFunctionCall
 
 
-class Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role"):
+class ChatMessageFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role"):
     content: str | list[TextPart]
-    name: None = None  # no template has a place for it
+    name: None = None  # templates have no field for it
 
 
-class ChatSystem(Said, tag="system"):
+class ChatSystem(ChatMessageFields, tag="system"):
     pass
 
 
-class Developer(Said, tag="developer"):
+class Developer(ChatMessageFields, tag="developer"):
     pass
 
 
-class ChatUser(Said, tag="user"):
+class ChatUser(ChatMessageFields, tag="user"):
     pass
 
 
-class ChatTool(Said, tag="tool"):
+class ChatTool(ChatMessageFields, tag="tool"):
     tool_call_id: str
 
 
 class ChatAssistant(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="assistant"):
     content: str | list[TextPart] | None = None
     tool_calls: list[ToolCall] | None = None
-    # What the SDK sends back with an answer as it came.
+    # Fields that the SDK returns unchanged from a response.
     refusal: None = None
     annotations: list[Any] | None = None
     audio: None = None
@@ -71,12 +71,12 @@ Message = ChatSystem | Developer | ChatUser | ChatTool | ChatAssistant
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages as templates take them.
+    """Return the messages in the format of chat templates.
 
     Raises:
         ApiError: 400 that names the message.
     """
-    names: dict[str, str] = {}  # of the calls so far, by id
+    names: dict[str, str] = {}  # call ID -> tool name, of the calls so far
     return [_template_message(f"messages[{number}]", message, names) for number, message in enumerate(messages)]
 
 
@@ -85,16 +85,16 @@ def count_parts(messages: Sequence[Message]) -> int:
     return sum(len(message.content) for message in messages if isinstance(message.content, list))
 
 
-def marked(messages: Sequence[Message]) -> list[Breakpoint]:
-    """Where the caller has marked the end of what is to stay cached."""
-    found = []
+def explicit_breakpoints(messages: Sequence[Message]) -> list[Breakpoint]:
+    """Return the breakpoints that the request marks explicitly."""
+    breakpoints = []
     for number, message in enumerate(messages, 1):
         length = 0
         for part in message.content if isinstance(message.content, list) else ():
             length += len(part.text)
             if part.prompt_cache_breakpoint is not None:
-                found.append(Breakpoint(CACHE_SECONDS, messages=number, characters=length))
-    return found
+                breakpoints.append(Breakpoint(CACHE_SECONDS, messages=number, characters=length))
+    return breakpoints
 
 
 def _template_message(path: str, message: Message, names: dict[str, str]) -> dict[str, Any]:
@@ -104,10 +104,10 @@ def _template_message(path: str, message: Message, names: dict[str, str]) -> dic
         return {"role": "assistant", "content": text, **_calls(path, message, names)}
     if isinstance(message, ChatTool):
         if message.tool_call_id not in names:
-            raise invalid(f"{path}.tool_call_id", "A tool's message must answer a tool call of a message before it.")
+            raise invalid(f"{path}.tool_call_id", "A tool message must refer to a tool call of an earlier message.")
         name = names[message.tool_call_id]
         return {"role": "tool", "content": text, "tool_call_id": message.tool_call_id, "name": name}
-    # `developer` is OpenAI's newer name of what models' templates call `system`.
+    # `developer` is OpenAI's newer name of the role `system`.
     return {"role": "user" if isinstance(message, ChatUser) else "system", "content": text}
 
 
@@ -116,7 +116,7 @@ def _calls(path: str, message: ChatAssistant, names: dict[str, str]) -> dict[str
         raise ApiError("unsupported_parameter", "Annotations are not supported.", f"{path}.annotations")
     if not message.tool_calls:
         if message.content is None:
-            raise invalid(f"{path}.content", "An assistant's message must have content or tool calls.")
+            raise invalid(f"{path}.content", "An assistant message must have content or tool calls.")
         return {}
     calls = []
     for number, call in enumerate(message.tool_calls):
@@ -128,10 +128,10 @@ def _calls(path: str, message: ChatAssistant, names: dict[str, str]) -> dict[str
 
 
 def call_arguments(path: str, text: str) -> dict[str, Any]:
-    """Return a call's arguments, which stand at `path`.
+    """Return a call's arguments. `path` is their path in the body.
 
     Raises:
-        ApiError: 400, they are no JSON object.
+        ApiError: 400, they are not a JSON object.
     """
     try:
         return dict(msgspec.json.decode(text or "{}", type=dict[str, Any]))

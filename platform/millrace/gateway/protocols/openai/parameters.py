@@ -1,7 +1,7 @@
-"""Reading a JSON body strictly: nothing is accepted and ignored.
+"""Strict reading of JSON bodies: no parameter is ignored.
 
-A parameter is supported (a field of the endpoint's struct), or documented by OpenAI and accepted only at the value at
-which it does nothing (`NO_OP`), or refused by name.
+A parameter is supported (a field of the endpoint's struct), or documented by OpenAI and accepted only with the values
+at which it has no effect (`NO_OP`), or rejected.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ C = TypeVar("C")
 
 MAX_STOPS = 4
 MAX_TOKENS = 2**31
-_ANY_VOCABULARY = 2**31  # a model's own is checked by its engine
+_ANY_VOCABULARY = 2**31  # the engine checks the model's vocabulary
 
-# Values at which a documented parameter that is not supported does nothing. null is one for each.
+# Documented parameters that are not supported, with the values at which they have no effect. null always has none.
 NO_OP: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
@@ -33,7 +33,7 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),  # without tools it does nothing either way
+    "parallel_tool_calls": (True, False),  # has no effect without tools
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "store": (False,),
@@ -61,7 +61,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What chat completions and completions both take."""
+    """The parameters that chat completions and completions share."""
 
     model: str
     max_tokens: int | None = None
@@ -92,7 +92,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] = NO_OP) -> T:
-    """Decode and check a request's JSON.
+    """Decode and validate a request's JSON body.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -103,21 +103,21 @@ def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] 
         raise ApiError("invalid_json", f"The request body is not valid JSON: {exc}") from None
     if not isinstance(fields, dict):
         raise ApiError("invalid_json", "The request body must be a JSON object.")
-    known = _names(type_)
-    wanted = {name: value for name, value in fields.items() if value is not None}
-    for name in [name for name in wanted if name not in known]:
-        _require_no_op(name, wanted.pop(name), no_op)
-    return converted(wanted, type_)
+    supported = _names(type_)
+    values = {name: value for name, value in fields.items() if value is not None}
+    for name in [name for name in values if name not in supported]:
+        _require_no_op(name, values.pop(name), no_op)
+    return converted(values, type_)
 
 
 def converted(value: Any, type_: type[C], path: str = "") -> C:
-    """Return a part of a body, at `path`, as one of this type.
+    """Convert a part of a body, at `path`, to this type.
 
     Raises:
         ApiError: 400 that names the parameter.
     """
     try:
-        return msgspec.convert(value, type_, str_keys=True)  # JSON's keys are strings: logit_bias means ids
+        return msgspec.convert(value, type_, str_keys=True)  # JSON keys are strings, also the token IDs of logit_bias
     except msgspec.ValidationError as exc:
         raise _explain(exc, path) from None
 
@@ -127,7 +127,7 @@ def _names(type_: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.name for field in msgspec.structs.fields(type_))
 
 
-_ALIKE = (  # their names are the engine's
+_SAME_NAMES = (  # parameters with the same names in the engine
     "n",
     "temperature",
     "top_p",
@@ -151,20 +151,20 @@ def sampling_params(body: Common, *, logprobs: int | None, prompt_logprobs: int 
     if len(stops) > MAX_STOPS:
         raise invalid("stop", f"At most {MAX_STOPS} stop strings are allowed, not {len(stops)}.")
     params = SamplingParams(
-        top_k=0 if body.top_k == -1 else body.top_k or 0,  # -1 is vLLM's word for off
+        top_k=0 if body.top_k == -1 else body.top_k or 0,  # -1 disables it, as in vLLM
         stop=tuple(stops),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=tuple((body.logit_bias or {}).items()),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        **{name: value for name in _ALIKE if (value := getattr(body, name)) is not None},
+        **{name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None},
     )
     check_ranges(dataclasses.replace(params, max_tokens=body.max_tokens or MAX_TOKENS))
     return params
 
 
 def check_ranges(params: SamplingParams, **names: str) -> None:
-    """Check what chooses and ends the tokens. `names`: what the dialect calls a parameter, if not as we do.
+    """Check the ranges of the sampling parameters. `names` maps their names to the dialect's, where they differ.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -208,26 +208,29 @@ LABELS = ("user", "safety_identifier", "prompt_cache_key")
 
 
 def check_labels(metadata: Mapping[str, str], labels: Mapping[str, str | None]) -> None:
-    """Check the lengths of what the caller notes.
+    """Check the lengths of metadata and labels.
 
     Raises:
         ApiError: 400 that names the parameter.
     """
     if len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
-        raise invalid("metadata", "metadata takes at most 16 pairs of at most 64 and 512 characters.")
+        raise invalid(
+            "metadata",
+            "metadata may have at most 16 entries, with keys of up to 64 and values of up to 512 characters.",
+        )
     for name, label in labels.items():
         if len(label or "") > 512:
-            raise invalid(name, f"{name} takes at most 512 characters.")
+            raise invalid(name, f"{name} may have at most 512 characters.")
 
 
 def guided(body: Common) -> StructuredSpec | None:
-    """Return the form that the answer must have by vLLM's extensions.
+    """Return the structured output that vLLM's guided decoding parameters request, if any.
 
     Raises:
-        ApiError: 400, there are two.
+        ApiError: 400, both parameters are set.
     """
     if body.guided_regex is not None and body.guided_grammar is not None:
-        raise invalid("guided_grammar", "guided_regex and guided_grammar exclude each other.")
+        raise invalid("guided_grammar", "guided_regex and guided_grammar cannot be combined.")
     if body.guided_regex is not None:
         return StructuredSpec("regex", body.guided_regex, "guided_regex")
     return None if body.guided_grammar is None else StructuredSpec("grammar", body.guided_grammar, "guided_grammar")
@@ -235,14 +238,16 @@ def guided(body: Common) -> StructuredSpec | None:
 
 def within(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
-        raise invalid(name, f"{value} is out of range: {name} must be from {low} to {high}.")
+        raise invalid(name, f"{value} is out of range. {name} must be from {low} to {high}.")
 
 
 def _require_no_op(name: str, value: Any, no_op: Mapping[str, tuple[Any, ...]]) -> None:
     if name not in no_op:
         raise ApiError("unknown_parameter", f"Unknown parameter: {name!r}.", name[:200])
-    # `is`-like for booleans: 0 == False, and logprobs 0 is a request where logprobs false is none.
-    if not any(value == harmless and isinstance(value, bool) == isinstance(harmless, bool) for harmless in no_op[name]):
+    # Booleans match only booleans: in Python 0 == False, but logprobs=0 requests logprobs and logprobs=false does not.
+    if not any(
+        value == no_op_value and isinstance(value, bool) == isinstance(no_op_value, bool) for no_op_value in no_op[name]
+    ):
         raise ApiError("unsupported_parameter", f"The parameter {name!r} is not supported with this value.", name)
 
 
@@ -251,10 +256,10 @@ _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
-def _explain(fault: msgspec.ValidationError, within: str) -> ApiError:
-    message = str(fault)
+def _explain(exc: msgspec.ValidationError, parent_path: str) -> ApiError:
+    message = str(exc)
     path_match = _PATH.search(message)
-    path = ".".join(filter(None, (within, path_match.group(1) if path_match else "")))
+    path = ".".join(filter(None, (parent_path, path_match.group(1) if path_match else "")))
     reason = _PATH.sub("", message)
     for pattern, code, text in (
         (_UNKNOWN, "unknown_parameter", "Unknown parameter: {!r}."),

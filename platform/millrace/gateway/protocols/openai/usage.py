@@ -1,4 +1,4 @@
-"""OpenAI's usage object: its prompt_tokens include what was read from the cache."""
+"""OpenAI's usage object, whose prompt_tokens include tokens that were read from the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's words. Chat completions and completions differ only in how a choice is written."""
+"""Responses in OpenAI's format. Chat completions and completions differ only in the format of a choice."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OpenAIWriter(ABC):
-    """A `Writer` for one request. Not reusable."""
+    """A `Writer` for one response."""
 
-    def __init__(self, form: ResponseSpec, tokenizer: Tokenizer) -> None:
-        self._form = form
+    def __init__(self, spec: ResponseSpec, tokenizer: Tokenizer) -> None:
+        self._spec = spec
         self._tokenizer = tokenizer
         self._prompt: TokenUsage | None = None
         self._output_tokens = 0
-        self._unfinished = dict.fromkeys(range(form.answers))
+        self._unfinished = dict.fromkeys(range(spec.answers))
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
         choices: list[dict[str, Any]] = []
@@ -43,25 +43,27 @@ class OpenAIWriter(ABC):
             choices = [
                 choice for index in list(self._unfinished) for choice in self._finish(index, event.finish_reason)
             ]
-        usage = self._usage(event) if self._form.continuous_usage else None
+        usage = self._usage(event) if self._spec.continuous_usage else None
         chunks = [self._chunk(choice, usage) for choice in choices]
         if not isinstance(event, End):
             return chunks
-        if self._form.include_usage:
+        if self._spec.include_usage:
             chunks.append(_encode({**self._head(True), "choices": [], "usage": usage_object(event.usage)}))
         return [*chunks, DONE]
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         (end,) = (event for event in events if isinstance(event, End))
-        reasons: dict[int, FinishReason] = {e.index: e.finish_reason for e in events if isinstance(e, Finished)}
+        reasons: dict[int, FinishReason] = {
+            event.index: event.finish_reason for event in events if isinstance(event, Finished)
+        }
         choices = []
-        for index in range(self._form.answers):
-            parts = [e for e in events if isinstance(e, Tokens) and e.index == index]
+        for index in range(self._spec.answers):
+            parts = [event for event in events if isinstance(event, Tokens) and event.index == index]
             choices.append(self._choice(index, parts, reasons.get(index, end.finish_reason)))
         return {**self._head(False), "choices": choices, "usage": usage_object(end.usage)}
 
     def _usage(self, event: AnswerEvent) -> dict[str, Any]:
-        so_far = usage_so_far(self._form, self._prompt, self._output_tokens)
+        so_far = usage_so_far(self._spec, self._prompt, self._output_tokens)
         return usage_object(event.usage if isinstance(event, End) else so_far)
 
     def _finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
@@ -74,44 +76,44 @@ class OpenAIWriter(ABC):
 
     @abstractmethod
     def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
-        """Return what an answer's new tokens bring, as streamed choices."""
+        """Return the streamed choices for new tokens of a completion."""
 
     @abstractmethod
     def _last_deltas(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
-        """Return an answer's end, as streamed choices."""
+        """Return the streamed choices for the end of a completion."""
 
     @abstractmethod
     def _choice(self, index: int, parts: list[Tokens], reason: FinishReason) -> dict[str, Any]:
-        """Return a choice of a whole answer."""
+        """Return a choice of a complete response."""
 
     def _chunk(self, choice: dict[str, Any], usage: dict[str, Any] | None) -> bytes:
         chunk = {**self._head(True), "choices": [choice]}
-        if self._form.include_usage or usage is not None:
+        if self._spec.include_usage or usage is not None:
             chunk["usage"] = usage
         return _encode(chunk)
 
 
 class ChatWriter(OpenAIWriter):
-    def __init__(self, form: ResponseSpec, tokenizer: Tokenizer) -> None:
-        super().__init__(form, tokenizer)
+    def __init__(self, spec: ResponseSpec, tokenizer: Tokenizer) -> None:
+        super().__init__(spec, tokenizer)
         self._opened: set[int] = set()
-        self._parsers = {index: ToolCallParser(form.tools) for index in range(form.answers)} if form.tools else {}
+        self._parsers = {index: ToolCallParser(spec.tools) for index in range(spec.answers)} if spec.tools else {}
 
     def _head(self, streamed: bool) -> dict[str, Any]:
-        form = self._form
+        spec = self._spec
         return {
-            "id": f"chatcmpl-{form.request_id.removeprefix('req_')}",
+            "id": f"chatcmpl-{spec.request_id.removeprefix('req_')}",
             "object": "chat.completion.chunk" if streamed else "chat.completion",
-            "created": form.created,
-            "model": form.model,
-            "service_tier": TIERS.get(form.service_class, "default"),
+            "created": spec.created,
+            "model": spec.model,
+            "service_tier": TIERS.get(spec.service_class, "default"),
         }
 
     def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
         index = event.index
         deltas = self._opening(index) + self._parsed(index, event.text)
         if event.logprobs and not deltas:
-            deltas = [{"content": ""}]  # tokens whose text is still held back
+            deltas = [{"content": ""}]  # the text of these tokens is still pending
         choices = [_streamed(index, delta) for delta in deltas]
         if event.logprobs:
             choices[-1]["logprobs"] = chat_logprobs(self._tokenizer, event.logprobs)
@@ -136,7 +138,7 @@ class ChatWriter(OpenAIWriter):
         return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
 
     def _call(self, index: int, call: CallStart, arguments: str) -> dict[str, Any]:
-        name = call_id(self._form.request_id, index, call.number)
+        name = call_id(self._spec.request_id, index, call.number)
         return {"id": name, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
     def _last_deltas(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
@@ -154,7 +156,7 @@ class ChatWriter(OpenAIWriter):
         if parser := self._parsers.get(index):
             pieces = [*parser.push(text), *parser.close()]
             calls = [
-                self._call(index, each, _arguments(pieces, each)) for each in pieces if isinstance(each, CallStart)
+                self._call(index, piece, _arguments(pieces, piece)) for piece in pieces if isinstance(piece, CallStart)
             ]
             message["content"] = "".join(piece.text for piece in pieces if isinstance(piece, AnswerText))
         if calls:
@@ -169,22 +171,22 @@ class ChatWriter(OpenAIWriter):
 
 
 class CompletionWriter(OpenAIWriter):
-    def __init__(self, form: ResponseSpec, tokenizer: Tokenizer) -> None:
-        super().__init__(form, tokenizer)
-        self._offsets: dict[int, int] = {}  # of each answer: where its next token's text begins
+    def __init__(self, spec: ResponseSpec, tokenizer: Tokenizer) -> None:
+        super().__init__(spec, tokenizer)
+        self._offsets: dict[int, int] = {}  # choice -> text offset of its next token
 
     def _head(self, streamed: bool) -> dict[str, Any]:
-        form = self._form
+        spec = self._spec
         return {
-            "id": f"cmpl-{form.request_id.removeprefix('req_')}",
+            "id": f"cmpl-{spec.request_id.removeprefix('req_')}",
             "object": "text_completion",
-            "created": form.created,
-            "model": form.model,
+            "created": spec.created,
+            "model": spec.model,
         }
 
     def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
-        echoes = bool(self._form.echo) and event.index not in self._offsets
-        if not event.text and not event.logprobs and not echoes:
+        has_echo = bool(self._spec.echo) and event.index not in self._offsets
+        if not event.text and not event.logprobs and not has_echo:
             return []
         return [self._text(event.index, [event], None)]
 
@@ -197,16 +199,16 @@ class CompletionWriter(OpenAIWriter):
     def _text(self, index: int, parts: list[Tokens], reason: FinishReason | None) -> dict[str, Any]:
         text = "".join(part.text for part in parts)
         logprobs: dict[str, Any] | None = None
-        found: Sequence[TokenLogprobs | int] | None = _all_logprobs(parts)
-        start = index not in self._offsets
+        items: Sequence[TokenLogprobs | int] | None = _all_logprobs(parts)
+        is_first = index not in self._offsets
         offset = self._offsets.setdefault(index, 0)
-        prompt = self._form.echo[index // self._form.n] if self._form.echo and start else None
+        prompt = self._spec.echo[index // self._spec.n] if self._spec.echo and is_first else None
         if prompt:
             text = self._tokenizer.decode(prompt) + text
-        if found is not None:
+        if items is not None:
             if prompt:
-                found = [prompt[0], *(parts[0].prompt_logprobs or ()), *found]
-            logprobs, self._offsets[index] = completion_logprobs(self._tokenizer, found, offset)
+                items = [prompt[0], *(parts[0].prompt_logprobs or ()), *items]
+            logprobs, self._offsets[index] = completion_logprobs(self._tokenizer, items, offset)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
@@ -219,10 +221,10 @@ def _reason(reason: FinishReason, calls: bool) -> str:
 
 
 def _arguments(pieces: list[Piece], call: CallStart) -> str:
-    return "".join(p.text for p in pieces if isinstance(p, CallArguments) and p.number == call.number)
+    return "".join(piece.text for piece in pieces if isinstance(piece, CallArguments) and piece.number == call.number)
 
 
 def _all_logprobs(parts: list[Tokens]) -> list[TokenLogprobs] | None:
-    """Of all the parts' tokens; None if they were not asked for."""
-    found = [part.logprobs for part in parts if part.logprobs is not None]
-    return [each for logprobs in found for each in logprobs] if found else None
+    """Return the logprobs of all tokens, or None if they were not requested."""
+    part_logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    return [token for logprobs in part_logprobs for token in logprobs] if part_logprobs else None

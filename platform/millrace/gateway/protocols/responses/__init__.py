@@ -1,1 +1,1 @@
-"""OpenAI's responses: text and function tools."""
+"""OpenAI's Responses API: text and function tools."""

@@ -1,4 +1,4 @@
-"""POST /v1/responses, in: OpenAI's body to the internal form."""
+"""Bodies of POST /v1/responses, read into the internal form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from millrace.gateway.protocols.tools import check_tools
 DIALECT = "openai.responses"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
-# Values at which a documented parameter that is not supported does nothing. null is one for each.
+# Documented parameters that are not supported, with the values at which they have no effect. null always has none.
 NO_OP: Mapping[str, tuple[Any, ...]] = {
     "access_programs": (),
     "background": (False,),
@@ -106,39 +106,41 @@ def read_response(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    wanted = read_body(body, ResponseBody, NO_OP)
-    within("max_output_tokens", wanted.max_output_tokens, 1, MAX_TOKENS)
-    check_labels(wanted.metadata or {}, {name: getattr(wanted, name) for name in LABELS})
-    tools = tuple(Tool(t.name, t.description, t.parameters or {}, bool(t.strict)) for t in wanted.tools or ())
+    parsed = read_body(body, ResponseBody, NO_OP)
+    within("max_output_tokens", parsed.max_output_tokens, 1, MAX_TOKENS)
+    check_labels(parsed.metadata or {}, {name: getattr(parsed, name) for name in LABELS})
+    tools = tuple(
+        Tool(tool.name, tool.description, tool.parameters or {}, bool(tool.strict)) for tool in parsed.tools or ()
+    )
     check_tools(tools, "tools[{}].name", 64)
     return InferenceRequest(
-        model=wanted.model,
-        prompt=template_messages(wanted.instructions, wanted.input),
-        sampling=_sampling(wanted),
-        max_tokens=wanted.max_output_tokens,
+        model=parsed.model,
+        prompt=template_messages(parsed.instructions, parsed.input),
+        sampling=_sampling(parsed),
+        max_tokens=parsed.max_output_tokens,
         tools=tools,
-        tool_choice=_choice(wanted, tools),
-        parallel_tools=wanted.parallel_tool_calls is not False,
-        structured=_structured(wanted.text),
-        service_class=TIERS[wanted.service_tier or "auto"],
-        cache_key=wanted.prompt_cache_key,
-        metadata=wanted.metadata or {},
-        user=wanted.safety_identifier or wanted.user,
-        stream=bool(wanted.stream),
-        asked=_asked(wanted),
-        parts=count_parts(wanted.input),
+        tool_choice=_choice(parsed, tools),
+        parallel_tools=parsed.parallel_tool_calls is not False,
+        structured=_structured(parsed.text),
+        service_class=TIERS[parsed.service_tier or "auto"],
+        cache_key=parsed.prompt_cache_key,
+        metadata=parsed.metadata or {},
+        user=parsed.safety_identifier or parsed.user,
+        stream=bool(parsed.stream),
+        echoed_parameters=_echoed_parameters(parsed),
+        parts=count_parts(parsed.input),
     )
 
 
-def _sampling(wanted: ResponseBody) -> SamplingParams:
-    given: dict[str, Any] = {"temperature": wanted.temperature, "top_p": wanted.top_p}
-    params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
+def _sampling(parsed: ResponseBody) -> SamplingParams:
+    fields: dict[str, Any] = {"temperature": parsed.temperature, "top_p": parsed.top_p}
+    params = SamplingParams(**{name: value for name, value in fields.items() if value is not None})
     check_ranges(params)
     return params
 
 
-def _choice(wanted: ResponseBody, tools: tuple[Tool, ...]) -> str:
-    choice = wanted.tool_choice or "auto"
+def _choice(parsed: ResponseBody, tools: tuple[Tool, ...]) -> str:
+    choice = parsed.tool_choice or "auto"
     if isinstance(choice, NamedChoice):
         if choice.name not in {tool.name for tool in tools}:
             raise invalid("tool_choice", f"There is no tool {choice.name!r}.")
@@ -149,31 +151,33 @@ def _choice(wanted: ResponseBody, tools: tuple[Tool, ...]) -> str:
 
 
 def _structured(text: TextConfig | None) -> StructuredSpec | None:
-    form = text.format if text else None
-    if isinstance(form, FormatObject):
+    text_format = text.format if text else None
+    if isinstance(text_format, FormatObject):
         return StructuredSpec("json_object", param="text.format")
-    if isinstance(form, FormatSchema):
-        if not _NAME.fullmatch(form.name):
-            raise invalid("text.format.name", "It takes 1 to 64 letters, digits, _ and -.")
-        described = {} if form.description is None else {"description": form.description}
-        return StructuredSpec("json_schema", msgspec.json.encode(described | form.schema).decode(), "text.format")
+    if isinstance(text_format, FormatSchema):
+        if not _NAME.fullmatch(text_format.name):
+            raise invalid("text.format.name", "The name must have 1 to 64 letters, digits, _ or -.")
+        described = {} if text_format.description is None else {"description": text_format.description}
+        return StructuredSpec(
+            "json_schema", msgspec.json.encode(described | text_format.schema).decode(), "text.format"
+        )
     return None
 
 
-def _asked(wanted: ResponseBody) -> dict[str, Any]:
-    """Return what a response repeats of its request."""
-    given: dict[str, Any] = msgspec.to_builtins(wanted)
-    text = {"verbosity": "medium", **{k: v for k, v in (given["text"] or {}).items() if v is not None}}
-    labels = {name: label for name in LABELS if (label := given[name]) is not None}
+def _echoed_parameters(parsed: ResponseBody) -> dict[str, Any]:
+    """Return the request's parameters that its response repeats."""
+    fields: dict[str, Any] = msgspec.to_builtins(parsed)
+    text = {"verbosity": "medium", **{key: value for key, value in (fields["text"] or {}).items() if value is not None}}
+    labels = {name: label for name in LABELS if (label := fields[name]) is not None}
     return {
-        "instructions": wanted.instructions,
-        "max_output_tokens": wanted.max_output_tokens,
-        "metadata": wanted.metadata or {},
-        "parallel_tool_calls": wanted.parallel_tool_calls is not False,
-        "temperature": 1.0 if wanted.temperature is None else wanted.temperature,
+        "instructions": parsed.instructions,
+        "max_output_tokens": parsed.max_output_tokens,
+        "metadata": parsed.metadata or {},
+        "parallel_tool_calls": parsed.parallel_tool_calls is not False,
+        "temperature": 1.0 if parsed.temperature is None else parsed.temperature,
         "text": {**text, "format": text.get("format") or {"type": "text"}},
-        "tool_choice": given["tool_choice"] or "auto",
-        "tools": given["tools"] or [],
-        "top_p": 1.0 if wanted.top_p is None else wanted.top_p,
+        "tool_choice": fields["tool_choice"] or "auto",
+        "tools": fields["tools"] or [],
+        "top_p": 1.0 if parsed.top_p is None else parsed.top_p,
         **labels,
     }

@@ -1,4 +1,4 @@
-"""The items of a response's input, as models' templates take them."""
+"""Input items of the Responses API, and their translation to the format of chat templates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millrace.gateway.protocols.openai.messages import call_arguments
 from millrace.gateway.protocols.openai.parameters import converted
 
 _STATUS = Literal["in_progress", "completed", "incomplete"]
-_ROLES = {"developer": "system"}  # OpenAI's newer name of what templates call `system`
+_ROLES = {"developer": "system"}  # `developer` is OpenAI's newer name of `system`
 
 
 class InputText(msgspec.Struct, forbid_unknown_fields=True, tag="input_text"):
@@ -27,7 +27,7 @@ class OutputText(msgspec.Struct, forbid_unknown_fields=True, tag="output_text"):
 class ResponseMessage(msgspec.Struct, forbid_unknown_fields=True, tag="message"):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | OutputText]
-    # What the SDK sends back with an answer as it came.
+    # Fields that the SDK returns unchanged from a response.
     id: str | None = None
     status: _STATUS | None = None
 
@@ -50,8 +50,8 @@ class FunctionCallOutput(msgspec.Struct, forbid_unknown_fields=True, tag="functi
 Item = ResponseMessage | FunctionCall | FunctionCallOutput
 
 
-def template_messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages for a template.
+def template_messages(instructions: str | None, value: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages in the format of chat templates.
 
     Raises:
         ApiError: 400 that names the item.
@@ -59,22 +59,22 @@ def template_messages(instructions: str | None, given: str | list[dict[str, Any]
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    if not given:
-        raise invalid("input", "input must hold at least one item.")
-    names: dict[str, str] = {}  # of the calls so far, by id
-    for number, raw in enumerate(given):
+    if isinstance(value, str):
+        return [*messages, {"role": "user", "content": value}]
+    if not value:
+        raise invalid("input", "input must have at least one item.")
+    names: dict[str, str] = {}  # call ID -> tool name, of the calls so far
+    for number, raw in enumerate(value):
         path = f"input[{number}]"
-        present = {name: value for name, value in raw.items() if value is not None}
+        present = {name: field for name, field in raw.items() if field is not None}
         item: Item = converted({"type": "message", **present}, Item, path)  # type: ignore[arg-type]
         _add(messages, path, item, names)
     return messages
 
 
-def count_parts(given: str | list[dict[str, Any]]) -> int:
+def count_parts(value: str | list[dict[str, Any]]) -> int:
     """Return the number of content parts in all items."""
-    contents = (item.get("content") or item.get("output") for item in given if isinstance(item, dict))
+    contents = (item.get("content") or item.get("output") for item in value if isinstance(item, dict))
     return sum(len(content) for content in contents if isinstance(content, list))
 
 
@@ -90,9 +90,9 @@ def _add(messages: list[dict[str, Any]], path: str, item: Item, names: dict[str,
         calls.append({"id": item.call_id, "type": "function", "function": function})
     else:
         if item.call_id not in names:
-            raise invalid(f"{path}.call_id", "A call's output must answer a function call before it.")
-        said, name = _text(f"{path}.output", item.output), names[item.call_id]
-        messages.append({"role": "tool", "content": said, "tool_call_id": item.call_id, "name": name})
+            raise invalid(f"{path}.call_id", "A function call output must refer to an earlier function call.")
+        output, name = _text(f"{path}.output", item.output), names[item.call_id]
+        messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id, "name": name})
 
 
 def _text(path: str, content: str | list[Any]) -> str:

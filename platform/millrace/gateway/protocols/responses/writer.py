@@ -1,4 +1,4 @@
-"""Answers as OpenAI's responses."""
+"""Responses in the format of OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def response_id(request_id: str) -> str:
 
 
 class ResponsesWriter:
-    """A `Writer` for one request. Not reusable."""
+    """A `Writer` for one response."""
 
-    def __init__(self, form: ResponseSpec, _: Tokenizer) -> None:
-        self._form = form
-        self._parser = answer_parser(form.tools)
+    def __init__(self, spec: ResponseSpec, _: Tokenizer) -> None:
+        self._spec = spec
+        self._parser = answer_parser(spec.tools)
         self._sequence = 0
-        self._begun = False
-        self._items: list[dict[str, Any]] = []  # of the output; the last one may be open
+        self._is_started = False
+        self._items: list[dict[str, Any]] = []  # the output's items; the last one may be open
         self._open = False
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
-        return [self._numbered(each) for each in self._events(event)]
+        return [self._numbered(item) for item in self._events(event)]
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
-        told = [each for event in events for each in self._events(event)]
-        response: dict[str, Any] = told[-1]["response"]
+        written = [item for event in events for item in self._events(event)]
+        response: dict[str, Any] = written[-1]["response"]
         return response
 
     def _numbered(self, event: Event) -> bytes:
@@ -59,105 +59,107 @@ class ResponsesWriter:
     def _events(self, event: AnswerEvent) -> list[Event]:
         if not isinstance(event, Tokens | End):
             return []
-        told: list[Event] = []
-        if not self._begun:
-            self._begun = True
+        events: list[Event] = []
+        if not self._is_started:
+            self._is_started = True
             response = self._response("in_progress", None)
-            told += [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
+            events += [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
         if isinstance(event, Tokens):
-            return told + self._written(self._parser.push(event.text))
-        told += self._written(self._parser.close())
-        if not self._items:  # an answer without words is a message all the same
-            told += self._add_message()
+            return events + self._write_pieces(self._parser.push(event.text))
+        events += self._write_pieces(self._parser.close())
+        if not self._items:  # an empty completion is also a message
+            events += self._add_message()
         status = _status(event.finish_reason)
-        told += self._close(status)
-        return [*told, {"type": f"response.{status}", "response": self._response(status, event)}]
+        events += self._close(status)
+        return [*events, {"type": f"response.{status}", "response": self._response(status, event)}]
 
     def _response(self, status: str, end: End | None) -> dict[str, Any]:
-        form = self._form
+        spec = self._spec
         return {
-            "id": response_id(form.request_id),
+            "id": response_id(spec.request_id),
             "object": "response",
-            "created_at": form.created,
+            "created_at": spec.created,
             "status": status,
             "background": False,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "model": form.model,
+            "model": spec.model,
             "output": self._items if end else [],
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
-            "service_tier": TIERS.get(form.service_class, "default"),
+            "service_tier": TIERS.get(spec.service_class, "default"),
             "store": False,
             "top_logprobs": 0,
             "truncation": "disabled",
-            **form.asked,
+            **spec.echoed_parameters,
             **({"usage": usage_object(end.usage)} if end else {}),
         }
 
-    # The output's items.
+    # Items of the output.
 
-    def _written(self, pieces: list[Piece]) -> list[Event]:
-        told: list[Event] = []
+    def _write_pieces(self, pieces: list[Piece]) -> list[Event]:
+        events: list[Event] = []
         for piece in pieces:
             if isinstance(piece, CallStart):
-                told += self._close("completed") + self._add_call(piece)
+                events += self._close("completed") + self._add_call(piece)
             elif isinstance(piece, CallArguments):
                 self._items[-1]["arguments"] += piece.text
-                told.append(self._of_item("function_call_arguments.delta", delta=piece.text))
+                events.append(self._event_for_item("function_call_arguments.delta", delta=piece.text))
             else:
                 if not self._open or self._items[-1]["type"] != "message":
-                    told += self._close("completed") + self._add_message()
+                    events += self._close("completed") + self._add_message()
                 self._items[-1]["content"][0]["text"] += piece.text
-                told.append(self._of_part("output_text.delta", delta=piece.text, logprobs=[]))
-        return told
+                events.append(self._event_for_part("output_text.delta", delta=piece.text, logprobs=[]))
+        return events
 
     def _add_message(self) -> list[Event]:
-        name = f"msg_{self._form.request_id.removeprefix('req_')}_{len(self._items)}"
+        name = f"msg_{self._spec.request_id.removeprefix('req_')}_{len(self._items)}"
         self._items.append({"id": name, "type": "message", "status": "in_progress", "role": "assistant", "content": []})
-        added = self._told_item("added")
+        added = self._item_event("added")
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self._items[-1]["content"].append(part)
-        return [added, self._of_part("content_part.added", part={**part})]
+        return [added, self._event_for_part("content_part.added", part={**part})]
 
     def _add_call(self, call: CallStart) -> list[Event]:
-        made = {"call_id": call_id(self._form.request_id, 0, call.number), "name": call.name, "arguments": ""}
-        name = call_id(self._form.request_id, 0, call.number, "fc_")
-        self._items.append({"id": name, "type": "function_call", "status": "in_progress", **made})
-        return [self._told_item("added")]
+        call_fields = {"call_id": call_id(self._spec.request_id, 0, call.number), "name": call.name, "arguments": ""}
+        name = call_id(self._spec.request_id, 0, call.number, "fc_")
+        self._items.append({"id": name, "type": "function_call", "status": "in_progress", **call_fields})
+        return [self._item_event("added")]
 
     def _close(self, status: str) -> list[Event]:
-        """End the open item."""
+        """Close the open item."""
         if not self._open:
             return []
         self._open = False
         item = self._items[-1]
         item["status"] = status
         if item["type"] == "function_call":
-            told = [self._of_item("function_call_arguments.done", arguments=item["arguments"], name=item["name"])]
+            events = [
+                self._event_for_item("function_call_arguments.done", arguments=item["arguments"], name=item["name"])
+            ]
         else:
             (part,) = item["content"]
-            done = self._of_part("output_text.done", text=part["text"], logprobs=[])
-            told = [done, self._of_part("content_part.done", part=part)]
-        return [*told, self._told_item("done")]
+            text_done = self._event_for_part("output_text.done", text=part["text"], logprobs=[])
+            events = [text_done, self._event_for_part("content_part.done", part=part)]
+        return [*events, self._item_event("done")]
 
-    def _told_item(self, what: str) -> Event:
-        self._open = what == "added"
+    def _item_event(self, event_name: str) -> Event:
+        self._open = event_name == "added"
         item = {**self._items[-1]}
-        if what == "added" and "content" in item:
+        if event_name == "added" and "content" in item:
             item["content"] = []
-        return {"type": f"response.output_item.{what}", "output_index": len(self._items) - 1, "item": item}
+        return {"type": f"response.output_item.{event_name}", "output_index": len(self._items) - 1, "item": item}
 
-    def _of_item(self, what: str, **fields: Any) -> Event:
+    def _event_for_item(self, event_name: str, **fields: Any) -> Event:
         return {
-            "type": f"response.{what}",
+            "type": f"response.{event_name}",
             "item_id": self._items[-1]["id"],
             "output_index": len(self._items) - 1,
             **fields,
         }
 
-    def _of_part(self, what: str, **fields: Any) -> Event:
-        return self._of_item(what, content_index=0, **fields)
+    def _event_for_part(self, event_name: str, **fields: Any) -> Event:
+        return self._event_for_item(event_name, content_index=0, **fields)
 
 
 def _status(reason: FinishReason) -> str:

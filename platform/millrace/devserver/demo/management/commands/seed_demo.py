@@ -1,4 +1,4 @@
-"""`manage.py seed_demo`: a platform with life in it."""
+"""`manage.py seed_demo`: fill a platform with demo data."""
 
 from __future__ import annotations
 
@@ -13,132 +13,134 @@ from millrace.conf.environment import platform_settings
 from millrace.devserver.demo import live, seeding
 from millrace.devserver.demo.backfill import BackfillProgress
 from millrace.devserver.demo.history import DAYS, PREFIX
-from millrace.devserver.demo.running import EVENTS, Busy, Played, models, play, secrets
+from millrace.devserver.demo.running import EVENTS, DemoResult, DemoRunning, create_demo, models, secrets
 
-MOST_DAYS = 180
-_LINE_SECONDS = 2.0  # between lines of progress that is no terminal's
+MAX_DAYS = 180
+_LINE_SECONDS = 2.0  # between lines of progress without a terminal
 
 
 class Command(BaseCommand):
     help = (
-        "Fill the console with life: five demo tenants (demo-harbor, demo-lantern near its budget, demo-copper over"
-        " it, demo-meadow, and demo-blank, which is empty) with people, keys, budgets and limits; two months of usage,"
-        " sent through the settler at a price book of their own; last month drafted and partly invoiced by a company"
-        f" of their own; then some requests to the running platform. Usage made up has request ids in {PREFIX}…. A"
-        " second run adds what is new since the first and nothing twice. There is no way back: usage and invoices are"
-        " append-only. To be rid of it all, delete the data directory."
+        "Fill the console with five demo tenants (demo-harbor, demo-lantern near its budget, demo-copper over"
+        " it, demo-meadow, and demo-blank, which is empty) with users, keys, budgets and limits; two months of usage,"
+        " settled with a separate price book; drafts and invoices of past months by a separate billing"
+        f" entity; then live requests to the running platform. Generated usage has request IDs with {PREFIX}…. A"
+        " later run adds only what is new. The data cannot be removed, since usage and invoices are"
+        " append-only. To start again, delete the data directory."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
         parser.add_argument("--events", type=_count, default=EVENTS, help="usage events of each tenant, approximately")
-        parser.add_argument("--days", type=_days, default=DAYS, help="how far back it reaches")
+        parser.add_argument("--days", type=_days, default=DAYS, help="days of history before now")
         parser.add_argument("--seconds", type=_count, default=20, help="duration of the live requests; 0: none")
         parser.add_argument("--requests", type=_count, default=200, help="maximum number of live requests")
-        parser.add_argument("--password", help="let the demo people log in with it (owner@demo-harbor.example, …)")
+        parser.add_argument("--password", help="password of the demo users (owner@demo-harbor.example, …)")
         parser.add_argument(
             "--allow-real-tenants",
             action="store_true",
-            help="do it although there are tenants that are no demo; theirs stays as it is",
+            help="also run on a platform with real tenants, whose data is not changed",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
         real = seeding.real_tenants()
         if real and not options["allow_real_tenants"]:
-            named = ", ".join(real[:5]) + (", …" if len(real) > 5 else "")
+            tenant_names = ", ".join(real[:5]) + (", …" if len(real) > 5 else "")
             raise CommandError(
-                f"There are tenants that are no demo ({named}), and what this makes cannot be taken back. Give"
-                " --allow-real-tenants if you mean it."
+                f"The platform has real tenants ({tenant_names}), and demo data cannot be removed. Pass"
+                " --allow-real-tenants to continue."
             )
         if options["verbosity"] < 2:
-            logging.disable(logging.INFO)  # the settler tells of each execution
+            logging.disable(logging.INFO)  # the settler logs each execution
         try:
             self._run(options)
         finally:
             logging.disable(logging.NOTSET)
 
     def _run(self, options: dict[str, Any]) -> None:
-        began = time.monotonic()
+        started_at = time.monotonic()
         progress = _Progress(self.stdout, self.stdout.isatty())
         try:
-            played = play(
-                days=options["days"], events=options["events"], password=options["password"], tell=progress.days
+            demo = create_demo(
+                days=options["days"], events=options["events"], password=options["password"], on_progress=progress.days
             )
-        except Busy as exc:
+        except DemoRunning as exc:
             raise CommandError(str(exc)) from exc
         progress.end()
-        self._sum_up(played, time.monotonic() - began)
+        self._sum_up(demo, time.monotonic() - started_at)
         if options["seconds"]:
-            self._live(played, options)
+            self._live(demo, options)
 
-    def _sum_up(self, played: Played, seconds: float) -> None:
-        told, billed = played.told, played.billed
+    def _sum_up(self, demo: DemoResult, seconds: float) -> None:
+        progress, billed = demo.progress, demo.billed
         self.stdout.write(
-            f"{told.settled:,} requests settled in {seconds:.0f} s; {told.known:,} were there, {told.refused:,} were"
-            f" refused by a budget."
+            f"{progress.settled:,} requests settled in {seconds:.0f} s; {progress.known:,} existed before,"
+            f" {progress.refused:,} were rejected by a budget."
         )
         self.stdout.write(f"Invoices: {len(billed.final)} final ({', '.join(billed.final)}), {billed.drafts} drafts.")
-        for line in billed.left:
+        for line in billed.problems:
             self.stdout.write(f"Not invoiced: {line} Run this again in two minutes.")
-        if told.quarantined:
-            raise CommandError(f"{told.quarantined} events are in quarantine: see /operator/.")
+        if progress.quarantined:
+            raise CommandError(f"{progress.quarantined} events are in quarantine. See /operator/.")
 
-    def _live(self, played: Played, options: dict[str, Any]) -> None:
+    def _live(self, demo: DemoResult, options: dict[str, Any]) -> None:
         url = platform_settings().base_url
         progress = _Progress(self.stdout, self.stdout.isatty())
         try:
-            asked = live.ask(
-                played.players,
+            result = live.send_requests(
+                demo.demo_tenants,
                 secrets(),
                 models(),
                 url,
                 seconds=options["seconds"],
-                most=options["requests"],
-                tell=progress.asked,
+                max_requests=options["requests"],
+                on_progress=progress.requests,
             )
-        except live.NobodyAnswers as exc:
+        except live.GatewayUnreachable as exc:
             self.stdout.write(f"No live requests: {exc}. Start it with `make up` and run this again.")
             return
         progress.end()
-        statuses = ", ".join(f"{status or 'none'}: {count}" for status, count in sorted(asked.statuses.items()))
-        self.stdout.write(f"{asked.requests} live requests, {asked.tokens:,} tokens. Answers by status: {statuses}.")
-        if not asked.requests:
-            self.stdout.write(f"The demo keys' secrets are not in {secrets().path}: nothing could be asked.")
+        statuses = ", ".join(f"{status or 'none'}: {count}" for status, count in sorted(result.statuses.items()))
+        self.stdout.write(
+            f"{result.requests} live requests, {result.tokens:,} tokens. Responses by status: {statuses}."
+        )
+        if not result.requests:
+            self.stdout.write(f"The demo keys' secrets are not in {secrets().path}: no requests were sent.")
 
 
 class _Progress:
-    """A line that moves on a terminal, a line now and then elsewhere."""
+    """A line that is updated on a terminal, or plain lines at intervals."""
 
-    def __init__(self, out: Any, lively: bool) -> None:
-        self._out, self._lively, self._said = out, lively, time.monotonic()
+    def __init__(self, out: Any, is_terminal: bool) -> None:
+        self._out, self._is_terminal, self._printed_at = out, is_terminal, time.monotonic()
 
-    def days(self, told: BackfillProgress) -> None:
-        self._say(f"history: {100 * told.done // max(1, told.of)} %, {told.settled:,} requests")
+    def days(self, progress: BackfillProgress) -> None:
+        self._print(f"history: {100 * progress.done // max(1, progress.of)} %, {progress.settled:,} requests")
 
-    def asked(self, asked: live.LiveResult) -> None:
-        self._say(f"live: {asked.requests} requests, {asked.tokens:,} tokens")
+    def requests(self, result: live.LiveResult) -> None:
+        self._print(f"live: {result.requests} requests, {result.tokens:,} tokens")
 
     def end(self) -> None:
-        if self._lively:
+        if self._is_terminal:
             self._out.write("\r\x1b[2K", ending="")
 
-    def _say(self, text: str) -> None:
-        if self._lively:
+    def _print(self, text: str) -> None:
+        if self._is_terminal:
             self._out.write(f"\r\x1b[2K  {text}", ending="")
             self._out.flush()
-        elif time.monotonic() - self._said > _LINE_SECONDS:
-            self._said = time.monotonic()
+        elif time.monotonic() - self._printed_at > _LINE_SECONDS:
+            self._printed_at = time.monotonic()
             self._out.write(f"  {text}")
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return int(text)
 
 
 def _days(text: str) -> int:
     days = _count(text)
-    if not 1 <= days <= MOST_DAYS:
-        raise argparse.ArgumentTypeError(f"want 1 to {MOST_DAYS} days")
+    if not 1 <= days <= MAX_DAYS:
+        raise argparse.ArgumentTypeError(f"must be 1 to {MAX_DAYS} days")
     return days
