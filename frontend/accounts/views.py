@@ -124,4 +124,4 @@ def home(request: HttpRequest) -> HttpResponse:
     if len(tenants) == 1:
         return redirect("overview", tenants[0].slug)
     context = {"shell": person_shell(request, "Your organizations"), "tenants": tenants}
-    return render(request, "frontend/choose.html", context)
+    return render(request, "frontend/select_tenant.html", context)

@@ -128,7 +128,7 @@ def _found(visit: PageContext) -> tuple[Hits, ...]:
 
 
 def _search(visit: PageContext) -> HttpResponse:
-    template = "frontend/parts/hits.html" if visit.is_fragment else "frontend/search.html"
+    template = "frontend/parts/search_results.html" if visit.is_fragment else "frontend/search.html"
     return show(visit, template, "Search", found=_found(visit), typed=visit.query.get("q", ""))
 
 

@@ -345,6 +345,6 @@ def test_an_invoice_that_is_not_its_usage_says_so(operator: Client, acme: Tenant
     page = operator.get(f"/operator/billing/{bill.pk}/panels/check").content.decode()
     assert "Usage and billing differ" in page
     assert "Raw usage differs" in page
-    compared = operator.get(f"/operator/billing/panels/compared?month={LAST:%Y-%m}").content.decode()
+    compared = operator.get(f"/operator/billing/panels/comparison?month={LAST:%Y-%m}").content.decode()
     assert "0 of 1 invoice match" in compared
     assert str(bill.number) in compared

@@ -21,7 +21,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, User
 from tests.frontend.console import remembered
-from tests.frontend.screens.ops_health import speak
+from tests.frontend.screens.operator_health import speak
 from tests.seeing import Everybody, only_project
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -89,7 +89,7 @@ def test_others_are_not_told_of_any_of_it(client: Client, aside: UsageQuarantine
         *ACTIONS,
         "/operator/panels/health",
         "/operator/models/panels/replicas",
-        "/operator/audit/panels/log",
+        "/operator/audit/panels/entries",
     ):
         assert client.get(address).status_code == 404, address
         assert client.post(address, {"typed": "m-0", "why": "x", "amount": "1"}).status_code == 404, address

@@ -16,12 +16,12 @@ def _log(visit: PageContext) -> audit_log.AuditLogPanel:
     return audit_log.log(visit, "operator-audit-detail")
 
 
-PANELS = Panels("operator-audit-panel", (Panel("log", "Changes", "audit_log/log.html", _log, every=0),))
+PANELS = Panels("operator-audit-panel", (Panel("entries", "Changes", "audit_log/entries.html", _log, every=0),))
 
 
 @operator_page()
 def audit(visit: PageContext) -> HttpResponse:
-    return show(visit, "ops_audit/page.html", "Audit log", panels=PANELS, fields=audit_log.fields(visit))
+    return show(visit, "operator/audit/page.html", "Audit log", panels=PANELS, fields=audit_log.fields(visit))
 
 
 @operator_page()
@@ -31,7 +31,7 @@ def one(visit: PageContext) -> HttpResponse:
     if detail is None:
         raise Http404
     breadcrumbs = (Breadcrumb("Audit log", visit.url("operator-audit")),)
-    return show(visit, "audit_log/one.html", detail.entry.verb, breadcrumbs=breadcrumbs, detail=detail)
+    return show(visit, "audit_log/detail.html", detail.entry.verb, breadcrumbs=breadcrumbs, detail=detail)
 
 
 urlpatterns = [

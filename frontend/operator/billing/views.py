@@ -40,10 +40,17 @@ def _check(visit: PageContext) -> Reconciled:
 PANELS = Panels(
     "operator-billing-panel",
     (
-        Panel("runs", "Billing period status", "ops_billing/runs.html", page.runs),
-        Panel("figures", "Invoices by state", "ops_billing/figures.html", page.figures),
-        Panel("list", "Invoices of the month", "ops_billing/list.html", page.listed),
-        Panel("compared", "Invoices against usage", "ops_billing/compared.html", page.compared, every=0, lazy=True),
+        Panel("runs", "Billing period status", "operator/billing/runs.html", page.runs),
+        Panel("stats", "Invoices by state", "operator/billing/stats.html", page.figures),
+        Panel("list", "Invoices of the month", "operator/billing/list.html", page.listed),
+        Panel(
+            "comparison",
+            "Invoices against usage",
+            "operator/billing/comparison.html",
+            page.compared,
+            every=0,
+            lazy=True,
+        ),
     ),
 )
 CHECKS = Panels(
@@ -57,7 +64,7 @@ def billing(visit: PageContext) -> HttpResponse:
     with visit.scope():
         fields = page.fields(visit)
     metered = metering(visit.now)
-    return show(visit, "ops_billing/page.html", TITLE, panels=PANELS, fields=fields, metering=metered)
+    return show(visit, "operator/billing/page.html", TITLE, panels=PANELS, fields=fields, metering=metered)
 
 
 @operator_page()
@@ -78,7 +85,14 @@ def invoice(visit: PageContext) -> HttpResponse:
         )
         can = _possible(visit, found)
     return show(
-        visit, "ops_billing/one.html", it.title, panels=CHECKS, breadcrumbs=_crumbs(visit), it=it, can=can, of=found
+        visit,
+        "operator/billing/detail.html",
+        it.title,
+        panels=CHECKS,
+        breadcrumbs=_crumbs(visit),
+        it=it,
+        can=can,
+        of=found,
     )
 
 

@@ -22,9 +22,9 @@ from millrace.conf.environment import platform_settings
 PANELS = Panels(
     "operator-fleet-panel",
     (
-        Panel("workers", "Workers", "ops_fleet/workers.html", page.workers, every=30),
-        Panel("history", "History", "ops_fleet/history.html", page.history, every=60),
-        Panel("cost", "Cost and price", "ops_fleet/cost.html", page.cost, every=60),
+        Panel("workers", "Workers", "operator/fleet/workers.html", page.workers, every=30),
+        Panel("history", "History", "operator/fleet/history.html", page.history, every=60),
+        Panel("cost", "Cost and price", "operator/fleet/cost.html", page.cost, every=60),
     ),
 )
 
@@ -49,7 +49,7 @@ class FleetMachineCost(forms.Form):
 @operator_page()
 def fleet(visit: PageContext) -> HttpResponse:
     context: dict[str, Any] = {"asked": page.asked(visit), "metering": metering(visit.now)}
-    return show(visit, "ops_fleet/page.html", "Fleet", panels=PANELS, **context)
+    return show(visit, "operator/fleet/page.html", "Fleet", panels=PANELS, **context)
 
 
 @operator_page(methods=FORM)

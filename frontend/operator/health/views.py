@@ -22,11 +22,11 @@ from millrace.conf.environment import platform_settings
 PANELS = Panels(
     "operator-health-panel",
     (
-        Panel("needs", "Needs attention", "ops_health/needs.html", page.needs, every=10),
-        Panel("figures", "Now", "ops_health/figures.html", page.figures, every=5),
-        Panel("queues", "Queues", "ops_health/queues.html", page.queues, every=5),
-        Panel("reconciliation", "Reconciliation", "ops_health/reconciliation.html", page.reconciliation, every=60),
-        Panel("quarantine", "Quarantine", "ops_health/quarantine.html", page.quarantine, every=30),
+        Panel("issues", "Needs attention", "operator/health/issues.html", page.needs, every=10),
+        Panel("stats", "Now", "operator/health/stats.html", page.figures, every=5),
+        Panel("queues", "Queues", "operator/health/queues.html", page.queues, every=5),
+        Panel("reconciliation", "Reconciliation", "operator/health/reconciliation.html", page.reconciliation, every=60),
+        Panel("quarantine", "Quarantine", "operator/health/quarantine.html", page.quarantine, every=30),
     ),
 )
 
@@ -38,7 +38,7 @@ class Dismissal(forms.Form):
 @operator_page()
 def health(visit: PageContext) -> HttpResponse:
     context: dict[str, Any] = {"metering": metering(visit.now), "objective": platform_settings().ttft_slo_ms}
-    return show(visit, "ops_health/page.html", "Health", panels=PANELS, **context)
+    return show(visit, "operator/health/page.html", "Health", panels=PANELS, **context)
 
 
 @operator_page(methods=FORM, step_up=True)

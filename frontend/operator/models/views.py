@@ -23,8 +23,8 @@ from millrace.apps.operations.models import Cordon
 PANELS = Panels(
     "operator-models-panel",
     (
-        Panel("models", "Models", "ops_models/models.html", page.models, every=30),
-        Panel("replicas", "Replicas", "ops_models/replicas.html", page.replicas, every=5),
+        Panel("models", "Models", "operator/models/models.html", page.models, every=30),
+        Panel("replicas", "Replicas", "operator/models/replicas.html", page.replicas, every=5),
     ),
 )
 
@@ -37,7 +37,7 @@ class Withdrawal(Confirm):
 
 @operator_page()
 def models(visit: PageContext) -> HttpResponse:
-    return show(visit, "ops_models/page.html", "Models and workers", panels=PANELS, metering=metering(visit.now))
+    return show(visit, "operator/models/page.html", "Models and workers", panels=PANELS, metering=metering(visit.now))
 
 
 @operator_page(methods=FORM)

@@ -24,15 +24,17 @@ LISTED = 100  # of each kind that an import leaves out
 BOOK = Panels(
     "operator-prices-panel",
     (
-        Panel("versions", "Versions", "ops_prices/versions.html", page.versions),
-        Panel("in-force", "Active prices", "ops_prices/in_force.html", page.in_force, every=0),
+        Panel("versions", "Versions", "operator/prices/versions.html", page.versions),
+        Panel("active", "Active prices", "operator/prices/active.html", page.in_force, every=0),
     ),
 )
 ONE = Panels(
     "operator-prices-detail-panel",
     (
-        Panel("diff", "Changes", "ops_prices/diff.html", detail.diff, every=0),
-        Panel("preview", "Last month at these prices", "ops_prices/preview.html", detail.rerated, every=0, lazy=True),
+        Panel("diff", "Changes", "operator/prices/diff.html", detail.diff, every=0),
+        Panel(
+            "preview", "Last month at these prices", "operator/prices/preview.html", detail.rerated, every=0, lazy=True
+        ),
     ),
 )
 
@@ -41,7 +43,7 @@ ONE = Panels(
 def prices(visit: PageContext) -> HttpResponse:
     with visit.scope():
         fields = page.fields(visit)
-    return show(visit, "ops_prices/page.html", "Price book", panels=BOOK, fields=fields)
+    return show(visit, "operator/prices/page.html", "Price book", panels=BOOK, fields=fields)
 
 
 @operator_page()
@@ -51,7 +53,13 @@ def version(visit: PageContext) -> HttpResponse:
     is_draft = row.state == PriceVersion.State.DRAFT
     title = f"{head.version.title}, {head.version.whose}"
     return show(
-        visit, "ops_prices/one.html", title, panels=ONE, breadcrumbs=(_book(visit),), head=head, is_draft=is_draft
+        visit,
+        "operator/prices/detail.html",
+        title,
+        panels=ONE,
+        breadcrumbs=(_book(visit),),
+        head=head,
+        is_draft=is_draft,
     )
 
 
@@ -59,14 +67,14 @@ def version(visit: PageContext) -> HttpResponse:
 def model(visit: PageContext) -> HttpResponse:
     """Draft the prices of one model; in the address, those it has now."""
     form = forms.ModelPrices(posted(visit), _plain(visit))
-    return _draft(visit, form, "Prices of a model", "ops_prices/model.html")
+    return _draft(visit, form, "Prices of a model", "operator/prices/model.html")
 
 
 @operator_page(methods=FORM)
 def upload(visit: PageContext) -> HttpResponse:
     """Draft prices as CSV; in the address, a model or version to begin with."""
     form = forms.Csv(posted(visit), visit.request.FILES or None, initial=_rows(visit))
-    return _draft(visit, form, "Prices as CSV", "ops_prices/csv.html")
+    return _draft(visit, form, "Prices as CSV", "operator/prices/csv.html")
 
 
 def _draft(visit: PageContext, form: forms.PriceBooksOwnerScope, title: str, template: str) -> HttpResponse:
@@ -97,7 +105,7 @@ def public(visit: PageContext) -> HttpResponse:
     given, title = _given(visit), "Import public price file"
     if visit.request.method == "POST":
         if not form.is_valid():
-            return refused(visit, "ops_prices/import.html", title, form, **given)
+            return refused(visit, "operator/prices/import.html", title, form, **given)
         read = form.cleaned_data["imported"]
         left = tuple(
             (label, rows[:LISTED], len(rows), max(0, len(rows) - LISTED))
@@ -116,8 +124,10 @@ def public(visit: PageContext) -> HttpResponse:
         draft = forms.Csv(initial={"text": page.as_text(read.prices), "note": "Public price file"})
         models = len({price.model for price in read.prices})
         shown = given | {"action": visit.url("operator-prices-csv"), "left": left, "models": models}
-        return show(visit, "ops_prices/imported.html", title, form=draft, prices=len(read.prices), **shown)
-    return show(visit, "ops_prices/import.html", title, form=form, **given)
+        return show(
+            visit, "operator/prices/import_confirmation.html", title, form=draft, prices=len(read.prices), **shown
+        )
+    return show(visit, "operator/prices/import.html", title, form=form, **given)
 
 
 @operator_page(methods=FORM, step_up=True)

@@ -30,22 +30,22 @@ T = TypeVar("T")
 LIST = Panels(
     "operator-tenants-panel",
     (
-        Panel("figures", "All tenants", "ops_tenants/figures.html", page.figures, every=60),
-        Panel("list", "Tenants", "ops_tenants/list.html", page.listed, every=60),
+        Panel("stats", "All tenants", "operator/tenants/stats.html", page.figures, every=60),
+        Panel("list", "Tenants", "operator/tenants/list.html", page.listed, every=60),
     ),
 )
 ONE = Panels(
     "operator-tenants-detail-panel",
     (
-        Panel("figures", "Figures", "ops_tenants/one_figures.html", detail.figures),
-        Panel("spend", "Spend by day", "ops_tenants/spend.html", detail.spend, every=0),
-        Panel("plan", "Plan", "ops_tenants/plan.html", detail.plan, every=0),
-        Panel("bounds", "Budgets and limits", "ops_tenants/bounds.html", detail.bounds),
-        Panel("people", "Members", "ops_tenants/people.html", detail.people, every=0),
-        Panel("credits", "Credits", "ops_tenants/credits.html", detail.credits, every=0),
-        Panel("invoices", "Invoices", "ops_tenants/invoices.html", detail.invoices, every=0),
-        Panel("quarantine", "Quarantine", "ops_tenants/quarantine.html", detail.quarantine),
-        Panel("log", "Latest changes", "ops_tenants/log.html", detail.log),
+        Panel("stats", "Figures", "operator/tenants/detail_stats.html", detail.figures),
+        Panel("spend", "Spend by day", "operator/tenants/spend.html", detail.spend, every=0),
+        Panel("plan", "Plan", "operator/tenants/plan.html", detail.plan, every=0),
+        Panel("limits", "Budgets and limits", "operator/tenants/limits.html", detail.bounds),
+        Panel("members", "Members", "operator/tenants/members.html", detail.people, every=0),
+        Panel("credits", "Credits", "operator/tenants/credits.html", detail.credits, every=0),
+        Panel("invoices", "Invoices", "operator/tenants/invoices.html", detail.invoices, every=0),
+        Panel("quarantine", "Quarantine", "operator/tenants/quarantine.html", detail.quarantine),
+        Panel("changes", "Latest changes", "operator/tenants/changes.html", detail.log),
     ),
 )
 
@@ -57,7 +57,7 @@ def tenants(visit: PageContext) -> HttpResponse:
         "metering": metering(visit.now),
         "new_url": visit.url("operator-tenants-new"),
     }
-    return show(visit, "ops_tenants/page.html", "Tenants", panels=LIST, **given)
+    return show(visit, "operator/tenants/page.html", "Tenants", panels=LIST, **given)
 
 
 @operator_page()
@@ -66,7 +66,13 @@ def tenant(visit: PageContext) -> HttpResponse:
         head = detail.head(visit)
     breadcrumbs, told = (_tenants(visit),), metering(visit.now)
     return show(
-        visit, "ops_tenants/one.html", head.tenant.name, panels=ONE, breadcrumbs=breadcrumbs, head=head, metering=told
+        visit,
+        "operator/tenants/detail.html",
+        head.tenant.name,
+        panels=ONE,
+        breadcrumbs=breadcrumbs,
+        head=head,
+        metering=told,
     )
 
 
@@ -99,7 +105,7 @@ def _invited(visit: PageContext, found: Tenant, made: Invitation) -> HttpRespons
         "files": "" if settings.email_url else settings.data_dir.absolute() / "mail",
         "url": visit.url("operator-tenants-detail", found.pk),
     }
-    return show(visit, "ops_tenants/invited.html", "Invitation link", breadcrumbs=(_tenants(visit),), **given)
+    return show(visit, "operator/tenants/invitation.html", "Invitation link", breadcrumbs=(_tenants(visit),), **given)
 
 
 @operator_page(methods=FORM, step_up=True)

@@ -18,12 +18,12 @@ from frontend.operator.users import page
 from tenants import actions
 from tenants.models import User
 
-LIST = Panels("operator-users-panel", (Panel("list", "Users", "ops_users/list.html", page.user_list, every=0),))
+LIST = Panels("operator-users-panel", (Panel("list", "Users", "operator/users/list.html", page.user_list, every=0),))
 ONE = Panels(
     "operator-users-detail-panel",
     (
-        Panel("memberships", "Tenants", "ops_users/memberships.html", page.memberships, every=0),
-        Panel("changes", "Latest changes", "ops_users/changes.html", page.changes, every=0),
+        Panel("memberships", "Tenants", "operator/users/memberships.html", page.memberships, every=0),
+        Panel("changes", "Latest changes", "operator/users/changes.html", page.changes, every=0),
     ),
 )
 
@@ -90,14 +90,16 @@ ACTIONS = {
 
 @operator_page()
 def users(visit: PageContext) -> HttpResponse:
-    return show(visit, "ops_users/page.html", "Users", panels=LIST, filters=page.filters(visit))
+    return show(visit, "operator/users/page.html", "Users", panels=LIST, filters=page.filters(visit))
 
 
 @operator_page()
 def user(visit: PageContext) -> HttpResponse:
     with visit.scope():
         found = page.user_page(visit)
-    return show(visit, "ops_users/one.html", found.user.email, panels=ONE, breadcrumbs=(_users(visit),), page=found)
+    return show(
+        visit, "operator/users/detail.html", found.user.email, panels=ONE, breadcrumbs=(_users(visit),), page=found
+    )
 
 
 def _form(action: Action) -> Callable[..., HttpResponse]:

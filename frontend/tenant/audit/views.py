@@ -17,7 +17,7 @@ def _log(visit: PageContext) -> audit_log.AuditLogPanel:
     return audit_log.log(visit, "audit-detail")
 
 
-PANELS = Panels("audit-panel", (Panel("log", "Changes", "audit_log/log.html", _log, every=0),))
+PANELS = Panels("audit-panel", (Panel("entries", "Changes", "audit_log/entries.html", _log, every=0),))
 
 
 @tenant_page(Permission.AUDIT_READ)
@@ -32,7 +32,7 @@ def one(visit: PageContext) -> HttpResponse:
     if detail is None:
         raise Http404
     breadcrumbs = (Breadcrumb("Audit log", visit.url("audit")),)
-    return show(visit, "audit_log/one.html", detail.entry.verb, breadcrumbs=breadcrumbs, detail=detail)
+    return show(visit, "audit_log/detail.html", detail.entry.verb, breadcrumbs=breadcrumbs, detail=detail)
 
 
 urlpatterns = [

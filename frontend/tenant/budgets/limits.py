@@ -104,7 +104,7 @@ def try_limits(visit: PageContext) -> HttpResponse:
         dry_run = query.get("mode") == "dry_run"
         model = model.replace("\0", "")
         said = tuple(dry_runs.of_limits(visit.tenant.pk, owner, model, query, dry_run=dry_run))
-    return render(visit.request, "budgets/limits_tried.html", {"said": said})
+    return render(visit.request, "budgets/limits_simulation.html", {"said": said})
 
 
 def _own(visit: PageContext) -> LimitSet:

@@ -39,10 +39,10 @@ PANELS = Panels(
 ONE = Panels(
     "budgets-detail-panel",
     (
-        Panel("now", "Current period", "budgets/now.html", detail.now, every=10),
-        Panel("past", "Periods", "budgets/past.html", detail.past, every=60),
-        Panel("told", "Alert history", "budgets/alerts.html", detail.told, every=60),
-        Panel("trial", "Last week", "budgets/trial.html", detail.trial, every=0, lazy=True),
+        Panel("current", "Current period", "budgets/current.html", detail.now, every=10),
+        Panel("history", "Periods", "budgets/history.html", detail.past, every=60),
+        Panel("alerts", "Alert history", "budgets/alerts.html", detail.told, every=60),
+        Panel("simulation", "Last week", "budgets/simulation.html", detail.trial, every=0, lazy=True),
     ),
 )
 
@@ -63,7 +63,7 @@ def budget(visit: PageContext) -> HttpResponse:
     with visit.scope():
         head = detail.head(visit)
     given: dict[str, Any] = {"breadcrumbs": breadcrumbs(visit), "head": head, "metering": metering(visit.now)}
-    return show(visit, "budgets/one.html", head.name, panels=ONE, **given)
+    return show(visit, "budgets/detail.html", head.name, panels=ONE, **given)
 
 
 @tenant_page(WRITES, methods=FORM)
@@ -168,7 +168,7 @@ def try_budget(visit: PageContext) -> HttpResponse:
         unit = unit if unit in ("money", "tokens", "requests") else "money"
         mode, amount = query.get("mode", ""), query.get("amount", "")[:40]
         said = dry_runs.of_budget(visit.tenant.pk, owner, mode, unit, period, amount)
-    return render(visit.request, "budgets/tried.html", {"said": said})
+    return render(visit.request, "budgets/simulation_result.html", {"said": said})
 
 
 def _active(visit: PageContext) -> Budget:

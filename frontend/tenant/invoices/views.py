@@ -53,7 +53,7 @@ PANELS = Panels(
     "invoices-panel",
     (
         Panel("upcoming", "Upcoming invoice", "invoices/upcoming.html", listing.upcoming),
-        Panel("standing", "Balance due", "invoices/standing.html", listing.standing),
+        Panel("balance", "Balance due", "invoices/balance.html", listing.standing),
         Panel("list", "Invoices and credit notes", "invoices/list.html", listing.listed),
     ),
 )
@@ -78,7 +78,7 @@ def upcoming(visit: PageContext) -> HttpResponse:
             it = shown(*found, visit.now, line_url=lambda line: "", invoice_url=lambda pk: "")
     metered = metering(visit.now)
     return show(
-        visit, "invoices/one_upcoming.html", "Upcoming invoice", breadcrumbs=_crumbs(visit), it=it, metering=metered
+        visit, "invoices/upcoming_detail.html", "Upcoming invoice", breadcrumbs=_crumbs(visit), it=it, metering=metered
     )
 
 
@@ -90,7 +90,7 @@ def invoice(visit: PageContext) -> HttpResponse:
     forms = FORMS if final else {"csv": FORMS["csv"], "json": FORMS["json"]}
     files = [Download(label, visit.url("invoices-file", found.pk, form)) for form, label in forms.items()]
     given: dict[str, Any] = {"it": it, "files": files, "final": final}
-    return show(visit, "invoices/one.html", it.title, panels=CHECKS, breadcrumbs=_crumbs(visit), **given)
+    return show(visit, "invoices/detail.html", it.title, panels=CHECKS, breadcrumbs=_crumbs(visit), **given)
 
 
 @tenant_page(NEEDS)

@@ -34,10 +34,17 @@ PANELS = Panels(
 ONE = Panels(
     "keys-detail-panel",
     (
-        Panel("figures", "Key figures", "keys/figures.html", detail.figures),
-        Panel("bounds", "Limits and budgets", "keys/bounds.html", detail.bounds, every=10),
-        Panel("facts", "Permissions", "keys/facts.html", detail.facts, every=60),
-        Panel("latest", "Latest requests", "keys/latest.html", detail.latest, every=10, needs=Permission.USAGE_READ),
+        Panel("stats", "Key figures", "keys/stats.html", detail.figures),
+        Panel("limits", "Limits and budgets", "keys/limits.html", detail.bounds, every=10),
+        Panel("details", "Permissions", "keys/details.html", detail.facts, every=60),
+        Panel(
+            "requests",
+            "Latest requests",
+            "keys/latest_requests.html",
+            detail.latest,
+            every=10,
+            needs=Permission.USAGE_READ,
+        ),
         Panel("history", "Changes", "keys/history.html", detail.history, every=60, needs=Permission.AUDIT_READ),
     ),
 )
@@ -58,7 +65,13 @@ def key(visit: PageContext) -> HttpResponse:
         head = detail.head(visit)
     breadcrumbs = _crumbs(visit)
     return show(
-        visit, "keys/one.html", head.name, panels=ONE, breadcrumbs=breadcrumbs, head=head, metering=metering(visit.now)
+        visit,
+        "keys/detail.html",
+        head.name,
+        panels=ONE,
+        breadcrumbs=breadcrumbs,
+        head=head,
+        metering=metering(visit.now),
     )
 
 

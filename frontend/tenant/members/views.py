@@ -24,8 +24,8 @@ from tenants.permissions import Permission
 PANELS = Panels(
     "members-panel",
     (
-        Panel("people", "Members", "members/people.html", page.members, every=0),
-        Panel("invited", "Invitations", "members/invited.html", page.invited),
+        Panel("members", "Members", "members/members.html", page.members, every=0),
+        Panel("invitations", "Invitations", "members/invitations.html", page.invited),
     ),
 )
 SAYS = {

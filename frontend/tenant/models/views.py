@@ -25,7 +25,7 @@ def one(visit: PageContext) -> HttpResponse:
     if found is None:
         raise Http404
     breadcrumbs = (Breadcrumb("Models", visit.url("models")),)
-    return show(visit, "models/one.html", found.model, breadcrumbs=breadcrumbs, snippets=found)
+    return show(visit, "models/detail.html", found.model, breadcrumbs=breadcrumbs, snippets=found)
 
 
 urlpatterns = [

@@ -17,7 +17,7 @@ PANELS = Panels(
         Panel("notices", "Notices", "overview/notices.html", spend.notices),
         Panel("spend", "Spend this month", "overview/spend.html", spend.spend),
         Panel("cache", "Prompt cache savings", "overview/cache.html", usage.cache, every=60),
-        Panel("figures", "Key figures", "overview/figures.html", usage.figures),
+        Panel("stats", "Key figures", "overview/stats.html", usage.figures),
         Panel("tokens", "Tokens by type", "overview/tokens.html", usage.tokens, every=60),
         Panel("first-token", "Time to first token", "overview/first_token.html", usage.first_token),
         Panel("keys", "Top API keys by spend", "overview/keys.html", keys.keys, needs=Permission.KEYS_READ),

@@ -17,7 +17,7 @@ NEEDS = Permission.USAGE_READ
 PANELS = Panels(
     "requests-panel",
     (
-        Panel("figures", "Key figures", "requests/figures.html", log.figures),
+        Panel("stats", "Key figures", "requests/stats.html", log.figures),
         Panel("log", "Requests", "requests/log.html", log.log),
     ),
 )
@@ -37,7 +37,7 @@ def request(visit: PageContext) -> HttpResponse:
     if told is None:
         raise Http404
     breadcrumbs = (Breadcrumb("Requests", visit.url("requests")),)
-    return show(visit, "requests/one.html", "Request", breadcrumbs=breadcrumbs, told=told)
+    return show(visit, "requests/detail.html", "Request", breadcrumbs=breadcrumbs, told=told)
 
 
 urlpatterns = [

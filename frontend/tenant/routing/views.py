@@ -64,7 +64,7 @@ def one(visit: PageContext) -> HttpResponse:
     row = _version(visit, visit.arguments["policy"])
     with visit.scope():
         found = page.one(visit, row)
-    return show(visit, "routing/one.html", found.name, breadcrumbs=_crumbs(visit), one=found)
+    return show(visit, "routing/detail.html", found.name, breadcrumbs=_crumbs(visit), one=found)
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)

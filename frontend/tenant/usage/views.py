@@ -20,12 +20,12 @@ NEEDS = Permission.USAGE_READ
 PANELS = Panels(
     "usage-panel",
     (
-        Panel("figures", "Key figures", "usage/figures.html", page.figures),
+        Panel("stats", "Key figures", "usage/stats.html", page.figures),
         Panel("tokens", "Tokens by type", "usage/tokens.html", page.tokens, every=60),
         Panel("cost", "Cost", "usage/cost.html", page.cost, every=60),
         Panel("groups", "Usage by group", "usage/groups.html", groups),
         Panel("caches", "Cache performance", "usage/caches.html", page.caches, every=60),
-        Panel("refusals", "Rate limited (429)", "usage/refusals.html", page.refusals, every=60),
+        Panel("rejections", "Rate limited (429)", "usage/rejections.html", page.refusals, every=60),
     ),
 )
 _COLUMNS = ("requests", "failed", "uncached", "cached", "written", "output")

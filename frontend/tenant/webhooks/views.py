@@ -72,7 +72,7 @@ def one(visit: PageContext) -> HttpResponse:
         "log_url": log_url,
         "may": visit.may(Permission.WEBHOOKS_WRITE),
     }
-    return show(visit, "webhooks/one.html", "Endpoint", breadcrumbs=_crumbs(visit), **given)
+    return show(visit, "webhooks/detail.html", "Endpoint", breadcrumbs=_crumbs(visit), **given)
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
