@@ -29,7 +29,7 @@ def money(amount: Money | None, how: str = "") -> str:
         amount = Money(-amount.femto)
     whole, rest = amount.parts
     return format_html(
-        '<data class="num" value="{}"{}>{}<span class="cents">{}</span></data>',
+        '<data class="tabular" value="{}"{}>{}<span class="cents">{}</span></data>',
         amount.exact,
         mark_safe("") if amount.femto % 10**13 == 0 else format_html(' title="${}"', amount.exact),
         whole,
@@ -44,8 +44,8 @@ def count(value: int | None) -> str:
         return "–"
     short, whole = numbers.compact(value), numbers.exact(value)
     if short == whole:
-        return format_html('<span class="num">{}</span>', whole)
-    return format_html('<data class="num" value="{}" title="{}">{}</data>', value, whole, short)
+        return format_html('<span class="tabular">{}</span>', whole)
+    return format_html('<data class="tabular" value="{}" title="{}">{}</data>', value, whole, short)
 
 
 @register.filter

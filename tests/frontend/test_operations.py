@@ -186,7 +186,7 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
 
     def names(address: str) -> tuple[list[str], str]:
         page = client.get(address).content.decode()
-        return re.findall(r'</a><span class="dim">([^<]+)</span></th>', page), page
+        return re.findall(r'</a><span class="text-muted">([^<]+)</span></th>', page), page
 
     def link(page: str, rel: str) -> str:
         (found,) = re.findall(rf'rel="{rel}" href="([^"]+)"', page)

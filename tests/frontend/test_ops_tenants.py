@@ -36,7 +36,7 @@ def acme() -> Tenant:
 def rows(client, query: str = ""):
     """The tenants' slugs as the list shows them."""
     page = client.get(f"/operator/tenants/{query}").content.decode()
-    return [part.split("<")[0] for part in page.split('<span class="mono dim">')[1:]]
+    return [part.split("<")[0] for part in page.split('<span class="mono text-muted">')[1:]]
 
 
 def test_the_list_has_use_and_status(client, operator, use, acme):

@@ -25,12 +25,12 @@ VIEWS = (("", "All"), ("active", "Active"), ("near", "Near a limit"), ("suspende
 SORTS = (
     ("name", "Tenant", ""),
     ("", "Plan", ""),
-    ("spend", "Spend", "n"),
-    ("margin", "Margin", "n"),
+    ("spend", "Spend", "numeric"),
+    ("margin", "Margin", "numeric"),
     ("limit", "Highest budget usage", ""),
-    ("requests", "Requests", "n"),
+    ("requests", "Requests", "numeric"),
     ("", "Status", ""),
-    ("since", "Since", "n"),
+    ("since", "Since", "numeric"),
 )
 
 

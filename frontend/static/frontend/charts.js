@@ -49,7 +49,7 @@
       hooks: {
         init: (u) => {
           box = document.createElement("div");
-          box.className = "tip";
+          box.className = "chart-tooltip";
           box.hidden = true;
           u.over.append(box);
           u.over.addEventListener("mouseleave", () => { box.hidden = true; });

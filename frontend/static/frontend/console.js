@@ -85,14 +85,14 @@ on("click", async (event) => {
 // The palette.
 const palette = $("#palette");
 const link = $("[data-palette]");
-const hits = () => [...palette.querySelectorAll(".hits a")];
+const hits = () => [...palette.querySelectorAll(".search-results a")];
 let asked = 0;
 const point = (step) => {
   const all = hits();
-  const at = all.findIndex((hit) => hit.classList.contains("at"));
-  all[at]?.classList.remove("at");
+  const at = all.findIndex((hit) => hit.classList.contains("is-selected"));
+  all[at]?.classList.remove("is-selected");
   const next = all[(at + step + all.length) % all.length];
-  next?.classList.add("at");
+  next?.classList.add("is-selected");
   next?.scrollIntoView({ block: "nearest" });
   $("#palette-said", palette).textContent = next ? next.textContent.trim() : "No results";
 };
@@ -101,7 +101,7 @@ const look = async () => {
   const input = $("input", palette);
   const answer = await fetch(`${link.href}?q=${encodeURIComponent(input.value)}`, { headers: { "HX-Request": "true" } });
   if (turn !== asked || !answer.ok) return;
-  $(".hits", palette).innerHTML = await answer.text();
+  $(".search-results", palette).innerHTML = await answer.text();
   point(1);
 };
 const openPalette = () => {
@@ -109,15 +109,15 @@ const openPalette = () => {
     const form = document.createElement("form");
     form.innerHTML = '<input type="search" aria-label="Name of a screen, key or tenant" placeholder="Search or jump to…" autocomplete="off"><kbd>Esc</kbd>';
     const list = document.createElement("div");
-    list.className = "hits";
+    list.className = "search-results";
     const said = document.createElement("p");
     said.id = "palette-said";
-    said.className = "hidden";
+    said.className = "visually-hidden";
     said.setAttribute("role", "status");
     palette.append(form, list, said);
     let wait;
     on("input", () => { clearTimeout(wait); wait = setTimeout(look, 120); }, form);
-    on("submit", (event) => { event.preventDefault(); $(".hits a.at", palette)?.click(); }, form);
+    on("submit", (event) => { event.preventDefault(); $(".search-results a.is-selected", palette)?.click(); }, form);
     on("keydown", (event) => {
       if (event.key === "Escape") { event.preventDefault(); palette.close(); }
       if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); point(event.key === "ArrowDown" ? 1 : -1); }

@@ -50,7 +50,7 @@ if (form) {
     const card = $("#column").content.firstElementChild.cloneNode(true);
     $("h2", card).textContent = model;
     card.setAttribute("aria-label", `Answers of ${model}`);
-    $(".turns", card).setAttribute("aria-label", `Conversation with ${model}`);
+    $(".chat-messages", card).setAttribute("aria-label", `Conversation with ${model}`);
     columns.append(card);
     const column = { card, turns: [] };
     shown.set(model, column);
@@ -59,9 +59,9 @@ if (form) {
   const put = (column, name, text) => ($(`[data-${name}]`, column.card).textContent = text);
   const turn = (column, role, text) => {
     const said = document.createElement("div");
-    said.className = `turn ${role}`;
+    said.className = `chat-message ${role}`;
     said.textContent = text;
-    const log = $(".turns", column.card);
+    const log = $(".chat-messages", column.card);
     log.append(said);
     log.scrollTop = log.scrollHeight;
     return said;
@@ -121,7 +121,7 @@ if (form) {
         run.first ||= performance.now();
         run.text += text;
         run.said.textContent = run.text;
-        const log = $(".turns", run.column.card);
+        const log = $(".chat-messages", run.column.card);
         log.scrollTop = log.scrollHeight;
       }
       if (told.chunk.usage) show(run, told.chunk.usage, told.chunk.model);
@@ -165,7 +165,7 @@ if (form) {
     }
     if (text) {
       if (!run.text) form.elements.prompt.value ||= run.prompt; // to be sent again
-      const note = turn(run.column, "fault", text);
+      const note = turn(run.column, "field-error", text);
       const link = /budget|quota|limit/.test(text) && data.budgets;
       if (link) {
         const go = document.createElement("a");
@@ -177,10 +177,10 @@ if (form) {
     }
     if (run.id) {
       const go = document.createElement(data.request ? "a" : "span");
-      go.className = "mono dim";
+      go.className = "mono text-muted";
       if (data.request) go.href = data.request.replace("-id-", run.id);
       go.textContent = run.id;
-      const log = $(".turns", run.column.card);
+      const log = $(".chat-messages", run.column.card);
       log.append(go);
       log.scrollTop = log.scrollHeight;
     }
