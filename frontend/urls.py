@@ -1,4 +1,4 @@
-"""The console's addresses."""
+"""URL patterns of the console."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ urlpatterns = [
     path("invitations/<str:token>", views.invitation, name="invitation"),
     path("account/", views.account, name="account"),
     path("account/inactive", account.account_inactive, name="account_inactive"),
-    path("account/signup", account.signup, name="account_signup"),  # which is closed, and says so
+    path("account/signup", account.signup, name="account_signup"),  # shows that sign-up is closed
     path("account/confirm", account.reauthenticate, name="account_reauthenticate"),
     path("account/password", account.password_change, name="account_change_password"),
     path("account/password/set", account.password_set, name="account_set_password"),
@@ -67,7 +67,7 @@ urlpatterns = [
     path("preferences", preferences.preferences, name="preferences"),
     path("t/<slug:slug>/search", command_palette.tenant_search, name="search"),
     path("operator/search", command_palette.operator_search, name="operator-search"),
-    # Each screen's own, one line a screen.
+    # One line per screen.
     *overview.urlpatterns,
     *budgets.urlpatterns,
     *keys.urlpatterns,

@@ -187,7 +187,7 @@ def test_all_drafts_are_finalized_and_one_that_cannot_be_is_named(
     send(operator, f"/operator/billing/months/{period.pk}/finalize", typed=period.label)
     assert only().state == "open"
     with monkeypatch.context() as patch:
-        patch.setattr(services, "LONG_ENOUGH", -1.0)
+        patch.setattr(services, "MAX_SECONDS", -1.0)
         assert services.finalize_all(period) == services.Finalized(0, 0, ())
 
 
@@ -253,7 +253,7 @@ def test_an_invoice_is_taken_back_or_given_up(operator: Client, acme: Tenant, de
 def test_a_line_is_the_sum_of_the_events_it_leads_to(
     operator: Client, acme: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frontend.tenant.invoices.tracing.SIZE", 2)
+    monkeypatch.setattr("frontend.tenant.invoices.tracing.PAGE_SIZE", 2)
     bill = final(operator)
     operator.force_login(User.objects.get(email="owner@example.com"))
     for line in Everybody(InvoiceLine).filter(invoice_id=bill.pk):

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from frontend.tenant.routing import places
-from frontend.tenant.routing.places import Fault
+from frontend.tenant.routing.places import PolicyError
 
 TEXT = """{
   "rules": [
@@ -38,9 +38,9 @@ TEXT = """{
 )
 def test_what_is_wrong_is_said_at_its_line(text, line, place, said):
     found = places.read(text)
-    assert isinstance(found, Fault)
+    assert isinstance(found, PolicyError)
     assert (found.line, found.place) == (line, place)
-    assert found.said.startswith(said)
+    assert found.message.startswith(said)
     assert [one.number for one in found.lines if one.is_it] in ([line], [])
 
 
@@ -60,7 +60,7 @@ def test_writing_changes_nothing(body):
 @given(st.text(max_size=200) | JSON.map(json.dumps))
 def test_any_text_is_read_or_faulted(text):
     found = places.read(text)
-    assert not isinstance(found, Fault) or found.line >= 1
+    assert not isinstance(found, PolicyError) or found.line >= 1
 
 
 def test_small_parts_stand_on_a_line():

@@ -7,7 +7,7 @@ from django.urls import path
 
 from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from frontend.operator.alerts import page
 
 HEALTH = Panels(
@@ -19,10 +19,10 @@ BUDGETS = Panels(
 
 
 @operator_page()
-def alerts(visit: PageContext) -> HttpResponse:
-    asked = page.asked(visit)
-    panels = BUDGETS if asked.show == "budgets" else HEALTH
-    return show(visit, "operator/alerts/page.html", "Alerts", panels=panels, asked=asked)
+def alerts(ctx: PageContext) -> HttpResponse:
+    query = page.query_of(ctx)
+    panels = BUDGETS if query.show == "budgets" else HEALTH
+    return render_page(ctx, "operator/alerts/page.html", "Alerts", panels=panels, query=query)
 
 
 urlpatterns = [

@@ -1,4 +1,4 @@
-"""How tenants stand: what they spent, what that cost the operator, and how full their budgets are."""
+"""Spend, cost and budget usage of tenants."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from frontend.core.numbers import Money, compact, exact, share
 from millrace.apps.operations.costs import costs
 from millrace.apps.operations.models import MachineCost
 
-COSTED_OVER = timedelta(days=1)  # the time over which the cost of a million tokens is computed
+COSTED_OVER = timedelta(days=1)  # the period of the cost per 1M tokens
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMNS = ("tenant_id", "model", "cost", "requests", "tokens")
-# Budgets with their window under way, the fullest of each tenant first. What is on trial comes last: it bounds nobody.
+# Budgets with their current period, highest usage of each tenant first. Dry runs reject nothing and come last.
 _BUDGETS = """
 SELECT * FROM (
     SELECT b.tenant_id, b.id, b.name, b.mode, b.unit, b.period, b.raise_until, u.used, r.room,
@@ -39,7 +39,7 @@ SELECT * FROM (
 
 @dataclass
 class Spent:
-    """Of one tenant since some midnight, UTC."""
+    """The usage of one tenant since a midnight in UTC."""
 
     femto: int = 0
     requests: int = 0
@@ -52,7 +52,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Room:
-    """A budget and what is used of it, in its unit."""
+    """A budget with its used amount, in its unit."""
 
     id: int
     name: str
@@ -88,23 +88,23 @@ PERIODS = {"day": "per day", "month": "per month", "lifetime": "in total"}
 
 
 def amount(value: int, unit: str) -> str:
-    """So much of a budget's unit."""
+    """Return an amount of a budget's unit."""
     if unit == "money":
         return Money.nano(value).text
     return f"{exact(value) if value < 10_000 else compact(value)} {unit}"
 
 
 def spent(since: datetime) -> dict[int, Spent]:
-    """Return what each tenant used from a midnight on, in one statement; inside `system(…)`."""
+    """Return the usage of each tenant since a midnight, in one statement. Call inside `system(…)`."""
     late = Q(settled_at__gte=Coalesce(Subquery(RollupState.objects.values("settled_before")[:1]), _EARLIEST))
     rolled = UsageRollup.objects.all_tenants().filter(bucket=UsageRollup.Bucket.DAY, start__gte=since)
     fresh = UsageChange.objects.all_tenants().filter(late, admitted_at__gte=since)
     found: dict[int, Spent] = defaultdict(Spent)
     for tenant, model, cost, requests, tokens in _summed(rolled).union(_summed(fresh), all=True):
-        one = found[tenant]
-        one.femto += int(cost)
-        one.requests += int(requests)
-        one.tokens[model] += int(tokens)
+        total = found[tenant]
+        total.femto += int(cost)
+        total.requests += int(requests)
+        total.tokens[model] += int(tokens)
     return found
 
 
@@ -118,16 +118,15 @@ def _summed(rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
 
 
 def token_costs(now: datetime) -> Mapping[str, int]:
-    """Return what a million tokens of each model cost of late, in femto-USD, where that is known; inside
-    `system(…)`."""
+    """Return the recent cost of 1M tokens of each model in femto-USD, where known. Call inside `system(…)`."""
     if not MachineCost.objects.exists():
         return {}
     found = costs(now - COSTED_OVER, now)
-    return {one.model: one.cost_per_million for one in found if one.cost_per_million is not None}
+    return {budget.model: budget.cost_per_million for budget in found if budget.cost_per_million is not None}
 
 
 def margin(used: Spent, rates: Mapping[str, int]) -> Money | None:
-    """Return what is left of the spend after the machines; None: what some model costs is not known."""
+    """Return the spend minus the machine costs; None if the cost of a model is unknown."""
     if not rates or any(tokens and model not in rates for model, tokens in used.tokens.items()):
         return None
     machines = sum(tokens * rates[model] // 10**6 for model, tokens in used.tokens.items() if tokens)
@@ -135,13 +134,13 @@ def margin(used: Spent, rates: Mapping[str, int]) -> Money | None:
 
 
 def margins(found: Iterable[Money | None]) -> Money | None:
-    """Return the sum of those that are known."""
-    known = [one for one in found if one is not None]
-    return Money(sum(one.femto for one in known)) if known else None
+    """Return the sum of the known margins."""
+    known = [budget for budget in found if budget is not None]
+    return Money(sum(budget.femto for budget in known)) if known else None
 
 
 def budgets(now: datetime, tenant_id: int | None = None, most: int = 1) -> dict[int, list[Room]]:
-    """Each tenant's budgets, the fullest first; inside `system(…)`."""
+    """Return the budgets of each tenant, highest usage first. Call inside `system(…)`."""
     found: dict[int, list[Room]] = defaultdict(list)
     with connection.cursor() as cursor:
         cursor.execute(_BUDGETS, {"now": now, "tenant": tenant_id, "most": most})

@@ -1,4 +1,4 @@
-"""What bounds a key, in words: its own limits and budgets, its project's, the tenant's and its maker's."""
+"""Limits and budgets that apply to a key: its own, and those of its project, its creator and the tenant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from datetime import datetime
 from frontend.tenant.budgets.amounts import BudgetAmount
 from millrace.apps.records.limiting_factor import LimitingFactor
 
-_WHOSE = {"key": "its own", "project": "its project’s", "tenant": "the organization’s", "member": "its creator’s"}
+_SCOPE_LABELS = {
+    "key": "its own",
+    "project": "its project’s",
+    "tenant": "the organization’s",
+    "member": "its creator’s",
+}
 _PERIODS = {"minute": "per minute", "day": "per day", "month": "per month", "lifetime": "in total"}
 NAMES = {
     "requests_per_minute": "Requests per minute",
@@ -25,19 +30,19 @@ NAMES = {
     "long_queue": "Long-prompt threshold (tokens)",
     "long_cap": "Concurrent long prompts",
 }
-_FULL = 10  # per mille: what is left of a budget then fits hardly any request
+_FULL = 10  # per mille; the rest is too small for most requests
 _NEAR = 200
 
 
 @dataclass(frozen=True)
-class KeyBoundRow:
-    """One limit or budget that holds for a key. `used` and `of` are for its meter."""
+class KeyLimitRow:
+    """One limit or budget that applies to a key. `used` and `of` are for its meter."""
 
     label: str
-    whose: str
+    owner: str
     limit: BudgetAmount
     period: str
-    left: BudgetAmount | None  # None: nobody knows
+    left: BudgetAmount | None  # None: unknown
     model: str
     resets_at: datetime | None
     is_budget: bool
@@ -48,12 +53,12 @@ class KeyBoundRow:
     level: str  # full, near or empty
 
 
-def row_of(bound: LimitingFactor) -> KeyBoundRow:
+def row_of(bound: LimitingFactor) -> KeyLimitRow:
     used = 0 if bound.left is None else bound.limit - bound.left
     is_budget = bound.kind == "budget"
-    return KeyBoundRow(
+    return KeyLimitRow(
         label=bound.name if is_budget else NAMES.get(bound.name, bound.name),
-        whose=_WHOSE[bound.scope],
+        owner=_SCOPE_LABELS[bound.scope],
         limit=BudgetAmount.whole(bound.unit, bound.limit),
         period=_PERIODS.get(bound.period, ""),
         left=None if bound.left is None else BudgetAmount.whole(bound.unit, bound.left),
@@ -69,7 +74,7 @@ def row_of(bound: LimitingFactor) -> KeyBoundRow:
 
 
 def _level(bound: LimitingFactor) -> str:
-    """Of budgets alone: a limit that is used up for this second is used as it should be."""
+    """Return "full" or "near" for a budget. A rate limit that is used up at the moment is normal."""
     if bound.kind != "budget":
         return ""
     return "full" if bound.per_mille <= _FULL else "near" if bound.per_mille <= _NEAR else ""
