@@ -21,7 +21,7 @@ PANELS = Panels("operator-audit-panel", (Panel("entries", "Changes", "audit_log/
 
 @operator_page()
 def audit(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "operator/audit/page.html", "Audit log", panels=PANELS, fields=audit_log.filters(ctx))
+    return render_page(ctx, "operator/audit/page.html", "Audit log", panels=PANELS, filters=audit_log.filters(ctx))
 
 
 @operator_page()

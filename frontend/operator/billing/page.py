@@ -86,7 +86,7 @@ class BillingRunRow:
 
 
 @dataclass(frozen=True)
-class BillingRunListItem:
+class BillingRunList:
     rows: tuple[BillingRunRow, ...]
     older_url: str
     first_url: str
@@ -202,7 +202,7 @@ def stats(ctx: PageContext) -> BillingRunStats:
     return BillingRunStats(sums, Money(sum(amount.femto for amount in owed.values())), late)
 
 
-def invoice_list(ctx: PageContext) -> BillingRunListItem:
+def invoice_list(ctx: PageContext) -> BillingRunList:
     """Return a page of the month's invoices, ordered by tenant."""
     rows = _invoices(ctx).select_related("tenant", "entity", "period")
     state, typed = ctx.query.get("state", ""), ctx.query.get("tenant", "").strip()[:100].replace("\0", "")
@@ -217,7 +217,7 @@ def invoice_list(ctx: PageContext) -> BillingRunListItem:
     owed, booked = owed_on(LedgerEntry.objects.all_tenants(), shown), _ledger_totals(shown)
     params = {name: value for name, value in ctx.query.items() if name != "page"}
     older = f"?{urlencode({**params, 'page': start // PAGE_SIZE + 1})}" if len(found) > PAGE_SIZE else ""
-    return BillingRunListItem(
+    return BillingRunList(
         tuple(_row(ctx, row, owed[row.pk], booked.get(row.pk)) for row in shown),
         older,
         f"?{urlencode(params)}" if start else "",

@@ -62,9 +62,9 @@ CHECKS = Panels(
 @operator_page()
 def billing(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        fields = page.filters(ctx)
+        filters = page.filters(ctx)
     metered = metering(ctx.now)
-    return render_page(ctx, "operator/billing/page.html", TITLE, panels=PANELS, fields=fields, metering=metered)
+    return render_page(ctx, "operator/billing/page.html", TITLE, panels=PANELS, filters=filters, metering=metered)
 
 
 @operator_page()

@@ -37,7 +37,7 @@ class PriceBookDetailHeader:
 
 
 @dataclass(frozen=True)
-class PriceBookDetailChanged:
+class PriceDifference:
     """A price before and after. None: there was or is no price."""
 
     model: str
@@ -52,7 +52,7 @@ class PriceBookDetailChanged:
 
 @dataclass(frozen=True)
 class Diff:
-    rows: tuple[PriceBookDetailChanged, ...]
+    rows: tuple[PriceDifference, ...]
     same: int
     more: int
 
@@ -141,7 +141,7 @@ def _key(price: NewPrice) -> Key:
     return price.model, price.tier, price.component, range_of(price)
 
 
-def _change_of(key: Key, was: int | None, to_be: int | None) -> PriceBookDetailChanged:
+def _change_of(key: Key, was: int | None, to_be: int | None) -> PriceDifference:
     model, tier, component, place = key
     kind, change = "", ""
     if was is None:
@@ -151,7 +151,7 @@ def _change_of(key: Key, was: int | None, to_be: int | None) -> PriceBookDetailC
     else:
         kind = "up" if to_be > was else "down"
         change = _percent(to_be - was, was)
-    return PriceBookDetailChanged(
+    return PriceDifference(
         model,
         TIERS[tier],
         _LABELS[component],

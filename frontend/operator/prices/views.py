@@ -42,23 +42,23 @@ DETAIL_PANELS = Panels(
 @operator_page()
 def prices(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        fields = page.filters(ctx)
-    return render_page(ctx, "operator/prices/page.html", "Price book", panels=BOOK, fields=fields)
+        filters = page.filters(ctx)
+    return render_page(ctx, "operator/prices/page.html", "Price book", panels=BOOK, filters=filters)
 
 
 @operator_page()
 def version(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        head, row = detail.header(ctx), detail.version_of(ctx)
+        header, row = detail.header(ctx), detail.version_of(ctx)
     is_draft = row.state == PriceVersion.State.DRAFT
-    title = f"{head.version.title}, {head.version.owner}"
+    title = f"{header.version.title}, {header.version.owner}"
     return render_page(
         ctx,
         "operator/prices/detail.html",
         title,
         panels=DETAIL_PANELS,
         breadcrumbs=(_book(ctx),),
-        head=head,
+        header=header,
         is_draft=is_draft,
     )
 
@@ -133,20 +133,20 @@ def public(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def publish(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        head, row = detail.header(ctx), detail.version_of(ctx)
+        header, row = detail.header(ctx), detail.version_of(ctx)
     since = f"From {row.effective_from:%-d %B %Y, %H:%M} UTC" if row.effective_from else "From now"
-    owner = head.version.owner if row.tenant_id is not None else f"all tenants on “{row.book.name}”"
+    owner = header.version.owner if row.tenant_id is not None else f"all tenants on “{row.book.name}”"
     return form_view(
         ctx,
-        f"Publish {head.version.title.lower()}",
+        f"Publish {header.version.title.lower()}",
         Confirm(f"publish {row.pk}", bound_data(ctx)),
         lambda _: do_publish_prices(row, by=ctx.user),
         submit="Publish",
         back=ctx.url("operator-prices-detail", row.pk),
         message=lambda made: f"Version {made.number} of {made.book} was published.",
         breadcrumbs=(_book(ctx),),
-        effect=f"{since}, {head.prices} prices of {head.models} models apply to {owner}. Published prices never change."
-        " A later version replaces them.",
+        effect=f"{since}, {header.prices} prices of {header.models} models apply to {owner}."
+        " Published prices never change. A later version replaces them.",
         danger=True,
     )
 

@@ -26,7 +26,7 @@ from frontend.core.charts import Chart, Series
 from frontend.core.layout import initials
 from frontend.core.numbers import Money, exact, share
 from frontend.core.page_context import PageContext
-from frontend.operator.tenants import standing
+from frontend.operator.tenants import spending
 from frontend.operator.tenants.page import commitments
 from inference_worker.contract.messages import decode_usage
 from tenants.models import LIMITS, ApiKey, AuditEntry, Invitation, LimitSet, Membership, Tenant
@@ -79,7 +79,7 @@ class TenantPlan:
 
 @dataclass(frozen=True)
 class TenantDetailBudgetRow:
-    room: standing.Room
+    room: spending.Room
     mode: str
     level: str  # color of the badge
     raise_url: str
@@ -200,9 +200,9 @@ def stats(ctx: PageContext) -> TenantDetailStats:
     tenant = tenant_of(ctx)
     start, now = this_month(ctx.now)
     last = this_month(start - timedelta(days=1))[0]
-    used = standing.spent(start).get(tenant.pk, standing.Spent())
+    used = spending.spent(start).get(tenant.pk, spending.Spent())
     before = sums(UsageReport(tenant.pk, last, min(last + (now - start), start)))
-    margin = standing.margin(used, standing.token_costs(now))
+    margin = spending.margin(used, spending.token_costs(now))
     owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, kind=Invoice.Kind.INVOICE)
     return TenantDetailStats(
         spend=Money(used.femto),
@@ -255,7 +255,7 @@ def plan(ctx: PageContext) -> TenantPlan:
 def limits(ctx: PageContext) -> TenantDetailLimits:
     """Return budgets, highest usage first, and rate limits."""
     tenant = tenant_of(ctx)
-    rooms = standing.budgets(ctx.now, tenant.pk, MAX_BUDGETS).get(tenant.pk, [])
+    rooms = spending.budgets(ctx.now, tenant.pk, MAX_BUDGETS).get(tenant.pk, [])
     modes = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
     rows = (
         LimitSet.objects.for_tenant(tenant).select_related("project", "key").order_by("project_id", "key_id", "model")

@@ -15,8 +15,8 @@ from billing.metering.usage import this_month
 from billing.models import BookAssignment, Commitment, PriceBook
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
-from frontend.operator.tenants import standing
-from frontend.operator.tenants.standing import Room, Spent
+from frontend.operator.tenants import spending
+from frontend.operator.tenants.spending import Room, Spent
 from tenants.models import Tenant
 
 PAGE_SIZE = 50
@@ -75,7 +75,7 @@ class TenantAdminChoice:
 
 
 @dataclass(frozen=True)
-class TenantAdminListItem:
+class TenantAdminList:
     headings: tuple[Heading, ...]
     rows: tuple[TenantAdminRow, ...]
     has_margin: bool
@@ -136,12 +136,12 @@ def stats(ctx: PageContext) -> TenantSums:
         near=len(near),
         full=sum(room.per_mille >= 1000 for room in near),
         spend=Money(sum(row.used.femto for row in rows)),
-        margin=standing.margins(row.margin for row in rows),
+        margin=spending.margins(row.margin for row in rows),
         month=this_month(ctx.now)[0],
     )
 
 
-def tenant_list(ctx: PageContext) -> TenantAdminListItem:
+def tenant_list(ctx: PageContext) -> TenantAdminList:
     """Return the selected page of tenants."""
     found = [row for row in _all(ctx) if _is_shown(row, ctx.query.get("show", ""), _typed(ctx).casefold())]
     sort = ctx.query.get("sort", "")
@@ -151,7 +151,7 @@ def tenant_list(ctx: PageContext) -> TenantAdminListItem:
     page = min(_number(ctx.query.get("page", "")), max(1, -(-len(found) // PAGE_SIZE)))
     shown = found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
     has_margin = any(row.margin is not None for row in found)
-    return TenantAdminListItem(
+    return TenantAdminList(
         headings=tuple(_heading(ctx, *name, sort) for name in SORTS if has_margin or name[0] != "margin"),
         rows=tuple(shown),
         has_margin=has_margin,
@@ -172,7 +172,7 @@ def _all(ctx: PageContext) -> list[TenantAdminRow]:
 
 def _tenant_rows(ctx: PageContext) -> list[TenantAdminRow]:
     start, now = this_month(ctx.now)
-    used, rates, rooms = standing.spent(start), standing.token_costs(now), standing.budgets(now)
+    used, rates, rooms = spending.spent(start), spending.token_costs(now), spending.budgets(now)
     books = dict(BookAssignment.objects.all_tenants().values_list("tenant_id", "book__name"))
     agreed = commitments(now)
     none = Spent()
@@ -183,7 +183,7 @@ def _tenant_rows(ctx: PageContext) -> list[TenantAdminRow]:
             plan=books.get(tenant.pk, PriceBook.LIST),
             commitments=", ".join(agreed[tenant.pk]),
             used=used.get(tenant.pk, none),
-            margin=standing.margin(used[tenant.pk], rates) if tenant.pk in used else None,
+            margin=spending.margin(used[tenant.pk], rates) if tenant.pk in used else None,
             room=rooms[tenant.pk][0] if tenant.pk in rooms and rooms[tenant.pk][0].mode != "dry_run" else None,
         )
         for tenant in Tenant.objects.all_tenants()

@@ -53,7 +53,7 @@ DETAIL_PANELS = Panels(
 @operator_page()
 def tenants(ctx: PageContext) -> HttpResponse:
     context: dict[str, Any] = {
-        "fields": page.filters(ctx),
+        "filters": page.filters(ctx),
         "metering": metering(ctx.now),
         "new_url": ctx.url("operator-tenants-new"),
     }
@@ -63,15 +63,15 @@ def tenants(ctx: PageContext) -> HttpResponse:
 @operator_page()
 def tenant(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        head = detail.header(ctx)
+        header = detail.header(ctx)
     breadcrumbs, metering_status = (_tenants(ctx),), metering(ctx.now)
     return render_page(
         ctx,
         "operator/tenants/detail.html",
-        head.tenant.name,
+        header.tenant.name,
         panels=DETAIL_PANELS,
         breadcrumbs=breadcrumbs,
-        head=head,
+        header=header,
         metering=metering_status,
     )
 

@@ -97,14 +97,14 @@ if (form) {
       opened.onopen = () => opened.send(JSON.stringify({ type: "auth", ticket: message.ticket }));
       opened.onmessage = ({ data: text }) => {
         const first = JSON.parse(text);
-        first.type === "ready" ? ready() : broken(new Error(first.error?.message || "The socket was refused."));
+        first.type === "ready" ? ready() : broken(new Error(first.error?.message || "The WebSocket was rejected."));
       };
       opened.onclose = opened.onerror = () => broken(new Error("Cannot reach the gateway. Try again."));
     });
     opened.onmessage = ({ data: text }) => receive(JSON.parse(text));
     opened.onerror = null;
     opened.onclose = () => {
-      for (const run of [...running.values()]) if (run.socket === opened) end(run, "bad", "Broken off", "The connection broke off.");
+      for (const run of [...running.values()]) if (run.socket === opened) end(run, "bad", "Disconnected", "The connection to the gateway was lost. Send the prompt again.");
     };
     return (socket = opened);
   };

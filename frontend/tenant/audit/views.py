@@ -22,7 +22,7 @@ PANELS = Panels("audit-panel", (Panel("entries", "Changes", "audit_log/entries.h
 
 @tenant_page(Permission.AUDIT_READ)
 def audit(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "audit/page.html", "Audit log", panels=PANELS, fields=audit_log.filters(ctx))
+    return render_page(ctx, "audit/page.html", "Audit log", panels=PANELS, filters=audit_log.filters(ctx))
 
 
 @tenant_page(Permission.AUDIT_READ)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from frontend.core.numbers import exact, share
 from frontend.tenant.budgets.amounts import BudgetAmount, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
-from frontend.tenant.keys.bounds import NAMES
+from frontend.tenant.keys.key_limits import NAMES
 from millrace.apps.records.dry_runs import DryRunResult, budget_would_refuse, limits_would_refuse
 from tenants.models import LIMITS
 

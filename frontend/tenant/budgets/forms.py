@@ -11,7 +11,7 @@ from django import forms
 from billing.models import Budget
 from frontend.tenant.budgets.amounts import input_text, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
-from frontend.tenant.keys.bounds import NAMES
+from frontend.tenant.keys.key_limits import NAMES
 from millrace.conf.environment import platform_settings
 from tenants.models import LIMITS, LimitSet
 

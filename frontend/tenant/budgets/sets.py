@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.page import MAX_BUDGETS, MODES
 from frontend.tenant.budgets.scopes import owner_of
-from frontend.tenant.keys.bounds import NAMES
+from frontend.tenant.keys.key_limits import NAMES
 from millrace.apps.records.dry_runs import Counted, refused_counts
 from tenants.models import LIMITS, LimitSet
 from tenants.permissions import Permission

@@ -61,9 +61,9 @@ def budgets(ctx: PageContext) -> HttpResponse:
 @tenant_page(READS)
 def budget(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        head = detail.header(ctx)
-    context: dict[str, Any] = {"breadcrumbs": breadcrumbs(ctx), "head": head, "metering": metering(ctx.now)}
-    return render_page(ctx, "budgets/detail.html", head.name, panels=DETAIL_PANELS, **context)
+        header = detail.header(ctx)
+    context: dict[str, Any] = {"breadcrumbs": breadcrumbs(ctx), "header": header, "metering": metering(ctx.now)}
+    return render_page(ctx, "budgets/detail.html", header.name, panels=DETAIL_PANELS, **context)
 
 
 @tenant_page(WRITES, methods=FORM)

@@ -67,7 +67,7 @@ class InvoiceListingRow:
 
 
 @dataclass(frozen=True)
-class InvoiceListItem:
+class InvoiceListPanel:
     rows: tuple[InvoiceListingRow, ...]
     older_url: str
     newest_url: str
@@ -117,7 +117,7 @@ def balance_due(ctx: PageContext) -> InvoiceStatus:
     )
 
 
-def invoice_list(ctx: PageContext) -> InvoiceListItem:
+def invoice_list(ctx: PageContext) -> InvoiceListPanel:
     """Return a page of invoices, newest first, without drafts of the current month, which `upcoming` shows."""
     with all_tenants_scope(BypassReason.BILLING):  # periods and entities belong to no tenant
         rows = Invoice.objects.for_tenant(ctx.tenant).select_related("period", "entity", "refers_to")
@@ -129,7 +129,7 @@ def invoice_list(ctx: PageContext) -> InvoiceListItem:
         owed = owed_on(LedgerEntry.objects.for_tenant(ctx.tenant), found)
     older = f"{ctx.url('invoices')}?before={found[PAGE_SIZE - 1].pk}" if len(found) > PAGE_SIZE else ""
     newest = ctx.url("invoices") if ctx.query.get("before") else ""
-    return InvoiceListItem(tuple(_row(ctx, row, owed[row.pk]) for row in found[:PAGE_SIZE]), older, newest)
+    return InvoiceListPanel(tuple(_row(ctx, row, owed[row.pk]) for row in found[:PAGE_SIZE]), older, newest)
 
 
 def _row(ctx: PageContext, invoice: Invoice, owed: Money) -> InvoiceListingRow:

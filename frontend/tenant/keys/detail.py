@@ -10,7 +10,7 @@ from django.http import Http404
 from frontend.core.labels import outcome_label
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.keys.bounds import KeyLimitRow, row_of
+from frontend.tenant.keys.key_limits import KeyLimitRow, row_of
 from frontend.tenant.keys.page import SCOPES, owner, restrictions, spending, status, successors, with_last_used
 from millrace.apps.records.limiting_factor import binding
 from millrace.apps.records.models import RequestOutcome

@@ -14,7 +14,7 @@ from billing.models import Budget
 from frontend.core.date_ranges import month_of
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.keys.bounds import KeyLimitRow, row_of
+from frontend.tenant.keys.key_limits import KeyLimitRow, row_of
 from millrace.apps.records.limiting_factor import binding
 from tenants.models import ApiKey, LimitSet, Project
 from tenants.permissions import Permission

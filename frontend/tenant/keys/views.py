@@ -60,24 +60,24 @@ DETAIL_PANELS = Panels(
 @tenant_page(Permission.KEYS_READ)
 def keys(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        fields = page.filters(ctx)
+        filters = page.filters(ctx)
     new_url = ctx.url("keys-new") if ctx.may(Permission.KEYS_WRITE) else ""
-    context: dict[str, Any] = {"fields": fields, "new_url": new_url, "metering": metering(ctx.now)}
+    context: dict[str, Any] = {"filters": filters, "new_url": new_url, "metering": metering(ctx.now)}
     return render_page(ctx, "keys/page.html", "API keys", panels=PANELS, **context)
 
 
 @tenant_page(Permission.KEYS_READ)
 def key(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        head = detail.header(ctx)
+        header = detail.header(ctx)
     breadcrumbs = _crumbs(ctx)
     return render_page(
         ctx,
         "keys/detail.html",
-        head.name,
+        header.name,
         panels=DETAIL_PANELS,
         breadcrumbs=breadcrumbs,
-        head=head,
+        header=header,
         metering=metering(ctx.now),
     )
 

@@ -68,8 +68,8 @@ class Batches:
 
 
 def keys(ctx: PageContext) -> OverviewKeys:
-    span = date_range_of(ctx)
-    rows = sums(UsageReport(ctx.tenant.pk, start=span.start, end=span.end), group_by=("key",))
+    date_range = date_range_of(ctx)
+    rows = sums(UsageReport(ctx.tenant.pk, start=date_range.start, end=date_range.end), group_by=("key",))
     rows.sort(key=lambda row: (-row["cost_femto"], row["key_id"]))
     top = rows[:MAX_KEYS]
     ids = [row["key_id"] for row in top]

@@ -42,7 +42,7 @@ print(answer.choices[0].message.content)"""
 
 @dataclass(frozen=True)
 class OverviewHeader:
-    span: DateRange
+    date_range: DateRange
     metering: Metering
     suspended: bool
     first_request: FirstRequest | None  # None after the first request

@@ -33,7 +33,7 @@ class CacheSavings:
     input_tokens: int
     first_hit: str
     last_hit: str
-    span: str
+    date_range: str
     chart: Chart
 
 
@@ -63,7 +63,7 @@ class OverviewStats:
 class OverviewTokens:
     chart: Chart
     is_empty: bool
-    span: str
+    date_range: str
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def all_input(counts: Mapping[str, Any]) -> int:
 
 
 def cache(ctx: PageContext) -> CacheSavings:
-    span = date_range_of(ctx)
-    days = by_day(ctx, span.start, span.end)
+    date_range = date_range_of(ctx)
+    days = by_day(ctx, date_range.start, date_range.end)
     counts = total(days)
     billed, saved = Money(counts["cost_femto"]), Money(counts["saved_femto"])
     read = [(row["cache_read"], all_input(row)) for row in days]
@@ -97,7 +97,7 @@ def cache(ctx: PageContext) -> CacheSavings:
     hit = share(counts["cache_read"], all_input(counts))
     chart = Chart(
         "hits",
-        f"Share of input served from cache by day, {span.label}: {hit} in total",
+        f"Share of input served from cache by day, {date_range.label}: {hit} in total",
         tuple(row["start"].astimezone(UTC) for row in days),
         (Series("Cache hit", "hit", tuple(part * 10_000 // whole if whole else None for part, whole in read), "area"),),
         "percent",
@@ -114,18 +114,18 @@ def cache(ctx: PageContext) -> CacheSavings:
         all_input(counts),
         hits[0] if hits else "–",
         hits[-1] if hits else "–",
-        span.label,
+        date_range.label,
         chart,
     )
 
 
 def stats(ctx: PageContext) -> OverviewStats:
-    span = date_range_of(ctx)
-    start, end = _before(span)
-    now = _metered(ctx, span.start, span.end)
+    date_range = date_range_of(ctx)
+    start, end = _before(date_range)
+    now = _metered(ctx, date_range.start, date_range.end)
     then = _metered(ctx, start, end)
-    traffic = rates(ctx.tenant.pk, span.start, span.end, "day")
-    first, last = start.astimezone(span.zone), (end - timedelta(microseconds=1)).astimezone(span.zone)
+    traffic = rates(ctx.tenant.pk, date_range.start, date_range.end, "day")
+    first, last = start.astimezone(date_range.zone), (end - timedelta(microseconds=1)).astimezone(date_range.zone)
     return OverviewStats(
         requests=now[0],
         requests_delta=_delta(now[0], then[0], ""),
@@ -145,13 +145,13 @@ def _metered(ctx: PageContext, start: datetime, end: datetime) -> tuple[int, int
     return sum(counts[verdict] for verdict in ExecutionOutcome.values), counts["cost_femto"]
 
 
-def _before(span: DateRange) -> tuple[datetime, datetime]:
+def _before(date_range: DateRange) -> tuple[datetime, datetime]:
     """Return the previous date range: the same days of the previous month, or the same length directly before."""
-    length = span.end - span.start
-    if span.name == "month":
-        start = this_month(span.start - _DAY, span.zone)[0]
-        return start, min(start + length, span.start)
-    return span.start - length, span.start
+    length = date_range.end - date_range.start
+    if date_range.name == "month":
+        start = this_month(date_range.start - _DAY, date_range.zone)[0]
+        return start, min(start + length, date_range.start)
+    return date_range.start - length, date_range.start
 
 
 def _per_thousand(requests: int, femto: int) -> Money | None:
@@ -184,8 +184,8 @@ def _bound(traffic: Rates) -> str:
 
 
 def tokens(ctx: PageContext) -> OverviewTokens:
-    span = date_range_of(ctx)
-    days = by_day(ctx, span.start, span.end)
+    date_range = date_range_of(ctx)
+    days = by_day(ctx, date_range.start, date_range.end)
     kinds: tuple[tuple[str, str, tuple[int, ...]], ...] = (
         ("Output", "output", tuple(row["output"] for row in days)),
         ("Uncached input", "uncached", tuple(row["uncached"] for row in days)),
@@ -196,8 +196,8 @@ def tokens(ctx: PageContext) -> OverviewTokens:
     series = tuple(Series(label, kind, values, "area", summed(values)) for label, kind, values in used)
     message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
-    chart = Chart("tokens", f"Tokens by day, {span.label}: {message}", at, series, "tokens", stacked=True)
-    return OverviewTokens(chart, not any(any(values) for _, _, values in kinds), span.label)
+    chart = Chart("tokens", f"Tokens by day, {date_range.label}: {message}", at, series, "tokens", stacked=True)
+    return OverviewTokens(chart, not any(any(values) for _, _, values in kinds), date_range.label)
 
 
 def first_token(ctx: PageContext) -> FirstToken:

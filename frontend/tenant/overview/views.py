@@ -29,10 +29,10 @@ PANELS = Panels(
 @tenant_page(Permission.USAGE_READ)
 def overview(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        head = page.header(ctx)
-    if head.first_request:
-        return render_page(ctx, "overview/first_request.html", "Overview", head=head)
-    return render_page(ctx, "overview/page.html", "Overview", panels=PANELS, head=head)
+        header = page.header(ctx)
+    if header.first_request:
+        return render_page(ctx, "overview/first_request.html", "Overview", header=header)
+    return render_page(ctx, "overview/page.html", "Overview", panels=PANELS, header=header)
 
 
 urlpatterns = [

@@ -105,12 +105,12 @@ def _number(text: str) -> int | None:
 
 def _filters(ctx: PageContext) -> Filters:
     """Return the filters of the query string. Invalid values are ignored."""
-    query, span = {name: value.strip()[:128] for name, value in ctx.query.items()}, date_range_of(ctx)
+    query, date_range = {name: value.strip()[:128] for name, value in ctx.query.items()}, date_range_of(ctx)
     verdict = query.get("verdict", "")
     return Filters(
         ctx.tenant.pk,
-        start=span.start,
-        end=span.end,
+        start=date_range.start,
+        end=date_range.end,
         model=query.get("model", "").replace("\0", "") or None,
         key_id=_number(query.get("key", "")),
         project_id=_number(query.get("project", "")),
@@ -204,8 +204,8 @@ def bound_label(kind: str, scope: str, name: str, model: str) -> str:
 
 def stats(ctx: PageContext) -> RequestLogStats:
     """Return statistics of the requests in the date range. Other filters do not apply."""
-    span = date_range_of(ctx)
-    found = selectors.rates(ctx.tenant.pk, span.start, span.end, "day")
+    date_range = date_range_of(ctx)
+    found = selectors.rates(ctx.tenant.pk, date_range.start, date_range.end, "day")
     total, objective = found.total, selectors.ttft_slo_ms()
     return RequestLogStats(
         total.requests,

@@ -26,8 +26,10 @@ PANELS = Panels(
 @tenant_page(NEEDS)
 def requests(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        fields = log.filters(ctx)
-    return render_page(ctx, "requests/page.html", "Requests", panels=PANELS, span=date_range_of(ctx), fields=fields)
+        filters = log.filters(ctx)
+    return render_page(
+        ctx, "requests/page.html", "Requests", panels=PANELS, date_range=date_range_of(ctx), filters=filters
+    )
 
 
 @tenant_page(NEEDS)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from frontend.core.page_context import PageContext
-from frontend.tenant.routing import dry_runs, page, places
+from frontend.tenant.routing import dry_runs, page, positions
 from frontend.tenant.routing.dry_runs import RoutingDryRun
-from frontend.tenant.routing.page import RoutingChanged, RoutingPanel
-from frontend.tenant.routing.places import PolicyError
+from frontend.tenant.routing.page import RoutingDiffLine, RoutingPanel
+from frontend.tenant.routing.positions import PolicyError
 from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.actions import Conflict
@@ -24,7 +24,7 @@ class CheckResult:
     shown: RoutingPanel | None
     trial: RoutingDryRun | None
     against: int | None  # the active version, which `diff` compares with
-    diff: tuple[RoutingChanged, ...]
+    diff: tuple[RoutingDiffLine, ...]
     unserved: tuple[str, ...]  # named models that the platform does not serve
 
 
@@ -35,7 +35,7 @@ def served() -> tuple[str, ...]:
 
 def check(ctx: PageContext, name: str, text: str) -> CheckResult:
     """Check the text of a policy. Call inside `ctx.scope()`."""
-    found = places.read(text)
+    found = positions.read(text)
     if isinstance(found, PolicyError):
         return CheckResult(found, None, None, None, (), ())
     body, policy = found
@@ -45,7 +45,7 @@ def check(ctx: PageContext, name: str, text: str) -> CheckResult:
         shown=page.in_words(ctx, policy),
         trial=dry_runs.dry_run(ctx, policy, name),
         against=None if active is None else active.version,
-        diff=() if active is None else page.diff(places.pretty(active.body), places.pretty(body)),
+        diff=() if active is None else page.diff(positions.pretty(active.body), positions.pretty(body)),
         unserved=tuple(sorted(set(policy.models) - set(served()))),
     )
 
@@ -56,7 +56,7 @@ def publish(ctx: PageContext, *, name: str, body: str, base: int | None) -> Rout
     Raises:
         ActionRefused: the text is not a policy, or another version is active.
     """
-    found = places.read(body)
+    found = positions.read(body)
     if isinstance(found, PolicyError):
         raise actions.ActionRefused(f"Line {found.line}: {found.message}")
     with tenant_scope(ctx.tenant):

@@ -10,7 +10,7 @@ from datetime import datetime
 from django.db.models import QuerySet
 
 from frontend.core.page_context import PageContext
-from frontend.tenant.routing.places import pretty
+from frontend.tenant.routing.positions import pretty
 from tenants.models import ApiKey, RoutingPolicy
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
@@ -72,7 +72,7 @@ class RoutingVersion:
 
 
 @dataclass(frozen=True)
-class RoutingChanged:
+class RoutingDiffLine:
     """A line of a difference. `sign` is +, - or a space."""
 
     sign: str
@@ -89,7 +89,7 @@ class RoutingDetail:
     shown: RoutingPanel | None  # None if a release with other rules wrote it
     text: str
     against: int | None  # the version that `diff` compares with
-    diff: tuple[RoutingChanged, ...]
+    diff: tuple[RoutingDiffLine, ...]
     versions: tuple[RoutingVersion, ...]
     edit_url: str  # empty without permission, or if not possible
     revert_url: str
@@ -205,15 +205,15 @@ def _listed(parts: Iterable[str]) -> str:
     return ", ".join(parts)
 
 
-def _diff(old: RoutingPolicy | None, new: RoutingPolicy) -> tuple[RoutingChanged, ...]:
+def _diff(old: RoutingPolicy | None, new: RoutingPolicy) -> tuple[RoutingDiffLine, ...]:
     if old is None:
         return ()
     return diff(pretty(old.body), pretty(new.body))
 
 
-def diff(old: str, new: str) -> tuple[RoutingChanged, ...]:
+def diff(old: str, new: str) -> tuple[RoutingDiffLine, ...]:
     """Return all lines with removed and added ones; empty if the texts are equal."""
     if old == new:
         return ()
     lines = difflib.ndiff(old.splitlines(), new.splitlines())
-    return tuple(RoutingChanged(line[0], line[2:]) for line in lines if line[0] != "?")
+    return tuple(RoutingDiffLine(line[0], line[2:]) for line in lines if line[0] != "?")

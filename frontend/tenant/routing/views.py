@@ -14,7 +14,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_form_errors, render_page
-from frontend.tenant.routing import checking, dry_runs, page, places
+from frontend.tenant.routing import checking, dry_runs, page, positions
 from tenants import actions
 from tenants.actions import ActionRefused
 from tenants.models import RoutingPolicy
@@ -47,7 +47,7 @@ class Editor(forms.Form):
     body = forms.CharField(
         label="Policy",
         strip=False,
-        max_length=places.MAX_LENGTH,
+        max_length=positions.MAX_LENGTH,
         widget=forms.Textarea(attrs={"rows": 20, "spellcheck": "false", "class": "mono", "wrap": "off"}),
     )
     base = forms.IntegerField(required=False, widget=forms.HiddenInput)
@@ -136,7 +136,7 @@ def _initial(ctx: PageContext) -> dict[str, Any]:
         row = _version(ctx, int(text))
         with ctx.scope():
             base = page.versions(ctx).filter(name=row.name, active=True).values_list("version", flat=True).first()
-        return {"name": row.name, "body": places.pretty(row.body), "base": base}
+        return {"name": row.name, "body": positions.pretty(row.body), "base": base}
     models = checking.served()
     return {"name": "", "body": EXAMPLE.replace("MODEL", models[0] if models else "model")}
 

@@ -48,7 +48,7 @@ class UsageStats:
 @dataclass(frozen=True)
 class UsageChart:
     chart: Chart | None  # None without usage
-    span: str
+    date_range: str
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _days(ctx: PageContext, now: UsageReportQuery) -> list[dict[str, Any]]:
     """Return the sums of each day of the range, including days without usage."""
     rows = ctx.once(now.question, lambda: sums(now.question, bucket="day"))
     found = {row["start"].astimezone(UTC).date(): row for row in rows}
-    days = days_of(now.span.start, now.span.end)
+    days = days_of(now.date_range.start, now.date_range.end)
     return [found.get(at.date(), {**total([]), "start": at}) for at in days]
 
 
@@ -136,7 +136,7 @@ def tokens(ctx: PageContext) -> UsageChart:
         ("Cached input", "cached", tuple(row["cache_read"] for row in days)),
     )
     if not any(any(values) for _, _, values in kinds):
-        return UsageChart(None, now.span.label)
+        return UsageChart(None, now.date_range.label)
     series = tuple(
         Series(label, kind, values, "area", summed(values))
         for label, kind, values in kinds
@@ -144,8 +144,8 @@ def tokens(ctx: PageContext) -> UsageChart:
     )
     message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
-    of = f"Tokens by type and day, {now.span.label}: {message}"
-    return UsageChart(Chart("tokens", of, at, series, "tokens", stacked=True), now.span.label)
+    of = f"Tokens by type and day, {now.date_range.label}: {message}"
+    return UsageChart(Chart("tokens", of, at, series, "tokens", stacked=True), now.date_range.label)
 
 
 def cost(ctx: PageContext) -> UsageChart:
@@ -153,7 +153,7 @@ def cost(ctx: PageContext) -> UsageChart:
     now = query_of(ctx)
     days = _days(ctx, now)
     if not any(row["cost_femto"] for row in days):
-        return UsageChart(None, now.span.label)
+        return UsageChart(None, now.date_range.label)
     spent = tuple(row["cost_femto"] for row in days)
     without = tuple(row["cost_femto"] + row["saved_femto"] for row in days)
     series = [Series("Cost", "spend", spent, "area", Money(sum(spent)).text)]
@@ -162,7 +162,7 @@ def cost(ctx: PageContext) -> UsageChart:
     message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
     return UsageChart(
-        Chart("cost", f"Cost by day, {now.span.label}: {message}", at, tuple(series), "usd"), now.span.label
+        Chart("cost", f"Cost by day, {now.date_range.label}: {message}", at, tuple(series), "usd"), now.date_range.label
     )
 
 
@@ -194,7 +194,7 @@ def _miss(row: Mapping[str, Any], all_missed: int) -> CacheMissReason:
 def rejections(ctx: PageContext) -> Rejections:
     """Return the requests answered with 429, by limit or budget."""
     now = query_of(ctx)
-    traffic = rates(ctx.tenant.pk, now.span.start, now.span.end, "day")
+    traffic = rates(ctx.tenant.pk, now.date_range.start, now.date_range.end, "day")
     params = {name: value for name, value in ctx.query.items() if name in ("range", "from", "to")}
     log = ctx.link("requests")
     most = max((limit.requests for limit in traffic.bounds), default=0)

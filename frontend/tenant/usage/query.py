@@ -27,7 +27,7 @@ _MAX_ID = 2**63 - 1
 
 @dataclass(frozen=True)
 class UsageReportQuery:
-    span: DateRange
+    date_range: DateRange
     group: str
     question: UsageReport
 
@@ -54,17 +54,17 @@ class UsageFilters:
 
 def query_of(ctx: PageContext) -> UsageReportQuery:
     """Return the query in the URL. Invalid values are ignored."""
-    span, group = date_range_of(ctx), ctx.query.get("group", "model")
+    date_range, group = date_range_of(ctx), ctx.query.get("group", "model")
     model = ctx.query.get("model", "").strip()[:128].replace("\0", "")
     question = UsageReport(
         ctx.tenant.pk,
-        start=span.start,
-        end=span.end,
+        start=date_range.start,
+        end=date_range.end,
         model=model or None,
         key_id=_number(ctx.query.get("key", "")),
         project_id=_number(ctx.query.get("project", "")),
     )
-    return UsageReportQuery(span, group if group in GROUPS else "model", question)
+    return UsageReportQuery(date_range, group if group in GROUPS else "model", question)
 
 
 def _number(text: str) -> int | None:

@@ -38,7 +38,13 @@ def usage(ctx: PageContext) -> HttpResponse:
         found = filters(ctx)
     metered = metering(ctx.now)
     return render_page(
-        ctx, "usage/page.html", "Usage", panels=PANELS, fields=found, span=query_of(ctx).span, metering=metered
+        ctx,
+        "usage/page.html",
+        "Usage",
+        panels=PANELS,
+        filters=found,
+        date_range=query_of(ctx).date_range,
+        metering=metered,
     )
 
 
@@ -64,9 +70,9 @@ def usage_csv(ctx: PageContext) -> HttpResponse:
         )
         for row in rows
     )
-    last = now.span.last
+    last = now.date_range.last
     answer = HttpResponse(csv_tables.as_csv(heading, table), content_type="text/csv; charset=utf-8")
-    name = f"usage-{ctx.tenant.slug}-by-{now.group}-{now.span.first}-{last}.csv"
+    name = f"usage-{ctx.tenant.slug}-by-{now.group}-{now.date_range.first}-{last}.csv"
     answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     return answer
 

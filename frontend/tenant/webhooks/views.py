@@ -52,9 +52,9 @@ class EndpointForm(forms.Form):
 @tenant_page(Permission.WEBHOOKS_READ)
 def webhooks(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        fields = page.filters(ctx)
+        filters = page.filters(ctx)
     new_url = ctx.url("webhooks-new") if ctx.may(Permission.WEBHOOKS_WRITE) else ""
-    return render_page(ctx, "webhooks/page.html", "Webhooks", panels=PANELS, fields=fields, new_url=new_url)
+    return render_page(ctx, "webhooks/page.html", "Webhooks", panels=PANELS, filters=filters, new_url=new_url)
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
