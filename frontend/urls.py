@@ -1,4 +1,4 @@
-"""The console's addresses."""
+"""URL patterns of the console."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from django.urls import include, path, re_path
 
 from frontend.accounts import second_factor, views
 from frontend.core import command_palette, preferences
-from frontend.operator import alerts as ops_alerts
-from frontend.operator import audit as ops_audit
-from frontend.operator import billing as ops_billing
-from frontend.operator import fleet as ops_fleet
-from frontend.operator import health as ops_health
-from frontend.operator import models as ops_models
-from frontend.operator import prices as ops_prices
-from frontend.operator import tenants as ops_tenants
-from frontend.operator import users as ops_users
+from frontend.operator import alerts as operator_alerts
+from frontend.operator import audit as operator_audit
+from frontend.operator import billing as operator_billing
+from frontend.operator import fleet as operator_fleet
+from frontend.operator import health as operator_health
+from frontend.operator import models as operator_models
+from frontend.operator import prices as operator_prices
+from frontend.operator import tenants as operator_tenants
+from frontend.operator import users as operator_users
 from frontend.tenant import (
     audit,
     budgets,
@@ -41,7 +41,7 @@ urlpatterns = [
     path("invitations/<str:token>", views.invitation, name="invitation"),
     path("account/", views.account, name="account"),
     path("account/inactive", account.account_inactive, name="account_inactive"),
-    path("account/signup", account.signup, name="account_signup"),  # which is closed, and says so
+    path("account/signup", account.signup, name="account_signup"),  # shows that sign-up is closed
     path("account/confirm", account.reauthenticate, name="account_reauthenticate"),
     path("account/password", account.password_change, name="account_change_password"),
     path("account/password/set", account.password_set, name="account_set_password"),
@@ -67,14 +67,14 @@ urlpatterns = [
     path("preferences", preferences.preferences, name="preferences"),
     path("t/<slug:slug>/search", command_palette.tenant_search, name="search"),
     path("operator/search", command_palette.operator_search, name="operator-search"),
-    # Each screen's own, one line a screen.
+    # One line per screen.
     *overview.urlpatterns,
     *budgets.urlpatterns,
     *keys.urlpatterns,
     *playground.urlpatterns,
     *prices.urlpatterns,
     *requests.urlpatterns,
-    *ops_billing.urlpatterns,
+    *operator_billing.urlpatterns,
     *invoices.urlpatterns,
     *usage.urlpatterns,
     *members.urlpatterns,
@@ -83,12 +83,12 @@ urlpatterns = [
     *settings.urlpatterns,
     *routing.urlpatterns,
     *models.urlpatterns,
-    *ops_fleet.urlpatterns,
-    *ops_alerts.urlpatterns,
-    *ops_audit.urlpatterns,
-    *ops_health.urlpatterns,
-    *ops_models.urlpatterns,
-    *ops_prices.urlpatterns,
-    *ops_tenants.urlpatterns,
-    *ops_users.urlpatterns,
+    *operator_fleet.urlpatterns,
+    *operator_alerts.urlpatterns,
+    *operator_audit.urlpatterns,
+    *operator_health.urlpatterns,
+    *operator_models.urlpatterns,
+    *operator_prices.urlpatterns,
+    *operator_tenants.urlpatterns,
+    *operator_users.urlpatterns,
 ]

@@ -1,4 +1,4 @@
-"""How allauth's parts behave here: who may come in, and by which words they are turned away."""
+"""Adapters and forms of django-allauth: invitation-only access, throttling and audit entries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tenants.outbox.email_rendering import render_email
 
 
 class AccountAdapter(DefaultAccountAdapter):
-    """Login by password. Nobody signs up: people are invited."""
+    """Sign-in by password. There is no self-service sign-up."""
 
     error_messages: ClassVar = {
         **DefaultAccountAdapter.error_messages,
@@ -28,7 +28,7 @@ class AccountAdapter(DefaultAccountAdapter):
     }
 
     def authenticate(self, request: HttpRequest, **credentials: Any) -> Any:
-        """Check a password, at sign-in and at re-authentication, unless the throttle refuses the attempt."""
+        """Check a password at sign-in and re-authentication, unless the throttle rejects the attempt."""
         with attempt(request, "password", str(credentials.get("email", ""))) as counted:
             user = super().authenticate(request, **credentials)
             if user is not None:
@@ -36,7 +36,7 @@ class AccountAdapter(DefaultAccountAdapter):
         return user
 
     def post_login(self, request: HttpRequest, user: Any, **kwargs: Any) -> HttpResponse:
-        """Make the device known to the user: all steps of the sign-in are completed."""
+        """Make the device known to the user after all steps of the sign-in."""
         remember_device(request, user)
         response: HttpResponse = super().post_login(request, user, **kwargs)
         return response
@@ -49,7 +49,7 @@ class AccountAdapter(DefaultAccountAdapter):
             remember_device(request, user, renew=True)
 
     def get_reauthentication_methods(self, user: Any) -> list[dict[str, Any]]:
-        """Accept only a code once the user has a second factor; a password could remove that factor."""
+        """Return only the code if the user has a second factor, because a password could remove that factor."""
         methods: list[dict[str, Any]] = super().get_reauthentication_methods(user)
         codes = [method for method in methods if method["id"] == "mfa_reauthenticate"]
         return codes or methods
@@ -67,7 +67,7 @@ class AccountAdapter(DefaultAccountAdapter):
     def render_mail(
         self, template_prefix: str, email: Any, context: dict[str, Any], headers: dict[str, str] | None = None
     ) -> EmailMessage:
-        """In the style of all mails."""
+        """Render an email of allauth in the style of all emails."""
         plain = super().render_mail(template_prefix, email, context, headers)
         link = urlsplit(str(context.get("password_reset_url", "")))
         return render_email(
@@ -86,14 +86,14 @@ class AccountAdapter(DefaultAccountAdapter):
 
 
 class SocialAccountAdapter(DefaultSocialAccountAdapter):
-    """Login by OpenID Connect, for people who are known by their verified address already."""
+    """Sign-in by OpenID Connect for users whose verified email address is known."""
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
         return False
 
 
 class LogInForm(LoginForm):
-    """Login by e-mail address, in the console's words."""
+    """Sign-in by email address."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -105,7 +105,7 @@ class LogInForm(LoginForm):
 
 
 class _Code:
-    """A form with a code of the second factor: an attempt of its own to the throttle."""
+    """A form with a code of the second factor, which the throttle counts as a step of its own."""
 
     user: Any
 
@@ -139,7 +139,7 @@ class ChangePassword(ChangePasswordForm):
 
 
 class ResetPassword(ResetPasswordForm):
-    """Request of a link by email. Each request counts, also for addresses without a user."""
+    """Request for a link by email. Each request counts, also for addresses without a user."""
 
     def clean_email(self) -> str:
         with attempt(context.request, "reset", self.cleaned_data["email"]):

@@ -1,8 +1,8 @@
-"""Where login attempts meet the throttle: the address, the known device, and what the answer says.
+"""Throttling of sign-in attempts by client address and known device.
 
-A device becomes known to a user when it completes a sign-in: the answer sets a signed cookie, bound to the user and to
-the user's password. Changing the password makes all of a user's devices unknown, and gives the device that changed it
-a new cookie.
+A device becomes known to a user when it completes a sign-in: the response sets a signed cookie that is bound to the
+user and to the user's password. A new password makes all devices of the user unknown. The device that changed it gets a
+new cookie.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from millrace.conf.environment import platform_settings
 from tenants.login_throttle import Attempt, Throttle, Throttled
 from tenants.models import User
 
-COOKIE = "device"  # with the user's id behind it: a browser may be used by several users
-COOKIE_SECONDS = 400 * 24 * 3600  # the most that browsers accept
+COOKIE = "device"  # followed by the user's ID, because several users can share a browser
+COOKIE_SECONDS = 400 * 24 * 3600  # the maximum of browsers
 _SALT = "frontend.accounts.throttling.device"
 _WAIT, _REMEMBER = "_throttle_wait", "_throttle_remember"
 
 
 @cache
 def throttle() -> Throttle:
-    """Return this process' throttle."""
+    """Return the throttle of this process."""
     return Throttle(redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=2))
 
 
@@ -43,7 +43,7 @@ def attempt(request: HttpRequest, step: str, email: str) -> Iterator[Attempt]:
     """Count an attempt before its secret is checked. The block calls `succeed` if the secret was right.
 
     Raises:
-        ValidationError: the attempt must wait; the message says how long, and so does the answer's Retry-After.
+        ValidationError: the attempt must wait. The message and the Retry-After header contain the time.
     """
     try:
         counted = throttle().begin(step, email, request.META.get("REMOTE_ADDR", ""), device_of(request, email))
@@ -56,13 +56,13 @@ def attempt(request: HttpRequest, step: str, email: str) -> Iterator[Attempt]:
 
 
 def in_words(seconds: int) -> str:
-    """Return a waiting time for people, rounded up."""
+    """Return a waiting time as text, rounded up."""
     number, unit = (seconds, "second") if seconds < 120 else (-(-seconds // 60), "minute")
     return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
 def device_of(request: HttpRequest, email: str) -> str:
-    """Return the id of a device that has signed in as this user before: by its cookie, or by its open session."""
+    """Return the ID of a device that has signed in as this user, from its cookie or its open session."""
     user = User.objects.filter(email=email.strip().lower()).first()
     if user is None:
         return ""
@@ -74,7 +74,7 @@ def device_of(request: HttpRequest, email: str) -> str:
 
 
 def remember_device(request: HttpRequest, user: User, *, renew: bool = False) -> None:
-    """Have the answer to this request make its device known to the user. `renew`: under a new id."""
+    """Set the cookie that makes the device known to the user. `renew` sets a new ID."""
     known = "" if renew else _known(request, user)
     setattr(request, _REMEMBER, (user, known or secrets.token_hex(16)))
 
@@ -84,7 +84,7 @@ def cookie_name(user: User) -> str:
 
 
 def _known(request: HttpRequest, user: User) -> str:
-    """Return the device's id from the user's cookie; empty if there is none, or if the password has changed since."""
+    """Return the device ID from the user's cookie; empty without a cookie or after a change of the password."""
     try:
         held: Any = signing.loads(request.COOKIES.get(cookie_name(user), ""), salt=_SALT, max_age=COOKIE_SECONDS)
         device, binding = held
@@ -98,7 +98,7 @@ def _binding(user: User, device: object) -> str:
 
 
 class LoginThrottling:
-    """Middleware that completes answers: 429 with Retry-After for a refused attempt, and the cookie of a device."""
+    """Middleware that answers 429 with Retry-After for a rejected attempt and sets device cookies."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response

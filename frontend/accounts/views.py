@@ -1,4 +1,4 @@
-"""The console's pages: who may see them, and which template shows which view model."""
+"""Pages without a tenant: sign-in, invitation, account and the list of organizations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
 from frontend.core import impersonation
-from frontend.core.layout import person_shell, signed_in
+from frontend.core.layout import signed_in_user, user_layout
 from millrace.conf.environment import platform_settings
 from tenants import actions, audit, invitations
 from tenants.authentication import accesses
@@ -30,7 +30,7 @@ from tenants.reauthentication import has_totp
 
 
 class LogIn(LoginView):
-    """The login page. A user who is already logged in is redirected."""
+    """The sign-in page. A user who is already signed in is redirected."""
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         chosen = platform_settings()
@@ -39,7 +39,7 @@ class LogIn(LoginView):
 
 
 class LogOut(LogoutView):
-    """Logging out, which also ends what an operator views."""
+    """Sign-out, which also ends an impersonation session."""
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         impersonation.end(request)
@@ -47,7 +47,7 @@ class LogOut(LogoutView):
 
 
 class JoinForm(forms.Form):
-    """The data that a new user enters, in addition to the address of the invitation."""
+    """The name and the password of a new user."""
 
     name = forms.CharField(label="Your name", max_length=200, widget=forms.TextInput(attrs={"autocomplete": "name"}))
     password = forms.CharField(
@@ -67,7 +67,7 @@ class JoinForm(forms.Form):
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def invitation(request: HttpRequest, token: str) -> HttpResponse:
-    """Accept an invitation: as who one is logged in as, after logging in, or as somebody new."""
+    """Accept an invitation as the signed-in user, after sign-in, or as a new user."""
     found = invitations.find(token)
     if found is None:
         raise Http404
@@ -84,7 +84,7 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
         except actions.ActionRefused as exc:
             refused = str(exc)
         else:
-            if form is not None:  # a new user, who chose the password in this form
+            if form is not None:  # a new user, who set the password in this form
                 made = Login(user=user, redirect_url=reverse("overview", args=[found.tenant.slug]))
                 signed_in_response: HttpResponse = perform_password_login(request, {"email": user.email}, made)
                 return signed_in_response
@@ -106,9 +106,9 @@ def _newcomer(found: Invitation, form: JoinForm | None) -> User:
 @never_cache
 @login_required
 def account(request: HttpRequest) -> HttpResponse:
-    """One's own login: password and second factor."""
-    user = signed_in(request)
-    context = {"shell": person_shell(request, "Account"), "totp": has_totp(user)}
+    """Show the user's account: password and second factor."""
+    user = signed_in_user(request)
+    context = {"layout": user_layout(request, "Account"), "totp": has_totp(user)}
     return render(request, "frontend/account.html", context)
 
 
@@ -116,12 +116,12 @@ def account(request: HttpRequest) -> HttpResponse:
 @never_cache
 @login_required
 def home(request: HttpRequest) -> HttpResponse:
-    """To the one place there is for this person, or a choice of tenants."""
-    user = signed_in(request)
+    """Redirect to the user's only tenant or to the operator console; otherwise show the list of tenants."""
+    user = signed_in_user(request)
     if user.is_staff:
         return redirect("operator-health")
     tenants = [access.tenant for access in accesses(user)]
     if len(tenants) == 1:
         return redirect("overview", tenants[0].slug)
-    context = {"shell": person_shell(request, "Your organizations"), "tenants": tenants}
-    return render(request, "frontend/choose.html", context)
+    context = {"layout": user_layout(request, "Your organizations"), "tenants": tenants}
+    return render(request, "frontend/select_tenant.html", context)

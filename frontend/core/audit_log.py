@@ -1,6 +1,6 @@
-"""The audit log as a page shows it: filters in the address, before and after, pages by key.
+"""The audit log of a page: filters, values before and after, and keyset pagination.
 
-It reads whatever the open scope shows: one tenant's entries, or everybody's for operators.
+The open scope decides which entries are visible: those of one tenant or, for operators, of all tenants.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from billing.metering.usage import instant
 from frontend.core.page_context import PageContext
 from tenants.models import AuditEntry, Tenant
 
-SIZE = 50
-SHOWN = 3  # changed fields in the list; the drawer has them all
+PAGE_SIZE = 50
+MAX_LISTED_CHANGES = 3  # changed fields per row of the list; the drawer shows all
 NONE = "none"
 MAX_VALUE_CHARACTERS = 80  # characters of a value in the list
 _TEXTS = {"action": "action__istartswith", "actor": "actor__icontains", "object": "object_name__icontains"}
@@ -27,7 +27,7 @@ _TEXTS = {"action": "action__istartswith", "actor": "actor__icontains", "object"
 
 @dataclass(frozen=True)
 class AuditChange:
-    """One field. None: it was not there before, or is not after."""
+    """The value of a field before and after. None: the field did not exist."""
 
     field: str
     before: str | None
@@ -40,7 +40,7 @@ class AuditLogRow:
     at: datetime
     action: str
     actor: str
-    tenant: str  # empty: it concerns none, or the page is one tenant's
+    tenant: str  # empty without a tenant, and on a tenant's page
     tenant_url: str
     kind: str
     name: str
@@ -51,7 +51,7 @@ class AuditLogRow:
 
 @dataclass(frozen=True)
 class AuditFilters:
-    """What the filters' form shows. `tenant`: a slug, on operators' pages alone."""
+    """Values of the filter form. `tenant` is a slug and exists only on operator pages."""
 
     action: str
     actor: str
@@ -59,7 +59,7 @@ class AuditFilters:
     tenant: str
     first: str
     last: str
-    fault: str
+    error: str
     clear_url: str
 
 
@@ -72,7 +72,7 @@ class AuditLogPanel:
 
 
 @dataclass(frozen=True)
-class Detail:
+class AuditEntryDetail:
     entry: AuditLogRow
     changes: tuple[AuditChange, ...]
     address: str
@@ -80,10 +80,10 @@ class Detail:
     object_id: int | None
 
 
-def fields(visit: PageContext) -> AuditFilters:
-    """Return the filters as they were asked for."""
-    query = visit.query
-    _, fault = _times(visit)
+def filters(ctx: PageContext) -> AuditFilters:
+    """Return the filters of the query string."""
+    query = ctx.query
+    _, error = _time_lookups(ctx)
     names = ("action", "actor", "object", "tenant", "from", "to")
     filtered = any(query.get(name) for name in names)
     return AuditFilters(
@@ -93,61 +93,61 @@ def fields(visit: PageContext) -> AuditFilters:
         tenant=query.get("tenant", ""),
         first=query.get("from", ""),
         last=query.get("to", ""),
-        fault=fault,
-        clear_url=visit.request.path if filtered else "",
+        error=error,
+        clear_url=ctx.request.path if filtered else "",
     )
 
 
-def log(visit: PageContext, one: str) -> AuditLogPanel:
-    """Return a page of entries, newest first; `one` names the address of a single entry. In the visit's scope."""
-    rows = _entries(visit).filter(**{_TEXTS[n]: v for n in _TEXTS if (v := _text(visit, n))}, **_times(visit)[0])
-    slug = _text(visit, "tenant")
-    if visit.access is None and slug:
+def entries(ctx: PageContext, url_name: str) -> AuditLogPanel:
+    """Return a page of entries, newest first. `url_name` is the URL name of one entry. Call inside `ctx.scope()`."""
+    rows = _entries(ctx).filter(**{_TEXTS[n]: v for n in _TEXTS if (v := _text_param(ctx, n))}, **_time_lookups(ctx)[0])
+    slug = _text_param(ctx, "tenant")
+    if ctx.access is None and slug:
         rows = rows.filter(tenant_id__in=Tenant.objects.all_tenants().filter(slug=slug).values("pk"))
-    before, after = _number(visit, "before"), _number(visit, "after")
-    if after is not None:  # the page before: the nearest newer ones, from the oldest of them on
-        found = list(rows.filter(pk__gt=after).order_by("pk")[: SIZE + 1])
-        older, newer, found = True, len(found) > SIZE, found[:SIZE][::-1]
+    before, after = _int_param(ctx, "before"), _int_param(ctx, "after")
+    if after is not None:  # the previous page
+        found = list(rows.filter(pk__gt=after).order_by("pk")[: PAGE_SIZE + 1])
+        older, newer, found = True, len(found) > PAGE_SIZE, found[:PAGE_SIZE][::-1]
     else:
-        found = list((rows.filter(pk__lt=before) if before is not None else rows).order_by("-pk")[: SIZE + 1])
-        older, newer, found = len(found) > SIZE, before is not None, found[:SIZE]
-    names = _tenants(visit, found)
+        found = list((rows.filter(pk__lt=before) if before is not None else rows).order_by("-pk")[: PAGE_SIZE + 1])
+        older, newer, found = len(found) > PAGE_SIZE, before is not None, found[:PAGE_SIZE]
+    names = _tenants(ctx, found)
     return AuditLogPanel(
-        rows=tuple(_entry(visit, row, names, one) for row in found),
-        newer_url=_page(visit, after=found[0].pk) if newer and found else _page(visit) if newer else "",
-        older_url=_page(visit, before=found[-1].pk) if older and found else "",
-        filtered=bool(fields(visit).clear_url),
+        rows=tuple(_entry(ctx, row, names, url_name) for row in found),
+        newer_url=_page_url(ctx, after=found[0].pk) if newer and found else _page_url(ctx) if newer else "",
+        older_url=_page_url(ctx, before=found[-1].pk) if older and found else "",
+        filtered=bool(filters(ctx).clear_url),
     )
 
 
-def detail(visit: PageContext, pk: int, one: str) -> Detail | None:
-    """All of one entry; None: the scope shows no such. In the visit's scope."""
-    row = _entries(visit).filter(pk=pk).first()
+def detail(ctx: PageContext, pk: int, url_name: str) -> AuditEntryDetail | None:
+    """Return one entry with all changes; None if the scope does not contain it. Call inside `ctx.scope()`."""
+    row = _entries(ctx).filter(pk=pk).first()
     if row is None:
         return None
-    entry = _entry(visit, row, _tenants(visit, [row]), one)
-    return Detail(entry, _changes(row), row.ip_address or "", row.request_id, row.object_id)
+    entry = _entry(ctx, row, _tenants(ctx, [row]), url_name)
+    return AuditEntryDetail(entry, _changes(row), row.ip_address or "", row.request_id, row.object_id)
 
 
-def _entries(visit: PageContext) -> QuerySet[AuditEntry]:
+def _entries(ctx: PageContext) -> QuerySet[AuditEntry]:
     found: QuerySet[AuditEntry] = (
-        AuditEntry.objects.all_tenants() if visit.access is None else AuditEntry.objects.for_tenant(visit.tenant)
+        AuditEntry.objects.all_tenants() if ctx.access is None else AuditEntry.objects.for_tenant(ctx.tenant)
     )
     return found
 
 
-def _tenants(visit: PageContext, rows: list[AuditEntry]) -> Mapping[int, Tenant]:
-    if visit.access is not None:
+def _tenants(ctx: PageContext, rows: list[AuditEntry]) -> Mapping[int, Tenant]:
+    if ctx.access is not None:
         return {}
     return Tenant.objects.all_tenants().in_bulk({row.tenant_id for row in rows if row.tenant_id is not None})
 
 
-def _entry(visit: PageContext, row: AuditEntry, tenants: Mapping[int, Tenant], one: str) -> AuditLogRow:
+def _entry(ctx: PageContext, row: AuditEntry, tenants: Mapping[int, Tenant], url_name: str) -> AuditLogRow:
     changes = _changes(row)
-    if row.before is None:  # of what is new, the list leaves out what is not set
-        changes = tuple(one for one in changes if one.after != NONE)
+    if row.before is None:  # omit unset fields of a new object
+        changes = tuple(change for change in changes if change.after != NONE)
     tenant = tenants.get(row.tenant_id or 0)
-    gone = f"tenant {row.tenant_id}" if row.tenant_id is not None and visit.access is None else ""
+    gone = f"tenant {row.tenant_id}" if row.tenant_id is not None and ctx.access is None else ""
     return AuditLogRow(
         id=row.pk,
         at=row.created_at,
@@ -157,19 +157,19 @@ def _entry(visit: PageContext, row: AuditEntry, tenants: Mapping[int, Tenant], o
         tenant_url="" if tenant is None else f"?{urlencode({'tenant': tenant.slug})}",
         kind=row.object_type,
         name=row.object_name,
-        changes=tuple(AuditChange(c.field, _short(c.before), _short(c.after)) for c in changes[:SHOWN]),
-        more=max(0, len(changes) - SHOWN),
-        url=visit.url(one, row.pk),
+        changes=tuple(AuditChange(c.field, _short(c.before), _short(c.after)) for c in changes[:MAX_LISTED_CHANGES]),
+        more=max(0, len(changes) - MAX_LISTED_CHANGES),
+        url=ctx.url(url_name, row.pk),
     )
 
 
 def _changes(row: AuditEntry) -> tuple[AuditChange, ...]:
     before, after = row.before or {}, row.after or {}
     names = sorted({*before, *after})
-    return tuple(AuditChange(name, _said(before, name), _said(after, name)) for name in names)
+    return tuple(AuditChange(name, _value_text(before, name), _value_text(after, name)) for name in names)
 
 
-def _said(values: Mapping[str, Any], name: str) -> str | None:
+def _value_text(values: Mapping[str, Any], name: str) -> str | None:
     if name not in values:
         return None
     value = values[name]
@@ -182,20 +182,20 @@ def _short(text: str | None) -> str | None:
     return text if text is None or len(text) <= MAX_VALUE_CHARACTERS else f"{text[: MAX_VALUE_CHARACTERS - 1]}…"
 
 
-def _text(visit: PageContext, name: str) -> str:
-    return visit.query.get(name, "").strip()[:200].replace("\0", "")
+def _text_param(ctx: PageContext, name: str) -> str:
+    return ctx.query.get(name, "").strip()[:200].replace("\0", "")
 
 
-def _number(visit: PageContext, name: str) -> int | None:
-    text = visit.query.get(name, "")
+def _int_param(ctx: PageContext, name: str) -> int | None:
+    text = ctx.query.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _times(visit: PageContext) -> tuple[dict[str, datetime], str]:
-    """Return what the days asked for mean, in UTC, and what is wrong with them."""
+def _time_lookups(ctx: PageContext) -> tuple[dict[str, datetime], str]:
+    """Return the ORM lookups of the date filters, in UTC, and an error message."""
     found: dict[str, datetime] = {}
     for name, lookup, more in (("from", "at__gte", timedelta()), ("to", "at__lt", timedelta(days=1))):
-        if text := visit.query.get(name, ""):
+        if text := ctx.query.get(name, ""):
             try:
                 found[lookup] = instant(text).astimezone(UTC) + more
             except ValueError:
@@ -203,6 +203,6 @@ def _times(visit: PageContext) -> tuple[dict[str, datetime], str]:
     return found, ""
 
 
-def _page(visit: PageContext, **cursor: int) -> str:
-    kept = {name: value for name, value in visit.query.items() if name not in ("before", "after")}
-    return f"{visit.request.path.partition('panels/')[0]}?{urlencode(kept | cursor)}"
+def _page_url(ctx: PageContext, **cursor: int) -> str:
+    params = {name: value for name, value in ctx.query.items() if name not in ("before", "after")}
+    return f"{ctx.request.path.partition('panels/')[0]}?{urlencode(params | cursor)}"

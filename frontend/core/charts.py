@@ -1,4 +1,4 @@
-"""Charts: what charts.js draws, and the table that says the same."""
+"""Charts: the data that charts.js draws, and the table with the same values."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Style = Literal["line", "area", "dash", "dots"]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart. Values: femto-USD, tokens, microseconds ("ms"), hundredths ("decimal",
-    "percent"); None: a gap.
+    """One line of a chart. Values are femto-USD, tokens, microseconds ("ms") or hundredths ("decimal", "percent"). None
+    is a gap.
 
-    `kind` names its color in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal.
-    `total` stands in the legend, unless the series has no place there, like the edges of a band.
+    `kind` selects its color in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal.
+    The legend shows `total`, unless `in_legend` is false, as for the edges of a band.
     """
 
     label: str
@@ -33,10 +33,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Series over common instants.
+    """Series over common times.
 
-    `stacked`: each series stands on those after it. `band`: the labels of the upper and lower edge of an interval.
-    `of`: what the whole chart shows, in a sentence, for those who do not see it.
+    `stacked` draws each series on top of the following ones. `band` contains the labels of the upper and lower edge of
+    an interval. `of` is a sentence that describes the chart to assistive technology.
     """
 
     name: str  # unique in the page
@@ -45,7 +45,7 @@ class Chart:
     series: tuple[Series, ...]
     unit: Unit
     bucket: Literal["hour", "day"] = "day"
-    zone: tzinfo = UTC  # of hours; days are those of UTC, as they are billed
+    zone: tzinfo = UTC  # the time zone of hours; days are UTC days
     stacked: bool = False
     band: tuple[str, str] | None = None
     band_label: str = ""
@@ -58,17 +58,17 @@ class Chart:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What charts.js reads."""
+        """The JSON that charts.js reads."""
         return {
             "x": [int(at.timestamp()) for at in self.at],
             "series": [
                 {
-                    "label": one.label,
-                    "kind": one.kind,
-                    "style": one.style,
-                    "y": [_drawn(value, self.unit) for value in one.values],
+                    "label": series.label,
+                    "kind": series.kind,
+                    "style": series.style,
+                    "y": [_axis_value(value, self.unit) for value in series.values],
                 }
-                for one in self.series
+                for series in self.series
             ],
             "unit": self.unit,
             "bucket": self.bucket,
@@ -81,13 +81,19 @@ class Chart:
 
     @property
     def legend(self) -> tuple[Series, ...]:
-        return tuple(one for one in self.series if one.in_legend)
+        return tuple(series for series in self.series if series.in_legend)
 
     @property
     def rows(self) -> Sequence[tuple[str, list[str]]]:
-        """The table twin: an instant and each series' exact value."""
+        """The rows of the chart's table: a time and the exact value of each series."""
         return [
-            (self._when(at), ["–" if one.values[i] is None else told(one.values[i], self.unit) for one in self.series])
+            (
+                self._when(at),
+                [
+                    "–" if series.values[i] is None else format_value(series.values[i], self.unit)
+                    for series in self.series
+                ],
+            )
             for i, at in enumerate(self.at)
         ]
 
@@ -97,8 +103,8 @@ class Chart:
         return f"{at.astimezone(self.zone):%-d %b, %H:%M}"
 
 
-def told(value: int | None, unit: Unit) -> str:
-    """Return a value in words, exact."""
+def format_value(value: int | None, unit: Unit) -> str:
+    """Return an exact value with its unit."""
     if value is None:
         return "–"
     if unit == "usd":
@@ -110,8 +116,8 @@ def told(value: int | None, unit: Unit) -> str:
     return exact(value)
 
 
-def _drawn(value: int | None, unit: Unit) -> float | int | None:
-    """Return a value as a number of what the axis counts. Good enough to draw; the table has the exact one."""
+def _axis_value(value: int | None, unit: Unit) -> float | int | None:
+    """Return a value in the unit of the axis. It is rounded; the table has the exact value."""
     if value is None:
         return None
     if unit == "usd":
@@ -121,6 +127,6 @@ def _drawn(value: int | None, unit: Unit) -> float | int | None:
     return value / 100 if unit in ("decimal", "percent") else value
 
 
-def total(values: Sequence[int | None]) -> str:
-    """Return what a legend says of a series that adds up."""
+def legend_total(values: Sequence[int | None]) -> str:
+    """Return the sum of a series for the legend."""
     return compact(sum(value or 0 for value in values))

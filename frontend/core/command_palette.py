@@ -1,4 +1,4 @@
-"""The palette (Ctrl K) and its page: what a few typed letters may mean."""
+"""The command palette (Ctrl K) and its page."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from django.urls import reverse
 from django.utils.http import urlencode
 
 from billing.models import Invoice, Price
-from frontend.core.labels import verdict_label
+from frontend.core.labels import outcome_label
 from frontend.core.navigation import sections
 from frontend.core.page_context import PageContext, operator_page, tenant_page
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from millrace.apps.request_log.models import RequestRecord
 from millrace.conf.environment import platform_settings
 from tenants.models import ApiKey, Tenant, User
 from tenants.permissions import Permission
 
-MAX_RESULTS_PER_KIND = 8  # of each kind
+MAX_RESULTS_PER_KIND = 8
 
 
 @dataclass(frozen=True)
-class Hit:
-    """One line of the palette."""
+class SearchResult:
+    """One line of the command palette."""
 
     label: str
     url: str
@@ -36,74 +36,74 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Hits:
-    """The hits of one kind."""
+class SearchResultGroup:
+    """The results of one type."""
 
     kind: str
-    hits: tuple[Hit, ...]
+    hits: tuple[SearchResult, ...]
 
 
-Finder = Callable[[PageContext, str], Iterable[Hit]]
+Finder = Callable[[PageContext, str], Iterable[SearchResult]]
 
 
-def find_keys(visit: PageContext, typed: str) -> Iterable[Hit]:
+def find_keys(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
     """Yield API keys by name or prefix."""
-    if not visit.may(Permission.KEYS_READ):
+    if not ctx.may(Permission.KEYS_READ):
         return
-    rows = ApiKey.objects.for_tenant(visit.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
+    rows = ApiKey.objects.for_tenant(ctx.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
     for key in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
-        yield Hit(key.name, visit.url("keys-detail", key.pk), "keys", f"{key.prefix}…")
+        yield SearchResult(key.name, ctx.url("keys-detail", key.pk), "keys", f"{key.prefix}…")
 
 
-def find_request(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """Yield a request by its whole id, as callers have it from `x-request-id`."""
-    if typed.startswith("req_") and visit.may(Permission.USAGE_READ):
-        for row in RequestRecord.objects.for_tenant(visit.tenant).filter(request_id=typed)[:1]:
-            yield Hit(
-                row.request_id, visit.url("requests-detail", row.request_id), "requests", verdict_label(row.outcome)
+def find_request(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield the request with this full ID, as in the header `x-request-id`."""
+    if typed.startswith("req_") and ctx.may(Permission.USAGE_READ):
+        for row in RequestRecord.objects.for_tenant(ctx.tenant).filter(request_id=typed)[:1]:
+            yield SearchResult(
+                row.request_id, ctx.url("requests-detail", row.request_id), "requests", outcome_label(row.outcome)
             )
 
 
-def find_invoices(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """Invoices and credit notes by number; an operator's are of every tenant."""
-    if not visit.may(Permission.BILLING_READ):
+def find_invoices(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield invoices and credit notes by number; for operators, those of all tenants."""
+    if not ctx.may(Permission.BILLING_READ):
         return
-    theirs, name = Invoice.objects, "operator-billing-detail" if visit.access is None else "invoices-detail"
-    rows = theirs.all_tenants() if visit.access is None else theirs.for_tenant(visit.tenant)
+    invoices, name = Invoice.objects, "operator-billing-detail" if ctx.access is None else "invoices-detail"
+    rows = invoices.all_tenants() if ctx.access is None else invoices.for_tenant(ctx.tenant)
     found = rows.filter(number__icontains=typed).select_related("tenant").order_by("-pk")
     for row in found[:MAX_RESULTS_PER_KIND]:
-        yield Hit(str(row.number), visit.url(name, row.pk), "invoices", row.tenant.name)
+        yield SearchResult(str(row.number), ctx.url(name, row.pk), "invoices", row.tenant.name)
 
 
-def find_tenants(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """Tenants by name or slug."""
+def find_tenants(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield tenants by name or slug."""
     rows = Tenant.objects.all_tenants().filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
     for tenant in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
-        yield Hit(tenant.name, reverse("operator-tenants-detail", args=[tenant.pk]), "tenants", tenant.slug)
+        yield SearchResult(tenant.name, reverse("operator-tenants-detail", args=[tenant.pk]), "tenants", tenant.slug)
 
 
-def find_users(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """Users by name or email address."""
+def find_users(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield users by name or email address."""
     rows = User.objects.filter(Q(email__icontains=typed) | Q(name__icontains=typed))
     for user in rows.order_by("email")[:MAX_RESULTS_PER_KIND]:
-        yield Hit(user.email, reverse("operator-users-detail", args=[user.pk]), "members", user.name)
+        yield SearchResult(user.email, reverse("operator-users-detail", args=[user.pk]), "members", user.name)
 
 
-def find_models(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """Yield the models that are served, by name: how busy each is."""
+def find_models(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield served models by name."""
     for spec in platform_settings().models:
         if typed.lower() in spec.name:
-            yield Hit(spec.name, f"{reverse('operator-fleet')}?model={spec.name}", "models", "fleet")
+            yield SearchResult(spec.name, f"{reverse('operator-fleet')}?model={spec.name}", "models", "fleet")
 
 
-def find_prices(visit: PageContext, typed: str) -> Iterable[Hit]:
-    """Models that were ever priced."""
+def find_prices(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield models that have or had a price."""
     rows = Price.objects.filter(model__icontains=typed).order_by("model")
     for model in rows.values_list("model", flat=True).distinct()[:MAX_RESULTS_PER_KIND]:
-        yield Hit(model, f"{reverse('operator-prices')}?{urlencode({'q': model})}", "prices", "prices")
+        yield SearchResult(model, f"{reverse('operator-prices')}?{urlencode({'q': model})}", "prices", "prices")
 
 
-# Finders of things other than screens, called in the visit's scope once something is typed. Screens add finders.
+# Finders by group, called inside `ctx.scope()` with the typed text.
 TENANT: dict[str, Finder] = {"API keys": find_keys, "Requests": find_request, "Invoices": find_invoices}
 OPERATOR: dict[str, Finder] = {
     "Models": find_models,
@@ -114,22 +114,27 @@ OPERATOR: dict[str, Finder] = {
 }
 
 
-def _found(visit: PageContext) -> tuple[Hits, ...]:
-    typed = visit.query.get("q", "").strip()[:100].replace("\0", "")
-    links = [link for section in sections(visit) for link in section.links if typed.lower() in link.label.lower()]
-    found = [Hits("Pages", tuple(Hit(link.label, link.url, link.icon, letter=link.letter) for link in links))]
+def _results(ctx: PageContext) -> tuple[SearchResultGroup, ...]:
+    typed = ctx.query.get("q", "").strip()[:100].replace("\0", "")
+    links = [link for section in sections(ctx) for link in section.links if typed.lower() in link.label.lower()]
+    found = [
+        SearchResultGroup(
+            "Pages", tuple(SearchResult(link.label, link.url, link.icon, letter=link.letter) for link in links)
+        )
+    ]
     if typed:
-        with visit.scope():
-            finders = OPERATOR if visit.access is None else TENANT
+        with ctx.scope():
+            finders = OPERATOR if ctx.access is None else TENANT
             found += [
-                Hits(kind, tuple(islice(find(visit, typed), MAX_RESULTS_PER_KIND))) for kind, find in finders.items()
+                SearchResultGroup(kind, tuple(islice(find(ctx, typed), MAX_RESULTS_PER_KIND)))
+                for kind, find in finders.items()
             ]
     return tuple(hits for hits in found if hits.hits)
 
 
-def _search(visit: PageContext) -> HttpResponse:
-    template = "frontend/parts/hits.html" if visit.is_fragment else "frontend/search.html"
-    return show(visit, template, "Search", found=_found(visit), typed=visit.query.get("q", ""))
+def _search(ctx: PageContext) -> HttpResponse:
+    template = "frontend/parts/search_results.html" if ctx.is_fragment else "frontend/search.html"
+    return render_page(ctx, template, "Search", found=_results(ctx), typed=ctx.query.get("q", ""))
 
 
 tenant_search = tenant_page()(_search)

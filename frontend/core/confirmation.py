@@ -1,4 +1,4 @@
-"""The form of what cannot be undone: one types the name of what it is done to."""
+"""Confirmation of actions that cannot be undone, by typing the name of the object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django import forms
 
 
 class Confirm(forms.Form):
-    """Valid only if `name` was typed. The page says next to it what will happen."""
+    """A form that is valid only if `name` was typed."""
 
     typed = forms.CharField(
         max_length=254, widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"})

@@ -1,14 +1,14 @@
-"""What every template knows."""
+"""Context processors of all templates."""
 
 from __future__ import annotations
 
 from django.http import HttpRequest
 
 
-def look(request: HttpRequest) -> dict[str, str]:
-    """Return the chosen theme: light, dark, or nothing for the system's.
+def theme(request: HttpRequest) -> dict[str, str]:
+    """Return the selected theme: light, dark, or empty for the system's theme.
 
-    Said by the server, so that no page flashes.
+    The server renders it, so that pages do not flash.
     """
     theme = request.COOKIES.get("theme", "")
     return {"theme": theme if theme in ("light", "dark") else ""}

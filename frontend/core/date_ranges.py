@@ -1,4 +1,4 @@
-"""Which span of time a page shows: said in its address, so that it can be kept and sent."""
+"""The date range of a report, which is part of the URL."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class DateRangeChoice:
 
 @dataclass(frozen=True)
 class DateRange:
-    """Half-open. Days are UTC's, as usage is summed; the month is that of `zone`, the clocks of who bills the tenant.
+    """A half-open range of time. Days are UTC days, like the sums of usage; the month is in `zone`, the billing time
+    zone.
 
-    `choices`: what one may look at instead.
+    `choices` are the ranges that the user can select.
     """
 
     name: str  # month, 7d, 30d, or custom
@@ -37,50 +38,53 @@ class DateRange:
     first: str  # dates for the custom form
     last: str
     zone: tzinfo = UTC
-    fault: str = ""  # what is wrong with the dates that were asked for
+    error: str = ""  # the error message of invalid dates
 
     @property
     def is_custom(self) -> bool:
         return self.name == "custom"
 
 
-def span_of(visit: PageContext) -> DateRange:
-    """Return the span the address asks for; this month if it asks for none, or for nonsense, which `fault` says."""
-    name = visit.query.get("range", "month")
+def date_range_of(ctx: PageContext) -> DateRange:
+    """Return the range in the query string.
+
+    The default is this month, also for invalid input, with a message in `error`.
+    """
+    name = ctx.query.get("range", "month")
     start: datetime | None = None
     zone: tzinfo = UTC
-    end, fault = visit.now, ""
+    end, error = ctx.now, ""
     if name in ("7d", "30d"):
-        today = visit.now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        today = ctx.now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         start = today - (6 if name == "7d" else 29) * _DAY
     elif name == "custom":
         try:
-            start, end = _dates(visit)
+            start, end = _dates(ctx)
         except ValueError as exc:
-            fault = str(exc)
+            error = str(exc)
     else:
         name = "month"
     if start is None:
-        (start, end), zone = month_of(visit), zone_billed(visit)
+        (start, end), zone = month_of(ctx), billing_time_zone_of(ctx)
     first, last = start.astimezone(zone).date(), (end - timedelta(microseconds=1)).astimezone(zone).date()
     label = f"{first:%-d %B %Y}" if first == last else f"{first:{_first_form(first, last)}} – {last:%-d %B %Y}"
     labels = (("month", "Month to date"), ("7d", "7 days"), ("30d", "30 days"), ("custom", "Custom"))
-    choices = tuple(DateRangeChoice(text, _with(visit, one, first, last), one == name) for one, text in labels)
-    return DateRange(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, fault)
+    choices = tuple(DateRangeChoice(text, _url(ctx, option, first, last), option == name) for option, text in labels)
+    return DateRange(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, error)
 
 
-def zone_billed(visit: PageContext) -> ZoneInfo:
-    """Return the clocks of who bills the tenant."""
-    return visit.once("billing zone", lambda: billing_zone(visit.tenant.pk))
+def billing_time_zone_of(ctx: PageContext) -> ZoneInfo:
+    """Return the time zone of the entity that bills the tenant."""
+    return ctx.once("billing zone", lambda: billing_zone(ctx.tenant.pk))
 
 
-def month_of(visit: PageContext) -> tuple[datetime, datetime]:
-    """From the first instant of the month that is billed, until now."""
-    return this_month(visit.now, zone_billed(visit))
+def month_of(ctx: PageContext) -> tuple[datetime, datetime]:
+    """Return the start of the current billing month, and now."""
+    return this_month(ctx.now, billing_time_zone_of(ctx))
 
 
 def days_of(start: datetime, end: datetime) -> list[datetime]:
-    """Return the UTC days from start to end, of which the first and the last may lie there in part."""
+    """Return the UTC days from start to end. The first and the last may be partial."""
     first = start.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     return [first + i * _DAY for i in range(-(-(end - first) // _DAY))]
 
@@ -91,22 +95,22 @@ def _first_form(first: object, last: object) -> str:
     return "%-d" if same_month else "%-d %B" if same_year else "%-d %B %Y"
 
 
-def _dates(visit: PageContext) -> tuple[datetime, datetime]:
+def _dates(ctx: PageContext) -> tuple[datetime, datetime]:
     try:
-        start = instant(visit.query.get("from", ""))
-        end = instant(visit.query.get("to", "")) + _DAY
+        start = instant(ctx.query.get("from", ""))
+        end = instant(ctx.query.get("to", "")) + _DAY
     except ValueError as exc:
         raise ValueError("Enter both dates as YYYY-MM-DD.") from exc
     if start >= end:
         raise ValueError("The start date is after the end date.")
     if end - start > _MAX_RANGE:
         raise ValueError("Choose a range of one year or less.")
-    return start, min(end, max(visit.now, start + _DAY))
+    return start, min(end, max(ctx.now, start + _DAY))
 
 
-def _with(visit: PageContext, name: str, first: object, last: object) -> str:
-    kept = {key: value for key, value in visit.query.items() if key not in ("range", "from", "to")}
+def _url(ctx: PageContext, name: str, first: object, last: object) -> str:
+    params = {key: value for key, value in ctx.query.items() if key not in ("range", "from", "to")}
     chosen = {} if name == "month" else {"range": name}
     if name == "custom":
         chosen |= {"from": str(first), "to": str(last)}
-    return f"?{urlencode(kept | chosen)}"
+    return f"?{urlencode(params | chosen)}"

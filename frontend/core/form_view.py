@@ -1,4 +1,4 @@
-"""A page of one form, shown and carried out."""
+"""Views that show and process one form."""
 
 from __future__ import annotations
 
@@ -10,37 +10,44 @@ from django.http import HttpResponse, QueryDict
 
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext
-from frontend.core.rendering import carry_out, done, refused, show
+from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 
 T = TypeVar("T")
 
 
-def posted(visit: PageContext) -> QueryDict | None:
-    """Return what was sent, for a form; None if it is only to be shown."""
-    return visit.request.POST if visit.request.method == "POST" else None
+def bound_data(ctx: PageContext) -> QueryDict | None:
+    """Return the submitted data of a form; None for a GET request."""
+    return ctx.request.POST if ctx.request.method == "POST" else None
 
 
-def ask(
-    visit: PageContext,
+def form_view(
+    ctx: PageContext,
     title: str,
     form: forms.Form,
-    verb: Callable[[dict[str, Any]], T],
+    action: Callable[[dict[str, Any]], T],
     *,
     submit: str,
     back: str,
-    said: Callable[[T], str],
+    message: Callable[[T], str],
     then: str = "",
     template: str = "frontend/form.html",
     breadcrumbs: Iterable[Breadcrumb] = (),
-    **given: Any,
+    **extra_context: Any,
 ) -> HttpResponse:
-    """Show the form. When it is sent and `verb` succeeds, redirect to `then` or `back` with the message of `said`.
+    """Show the form. When it is submitted and `action` succeeds, redirect to `then` or `back` with `message` of its
+    result.
 
-    `given` goes to the template: `effect`, `danger`.
+    The template receives `extra_context`, such as `effect` and `danger`.
     """
-    context = {"action": visit.request.path, "submit": submit, "back": back, "breadcrumbs": tuple(breadcrumbs), **given}
-    if visit.request.method == "POST":
-        if carried := carry_out(form, verb):
-            return done(visit, then or back, said(carried.value))
-        return refused(visit, template, title, form, **context)
-    return show(visit, template, title, form=form, **context)
+    context = {
+        "action": ctx.request.path,
+        "submit": submit,
+        "back": back,
+        "breadcrumbs": tuple(breadcrumbs),
+        **extra_context,
+    }
+    if ctx.request.method == "POST":
+        if result := run_action(form, action):
+            return redirect_with_message(ctx, then or back, message(result.value))
+        return render_form_errors(ctx, template, title, form, **context)
+    return render_page(ctx, template, title, form=form, **context)

@@ -1,4 +1,4 @@
-"""Gauges and meters: widths in percent, drawn as inline SVG, so that no page needs an inline style."""
+"""Gauges and meters: widths in percent of inline SVG, so that pages need no inline style."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Mark:
-    """A tick below a gauge: an alert, or the limit itself."""
+    """A tick below a gauge: an alert threshold or the limit."""
 
     at: str  # percent of the width
     label: str
@@ -16,23 +16,23 @@ class Mark:
 
     @property
     def anchor(self) -> str:
-        """So that the label stays within the drawing."""
+        """The text anchor that keeps the label inside the drawing."""
         place = float(self.at)
         return "start" if place < 8 else "end" if place > 93 else "middle"
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """Spent, and what will be, of a scale that reaches a little past the limit."""
+    """The used part and the forecast, on a scale that ends a little past the limit."""
 
     spent: str  # percent of the width
     forecast: str | None
     marks: tuple[Mark, ...]
-    label: str  # for those who do not see it
+    label: str  # for assistive technology
 
 
 def percent(part: int, whole: int) -> str:
-    """Return a width for SVG, from 0 to 100, with two places."""
+    """Return a width for SVG, from 0 to 100, with two decimals."""
     if whole <= 0:
         return "0"
     hundredths = min(max(part, 0) * 10_000 // whole, 10_000)
@@ -40,7 +40,7 @@ def percent(part: int, whole: int) -> str:
 
 
 def level(part: int, whole: int) -> Literal["", "near", "over"]:
-    """How near to its limit something is: from 80 % on, and from 100 % on."""
+    """Return "near" from 80 % and "over" from 100 % of the limit, else an empty string."""
     if whole <= 0:
         return ""
     return "over" if part >= whole else "near" if part * 10 >= whole * 8 else ""

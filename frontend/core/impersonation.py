@@ -1,4 +1,4 @@
-"""Viewing as: an operator reads one tenant's console, for an hour at most, with an audit row at its start and end."""
+"""Impersonation: an operator reads one tenant's console for up to one hour. Start and end are in the audit log."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tenants import actions
 from tenants.models import Tenant
 from tenants.permissions import Permission
 
-LASTS = timedelta(hours=1)
-# What one may see meanwhile; nothing can be changed.
-READING = frozenset(each for each in Permission if each.endswith(".read"))
+MAX_DURATION = timedelta(hours=1)
+# The permissions of an impersonation, which is read-only.
+READ_PERMISSIONS = frozenset(permission for permission in Permission if permission.endswith(".read"))
 _KEY = "viewing"
 
 
 @dataclass(frozen=True)
-class Viewing:
-    """Whose console is read, and until when."""
+class ImpersonationSession:
+    """The tenant whose console is read, and the end of the session."""
 
     tenant_id: int
     slug: str
@@ -27,33 +27,36 @@ class Viewing:
     until: datetime
 
 
-def viewing(request: HttpRequest) -> Viewing | None:
-    """Return what this session views now."""
-    kept = request.session.get(_KEY)
-    if kept is None:
+def impersonation_of(request: HttpRequest) -> ImpersonationSession | None:
+    """Return the active impersonation of this session, or None."""
+    stored = request.session.get(_KEY)
+    if stored is None:
         return None
-    until = datetime.fromtimestamp(kept["until"], UTC)
+    until = datetime.fromtimestamp(stored["until"], UTC)
     if until <= datetime.now(UTC):
         return None
-    return Viewing(kept["tenant_id"], kept["slug"], kept["name"], until)
+    return ImpersonationSession(stored["tenant_id"], stored["slug"], stored["name"], until)
 
 
-def start(request: HttpRequest, tenant: Tenant, why: str) -> None:
-    """View this tenant from now on, and no other.
+def start(request: HttpRequest, tenant: Tenant, reason: str) -> None:
+    """Start the impersonation of a tenant and end another one.
 
     Raises:
-        Conflict: it is gone.
+        Conflict: the tenant is deleted.
     """
     end(request)
-    until = datetime.now(UTC) + LASTS
-    actions.do_start_viewing(tenant, until, why)
-    kept = {"tenant_id": tenant.pk, "slug": tenant.slug, "name": tenant.name, "until": until.timestamp()}
-    request.session[_KEY] = kept
+    until = datetime.now(UTC) + MAX_DURATION
+    actions.do_start_viewing(tenant, until, reason)
+    stored = {"tenant_id": tenant.pk, "slug": tenant.slug, "name": tenant.name, "until": until.timestamp()}
+    request.session[_KEY] = stored
 
 
-def end(request: HttpRequest) -> Viewing | None:
-    """View nobody any more; gives what was viewed. One that ran out has its end in the row of its start."""
-    found = viewing(request)
+def end(request: HttpRequest) -> ImpersonationSession | None:
+    """End the impersonation and return it.
+
+    An expired one gets no audit entry, because the entry of its start contains its end.
+    """
+    found = impersonation_of(request)
     if found is not None:
         actions.do_end_viewing(found.tenant_id)
     request.session.pop(_KEY, None)

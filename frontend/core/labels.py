@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_VERDICTS = {
+_OUTCOMES = {
     "completed": "Completed",
     "cancelled": "Cancelled",
     "failed": "Failed",
@@ -11,6 +11,6 @@ _VERDICTS = {
 }
 
 
-def verdict_label(verdict: str) -> str:
-    """Return the label of a request's verdict."""
-    return _VERDICTS.get(verdict, verdict.capitalize())
+def outcome_label(outcome: str) -> str:
+    """Return the label of a request's outcome."""
+    return _OUTCOMES.get(outcome, outcome.capitalize())

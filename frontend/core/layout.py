@@ -1,4 +1,4 @@
-"""The frame around every page: who is shown, where one is, and where one can go."""
+"""The layout around every page: navigation, breadcrumbs and user menu."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from frontend.core import timezones
-from frontend.core.impersonation import Viewing, viewing
+from frontend.core.impersonation import ImpersonationSession, impersonation_of
 from frontend.core.navigation import Link, Section, sections
 from frontend.core.page_context import PageContext
 from tenants.models import Membership, User
 
-_SHOWN_TENANTS = 12
+_MAX_TENANTS = 12
 
 
 @dataclass(frozen=True)
 class Breadcrumb:
     label: str
-    url: str | None = None  # None: this page
+    url: str | None = None  # None for the current page
 
 
 @dataclass(frozen=True)
-class Shell:
+class Layout:
     """The parts of base.html around the page."""
 
     title: str
@@ -31,21 +31,21 @@ class Shell:
     detail: str
     initials: str
     sections: tuple[Section, ...]
-    tenants: tuple[Link, ...]  # to switch to
+    tenants: tuple[Link, ...]  # other tenants of the user
     more: tuple[Link, ...]
     breadcrumbs: tuple[Breadcrumb, ...]
-    palette: str | None  # where the palette asks
+    palette: str | None  # the URL of the command palette's search
     user_name: str
     user_email: str
     user_initials: str
     zone: str
     theme: str
-    has_letters: bool  # whether `g` + letter and `/` are wanted
-    viewing: Viewing | None  # what an operator reads as the tenant does
+    has_letters: bool  # keyboard shortcuts `g` + letter and `/`
+    impersonation: ImpersonationSession | None  # the active impersonation
 
 
-def signed_in(request: HttpRequest) -> User:
-    """Return the person behind a request that `login_required` let through."""
+def signed_in_user(request: HttpRequest) -> User:
+    """Return the user of a request that passed `login_required`."""
     user = request.user
     if not isinstance(user, User):
         raise TypeError("this page is for people who are logged in")
@@ -53,47 +53,47 @@ def signed_in(request: HttpRequest) -> User:
 
 
 def initials(name: str) -> str:
-    """Two letters that stand for a name."""
+    """Return two letters for a name."""
     words = name.split() or ["?"]
     letters = words[0][0] + words[1][0] if len(words) > 1 else words[0][:2]
     return letters.upper()
 
 
-def shell_for(visit: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...] = ()) -> Shell:
-    """Return the frame of this visit's page."""
-    if visit.access is None:
-        return _shell(
-            visit.request,
-            visit.user,
+def layout_for(ctx: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...] = ()) -> Layout:
+    """Return the layout of a tenant's or an operator's page."""
+    if ctx.access is None:
+        return _layout(
+            ctx.request,
+            ctx.user,
             title=f"{title} · Operator",
             heading="Millrace",
             detail="Operator",
-            sections=sections(visit),
+            sections=sections(ctx),
             breadcrumbs=(Breadcrumb("Operator", reverse("home")), *breadcrumbs, Breadcrumb(title)),
             palette=reverse("operator-search"),
         )
-    tenant, role = visit.access.tenant, visit.access.role
+    tenant, role = ctx.access.tenant, ctx.access.role
     others = (
-        Link(other.name, reverse("overview", args=[other.slug]), "tenants") for other in visit.others[:_SHOWN_TENANTS]
+        Link(other.name, reverse("overview", args=[other.slug]), "tenants") for other in ctx.others[:_MAX_TENANTS]
     )
-    return _shell(
-        visit.request,
-        visit.user,
+    return _layout(
+        ctx.request,
+        ctx.user,
         title=f"{title} · {tenant.name}",
         heading=tenant.name,
         detail=Membership.Role(role).label if role else "Read-only view",
-        sections=sections(visit),
-        breadcrumbs=(Breadcrumb(tenant.name, visit.url("overview")), *breadcrumbs, Breadcrumb(title)),
+        sections=sections(ctx),
+        breadcrumbs=(Breadcrumb(tenant.name, ctx.url("overview")), *breadcrumbs, Breadcrumb(title)),
         tenants=tuple(others),
-        palette=visit.url("search"),
+        palette=ctx.url("search"),
     )
 
 
-def person_shell(request: HttpRequest, title: str) -> Shell:
-    """Return the frame of a page that belongs to no tenant."""
-    return _shell(
+def user_layout(request: HttpRequest, title: str) -> Layout:
+    """Return the layout of a page without a tenant."""
+    return _layout(
         request,
-        signed_in(request),
+        signed_in_user(request),
         title=title,
         heading="Millrace",
         detail="Console",
@@ -102,7 +102,7 @@ def person_shell(request: HttpRequest, title: str) -> Shell:
     )
 
 
-def _shell(
+def _layout(
     request: HttpRequest,
     user: User,
     *,
@@ -113,14 +113,14 @@ def _shell(
     breadcrumbs: tuple[Breadcrumb, ...],
     tenants: tuple[Link, ...] = (),
     palette: str | None = None,
-) -> Shell:
+) -> Layout:
     all_tenants = (
         Link("All tenants", reverse("operator-tenants"), "tenants")
         if user.is_staff
         else Link("All organizations", reverse("home"), "tenants")
     )
     theme = request.COOKIES.get("theme", "")
-    return Shell(
+    return Layout(
         title=title,
         heading=heading,
         detail=detail,
@@ -136,5 +136,5 @@ def _shell(
         zone=timezones.label(timezones.zone_of(request)),
         theme=theme if theme in ("light", "dark") else "system",
         has_letters=request.COOKIES.get("letters") != "off",
-        viewing=viewing(request),
+        impersonation=impersonation_of(request),
     )

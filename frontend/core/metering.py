@@ -1,4 +1,4 @@
-"""How far usage has been metered: what every page with figures says next to them."""
+"""The metering status: the time up to which usage is counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _STALE = timedelta(seconds=10)
 
 @dataclass(frozen=True)
 class Metering:
-    """`through`: usage up to this instant is counted; None: nobody knows. `running`: a settler reported lately."""
+    """The metering status.
+
+    `through`: usage up to this time is counted; None: unknown. `running`: a settler reported recently.
+    """
 
     through: datetime | None
     running: bool
@@ -34,7 +37,7 @@ def metering(now: datetime) -> Metering:
         return Metering(None, running=False)
     if not isinstance(payload, bytes):
         return Metering(None, running=False)
-    said = status.decode(payload)
-    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=said.at)
-    through = at - timedelta(milliseconds=said.lag_ms)
+    message = status.decode(payload)
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=message.at)
+    through = at - timedelta(milliseconds=message.lag_ms)
     return Metering(through, running=now - at < _STALE, days_ago=(now.date() - through.date()).days)

@@ -1,6 +1,6 @@
-"""Where one can go: the sidebar's entries, which are also the palette's first and the targets of `g` + letter.
+"""Navigation: the entries of the sidebar, of the command palette and of `g` + letter.
 
-An entry shows as soon as an address of its name exists, to those whose role may see it.
+An entry is shown if its URL name exists and the user's role has the permission.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tenants.permissions import Permission
 
 @dataclass(frozen=True)
 class NavigationEntry:
-    """A screen in the sidebar. `letter` follows `g`; `icon` names a symbol of icons.svg."""
+    """A screen in the sidebar. `letter` is pressed after `g`; `icon` is a symbol of icons.svg."""
 
     label: str
     route: str
@@ -113,29 +113,29 @@ class Link:
 
 @dataclass(frozen=True)
 class Section:
-    """A group with the entries that are there for this person."""
+    """A group with the entries that the user can see."""
 
     label: str
     links: tuple[Link, ...]
 
 
-def sections(visit: PageContext) -> tuple[Section, ...]:
-    """Return the sidebar of this visit."""
-    groups = OPERATOR if visit.access is None else TENANT
-    found = (Section(group.label, tuple(_links(visit, group))) for group in groups)
+def sections(ctx: PageContext) -> tuple[Section, ...]:
+    """Return the sidebar of this page."""
+    groups = OPERATOR if ctx.access is None else TENANT
+    found = (Section(group.label, tuple(_links(ctx, group))) for group in groups)
     return tuple(section for section in found if section.links)
 
 
-def _links(visit: PageContext, group: NavigationGroup) -> Iterator[Link]:
-    here = visit.request.resolver_match
+def _links(ctx: PageContext, group: NavigationGroup) -> Iterator[Link]:
+    here = ctx.request.resolver_match
     name = here.view_name if here else ""
     for entry in group.entries:
-        if not visit.may(entry.needs):
+        if not ctx.may(entry.needs):
             continue
         try:
-            url = visit.url(entry.route)
+            url = ctx.url(entry.route)
         except NoReverseMatch:
             continue
-        # A screen's further pages are named after it: "invoices", "invoices-detail".
+        # Further pages of a screen have its name as prefix: "invoices-detail".
         current = name == entry.route or name.startswith(f"{entry.route}-")
         yield Link(entry.label, url, entry.icon, entry.letter, current)

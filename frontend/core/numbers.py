@@ -1,4 +1,4 @@
-"""Numbers as people read them, without floats: the exact value stays next to every rounded one."""
+"""Formatting of numbers without floats. The exact value is kept next to each rounded one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SMALLEST = 10**9  # amounts below a cent are shown to the millionth of a dollar
 
 @dataclass(frozen=True, order=True)
 class Money:
-    """An amount in femto-USD. Sums of these are exact; the caller chooses the number of digits."""
+    """An amount in femto-USD. Sums are exact; the caller chooses the number of digits."""
 
     femto: int
 
@@ -34,18 +34,18 @@ class Money:
 
     @property
     def exact(self) -> str:
-        """Every digit there is, as a decimal number: 8587.3012."""
+        """All digits as a decimal number: 8587.3012."""
         return decimal(self.femto, _FEMTO_DIGITS, 2)
 
     @property
     def text(self) -> str:
-        """$8,587.30, with a real minus; below a cent as many digits as say something: $0.0042."""
+        """Dollars and cents, $8,587.30, with a minus sign; below a cent up to six decimals: $0.0042."""
         whole, rest = self.parts
         return whole + rest
 
     @property
     def parts(self) -> tuple[str, str]:
-        """What is read first, and the cents: ("$8,587", ".30")."""
+        """The dollars and the cents: ("$8,587", ".30")."""
         sign = "−" if self.femto < 0 else ""
         amount = abs(self.femto)
         if 0 < amount < _CENT:
@@ -57,12 +57,12 @@ class Money:
 
 
 def exact(value: int) -> str:
-    """Every digit, in groups of three: 12,510,000."""
+    """Return all digits in groups of three: 12,510,000."""
     return f"{value:,}"
 
 
 def compact(value: int) -> str:
-    """At most four digits, cut and never rounded up: 999, 12.5K, 9.49M."""
+    """Return up to four digits, truncated: 999, 12.5K, 9.49M."""
     for unit, name in _UNITS:
         if value >= unit:
             places = 2 if value < 10 * unit else 1 if value < 100 * unit else 0
@@ -72,7 +72,7 @@ def compact(value: int) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """Return a part of the whole in percent with one place, cut: 60.4%. A dash if there is no whole."""
+    """Return a part in percent with one decimal, truncated: 60.4%. A dash if the whole is 0."""
     if whole <= 0:
         return "–"
     tenths = part * 1000 // whole
@@ -80,7 +80,7 @@ def share(part: int, whole: int) -> str:
 
 
 def duration(microseconds: int) -> str:
-    """Return a time in the unit it is best read in: 184 ms, 2.31 s."""
+    """Return a time in milliseconds or seconds: 184 ms, 2.31 s."""
     milliseconds = microseconds // 1000
     if milliseconds < 1000:
         return f"{milliseconds} ms"

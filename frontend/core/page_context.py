@@ -1,4 +1,4 @@
-"""Who looks at what: the decorators that every view of the console stands behind, and what they hand to it."""
+"""View decorators: authentication, tenant lookup, permission checks and re-authentication."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django.utils import timezone
 from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 
-from frontend.core.impersonation import READING, viewing
+from frontend.core.impersonation import READ_PERMISSIONS, impersonation_of
 from frontend.core.timezones import zone_of
 from tenants.audit import current_actor
 from tenants.authentication import Access, accesses
@@ -37,16 +37,16 @@ FORM = (*READ, "POST")
 
 @dataclass(frozen=True)
 class PageContext:
-    """One request to the console by a person. `access` is None on operators' own pages."""
+    """One request of a user to the console. `access` is None on operator pages."""
 
     request: HttpRequest
     user: User
     access: Access | None
     now: datetime
     zone: tzinfo
-    arguments: Mapping[str, Any]  # of the address, but for the tenant's slug
-    others: tuple[Tenant, ...] = ()  # the other tenants this person is a member of
-    known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # what `once` has found
+    arguments: Mapping[str, Any]  # arguments of the URL without the tenant's slug
+    others: tuple[Tenant, ...] = ()  # other tenants of the user
+    known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # results of `once`
 
     @property
     def tenant(self) -> Tenant:
@@ -56,12 +56,12 @@ class PageContext:
 
     @property
     def query(self) -> Mapping[str, str]:
-        """The filters in the address."""
+        """The parameters of the query string."""
         return self.request.GET.dict()
 
     @property
     def is_fragment(self) -> bool:
-        """Whether a part of the page asks, so that no frame is wanted around the answer."""
+        """True for a request of a part of the page, which is answered without the layout."""
         return self.request.headers.get("HX-Request") == "true"
 
     @property
@@ -69,7 +69,7 @@ class PageContext:
         return current_actor().request_id
 
     def may(self, permission: Permission | None) -> bool:
-        """Whether the person's role lets them. Operators may everything."""
+        """Return whether the user has the permission. Operators have every permission."""
         return permission is None or self.access is None or permission in self.access.permissions
 
     def scope(self) -> AbstractContextManager[None]:
@@ -84,11 +84,11 @@ class PageContext:
         return found
 
     def url(self, name: str, *arguments: Any) -> str:
-        """Return the address of another of this tenant's, or the operator's, pages."""
+        """Return the URL of a page of the same tenant, or of an operator page."""
         return reverse(name, args=arguments if self.access is None else (self.access.tenant.slug, *arguments))
 
     def link(self, name: str, *arguments: Any) -> str:
-        """As `url`; empty while there is no such page."""
+        """Return `url`, or an empty string if the page does not exist."""
         try:
             return self.url(name, *arguments)
         except NoReverseMatch:
@@ -101,27 +101,27 @@ View = Callable[[PageContext], HttpResponse]
 def tenant_page(
     needs: Permission = Permission.TENANT_READ, *, methods: tuple[str, ...] = READ, step_up: bool | None = None
 ) -> Callable[[View], Callable[..., HttpResponse]]:
-    """Decorate a view below /t/<slug>/. Another's tenant is not found; a role that lacks `needs` is refused.
+    """Decorate a view below /t/<slug>/. Another tenant is a 404; a missing permission is a 403.
 
-    An operator is asked to begin to view the tenant first, and then only reads (`frontend.core.impersonation`).
+    An operator must start an impersonation first and can then only read (`frontend.core.impersonation`).
 
-    A form that is sent asks for a recent proof of who it is if `needs` is one of STEP_UP; `step_up` says otherwise.
+    A submitted form requires re-authentication if `needs` is one of STEP_UP, or as `step_up` says.
     """
-    asked = needs in STEP_UP if step_up is None else step_up
+    required = needs in STEP_UP if step_up is None else step_up
 
     def decorate(view: View) -> Callable[..., HttpResponse]:
         @wraps(view)
         def wrapped(request: HttpRequest, slug: str, **arguments: Any) -> HttpResponse:
             def enter(user: User) -> PageContext:
-                mine = accesses(user, slug) if user.is_staff else accesses(user)
-                found = [access for access in mine if access.tenant.slug == slug]
+                accessible = accesses(user, slug) if user.is_staff else accesses(user)
+                found = [access for access in accessible if access.tenant.slug == slug]
                 if not found:
                     raise Http404
-                access = _reading(request, found[0]) if user.is_staff else found[0]
-                others = tuple(access.tenant for access in mine if access.tenant.slug != slug)
+                access = _impersonated_access(request, found[0]) if user.is_staff else found[0]
+                others = tuple(access.tenant for access in accessible if access.tenant.slug != slug)
                 return PageContext(request, user, access, datetime.now(UTC), zone_of(request), arguments, others)
 
-            return _run(request, view, enter, needs, methods, asked)
+            return _run(request, view, enter, needs, methods, required)
 
         return never_cache(wrapped)
 
@@ -131,7 +131,7 @@ def tenant_page(
 def operator_page(
     *, methods: tuple[str, ...] = READ, step_up: bool = False
 ) -> Callable[[View], Callable[..., HttpResponse]]:
-    """Decorate a view below /operator/, which only operators can see. `step_up`: as for `tenant_page`."""
+    """Decorate a view below /operator/, which only operators can see. `step_up` is described at `tenant_page`."""
 
     def decorate(view: View) -> Callable[..., HttpResponse]:
         @wraps(view)
@@ -148,23 +148,23 @@ def operator_page(
     return decorate
 
 
-class _ViewFirst(Exception):
-    """An operator wants to see a tenant's page without viewing that tenant."""
+class _ImpersonationRequired(Exception):
+    """An operator opened a tenant's page without impersonating that tenant."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.url = url
 
 
-def _reading(request: HttpRequest, access: Access) -> Access:
-    """Return an operator's access: to the tenant they view, to read."""
+def _impersonated_access(request: HttpRequest, access: Access) -> Access:
+    """Return an operator's read-only access to the impersonated tenant."""
     if request.method not in READ:
         raise PermissionDenied
-    found = viewing(request)
+    found = impersonation_of(request)
     if found is None or found.tenant_id != access.tenant.pk:
-        asked = reverse("operator-tenants-view", args=[access.tenant.pk])
-        raise _ViewFirst(f"{asked}?{urlencode({'next': page_of(request)})}")
-    return replace(access, permissions=READING)
+        required = reverse("operator-tenants-view", args=[access.tenant.pk])
+        raise _ImpersonationRequired(f"{required}?{urlencode({'next': page_of(request)})}")
+    return replace(access, permissions=READ_PERMISSIONS)
 
 
 def _run(
@@ -179,40 +179,40 @@ def _run(
     if not isinstance(user, User):
         return leave_for(request, redirect_to_login(page_of(request)))
     try:
-        visit = enter(user)
-    except _ViewFirst as exc:
+        ctx = enter(user)
+    except _ImpersonationRequired as exc:
         return leave_for(request, HttpResponseRedirect(exc.url))
-    if not visit.may(needs):
+    if not ctx.may(needs):
         raise PermissionDenied
     if request.method not in methods:
         return HttpResponseNotAllowed(methods)
     if step_up and request.method == "POST" and not recently_authenticated(request):
-        return prove(request, user)
-    with timezone.override(visit.zone):
-        return view(visit)
+        return require_reauthentication(request, user)
+    with timezone.override(ctx.zone):
+        return view(ctx)
 
 
-def prove(request: HttpRequest, user: User) -> HttpResponse:
-    """Ask for the TOTP code, or the password until that is enrolled. A form that was sent is then carried out.
+def require_reauthentication(request: HttpRequest, user: User) -> HttpResponse:
+    """Ask for the TOTP code, or for the password if TOTP is not enrolled, and then process the submitted form.
 
-    It is, if `next` is its bare path: what stood behind that is kept with the form.
+    allauth does so if `next` is the path without the query string, which is stored with the form.
     """
     page = reverse("mfa_reauthenticate" if has_totp(user) else "account_reauthenticate")
-    whole = copy(request)  # its answer comes after a page of its own, also if only a part of one asked
+    whole = copy(request)  # the next page is complete, also if a part of a page made the request
     whole.META = {name: value for name, value in request.META.items() if name != "HTTP_HX_REQUEST"}
     suspend_request(whole, page)
     return leave_for(request, HttpResponseRedirect(f"{page}?{urlencode({'next': request.path})}"))
 
 
 def leave_for(request: HttpRequest, answer: HttpResponseRedirect) -> HttpResponse:
-    """Return a redirect that leaves the page also if only a part of it asked."""
+    """Return a redirect of the complete page, also if a part of the page made the request."""
     if request.headers.get("HX-Request") != "true":
         return answer
     return HttpResponse(status=200, headers={"HX-Redirect": answer.url})
 
 
 def page_of(request: HttpRequest) -> str:
-    """Where to come back to: the page itself, also if only a part of it asked."""
+    """Return the URL of the complete page, also if a part of the page made the request."""
     shown = request.headers.get("HX-Current-URL", "")
     parts = urlsplit(shown)
     path = f"{parts.path}?{parts.query}" if parts.query else parts.path

@@ -1,4 +1,4 @@
-"""What a person chooses for this browser: theme, time zone, keys. Kept in cookies; nobody else needs to know."""
+"""Preferences of a user in this browser: theme, time zone and keyboard shortcuts, stored in cookies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frontend.core.timezones import zone_named
 _YEAR = 365 * 24 * 3600
 
 
-def _right(name: str, value: str) -> bool:
+def _is_valid(name: str, value: str) -> bool:
     match name:
         case "theme":
             return value in ("light", "dark", "system")
@@ -26,14 +26,14 @@ def _right(name: str, value: str) -> bool:
 
 @require_POST
 def preferences(request: HttpRequest) -> HttpResponse:
-    """Keep what was chosen, and go back to where that was done."""
+    """Store the preferences and redirect to the previous page."""
     came_from = request.headers.get("referer", "")
-    ours = url_has_allowed_host_and_scheme(came_from, {request.get_host()}, require_https=request.is_secure())
-    parts = urlsplit(came_from if ours else "/")
+    is_own = url_has_allowed_host_and_scheme(came_from, {request.get_host()}, require_https=request.is_secure())
+    parts = urlsplit(came_from if is_own else "/")
     response = HttpResponseRedirect(f"{parts.path}?{parts.query}" if parts.query else parts.path)
     for name in ("theme", "zone", "letters"):
         value = request.POST.get(name, "")
-        if _right(name, value):
-            # Not HttpOnly: console.js sets the theme itself, so that it changes at once.
+        if _is_valid(name, value):
+            # Not HttpOnly, because console.js changes the theme immediately.
             response.set_cookie(name, value, max_age=_YEAR, samesite="Lax", secure=request.is_secure())
     return response

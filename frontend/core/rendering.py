@@ -1,4 +1,4 @@
-"""What views end with: a page in its frame, a form's verb carried out, a redirect with a word about what was done."""
+"""Responses of views: a page, a form with errors, or a redirect with a message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.contrib import messages
 from django.http import HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 
-from frontend.core.layout import Breadcrumb, shell_for
+from frontend.core.layout import Breadcrumb, layout_for
 from frontend.core.page_context import PageContext
 from frontend.core.panels import Panels
 from tenants.actions import ActionRefused
@@ -19,8 +19,8 @@ from tenants.actions import ActionRefused
 T = TypeVar("T")
 
 
-def show(
-    visit: PageContext,
+def render_page(
+    ctx: PageContext,
     template: str,
     title: str,
     *,
@@ -29,53 +29,53 @@ def show(
     status: int = 200,
     **context: Any,
 ) -> HttpResponse:
-    """Return the page, or, for a dialog or drawer that asks, only its inside.
+    """Return the page; for a dialog or drawer, only its content.
 
-    The template extends `layout` and finds `visit`, `shell`, `title`, and by name what else is given.
-    `breadcrumbs` stand between the tenant and the page's title.
+    The template extends `base_template` and receives `ctx`, `layout`, `title`, `panels` and `context`. `breadcrumbs`
+    are shown between the tenant and the title of the page.
     """
-    layout = "frontend/fragment.html" if visit.is_fragment else "frontend/base.html"
-    given = {
-        "layout": layout,
-        "visit": visit,
+    base_template = "frontend/fragment.html" if ctx.is_fragment else "frontend/base.html"
+    extra_context = {
+        "base_template": base_template,
+        "ctx": ctx,
         "title": title,
-        "shell": shell_for(visit, title, tuple(breadcrumbs)),
-        "panels": panels.first_paint(visit) if panels else {},
+        "layout": layout_for(ctx, title, tuple(breadcrumbs)),
+        "panels": panels.first_paint(ctx) if panels else {},
     }
-    return render(visit.request, template, given | context, status=status)
+    return render(ctx.request, template, extra_context | context, status=status)
 
 
 @dataclass(frozen=True)
-class Carried(Generic[T]):
-    """A verb was carried out, and gave `value`."""
+class ActionResult(Generic[T]):
+    """The value that a successful action returned."""
 
     value: T
 
 
-def carry_out(form: forms.Form, verb: Callable[[dict[str, Any]], T]) -> Carried[T] | None:
-    """Return what the verb gives for the form's clean data; None if the form, or the verb, refuses, which the form
-    then says.
+def run_action(form: forms.Form, action: Callable[[dict[str, Any]], T]) -> ActionResult[T] | None:
+    """Return the result of the action for the form's clean data; None if the form is invalid or the action was
+    rejected.
 
-    The verb opens the scope it needs, and writes the audit row.
+    A rejection becomes an error of the form. The action opens its own scope and writes the audit entry.
     """
     if not form.is_valid():
         return None
     try:
-        return Carried(verb(form.cleaned_data))
+        return ActionResult(action(form.cleaned_data))
     except ActionRefused as exc:
         form.add_error(None, str(exc))
         return None
 
 
-def refused(visit: PageContext, template: str, title: str, form: forms.Form, **context: Any) -> HttpResponse:
-    """Return the form again, with what is wrong with it."""
-    return show(visit, template, title, status=422, form=form, **context)
+def render_form_errors(ctx: PageContext, template: str, title: str, form: forms.Form, **context: Any) -> HttpResponse:
+    """Return the form with its errors and status 422."""
+    return render_page(ctx, template, title, status=422, form=form, **context)
 
 
-def done(visit: PageContext, url: str, said: str) -> HttpResponse:
-    """On to `url`, where `said` is shown once."""
-    messages.success(visit.request, said)
-    if visit.is_fragment:
+def redirect_with_message(ctx: PageContext, url: str, message: str) -> HttpResponse:
+    """Redirect to `url`, where `message` is shown once."""
+    messages.success(ctx.request, message)
+    if ctx.is_fragment:
         return HttpResponse(headers={"HX-Redirect": url})
     response = HttpResponseRedirect(url)
     response.status_code = 303

@@ -1,4 +1,4 @@
-"""In which time zone a person reads times: UTC, as they are kept and billed, or that of their browser."""
+"""The time zone in which a user reads times: UTC or that of the browser."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COOKIE = "zone"
 
 
 def zone_named(name: str) -> tzinfo | None:
-    """Return the zone of that IANA name; None: there is none."""
+    """Return the time zone with this IANA name, or None."""
     if name == "UTC":
         return UTC
     try:
@@ -21,10 +21,10 @@ def zone_named(name: str) -> tzinfo | None:
 
 
 def zone_of(request: HttpRequest) -> tzinfo:
-    """Return what the person chose; UTC if they did not."""
+    """Return the user's time zone; the default is UTC."""
     return zone_named(request.COOKIES.get(COOKIE, "UTC")) or UTC
 
 
 def label(zone: tzinfo) -> str:
-    """UTC, or the IANA name."""
+    """Return "UTC" or the IANA name."""
     return "UTC" if zone is UTC else str(zone)

@@ -1,4 +1,4 @@
-"""What the console's templates are made of: numbers, times, icons, panels, charts, meters."""
+"""Template tags of the console: numbers, times, icons, panels, charts and meters."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ register = template.Library()
 
 @register.filter
 def money(amount: Money | None, how: str = "") -> str:
-    """Return an amount with its cents dimmed, its exact value behind it. "less": what is taken off."""
+    """Return an amount with dimmed cents and its exact value as title. "less" shows a reduction."""
     if amount is None:
         return "–"
     if how == "less":
         amount = Money(-amount.femto)
     whole, rest = amount.parts
     return format_html(
-        '<data class="num" value="{}"{}>{}<span class="cents">{}</span></data>',
+        '<data class="tabular" value="{}"{}>{}<span class="cents">{}</span></data>',
         amount.exact,
         mark_safe("") if amount.femto % 10**13 == 0 else format_html(' title="${}"', amount.exact),
         whole,
@@ -39,18 +39,18 @@ def money(amount: Money | None, how: str = "") -> str:
 
 @register.filter
 def count(value: int | None) -> str:
-    """At most four digits, the exact number behind them."""
+    """Return up to four digits, with the exact number as title."""
     if value is None:
         return "–"
     short, whole = numbers.compact(value), numbers.exact(value)
     if short == whole:
-        return format_html('<span class="num">{}</span>', whole)
-    return format_html('<data class="num" value="{}" title="{}">{}</data>', value, whole, short)
+        return format_html('<span class="tabular">{}</span>', whole)
+    return format_html('<data class="tabular" value="{}" title="{}">{}</data>', value, whole, short)
 
 
 @register.filter
 def exact(value: int) -> str:
-    """Every digit, in groups."""
+    """Return all digits in groups of three."""
     return numbers.exact(value)
 
 
@@ -61,9 +61,9 @@ def duration(microseconds: int | None) -> str:
 
 @register.filter
 def when(at: datetime | None, form: str = "minute") -> str:
-    """Return an instant in the person's zone: "day", "minute" or "second"; UTC behind it.
+    """Return a time in the user's time zone, as "day", "minute" or "second", with UTC as title.
 
-    The year only if it is another.
+    The year is shown only if it is not the current one.
     """
     if at is None:
         return "–"
@@ -79,19 +79,19 @@ def when(at: datetime | None, form: str = "minute") -> str:
 
 @register.filter
 def clock(at: datetime) -> str:
-    """Only the time of day, in the person's zone: 14:02:10."""
+    """Return the time of day in the user's time zone: 14:02:10."""
     return format_html('<time datetime="{}">{}</time>', at.isoformat(), f"{timezone.localtime(at):%H:%M:%S}")
 
 
 @register.filter
 def day(of: date) -> str:
-    """Return a calendar day, which no zone moves."""
+    """Return a calendar day without a time zone."""
     return format_html('<time datetime="{}">{}</time>', of.isoformat(), f"{of.day} {of:%b %Y}")
 
 
 @register.simple_tag
 def icon(name: str, kind: str = "") -> SafeString:
-    """Return a symbol of icons.svg, hidden from assistive technology: words stand beside it, or in a label."""
+    """Return a symbol of icons.svg. It is hidden from assistive technology, so it needs a text or a label."""
     address = static("frontend/vendor/icons.svg")
     return format_html('<svg class="icon {}" aria-hidden="true"><use href="{}#{}"/></svg>', kind, address, name)
 
@@ -100,7 +100,7 @@ def icon(name: str, kind: str = "") -> SafeString:
 def meter(part: int, whole: int, kind: str = "", size: str = "") -> SafeString:
     """Return a small bar.
 
-    `kind`: a color's name, or nothing for one that warns near its limit. The number stands beside.
+    `kind` is the name of a color; without it, the bar warns near its limit. The number is shown beside it.
     """
     width = gauges.percent(part, whole)
     return format_html(
@@ -114,7 +114,7 @@ def meter(part: int, whole: int, kind: str = "", size: str = "") -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def panel(context: Any, name: str, kind: str = "card") -> SafeString:
-    """Return a panel by its name; nothing if the person may not see it. `kind`: its classes, like "card span-8"."""
+    """Return a panel by its name; empty if the user may not see it. `kind` contains its classes, like "card span-8"."""
     shown: RenderedPanel | None = context["panels"].get(name)
     if shown is None:
         return SafeString("")
@@ -123,18 +123,20 @@ def panel(context: Any, name: str, kind: str = "card") -> SafeString:
 
 @register.simple_tag
 def chart(of: Chart) -> SafeString:
-    """Return the drawing, its legend, and its table twin."""
+    """Return the drawing, its legend and its table."""
     return render_to_string("frontend/parts/chart.html", {"chart": of})
 
 
 @register.simple_tag
 def code(text: str, label: str) -> SafeString:
-    """Return a block of code with a button that copies it."""
+    """Return a block of code with a copy button."""
     return render_to_string("frontend/parts/code.html", {"text": text, "label": label})
 
 
 @register.simple_tag
 def opens(place: str, url: str) -> SafeString:
-    """Return the attributes of a link that opens its page in the "dialog" or the "drawer"; without scripts, it is a
-    link."""
+    """Return the attributes of a link that opens its page in the "dialog" or the "drawer".
+
+    It is a plain link without scripts.
+    """
     return format_html('href="{}" hx-get="{}" hx-target="#{}" hx-swap="innerHTML"', url, url, place)

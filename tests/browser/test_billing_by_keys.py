@@ -104,7 +104,7 @@ def test_an_invoice_is_paid_corrected_or_taken_back(opened: Any, deed: str) -> N
     link, submit, fields, state = FORMS[deed]
     page = opened("op@example.com", f"/operator/billing/{row.pk}")
     fill(page, link, str(row.number), submit, fields)
-    expect(page.locator(".head .badge")).to_have_text(state)
+    expect(page.locator(".page-header .badge")).to_have_text(state)
     if deed == "credit-note":
         (note,) = Everybody(Invoice).filter(invoice_type=Invoice.InvoiceType.CREDIT_NOTE)
         assert note.subtotal == 100

@@ -60,10 +60,10 @@ def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
     page.get_by_role("link", name="Record payment").click()
     confirm(page, str(bill.number), "Record payment", Reference="bank-77")
     expect(page.locator("dialog[open]")).to_have_count(0)
-    expect(page.locator(".head .badge")).to_have_text("Paid")
+    expect(page.locator(".page-header .badge")).to_have_text("Paid")
     mine.goto(f"/t/acme/invoices/{bill.pk}")
-    expect(mine.locator(".head .badge")).to_have_text("Paid")
-    expect(mine.locator(".sums")).to_contain_text("Payment")
+    expect(mine.locator(".page-header .badge")).to_have_text("Paid")
+    expect(mine.locator(".invoice-totals")).to_contain_text("Payment")
     mine.get_by_role("link", name="Output tokens").click()
     expect(mine.get_by_role("row")).to_have_count(4)  # the heading, and an event a day
     with all_tenants_scope(BypassReason.BILLING):

@@ -51,7 +51,7 @@ def ask(page: Page, prompt: str, max_tokens: int | None = None) -> None:
     page.get_by_label("Max output tokens").fill("" if max_tokens is None else str(max_tokens))
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Message").fill(prompt)
-    mine = page.locator(".turn.user:visible")
+    mine = page.locator(".chat-message.user:visible")
     before = mine.count()
     page.get_by_label("Message").press("Control+Enter")
     expect(mine).to_have_count(before + 1)  # it is sent once the socket stands; until then one could send again
@@ -72,7 +72,7 @@ def figure(page: Page, name: str) -> str:
 def test_an_answer_streams_and_costs_what_its_usage_event_says(page, stack):
     ask(page, "What is the capital of France?", 24)
     expect(state(page)).to_have_text("Complete", timeout=60_000)
-    assert "Paris" in column(page).locator(".turn.assistant").inner_text()
+    assert "Paris" in column(page).locator(".chat-message.assistant").inner_text()
     assert re.fullmatch(r"\d+ ms|\d+\.\d\d s", figure(page, "ttft"))
     (request_id,) = re.findall(r"req_[0-9a-f]{32}", column(page).inner_html())[:1]
     event = stack.event(request_id)
@@ -83,7 +83,7 @@ def test_an_answer_streams_and_costs_what_its_usage_event_says(page, stack):
     # What it continues with is read from the cache.
     ask(page, "And of Italy?", 8)
     expect(state(page)).to_have_text("Complete", timeout=60_000)
-    expect(column(page).locator(".turn")).to_have_count(4)
+    expect(column(page).locator(".chat-message")).to_have_count(4)
 
 
 def test_escape_stops_it(page):
@@ -106,7 +106,7 @@ def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
             expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=90_000)
             if state(page).inner_text() == "Rate limited":
                 break
-        refusal = column(page).locator(".turn.fault").inner_text()
+        refusal = column(page).locator(".chat-message.field-error").inner_text()
         assert "monthly budget 'A tenth of a cent' does not allow this request" in refusal
         assert "(budget_exceeded)" in refusal
         raised = {"amount": 50_000_000}

@@ -17,7 +17,7 @@ def test_a_screen_is_as_it_should_be(visit, screen, state):
     assert 0 < code <= 60 * KB, seen.weights
     assert code + seen.weights.get("font", 0) <= 150 * KB, seen.weights
     accessible(page)
-    assert state == "error" or page.locator(".fallen").count() == 0, "a panel failed"
+    assert state == "error" or page.locator(".panel-error").count() == 0, "a panel failed"
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 844})
     accessible(page, COLORS)

@@ -63,7 +63,7 @@ def test_the_palette_opens_by_keys_finds_and_goes(open_page):
     page.keyboard.press("/")
     expect(palette.get_by_role("searchbox")).to_be_focused()
     palette.get_by_role("searchbox").fill("over")
-    expect(palette.locator("a.at")).to_contain_text("Overview")
+    expect(palette.locator("a.is-selected")).to_contain_text("Overview")
     page.keyboard.press("Enter")
     page.wait_for_url("**/t/acme/")
 
@@ -77,7 +77,7 @@ def test_letters_go_to_screens_but_not_while_typing_or_when_off(open_page):
     page.keyboard.press("g")
     page.keyboard.press("o")
     page.wait_for_url("**/t/acme/")
-    page.locator(".display summary").click()
+    page.locator(".display-menu summary").click()
     page.get_by_role("group", name=re.compile("Shortcuts")).get_by_role("button", name="Off").click()
     expect(page.locator("[data-letters]")).to_have_count(0)
     page.goto("/t/acme/search", wait_until="networkidle")
@@ -91,7 +91,7 @@ def test_the_theme_changes_at_once_and_stays(open_page):
     page = open_page(color_scheme="light")
     light = background(page)
     before = page.locator("[data-chart=chart-tokens] canvas").screenshot()
-    page.locator(".display summary").click()
+    page.locator(".display-menu summary").click()
     page.get_by_role("button", name="Dark").click()
     assert background(page) != light
     page.keyboard.press("Escape")
@@ -104,10 +104,10 @@ def test_the_theme_changes_at_once_and_stays(open_page):
 
 def test_times_can_be_local(open_page):
     page = open_page(timezone_id="Asia/Kolkata")
-    page.locator(".display summary").click()
+    page.locator(".display-menu summary").click()
     page.get_by_role("button", name="Local").click()
     expect(page.locator("[data-zone]")).to_contain_text("Asia")
-    page.locator(".display summary").click()
+    page.locator(".display-menu summary").click()
     expect(page.get_by_role("button", name="Asia")).to_have_attribute("aria-pressed", "true")
 
 
@@ -124,13 +124,13 @@ def test_a_panel_that_failed_can_be_asked_again(open_page, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(panels, "render", _fail)
         page = open_page()
-        code = page.locator("#panel-tokens .fallen code")
+        code = page.locator("#panel-tokens .panel-error code")
         first = code.inner_text()
         page.locator("#panel-tokens").get_by_role("button", name="Try again").click()
         expect(code).not_to_have_text(first)  # another request has failed, and is shown
     page.locator("#panel-tokens").get_by_role("button", name="Try again").click()
     page.locator("#panel-tokens canvas").wait_for()
-    expect(page.locator("#panel-cache .fallen")).to_be_visible()
+    expect(page.locator("#panel-cache .panel-error")).to_be_visible()
 
 
 def _fail(*_: object) -> None:
@@ -139,10 +139,10 @@ def _fail(*_: object) -> None:
 
 def test_a_panel_shows_what_is_new(open_page, acme, use):
     page = open_page()
-    expect(page.locator("#panel-figures")).to_contain_text("Requests1")
+    expect(page.locator("#panel-stats")).to_contain_text("Requests1")
     use(acme, output=1)
-    page.evaluate("htmx.ajax('GET', '/t/acme/panels/figures', {target: '#panel-figures', swap: 'innerHTML'})")
-    expect(page.locator("#panel-figures")).to_contain_text("Requests2")
+    page.evaluate("htmx.ajax('GET', '/t/acme/panels/stats', {target: '#panel-stats', swap: 'innerHTML'})")
+    expect(page.locator("#panel-stats")).to_contain_text("Requests2")
 
 
 def test_phones_have_a_menu_without_scripts_too(open_page):
@@ -160,7 +160,7 @@ def test_without_scripts_all_but_the_drawings_is_there(open_page):
     page = open_page(java_script_enabled=False)
     page.get_by_label("Tokens as a table").click()
     expect(page.locator("#panel-tokens td", has_text="3,000")).to_be_visible()
-    page.locator(".display summary").click()
+    page.locator(".display-menu summary").click()
     page.get_by_role("button", name="Dark").click()
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     page.get_by_role("link", name="Search or jump to").click()

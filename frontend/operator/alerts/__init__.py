@@ -1,4 +1,4 @@
-"""Alerts: what needed a person, and what budgets warned of."""
+"""Alerts: health issues and budget alerts of all tenants."""
 
 from frontend.operator.alerts.views import urlpatterns
 

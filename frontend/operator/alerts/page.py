@@ -1,4 +1,4 @@
-"""What the operators' page of alerts shows."""
+"""View models of the alerts page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from billing.models import BudgetAlert, BudgetPeriod
 from frontend.core.date_ranges import DateRangeChoice
 from frontend.core.numbers import Money, compact, exact, share
 from frontend.core.page_context import PageContext
-from frontend.tenant.budgets.alerts import BudgetDelivery, how_told
+from frontend.tenant.budgets.alerts import BudgetDelivery, deliveries_of
 from millrace.apps.operations.models import HealthEvent
 from tenants.models import Tenant
 
-SIZE = 50
+PAGE_SIZE = 50
 SHOWS = (("health", "Health"), ("budgets", "Budgets"))
 
 
@@ -54,7 +54,7 @@ class OperatorAlertsAlertRow:
     part: str
     at: datetime
     period_start: datetime
-    told: tuple[BudgetDelivery, ...]
+    deliveries: tuple[BudgetDelivery, ...]
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Page:
     older_url: str
 
 
-def asked(visit: PageContext) -> OperatorAlertsQuery:
-    """Return what the address asks for: health events unless it says budgets."""
-    show = "budgets" if visit.query.get("show") == "budgets" else "health"
-    only_open = visit.query.get("state") == "open"
+def query_of(ctx: PageContext) -> OperatorAlertsQuery:
+    """Return the filters of the query string. The default list is health issues."""
+    show = "budgets" if ctx.query.get("show") == "budgets" else "health"
+    only_open = ctx.query.get("state") == "open"
     shows = tuple(
         DateRangeChoice(label, "?" if name == "health" else f"?show={name}", name == show) for name, label in SHOWS
     )
@@ -75,42 +75,42 @@ def asked(visit: PageContext) -> OperatorAlertsQuery:
     return OperatorAlertsQuery(show, shows, only_open, states)
 
 
-def events(visit: PageContext) -> Page:
-    """Health events, newest first."""
+def events(ctx: PageContext) -> Page:
+    """Return health events, newest first."""
     rows = HealthEvent.objects.all()
-    if asked(visit).only_open:
+    if query_of(ctx).only_open:
         rows = rows.filter(closed_at__isnull=True)
-    found, newer, older = _page(visit, rows)
+    found, newer, older = _page(ctx, rows)
     ids = {row.tenant_id for row in found if row.tenant_id is not None}
     names = dict(Tenant.objects.all_tenants().filter(pk__in=ids).values_list("pk", "name"))
-    return Page(tuple(_event(visit, row, names.get(row.tenant_id, "")) for row in found), newer, older)
+    return Page(tuple(_event(ctx, row, names.get(row.tenant_id, "")) for row in found), newer, older)
 
 
-def alerts(visit: PageContext) -> Page:
-    """Every tenant's budget alerts, newest first."""
+def alerts(ctx: PageContext) -> Page:
+    """Return the budget alerts of all tenants, newest first."""
     rows = BudgetAlert.objects.all_tenants().select_related("budget", "email", "budget_period", "tenant")
-    found, newer, older = _page(visit, rows)
-    told = how_told(found, None)
-    return Page(tuple(_alert(row, told[row.pk]) for row in found), newer, older)
+    found, newer, older = _page(ctx, rows)
+    deliveries = deliveries_of(found, None)
+    return Page(tuple(_alert(row, deliveries[row.pk]) for row in found), newer, older)
 
 
-def _page(visit: PageContext, rows: QuerySet[Any]) -> tuple[list[Any], str, str]:
-    """Up to SIZE of the rows, and the addresses of the newer and the older ones."""
-    before, after = _number(visit, "before"), _number(visit, "after")
+def _page(ctx: PageContext, rows: QuerySet[Any]) -> tuple[list[Any], str, str]:
+    """Return up to PAGE_SIZE rows, and the URLs of the newer and older ones."""
+    before, after = _number(ctx, "before"), _number(ctx, "after")
     if after is not None:
-        found = list(rows.filter(pk__gt=after).order_by("pk")[: SIZE + 1])
-        newer, older, found = len(found) > SIZE, True, found[:SIZE][::-1]
+        found = list(rows.filter(pk__gt=after).order_by("pk")[: PAGE_SIZE + 1])
+        newer, older, found = len(found) > PAGE_SIZE, True, found[:PAGE_SIZE][::-1]
     else:
-        found = list((rows if before is None else rows.filter(pk__lt=before)).order_by("-pk")[: SIZE + 1])
-        newer, older, found = before is not None, len(found) > SIZE, found[:SIZE]
+        found = list((rows if before is None else rows.filter(pk__lt=before)).order_by("-pk")[: PAGE_SIZE + 1])
+        newer, older, found = before is not None, len(found) > PAGE_SIZE, found[:PAGE_SIZE]
     return (
         found,
-        _address(visit, after=found[0].pk) if newer and found else _address(visit) if newer else "",
-        _address(visit, before=found[-1].pk) if older and found else "",
+        _url(ctx, after=found[0].pk) if newer and found else _url(ctx) if newer else "",
+        _url(ctx, before=found[-1].pk) if older and found else "",
     )
 
 
-def _event(visit: PageContext, row: HealthEvent, tenant: str) -> EventRow:
+def _event(ctx: PageContext, row: HealthEvent, tenant: str) -> EventRow:
     return EventRow(
         title=row.title,
         kind=row.issue_type,
@@ -118,16 +118,16 @@ def _event(visit: PageContext, row: HealthEvent, tenant: str) -> EventRow:
         urgent=row.urgent,
         opened_at=row.opened_at,
         closed_at=row.closed_at,
-        lasted=_lasted((row.closed_at or visit.now) - row.opened_at),
+        lasted=_duration((row.closed_at or ctx.now) - row.opened_at),
     )
 
 
-def _lasted(time: timedelta) -> str:
+def _duration(time: timedelta) -> str:
     start = datetime(2000, 1, 1, tzinfo=UTC)
     return timesince(start, start + time, depth=1) if time >= timedelta(minutes=1) else "Under a minute"
 
 
-def _alert(row: BudgetAlert, told: tuple[BudgetDelivery, ...]) -> OperatorAlertsAlertRow:
+def _alert(row: BudgetAlert, deliveries: tuple[BudgetDelivery, ...]) -> OperatorAlertsAlertRow:
     is_forecast = row.threshold == BudgetAlert.FORECAST
     return OperatorAlertsAlertRow(
         tenant=row.tenant.name,
@@ -140,7 +140,7 @@ def _alert(row: BudgetAlert, told: tuple[BudgetDelivery, ...]) -> OperatorAlerts
         part=share(row.used, row.limit),
         at=row.created_at,
         period_start=row.budget_period.period_start,
-        told=told,
+        deliveries=deliveries,
     )
 
 
@@ -157,11 +157,11 @@ def _amount(unit: str, amount: int) -> str:
     return f"{compact(amount) if amount >= 10**6 else exact(amount)} {unit}"
 
 
-def _number(visit: PageContext, name: str) -> int | None:
-    text = visit.query.get(name, "")
+def _number(ctx: PageContext, name: str) -> int | None:
+    text = ctx.query.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _address(visit: PageContext, **cursor: int) -> str:
-    kept = {name: value for name, value in visit.query.items() if name not in ("before", "after")}
-    return f"{visit.url('operator-alerts')}?{urlencode(kept | cursor)}"
+def _url(ctx: PageContext, **cursor: int) -> str:
+    params = {name: value for name, value in ctx.query.items() if name not in ("before", "after")}
+    return f"{ctx.url('operator-alerts')}?{urlencode(params | cursor)}"

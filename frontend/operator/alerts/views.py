@@ -7,20 +7,22 @@ from django.urls import path
 
 from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from frontend.operator.alerts import page
 
-HEALTH = Panels("operator-alerts-panel", (Panel("events", "Health", "ops_alerts/events.html", page.events, every=30),))
+HEALTH = Panels(
+    "operator-alerts-panel", (Panel("events", "Health", "operator/alerts/events.html", page.events, every=30),)
+)
 BUDGETS = Panels(
-    "operator-alerts-budgets", (Panel("alerts", "Budgets", "ops_alerts/alerts.html", page.alerts, every=60),)
+    "operator-alerts-budgets", (Panel("alerts", "Budgets", "operator/alerts/alerts.html", page.alerts, every=60),)
 )
 
 
 @operator_page()
-def alerts(visit: PageContext) -> HttpResponse:
-    asked = page.asked(visit)
-    panels = BUDGETS if asked.show == "budgets" else HEALTH
-    return show(visit, "ops_alerts/page.html", "Alerts", panels=panels, asked=asked)
+def alerts(ctx: PageContext) -> HttpResponse:
+    query = page.query_of(ctx)
+    panels = BUDGETS if query.show == "budgets" else HEALTH
+    return render_page(ctx, "operator/alerts/page.html", "Alerts", panels=panels, query=query)
 
 
 urlpatterns = [

@@ -9,33 +9,33 @@ from frontend.core import audit_log
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 
 
-def _log(visit: PageContext) -> audit_log.AuditLogPanel:
-    return audit_log.log(visit, "operator-audit-detail")
+def _log(ctx: PageContext) -> audit_log.AuditLogPanel:
+    return audit_log.entries(ctx, "operator-audit-detail")
 
 
-PANELS = Panels("operator-audit-panel", (Panel("log", "Changes", "audit_log/log.html", _log, every=0),))
-
-
-@operator_page()
-def audit(visit: PageContext) -> HttpResponse:
-    return show(visit, "ops_audit/page.html", "Audit log", panels=PANELS, fields=audit_log.fields(visit))
+PANELS = Panels("operator-audit-panel", (Panel("entries", "Changes", "audit_log/entries.html", _log, every=0),))
 
 
 @operator_page()
-def one(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        detail = audit_log.detail(visit, visit.arguments["pk"], "operator-audit-detail")
+def audit(ctx: PageContext) -> HttpResponse:
+    return render_page(ctx, "operator/audit/page.html", "Audit log", panels=PANELS, filters=audit_log.filters(ctx))
+
+
+@operator_page()
+def entry(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        detail = audit_log.detail(ctx, ctx.arguments["pk"], "operator-audit-detail")
     if detail is None:
         raise Http404
-    breadcrumbs = (Breadcrumb("Audit log", visit.url("operator-audit")),)
-    return show(visit, "audit_log/one.html", detail.entry.action, breadcrumbs=breadcrumbs, detail=detail)
+    breadcrumbs = (Breadcrumb("Audit log", ctx.url("operator-audit")),)
+    return render_page(ctx, "audit_log/detail.html", detail.entry.action, breadcrumbs=breadcrumbs, detail=detail)
 
 
 urlpatterns = [
     path("operator/audit/", audit, name="operator-audit"),
-    path("operator/audit/<int:pk>", one, name="operator-audit-detail"),
+    path("operator/audit/<int:pk>", entry, name="operator-audit-detail"),
     PANELS.operator_url("operator/audit/"),
 ]

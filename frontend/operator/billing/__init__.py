@@ -1,4 +1,4 @@
-"""Billing runs: the months' invoices, from draft to paid, and what operators do to them."""
+"""Billing runs: the invoices of each month, from draft to paid."""
 
 from frontend.operator.billing.views import urlpatterns
 

@@ -1,4 +1,4 @@
-"""The forms of what operators do to invoices: each has the name of its object typed."""
+"""Forms of the actions on invoices. Each requires the name of its object."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from django import forms
 from billing.models import CreditGrant
 from frontend.core.confirmation import Confirm
 
-_MOST = Decimal(10**9)
+_MAX_CENTS = Decimal(10**9)
 
 
 def cents_of(amount: Decimal) -> int:
-    """Return a field's dollars, which have two places at most."""
+    """Return an amount in dollars, with up to two decimals, in cents."""
     return int(amount.scaleb(2))
 
 
 class BillingRunAmount(forms.DecimalField):
-    """Dollars and cents, more than nothing."""
+    """A positive amount in dollars and cents."""
 
     def __init__(self, label: str, help_text: str = "") -> None:
         smallest = Decimal("0.01")
-        super().__init__(label=label, help_text=help_text, min_value=smallest, max_value=_MOST, decimal_places=2)
+        super().__init__(label=label, help_text=help_text, min_value=smallest, max_value=_MAX_CENTS, decimal_places=2)
         self.widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
 
 
 class WithReason(Confirm):
-    """For voiding and giving up."""
+    """Form for voiding and writing off."""
 
     reason = forms.CharField(max_length=200, label="Reason", help_text="Recorded in the audit log")
     field_order = ("reason", "typed")
 
 
 class RecordPayment(Confirm):
-    """Money that came in by another way than a provider's webhook."""
+    """A payment that did not come through a payment provider's webhook."""
 
     amount = BillingRunAmount("Amount, USD", "An overpayment is applied to the oldest open invoice, or the next one")
     reference = forms.CharField(
@@ -55,7 +55,7 @@ class RecordPayment(Confirm):
 
 
 class IssueNote(Confirm):
-    """Part of an invoice given back. `seen`: how many notes there were when the page was shown."""
+    """A credit note. `seen` is the number of notes when the page was shown."""
 
     amount = BillingRunAmount("Amount before tax, USD")
     description = forms.CharField(max_length=200, label="Description", help_text="Shown as the line on the credit note")
@@ -65,7 +65,7 @@ class IssueNote(Confirm):
 
 
 class GrantCredit(Confirm):
-    """Credit to a tenant. `seen`: how many it had been given when the page was shown."""
+    """Credit for a tenant. `seen` is the number of its credits when the page was shown."""
 
     kind = forms.ChoiceField(
         label="Kind",

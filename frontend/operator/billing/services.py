@@ -1,4 +1,4 @@
-"""What operators do to a month and its invoices, by billing's verbs: each may run twice at once, and be cut short."""
+"""Operator actions on a month and its invoices. Each is safe to run concurrently and to interrupt."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
-LONG_ENOUGH = 20.0  # seconds of finalizing in one go: nobody waits longer for a page
+MAX_SECONDS = 20.0  # time limit of one request
 
 
 @dataclass(frozen=True)
 class Finalized:
-    """What finalizing all did: `left` drafts were not reached in time, `refused` says why others were not."""
+    """The result of finalizing a month.
+
+    `left`: drafts that were not reached in time; `refused`: the reasons of the others.
+    """
 
     done: int
     left: int
@@ -38,25 +41,25 @@ class Finalized:
 
 
 def draft(period: Period, now: datetime) -> int:
-    """Draft the month again for every tenant, after closing it if it is over; how many there are."""
+    """Draft the month again for every tenant and return the number of drafts. An ended month is closed first."""
     if period.closed_at is None and period.ends_at + close_after() <= now:
         do_close_period(period, now)
     return len(do_draft(period))
 
 
 def finalize_all(period: Period) -> Finalized:
-    """Make the month's drafts final, one after another, for as long as one may wait."""
+    """Finalize the month's drafts one after another, until the time limit."""
     with all_tenants_scope(BypassReason.OPERATOR):
         rows = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
         drafts = list(rows.select_related("tenant").order_by("pk"))
     refused: list[str] = []
-    count, until = 0, time.monotonic() + LONG_ENOUGH
+    count, until = 0, time.monotonic() + MAX_SECONDS
     for place, row in enumerate(drafts):
         if time.monotonic() > until:
             return Finalized(count, len(drafts) - place, tuple(refused))
         try:
             do_finalize(row)
-        except Exception as exc:  # one tenant's fault must not hold up the others
+        except Exception as exc:  # an error of one tenant must not stop the others
             log.exception("not_finalized", tenant=row.tenant.slug, period=period.label)
             known = isinstance(exc, ActionRefused)
             refused.append(f"{row.tenant.slug}: {exc}" if known else f"{row.tenant.slug}: see the server log")
@@ -66,7 +69,7 @@ def finalize_all(period: Period) -> Finalized:
 
 
 def pay(invoice: Invoice, data: Mapping[str, Any]) -> tuple[Payment, bool]:
-    """Record payment on the invoice; once for each reference."""
+    """Record a payment of the invoice, once for each reference."""
     at = datetime.combine(data["received_on"], datetime.min.time(), UTC)
     cents, number = cents_of(data["amount"]), str(invoice.number)
     return do_record_payment(
@@ -75,7 +78,7 @@ def pay(invoice: Invoice, data: Mapping[str, Any]) -> tuple[Payment, bool]:
 
 
 def credit_note(invoice: Invoice, data: Mapping[str, Any]) -> Invoice:
-    """Give part of it back, unless somebody has since the form was shown."""
+    """Issue a credit note, unless another one was issued since the form was shown."""
     with booking(invoice.tenant_id):
         if notes_on(invoice).count() != data["seen"]:
             raise Conflict("Another credit note was issued on this invoice. Reload and check the balance.")
@@ -83,7 +86,7 @@ def credit_note(invoice: Invoice, data: Mapping[str, Any]) -> Invoice:
 
 
 def grant(tenant: Tenant, data: Mapping[str, Any]) -> CreditGrant:
-    """Give credit, unless somebody has since the form was shown."""
+    """Grant credit, unless another one was granted since the form was shown."""
     last = data["expires_on"]
     expires = last and datetime.combine(last + timedelta(days=1), datetime.min.time(), UTC)
     with booking(tenant.pk):
@@ -94,5 +97,5 @@ def grant(tenant: Tenant, data: Mapping[str, Any]) -> CreditGrant:
 
 
 def credits_of(tenant: Tenant) -> int:
-    """How many it has been given. Inside a scope that sees them."""
+    """Return the number of credits granted to the tenant. Call inside a scope that sees them."""
     return CreditGrant.objects.for_tenant(tenant).count()

@@ -1,4 +1,4 @@
-"""Billing runs: the page, an invoice, and the forms of what is done to them, each proved, typed and audited."""
+"""Billing runs: the page, an invoice, and the forms of its actions, with re-authentication and audit entries."""
 
 from __future__ import annotations
 
@@ -16,34 +16,41 @@ from billing.amounts import dollars
 from billing.invoicing.lines import lines_of
 from billing.models import Invoice, InvoiceLine, Period
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import ask, posted
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import done, show
+from frontend.core.rendering import redirect_with_message, render_page
 from frontend.operator.billing import page, services
 from frontend.operator.billing.forms import GrantCredit, IssueNote, RecordPayment, WithReason
-from frontend.tenant.invoices.checking import Reconciled, reconciled
-from frontend.tenant.invoices.document import shown
-from frontend.tenant.invoices.tracing import traced
+from frontend.tenant.invoices.checking import InvoiceCheckView, check_invoice
+from frontend.tenant.invoices.document import document_of
+from frontend.tenant.invoices.tracing import trace_line
 from tenants.models import Tenant
 
 TITLE = "Billing runs"
-FOREVER = "This cannot be undone. Final invoices can only be corrected by a credit note or voided."
+NO_EXPIRY = "This cannot be undone. Final invoices can only be corrected by a credit note or voided."
 
 
-def _check(visit: PageContext) -> Reconciled:
-    return reconciled(_invoice(visit).pk, visit.now)
+def _check(ctx: PageContext) -> InvoiceCheckView:
+    return check_invoice(_invoice(ctx).pk, ctx.now)
 
 
 PANELS = Panels(
     "operator-billing-panel",
     (
-        Panel("runs", "Billing period status", "ops_billing/runs.html", page.runs),
-        Panel("figures", "Invoices by state", "ops_billing/figures.html", page.figures),
-        Panel("list", "Invoices of the month", "ops_billing/list.html", page.listed),
-        Panel("compared", "Invoices against usage", "ops_billing/compared.html", page.compared, every=0, lazy=True),
+        Panel("runs", "Billing period status", "operator/billing/runs.html", page.runs),
+        Panel("stats", "Invoices by state", "operator/billing/stats.html", page.stats),
+        Panel("list", "Invoices of the month", "operator/billing/list.html", page.invoice_list),
+        Panel(
+            "comparison",
+            "Invoices against usage",
+            "operator/billing/comparison.html",
+            page.comparison,
+            every=0,
+            lazy=True,
+        ),
     ),
 )
 CHECKS = Panels(
@@ -53,37 +60,44 @@ CHECKS = Panels(
 
 
 @operator_page()
-def billing(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        fields = page.fields(visit)
-    metered = metering(visit.now)
-    return show(visit, "ops_billing/page.html", TITLE, panels=PANELS, fields=fields, metering=metered)
+def billing(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        filters = page.filters(ctx)
+    metered = metering(ctx.now)
+    return render_page(ctx, "operator/billing/page.html", TITLE, panels=PANELS, filters=filters, metering=metered)
 
 
 @operator_page()
-def invoice(visit: PageContext) -> HttpResponse:
-    found = _invoice(visit)
+def invoice(ctx: PageContext) -> HttpResponse:
+    found = _invoice(ctx)
 
     def line_url(line: InvoiceLine) -> str:
-        return visit.url("operator-billing-line", found.pk, line.position)
+        return ctx.url("operator-billing-line", found.pk, line.position)
 
-    with visit.scope():
-        one = visit.url
-        it = shown(
+    with ctx.scope():
+        url_of = ctx.url
+        document = document_of(
             found,
             lines_of(found),
-            visit.now,
+            ctx.now,
             line_url=line_url,
-            invoice_url=lambda pk: one("operator-billing-detail", pk),
+            invoice_url=lambda pk: url_of("operator-billing-detail", pk),
         )
-        can = _possible(visit, found)
-    return show(
-        visit, "ops_billing/one.html", it.title, panels=CHECKS, breadcrumbs=_crumbs(visit), it=it, can=can, of=found
+        can = _possible(ctx, found)
+    return render_page(
+        ctx,
+        "operator/billing/detail.html",
+        document.title,
+        panels=CHECKS,
+        breadcrumbs=_crumbs(ctx),
+        document=document,
+        can=can,
+        of=found,
     )
 
 
-def _possible(visit: PageContext, found: Invoice) -> dict[str, str]:
-    """Return the addresses of what may be done to it, by name; empty: not as it stands."""
+def _possible(ctx: PageContext, found: Invoice) -> dict[str, str]:
+    """Return the URLs of the actions by name; empty if the action is not possible in this state."""
     draft, is_open = found.state == Invoice.State.DRAFT, found.state == Invoice.State.OPEN
     paid, billed = found.state == Invoice.State.PAID, not found.is_credit_note
     untouched = billed and is_open and outstanding(found) == found.total and not notes_on(found).exists()
@@ -95,26 +109,26 @@ def _possible(visit: PageContext, found: Invoice) -> dict[str, str]:
         "write-off": billed and is_open,
     }
     found_urls = {
-        name.replace("-", "_"): visit.url(f"operator-billing-{name}", found.pk) if it else ""
-        for name, it in able.items()
+        name.replace("-", "_"): ctx.url(f"operator-billing-{name}", found.pk) if is_allowed else ""
+        for name, is_allowed in able.items()
     }
-    return found_urls | {"credit": visit.url("operator-billing-credit", found.tenant.slug)}
+    return found_urls | {"credit": ctx.url("operator-billing-credit", found.tenant.slug)}
 
 
 @operator_page()
-def line(visit: PageContext) -> HttpResponse:
-    found = _invoice(visit)
-    with visit.scope():
+def line(ctx: PageContext) -> HttpResponse:
+    found = _invoice(ctx)
+    with ctx.scope():
         rows = InvoiceLine.objects.all_tenants().filter(invoice=found, price_id__isnull=False)
-        row = rows.filter(position=visit.arguments["line"]).first()
+        row = rows.filter(position=ctx.arguments["line"]).first()
         if row is None:
             raise Http404
-        here = visit.url("operator-billing-line", found.pk, row.position)
-        told = traced(visit, found, row, here, "")
-    name, up = found.number or "Draft", visit.url("operator-billing-detail", found.pk)
-    breadcrumbs = (*_crumbs(visit), Breadcrumb(name, up))
-    return show(
-        visit, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, told=told, up=up, name=name
+        here = ctx.url("operator-billing-line", found.pk, row.position)
+        trace = trace_line(ctx, found, row, here, "")
+    name, up = found.number or "Draft", ctx.url("operator-billing-detail", found.pk)
+    breadcrumbs = (*_crumbs(ctx), Breadcrumb(name, up))
+    return render_page(
+        ctx, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, trace=trace, up=up, name=name
     )
 
 
@@ -122,51 +136,51 @@ def line(visit: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def draft(visit: PageContext) -> HttpResponse:
-    period = _period(visit)
-    closes = period.closed_at is None and period.ends_at <= visit.now
+def draft(ctx: PageContext) -> HttpResponse:
+    period = _period(ctx)
+    closes = period.closed_at is None and period.ends_at <= ctx.now
     effect = f"Every tenant’s draft of {period.label} is recreated from its usage. Final invoices do not change."
     if closes:
         effect = f"{period.label} is closed permanently. Later usage goes to the next month. {effect}"
 
-    def verb(data: dict[str, Any]) -> int:
-        return services.draft(period, visit.now)
+    def action(data: dict[str, Any]) -> int:
+        return services.draft(period, ctx.now)
 
     return _confirm(
-        visit,
-        Confirm(period.label, posted(visit)),
-        verb,
+        ctx,
+        Confirm(period.label, bound_data(ctx)),
+        action,
         title=f"Draft {period.label}",
         submit="Close and draft" if closes else "Draft",
         effect=effect,
-        back=_month_url(visit, period),
-        said=lambda count: f"{count} drafts of {period.label} were created.",
+        back=_month_url(ctx, period),
+        message=lambda count: f"{count} drafts of {period.label} were created.",
     )
 
 
 @operator_page(methods=FORM, step_up=True)
-def finalize_all(visit: PageContext) -> HttpResponse:
-    period = _period(visit)
-    with visit.scope():
+def finalize_all(ctx: PageContext) -> HttpResponse:
+    period = _period(ctx)
+    with ctx.scope():
         drafts = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
         count, worth = drafts.count(), sum(drafts.values_list("total", flat=True))
     many = f"{count} invoice{'' if count == 1 else 's'}"
-    effect = f"{many} of {period.label} (total {dollars(worth)}) are numbered, booked and emailed. {FOREVER}"
+    effect = f"{many} of {period.label} (total {dollars(worth)}) are numbered, booked and emailed. {NO_EXPIRY}"
 
-    def said(did: services.Finalized) -> str:
+    def message(did: services.Finalized) -> str:
         left = f" {did.left} remaining. Run Finalize all again." if did.left else ""
         faults = f" Not finalized: {'; '.join(did.refused)}." if did.refused else ""
         return f"{did.done} invoices of {period.label} finalized.{left}{faults}"
 
     return _confirm(
-        visit,
-        Confirm(period.label, posted(visit)),
+        ctx,
+        Confirm(period.label, bound_data(ctx)),
         lambda data: services.finalize_all(period),
         title=f"Finalize {period.label}",
         submit="Finalize all",
         effect=effect,
-        back=_month_url(visit, period),
-        said=said,
+        back=_month_url(ctx, period),
+        message=message,
     )
 
 
@@ -174,39 +188,41 @@ def finalize_all(visit: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def finalize(visit: PageContext) -> HttpResponse:
-    found = _invoice(visit)
+def finalize(ctx: PageContext) -> HttpResponse:
+    found = _invoice(ctx)
     if found.state != Invoice.State.DRAFT:
-        return done(visit, visit.url("operator-billing-detail", found.pk), f"{found.number} is already final.")
+        return redirect_with_message(
+            ctx, ctx.url("operator-billing-detail", found.pk), f"{found.number} is already final."
+        )
     name = found.tenant.slug
     what = f"The draft of {found.period.label} for {found.tenant.name}, {dollars(found.total)}"
     return _on_invoice(
-        visit,
+        ctx,
         found,
-        Confirm(name, posted(visit)),
+        Confirm(name, bound_data(ctx)),
         lambda data: do_finalize(found),
         title=f"Finalize {found.period.label} of {found.tenant.name}",
         submit="Finalize",
-        effect=f"{what}, is numbered, booked and emailed. {FOREVER}",
-        said=lambda row: f"{row.number} was finalized.",
+        effect=f"{what}, is numbered, booked and emailed. {NO_EXPIRY}",
+        message=lambda row: f"{row.number} was finalized.",
     )
 
 
 @operator_page(methods=FORM, step_up=True)
-def payment(visit: PageContext) -> HttpResponse:
-    found, owed = _final(visit)
-    start = {"amount": f"{owed // 100}.{owed % 100:02}", "received_on": visit.now.date()}
-    form = RecordPayment(str(found.number), posted(visit))
+def payment(ctx: PageContext) -> HttpResponse:
+    found, owed = _final(ctx)
+    start = {"amount": f"{owed // 100}.{owed % 100:02}", "received_on": ctx.now.date()}
+    form = RecordPayment(str(found.number), bound_data(ctx))
     form.initial = start
     return _on_invoice(
-        visit,
+        ctx,
         found,
         form,
         lambda data: services.pay(found, data),
         title=f"Record payment on {found.number}",
         submit="Record payment",
         effect=f"Books the amount as received from {found.tenant.name}. Balance due: {dollars(owed)}.",
-        said=lambda paid: (
+        message=lambda paid: (
             "The payment was recorded." if paid[1] else "This payment was already recorded. Nothing changed."
         ),
         danger=False,
@@ -214,130 +230,130 @@ def payment(visit: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def credit_note(visit: PageContext) -> HttpResponse:
-    found, _ = _final(visit)
-    with visit.scope():
+def credit_note(ctx: PageContext) -> HttpResponse:
+    found, _ = _final(ctx)
+    with ctx.scope():
         seen = notes_on(found).count()
-    form = IssueNote(str(found.number), posted(visit))
+    form = IssueNote(str(found.number), bound_data(ctx))
     form.initial = {"seen": seen}
-    given = "Reduces the balance due. Excess payments go to future invoices and applied credits are restored."
+    context = "Reduces the balance due. Excess payments go to future invoices and applied credits are restored."
     return _on_invoice(
-        visit,
+        ctx,
         found,
         form,
         lambda data: services.credit_note(found, data),
         title=f"Credit note on {found.number}",
         submit="Issue credit note",
-        effect=f"Credits the amount with tax to {found.tenant.name} and emails the credit note. {given}",
-        said=lambda note: f"{note.number} was issued.",
+        effect=f"Credits the amount with tax to {found.tenant.name} and emails the credit note. {context}",
+        message=lambda note: f"{note.number} was issued.",
     )
 
 
 @operator_page(methods=FORM, step_up=True)
-def void(visit: PageContext) -> HttpResponse:
-    found, _ = _final(visit)
+def void(ctx: PageContext) -> HttpResponse:
+    found, _ = _final(ctx)
     return _on_invoice(
-        visit,
+        ctx,
         found,
-        WithReason(str(found.number), posted(visit)),
+        WithReason(str(found.number), bound_data(ctx)),
         lambda data: do_void(found, data["reason"]),
         title=f"Void {found.number}",
         submit="Void",
         effect=f"{found.number} has no balance due. The number is kept, applied credits are restored and"
         " the month can be drafted again. This cannot be undone.",
-        said=lambda row: f"{row.number} was voided.",
+        message=lambda row: f"{row.number} was voided.",
     )
 
 
 @operator_page(methods=FORM, step_up=True)
-def write_off(visit: PageContext) -> HttpResponse:
-    found, owed = _final(visit)
+def write_off(ctx: PageContext) -> HttpResponse:
+    found, owed = _final(ctx)
     return _on_invoice(
-        visit,
+        ctx,
         found,
-        WithReason(str(found.number), posted(visit)),
+        WithReason(str(found.number), bound_data(ctx)),
         lambda data: do_write_off(found, data["reason"]),
         title=f"Write off {found.number}",
         submit="Write off",
         effect=f"The {dollars(owed)} that {found.tenant.name} owes become bad debt. This cannot be undone.",
-        said=lambda row: f"{row.number} was written off.",
+        message=lambda row: f"{row.number} was written off.",
     )
 
 
 @operator_page(methods=FORM, step_up=True)
-def credit(visit: PageContext) -> HttpResponse:
-    """Give a tenant credit."""
-    with visit.scope():
-        tenant = Tenant.objects.all_tenants().filter(slug=visit.arguments["tenant"]).first()
+def credit(ctx: PageContext) -> HttpResponse:
+    """Grant a credit to a tenant."""
+    with ctx.scope():
+        tenant = Tenant.objects.all_tenants().filter(slug=ctx.arguments["tenant"]).first()
         if tenant is None:
             raise Http404
         seen = services.credits_of(tenant)
-    form = GrantCredit(tenant.slug, posted(visit))
+    form = GrantCredit(tenant.slug, bound_data(ctx))
     form.initial = {"seen": seen}
     return _confirm(
-        visit,
+        ctx,
         form,
         lambda data: services.grant(tenant, data),
         title=f"Add credit for {tenant.name}",
         submit="Add credit",
         effect=f"Reduces future invoices of {tenant.name}, before tax, until the credit is used up or expires.",
-        back=visit.url("operator-tenants-detail", tenant.pk),
-        said=lambda grant: f"{dollars(grant.nano // 10**7)} credit added for {tenant.name}.",
+        back=ctx.url("operator-tenants-detail", tenant.pk),
+        message=lambda grant: f"{dollars(grant.nano // 10**7)} credit added for {tenant.name}.",
         danger=False,
     )
 
 
 def _on_invoice(
-    visit: PageContext, found: Invoice, form: Any, verb: Callable[[dict[str, Any]], Any], **given: Any
+    ctx: PageContext, found: Invoice, form: Any, action: Callable[[dict[str, Any]], Any], **context: Any
 ) -> HttpResponse:
-    return _confirm(visit, form, verb, back=visit.url("operator-billing-detail", found.pk), **given)
+    return _confirm(ctx, form, action, back=ctx.url("operator-billing-detail", found.pk), **context)
 
 
 def _confirm(
-    visit: PageContext,
+    ctx: PageContext,
     form: Any,
-    verb: Callable[[dict[str, Any]], Any],
+    action: Callable[[dict[str, Any]], Any],
     *,
     title: str,
     danger: bool = True,
-    **given: Any,
+    **context: Any,
 ) -> HttpResponse:
-    """Return the page of one deed; what was done is said where `back` leads."""
-    return ask(visit, title, form, verb, breadcrumbs=_crumbs(visit), danger=danger, **given)
+    """Return the form of one action. Its message is shown at `back`."""
+    return form_view(ctx, title, form, action, breadcrumbs=_crumbs(ctx), danger=danger, **context)
 
 
-def _period(visit: PageContext) -> Period:
-    with visit.scope():
-        found = Period.objects.select_related("entity").filter(pk=visit.arguments["period"]).first()
+def _period(ctx: PageContext) -> Period:
+    with ctx.scope():
+        found = Period.objects.select_related("entity").filter(pk=ctx.arguments["period"]).first()
     if found is None:
         raise Http404
     return found
 
 
-def _invoice(visit: PageContext) -> Invoice:
-    with visit.scope():
+def _invoice(ctx: PageContext) -> Invoice:
+    with ctx.scope():
         rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to", "tenant")
-        found = rows.filter(pk=visit.arguments["invoice"]).first()
+        found = rows.filter(pk=ctx.arguments["invoice"]).first()
     if found is None:
         raise Http404
     return found
 
 
-def _final(visit: PageContext) -> tuple[Invoice, int]:
-    """Return an invoice, no draft or note, and what is owed on it, in cents."""
-    found = _invoice(visit)
+def _final(ctx: PageContext) -> tuple[Invoice, int]:
+    """Return a final invoice and its balance due in cents."""
+    found = _invoice(ctx)
     if found.state == Invoice.State.DRAFT or found.is_credit_note:
         raise Http404
-    with visit.scope():
+    with ctx.scope():
         return found, outstanding(found)
 
 
-def _month_url(visit: PageContext, period: Period) -> str:
-    return f"{visit.url('operator-billing')}?month={period.label}"
+def _month_url(ctx: PageContext, period: Period) -> str:
+    return f"{ctx.url('operator-billing')}?month={period.label}"
 
 
-def _crumbs(visit: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb(TITLE, visit.url("operator-billing")),)
+def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
+    return (Breadcrumb(TITLE, ctx.url("operator-billing")),)
 
 
 urlpatterns = [

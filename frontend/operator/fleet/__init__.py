@@ -1,4 +1,4 @@
-"""Fleet: how busy the workers were, and what their tokens cost."""
+"""Fleet: utilization of the workers and cost of their tokens."""
 
 from frontend.operator.fleet.views import urlpatterns
 

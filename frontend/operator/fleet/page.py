@@ -1,4 +1,4 @@
-"""What the page of the fleet shows, one view model a panel."""
+"""View models of the fleet page, one for each panel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import redis
 from django.urls import reverse
 
-from frontend.core.charts import Chart, Series, Unit, told
+from frontend.core.charts import Chart, Series, Unit, format_value
 from frontend.core.date_ranges import DateRangeChoice
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
@@ -20,23 +20,23 @@ from millrace.apps.operations.history import FleetPoint, span
 from millrace.apps.operations.models import ReplicaSample
 from millrace.conf.environment import platform_settings
 
-DRAWN = 5  # workers in a chart: those that served most
+CHARTS = 5
 COLORS = ("spend", "output", "cached", "written", "failed")
 MINUTE = timedelta(minutes=1)
-# What one may look at: its length, and that of one point in a chart.
-SPANS: dict[str, tuple[str, timedelta, timedelta]] = {
+# Selectable ranges: total length, and length of one point.
+RANGES: dict[str, tuple[str, timedelta, timedelta]] = {
     "1h": ("1 hour", timedelta(hours=1), 2 * MINUTE),
     "6h": ("6 hours", timedelta(hours=6), 10 * MINUTE),
     "24h": ("24 hours", timedelta(hours=24), 30 * MINUTE),
     "7d": ("7 days", timedelta(days=7), 240 * MINUTE),
 }
-DEFAULT = "6h"
+DEFAULT_RANGE = "6h"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class FleetQuery:
-    """What the address asks for. `model`: empty for all."""
+    """The filters of the query string. `model` is empty for all models."""
 
     name: str
     label: str
@@ -50,12 +50,12 @@ class FleetQuery:
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """A worker in the span, and how it is now; shares in words."""
+    """A worker in the selected range, and its current state. Shares are formatted text."""
 
     worker: str
     model: str
     compute: str
-    compute_part: int  # of 10,000
+    compute_part: int  # in 1/10,000
     cpu: str
     mfu: str
     batch: str
@@ -74,7 +74,7 @@ class FleetWorkers:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class FleetChart:
     title: str
     detail: str
     chart: Chart
@@ -82,8 +82,8 @@ class Drawing:
 
 @dataclass(frozen=True)
 class FleetHistory:
-    drawings: tuple[Drawing, ...]
-    left_out: int  # workers that are in no chart
+    drawings: tuple[FleetChart, ...]
+    left_out: int  # number of workers without a chart
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class CostRow:
     per_hour: Money | None
     hours: str
     served: int
-    cost: Money | None  # a million tokens
-    price: Money | None  # billed for a million
+    cost: Money | None  # per 1M tokens
+    price: Money | None  # billed per 1M tokens
     margin: str
     good: bool
     set_url: str
@@ -103,101 +103,109 @@ class CostRow:
 class Costs:
     rows: tuple[CostRow, ...]
     since: datetime
-    is_unset: bool  # no machine's cost is known
+    is_unset: bool  # true if no machine cost is set
 
 
-def asked(visit: PageContext) -> FleetQuery:
-    """Return the span and the model of the address; the usual ones for nonsense."""
-    name = visit.query.get("span", DEFAULT)
-    name = name if name in SPANS else DEFAULT
+def query_of(ctx: PageContext) -> FleetQuery:
+    """Return the range and the model of the query string; the defaults for invalid values."""
+    name = ctx.query.get("span", DEFAULT_RANGE)
+    name = name if name in RANGES else DEFAULT_RANGE
     known = [spec.name for spec in platform_settings().models]
-    model = visit.query.get("model", "")
+    model = ctx.query.get("model", "")
     model = model if model in known else ""
-    label, length, bucket = SPANS[name]
-    end = visit.now + bucket - (visit.now - _EPOCH) % bucket
-    spans = tuple(DateRangeChoice(text, _address(one, model), one == name) for one, (text, _, _) in SPANS.items())
-    models = tuple(DateRangeChoice(one or "All models", _address(name, one), one == model) for one in ("", *known))
+    label, length, bucket = RANGES[name]
+    end = ctx.now + bucket - (ctx.now - _EPOCH) % bucket
+    spans = tuple(DateRangeChoice(text, _url(option, model), option == name) for option, (text, _, _) in RANGES.items())
+    models = tuple(
+        DateRangeChoice(option or "All models", _url(name, option), option == model) for option in ("", *known)
+    )
     return FleetQuery(name, label, end - length, end, bucket, model, spans, models if len(known) > 1 else ())
 
 
-def workers(visit: PageContext) -> FleetWorkers:
-    wanted = asked(visit)
-    models = _models(wanted)
-    points = [one for one in span(wanted.start, wanted.end, wanted.end - wanted.start) if one.worker in models]
+def workers(ctx: PageContext) -> FleetWorkers:
+    query = query_of(ctx)
+    models = _models(query)
+    points = [point for point in span(query.start, query.end, query.end - query.start) if point.worker in models]
     now = _now()
-    return FleetWorkers(tuple(_row(one, models[one.worker], now.get(one.worker)) for one in points))
+    return FleetWorkers(tuple(_row(point, models[point.worker], now.get(point.worker)) for point in points))
 
 
-def history(visit: PageContext) -> FleetHistory:
-    wanted = asked(visit)
-    models = _models(wanted)
-    points = [one for one in span(wanted.start, wanted.end, wanted.bucket) if one.worker in models]
+def history(ctx: PageContext) -> FleetHistory:
+    query = query_of(ctx)
+    models = _models(query)
+    points = [point for point in span(query.start, query.end, query.bucket) if point.worker in models]
     served: dict[str, int] = {}
-    for one in points:
-        served[one.worker] = served.get(one.worker, 0) + one.tokens
-    drawn = sorted(sorted(served, key=lambda worker: -served[worker])[:DRAWN])
-    seen = {(one.at, one.worker): one for one in points}
+    for point in points:
+        served[point.worker] = served.get(point.worker, 0) + point.tokens
+    drawn = sorted(sorted(served, key=lambda worker: -served[worker])[:CHARTS])
+    seen = {(point.at, point.worker): point for point in points}
     kinds: tuple[tuple[str, str, str, Unit, Callable[[FleetPoint], int | None]], ...] = (
-        ("compute", "Compute use", "share of time in forward passes", "percent", lambda one: one.forward),
-        ("batch", "Batch size", "requests per step, average", "decimal", lambda one: one.batch),
-        ("memory", "KV cache use", "blocks held by running requests", "percent", lambda one: one.kv_used),
-        ("queue", "Queue", "requests claimed and not started, maximum", "count", lambda one: one.waiting),
-        ("hits", "Prefix-cache hits", "share of prompt tokens", "percent", lambda one: one.hits),
-        ("tokens", "Tokens served", f"every {_minutes(wanted.bucket)}", "tokens", lambda one: one.tokens),
+        ("compute", "Compute use", "share of time in forward passes", "percent", lambda point: point.forward),
+        ("batch", "Batch size", "requests per step, average", "decimal", lambda point: point.batch),
+        ("memory", "KV cache use", "blocks held by running requests", "percent", lambda point: point.kv_used),
+        ("queue", "Queue", "requests claimed and not started, maximum", "count", lambda point: point.waiting),
+        ("hits", "Prefix-cache hits", "share of prompt tokens", "percent", lambda point: point.hits),
+        ("tokens", "Tokens served", f"every {_minutes(query.bucket)}", "tokens", lambda point: point.tokens),
     )
     drawings = (
-        Drawing(title, detail, _chart(visit, wanted, name, f"{title}, {detail}", unit, read, drawn, seen))
+        FleetChart(title, detail, _chart(ctx, query, name, f"{title}, {detail}", unit, read, drawn, seen))
         for name, title, detail, unit, read in kinds
     )
-    return FleetHistory(tuple(drawings) if drawn else (), max(0, len(served) - DRAWN))
+    return FleetHistory(tuple(drawings) if drawn else (), max(0, len(served) - CHARTS))
 
 
-def cost(visit: PageContext) -> Costs:
-    wanted = asked(visit)
-    found = [one for one in costs(wanted.start, wanted.end) if not wanted.model or one.model == wanted.model]
-    since = wanted.start.replace(minute=0, second=0, microsecond=0)
-    return Costs(tuple(_cost(one) for one in found), since, all(one.nano_per_hour is None for one in found))
+def cost(ctx: PageContext) -> Costs:
+    query = query_of(ctx)
+    found = [
+        model_cost for model_cost in costs(query.start, query.end) if not query.model or model_cost.model == query.model
+    ]
+    since = query.start.replace(minute=0, second=0, microsecond=0)
+    return Costs(
+        tuple(_cost(model_cost) for model_cost in found),
+        since,
+        all(model_cost.nano_per_hour is None for model_cost in found),
+    )
 
 
-def _models(wanted: FleetQuery) -> Mapping[str, str]:
-    """Return the model of each worker seen in the span."""
-    rows = ReplicaSample.objects.filter(sampled_at__gte=wanted.start, sampled_at__lt=wanted.end)
-    if wanted.model:
-        rows = rows.filter(model=wanted.model)
+def _models(query: FleetQuery) -> Mapping[str, str]:
+    """Return the model of each worker in the range."""
+    rows = ReplicaSample.objects.filter(sampled_at__gte=query.start, sampled_at__lt=query.end)
+    if query.model:
+        rows = rows.filter(model=query.model)
     return dict(rows.order_by("worker").values_list("worker", "model").distinct())
 
 
 def _now() -> Mapping[str, ReplicaStatus]:
-    """Each worker's replica that speaks."""
+    """Return the replica of each worker that sends heartbeats."""
     try:
         board = read_fleet_status()
     except redis.RedisError:
         return {}
-    return {one.worker: one for one in board.replicas if one.state != ReplicaState.SILENT}
+    return {replica.worker: replica for replica in board.replicas if replica.state != ReplicaState.SILENT}
 
 
-def _row(one: FleetPoint, model: str, now: ReplicaStatus | None) -> WorkerRow:
+def _row(point: FleetPoint, model: str, now: ReplicaStatus | None) -> WorkerRow:
     return WorkerRow(
-        worker=one.worker,
+        worker=point.worker,
         model=model,
-        compute=told(one.forward, "percent"),
-        compute_part=one.forward or 0,
-        cpu=told(one.cpu, "percent"),
-        mfu=told(one.mfu, "percent"),
-        batch=told(one.batch, "decimal"),
+        compute=format_value(point.forward, "percent"),
+        compute_part=point.forward or 0,
+        cpu=format_value(point.cpu, "percent"),
+        mfu=format_value(point.mfu, "percent"),
+        batch=format_value(point.batch, "decimal"),
         max_batch="" if now is None else f"of {now.beat.max_num_seqs}",
         kv_used=0 if now is None else now.beat.kv_blocks_used,
         kv_blocks=0 if now is None else now.beat.kv_blocks,
         waiting="–" if now is None else str(now.beat.waiting),
-        hits=told(one.hits, "percent"),
-        preemptions=one.preemptions,
-        tokens=one.tokens,
+        hits=format_value(point.hits, "percent"),
+        preemptions=point.preemptions,
+        tokens=point.tokens,
     )
 
 
 def _chart(
-    visit: PageContext,
-    wanted: FleetQuery,
+    ctx: PageContext,
+    query: FleetQuery,
     name: str,
     title: str,
     unit: Unit,
@@ -205,33 +213,37 @@ def _chart(
     drawn: Sequence[str],
     seen: Mapping[tuple[datetime, str], FleetPoint],
 ) -> Chart:
-    at = tuple(wanted.start + i * wanted.bucket for i in range((wanted.end - wanted.start) // wanted.bucket))
+    at = tuple(query.start + i * query.bucket for i in range((query.end - query.start) // query.bucket))
     series = tuple(
-        Series(worker, color, tuple(None if (one := seen.get((when, worker))) is None else read(one) for when in at))
+        Series(
+            worker,
+            color,
+            tuple(None if (model_cost := seen.get((when, worker))) is None else read(model_cost) for when in at),
+        )
         for worker, color in zip(drawn, COLORS, strict=False)
     )
-    return Chart(name, f"{title}; {wanted.label}", at, series, unit, bucket="hour", zone=visit.zone, height=214)
+    return Chart(name, f"{title}; {query.label}", at, series, unit, bucket="hour", zone=ctx.zone, height=214)
 
 
-def _cost(one: ModelCost) -> CostRow:
-    cost, price = one.cost_per_million, one.price_per_million
+def _cost(model_cost: ModelCost) -> CostRow:
+    cost, price = model_cost.cost_per_million, model_cost.price_per_million
     margin = None if cost is None or not price else (price - cost) * 10_000 // price
-    tenths = one.machine_minutes * 10 // 60
+    tenths = model_cost.machine_minutes * 10 // 60
     return CostRow(
-        model=one.model,
-        per_hour=None if one.nano_per_hour is None else Money.nano(one.nano_per_hour),
+        model=model_cost.model,
+        per_hour=None if model_cost.nano_per_hour is None else Money.nano(model_cost.nano_per_hour),
         hours=f"{tenths // 10:,}.{tenths % 10}",
-        served=one.served,
+        served=model_cost.served,
         cost=None if cost is None else Money(cost),
         price=None if price is None else Money(price),
         margin="–" if margin is None else _signed(margin),
         good=margin is not None and margin >= 0,
-        set_url=reverse("operator-fleet-cost", args=[one.model]),
+        set_url=reverse("operator-fleet-cost", args=[model_cost.model]),
     )
 
 
 def _signed(hundredths: int) -> str:
-    """Return a share of the price; what loses very much is not told to the digit."""
+    """Return a share of the price with its sign. Very large losses are shortened."""
     if hundredths < -99_900:
         return f"−{-hundredths // 100:,}%"
     tenths = abs(hundredths) // 10
@@ -243,6 +255,6 @@ def _minutes(bucket: timedelta) -> str:
     return f"{minutes} minutes" if minutes < 60 else f"{minutes // 60} hours"
 
 
-def _address(name: str, model: str) -> str:
-    chosen = ({} if name == DEFAULT else {"span": name}) | ({"model": model} if model else {})
+def _url(name: str, model: str) -> str:
+    chosen = ({} if name == DEFAULT_RANGE else {"span": name}) | ({"model": model} if model else {})
     return f"?{urlencode(chosen)}"

@@ -1,4 +1,4 @@
-"""Fleet: the page, its panels, and what a machine costs."""
+"""Fleet: the page, its panels and the machine costs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 
 from billing.pricing.price_book import nano_per_million
-from frontend.core.form_view import posted
+from frontend.core.form_view import bound_data
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import carry_out, done, refused, show
+from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 from frontend.operator.fleet import page
 from millrace.apps.operations.costs import do_set_machine_cost
 from millrace.conf.environment import platform_settings
@@ -22,15 +22,15 @@ from millrace.conf.environment import platform_settings
 PANELS = Panels(
     "operator-fleet-panel",
     (
-        Panel("workers", "Workers", "ops_fleet/workers.html", page.workers, every=30),
-        Panel("history", "History", "ops_fleet/history.html", page.history, every=60),
-        Panel("cost", "Cost and price", "ops_fleet/cost.html", page.cost, every=60),
+        Panel("workers", "Workers", "operator/fleet/workers.html", page.workers, every=30),
+        Panel("history", "History", "operator/fleet/history.html", page.history, every=60),
+        Panel("cost", "Cost and price", "operator/fleet/cost.html", page.cost, every=60),
     ),
 )
 
 
 class FleetMachineCost(forms.Form):
-    """USD an hour; cleaned to nano-USD."""
+    """The cost of a machine in USD per hour, cleaned to nano-USD."""
 
     amount = forms.CharField(
         max_length=20,
@@ -47,25 +47,25 @@ class FleetMachineCost(forms.Form):
 
 
 @operator_page()
-def fleet(visit: PageContext) -> HttpResponse:
-    context: dict[str, Any] = {"asked": page.asked(visit), "metering": metering(visit.now)}
-    return show(visit, "ops_fleet/page.html", "Fleet", panels=PANELS, **context)
+def fleet(ctx: PageContext) -> HttpResponse:
+    context: dict[str, Any] = {"query": page.query_of(ctx), "metering": metering(ctx.now)}
+    return render_page(ctx, "operator/fleet/page.html", "Fleet", panels=PANELS, **context)
 
 
 @operator_page(methods=FORM)
-def cost(visit: PageContext) -> HttpResponse:
-    model = visit.arguments["model"]
+def cost(ctx: PageContext) -> HttpResponse:
+    model = ctx.arguments["model"]
     if model not in {spec.name for spec in platform_settings().models}:
         raise Http404
-    form = FleetMachineCost(posted(visit))
+    form = FleetMachineCost(bound_data(ctx))
     title, back = f"Machine cost of {model}", reverse("operator-fleet")
-    given: dict[str, Any] = {"action": visit.request.path, "submit": "Save", "back": back}
-    given["breadcrumbs"] = (Breadcrumb("Fleet", back),)
-    if visit.request.method == "POST":
-        if carry_out(form, lambda data: do_set_machine_cost(model, data["amount"])):
-            return done(visit, back, f"Machine cost of {model} saved.")
-        return refused(visit, "frontend/form.html", title, form, **given)
-    return show(visit, "frontend/form.html", title, form=form, **given)
+    context: dict[str, Any] = {"action": ctx.request.path, "submit": "Save", "back": back}
+    context["breadcrumbs"] = (Breadcrumb("Fleet", back),)
+    if ctx.request.method == "POST":
+        if run_action(form, lambda data: do_set_machine_cost(model, data["amount"])):
+            return redirect_with_message(ctx, back, f"Machine cost of {model} saved.")
+        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
+    return render_page(ctx, "frontend/form.html", title, form=form, **context)
 
 
 urlpatterns = [

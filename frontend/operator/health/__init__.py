@@ -1,4 +1,4 @@
-"""Health: what needs a person now, on the operators' first screen."""
+"""Health issues, on the first screen of operators."""
 
 from frontend.operator.health.views import urlpatterns
 

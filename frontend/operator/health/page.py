@@ -1,4 +1,4 @@
-"""What the operators' first screen shows, one view model a panel."""
+"""View models of the health page, one for each panel."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from millrace.apps.operations.health import HealthIssue, IssueType
 from millrace.conf.environment import platform_settings
 from tenants.models import Tenant
 
-SHOWN = 20  # rows in quarantine, differences
+MAX_ROWS = 20  # rows in quarantine, differences
 UNITS = ("tokens", "requests")
 MILLISECOND = 1000  # microseconds
-# Where each kind of concern is seen to: a label and the name of an address, which is the tenant's for those of tenants.
+# Link of each issue type: label and URL name.
 _SCREENS: dict[IssueType, tuple[str, str]] = {
     IssueType.BUDGET: ("Budgets", "budgets"),
     IssueType.CORDON: ("Workers", "operator-models"),
@@ -42,8 +42,8 @@ _PLACES = {
 
 
 @dataclass(frozen=True)
-class Item:
-    """A concern, and where to see to it; no `url`: at the machine."""
+class HealthIssueItem:
+    """A health issue with the link to its solution. `url` is empty if it must be solved on the machine."""
 
     urgent: bool
     title: str
@@ -53,13 +53,13 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Needs:
-    items: tuple[Item, ...]
+class HealthIssues:
+    items: tuple[HealthIssueItem, ...]
     now: datetime
 
 
 @dataclass(frozen=True)
-class Figure:
+class HealthStat:
     label: str
     value: str
     detail: str
@@ -75,13 +75,13 @@ class QueueRow:
     replicas: int
     running: int
     waiting: int
-    oldest: str  # of those that wait
-    batches: int  # that wait
+    oldest: str  # age of the oldest waiting request
+    batches: int  # waiting batch requests
 
 
 @dataclass(frozen=True)
-class Queues:
-    """None of the rows: the broker is away."""
+class HealthQueues:
+    """The queues by model. There are no rows if Valkey is unavailable."""
 
     rows: tuple[QueueRow, ...] | None
     gateways: int
@@ -96,8 +96,8 @@ class HealthDifference:
 
 
 @dataclass(frozen=True)
-class Report:
-    """The reconciler's last one; None: there is none."""
+class ReconciliationReport:
+    """The last report of the reconciler; None if there is none."""
 
     last: Reconciliation | None
     differences: tuple[HealthDifference, ...]
@@ -106,7 +106,7 @@ class Report:
 
 @dataclass(frozen=True)
 class HealthDismissedIssue:
-    """A usage record in quarantine."""
+    """A usage message in quarantine."""
 
     received_at: datetime
     reason: str
@@ -122,44 +122,53 @@ class Quarantine:
     number: int
 
 
-def needs(visit: PageContext) -> Needs:
-    found = health.find_issues(_board(), visit.now)
-    return Needs(tuple(_item(one) for one in found), visit.now)
+def issues(ctx: PageContext) -> HealthIssues:
+    found = health.find_issues(_replica_board(), ctx.now)
+    return HealthIssues(tuple(_item(issue) for issue in found), ctx.now)
 
 
-def figures(visit: PageContext) -> tuple[Figure, ...]:
-    board = _board()
-    return (*_of_board(board), _ttft(visit))
+def stats(ctx: PageContext) -> tuple[HealthStat, ...]:
+    board = _replica_board()
+    return (*_board_stats(board), _ttft(ctx))
 
 
-def queues(visit: PageContext) -> Queues:
-    board = _board()
+def queues(ctx: PageContext) -> HealthQueues:
+    board = _replica_board()
     if board is None:
-        return Queues(None, 0)
-    return Queues(tuple(_queue(board, spec.name) for spec in platform_settings().models), len(board.gateways))
+        return HealthQueues(None, 0)
+    return HealthQueues(tuple(_queue(board, spec.name) for spec in platform_settings().models), len(board.gateways))
 
 
-def reconciliation(visit: PageContext) -> Report:
+def reconciliation(ctx: PageContext) -> ReconciliationReport:
     last = Reconciliation.objects.order_by("-id").first()
     if last is None:
-        return Report(None, (), 0)
-    shown = last.differences[:SHOWN]
-    names = dict(Tenant.objects.all_tenants().filter(pk__in={one["tenant"] for one in shown}).values_list("pk", "name"))
+        return ReconciliationReport(None, (), 0)
+    shown = last.differences[:MAX_ROWS]
+    names = dict(
+        Tenant.objects.all_tenants()
+        .filter(pk__in={difference["tenant"] for difference in shown})
+        .values_list("pk", "name")
+    )
     rows = (
         HealthDifference(
-            what=next(f"{kind} {one[kind]}" for kind in ("budget_period", "lease", "journal") if kind in one),
-            tenant=names.get(one["tenant"], f"tenant {one['tenant']}"),
-            reserved=str(one.get("reserved", "–")),
+            what=next(
+                f"{kind} {difference[kind]}" for kind in ("budget_period", "lease", "journal") if kind in difference
+            ),
+            tenant=names.get(difference["tenant"], f"tenant {difference['tenant']}"),
+            reserved=str(difference.get("reserved", "–")),
             used=", ".join(
-                [*([one["used"]] if "used" in one else ()), *(f"{one[unit]} {unit}" for unit in UNITS if one.get(unit))]
+                [
+                    *([difference["used"]] if "used" in difference else ()),
+                    *(f"{difference[unit]} {unit}" for unit in UNITS if difference.get(unit)),
+                ]
             ),
         )
-        for one in shown
+        for difference in shown
     )
-    return Report(last, tuple(rows), len(last.differences) - len(shown))
+    return ReconciliationReport(last, tuple(rows), len(last.differences) - len(shown))
 
 
-def quarantine(visit: PageContext) -> Quarantine:
+def quarantine(ctx: PageContext) -> Quarantine:
     waiting = UsageQuarantine.objects.filter(resolved_at__isnull=True)
     rows = (
         HealthDismissedIssue(
@@ -170,98 +179,98 @@ def quarantine(visit: PageContext) -> Quarantine:
             replay_url=reverse("operator-health-replay", args=[row.pk]),
             dismiss_url=reverse("operator-health-dismiss", args=[row.pk]),
         )
-        for row in waiting.order_by("-received_at")[:SHOWN]
+        for row in waiting.order_by("-received_at")[:MAX_ROWS]
     )
     return Quarantine(tuple(rows), waiting.count())
 
 
-def _board() -> FleetStatus | None:
+def _replica_board() -> FleetStatus | None:
     try:
         return read_fleet_status()
     except redis.RedisError:
         return None
 
 
-def _item(one: HealthIssue) -> Item:
-    label, url = _PLACES.get(one.issue_type, ("", ""))
-    if one.issue_type in _SCREENS:
-        label, name = _SCREENS[one.issue_type]
-        url = _address(name, one.tenant)
-    if one.tenant is not None and not url:
-        label, url = "Tenant", reverse("overview", args=[one.tenant.slug])
-    return Item(one.urgent, one.title, one.todo, label, url)
+def _item(issue: HealthIssue) -> HealthIssueItem:
+    label, url = _PLACES.get(issue.issue_type, ("", ""))
+    if issue.issue_type in _SCREENS:
+        label, name = _SCREENS[issue.issue_type]
+        url = _url(name, issue.tenant)
+    if issue.tenant is not None and not url:
+        label, url = "Tenant", reverse("overview", args=[issue.tenant.slug])
+    return HealthIssueItem(issue.urgent, issue.title, issue.todo, label, url)
 
 
-def _address(name: str, tenant: Tenant | None) -> str:
+def _url(name: str, tenant: Tenant | None) -> str:
     try:
         return reverse(name, args=[] if tenant is None else [tenant.slug])
     except NoReverseMatch:
         return ""
 
 
-def _of_board(board: FleetStatus | None) -> tuple[Figure, ...]:
+def _board_stats(board: FleetStatus | None) -> tuple[HealthStat, ...]:
     if board is None:
-        return (Figure("Broker", "Unavailable", "new requests receive 503", "bad"),)
-    alive = [one for one in board.replicas if one.state != ReplicaState.SILENT]
-    ready = sum(one.state == ReplicaState.READY for one in alive)
-    waits = [each for gateway in board.gateways for each in gateway.presence.waiting if not each.batch]
-    waiting = sum(each.requests for each in waits)
-    oldest = max((each.oldest_ms for each in waits), default=0)
+        return (HealthStat("Broker", "Unavailable", "new requests receive 503", "bad"),)
+    alive = [status for status in board.replicas if status.state != ReplicaState.SILENT]
+    ready = sum(status.state == ReplicaState.READY for status in alive)
+    waits = [queue for gateway in board.gateways for queue in gateway.presence.waiting if not queue.batch]
+    waiting = sum(queue.requests for queue in waits)
+    oldest = max((queue.oldest_ms for queue in waits), default=0)
     flight = sum(gateway.presence.in_flight for gateway in board.gateways)
-    told = board.settler
+    settler = board.settler
     return (
-        Figure("Replicas ready", f"{ready} of {len(board.replicas)}", _others(board), "" if ready else "bad"),
-        Figure("Requests in flight", f"{flight:,}", f"gateways: {len(board.gateways)}"),
-        Figure(
+        HealthStat("Replicas ready", f"{ready} of {len(board.replicas)}", _other_stats(board), "" if ready else "bad"),
+        HealthStat("Requests in flight", f"{flight:,}", f"gateways: {len(board.gateways)}"),
+        HealthStat(
             "Requests waiting",
             f"{waiting:,}",
             f"oldest {duration(oldest * MILLISECOND)}" if waiting else "queue empty",
             "warn" if oldest > MILLISECOND else "",
         ),
-        Figure(
+        HealthStat(
             "Records to settle",
-            "–" if told is None else f"{told.backlog:,}",
+            "–" if settler is None else f"{settler.backlog:,}",
             "no settler running"
-            if told is None or not board.settler_runs
-            else f"{duration(told.lag_ms * 1000)} behind",
+            if settler is None or not board.settler_runs
+            else f"{duration(settler.lag_ms * 1000)} behind",
             "" if board.settler_runs else "bad",
         ),
     )
 
 
-def _others(board: FleetStatus) -> str:
-    states = [one.state for one in board.replicas if one.state != ReplicaState.READY]
+def _other_stats(board: FleetStatus) -> str:
+    states = [status.state for status in board.replicas if status.state != ReplicaState.READY]
     return ", ".join(f"{states.count(state)} {state}" for state in ReplicaState if state in states) or "all accept work"
 
 
-def _ttft(visit: PageContext) -> Figure:
+def _ttft(ctx: PageContext) -> HealthStat:
     objective = platform_settings().ttft_slo_ms
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms), count(ttft_ms)"
             " FROM request_log_requestrecord WHERE started_at >= %s AND ttft_ms IS NOT NULL",
-            [visit.now - timedelta(hours=1)],
+            [ctx.now - timedelta(hours=1)],
         )
         row: Any = cursor.fetchone()
     p95, number = row
     if p95 is None:
-        return Figure("TTFT, p95", "–", "no requests in the last hour")
+        return HealthStat("TTFT, p95", "–", "no requests in the last hour")
     late = p95 > objective
     detail = f"of {number:,} in the last hour; target {duration(objective * MILLISECOND)}"
-    return Figure("TTFT, p95", duration(p95 * MILLISECOND), detail, "warn" if late else "")
+    return HealthStat("TTFT, p95", duration(p95 * MILLISECOND), detail, "warn" if late else "")
 
 
 def _queue(board: FleetStatus, model: str) -> QueueRow:
-    replicas = [one for one in board.replicas if one.beat.model == model]
-    waits = [each for gateway in board.gateways for each in gateway.presence.waiting if each.model == model]
-    oldest = max((each.oldest_ms for each in waits if not each.batch), default=None)
+    replicas = [status for status in board.replicas if status.beat.model == model]
+    waits = [queue for gateway in board.gateways for queue in gateway.presence.waiting if queue.model == model]
+    oldest = max((queue.oldest_ms for queue in waits if not queue.batch), default=None)
     return QueueRow(
         model=model,
-        url=f"{_address('operator-fleet', None)}?model={model}",
+        url=f"{_url('operator-fleet', None)}?model={model}",
         ready=board.ready(model),
         replicas=len(replicas),
-        running=sum(one.load for one in replicas if one.state != ReplicaState.SILENT),
-        waiting=sum(each.requests for each in waits if not each.batch),
+        running=sum(status.load for status in replicas if status.state != ReplicaState.SILENT),
+        waiting=sum(queue.requests for queue in waits if not queue.batch),
         oldest="–" if oldest is None else duration(oldest * MILLISECOND),
-        batches=sum(each.requests for each in waits if each.batch),
+        batches=sum(queue.requests for queue in waits if queue.batch),
     )

@@ -1,4 +1,4 @@
-"""Health: its page, its panels, what is done about a usage record in quarantine."""
+"""Health: the page, its panels, and the actions on messages in quarantine."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from django.urls import path, reverse
 
 from billing.actions.quarantine import do_dismiss_quarantined, do_replay_quarantined
 from billing.models import UsageQuarantine
-from frontend.core.form_view import posted
+from frontend.core.form_view import bound_data
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import carry_out, done, refused, show
+from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 from frontend.operator.health import page
 from millrace.conf.environment import platform_settings
 
 PANELS = Panels(
     "operator-health-panel",
     (
-        Panel("needs", "Needs attention", "ops_health/needs.html", page.needs, every=10),
-        Panel("figures", "Now", "ops_health/figures.html", page.figures, every=5),
-        Panel("queues", "Queues", "ops_health/queues.html", page.queues, every=5),
-        Panel("reconciliation", "Reconciliation", "ops_health/reconciliation.html", page.reconciliation, every=60),
-        Panel("quarantine", "Quarantine", "ops_health/quarantine.html", page.quarantine, every=30),
+        Panel("issues", "Needs attention", "operator/health/issues.html", page.issues, every=10),
+        Panel("stats", "Now", "operator/health/stats.html", page.stats, every=5),
+        Panel("queues", "Queues", "operator/health/queues.html", page.queues, every=5),
+        Panel("reconciliation", "Reconciliation", "operator/health/reconciliation.html", page.reconciliation, every=60),
+        Panel("quarantine", "Quarantine", "operator/health/quarantine.html", page.quarantine, every=30),
     ),
 )
 
 
 class Dismissal(forms.Form):
-    why = forms.CharField(max_length=200, label="Reason", help_text="Recorded in the audit log")
+    reason = forms.CharField(max_length=200, label="Reason", help_text="Recorded in the audit log")
 
 
 @operator_page()
-def health(visit: PageContext) -> HttpResponse:
-    context: dict[str, Any] = {"metering": metering(visit.now), "objective": platform_settings().ttft_slo_ms}
-    return show(visit, "ops_health/page.html", "Health", panels=PANELS, **context)
+def health(ctx: PageContext) -> HttpResponse:
+    context: dict[str, Any] = {"metering": metering(ctx.now), "objective": platform_settings().ttft_slo_ms}
+    return render_page(ctx, "operator/health/page.html", "Health", panels=PANELS, **context)
 
 
 @operator_page(methods=FORM, step_up=True)
-def replay(visit: PageContext) -> HttpResponse:
+def replay(ctx: PageContext) -> HttpResponse:
     return _quarantined(
-        visit,
-        forms.Form(posted(visit)),  # nothing is asked: only that it is sent
+        ctx,
+        forms.Form(bound_data(ctx)),  # a form without fields
         "Settle again",
         "Prices and stores the record once, as if received now, and bills its tenant.",
         "Record settled.",
@@ -54,33 +54,35 @@ def replay(visit: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def dismiss(visit: PageContext) -> HttpResponse:
+def dismiss(ctx: PageContext) -> HttpResponse:
     return _quarantined(
-        visit,
-        Dismissal(posted(visit)),
+        ctx,
+        Dismissal(bound_data(ctx)),
         "Dismiss",
         "The usage in this record is never counted or billed.",
         "Record dismissed.",
-        lambda pk, data: do_dismiss_quarantined(pk, **data),
+        lambda pk, data: do_dismiss_quarantined(pk, data["reason"]),
     )
 
 
-def _quarantined(visit: PageContext, form: forms.Form, submit: str, effect: str, said: str, verb: Any) -> HttpResponse:
-    pk = visit.arguments["pk"]
-    with visit.scope():
+def _quarantined(
+    ctx: PageContext, form: forms.Form, submit: str, effect: str, message: str, action: Any
+) -> HttpResponse:
+    pk = ctx.arguments["pk"]
+    with ctx.scope():
         row = UsageQuarantine.objects.filter(pk=pk).first()
     if row is None:
         raise Http404
     title = f"{submit}: record {row.stream_id}"
     back = reverse("operator-health")
     breadcrumbs = (Breadcrumb("Health", back),)
-    given: dict[str, Any] = {"action": visit.request.path, "submit": submit, "back": back, "effect": effect}
-    given |= {"breadcrumbs": breadcrumbs}
-    if visit.request.method == "POST":
-        if carry_out(form, lambda data: verb(pk, data)):
-            return done(visit, back, said)
-        return refused(visit, "frontend/form.html", title, form, **given)
-    return show(visit, "frontend/form.html", title, form=form, **given)
+    context: dict[str, Any] = {"action": ctx.request.path, "submit": submit, "back": back, "effect": effect}
+    context |= {"breadcrumbs": breadcrumbs}
+    if ctx.request.method == "POST":
+        if run_action(form, lambda data: action(pk, data)):
+            return redirect_with_message(ctx, back, message)
+        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
+    return render_page(ctx, "frontend/form.html", title, form=form, **context)
 
 
 urlpatterns = [

@@ -1,4 +1,4 @@
-"""Models and workers: what is served, by which replicas, and which of them get work."""
+"""Models and workers: replicas and their cordons."""
 
 from frontend.operator.models.views import urlpatterns
 

@@ -1,4 +1,4 @@
-"""What the page of models and workers shows, one view model a panel."""
+"""View models of the models and workers page, one for each panel."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ FROM request_log_requestrecord WHERE started_at >= %s AND served_model <> '' GRO
 class ModelRow:
     name: str
     source: str
-    context: int | None  # tokens; None: no replica has said
-    numbers: str  # that it computes in
+    context: int | None  # tokens; None if no replica has reported it
+    numbers: str  # compute precision
     kind: str
-    prices: tuple[tuple[str, Money], ...]  # of the list, USD a million tokens; empty: none is set
+    prices: tuple[tuple[str, Money], ...]  # list prices in USD per 1M tokens; empty without prices
     ready: int
     replicas: int
-    requests: int  # of the last hour
+    requests: int  # in the last hour
     p95: str
     late: bool
     fleet_url: str
@@ -66,11 +66,11 @@ class ReplicaRow:
     model: str
     state: str
     badge: str
-    why: str  # it is cordoned, by whom
+    reason: str  # reason and user of the cordon
     version: str
     device: str
     numbers: str
-    kv_tokens: int | None  # that the KV cache holds
+    kv_tokens: int | None  # capacity of the KV cache
     kv_used: int
     kv_blocks: int
     running: int
@@ -78,36 +78,36 @@ class ReplicaRow:
     max_batch: int
     age: str
     p95: str
-    cordon_url: str  # empty: not to be done now
+    cordon_url: str  # empty if not possible
     drain_url: str
     uncordon_url: str
 
 
 @dataclass(frozen=True)
-class Away:
-    """A cordon of a worker that does not run."""
+class AwayWorker:
+    """The cordon of a worker that does not run."""
 
     worker: str
-    why: str
+    reason: str
     since: datetime
     uncordon_url: str
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """None of the rows: the broker is away."""
+    """The replicas of all models. There are no rows if Valkey is unavailable."""
 
     rows: tuple[ReplicaRow, ...] | None
-    away: tuple[Away, ...]
+    away: tuple[AwayWorker, ...]
 
 
 @dataclass(frozen=True)
-class Effect:
-    """What would happen if a worker got no new work."""
+class CordonEffect:
+    """The effect of a cordon on running requests."""
 
-    requests: int  # that it has
+    requests: int  # requests on the worker
     model: str
-    others: int  # replicas that would take its model's requests
+    others: int  # other available replicas of its model
 
 
 def board_or_none() -> FleetStatus | None:
@@ -117,47 +117,52 @@ def board_or_none() -> FleetStatus | None:
         return None
 
 
-def models(visit: PageContext) -> OperatorModelList:
+def models(ctx: PageContext) -> OperatorModelList:
     board = board_or_none()
     with connection.cursor() as cursor:
-        cursor.execute(_TRAFFIC, [visit.now - HOUR])
+        cursor.execute(_TRAFFIC, [ctx.now - HOUR])
         traffic = {model: (number, p95) for model, number, p95 in cursor.fetchall()}
-    prices = _prices(visit.now)
+    prices = _prices(ctx.now)
     objective = platform_settings().ttft_slo_ms
     rows = (
         _model(spec, board, prices.get(spec.name, ()), *traffic.get(spec.name, (0, None)), objective)
         for spec in platform_settings().models
     )
-    return OperatorModelList(tuple(rows), _address("operator-prices"), duration(objective * 1000))
+    return OperatorModelList(tuple(rows), _url("operator-prices"), duration(objective * 1000))
 
 
-def replicas(visit: PageContext) -> Replicas:
+def replicas(ctx: PageContext) -> Replicas:
     board = board_or_none()
     cordons = {row.worker: row for row in Cordon.objects.order_by("worker")}
     if board is None:
         return Replicas(None, ())
-    p95 = ttft_p95(board.replicas, visit.now - HOUR)
-    running = {one.worker for one in board.replicas}
+    p95 = ttft_p95(board.replicas, ctx.now - HOUR)
+    running = {status.worker for status in board.replicas}
     away = (
-        Away(row.worker, _why(row), row.cordoned_at, reverse("operator-models-uncordon", args=[row.worker]))
+        AwayWorker(
+            row.worker, _cordon_reason(row), row.cordoned_at, reverse("operator-models-uncordon", args=[row.worker])
+        )
         for row in cordons.values()
         if row.worker not in running
     )
-    rows = (_replica(one, cordons.get(one.worker), p95.get(one.id)) for one in board.replicas)
+    rows = (_replica(status, cordons.get(status.worker), p95.get(status.id)) for status in board.replicas)
     return Replicas(tuple(rows), tuple(away))
 
 
-def effect(worker: str) -> Effect | None:
-    """None: no such worker runs."""
+def effect(worker: str) -> CordonEffect | None:
+    """Return the effect of a cordon; None if the worker does not run."""
     board = board_or_none()
-    mine = [] if board is None else [one for one in board.replicas if one.worker == worker]
-    if board is None or not mine:
+    own_replicas = [] if board is None else [status for status in board.replicas if status.worker == worker]
+    if board is None or not own_replicas:
         return None
-    model = mine[0].beat.model
+    model = own_replicas[0].beat.model
     others = sum(
-        one.worker != worker and one.state == ReplicaState.READY and one.beat.model == model for one in board.replicas
+        status.worker != worker and status.state == ReplicaState.READY and status.beat.model == model
+        for status in board.replicas
     )
-    return Effect(sum(one.load for one in mine if one.state != ReplicaState.SILENT), model, others)
+    return CordonEffect(
+        sum(status.load for status in own_replicas if status.state != ReplicaState.SILENT), model, others
+    )
 
 
 def _model(
@@ -168,27 +173,31 @@ def _model(
     p95_ms: int | None,
     objective: int,
 ) -> ModelRow:
-    mine = [] if board is None else [one for one in board.replicas if one.beat.model == spec.name]
-    machines = [one.beat.machine for one in mine if one.beat.machine is not None]
+    own_replicas = [] if board is None else [status for status in board.replicas if status.beat.model == spec.name]
+    machines = [status.beat.machine for status in own_replicas if status.beat.machine is not None]
     lengths = {machine.max_model_len for machine in machines}
     return ModelRow(
         name=spec.name,
         source=spec.source,
         context=min(lengths) if lengths else spec.max_model_len,
         numbers=", ".join(sorted({machine.dtype for machine in machines})) or spec.dtype,
-        kind="Embeddings" if mine and not any(one.beat.kv_blocks for one in mine) else "Answers" if mine else "–",
+        kind="Embeddings"
+        if own_replicas and not any(status.beat.kv_blocks for status in own_replicas)
+        else "Answers"
+        if own_replicas
+        else "–",
         prices=prices,
         ready=0 if board is None else board.ready(spec.name),
-        replicas=len(mine),
+        replicas=len(own_replicas),
         requests=requests,
         p95="–" if p95_ms is None else duration(p95_ms * 1000),
         late=p95_ms is not None and p95_ms > objective,
-        fleet_url=f"{_address('operator-fleet')}?model={spec.name}",
+        fleet_url=f"{_url('operator-fleet')}?model={spec.name}",
     )
 
 
 def _prices(now: datetime) -> Mapping[str, tuple[tuple[str, Money], ...]]:
-    """Input and output on the list, by model: of the shortest prompts, at the start of the day."""
+    """Return the list prices of input and output by model, for the shortest prompts at the start of the day."""
     rows = CompiledRateCard.objects.filter(tenant_id=None, tier=Tier.STANDARD, effective_from__lte=now)
     found = {}
     for row in rows.order_by("model", "-effective_from", "-pk").distinct("model"):
@@ -200,21 +209,21 @@ def _prices(now: datetime) -> Mapping[str, tuple[tuple[str, Money], ...]]:
     return found
 
 
-def _replica(one: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> ReplicaRow:
-    beat, machine = one.beat, one.beat.machine
-    alive = one.state != ReplicaState.SILENT
+def _replica(status: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> ReplicaRow:
+    beat, machine = status.beat, status.beat.machine
+    alive = status.state != ReplicaState.SILENT
     drains = cordon is not None and cordon.drain
 
-    def address(verb: str, *, shown: bool) -> str:
-        return reverse(f"operator-models-{verb}", args=[one.worker]) if shown else ""
+    def address(action: str, *, shown: bool) -> str:
+        return reverse(f"operator-models-{action}", args=[status.worker]) if shown else ""
 
     return ReplicaRow(
-        id=one.id,
-        worker=one.worker,
+        id=status.id,
+        worker=status.worker,
         model=beat.model,
-        state=one.state.value.capitalize(),
-        badge=_BADGES[one.state],
-        why="" if cordon is None else _why(cordon),
+        state=status.state.value.capitalize(),
+        badge=_BADGES[status.state],
+        reason="" if cordon is None else _cordon_reason(cordon),
         version="–" if machine is None else machine.version,
         device="–" if machine is None else f"{machine.cores} cores" if machine.device == "cpu" else machine.device,
         numbers="" if machine is None else machine.dtype,
@@ -224,7 +233,7 @@ def _replica(one: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> Repl
         running=beat.running,
         waiting=beat.waiting,
         max_batch=beat.max_num_seqs,
-        age="Over a minute" if one.age_ms is None else duration(one.age_ms * 1000),
+        age="Over a minute" if status.age_ms is None else duration(status.age_ms * 1000),
         p95="–" if p95 is None else duration(p95),
         cordon_url=address("cordon", shown=alive and cordon is None),
         drain_url=address("drain", shown=alive and not drains),
@@ -232,11 +241,11 @@ def _replica(one: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> Repl
     )
 
 
-def _why(cordon: Cordon) -> str:
+def _cordon_reason(cordon: Cordon) -> str:
     return f"{cordon.reason or 'No reason given'} · {cordon.cordoned_by}"
 
 
-def _address(name: str) -> str:
+def _url(name: str) -> str:
     try:
         return reverse(name)
     except NoReverseMatch:

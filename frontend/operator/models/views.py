@@ -1,4 +1,4 @@
-"""Models and workers: the page, its panels, and cordoning, draining and uncordoning a worker."""
+"""Models and workers: the page, its panels, and the actions cordon, drain and uncordon."""
 
 from __future__ import annotations
 
@@ -9,102 +9,106 @@ from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import posted
+from frontend.core.form_view import bound_data
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import carry_out, done, refused, show
+from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 from frontend.operator.models import page
-from frontend.operator.models.page import Effect
+from frontend.operator.models.page import CordonEffect
 from millrace.apps.operations.cordons import do_cordon, do_uncordon
 from millrace.apps.operations.models import Cordon
 
 PANELS = Panels(
     "operator-models-panel",
     (
-        Panel("models", "Models", "ops_models/models.html", page.models, every=30),
-        Panel("replicas", "Replicas", "ops_models/replicas.html", page.replicas, every=5),
+        Panel("models", "Models", "operator/models/models.html", page.models, every=30),
+        Panel("replicas", "Replicas", "operator/models/replicas.html", page.replicas, every=5),
     ),
 )
 
 
-class Withdrawal(Confirm):
-    """The worker's name typed, and why it is to get no work."""
+class CordonForm(Confirm):
+    """The worker's name and the reason of the cordon."""
 
-    why = forms.CharField(max_length=200, required=False, label="Reason", help_text="Shown here and in the audit log")
+    reason = forms.CharField(
+        max_length=200, required=False, label="Reason", help_text="Shown here and in the audit log"
+    )
 
 
 @operator_page()
-def models(visit: PageContext) -> HttpResponse:
-    return show(visit, "ops_models/page.html", "Models and workers", panels=PANELS, metering=metering(visit.now))
+def models(ctx: PageContext) -> HttpResponse:
+    return render_page(
+        ctx, "operator/models/page.html", "Models and workers", panels=PANELS, metering=metering(ctx.now)
+    )
 
 
 @operator_page(methods=FORM)
-def cordon(visit: PageContext) -> HttpResponse:
-    worker, effect = _worker(visit)
+def cordon(ctx: PageContext) -> HttpResponse:
+    worker, effect = _worker(ctx)
     says = f"{worker} receives no new requests within a second, also after a restart. {_others(effect)}"
     goes_on = f" Its {effect.requests} running requests continue." if effect.requests else ""
-    return _withdraw(visit, worker, "Cordon", says + goes_on, drain=False)
+    return _cordon_view(ctx, worker, "Cordon", says + goes_on, drain=False)
 
 
 @operator_page(methods=FORM)
-def drain(visit: PageContext) -> HttpResponse:
-    worker, effect = _worker(visit)
+def drain(ctx: PageContext) -> HttpResponse:
+    worker, effect = _worker(ctx)
     says = f"{worker} receives no new requests within a second, also after a restart. {_others(effect)}"
     back = "move to other replicas" if effect.others else "wait and are rejected eventually"
     goes_on = (
         f" Of its {effect.requests} requests, started ones continue and the others {back}." if effect.requests else ""
     )
-    return _withdraw(visit, worker, "Drain", says + goes_on, drain=True)
+    return _cordon_view(ctx, worker, "Drain", says + goes_on, drain=True)
 
 
 @operator_page(methods=FORM)
-def uncordon(visit: PageContext) -> HttpResponse:
-    worker = visit.arguments["worker"]
-    with visit.scope():
+def uncordon(ctx: PageContext) -> HttpResponse:
+    worker = ctx.arguments["worker"]
+    with ctx.scope():
         if not Cordon.objects.filter(worker=worker).exists():
             raise Http404
-    form = forms.Form(posted(visit))  # nothing is asked: only that it is sent
+    form = forms.Form(bound_data(ctx))  # a form without fields
     effect = f"{worker} receives requests again within a second."
     title = f"Uncordon {worker}"
-    given = _given(visit, "Uncordon", effect)
-    if visit.request.method == "POST":
-        if carry_out(form, lambda data: do_uncordon(worker)):
-            return done(visit, reverse("operator-models"), f"{worker} accepts work again.")
-        return refused(visit, "frontend/form.html", title, form, **given)
-    return show(visit, "frontend/form.html", title, form=form, **given)
+    context = _given(ctx, "Uncordon", effect)
+    if ctx.request.method == "POST":
+        if run_action(form, lambda data: do_uncordon(worker)):
+            return redirect_with_message(ctx, reverse("operator-models"), f"{worker} accepts work again.")
+        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
+    return render_page(ctx, "frontend/form.html", title, form=form, **context)
 
 
-def _worker(visit: PageContext) -> tuple[str, Effect]:
-    worker: str = visit.arguments["worker"]
+def _worker(ctx: PageContext) -> tuple[str, CordonEffect]:
+    worker: str = ctx.arguments["worker"]
     effect = page.effect(worker)
     if effect is None:
         raise Http404
     return worker, effect
 
 
-def _others(effect: Effect) -> str:
+def _others(effect: CordonEffect) -> str:
     if not effect.others:
         return f"No other replica serves {effect.model}: its requests will be rejected with 503."
     return f"Its requests go to {effect.others} other replica{'' if effect.others == 1 else 's'} of {effect.model}."
 
 
-def _withdraw(visit: PageContext, worker: str, submit: str, effect: str, *, drain: bool) -> HttpResponse:
-    form = Withdrawal(worker, posted(visit))
+def _cordon_view(ctx: PageContext, worker: str, submit: str, effect: str, *, drain: bool) -> HttpResponse:
+    form = CordonForm(worker, bound_data(ctx))
     title = f"{submit} {worker}"
-    given = _given(visit, submit, effect) | {"danger": True}
-    if visit.request.method == "POST":
-        if carry_out(form, lambda data: do_cordon(worker, drain=drain, reason=data["why"])):
-            return done(visit, reverse("operator-models"), f"{worker} receives no new work.")
-        return refused(visit, "frontend/form.html", title, form, **given)
-    return show(visit, "frontend/form.html", title, form=form, **given)
+    context = _given(ctx, submit, effect) | {"danger": True}
+    if ctx.request.method == "POST":
+        if run_action(form, lambda data: do_cordon(worker, drain=drain, reason=data["reason"])):
+            return redirect_with_message(ctx, reverse("operator-models"), f"{worker} receives no new work.")
+        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
+    return render_page(ctx, "frontend/form.html", title, form=form, **context)
 
 
-def _given(visit: PageContext, submit: str, effect: str) -> dict[str, Any]:
+def _given(ctx: PageContext, submit: str, effect: str) -> dict[str, Any]:
     back = reverse("operator-models")
     breadcrumbs = (Breadcrumb("Models and workers", back),)
-    return {"action": visit.request.path, "submit": submit, "back": back, "effect": effect, "breadcrumbs": breadcrumbs}
+    return {"action": ctx.request.path, "submit": submit, "back": back, "effect": effect, "breadcrumbs": breadcrumbs}
 
 
 urlpatterns = [

@@ -1,4 +1,4 @@
-"""The price book, for operators."""
+"""The price books, for operators."""
 
 from frontend.operator.prices.views import urlpatterns
 

@@ -1,4 +1,4 @@
-"""One version of the price book: what it changes, and what last month would have cost by it."""
+"""One version of a price book: its changes, and last month's usage at its prices."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from django.db.models import Q
 from django.http import Http404
 
 from billing.models import Price, PriceVersion
+from billing.pricing import rerating
 from billing.pricing.price_book import NewPrice, parse
 from billing.pricing.pricing import Component, Tier
-from billing.pricing.rerating import last_month, preview
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.operator.prices.page import PriceBooksVersion, as_new, tenant_names, version_of
-from frontend.tenant.prices.page import COLUMNS, TIERS, Place, range_of, said_of
+from frontend.operator.prices.page import PriceBooksVersion, as_new, tenant_names, version_row
+from frontend.tenant.prices.page import COLUMNS, TIERS, PriceRange, condition_text, range_of
 from tenants.actions import ActionRefused
 
-SHOWN = 400
+MAX_ROWS = 400
 _LABELS = dict(COLUMNS)
 
-Key = tuple[str, Tier, Component, Place]
+Key = tuple[str, Tier, Component, PriceRange]
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class PriceBookDetailHeader:
     version: PriceBooksVersion
     prices: int
     models: int
-    publish_url: str  # "": it is no draft, or one's own
+    publish_url: str  # empty unless it is another user's draft
     discard_url: str
     copy_url: str
-    is_own: bool  # a draft of the person who looks
-    is_late: bool  # a draft whose moment has passed
+    is_own: bool  # a draft of the current user
+    is_late: bool  # a draft whose effective time has passed
 
 
 @dataclass(frozen=True)
-class PriceBookDetailChanged:
-    """A price before and after. None: there was, or is, none."""
+class PriceDifference:
+    """A price before and after. None: there was or is no price."""
 
     model: str
     tier: str
@@ -52,7 +52,7 @@ class PriceBookDetailChanged:
 
 @dataclass(frozen=True)
 class Diff:
-    rows: tuple[PriceBookDetailChanged, ...]
+    rows: tuple[PriceDifference, ...]
     same: int
     more: int
 
@@ -70,7 +70,7 @@ class Rerated:
 
 @dataclass(frozen=True)
 class Preview:
-    """`refused`: why there is none."""
+    """Last month's usage at the new prices. `refused`: the reason why there is no preview."""
 
     rows: tuple[Rerated, ...]
     was: Money
@@ -82,47 +82,47 @@ class Preview:
     refused: str
 
 
-def find(visit: PageContext) -> PriceVersion:
-    """Return the version that the address names, in the visit's scope.
+def version_of(ctx: PageContext) -> PriceVersion:
+    """Return the version in the URL. Call inside `ctx.scope()`.
 
     Raises:
-        Http404: there is none such.
+        Http404: the version does not exist.
     """
 
     def ask() -> PriceVersion:
         rows = PriceVersion.objects.select_related("book", "created_by", "decided_by")
-        row = rows.filter(pk=visit.arguments["version"]).first()
+        row = rows.filter(pk=ctx.arguments["version"]).first()
         if row is None:
             raise Http404
         return row
 
-    return visit.once("operator-prices-detail", ask)
+    return ctx.once("operator-prices-detail", ask)
 
 
-def head(visit: PageContext) -> PriceBookDetailHeader:
-    row = find(visit)
+def header(ctx: PageContext) -> PriceBookDetailHeader:
+    row = version_of(ctx)
     proposal = parse(row.body) if row.body else None
     is_draft = row.state == PriceVersion.State.DRAFT
-    is_own = is_draft and row.created_by_id == visit.user.pk
-    is_late = is_draft and row.effective_from is not None and row.effective_from < visit.now
+    is_own = is_draft and row.created_by_id == ctx.user.pk
+    is_late = is_draft and row.effective_from is not None and row.effective_from < ctx.now
     return PriceBookDetailHeader(
-        version_of(visit, row, tenant_names([row.tenant_id])),
+        version_row(ctx, row, tenant_names([row.tenant_id])),
         prices=len(proposal.prices) if proposal else 0,
         models=len({model for model, _ in proposal.model_tiers}) if proposal else 0,
-        publish_url=visit.url("operator-prices-publish", row.pk) if is_draft and not is_own and not is_late else "",
-        discard_url=visit.url("operator-prices-discard", row.pk) if is_draft else "",
-        copy_url=f"{visit.url('operator-prices-csv')}?copy={row.pk}",
+        publish_url=ctx.url("operator-prices-publish", row.pk) if is_draft and not is_own and not is_late else "",
+        discard_url=ctx.url("operator-prices-discard", row.pk) if is_draft else "",
+        copy_url=f"{ctx.url('operator-prices-csv')}?copy={row.pk}",
         is_own=is_own,
         is_late=is_late,
     )
 
 
-def diff(visit: PageContext) -> Diff:
-    """Against what is active before it: of a draft at its moment, of what was published then."""
-    row = find(visit)
+def diff(ctx: PageContext) -> Diff:
+    """Compare the version with the prices that are active before it takes effect."""
+    row = version_of(ctx)
     if not row.body:
         return Diff((), 0, 0)
-    proposal, at = parse(row.body), row.effective_from or visit.now
+    proposal, at = parse(row.body), row.effective_from or ctx.now
     models = {model for model, _ in proposal.model_tiers}
     there = Price.objects.filter(book=row.book, tenant_id=row.tenant_id, model__in=models, effective_from__lt=at)
     there = there.filter(Q(effective_until=None) | Q(effective_until__gte=at))
@@ -133,7 +133,7 @@ def diff(visit: PageContext) -> Diff:
     order = {component: place for place, component in enumerate(_LABELS)}
     keys = sorted(was.keys() | to_be.keys(), key=lambda key: (key[0], tiers[key[1]], order[key[2]], key[3]))
     changed = [key for key in keys if was.get(key) != to_be.get(key)]
-    rows = tuple(_changed(key, was.get(key), to_be.get(key)) for key in changed[:SHOWN])
+    rows = tuple(_change_of(key, was.get(key), to_be.get(key)) for key in changed[:MAX_ROWS])
     return Diff(rows, len(keys) - len(changed), len(changed) - len(rows))
 
 
@@ -141,7 +141,7 @@ def _key(price: NewPrice) -> Key:
     return price.model, price.tier, price.component, range_of(price)
 
 
-def _changed(key: Key, was: int | None, to_be: int | None) -> PriceBookDetailChanged:
+def _change_of(key: Key, was: int | None, to_be: int | None) -> PriceDifference:
     model, tier, component, place = key
     kind, change = "", ""
     if was is None:
@@ -151,11 +151,11 @@ def _changed(key: Key, was: int | None, to_be: int | None) -> PriceBookDetailCha
     else:
         kind = "up" if to_be > was else "down"
         change = _percent(to_be - was, was)
-    return PriceBookDetailChanged(
+    return PriceDifference(
         model,
         TIERS[tier],
         _LABELS[component],
-        said_of(place),
+        condition_text(place),
         None if was is None else Money.nano(was),
         None if to_be is None else Money.nano(to_be),
         change,
@@ -164,36 +164,39 @@ def _changed(key: Key, was: int | None, to_be: int | None) -> PriceBookDetailCha
 
 
 def _percent(part: int, whole: int) -> str:
-    """With its sign, to a tenth, cut; from nothing there is none."""
+    """Return a change in percent with its sign and one decimal, truncated."""
     if not whole:
         return "from free"
     tenths = abs(part) * 1000 // whole
     return f"{'+' if part > 0 else '−'}{tenths // 10:,}.{tenths % 10}%"
 
 
-def rerated(visit: PageContext) -> Preview:
-    """Last month's usage at the draft's prices, by tenant and model, the largest difference first."""
-    row = find(visit)
-    start, end = last_month(visit.now)
+def preview(ctx: PageContext) -> Preview:
+    """Return last month's usage at the draft's prices, by tenant and model, largest difference first."""
+    row = version_of(ctx)
+    start, end = rerating.last_month(ctx.now)
     none = Money(0)
     try:
-        found = preview(row, start, end)
+        found = rerating.preview(row, start, end)
     except ActionRefused as exc:
         return Preview((), none, none, none, 0, start, 0, str(exc))
-    found.sort(key=lambda one: -abs(one.would_be_femto - one.was_femto))
-    names = tenant_names(one.tenant_id for one in found[:SHOWN])
+    found.sort(key=lambda comparison: -abs(comparison.would_be_femto - comparison.was_femto))
+    names = tenant_names(comparison.tenant_id for comparison in found[:MAX_ROWS])
     rows = tuple(
         Rerated(
-            names.get(one.tenant_id, f"tenant {one.tenant_id}"),
-            one.model,
-            one.events,
-            Money(one.was_femto),
-            Money(one.would_be_femto),
-            Money(one.would_be_femto - one.was_femto),
-            one.unpriced,
+            names.get(comparison.tenant_id, f"tenant {comparison.tenant_id}"),
+            comparison.model,
+            comparison.events,
+            Money(comparison.was_femto),
+            Money(comparison.would_be_femto),
+            Money(comparison.would_be_femto - comparison.was_femto),
+            comparison.unpriced,
         )
-        for one in found[:SHOWN]
+        for comparison in found[:MAX_ROWS]
     )
-    was, would_be = Money(sum(one.was_femto for one in found)), Money(sum(one.would_be_femto for one in found))
-    unpriced = sum(one.unpriced for one in found)
+    was, would_be = (
+        Money(sum(comparison.was_femto for comparison in found)),
+        Money(sum(comparison.would_be_femto for comparison in found)),
+    )
+    unpriced = sum(comparison.unpriced for comparison in found)
     return Preview(rows, was, would_be, would_be - was, unpriced, start, len(found) - len(rows), "")

@@ -1,4 +1,4 @@
-"""What operators fill in about prices."""
+"""Forms for prices."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
-LARGEST = 16 * 2**20  # bytes of a file
-_OFF = {"autocomplete": "off", "spellcheck": "false"}
+MAX_FILE_BYTES = 16 * 2**20  # bytes of a file
+_NO_AUTOCOMPLETE = {"autocomplete": "off", "spellcheck": "false"}
 
 
-class PriceBooksOwnerScope(forms.Form):
-    """Whose prices they are, and from when."""
+class PriceDraftForm(forms.Form):
+    """The price book or tenant of new prices, and their effective time."""
 
     book = forms.SlugField(
         label="Price book",
@@ -31,28 +31,28 @@ class PriceBooksOwnerScope(forms.Form):
         initial=PriceBook.LIST,
         required=False,
         help_text="“list” applies to tenants without another price book. A new name creates a price book",
-        widget=forms.TextInput(attrs=_OFF),
+        widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
     )
     tenant = forms.CharField(
         label="Or one tenant",
         max_length=50,
         required=False,
         help_text="Tenant slug. Tenant prices override the price book",
-        widget=forms.TextInput(attrs=_OFF),
+        widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
     )
     since = forms.CharField(
         label="Effective from",
         max_length=25,
         required=False,
         help_text="UTC, e.g. 2026-12-01 or 2026-12-01 14:30. Leave blank to start on publication",
-        widget=forms.TextInput(attrs=_OFF),
+        widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
     )
     note = forms.CharField(
         label="Note",
         max_length=200,
         required=False,
         help_text="Note for the approver",
-        widget=forms.TextInput(attrs=_OFF),
+        widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
     )
 
     def clean_since(self) -> datetime | None:
@@ -78,33 +78,33 @@ class PriceBooksOwnerScope(forms.Form):
         return found
 
     def clean(self) -> dict[str, Any]:
-        given = super().clean() or {}
-        given["book"] = PriceBook.LIST if given.get("tenant") else given.get("book") or PriceBook.LIST
-        return given
+        context = super().clean() or {}
+        context["book"] = PriceBook.LIST if context.get("tenant") else context.get("book") or PriceBook.LIST
+        return context
 
 
-class ModelPrices(PriceBooksOwnerScope):
-    """All prices of one model in one tier, for every prompt at any time."""
+class ModelPricesForm(PriceDraftForm):
+    """All prices of one model in one tier, for all prompts at any time."""
 
-    model = forms.CharField(label="Model", max_length=MAX_NAME_LENGTH, widget=forms.TextInput(attrs=_OFF))
+    model = forms.CharField(label="Model", max_length=MAX_NAME_LENGTH, widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE))
     tier = forms.ChoiceField(label="Tier", choices=[(tier.value, label) for tier, label in TIERS.items()])
 
     def __init__(self, data: Any = None, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial)
-        box = forms.TextInput(attrs=_OFF | {"inputmode": "decimal"})
+        box = forms.TextInput(attrs=_NO_AUTOCOMPLETE | {"inputmode": "decimal"})
         for component, label in COLUMNS:
             self.fields[component.value] = forms.CharField(label=label, max_length=30, required=False, widget=box)
         last = self.fields[COLUMNS[-1][0].value]
         last.help_text = "Requests using an unpriced token type are rejected. Enter 0 for free"
         self.order_fields(
-            ["model", "tier", *(component.value for component, _ in COLUMNS), *PriceBooksOwnerScope.base_fields]
+            ["model", "tier", *(component.value for component, _ in COLUMNS), *PriceDraftForm.base_fields]
         )
 
     def clean(self) -> dict[str, Any]:
-        given = super().clean()
+        context = super().clean()
         prices = []
         for component, _ in COLUMNS:
-            text = (given.get(component.value) or "").strip()
+            text = (context.get(component.value) or "").strip()
             if not text:
                 continue
             try:
@@ -112,14 +112,14 @@ class ModelPrices(PriceBooksOwnerScope):
             except ValueError as exc:
                 self.add_error(component.value, f"{exc}.")
                 continue
-            prices.append(NewPrice(given.get("model", ""), Tier(given.get("tier", Tier.STANDARD)), component, nano))
+            prices.append(NewPrice(context.get("model", ""), Tier(context.get("tier", Tier.STANDARD)), component, nano))
         if not prices and not self.errors:
             raise forms.ValidationError("Enter at least one price.")
-        return given | {"proposal": Proposal(tuple(prices))}
+        return context | {"proposal": Proposal(tuple(prices))}
 
 
-class Csv(PriceBooksOwnerScope):
-    """Any prices, as a file or as text."""
+class CsvImportForm(PriceDraftForm):
+    """Prices as a CSV file or as text."""
 
     file = forms.FileField(label="CSV file", required=False)
     text = forms.CharField(
@@ -128,28 +128,28 @@ class Csv(PriceBooksOwnerScope):
         strip=False,
         help_text="Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens,"
         " from_time, until_time. Replaces all prices of the listed models and tiers",
-        widget=forms.Textarea(attrs=_OFF | {"rows": 12, "class": "mono", "wrap": "off"}),
+        widget=forms.Textarea(attrs=_NO_AUTOCOMPLETE | {"rows": 12, "class": "mono", "wrap": "off"}),
     )
     withdrawn = forms.CharField(
         label="No longer priced",
         required=False,
         help_text="One per line: model or model,tier. Their requests are then rejected",
-        widget=forms.Textarea(attrs=_OFF | {"rows": 2, "class": "mono"}),
+        widget=forms.Textarea(attrs=_NO_AUTOCOMPLETE | {"rows": 2, "class": "mono"}),
     )
     field_order = ("file", "text", "withdrawn", "book", "tenant", "since", "note")
 
     def clean(self) -> dict[str, Any]:
-        given = super().clean()
+        context = super().clean()
         try:
-            withdrawn = tuple(_kind(line) for line in given.get("withdrawn", "").splitlines() if line.strip())
-            text = _content(given.get("file")) or given.get("text", "")
+            withdrawn = tuple(_kind(line) for line in context.get("withdrawn", "").splitlines() if line.strip())
+            text = _content(context.get("file")) or context.get("text", "")
             prices = read_csv(text.splitlines()).prices if text.strip() else ()
         except ValueError as exc:
             raise forms.ValidationError(f"{exc}.") from exc
-        return given | {"proposal": Proposal(tuple(prices), withdrawn)}
+        return context | {"proposal": Proposal(tuple(prices), withdrawn)}
 
 
-class Public(forms.Form):
+class PublicPricesForm(forms.Form):
     """The public price file."""
 
     file = forms.FileField(label="model_prices_and_context_window.json")
@@ -157,37 +157,37 @@ class Public(forms.Form):
         label="Only these models",
         required=False,
         help_text="Names as in the file, separated by lines or commas. Leave blank for all",
-        widget=forms.Textarea(attrs=_OFF | {"rows": 3, "class": "mono"}),
+        widget=forms.Textarea(attrs=_NO_AUTOCOMPLETE | {"rows": 3, "class": "mono"}),
     )
     rounding = forms.BooleanField(
         label="Round prices that are not whole nano-USD instead of skipping them", required=False
     )
 
     def clean(self) -> dict[str, Any]:
-        given = super().clean() or {}
-        if "file" not in given:
-            return given
-        models = {name for name in re.split(r"[,\s]+", given.get("models", "")) if name} or None
+        context = super().clean() or {}
+        if "file" not in context:
+            return context
+        models = {name for name in re.split(r"[,\s]+", context.get("models", "")) if name} or None
         try:
-            text = _content(given["file"])
-            imported: Imported = read_public(text, rounding=given["rounding"], models=models)
+            text = _content(context["file"])
+            imported: Imported = read_public(text, rounding=context["rounding"], models=models)
         except (ValueError, TypeError, AttributeError, KeyError) as exc:
             raise forms.ValidationError("Invalid file. Choose a JSON file with an object of models.") from exc
         if models and (missing := sorted(models - {price.model for price in imported.prices} - set(imported.unpriced))):
             self.add_error("models", f"Not in the file: {', '.join(missing[:10])}.")
-        return given | {"imported": imported}
+        return context | {"imported": imported}
 
 
 def _content(file: Any) -> str:
     """Return the upload as text.
 
     Raises:
-        ValueError: it is too large, or no UTF-8.
+        ValueError: the file is too large or not UTF-8.
     """
     if not file:
         return ""
-    if file.size > LARGEST:
-        raise ValueError(f"The file is larger than {LARGEST // 2**20} MB")
+    if file.size > MAX_FILE_BYTES:
+        raise ValueError(f"The file is larger than {MAX_FILE_BYTES // 2**20} MB")
     text: str = file.read().decode("utf-8-sig")
     return text
 

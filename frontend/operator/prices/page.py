@@ -1,4 +1,4 @@
-"""The price book: what is active, and its versions."""
+"""View models of the price books: active prices and versions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from frontend.tenant.prices.page import COLUMNS, PriceModel, models_of
 from tenants import csv_tables
 from tenants.models import Tenant
 
-MODELS = 25
-VERSIONS = 15
+MAX_MODELS = 25
+MAX_VERSIONS = 15
 
 
 @dataclass(frozen=True)
 class PriceBooksQuery:
-    """Whose prices: a book's, or one tenant's own."""
+    """The selected price book, or the tenant whose own prices are shown."""
 
     book: str
     tenant: Tenant | None
@@ -51,23 +51,23 @@ class PriceBooksChoice:
 @dataclass(frozen=True)
 class PriceBooksFilters:
     choices: tuple[PriceBooksChoice, ...]
-    asked: PriceBooksQuery
+    query: PriceBooksQuery
 
 
 @dataclass(frozen=True)
 class PriceBooksLineItem:
-    """A model with active prices, and where to draft other prices of it."""
+    """A model with active prices, and the URL for new prices."""
 
     model: PriceModel
     change_url: str
 
 
 @dataclass(frozen=True)
-class InForce:
+class ActivePrices:
     label: str
     columns: tuple[str, ...]
     lines: tuple[PriceBooksLineItem, ...]
-    number: int  # of models, on all pages
+    number: int  # number of models on all pages
     more_url: str
     first_url: str
     filtered: bool
@@ -77,10 +77,10 @@ class InForce:
 class PriceBooksVersion:
     title: str
     url: str
-    whose: str
+    owner: str
     state: str
     level: str
-    since: datetime | None  # None: when it is published
+    since: datetime | None  # None: effective at publication
     note: str
     by: str
     created_at: datetime
@@ -95,15 +95,15 @@ class Versions:
     older_url: str
 
 
-def asked(visit: PageContext) -> PriceBooksQuery:
-    """Return what the address asks for, in the visit's scope.
+def query_of(ctx: PageContext) -> PriceBooksQuery:
+    """Return the filters of the query string. Call inside `ctx.scope()`.
 
     Raises:
-        Http404: there is no such book or tenant.
+        Http404: the book or the tenant does not exist.
     """
 
     def find() -> PriceBooksQuery:
-        typed, slug, book = (visit.query.get(name, "").strip()[:128] for name in ("q", "tenant", "book"))
+        typed, slug, book = (ctx.query.get(name, "").strip()[:128] for name in ("q", "tenant", "book"))
         tenant = Tenant.objects.all_tenants().filter(slug=slug).first() if slug else None
         if slug and tenant is None:
             raise Http404
@@ -111,50 +111,48 @@ def asked(visit: PageContext) -> PriceBooksQuery:
             raise Http404
         return PriceBooksQuery(PriceBook.LIST if tenant else book or PriceBook.LIST, tenant, typed)
 
-    return visit.once("operator-prices", find)
+    return ctx.once("operator-prices", find)
 
 
-def fields(visit: PageContext) -> PriceBooksFilters:
-    now = asked(visit)
+def filters(ctx: PageContext) -> PriceBooksFilters:
+    now = query_of(ctx)
     names = [
         PriceBook.LIST,
         *PriceBook.objects.exclude(name=PriceBook.LIST).order_by("name").values_list("name", flat=True),
     ]
-    choices = [
-        PriceBooksChoice(name, _address(visit, book=name), not now.tenant and name == now.book) for name in names
-    ]
+    choices = [PriceBooksChoice(name, _url(ctx, book=name), not now.tenant and name == now.book) for name in names]
     if now.tenant:
-        choices.append(PriceBooksChoice(now.tenant.name, _address(visit, tenant=now.tenant.slug), is_chosen=True))
+        choices.append(PriceBooksChoice(now.tenant.name, _url(ctx, tenant=now.tenant.slug), is_chosen=True))
     return PriceBooksFilters(tuple(choices), now)
 
 
-def in_force(visit: PageContext) -> InForce:
-    """Return a page of the current prices."""
-    now = asked(visit)
-    rows = prices_at(now, visit.now)
+def active_prices(ctx: PageContext) -> ActivePrices:
+    """Return a page of the active prices."""
+    now = query_of(ctx)
+    rows = prices_at(now, ctx.now)
     if now.typed:
         rows = rows.filter(model__icontains=now.typed)
     models = list(rows.order_by("model").values_list("model", flat=True).distinct())
-    after = visit.query.get("after", "")
-    shown = [model for model in models if model > after][:MODELS]
+    after = ctx.query.get("after", "")
+    shown = [model for model in models if model > after][:MAX_MODELS]
     found = as_new(rows.filter(model__in=shown))
     columns = [column for column in COLUMNS if any(price.component == column[0] for price in found)]
     query = now.query | ({"q": now.typed} if now.typed else {})
-    return InForce(
+    return ActivePrices(
         now.label,
         tuple(label for _, label in columns),
-        tuple(PriceBooksLineItem(model, _change(visit, now, model.name, found)) for model in models_of(found, columns)),
+        tuple(PriceBooksLineItem(model, _change(ctx, now, model.name, found)) for model in models_of(found, columns)),
         len(models),
-        more_url=_address(visit, **query, after=shown[-1]) if shown and shown[-1] != models[-1] else "",
-        first_url=_address(visit, **query) if after else "",
+        more_url=_url(ctx, **query, after=shown[-1]) if shown and shown[-1] != models[-1] else "",
+        first_url=_url(ctx, **query) if after else "",
         filtered=bool(now.typed),
     )
 
 
-def _change(visit: PageContext, now: PriceBooksQuery, model: str, found: Iterable[NewPrice]) -> str:
-    """To the form, or to the CSV if a band or window makes it more than the form can say."""
+def _change(ctx: PageContext, now: PriceBooksQuery, model: str, found: Iterable[NewPrice]) -> str:
+    """Return the URL of the form, or of the CSV import if the prices have bands or hours that the form lacks."""
     plain = all(is_plain(price) for price in found if price.model == model)
-    url = visit.url("operator-prices-model" if plain else "operator-prices-csv")
+    url = ctx.url("operator-prices-model" if plain else "operator-prices-csv")
     return f"{url}?{urlencode(now.query | {'model': model})}"
 
 
@@ -165,28 +163,28 @@ def is_plain(price: NewPrice) -> bool:
     )
 
 
-def versions(visit: PageContext) -> Versions:
-    """Drafts and what was published, of every book, newest first."""
+def versions(ctx: PageContext) -> Versions:
+    """Return drafts and published versions of all books, newest first."""
     rows = PriceVersion.objects.select_related("book", "created_by", "decided_by").defer("body").order_by("-pk")
     drafts = rows.filter(state=PriceVersion.State.DRAFT).count()
-    before = visit.query.get("before", "")
+    before = ctx.query.get("before", "")
     if before.isascii() and before.isdigit() and len(before) < 18:
         rows = rows.filter(pk__lt=int(before))
-    found = list(rows[: VERSIONS + 1])
+    found = list(rows[: MAX_VERSIONS + 1])
     names = tenant_names(row.tenant_id for row in found)
-    shown = tuple(version_of(visit, row, names) for row in found[:VERSIONS])
-    older = _address(visit, before=str(found[VERSIONS - 1].pk)) if len(found) > VERSIONS else ""
+    shown = tuple(version_row(ctx, row, names) for row in found[:MAX_VERSIONS])
+    older = _url(ctx, before=str(found[MAX_VERSIONS - 1].pk)) if len(found) > MAX_VERSIONS else ""
     return Versions(shown, drafts, older)
 
 
-def version_of(visit: PageContext, row: PriceVersion, names: dict[int, str]) -> PriceBooksVersion:
+def version_row(ctx: PageContext, row: PriceVersion, names: dict[int, str]) -> PriceBooksVersion:
     state, level = row.get_state_display(), {"published": "good", "draft": "info"}.get(row.state, "")
-    if row.state == PriceVersion.State.PUBLISHED and row.effective_from and row.effective_from > visit.now:
+    if row.state == PriceVersion.State.PUBLISHED and row.effective_from and row.effective_from > ctx.now:
         state, level = "Scheduled", "warn"
     return PriceBooksVersion(
         title=f"Version {row.number}" if row.number else f"Draft {row.pk}",
-        url=visit.url("operator-prices-detail", row.pk),
-        whose=row.book.name if row.tenant_id is None else names.get(row.tenant_id, f"tenant {row.tenant_id}"),
+        url=ctx.url("operator-prices-detail", row.pk),
+        owner=row.book.name if row.tenant_id is None else names.get(row.tenant_id, f"tenant {row.tenant_id}"),
         state=state,
         level=level,
         since=row.effective_from,
@@ -199,18 +197,18 @@ def version_of(visit: PageContext, row: PriceVersion, names: dict[int, str]) -> 
 
 
 def tenant_names(ids: Iterable[int | None]) -> dict[int, str]:
-    wanted = {each for each in ids if each is not None}
-    return dict(Tenant.objects.all_tenants().filter(pk__in=wanted).values_list("pk", "name")) if wanted else {}
+    tenant_ids = {pk for pk in ids if pk is not None}
+    return dict(Tenant.objects.all_tenants().filter(pk__in=tenant_ids).values_list("pk", "name")) if tenant_ids else {}
 
 
-def prices_at(whose: PriceBooksQuery, at: datetime) -> QuerySet[Price]:
-    """Return the rows active at that instant."""
-    rows = Price.objects.filter(book__name=whose.book, tenant_id=whose.tenant.pk if whose.tenant else None)
+def prices_at(owner: PriceBooksQuery, at: datetime) -> QuerySet[Price]:
+    """Return the rows that are active at this time."""
+    rows = Price.objects.filter(book__name=owner.book, tenant_id=owner.tenant.pk if owner.tenant else None)
     return rows.filter(Q(effective_until=None) | Q(effective_until__gt=at), effective_from__lte=at)
 
 
 def as_new(rows: QuerySet[Price]) -> list[NewPrice]:
-    """Return the prices as a proposal has them, in the order of their tables."""
+    """Return the prices as in a proposal, in table order."""
     order = {component: place for place, (component, _) in enumerate(COLUMNS)}
     found = [
         NewPrice(
@@ -226,21 +224,21 @@ def as_new(rows: QuerySet[Price]) -> list[NewPrice]:
         for row in rows
     ]
     tiers = {tier: place for place, tier in enumerate(Tier)}
-    return sorted(found, key=lambda one: (one.model, tiers[one.tier], order[one.component], one.from_tokens))
+    return sorted(found, key=lambda price: (price.model, tiers[price.tier], order[price.component], price.from_tokens))
 
 
 def usd(nano: int) -> str:
-    """USD a million tokens, every digit."""
+    """Return USD per 1M tokens with all digits."""
     return decimal(nano, 9, 2)
 
 
 def as_text(prices: Iterable[NewPrice]) -> str:
-    """Return the prices as `billing.pricing.price_files.read_csv` takes them."""
+    """Return the prices in the format of `billing.pricing.price_files.read_csv`."""
     rows = []
-    for one in prices:
-        until = "" if one.until_tokens == NO_END else one.until_tokens
-        bands = (one.from_tokens or "", until, _time(one.from_minute, 0), _time(one.until_minute, MINUTES_A_DAY))
-        rows.append((one.model, one.tier.value, one.component.value, usd(one.nano_per_million), *bands))
+    for price in prices:
+        until = "" if price.until_tokens == NO_END else price.until_tokens
+        bands = (price.from_tokens or "", until, _time(price.from_minute, 0), _time(price.until_minute, MINUTES_A_DAY))
+        rows.append((price.model, price.tier.value, price.component.value, usd(price.nano_per_million), *bands))
     return csv_tables.as_csv(CSV_COLUMNS, rows)
 
 
@@ -248,5 +246,5 @@ def _time(minute: int, usual: int) -> str:
     return "" if minute == usual else f"{minute // 60:02}:{minute % 60:02}"
 
 
-def _address(visit: PageContext, **query: str) -> str:
-    return f"{visit.url('operator-prices')}?{urlencode(query)}"
+def _url(ctx: PageContext, **query: str) -> str:
+    return f"{ctx.url('operator-prices')}?{urlencode(query)}"

@@ -1,4 +1,4 @@
-"""One tenant, as operators see it: one view model a panel."""
+"""View models of one tenant's page for operators, one for each panel."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from frontend.core.charts import Chart, Series
 from frontend.core.layout import initials
 from frontend.core.numbers import Money, exact, share
 from frontend.core.page_context import PageContext
-from frontend.operator.tenants import standing
+from frontend.operator.tenants import spending
 from frontend.operator.tenants.page import commitments
 from inference_worker.contract.messages import decode_usage
 from tenants.models import LIMITS, ApiKey, AuditEntry, Invitation, LimitSet, Membership, Tenant
 
-SHOWN = 8
-LATEST = 5
-MOST_BUDGETS = 50
+MAX_ROWS = 8
+MAX_CHANGES = 5
+MAX_BUDGETS = 50
 DAYS = 30
-LOOKED_AT = 500  # records in quarantine
+MAX_QUARANTINED = 500  # messages in quarantine that are searched
 
 
 @dataclass(frozen=True)
 class TenantDetailHeader:
-    """The page's title, and what can be done. `resume_url` or `suspend_url`: the one that makes sense."""
+    """The title of the page and its actions. Only one of `resume_url` and `suspend_url` is set."""
 
     tenant: Tenant
     status_label: str
@@ -52,7 +52,7 @@ class TenantDetailHeader:
 @dataclass(frozen=True)
 class TenantDetailStats:
     spend: Money
-    before: Money  # on the same days of last month
+    before: Money  # in the same days of the previous month
     before_label: str
     requests: int
     tokens: int
@@ -65,7 +65,7 @@ class TenantDetailStats:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TenantPlan:
     book: str
     book_url: str
     own_prices: int
@@ -79,9 +79,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class TenantDetailBudgetRow:
-    room: standing.Room
+    room: spending.Room
     mode: str
-    level: str  # of the badge
+    level: str  # color of the badge
     raise_url: str
     is_raised: bool
 
@@ -96,25 +96,25 @@ class TenantDetailLimitRow:
 
 
 @dataclass(frozen=True)
-class TenantDetailBounds:
+class TenantDetailLimits:
     budgets: tuple[TenantDetailBudgetRow, ...]
     limits: tuple[TenantDetailLimitRow, ...]
     budgets_url: str
 
 
 @dataclass(frozen=True)
-class Person:
+class TenantMemberRow:
     name: str
     email: str
     initials: str
     role: str
     last_login: datetime | None
-    invited_until: datetime | None  # None: a member
+    invited_until: datetime | None  # None for a member
 
 
 @dataclass(frozen=True)
-class People:
-    rows: tuple[Person, ...]
+class TenantMembers:
+    rows: tuple[TenantMemberRow, ...]
     more: int
     invite_url: str
 
@@ -154,7 +154,7 @@ class TenantDetailDismissedIssue:
 
 
 @dataclass(frozen=True)
-class TenantDetailChanged:
+class TenantDetailChange:
     at: datetime
     action: str
     actor: str
@@ -163,46 +163,46 @@ class TenantDetailChanged:
 
 
 @dataclass(frozen=True)
-class TenantDetailLog:
-    rows: tuple[TenantDetailChanged, ...]
+class TenantDetailChanges:
+    rows: tuple[TenantDetailChange, ...]
     url: str
 
 
-def tenant_of(visit: PageContext) -> Tenant:
-    """Return the tenant that the address names, in the visit's scope.
+def tenant_of(ctx: PageContext) -> Tenant:
+    """Return the tenant in the URL. Call inside `ctx.scope()`.
 
     Raises:
-        Http404: there is none such.
+        Http404: the tenant does not exist.
     """
 
     def find() -> Tenant:
-        found = Tenant.objects.all_tenants().filter(pk=visit.arguments["tenant"]).first()
+        found = Tenant.objects.all_tenants().filter(pk=ctx.arguments["tenant"]).first()
         if found is None:
             raise Http404
         return found
 
-    return visit.once("operator-tenant", find)
+    return ctx.once("operator-tenant", find)
 
 
-def head(visit: PageContext) -> TenantDetailHeader:
-    tenant = tenant_of(visit)
+def header(ctx: PageContext) -> TenantDetailHeader:
+    tenant = tenant_of(ctx)
     served, here = tenant.status == Tenant.Status.ACTIVE, tenant.status != Tenant.Status.PURGED
     return TenantDetailHeader(
         tenant,
         "Purge scheduled" if tenant.purge_after else tenant.get_status_display(),
-        view_url=visit.url("operator-tenants-view", tenant.pk) if here else "",
-        suspend_url=visit.url("operator-tenants-suspend", tenant.pk) if here and served else "",
-        resume_url=visit.url("operator-tenants-resume", tenant.pk) if here and not served else "",
+        view_url=ctx.url("operator-tenants-view", tenant.pk) if here else "",
+        suspend_url=ctx.url("operator-tenants-suspend", tenant.pk) if here and served else "",
+        resume_url=ctx.url("operator-tenants-resume", tenant.pk) if here and not served else "",
     )
 
 
-def figures(visit: PageContext) -> TenantDetailStats:
-    tenant = tenant_of(visit)
-    start, now = this_month(visit.now)
+def stats(ctx: PageContext) -> TenantDetailStats:
+    tenant = tenant_of(ctx)
+    start, now = this_month(ctx.now)
     last = this_month(start - timedelta(days=1))[0]
-    used = standing.spent(start).get(tenant.pk, standing.Spent())
+    used = spending.spent(start).get(tenant.pk, spending.Spent())
     before = sums(UsageReport(tenant.pk, last, min(last + (now - start), start)))
-    margin = standing.margin(used, standing.token_costs(now))
+    margin = spending.margin(used, spending.token_costs(now))
     owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, invoice_type=Invoice.InvoiceType.INVOICE)
     return TenantDetailStats(
         spend=Money(used.femto),
@@ -212,19 +212,19 @@ def figures(visit: PageContext) -> TenantDetailStats:
         tokens=used.all_tokens,
         margin=margin,
         margin_share=share(margin.femto, used.femto) if margin is not None and margin.femto >= 0 else "",
-        credit=_credit_left(tenant, visit.now),
+        credit=_credit_left(tenant, ctx.now),
         owed=Money.nano(max(0, balance(tenant.pk, Account.RECEIVABLE))),
         open_invoices=owed.count(),
         month=start,
     )
 
 
-def spend(visit: PageContext) -> Chart | None:
-    """Each day of the last thirty; None: nothing was spent."""
-    tenant = tenant_of(visit)
-    today = datetime.combine(visit.now.astimezone(UTC).date(), datetime.min.time(), UTC)
+def spend(ctx: PageContext) -> Chart | None:
+    """Return the spend of each of the last 30 days; None without spend."""
+    tenant = tenant_of(ctx)
+    today = datetime.combine(ctx.now.astimezone(UTC).date(), datetime.min.time(), UTC)
     days = [today - timedelta(days=ago) for ago in reversed(range(DAYS))]
-    found = {row["start"]: row["cost_femto"] for row in sums(UsageReport(tenant.pk, days[0], visit.now), bucket="day")}
+    found = {row["start"]: row["cost_femto"] for row in sums(UsageReport(tenant.pk, days[0], ctx.now), bucket="day")}
     values = tuple(int(found.get(day, 0)) for day in days)
     if not any(values):
         return None
@@ -233,45 +233,45 @@ def spend(visit: PageContext) -> Chart | None:
     return Chart("spend", of, tuple(days), (Series("Spend", "spend", values, "area", total),), "usd", height=214)
 
 
-def plan(visit: PageContext) -> Plan:
-    tenant = tenant_of(visit)
+def plan(ctx: PageContext) -> TenantPlan:
+    tenant = tenant_of(ctx)
     assigned = PriceBookAssignment.objects.for_tenant(tenant).select_related("book").first()
     profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
-    own = Price.objects.filter(Q(effective_until=None) | Q(effective_until__gt=visit.now), tenant_id=tenant.pk)
+    own = Price.objects.filter(Q(effective_until=None) | Q(effective_until__gt=ctx.now), tenant_id=tenant.pk)
     live = ApiKey.objects.for_tenant(tenant).filter(revoked_at=None)
-    return Plan(
+    return TenantPlan(
         book=assigned.book.name if assigned else PriceBook.LIST,
-        book_url=visit.url("operator-tenants-book", tenant.pk),
+        book_url=ctx.url("operator-tenants-book", tenant.pk),
         own_prices=own.count(),
-        own_url=f"{visit.url('operator-prices')}?tenant={tenant.slug}",
-        commitments=", ".join(commitments(visit.now).get(tenant.pk, ())),
+        own_url=f"{ctx.url('operator-prices')}?tenant={tenant.slug}",
+        commitments=", ".join(commitments(ctx.now).get(tenant.pk, ())),
         billed_as=profile.name if profile else tenant.name,
         entity=profile.entity.name if profile else "",
-        live_keys=live.filter(Q(expires_at=None) | Q(expires_at__gt=visit.now)).count(),
+        live_keys=live.filter(Q(expires_at=None) | Q(expires_at__gt=ctx.now)).count(),
         keeps=tenant.content_retention_days,
     )
 
 
-def bounds(visit: PageContext) -> TenantDetailBounds:
-    """Budgets, highest usage first, and limits."""
-    tenant = tenant_of(visit)
-    rooms = standing.budgets(visit.now, tenant.pk, MOST_BUDGETS).get(tenant.pk, [])
+def limits(ctx: PageContext) -> TenantDetailLimits:
+    """Return budgets, highest usage first, and rate limits."""
+    tenant = tenant_of(ctx)
+    rooms = spending.budgets(ctx.now, tenant.pk, MAX_BUDGETS).get(tenant.pk, [])
     modes = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
     rows = (
         LimitSet.objects.for_tenant(tenant).select_related("project", "key").order_by("project_id", "key_id", "model")
     )
-    return TenantDetailBounds(
+    return TenantDetailLimits(
         tuple(
             TenantDetailBudgetRow(
                 room,
                 modes[room.mode],
                 "bad" if room.mode == "hard" and room.per_mille >= 1000 else "warn" if room.is_near else "",
-                visit.url("operator-tenants-raise", tenant.pk, room.id),
-                room.increase_expires_at is not None and room.increase_expires_at > visit.now,
+                ctx.url("operator-tenants-raise", tenant.pk, room.id),
+                room.increase_expires_at is not None and room.increase_expires_at > ctx.now,
             )
             for room in rooms
         ),
-        tuple(_limits(row) for row in rows[:MOST_BUDGETS]),
+        tuple(_limits(row) for row in rows[:MAX_BUDGETS]),
         f"/t/{tenant.slug}/budgets/",
     )
 
@@ -279,19 +279,19 @@ def bounds(visit: PageContext) -> TenantDetailBounds:
 def _limits(row: LimitSet) -> TenantDetailLimitRow:
     of = f"Key {row.key.name}" if row.key else f"Project {row.project.name}" if row.project else "The tenant"
     set_ = [(name, getattr(row, name)) for name in LIMITS]
-    said = ", ".join(f"{exact(value)} {name.replace('_', ' ')}" for name, value in set_ if value is not None)
-    return TenantDetailLimitRow(of, row.model, said, row.set_by_operator, row.dry_run)
+    message = ", ".join(f"{exact(value)} {name.replace('_', ' ')}" for name, value in set_ if value is not None)
+    return TenantDetailLimitRow(of, row.model, message, row.set_by_operator, row.dry_run)
 
 
-def people(visit: PageContext) -> People:
-    """Owners first, then who is invited."""
-    tenant = tenant_of(visit)
+def members(ctx: PageContext) -> TenantMembers:
+    """Return the members, owners first, then the invitations."""
+    tenant = tenant_of(ctx)
     rows = Membership.objects.for_tenant(tenant).select_related("user")
     ranks = {role: place for place, role in enumerate(Membership.Role.values)}
     found = sorted(rows, key=lambda row: (ranks[row.role], row.user.email))
-    waiting = Invitation.objects.for_tenant(tenant).filter(accepted_at=None, revoked_at=None, expires_at__gt=visit.now)
+    waiting = Invitation.objects.for_tenant(tenant).filter(accepted_at=None, revoked_at=None, expires_at__gt=ctx.now)
     persons = [
-        Person(
+        TenantMemberRow(
             row.user.name,
             row.user.email,
             initials(row.user.name or row.user.email),
@@ -302,39 +302,47 @@ def people(visit: PageContext) -> People:
         for row in found
     ]
     persons += [
-        Person("", row.email, initials(row.email), Membership.Role(row.role).label, None, row.expires_at)
+        TenantMemberRow("", row.email, initials(row.email), Membership.Role(row.role).label, None, row.expires_at)
         for row in waiting.order_by("email")
     ]
-    return People(tuple(persons[:SHOWN]), max(0, len(persons) - SHOWN), visit.url("operator-tenants-invite", tenant.pk))
+    return TenantMembers(
+        tuple(persons[:MAX_ROWS]), max(0, len(persons) - MAX_ROWS), ctx.url("operator-tenants-invite", tenant.pk)
+    )
 
 
-def credits(visit: PageContext) -> TenantDetailCredits:
-    tenant = tenant_of(visit)
-    alive = CreditGrant.objects.for_tenant(tenant).filter(Q(expires_at=None) | Q(expires_at__gt=visit.now))
+def credits(ctx: PageContext) -> TenantDetailCredits:
+    tenant = tenant_of(ctx)
+    alive = CreditGrant.objects.for_tenant(tenant).filter(Q(expires_at=None) | Q(expires_at__gt=ctx.now))
     grants = [grant for grant in with_rest(alive.order_by("priority", "pk")) if grant.rest > 0]
     rows = (
-        CreditRow(str(one), one.get_grant_type_display(), Money.nano(one.rest), Money.nano(one.nano), one.expires_at)
-        for one in grants[:SHOWN]
+        CreditRow(
+            str(credit),
+            credit.get_grant_type_display(),
+            Money.nano(credit.rest),
+            Money.nano(credit.nano),
+            credit.expires_at,
+        )
+        for credit in grants[:MAX_ROWS]
     )
-    left = Money.nano(sum(one.rest for one in grants))
-    return TenantDetailCredits(tuple(rows), left, visit.url("operator-billing-credit", tenant.slug))
+    left = Money.nano(sum(credit.rest for credit in grants))
+    return TenantDetailCredits(tuple(rows), left, ctx.url("operator-billing-credit", tenant.slug))
 
 
 def _credit_left(tenant: Tenant, now: datetime) -> Money:
     alive = CreditGrant.objects.for_tenant(tenant).filter(
         Q(expires_at=None) | Q(expires_at__gt=now), starts_at__lte=now
     )
-    return Money.nano(sum(int(one.rest) for one in with_rest(alive)))
+    return Money.nano(sum(int(credit.rest) for credit in with_rest(alive)))
 
 
-def invoices(visit: PageContext) -> tuple[InvoiceRow, ...]:
-    tenant = tenant_of(visit)
-    rows = Invoice.objects.for_tenant(tenant).select_related("period").order_by("-period__starts_at", "-pk")[:SHOWN]
+def invoices(ctx: PageContext) -> tuple[InvoiceRow, ...]:
+    tenant = tenant_of(ctx)
+    rows = Invoice.objects.for_tenant(tenant).select_related("period").order_by("-period__starts_at", "-pk")[:MAX_ROWS]
     levels = {"open": "info", "paid": "good", "uncollectible": "bad"}
     return tuple(
         InvoiceRow(
             number=row.number or "Draft",
-            url=visit.link("operator-billing-detail", row.pk),
+            url=ctx.link("operator-billing-detail", row.pk),
             month=row.period.label,
             state=row.get_state_display()
             if row.invoice_type == Invoice.InvoiceType.INVOICE
@@ -347,12 +355,14 @@ def invoices(visit: PageContext) -> tuple[InvoiceRow, ...]:
     )
 
 
-def quarantine(visit: PageContext) -> tuple[TenantDetailDismissedIssue, ...]:
-    """Usage records put aside that name this tenant, of the newest there are."""
-    tenant = tenant_of(visit)
-    waiting = UsageQuarantine.objects.filter(resolved_at=None).order_by("-received_at")[:LOOKED_AT]
-    theirs = (row for row in waiting if _names(bytes(row.payload), tenant.pk))
-    return tuple(TenantDetailDismissedIssue(row.received_at, row.get_reason_display(), row.detail) for row in theirs)
+def quarantine(ctx: PageContext) -> tuple[TenantDetailDismissedIssue, ...]:
+    """Return the newest messages in quarantine that name this tenant."""
+    tenant = tenant_of(ctx)
+    waiting = UsageQuarantine.objects.filter(resolved_at=None).order_by("-received_at")[:MAX_QUARANTINED]
+    own_messages = (row for row in waiting if _names(bytes(row.payload), tenant.pk))
+    return tuple(
+        TenantDetailDismissedIssue(row.received_at, row.get_reason_display(), row.detail) for row in own_messages
+    )
 
 
 def _names(payload: bytes, tenant_id: int) -> bool:
@@ -362,13 +372,13 @@ def _names(payload: bytes, tenant_id: int) -> bool:
         return False
 
 
-def log(visit: PageContext) -> TenantDetailLog:
-    tenant = tenant_of(visit)
-    rows = AuditEntry.objects.for_tenant(tenant).order_by("-pk")[:LATEST]
+def changes(ctx: PageContext) -> TenantDetailChanges:
+    tenant = tenant_of(ctx)
+    rows = AuditEntry.objects.for_tenant(tenant).order_by("-pk")[:MAX_CHANGES]
     changed = (
-        TenantDetailChanged(
-            row.created_at, row.action, row.actor, row.object_name, visit.url("operator-audit-detail", row.pk)
+        TenantDetailChange(
+            row.created_at, row.action, row.actor, row.object_name, ctx.url("operator-audit-detail", row.pk)
         )
         for row in rows
     )
-    return TenantDetailLog(tuple(changed), f"{visit.url('operator-audit')}?tenant={tenant.slug}")
+    return TenantDetailChanges(tuple(changed), f"{ctx.url('operator-audit')}?tenant={tenant.slug}")

@@ -1,4 +1,4 @@
-"""What operators fill in about a tenant."""
+"""Forms of operators for a tenant."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from django.utils.text import slugify
 from tenants.models import Tenant
 
 NANO = 10**9
-MOST_USD = Decimal(10) ** 8
+MAX_USD = Decimal(10) ** 8
 _DAY = forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
 
 
 def _usd(label: str, help_text: str) -> forms.DecimalField:
-    given: dict[str, Any] = {"min_value": Decimal("0.01"), "max_value": MOST_USD, "decimal_places": 2, "max_digits": 11}
+    context: dict[str, Any] = {
+        "min_value": Decimal("0.01"),
+        "max_value": MAX_USD,
+        "decimal_places": 2,
+        "max_digits": 11,
+    }
     box = forms.NumberInput(attrs={"inputmode": "decimal", "step": "0.01"})
-    return forms.DecimalField(label=label, help_text=help_text, widget=box, **given)
+    return forms.DecimalField(label=label, help_text=help_text, widget=box, **context)
 
 
-class NewTenant(forms.Form):
+class NewTenantForm(forms.Form):
     name = forms.CharField(label="Name", max_length=200, widget=forms.TextInput(attrs={"autocomplete": "off"}))
     slug = forms.CharField(
         label="Slug",
@@ -39,11 +44,11 @@ class NewTenant(forms.Form):
     )
 
     def clean(self) -> dict[str, Any]:
-        given = super().clean() or {}
-        slug = given.get("slug") or slugify(given.get("name", ""))[: Tenant._meta.get_field("slug").max_length]
+        context = super().clean() or {}
+        slug = context.get("slug") or slugify(context.get("name", ""))[: Tenant._meta.get_field("slug").max_length]
         if not slug or slug != slugify(slug):
             self.add_error("slug", "Use lowercase letters, digits and hyphens.")
-        return given | {"slug": slug}
+        return context | {"slug": slug}
 
 
 class TenantAdminInvite(forms.Form):
@@ -52,8 +57,8 @@ class TenantAdminInvite(forms.Form):
     )
 
 
-class Why(forms.Form):
-    why = forms.CharField(
+class ImpersonationForm(forms.Form):
+    reason = forms.CharField(
         label="Reason",
         max_length=200,
         help_text="For example a ticket. Shown in the tenant’s audit log",
@@ -61,8 +66,8 @@ class Why(forms.Form):
     )
 
 
-class Raise(forms.Form):
-    """So much more of a budget, until the end of a day. `unit`: the budget's."""
+class BudgetRaiseForm(forms.Form):
+    """A temporary raise of a budget until the end of a day. `unit` is that of the budget."""
 
     until = forms.DateField(label="Until", help_text="UTC. The limit then reverts", widget=_DAY)
     field_order = ("more", "until")
@@ -79,18 +84,18 @@ class Raise(forms.Form):
         self.order_fields(self.field_order)
 
     def clean(self) -> dict[str, Any]:
-        given = super().clean() or {}
-        until = day_end(given.get("until"))
+        context = super().clean() or {}
+        until = day_end(context.get("until"))
         if until is not None and until <= datetime.now(UTC):
             self.add_error("until", "Choose today or a later date.")
-        more = given.get("more", 0)
-        return given | {
+        more = context.get("more", 0)
+        return context | {
             "temporary_increase": int(more * NANO) if self._unit == "money" else more,
             "increase_expires_at": until,
         }
 
 
-class Book(forms.Form):
+class PriceBookForm(forms.Form):
     book = forms.ChoiceField(
         label="Price book", help_text="Applies from now. The tenant’s own prices override the price book"
     )
@@ -104,5 +109,5 @@ class Book(forms.Form):
 
 
 def day_end(day: date | None) -> datetime | None:
-    """Return the first instant after the day, UTC."""
+    """Return the first instant after the day, in UTC."""
     return None if day is None else datetime.combine(day + timedelta(days=1), datetime.min.time(), UTC)

@@ -1,4 +1,4 @@
-"""The operators' list of tenants: filters, order and page in the address."""
+"""View models of the list of tenants. Filters, order and page are in the URL."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from billing.metering.usage import this_month
 from billing.models import Commitment, PriceBook, PriceBookAssignment
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
-from frontend.operator.tenants import standing
-from frontend.operator.tenants.standing import Room, Spent
+from frontend.operator.tenants import spending
+from frontend.operator.tenants.spending import Room, Spent
 from tenants.models import Tenant
 
-SIZE = 50
+PAGE_SIZE = 50
 USUAL = "-spend"
 VIEWS = (("", "All"), ("active", "Active"), ("near", "Near a limit"), ("suspended", "Suspended"), ("purged", "Purged"))
 SORTS = (
     ("name", "Tenant", ""),
     ("", "Plan", ""),
-    ("spend", "Spend", "n"),
-    ("margin", "Margin", "n"),
+    ("spend", "Spend", "numeric"),
+    ("margin", "Margin", "numeric"),
     ("limit", "Highest budget usage", ""),
-    ("requests", "Requests", "n"),
+    ("requests", "Requests", "numeric"),
     ("", "Status", ""),
-    ("since", "Since", "n"),
+    ("since", "Since", "numeric"),
 )
 
 
 @dataclass(frozen=True)
 class TenantAdminRow:
-    """One tenant. `room`: its fullest budget; `margin`: None if costs are not known."""
+    """One tenant. `room` is its budget with the highest usage; `margin` is None if costs are unknown."""
 
     tenant: Tenant
     url: str
@@ -63,7 +63,7 @@ class TenantAdminRow:
 class Heading:
     label: str
     kind: str
-    url: str  # "": one cannot sort by it
+    url: str  # empty if it cannot be sorted
     order: str  # "ascending", "descending" or ""
 
 
@@ -75,7 +75,7 @@ class TenantAdminChoice:
 
 
 @dataclass(frozen=True)
-class TenantAdminListItem:
+class TenantAdminList:
     headings: tuple[Heading, ...]
     rows: tuple[TenantAdminRow, ...]
     has_margin: bool
@@ -89,8 +89,8 @@ class TenantAdminListItem:
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Of all tenants that are not purged."""
+class TenantSums:
+    """Sums over all tenants that are not purged."""
 
     active: int
     suspended: int
@@ -103,7 +103,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class TenantAdminFilters:
-    """What the filters' form shows."""
+    """Values of the filter form."""
 
     typed: str
     chosen: str
@@ -121,69 +121,69 @@ _KEYS: dict[str, Callable[[TenantAdminRow], Any]] = {
 }
 
 
-def fields(visit: PageContext) -> TenantAdminFilters:
-    chosen = visit.query.get("show", "")
-    choices = (TenantAdminChoice(label, _address(visit, show=name, page=""), name == chosen) for name, label in VIEWS)
-    return TenantAdminFilters(_typed(visit), chosen, visit.query.get("sort", ""), tuple(choices))
+def filters(ctx: PageContext) -> TenantAdminFilters:
+    chosen = ctx.query.get("show", "")
+    choices = (TenantAdminChoice(label, _url(ctx, show=name, page=""), name == chosen) for name, label in VIEWS)
+    return TenantAdminFilters(_typed(ctx), chosen, ctx.query.get("sort", ""), tuple(choices))
 
 
-def figures(visit: PageContext) -> Sums:
-    rows = [row for row in _all(visit) if row.tenant.status != Tenant.Status.PURGED]
+def stats(ctx: PageContext) -> TenantSums:
+    rows = [row for row in _all(ctx) if row.tenant.status != Tenant.Status.PURGED]
     near = [row.room for row in rows if row.room is not None and row.room.is_near]
-    return Sums(
+    return TenantSums(
         active=sum(not row.tenant.is_suspended for row in rows),
         suspended=sum(row.tenant.is_suspended for row in rows),
         near=len(near),
-        full=sum(one.per_mille >= 1000 for one in near),
+        full=sum(room.per_mille >= 1000 for room in near),
         spend=Money(sum(row.used.femto for row in rows)),
-        margin=standing.margins(row.margin for row in rows),
-        month=this_month(visit.now)[0],
+        margin=spending.margins(row.margin for row in rows),
+        month=this_month(ctx.now)[0],
     )
 
 
-def listed(visit: PageContext) -> TenantAdminListItem:
-    """One page of the tenants that the address asks for."""
-    found = [row for row in _all(visit) if _is_shown(row, visit.query.get("show", ""), _typed(visit).casefold())]
-    sort = visit.query.get("sort", "")
+def tenant_list(ctx: PageContext) -> TenantAdminList:
+    """Return the selected page of tenants."""
+    found = [row for row in _all(ctx) if _is_shown(row, ctx.query.get("show", ""), _typed(ctx).casefold())]
+    sort = ctx.query.get("sort", "")
     sort = sort if sort.removeprefix("-") in _KEYS else USUAL
     found.sort(key=_KEYS["name"])
     found.sort(key=_KEYS[sort.removeprefix("-")], reverse=sort.startswith("-"))
-    page = min(_number(visit.query.get("page", "")), max(1, -(-len(found) // SIZE)))
-    shown = found[(page - 1) * SIZE : page * SIZE]
+    page = min(_number(ctx.query.get("page", "")), max(1, -(-len(found) // PAGE_SIZE)))
+    shown = found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
     has_margin = any(row.margin is not None for row in found)
-    return TenantAdminListItem(
-        headings=tuple(_heading(visit, *each, sort) for each in SORTS if has_margin or each[0] != "margin"),
+    return TenantAdminList(
+        headings=tuple(_heading(ctx, *name, sort) for name in SORTS if has_margin or name[0] != "margin"),
         rows=tuple(shown),
         has_margin=has_margin,
-        first=(page - 1) * SIZE + 1,
-        last=(page - 1) * SIZE + len(shown),
+        first=(page - 1) * PAGE_SIZE + 1,
+        last=(page - 1) * PAGE_SIZE + len(shown),
         number=len(found),
-        newer_url=_address(visit, page=str(page - 1)) if page > 1 else "",
-        older_url=_address(visit, page=str(page + 1)) if page * SIZE < len(found) else "",
-        filtered=bool(_typed(visit) or visit.query.get("show")),
-        new_url=visit.url("operator-tenants-new"),
+        newer_url=_url(ctx, page=str(page - 1)) if page > 1 else "",
+        older_url=_url(ctx, page=str(page + 1)) if page * PAGE_SIZE < len(found) else "",
+        filtered=bool(_typed(ctx) or ctx.query.get("show")),
+        new_url=ctx.url("operator-tenants-new"),
     )
 
 
-def _all(visit: PageContext) -> list[TenantAdminRow]:
-    """Every tenant, once for all panels of the page; the number of queries is the same however many there are."""
-    return visit.once("operator-tenants", lambda: _read(visit))
+def _all(ctx: PageContext) -> list[TenantAdminRow]:
+    """Return all tenants, loaded once per page with a constant number of queries."""
+    return ctx.once("operator-tenants", lambda: _tenant_rows(ctx))
 
 
-def _read(visit: PageContext) -> list[TenantAdminRow]:
-    start, now = this_month(visit.now)
-    used, rates, rooms = standing.spent(start), standing.token_costs(now), standing.budgets(now)
+def _tenant_rows(ctx: PageContext) -> list[TenantAdminRow]:
+    start, now = this_month(ctx.now)
+    used, rates, rooms = spending.spent(start), spending.token_costs(now), spending.budgets(now)
     books = dict(PriceBookAssignment.objects.all_tenants().values_list("tenant_id", "book__name"))
     agreed = commitments(now)
     none = Spent()
     return [
         TenantAdminRow(
             tenant=tenant,
-            url=visit.url("operator-tenants-detail", tenant.pk),
+            url=ctx.url("operator-tenants-detail", tenant.pk),
             plan=books.get(tenant.pk, PriceBook.LIST),
             commitments=", ".join(agreed[tenant.pk]),
             used=used.get(tenant.pk, none),
-            margin=standing.margin(used[tenant.pk], rates) if tenant.pk in used else None,
+            margin=spending.margin(used[tenant.pk], rates) if tenant.pk in used else None,
             room=rooms[tenant.pk][0] if tenant.pk in rooms and rooms[tenant.pk][0].mode != "dry_run" else None,
         )
         for tenant in Tenant.objects.all_tenants()
@@ -191,7 +191,7 @@ def _read(visit: PageContext) -> list[TenantAdminRow]:
 
 
 def commitments(now: datetime) -> Mapping[int, list[str]]:
-    """Return the names of what is agreed for this month, by tenant."""
+    """Return the names of this month's commitments by tenant."""
     month = f"{now:%Y-%m}"
     rows = Commitment.objects.all_tenants().filter(Q(last_month="") | Q(last_month__gte=month), first_month__lte=month)
     found: dict[int, list[str]] = defaultdict(list)
@@ -212,23 +212,23 @@ def _is_shown(row: TenantAdminRow, view: str, typed: str) -> bool:
     return right and (typed in row.tenant.name.casefold() or typed in row.tenant.slug)
 
 
-def _heading(visit: PageContext, name: str, label: str, kind: str, sort: str) -> Heading:
+def _heading(ctx: PageContext, name: str, label: str, kind: str, sort: str) -> Heading:
     if not name:
         return Heading(label, kind, "", "")
     down = sort == f"-{name}" or (sort != name and name == "name")
     order = {name: "ascending", f"-{name}": "descending"}.get(sort, "")
-    return Heading(label, kind, _address(visit, sort=name if down else f"-{name}", page=""), order)
+    return Heading(label, kind, _url(ctx, sort=name if down else f"-{name}", page=""), order)
 
 
-def _address(visit: PageContext, **changes: str) -> str:
-    """Return the page with these filters changed."""
-    asked = {name: visit.query.get(name, "") for name in ("q", "show", "sort", "page")} | changes
-    given = {name: value for name, value in asked.items() if value}
-    return f"{visit.url('operator-tenants')}?{urlencode(given)}" if given else visit.url("operator-tenants")
+def _url(ctx: PageContext, **changes: str) -> str:
+    """Return the URL of the page with these filters changed."""
+    params = {name: ctx.query.get(name, "") for name in ("q", "show", "sort", "page")} | changes
+    query = {name: value for name, value in params.items() if value}
+    return f"{ctx.url('operator-tenants')}?{urlencode(query)}" if query else ctx.url("operator-tenants")
 
 
-def _typed(visit: PageContext) -> str:
-    return visit.query.get("q", "").strip()[:100]
+def _typed(ctx: PageContext) -> str:
+    return ctx.query.get("q", "").strip()[:100]
 
 
 def _number(text: str) -> int:

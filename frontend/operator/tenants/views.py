@@ -1,4 +1,4 @@
-"""All tenants, one of them, what operators do to it, and viewing its console."""
+"""Tenants: the list, one tenant, the actions on it, and impersonation."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from billing.actions.prices import do_assign_book
 from billing.models import Budget, PriceBook, PriceBookAssignment
 from frontend.core import impersonation
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import ask, posted
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import carry_out, done, refused, show
+from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 from frontend.operator.tenants import detail, forms, page
 from frontend.tenant.budgets.effect import effect_of
 from millrace.conf.environment import platform_settings
@@ -30,89 +30,97 @@ T = TypeVar("T")
 LIST = Panels(
     "operator-tenants-panel",
     (
-        Panel("figures", "All tenants", "ops_tenants/figures.html", page.figures, every=60),
-        Panel("list", "Tenants", "ops_tenants/list.html", page.listed, every=60),
+        Panel("stats", "All tenants", "operator/tenants/stats.html", page.stats, every=60),
+        Panel("list", "Tenants", "operator/tenants/list.html", page.tenant_list, every=60),
     ),
 )
-ONE = Panels(
+DETAIL_PANELS = Panels(
     "operator-tenants-detail-panel",
     (
-        Panel("figures", "Figures", "ops_tenants/one_figures.html", detail.figures),
-        Panel("spend", "Spend by day", "ops_tenants/spend.html", detail.spend, every=0),
-        Panel("plan", "Plan", "ops_tenants/plan.html", detail.plan, every=0),
-        Panel("bounds", "Budgets and limits", "ops_tenants/bounds.html", detail.bounds),
-        Panel("people", "Members", "ops_tenants/people.html", detail.people, every=0),
-        Panel("credits", "Credits", "ops_tenants/credits.html", detail.credits, every=0),
-        Panel("invoices", "Invoices", "ops_tenants/invoices.html", detail.invoices, every=0),
-        Panel("quarantine", "Quarantine", "ops_tenants/quarantine.html", detail.quarantine),
-        Panel("log", "Latest changes", "ops_tenants/log.html", detail.log),
+        Panel("stats", "Figures", "operator/tenants/detail_stats.html", detail.stats),
+        Panel("spend", "Spend by day", "operator/tenants/spend.html", detail.spend, every=0),
+        Panel("plan", "Plan", "operator/tenants/plan.html", detail.plan, every=0),
+        Panel("limits", "Budgets and limits", "operator/tenants/limits.html", detail.limits),
+        Panel("members", "Members", "operator/tenants/members.html", detail.members, every=0),
+        Panel("credits", "Credits", "operator/tenants/credits.html", detail.credits, every=0),
+        Panel("invoices", "Invoices", "operator/tenants/invoices.html", detail.invoices, every=0),
+        Panel("quarantine", "Quarantine", "operator/tenants/quarantine.html", detail.quarantine),
+        Panel("changes", "Latest changes", "operator/tenants/changes.html", detail.changes),
     ),
 )
 
 
 @operator_page()
-def tenants(visit: PageContext) -> HttpResponse:
-    given: dict[str, Any] = {
-        "fields": page.fields(visit),
-        "metering": metering(visit.now),
-        "new_url": visit.url("operator-tenants-new"),
+def tenants(ctx: PageContext) -> HttpResponse:
+    context: dict[str, Any] = {
+        "filters": page.filters(ctx),
+        "metering": metering(ctx.now),
+        "new_url": ctx.url("operator-tenants-new"),
     }
-    return show(visit, "ops_tenants/page.html", "Tenants", panels=LIST, **given)
+    return render_page(ctx, "operator/tenants/page.html", "Tenants", panels=LIST, **context)
 
 
 @operator_page()
-def tenant(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        head = detail.head(visit)
-    breadcrumbs, told = (_tenants(visit),), metering(visit.now)
-    return show(
-        visit, "ops_tenants/one.html", head.tenant.name, panels=ONE, breadcrumbs=breadcrumbs, head=head, metering=told
+def tenant(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        header = detail.header(ctx)
+    breadcrumbs, metering_status = (_tenants(ctx),), metering(ctx.now)
+    return render_page(
+        ctx,
+        "operator/tenants/detail.html",
+        header.tenant.name,
+        panels=DETAIL_PANELS,
+        breadcrumbs=breadcrumbs,
+        header=header,
+        metering=metering_status,
     )
 
 
 @operator_page(methods=FORM, step_up=True)
-def new(visit: PageContext) -> HttpResponse:
-    form = forms.NewTenant(posted(visit))
-    back = visit.url("operator-tenants")
-    given: dict[str, Any] = {"action": visit.request.path, "submit": "Create tenant", "back": back}
-    given["breadcrumbs"] = (_tenants(visit),)
-    if visit.request.method == "POST":
-        if carried := carry_out(form, lambda data: _create(visit, data)):
-            return _invited(visit, *carried.value)
-        return refused(visit, "frontend/form.html", "Create tenant", form, **given)
-    return show(visit, "frontend/form.html", "Create tenant", form=form, **given)
+def new(ctx: PageContext) -> HttpResponse:
+    form = forms.NewTenantForm(bound_data(ctx))
+    back = ctx.url("operator-tenants")
+    context: dict[str, Any] = {"action": ctx.request.path, "submit": "Create tenant", "back": back}
+    context["breadcrumbs"] = (_tenants(ctx),)
+    if ctx.request.method == "POST":
+        if result := run_action(form, lambda data: _create(ctx, data)):
+            return _invitation_page(ctx, *result.value)
+        return render_form_errors(ctx, "frontend/form.html", "Create tenant", form, **context)
+    return render_page(ctx, "frontend/form.html", "Create tenant", form=form, **context)
 
 
-def _create(visit: PageContext, data: dict[str, Any]) -> tuple[Tenant, Invitation]:
+def _create(ctx: PageContext, data: dict[str, Any]) -> tuple[Tenant, Invitation]:
     """Create the tenant, then the invitation. If the second step fails, the owner can still be invited."""
     made = actions.do_create_tenant(data["slug"], data["name"])
-    return made, actions.do_invite(made, data["email"], Membership.Role.OWNER, by=visit.user)
+    return made, actions.do_invite(made, data["email"], Membership.Role.OWNER, by=ctx.user)
 
 
-def _invited(visit: PageContext, found: Tenant, made: Invitation) -> HttpResponse:
-    """Return the link, this once: it works before the mail comes, and where none is sent."""
+def _invitation_page(ctx: PageContext, found: Tenant, made: Invitation) -> HttpResponse:
+    """Return the page that shows the invitation link once. The link works also if no email is sent."""
     settings = platform_settings()
-    given: dict[str, Any] = {
+    context: dict[str, Any] = {
         "tenant": found,
         "invitation": made,
         "link": invitations.link(made),
         "files": "" if settings.email_url else settings.data_dir.absolute() / "mail",
-        "url": visit.url("operator-tenants-detail", found.pk),
+        "url": ctx.url("operator-tenants-detail", found.pk),
     }
-    return show(visit, "ops_tenants/invited.html", "Invitation link", breadcrumbs=(_tenants(visit),), **given)
+    return render_page(
+        ctx, "operator/tenants/invitation.html", "Invitation link", breadcrumbs=(_tenants(ctx),), **context
+    )
 
 
 @operator_page(methods=FORM, step_up=True)
-def suspend(visit: PageContext) -> HttpResponse:
-    found = _found(visit)
-    return _ask(
-        visit,
+def suspend(ctx: PageContext) -> HttpResponse:
+    found = _tenant(ctx)
+    return _form_view(
+        ctx,
         found,
         f"Suspend {found.name}",
-        Confirm(found.slug, posted(visit)),
+        Confirm(found.slug, bound_data(ctx)),
         lambda _: actions.do_suspend_tenant(found),
         submit="Suspend",
-        said=lambda was: f"{found.name} was suspended." if was else f"{found.name} was already suspended.",
+        message=lambda was: f"{found.name} was suspended." if was else f"{found.name} was already suspended.",
         effect=f"Within a second all keys of {found.name} receive 403, running requests end and batches pause."
         " Members can still sign in. Usage so far is billed.",
         danger=True,
@@ -120,130 +128,134 @@ def suspend(visit: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def resume(visit: PageContext) -> HttpResponse:
-    found = _found(visit)
-    return _ask(
-        visit,
+def resume(ctx: PageContext) -> HttpResponse:
+    found = _tenant(ctx)
+    return _form_view(
+        ctx,
         found,
         f"Resume {found.name}",
-        Confirm(found.slug, posted(visit)),
+        Confirm(found.slug, bound_data(ctx)),
         lambda _: actions.do_resume_tenant(found),
         submit="Resume",
-        said=lambda was: f"{found.name} was resumed." if was else f"{found.name} was not suspended.",
+        message=lambda was: f"{found.name} was resumed." if was else f"{found.name} was not suspended.",
         effect=f"Within a second the keys of {found.name} work again and their usage is billed.",
     )
 
 
 @operator_page(methods=FORM, step_up=True)
-def raise_budget(visit: PageContext) -> HttpResponse:
-    found = _found(visit)
-    with visit.scope():
-        budget = Budget.objects.for_tenant(found).filter(pk=visit.arguments["budget"], active=True).first()
+def raise_budget(ctx: PageContext) -> HttpResponse:
+    found = _tenant(ctx)
+    with ctx.scope():
+        budget = Budget.objects.for_tenant(found).filter(pk=ctx.arguments["budget"], active=True).first()
     if budget is None:
         raise Http404
-    return _ask(
-        visit,
+    return _form_view(
+        ctx,
         found,
         f"Raise “{budget.name}”",
-        forms.Raise(budget.unit, posted(visit)),
+        forms.BudgetRaiseForm(budget.unit, bound_data(ctx)),
         lambda data: do_change_budget(
             budget, temporary_increase=data["temporary_increase"], increase_expires_at=data["increase_expires_at"]
         ),
         submit="Raise",
-        said=lambda changed: f"“{budget.name}” raised. {effect_of(changed)}",
+        message=lambda changed: f"“{budget.name}” raised. {effect_of(changed)}",
         effect="Takes effect within a second and replaces a current temporary raise.",
     )
 
 
 @operator_page(methods=FORM, step_up=True)
-def book(visit: PageContext) -> HttpResponse:
-    found = _found(visit)
-    with visit.scope():
+def book(ctx: PageContext) -> HttpResponse:
+    found = _tenant(ctx)
+    with ctx.scope():
         books = list(PriceBook.objects.order_by("name").values_list("name", flat=True)) or [PriceBook.LIST]
         assigned = PriceBookAssignment.objects.for_tenant(found).select_related("book").first()
-    return _ask(
-        visit,
+    return _form_view(
+        ctx,
         found,
         f"Price book of {found.name}",
-        forms.Book(books, posted(visit), assigned.book.name if assigned else PriceBook.LIST),
+        forms.PriceBookForm(books, bound_data(ctx), assigned.book.name if assigned else PriceBook.LIST),
         lambda data: do_assign_book(found, data["book"]),
         submit="Assign",
-        said=lambda _: f"{found.name} now uses this price book.",
+        message=lambda _: f"{found.name} now uses this price book.",
         effect="Applies to requests received from now. Earlier requests keep their prices.",
     )
 
 
 @operator_page(methods=FORM, step_up=True)
-def invite(visit: PageContext) -> HttpResponse:
-    found = _found(visit)
-    form = forms.TenantAdminInvite(posted(visit))
-    back = visit.url("operator-tenants-detail", found.pk)
-    given: dict[str, Any] = {"action": visit.request.path, "submit": "Invite", "back": back}
-    given["breadcrumbs"] = (_tenants(visit), Breadcrumb(found.name, back))
+def invite(ctx: PageContext) -> HttpResponse:
+    found = _tenant(ctx)
+    form = forms.TenantAdminInvite(bound_data(ctx))
+    back = ctx.url("operator-tenants-detail", found.pk)
+    context: dict[str, Any] = {"action": ctx.request.path, "submit": "Invite", "back": back}
+    context["breadcrumbs"] = (_tenants(ctx), Breadcrumb(found.name, back))
     title = f"Invite owner of {found.name}"
-    if visit.request.method == "POST":
+    if ctx.request.method == "POST":
         owner = Membership.Role.OWNER
-        if carried := carry_out(form, lambda data: actions.do_invite(found, data["email"], owner, by=visit.user)):
-            return _invited(visit, found, carried.value)
-        return refused(visit, "frontend/form.html", title, form, **given)
-    return show(visit, "frontend/form.html", title, form=form, **given)
+        if result := run_action(form, lambda data: actions.do_invite(found, data["email"], owner, by=ctx.user)):
+            return _invitation_page(ctx, found, result.value)
+        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
+    return render_page(ctx, "frontend/form.html", title, form=form, **context)
 
 
 @operator_page(methods=FORM)
-def view(visit: PageContext) -> HttpResponse:
-    """Begin to view; `next`: the page of the tenant's that was asked for."""
-    found = _found(visit)
-    wanted = visit.query.get("next", "")
+def view(ctx: PageContext) -> HttpResponse:
+    """Start an impersonation. `next` is the tenant's page that was requested."""
+    found = _tenant(ctx)
+    url = ctx.query.get("next", "")
     home = f"/t/{found.slug}/"
-    inside = wanted.startswith(home) and url_has_allowed_host_and_scheme(wanted, allowed_hosts=None)
-    form = forms.Why(posted(visit))
-    given: dict[str, Any] = {
-        "action": visit.request.get_full_path(),
+    inside = url.startswith(home) and url_has_allowed_host_and_scheme(url, allowed_hosts=None)
+    form = forms.ImpersonationForm(bound_data(ctx))
+    context: dict[str, Any] = {
+        "action": ctx.request.get_full_path(),
         "submit": "View",
-        "back": visit.url("operator-tenants-detail", found.pk),
-        "breadcrumbs": (_tenants(visit), Breadcrumb(found.name, visit.url("operator-tenants-detail", found.pk))),
+        "back": ctx.url("operator-tenants-detail", found.pk),
+        "breadcrumbs": (_tenants(ctx), Breadcrumb(found.name, ctx.url("operator-tenants-detail", found.pk))),
         "effect": "The view is recorded in the tenant’s audit log, with its time and your reason.",
     }
     title = f"View as {found.name}: read-only for up to 1 hour"
-    if visit.request.method == "POST":
-        if carry_out(form, lambda data: impersonation.start(visit.request, found, data["why"])):
-            return done(visit, wanted if inside else home, f"You are viewing {found.name}, read-only.")
-        return refused(visit, "frontend/form.html", title, form, **given)
-    return show(visit, "frontend/form.html", title, form=form, **given)
+    if ctx.request.method == "POST":
+        if run_action(form, lambda data: impersonation.start(ctx.request, found, data["reason"])):
+            return redirect_with_message(ctx, url if inside else home, f"You are viewing {found.name}, read-only.")
+        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
+    return render_page(ctx, "frontend/form.html", title, form=form, **context)
 
 
 @operator_page(methods=("POST",))
-def end_view(visit: PageContext) -> HttpResponse:
-    found = impersonation.end(visit.request)
+def end_view(ctx: PageContext) -> HttpResponse:
+    found = impersonation.end(ctx.request)
     if found is None:
-        return done(visit, visit.url("operator-tenants"), "The view has already ended.")
-    return done(visit, visit.url("operator-tenants-detail", found.tenant_id), f"View of {found.name} ended.")
+        return redirect_with_message(ctx, ctx.url("operator-tenants"), "The view has already ended.")
+    return redirect_with_message(
+        ctx, ctx.url("operator-tenants-detail", found.tenant_id), f"View of {found.name} ended."
+    )
 
 
-def _found(visit: PageContext) -> Tenant:
-    with visit.scope():
-        return detail.tenant_of(visit)
+def _tenant(ctx: PageContext) -> Tenant:
+    with ctx.scope():
+        return detail.tenant_of(ctx)
 
 
-def _ask(
-    visit: PageContext,
+def _form_view(
+    ctx: PageContext,
     found: Tenant,
     title: str,
     form: Any,
-    verb: Callable[[dict[str, Any]], T],
+    action: Callable[[dict[str, Any]], T],
     *,
     submit: str,
-    said: Callable[[T], str],
-    **given: Any,
+    message: Callable[[T], str],
+    **context: Any,
 ) -> HttpResponse:
-    """Return a form about the tenant, which leads back to its page."""
-    back = visit.url("operator-tenants-detail", found.pk)
-    breadcrumbs = (_tenants(visit), Breadcrumb(found.name, back))
-    return ask(visit, title, form, verb, submit=submit, back=back, said=said, breadcrumbs=breadcrumbs, **given)
+    """Return a form about the tenant that leads back to the tenant's page."""
+    back = ctx.url("operator-tenants-detail", found.pk)
+    breadcrumbs = (_tenants(ctx), Breadcrumb(found.name, back))
+    return form_view(
+        ctx, title, form, action, submit=submit, back=back, message=message, breadcrumbs=breadcrumbs, **context
+    )
 
 
-def _tenants(visit: PageContext) -> Breadcrumb:
-    return Breadcrumb("Tenants", visit.url("operator-tenants"))
+def _tenants(ctx: PageContext) -> Breadcrumb:
+    return Breadcrumb("Tenants", ctx.url("operator-tenants"))
 
 
 urlpatterns = [
@@ -258,5 +270,5 @@ urlpatterns = [
     path("operator/tenants/<int:tenant>/invite", invite, name="operator-tenants-invite"),
     path("operator/tenants/<int:tenant>/view", view, name="operator-tenants-view"),
     path("operator/tenants/<int:tenant>/budgets/<int:budget>/raise", raise_budget, name="operator-tenants-raise"),
-    ONE.operator_url("operator/tenants/<int:tenant>/"),
+    DETAIL_PANELS.operator_url("operator/tenants/<int:tenant>/"),
 ]

@@ -15,7 +15,7 @@ from frontend.core.layout import initials
 from frontend.core.page_context import PageContext
 from tenants.models import AuditEntry, Membership, User
 
-MAX_ROWS = 100  # shown together; the search finds the others
+MAX_ROWS = 100  # users per page; others are found by search
 MAX_CHANGES = 10
 FILTERS = (("", "All"), ("operators", "Operators"), ("unprotected", "Without 2FA"), ("deactivated", "Deactivated"))
 
@@ -86,15 +86,15 @@ class UserChange:
     url: str
 
 
-def filters(visit: PageContext) -> UserAdminFilters:
-    typed, chosen = _typed(visit), visit.query.get("show", "")
-    links = (FilterLink(label, _url(visit, typed, name), name == chosen) for name, label in FILTERS)
+def filters(ctx: PageContext) -> UserAdminFilters:
+    typed, chosen = _typed(ctx), ctx.query.get("show", "")
+    links = (FilterLink(label, _url(ctx, typed, name), name == chosen) for name, label in FILTERS)
     return UserAdminFilters(typed, chosen, tuple(links))
 
 
-def user_list(visit: PageContext) -> UserList:
+def user_list(ctx: PageContext) -> UserList:
     """Return the users that match, by email address."""
-    typed, chosen = _typed(visit), visit.query.get("show", "")
+    typed, chosen = _typed(ctx), ctx.query.get("show", "")
     rows = _users().order_by("email")
     if typed:
         rows = rows.filter(Q(email__icontains=typed) | Q(name__icontains=typed))
@@ -112,7 +112,7 @@ def user_list(visit: PageContext) -> UserList:
         tuple(
             UserRow(
                 user,
-                visit.url("operator-users-detail", user.pk),
+                ctx.url("operator-users-detail", user.pk),
                 initials(user.name or user.email),
                 user.has_factor,
                 counts.get(user.pk, 0),
@@ -124,7 +124,7 @@ def user_list(visit: PageContext) -> UserList:
     )
 
 
-def user_of(visit: PageContext) -> User:
+def user_of(ctx: PageContext) -> User:
     """Return the user that the URL names.
 
     Raises:
@@ -132,18 +132,18 @@ def user_of(visit: PageContext) -> User:
     """
 
     def find() -> User:
-        found: User | None = _users().filter(pk=visit.arguments["user"]).first()
+        found: User | None = _users().filter(pk=ctx.arguments["user"]).first()
         if found is None:
             raise Http404
         return found
 
-    return visit.once("operator-user", find)
+    return ctx.once("operator-user", find)
 
 
-def user_page(visit: PageContext) -> UserPage:
-    user = user_of(visit)
+def user_page(ctx: PageContext) -> UserPage:
+    user = user_of(ctx)
     has_factor: bool = user.has_factor  # type: ignore[attr-defined]  # annotated in _users
-    is_you = user.pk == visit.user.pk
+    is_you = user.pk == ctx.user.pk
     offered = (
         ("Remove 2FA", "remove-second-factor", "lock", has_factor),
         ("Revoke operator", "revoke-operator", "undo", user.is_staff),
@@ -152,22 +152,20 @@ def user_page(visit: PageContext) -> UserPage:
         ("Reactivate", "reactivate", "play", not user.is_active),
     )
     actions = (
-        UserAction(label, visit.url(f"operator-users-{name}", user.pk), icon)
+        UserAction(label, ctx.url(f"operator-users-{name}", user.pk), icon)
         for label, name, icon, is_possible in offered
         if is_possible and not is_you
     )
     return UserPage(user, is_you, has_factor, tuple(actions))
 
 
-def memberships(visit: PageContext) -> tuple[MembershipRow, ...]:
-    rows = (
-        Membership.objects.all_tenants().filter(user=user_of(visit)).select_related("tenant").order_by("tenant__name")
-    )
+def memberships(ctx: PageContext) -> tuple[MembershipRow, ...]:
+    rows = Membership.objects.all_tenants().filter(user=user_of(ctx)).select_related("tenant").order_by("tenant__name")
     return tuple(
         MembershipRow(
             row.tenant.name,
             row.tenant.slug,
-            visit.url("operator-tenants-detail", row.tenant_id),
+            ctx.url("operator-tenants-detail", row.tenant_id),
             row.get_role_display(),
             row.created_at,
         )
@@ -175,12 +173,12 @@ def memberships(visit: PageContext) -> tuple[MembershipRow, ...]:
     )
 
 
-def changes(visit: PageContext) -> tuple[UserChange, ...]:
+def changes(ctx: PageContext) -> tuple[UserChange, ...]:
     """Return the latest audit entries about the user's login."""
-    rows = AuditEntry.objects.all_tenants().filter(tenant_id=None, object_type="user", object_id=user_of(visit).pk)
+    rows = AuditEntry.objects.all_tenants().filter(tenant_id=None, object_type="user", object_id=user_of(ctx).pk)
     latest = rows.order_by("-pk")[:MAX_CHANGES]
     return tuple(
-        UserChange(row.created_at, row.action, row.actor, visit.url("operator-audit-detail", row.pk)) for row in latest
+        UserChange(row.created_at, row.action, row.actor, ctx.url("operator-audit-detail", row.pk)) for row in latest
     )
 
 
@@ -189,10 +187,10 @@ def _users() -> QuerySet[Any]:
     return User.objects.annotate(has_factor=Exists(factor))
 
 
-def _typed(visit: PageContext) -> str:
-    return visit.query.get("q", "").strip()[:100].replace("\0", "")
+def _typed(ctx: PageContext) -> str:
+    return ctx.query.get("q", "").strip()[:100].replace("\0", "")
 
 
-def _url(visit: PageContext, typed: str, chosen: str) -> str:
-    given = {name: value for name, value in (("q", typed), ("show", chosen)) if value}
-    return f"{visit.url('operator-users')}?{urlencode(given)}" if given else visit.url("operator-users")
+def _url(ctx: PageContext, typed: str, chosen: str) -> str:
+    context = {name: value for name, value in (("q", typed), ("show", chosen)) if value}
+    return f"{ctx.url('operator-users')}?{urlencode(context)}" if context else ctx.url("operator-users")

@@ -9,21 +9,21 @@ from django.http import HttpResponse
 from django.urls import path
 
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import ask, posted
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from frontend.operator.users import page
 from tenants import actions
 from tenants.models import User
 
-LIST = Panels("operator-users-panel", (Panel("list", "Users", "ops_users/list.html", page.user_list, every=0),))
-ONE = Panels(
+LIST = Panels("operator-users-panel", (Panel("list", "Users", "operator/users/list.html", page.user_list, every=0),))
+DETAIL_PANELS = Panels(
     "operator-users-detail-panel",
     (
-        Panel("memberships", "Tenants", "ops_users/memberships.html", page.memberships, every=0),
-        Panel("changes", "Latest changes", "ops_users/changes.html", page.changes, every=0),
+        Panel("memberships", "Tenants", "operator/users/memberships.html", page.memberships, every=0),
+        Panel("changes", "Latest changes", "operator/users/changes.html", page.changes, every=0),
     ),
 )
 
@@ -32,7 +32,7 @@ ONE = Panels(
 class Action:
     """An action on a user, and its form. `{}` in the texts is replaced by the email address."""
 
-    verb: Callable[[User], bool]
+    run: Callable[[User], bool]
     title: str
     submit: str
     effect: str
@@ -89,32 +89,39 @@ ACTIONS = {
 
 
 @operator_page()
-def users(visit: PageContext) -> HttpResponse:
-    return show(visit, "ops_users/page.html", "Users", panels=LIST, filters=page.filters(visit))
+def users(ctx: PageContext) -> HttpResponse:
+    return render_page(ctx, "operator/users/page.html", "Users", panels=LIST, filters=page.filters(ctx))
 
 
 @operator_page()
-def user(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        found = page.user_page(visit)
-    return show(visit, "ops_users/one.html", found.user.email, panels=ONE, breadcrumbs=(_users(visit),), page=found)
+def user(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        found = page.user_page(ctx)
+    return render_page(
+        ctx,
+        "operator/users/detail.html",
+        found.user.email,
+        panels=DETAIL_PANELS,
+        breadcrumbs=(_users(ctx),),
+        page=found,
+    )
 
 
 def _form(action: Action) -> Callable[..., HttpResponse]:
     @operator_page(methods=FORM, step_up=True)
-    def view(visit: PageContext) -> HttpResponse:
-        with visit.scope():
-            found = page.user_of(visit)
-        email, back = found.email, visit.url("operator-users-detail", found.pk)
-        return ask(
-            visit,
+    def view(ctx: PageContext) -> HttpResponse:
+        with ctx.scope():
+            found = page.user_of(ctx)
+        email, back = found.email, ctx.url("operator-users-detail", found.pk)
+        return form_view(
+            ctx,
             action.title.format(email),
-            Confirm(email, posted(visit)),
-            lambda _: action.verb(found),
+            Confirm(email, bound_data(ctx)),
+            lambda _: action.run(found),
             submit=action.submit,
             back=back,
-            said=lambda was: (action.done if was else action.not_needed).format(email),
-            breadcrumbs=(_users(visit), Breadcrumb(email, back)),
+            message=lambda was: (action.done if was else action.not_needed).format(email),
+            breadcrumbs=(_users(ctx), Breadcrumb(email, back)),
             effect=action.effect.format(email),
             danger=action.is_dangerous,
         )
@@ -122,15 +129,15 @@ def _form(action: Action) -> Callable[..., HttpResponse]:
     return view
 
 
-def _users(visit: PageContext) -> Breadcrumb:
-    return Breadcrumb("Users", visit.url("operator-users"))
+def _users(ctx: PageContext) -> Breadcrumb:
+    return Breadcrumb("Users", ctx.url("operator-users"))
 
 
 urlpatterns = [
     path("operator/users/", users, name="operator-users"),
     LIST.operator_url("operator/users/"),
     path("operator/users/<int:user>/", user, name="operator-users-detail"),
-    ONE.operator_url("operator/users/<int:user>/"),
+    DETAIL_PANELS.operator_url("operator/users/<int:user>/"),
     *(
         path(f"operator/users/<int:user>/{name}", _form(action), name=f"operator-users-{name}")
         for name, action in ACTIONS.items()

@@ -1,11 +1,11 @@
-// Draws every [data-chart] from the JSON of that id (frontend/charts.py), again when the theme or the width changes.
+// Draws each [data-chart] from the JSON element with that ID (frontend/core/charts.py), again after a change of theme or size.
 "use strict";
 {
   const root = document.documentElement;
   const probe = document.createElement("span");
   probe.hidden = true;
   document.body.append(probe);
-  // A canvas cannot read light-dark(): the browser resolves a token for us.
+  // A canvas cannot read light-dark(), so the browser resolves the token.
   const color = (token, alpha = 1) => {
     probe.style.color = `var(--${token})`;
     const [r, g, b] = getComputedStyle(probe).color.match(/[\d.]+/g);
@@ -32,14 +32,14 @@
     return { day: form({ day: "numeric", month: "short" }), hour: form({ hour: "2-digit", minute: "2-digit" }) };
   };
 
-  const tip = (given, told, head) => {
+  const tip = (config, format, head) => {
     let box;
-    const line = (one, text) => {
+    const line = (item, text) => {
       const p = document.createElement("p");
       const swatch = document.createElement("i");
-      swatch.className = `swatch ${one.style} ${one.kind}`;
+      swatch.className = `swatch ${item.style} ${item.kind}`;
       const label = document.createElement("span");
-      label.textContent = one.label;
+      label.textContent = item.label;
       const value = document.createElement("span");
       value.textContent = text;
       p.append(swatch, label, value);
@@ -49,7 +49,7 @@
       hooks: {
         init: (u) => {
           box = document.createElement("div");
-          box.className = "tip";
+          box.className = "chart-tooltip";
           box.hidden = true;
           u.over.append(box);
           u.over.addEventListener("mouseleave", () => { box.hidden = true; });
@@ -59,8 +59,8 @@
           box.hidden = at == null || u.cursor.left < 0;
           if (box.hidden) return;
           const title = document.createElement("b");
-          title.textContent = head(given.x[at]);
-          box.replaceChildren(title, ...given.series.filter((one) => one.y[at] != null).map((one) => line(one, told(one.y[at]))));
+          title.textContent = head(config.x[at]);
+          box.replaceChildren(title, ...config.series.filter((item) => item.y[at] != null).map((item) => line(item, format(item.y[at]))));
           const left = u.cursor.left;
           box.style.left = `${left + 210 > u.over.clientWidth ? Math.max(left - 195, 0) : left + 14}px`;
         },
@@ -68,8 +68,8 @@
     };
   };
 
-  // Each series stands on those after it: the first is the top of the pile.
-  const piled = (series) => series.map((_, i) => series[0].y.map((_, at) => series.slice(i).reduce((sum, one) => sum + (one.y[at] || 0), 0)));
+  // Stacked values: each series is added to the following ones, so the first is on top.
+  const stackValues = (series) => series.map((_, i) => series[0].y.map((_, at) => series.slice(i).reduce((sum, item) => sum + (item.y[at] || 0), 0)));
 
   const hatch = (token) => {
     const tile = document.createElement("canvas");
@@ -85,58 +85,58 @@
     return pen.createPattern(tile, "repeat");
   };
 
-  const draw = (place) => {
-    const source = document.getElementById(place.dataset.chart);
+  const draw = (element) => {
+    const source = document.getElementById(element.dataset.chart);
     if (!source) return;
-    const given = JSON.parse(source.textContent);
-    place.drawn?.destroy();
-    const { day, hour } = times(given.zone);
+    const config = JSON.parse(source.textContent);
+    element.drawn?.destroy();
+    const { day, hour } = times(config.zone);
     const by = { day, hour: (s) => (hour(s) === "00:00" ? day(s) : hour(s)) };
-    const head = given.bucket === "day" ? day : (s) => `${day(s)}, ${hour(s)}`;
-    const band = given.band?.map((label) => given.series.findIndex((one) => one.label === label));
+    const head = config.bucket === "day" ? day : (s) => `${day(s)}, ${hour(s)}`;
+    const band = config.band?.map((label) => config.series.findIndex((item) => item.label === label));
     const text = color("ink-3");
     const font = "12px Inter, system-ui, sans-serif";
-    const series = given.series.map((one, i) => {
-      const token = TOKENS[one.kind] || "blue";
+    const series = config.series.map((item, i) => {
+      const token = TOKENS[item.kind] || "blue";
       const shaded = band?.includes(i);
       return {
         stroke: shaded ? "transparent" : color(token),
-        width: one.style === "line" || one.style === "area" ? 2 : 1.75,
+        width: item.style === "line" || item.style === "area" ? 2 : 1.75,
         dash: DASHES[one.style],
-        fill: one.style === "area" && !given.stacked ? color(token, 0.11) : given.stacked && i === given.series.length - 1 ? color(token, 0.34) : undefined,
-        // Only what no line would show: values with a gap on both sides.
-        points: { show: true, size: 5, fill: color(token), filter: () => one.y.flatMap((v, at) => (v != null && one.y[at - 1] == null && one.y[at + 1] == null ? [at] : [])) },
+        fill: item.style === "area" && !config.stacked ? color(token, 0.11) : config.stacked && i === config.series.length - 1 ? color(token, 0.34) : undefined,
+        // Points only for values with a gap on both sides, which no line shows.
+        points: { show: true, size: 5, fill: color(token), filter: () => item.y.flatMap((v, at) => (v != null && item.y[at - 1] == null && item.y[at + 1] == null ? [at] : [])) },
         spanGaps: false,
       };
     });
-    const bands = given.stacked
-      ? given.series.slice(0, -1).map((one, i) => ({ series: [i + 1, i + 2], fill: color(TOKENS[one.kind] || "blue", 0.36) }))
-      : band ? [{ series: [band[0] + 1, band[1] + 1], fill: () => hatch(TOKENS[given.series[band[0]].kind] || "blue") }] : [];
-    const ys = given.stacked ? piled(given.series) : given.series.map((one) => one.y);
-    const shown = EXACT[given.unit];
-    const label = AXIS[given.unit];
-    const most = label(Math.max(...ys.flat().filter((v) => v != null), 0));
+    const bands = config.stacked
+      ? config.series.slice(0, -1).map((item, i) => ({ series: [i + 1, i + 2], fill: color(TOKENS[item.kind] || "blue", 0.36) }))
+      : band ? [{ series: [band[0] + 1, band[1] + 1], fill: () => hatch(TOKENS[config.series[band[0]].kind] || "blue") }] : [];
+    const ys = config.stacked ? stackValues(config.series) : config.series.map((item) => item.y);
+    const format = EXACT[config.unit];
+    const label = AXIS[config.unit];
+    const maxLabel = label(Math.max(...ys.flat().filter((v) => v != null), 0));
     const axis = { stroke: text, font, ticks: { show: false } };
-    place.drawn = new uPlot({
-      width: place.clientWidth,
-      height: place.clientHeight,
-      padding: given.bare ? [4, 0, 4, 0] : [10, 18, 0, 0],
+    element.drawn = new uPlot({
+      width: element.clientWidth,
+      height: element.clientHeight,
+      padding: config.bare ? [4, 0, 4, 0] : [10, 18, 0, 0],
       legend: { show: false },
-      tzDate: (s) => uPlot.tzDate(new Date(s * 1000), given.zone),
+      tzDate: (s) => uPlot.tzDate(new Date(s * 1000), config.zone),
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7, width: 2 } },
-      scales: { x: { time: true }, y: { range: (u, low, high) => (given.bare ? [Math.max(0, low - (high - low) * 0.6), high + (high - low) * 0.15 || 1] : [0, (high || 1) * 1.08]) } },
-      axes: given.bare ? [{ show: false }, { show: false }] : [
-        { ...axis, grid: { show: false }, gap: 6, size: 30, space: given.bucket === "day" ? 72 : 62, values: (u, all) => all.map((s, i) => (i && by[given.bucket](all[i - 1]) === by[given.bucket](s) ? "" : by[given.bucket](s))) },
-        { ...axis, grid: { stroke: color("grid"), width: 1 }, gap: 8, size: Math.max(40, most.length * 7.5 + 14), space: 42, values: (u, all) => all.map(label) },
+      scales: { x: { time: true }, y: { range: (u, low, high) => (config.bare ? [Math.max(0, low - (high - low) * 0.6), high + (high - low) * 0.15 || 1] : [0, (high || 1) * 1.08]) } },
+      axes: config.bare ? [{ show: false }, { show: false }] : [
+        { ...axis, grid: { show: false }, gap: 6, size: 30, space: config.bucket === "day" ? 72 : 62, values: (u, all) => all.map((s, i) => (i && by[config.bucket](all[i - 1]) === by[config.bucket](s) ? "" : by[config.bucket](s))) },
+        { ...axis, grid: { stroke: color("grid"), width: 1 }, gap: 8, size: Math.max(40, maxLabel.length * 7.5 + 14), space: 42, values: (u, all) => all.map(label) },
       ],
       series: [{}, ...series],
       bands,
-      plugins: [tip(given, shown, head)],
-    }, [given.x, ...ys], place);
+      plugins: [tip(config, format, head)],
+    }, [config.x, ...ys], element);
   };
 
   const all = (within) => within.querySelectorAll("[data-chart]");
-  const again = (within) => { for (const place of all(within)) draw(place); root.dataset.drawn = ""; };
+  const redraw = (within) => { for (const element of all(within)) draw(element); root.dataset.drawn = ""; };
   const sizes = new ResizeObserver((changed) => {
     for (const { target, contentRect: { width, height } } of changed) {
       if (!width) continue;
@@ -144,9 +144,9 @@
       else if (Math.abs(target.drawn.width - width) > 1 || Math.abs(target.drawn.height - height) > 1) target.drawn.setSize({ width, height });
     }
   });
-  const watch = (within) => all(within).forEach((place) => sizes.observe(place));
-  document.fonts.ready.then(() => { again(document); watch(document); });
-  document.addEventListener("htmx:afterSettle", ({ detail: { target } }) => { again(target); watch(target); });
-  root.addEventListener("themed", () => again(document));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => again(document));
+  const watch = (within) => all(within).forEach((element) => sizes.observe(element));
+  document.fonts.ready.then(() => { redraw(document); watch(document); });
+  document.addEventListener("htmx:afterSettle", ({ detail: { target } }) => { redraw(target); watch(target); });
+  root.addEventListener("themed", () => redraw(document));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(document));
 }

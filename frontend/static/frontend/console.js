@@ -1,11 +1,11 @@
-// The console's behavior. Everything here is also reachable without it: links are links, forms are forms.
+// Scripts of the console. Links and forms also work without them.
 "use strict";
 const root = document.documentElement;
 const $ = (selector, within = document) => within.querySelector(selector);
 const on = (type, act, target = document) => target.addEventListener(type, act);
 const year = 60 * 60 * 24 * 365;
 
-// Theme, time zone, keys: the theme changes at once, the rest with the page the form leads to.
+// Theme, time zone and shortcuts. The theme changes immediately, the others on the next page.
 on("click", (event) => {
   const button = event.target.closest("[data-preferences] button");
   if (!button) return;
@@ -19,15 +19,15 @@ on("click", (event) => {
   root.dispatchEvent(new Event("themed"));
 });
 
-// Menus close when something else is used.
-const closeMenus = (but) => {
-  for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(but)) menu.open = false;
+// Menus close when another element is used.
+const closeMenus = (target) => {
+  for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(target)) menu.open = false;
 };
 on("click", (event) => closeMenus(event.target));
 on("focusin", (event) => closeMenus(event.target));
 
-// Dialogs and the drawer show what was put into them, and close by Esc, outside, or [data-close]. A form that comes
-// back has the focus on what is wrong.
+// Dialogs and the drawer open with their content and close by Esc, a click outside, or [data-close]. The first invalid
+// field of a returned form gets the focus.
 on("htmx:afterSwap", ({ detail: { target } }) => {
   if (target.localName !== "dialog") return;
   if (target.open) return ($("[aria-invalid=true]", target) || $("[type=submit]", target))?.focus();
@@ -44,7 +44,7 @@ on("click", (event) => {
 });
 for (const dialog of document.querySelectorAll("dialog")) on("close", () => dialog.id !== "palette" && dialog.replaceChildren(), dialog);
 
-// Panels: no refresh while nobody looks or somebody is inside; one that says the same is left alone.
+// Panels do not refresh while the page is hidden or they have focus. An unchanged response is not swapped in.
 const last = new WeakMap();
 on("htmx:beforeRequest", (event) => {
   const { elt, requestConfig } = event.detail;
@@ -58,16 +58,16 @@ on("htmx:beforeSwap", (event) => {
   if (last.get(target) === xhr.responseText) event.detail.shouldSwap = false;
   last.set(target, xhr.responseText);
 });
-const say = (text) => {
+const showError = (text) => {
   const toast = document.createElement("p");
   toast.className = "toast error";
   toast.textContent = text;
   $("#toasts").append(toast);
 };
 on("htmx:responseError", ({ detail: { xhr } }) => {
-  if (!xhr.getResponseHeader("X-Panel")) say(`The request failed (${xhr.status}). Try again. Request ID: ${xhr.getResponseHeader("X-Request-Id") || "unknown"}.`);
+  if (!xhr.getResponseHeader("X-Panel")) showError(`The request failed (${xhr.status}). Try again. Request ID: ${xhr.getResponseHeader("X-Request-Id") || "unknown"}.`);
 });
-on("htmx:sendError", ({ detail: { elt } }) => elt.matches(".panel") || say("Cannot reach the server. Nothing was changed. Try again."));
+on("htmx:sendError", ({ detail: { elt } }) => elt.matches(".panel") || showError("Cannot reach the server. Nothing was changed. Try again."));
 on("click", (event) => event.target.closest(".toast")?.remove());
 setTimeout(() => document.querySelectorAll(".toast.success").forEach((toast) => toast.remove()), 8000);
 
@@ -82,54 +82,54 @@ on("click", async (event) => {
   setTimeout(() => { button.setAttribute("aria-label", label); button.title = "Copy"; }, 2000);
 });
 
-// The palette.
+// The command palette.
 const palette = $("#palette");
 const link = $("[data-palette]");
-const hits = () => [...palette.querySelectorAll(".hits a")];
-let asked = 0;
-const point = (step) => {
-  const all = hits();
-  const at = all.findIndex((hit) => hit.classList.contains("at"));
-  all[at]?.classList.remove("at");
+const results = () => [...palette.querySelectorAll(".search-results a")];
+let searches = 0;
+const moveSelection = (step) => {
+  const all = results();
+  const at = all.findIndex((result) => result.classList.contains("is-selected"));
+  all[at]?.classList.remove("is-selected");
   const next = all[(at + step + all.length) % all.length];
-  next?.classList.add("at");
+  next?.classList.add("is-selected");
   next?.scrollIntoView({ block: "nearest" });
-  $("#palette-said", palette).textContent = next ? next.textContent.trim() : "No results";
+  $("#palette-status", palette).textContent = next ? next.textContent.trim() : "No results";
 };
-const look = async () => {
-  const turn = ++asked;
+const runSearch = async () => {
+  const number = ++searches;
   const input = $("input", palette);
-  const answer = await fetch(`${link.href}?q=${encodeURIComponent(input.value)}`, { headers: { "HX-Request": "true" } });
-  if (turn !== asked || !answer.ok) return;
-  $(".hits", palette).innerHTML = await answer.text();
-  point(1);
+  const response = await fetch(`${link.href}?q=${encodeURIComponent(input.value)}`, { headers: { "HX-Request": "true" } });
+  if (number !== searches || !response.ok) return;
+  $(".search-results", palette).innerHTML = await response.text();
+  moveSelection(1);
 };
 const openPalette = () => {
   if (!palette.childElementCount) {
     const form = document.createElement("form");
     form.innerHTML = '<input type="search" aria-label="Name of a screen, key or tenant" placeholder="Search or jump to…" autocomplete="off"><kbd>Esc</kbd>';
     const list = document.createElement("div");
-    list.className = "hits";
-    const said = document.createElement("p");
-    said.id = "palette-said";
-    said.className = "hidden";
-    said.setAttribute("role", "status");
-    palette.append(form, list, said);
+    list.className = "search-results";
+    const status = document.createElement("p");
+    status.id = "palette-status";
+    status.className = "visually-hidden";
+    status.setAttribute("role", "status");
+    palette.append(form, list, status);
     let wait;
-    on("input", () => { clearTimeout(wait); wait = setTimeout(look, 120); }, form);
-    on("submit", (event) => { event.preventDefault(); $(".hits a.at", palette)?.click(); }, form);
+    on("input", () => { clearTimeout(wait); wait = setTimeout(runSearch, 120); }, form);
+    on("submit", (event) => { event.preventDefault(); $(".search-results a.is-selected", palette)?.click(); }, form);
     on("keydown", (event) => {
       if (event.key === "Escape") { event.preventDefault(); palette.close(); }
-      if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); point(event.key === "ArrowDown" ? 1 : -1); }
+      if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); moveSelection(event.key === "ArrowDown" ? 1 : -1); }
     }, form);
   }
   palette.showModal();
   $("input", palette).select();
-  look();
+  runSearch();
 };
 if (link) on("click", (event) => { event.preventDefault(); openPalette(); }, link);
 
-// Keys: Ctrl K always; `/` and `g` + letter unless switched off, and never while typing.
+// Shortcuts: Ctrl K always; `/` and `g` + letter unless switched off, and not while typing.
 let after = 0;
 on("keydown", (event) => {
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k" && link) {

@@ -1,15 +1,15 @@
-// The playground: one socket a key, one request a model, numbers as they come.
+// The playground: one WebSocket per key and one request per model.
 "use strict";
 const form = $("[data-playground]");
 if (form) {
   const data = JSON.parse($("#playground-data").textContent);
   const columns = $("[data-columns]", form);
-  const shown = new Map(); // model -> its column
-  const running = new Map(); // request id -> what runs
+  const shown = new Map(); // model -> column
+  const running = new Map(); // request ID -> active request
   let socket = null;
   let count = 0;
 
-  const chosen = () => [...form.elements.model instanceof RadioNodeList ? form.elements.model : [form.elements.model]].filter((one) => one.checked && !one.disabled).map((one) => one.value);
+  const chosen = () => [...form.elements.model instanceof RadioNodeList ? form.elements.model : [form.elements.model]].filter((input) => input.checked && !input.disabled).map((input) => input.value);
   const number = (name) => (form.elements[name].value === "" ? undefined : Number(form.elements[name].value));
   const settings = () => ({ max_tokens: number("max_tokens"), temperature: number("temperature") });
   const messagesWith = (turns) => {
@@ -17,7 +17,7 @@ if (form) {
     return [...(system ? [{ role: "system", content: system }] : []), ...turns];
   };
 
-  // Prices are whole nano-USD a million tokens, so a cost is a whole number of femto-USD: no float comes near it.
+  // Prices are integers of nano-USD per 1M tokens, so costs are integers of femto-USD and need no floats.
   const cost = (model, usage) => {
     const rates = data.prices[model] || data.prices[data.served[model]];
     if (!rates) return null;
@@ -50,89 +50,89 @@ if (form) {
     const card = $("#column").content.firstElementChild.cloneNode(true);
     $("h2", card).textContent = model;
     card.setAttribute("aria-label", `Answers of ${model}`);
-    $(".turns", card).setAttribute("aria-label", `Conversation with ${model}`);
+    $(".chat-messages", card).setAttribute("aria-label", `Conversation with ${model}`);
     columns.append(card);
     const column = { card, turns: [] };
     shown.set(model, column);
     return column;
   };
-  const put = (column, name, text) => ($(`[data-${name}]`, column.card).textContent = text);
-  const turn = (column, role, text) => {
-    const said = document.createElement("div");
-    said.className = `turn ${role}`;
-    said.textContent = text;
-    const log = $(".turns", column.card);
-    log.append(said);
+  const setText = (column, name, text) => ($(`[data-${name}]`, column.card).textContent = text);
+  const addMessage = (column, role, text) => {
+    const element = document.createElement("div");
+    element.className = `chat-message ${role}`;
+    element.textContent = text;
+    const log = $(".chat-messages", column.card);
+    log.append(element);
     log.scrollTop = log.scrollHeight;
-    return said;
+    return element;
   };
   const state = (column, kind, text) => {
     const badge = $("[data-state]", column.card);
     badge.className = `badge ${kind}`;
     badge.textContent = text;
   };
-  const fault = (text) => {
-    const banner = $("[data-fault]", form);
+  const showError = (text) => {
+    const banner = $("[data-error]", form);
     $("p", banner).textContent = text;
     banner.hidden = !text;
   };
-  const busy = () => {
+  const updateButtons = () => {
     $("[data-stop]", form).disabled = !running.size;
     $("[type=submit]", form).disabled = running.size > 0;
   };
 
-  // The socket: a ticket for the chosen key, then its gateway's answer.
+  // Opens a WebSocket with a playground token for the selected key.
   const connect = async (key) => {
     if (socket && socket.key === key && socket.readyState === WebSocket.OPEN && Date.now() < socket.until) return socket;
     if (socket) socket.close();
     const body = new URLSearchParams({ key });
     const headers = { "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
-    const answer = await fetch(data.ticket, { method: "POST", body, headers, redirect: "error" });
-    const told = await answer.json();
-    if (!answer.ok) throw new Error(told.error);
+    const response = await fetch(data.ticket, { method: "POST", body, headers, redirect: "error" });
+    const message = await response.json();
+    if (!response.ok) throw new Error(message.error);
     const opened = new WebSocket(`${location.origin.replace(/^http/, "ws")}/v1/realtime/chat`);
     opened.key = key;
     opened.until = Date.now() + 12 * 60 * 1000;
     await new Promise((ready, broken) => {
-      opened.onopen = () => opened.send(JSON.stringify({ type: "auth", ticket: told.ticket }));
+      opened.onopen = () => opened.send(JSON.stringify({ type: "auth", ticket: message.ticket }));
       opened.onmessage = ({ data: text }) => {
         const first = JSON.parse(text);
-        first.type === "ready" ? ready() : broken(new Error(first.error?.message || "The socket was refused."));
+        first.type === "ready" ? ready() : broken(new Error(first.error?.message || "The WebSocket was rejected."));
       };
       opened.onclose = opened.onerror = () => broken(new Error("Cannot reach the gateway. Try again."));
     });
-    opened.onmessage = ({ data: text }) => hear(JSON.parse(text));
+    opened.onmessage = ({ data: text }) => receive(JSON.parse(text));
     opened.onerror = null;
     opened.onclose = () => {
-      for (const run of [...running.values()]) if (run.socket === opened) end(run, "bad", "Broken off", "The connection broke off.");
+      for (const run of [...running.values()]) if (run.socket === opened) end(run, "bad", "Disconnected", "The connection to the gateway was lost. Send the prompt again.");
     };
     return (socket = opened);
   };
 
-  const hear = (told) => {
-    const run = running.get(told.id);
+  const receive = (message) => {
+    const run = running.get(message.id);
     if (!run) return;
-    if (told.type === "started") {
-      run.id = told.request_id;
+    if (message.type === "started") {
+      run.id = message.request_id;
       state(run.column, "info", "Answering");
-    } else if (told.type === "chunk") {
-      const text = told.chunk.choices[0]?.delta?.content;
+    } else if (message.type === "chunk") {
+      const text = message.chunk.choices[0]?.delta?.content;
       if (text) {
         run.first ||= performance.now();
         run.text += text;
-        run.said.textContent = run.text;
-        const log = $(".turns", run.column.card);
+        run.element.textContent = run.text;
+        const log = $(".chat-messages", run.column.card);
         log.scrollTop = log.scrollHeight;
       }
-      if (told.chunk.usage) show(run, told.chunk.usage, told.chunk.model);
-    } else if (told.type === "done") {
+      if (message.chunk.usage) show(run, message.chunk.usage, message.chunk.model);
+    } else if (message.type === "done") {
       end(run, "good", "Complete");
-    } else if (told.type === "error") {
-      if (told.error.code === "cancelled") end(run, "warn", "Stopped");
-      else end(run, "bad", told.error.code === "rate_limit_exceeded" || /budget|quota/.test(told.error.code) ? "Rate limited" : "Rejected", why(told));
+    } else if (message.type === "error") {
+      if (message.error.code === "cancelled") end(run, "warn", "Stopped");
+      else end(run, "bad", message.error.code === "rate_limit_exceeded" || /budget|quota/.test(message.error.code) ? "Rate limited" : "Rejected", errorText(message));
     }
   };
-  const why = ({ error, retry_after }) => {
+  const errorText = ({ error, retry_after }) => {
     const later = retry_after && !/try again/.test(error.message) ? ` Try again in ${Math.ceil(retry_after)} s.` : "";
     return `${error.message}${later} (${error.code})`;
   };
@@ -141,31 +141,31 @@ if (form) {
     run.usage = usage;
     const { column, first, began } = run;
     const now = performance.now();
-    if (first) put(column, "ttft", first - began < 1000 ? `${Math.round(first - began)} ms` : `${((first - began) / 1000).toFixed(2)} s`);
-    if (first && usage.completion_tokens > 1 && now > first) put(column, "speed", ((usage.completion_tokens - 1) / ((now - first) / 1000)).toFixed(1));
+    if (first) setText(column, "ttft", first - began < 1000 ? `${Math.round(first - began)} ms` : `${((first - began) / 1000).toFixed(2)} s`);
+    if (first && usage.completion_tokens > 1 && now > first) setText(column, "speed", ((usage.completion_tokens - 1) / ((now - first) / 1000)).toFixed(1));
     const { cached_tokens: cached, cache_write_tokens: written } = usage.prompt_tokens_details;
-    put(column, "input", (usage.prompt_tokens - cached).toLocaleString("en"));
+    setText(column, "input", (usage.prompt_tokens - cached).toLocaleString("en"));
     $("[data-input]", column.card).title = written ? `${written} of them written to the cache` : "";
-    put(column, "cached", cached.toLocaleString("en"));
-    put(column, "output", usage.completion_tokens.toLocaleString("en"));
+    setText(column, "cached", cached.toLocaleString("en"));
+    setText(column, "output", usage.completion_tokens.toLocaleString("en"));
     const femto = cost(model, usage) ?? cost(run.model, usage);
-    put(column, "cost-label", "Cost so far");
-    put(column, "cost", femto === null ? "no price" : dollars(femto, 6));
+    setText(column, "cost-label", "Cost so far");
+    setText(column, "cost", femto === null ? "no price" : dollars(femto, 6));
     if (femto !== null) $("[data-cost]", column.card).title = dollars(femto, 15);
   };
 
   const end = (run, kind, label, text) => {
     running.delete(run.name);
     state(run.column, kind, label);
-    put(run.column, "cost-label", "Cost");
+    setText(run.column, "cost-label", "Cost");
     if (run.text) run.column.turns.push({ role: "assistant", content: run.text });
     else {
-      run.column.turns.pop(); // unanswered: it is no part of what the model is told next
-      run.said.remove();
+      run.column.turns.pop(); // without an answer it is not part of the next prompt
+      run.element.remove();
     }
     if (text) {
-      if (!run.text) form.elements.prompt.value ||= run.prompt; // to be sent again
-      const note = turn(run.column, "fault", text);
+      if (!run.text) form.elements.prompt.value ||= run.prompt; // so that it can be sent again
+      const note = addMessage(run.column, "field-error", text);
       const link = /budget|quota|limit/.test(text) && data.budgets;
       if (link) {
         const go = document.createElement("a");
@@ -177,51 +177,51 @@ if (form) {
     }
     if (run.id) {
       const go = document.createElement(data.request ? "a" : "span");
-      go.className = "mono dim";
+      go.className = "mono text-muted";
       if (data.request) go.href = data.request.replace("-id-", run.id);
       go.textContent = run.id;
-      const log = $(".turns", run.column.card);
+      const log = $(".chat-messages", run.column.card);
       log.append(go);
       log.scrollTop = log.scrollHeight;
     }
     const used = run.usage ? `, ${run.usage.completion_tokens} tokens, ${$("[data-cost]", run.column.card).textContent}` : "";
-    $("[data-said]", form).textContent = `${run.model}: ${label}${used}. ${text || ""}`;
-    busy();
+    $("[data-status]", form).textContent = `${run.model}: ${label}${used}. ${text || ""}`;
+    updateButtons();
   };
 
   const send = async () => {
     const models = chosen();
     const prompt = form.elements.prompt.value.trim();
     if (running.size || !prompt) return;
-    if (!models.length) return fault("Choose a model.");
-    fault("");
+    if (!models.length) return showError("Choose a model.");
+    showError("");
     let opened;
     try {
       opened = await connect(form.elements.key.value);
     } catch (problem) {
-      return fault(problem.message);
+      return showError(problem.message);
     }
     for (const [model, column] of shown) column.card.hidden = !models.includes(model);
     for (const model of models) {
       const column = columnOf(model);
       column.turns.push({ role: "user", content: prompt });
-      turn(column, "user", prompt);
-      for (const name of ["ttft", "speed", "input", "cached", "output", "cost"]) put(column, name, "–");
+      addMessage(column, "user", prompt);
+      for (const name of ["ttft", "speed", "input", "cached", "output", "cost"]) setText(column, name, "–");
       state(column, "", "Waiting");
       const name = `${++count}`;
-      running.set(name, { name, model, prompt, column, socket: opened, text: "", said: turn(column, "assistant", ""), began: performance.now() });
+      running.set(name, { name, model, prompt, column, socket: opened, text: "", element: addMessage(column, "assistant", ""), began: performance.now() });
       const options = { include_usage: true, continuous_usage_stats: true };
       opened.send(JSON.stringify({ id: name, model, messages: messagesWith(column.turns), stream_options: options, ...settings() }));
     }
     form.elements.prompt.value = "";
-    busy();
+    updateButtons();
     code();
   };
   const stop = () => {
     for (const run of running.values()) run.socket.send(JSON.stringify({ type: "cancel", id: run.name }));
   };
 
-  // The same as code.
+  // The same request as curl and Python.
   const code = () => {
     const model = chosen()[0] || "";
     const turns = (shown.get(model)?.turns || []).slice();
@@ -233,9 +233,9 @@ if (form) {
     const quoted = json.replaceAll("'", "'\\''");
     $("[data-curl] code", form).textContent = `curl ${data.base_url}/chat/completions \\\n  -H "Authorization: Bearer $MILLRACE_API_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d '${quoted}'`;
     const more = Object.entries(settings()).filter(([, value]) => value !== undefined).map(([name, value]) => `    ${name}=${value},\n`).join("");
-    $("[data-python] code", form).textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${data.base_url}", api_key=os.environ["MILLRACE_API_KEY"])\nanswer = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},\n${more})\nprint(answer.choices[0].message.content)`;
+    $("[data-python] code", form).textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${data.base_url}", api_key=os.environ["MILLRACE_API_KEY"])\nanswer = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},\n${more})\nprint(response.choices[0].message.content)`;
   };
-  const held = () => {
+  const updateChoices = () => {
     const allowed = form.elements.key.selectedOptions[0].dataset.models.split(" ").filter(Boolean);
     const boxes = [...form.querySelectorAll("[name=model]")];
     const full = boxes.filter((box) => box.checked).length >= 4;
@@ -248,14 +248,14 @@ if (form) {
 
   on("submit", (event) => { event.preventDefault(); send(); }, form);
   on("input", code, form);
-  on("change", () => { held(); code(); }, form);
+  on("change", () => { updateChoices(); code(); }, form);
   on("click", stop, $("[data-stop]", form));
-  on("click", () => { stop(); shown.clear(); columns.replaceChildren(); fault(""); code(); form.elements.prompt.focus(); }, $("[data-new]", form));
+  on("click", () => { stop(); shown.clear(); columns.replaceChildren(); showError(""); code(); form.elements.prompt.focus(); }, $("[data-new]", form));
   on("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.contains(event.target)) { event.preventDefault(); form.requestSubmit(); }
     if (event.key === "Escape" && running.size && !$("dialog[open]")) { event.preventDefault(); stop(); }
   });
   on("pagehide", () => socket?.close(), window);
-  held();
+  updateChoices();
   code();
 }

@@ -9,34 +9,34 @@ from frontend.core import audit_log
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from tenants.permissions import Permission
 
 
-def _log(visit: PageContext) -> audit_log.AuditLogPanel:
-    return audit_log.log(visit, "audit-detail")
+def _log(ctx: PageContext) -> audit_log.AuditLogPanel:
+    return audit_log.entries(ctx, "audit-detail")
 
 
-PANELS = Panels("audit-panel", (Panel("log", "Changes", "audit_log/log.html", _log, every=0),))
-
-
-@tenant_page(Permission.AUDIT_READ)
-def audit(visit: PageContext) -> HttpResponse:
-    return show(visit, "audit/page.html", "Audit log", panels=PANELS, fields=audit_log.fields(visit))
+PANELS = Panels("audit-panel", (Panel("entries", "Changes", "audit_log/entries.html", _log, every=0),))
 
 
 @tenant_page(Permission.AUDIT_READ)
-def one(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        detail = audit_log.detail(visit, visit.arguments["entry"], "audit-detail")
+def audit(ctx: PageContext) -> HttpResponse:
+    return render_page(ctx, "audit/page.html", "Audit log", panels=PANELS, filters=audit_log.filters(ctx))
+
+
+@tenant_page(Permission.AUDIT_READ)
+def entry(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        detail = audit_log.detail(ctx, ctx.arguments["entry"], "audit-detail")
     if detail is None:
         raise Http404
-    breadcrumbs = (Breadcrumb("Audit log", visit.url("audit")),)
-    return show(visit, "audit_log/one.html", detail.entry.action, breadcrumbs=breadcrumbs, detail=detail)
+    breadcrumbs = (Breadcrumb("Audit log", ctx.url("audit")),)
+    return render_page(ctx, "audit_log/detail.html", detail.entry.action, breadcrumbs=breadcrumbs, detail=detail)
 
 
 urlpatterns = [
     path("t/<slug:slug>/audit/", audit, name="audit"),
-    path("t/<slug:slug>/audit/<int:entry>", one, name="audit-detail"),
+    path("t/<slug:slug>/audit/<int:entry>", entry, name="audit-detail"),
     PANELS.tenant_url("t/<slug:slug>/audit/", Permission.AUDIT_READ),
 ]

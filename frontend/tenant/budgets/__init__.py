@@ -1,4 +1,4 @@
-"""Budgets, quotas and rate limits: what bounds the account, its projects, keys and members."""
+"""Budgets, quotas and rate limits of the organization, its projects, keys and members."""
 
 from frontend.tenant.budgets.views import urlpatterns
 

@@ -1,4 +1,4 @@
-"""The history of alerts, and whether they arrived."""
+"""The history of budget alerts and their deliveries."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tenants.models import OutboxEmail, WebhookDelivery
 from tenants.permissions import Permission
 from tenants.webhooks.queries import deliveries
 
-MOST = 20
+MAX_ALERTS = 20
 
 
 @dataclass(frozen=True)
 class BudgetDelivery:
-    """A mail, or webhooks, and what became of it; `why` it did not arrive."""
+    """The delivery of an alert by email or webhooks. `reason` is the error of a failed delivery."""
 
     text: str
     kind: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -36,26 +36,26 @@ class BudgetAlertRow:
     used: BudgetAmount
     limit: BudgetAmount
     at: datetime
-    told: tuple[BudgetDelivery, ...]
+    deliveries: tuple[BudgetDelivery, ...]
 
 
 @dataclass(frozen=True)
-class BudgetAlertsAlerts:
+class BudgetAlertList:
     rows: tuple[BudgetAlertRow, ...]
     webhooks_url: str
 
 
-def alerts(visit: PageContext, budget_id: int | None = None) -> BudgetAlertsAlerts:
-    """Return what was told lately, and whether it arrived."""
-    rows = list(alerts_of(visit.tenant.pk, budget_id)[:MOST])
-    told = how_told(rows, visit.tenant.pk)
-    return BudgetAlertsAlerts(
-        tuple(_alert(visit, row, told[row.pk]) for row in rows),
-        visit.link("webhooks") if visit.may(Permission.WEBHOOKS_READ) else "",
+def alerts(ctx: PageContext, budget_id: int | None = None) -> BudgetAlertList:
+    """Return the latest alerts with their deliveries."""
+    rows = list(alerts_of(ctx.tenant.pk, budget_id)[:MAX_ALERTS])
+    deliveries = deliveries_of(rows, ctx.tenant.pk)
+    return BudgetAlertList(
+        tuple(_alert(ctx, row, deliveries[row.pk]) for row in rows),
+        ctx.link("webhooks") if ctx.may(Permission.WEBHOOKS_READ) else "",
     )
 
 
-def _alert(visit: PageContext, row: BudgetAlert, told: tuple[BudgetDelivery, ...]) -> BudgetAlertRow:
+def _alert(ctx: PageContext, row: BudgetAlert, deliveries: tuple[BudgetDelivery, ...]) -> BudgetAlertRow:
     unit = row.budget.unit
     expected = row.threshold == BudgetAlert.FORECAST
     what = f"{row.threshold}% reached"
@@ -63,48 +63,50 @@ def _alert(visit: PageContext, row: BudgetAlert, told: tuple[BudgetDelivery, ...
         what = f"Forecast {BudgetAmount.whole(unit, row.forecast or 0).text}"
     return BudgetAlertRow(
         row.budget.name,
-        visit.url("budgets-detail", row.budget_id) if row.budget.active else "",
+        ctx.url("budgets-detail", row.budget_id) if row.budget.active else "",
         what,
         "info" if expected else "bad" if int(row.threshold) >= 100 else "warn",
         BudgetAmount.whole(unit, row.used),
         BudgetAmount.whole(unit, row.limit),
         row.created_at,
-        told,
+        deliveries,
     )
 
 
-_MAILED = {OutboxEmail.State.QUEUED: "warn", OutboxEmail.State.SENT: "good", OutboxEmail.State.FAILED: "bad"}
-_SENT = {
+_EMAIL_LEVELS = {OutboxEmail.State.QUEUED: "warn", OutboxEmail.State.SENT: "good", OutboxEmail.State.FAILED: "bad"}
+_WEBHOOK_STATES = {
     WebhookDelivery.State.PENDING: ("pending", "warn"),
     WebhookDelivery.State.DELIVERED: ("delivered", "good"),
     WebhookDelivery.State.FAILED: ("failed", "bad"),
 }
 
 
-def how_told(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[BudgetDelivery, ...]]:
-    """Return what became of the mail and the webhooks of each; `tenant_id` None: they are of several tenants."""
+def deliveries_of(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[BudgetDelivery, ...]]:
+    """Return the email and webhook deliveries of each alert. `tenant_id` is None for alerts of several tenants."""
     sent: defaultdict[int | None, list[WebhookDelivery]] = defaultdict(list)
     if events := [row.event_id for row in rows if row.event_id]:
-        for one in deliveries(tenant_id).filter(event_id__in=events):
-            sent[one.event_id].append(one)
-    return {row.pk: _told(row.email, sent[row.event_id]) for row in rows}
+        for delivery in deliveries(tenant_id).filter(event_id__in=events):
+            sent[delivery.event_id].append(delivery)
+    return {row.pk: _delivery_rows(row.email, sent[row.event_id]) for row in rows}
 
 
-def _told(mail: OutboxEmail | None, sent: list[WebhookDelivery]) -> tuple[BudgetDelivery, ...]:
-    """Return the mail, then the webhooks, those that fared alike together."""
-    alike = Counter((one.state, _why(one)) for one in sent)
+def _delivery_rows(mail: OutboxEmail | None, sent: list[WebhookDelivery]) -> tuple[BudgetDelivery, ...]:
+    """Return the email, then the webhooks, grouped by state and error."""
+    alike = Counter((delivery.state, _last_error(delivery)) for delivery in sent)
     hooks = []
-    for (state, why), count in sorted(alike.items()):
-        fared, kind = _SENT[WebhookDelivery.State(state)]
-        hooks.append(BudgetDelivery(f"{exact(count)} webhooks {fared}" if count > 1 else f"Webhook {fared}", kind, why))
+    for (state, reason), count in sorted(alike.items()):
+        fared, kind = _WEBHOOK_STATES[WebhookDelivery.State(state)]
+        hooks.append(
+            BudgetDelivery(f"{exact(count)} webhooks {fared}" if count > 1 else f"Webhook {fared}", kind, reason)
+        )
     if mail is None:
         return (BudgetDelivery("Email", "", "no longer stored"), *hooks)
-    return (BudgetDelivery(f"Email {mail.state}", _MAILED[mail.state], mail.error), *hooks)
+    return (BudgetDelivery(f"Email {mail.state}", _EMAIL_LEVELS[mail.state], mail.error), *hooks)
 
 
-def _why(one: WebhookDelivery) -> str:
-    """Why it has not arrived, as far as a try says."""
-    tries = list(one.attempts.all())
-    if one.state == WebhookDelivery.State.DELIVERED or not tries:
+def _last_error(delivery: WebhookDelivery) -> str:
+    """Return the error of the last attempt; empty if there is none."""
+    tries = list(delivery.attempts.all())
+    if delivery.state == WebhookDelivery.State.DELIVERED or not tries:
         return ""
     return tries[-1].error

@@ -1,4 +1,4 @@
-"""Amounts of money, tokens or requests, as people read and type them: exact, and never a float."""
+"""Amounts of money, tokens or requests, as text and as exact integers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from billing.amounts import decimal
 from frontend.core.numbers import Money, exact
 
 MILLIONTHS = 10**6
-MOST = 10**17  # of a budget, in nano-USD, tokens or requests
+MAX_AMOUNT = 10**17  # maximum of a budget in nano-USD, tokens or requests
 _NANO_DIGITS = 9
 _DOLLARS = re.compile(r"\$?([0-9]{1,9})(?:\.([0-9]{0,9}))?", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -17,14 +17,14 @@ _WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 @dataclass(frozen=True)
 class BudgetAmount:
-    """An amount in millionths of a unit: of money that is femto-USD, of tokens and requests millionths of one."""
+    """An amount in millionths of a unit: femto-USD, or millionths of a token or request."""
 
     unit: str  # money, tokens or requests
     millionths: int
 
     @classmethod
     def whole(cls, unit: str, value: int) -> BudgetAmount:
-        """Of nano-USD, tokens or requests."""
+        """Build an amount from nano-USD, tokens or requests."""
         return cls(unit, value * MILLIONTHS)
 
     @property
@@ -33,7 +33,7 @@ class BudgetAmount:
 
     @property
     def number(self) -> int:
-        """Whole tokens or requests, rounded up."""
+        """The number of tokens or requests, rounded up."""
         return -(-self.millionths // MILLIONTHS)
 
     @property
@@ -42,10 +42,10 @@ class BudgetAmount:
 
 
 def parse(text: str, unit: str) -> int:
-    """Nano-USD from dollars, or whole tokens or requests, as somebody types them: $1,200.50; 1,000,000.
+    """Parse an amount that a user typed, such as $1,200.50 or 1,000,000, into nano-USD, tokens or requests.
 
     Raises:
-        ValueError: it is no such amount, or more than a budget can hold; the message says so.
+        ValueError: the text is not an amount, or the amount is too large. The message is shown to the user.
     """
     value: int
     bare = re.sub(r"[,_\s]", "", text)
@@ -57,11 +57,11 @@ def parse(text: str, unit: str) -> int:
         if not _WHOLE.fullmatch(bare):
             raise ValueError("Enter a whole number, e.g. 1,000,000")
         value = int(bare)
-    if value > MOST:
-        raise ValueError(f"Enter {BudgetAmount.whole(unit, MOST).text} or less.")
+    if value > MAX_AMOUNT:
+        raise ValueError(f"Enter {BudgetAmount.whole(unit, MAX_AMOUNT).text} or less.")
     return value
 
 
-def typed(value: int, unit: str) -> str:
-    """Return what one would type for an amount: 1200.50; 1000000."""
+def input_text(value: int, unit: str) -> str:
+    """Return an amount as a user would type it: 1200.50; 1000000."""
     return decimal(value, _NANO_DIGITS, 2) if unit == "money" else str(value)

@@ -1,4 +1,4 @@
-"""The page of one budget."""
+"""View models of one budget's page."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from django.http import Http404
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.gauges import Gauge
 from frontend.core.page_context import PageContext
-from frontend.tenant.budgets.alerts import BudgetAlertsAlerts, alerts
-from frontend.tenant.budgets.amounts import BudgetAmount, typed
-from frontend.tenant.budgets.dry_runs import Sentence, of_budget
-from frontend.tenant.budgets.page import MODES, PERIODS, BudgetPageStatus, gauge, mode_kind, stand
-from frontend.tenant.budgets.scopes import whose
+from frontend.tenant.budgets.alerts import BudgetAlertList, alerts
+from frontend.tenant.budgets.amounts import BudgetAmount, input_text
+from frontend.tenant.budgets.dry_runs import BudgetSimulation, simulate_budget
+from frontend.tenant.budgets.page import MODES, PERIODS, BudgetUsage, gauge, mode_kind, statuses_of
+from frontend.tenant.budgets.scopes import owner_of
 from tenants.permissions import Permission
 
-PAST = 12
+MAX_PERIODS = 12
 
 
 @dataclass(frozen=True)
 class BudgetDetailHeader:
     name: str
-    whose: str
+    owner: str
     mode: str
     mode_kind: str
     removed: bool
@@ -35,8 +35,8 @@ class BudgetDetailHeader:
 
 
 @dataclass(frozen=True)
-class Now:
-    """Current period."""
+class CurrentPeriod:
+    """The current period of a budget, with its settings."""
 
     used: BudgetAmount
     reserved: BudgetAmount
@@ -68,67 +68,67 @@ class PeriodRow:
 
 
 @dataclass(frozen=True)
-class Past:
+class PeriodHistory:
     rows: tuple[PeriodRow, ...]
     counts_refused: bool
 
 
-def budget_of(visit: PageContext) -> Budget:
-    """Return the budget that the address names. In the visit's scope."""
-    pk = visit.arguments["budget"]
-    rows = Budget.objects.for_tenant(visit.tenant).select_related("project", "key__project", "member")
-    found = visit.once(("budget", pk), lambda: rows.filter(pk=pk).first())
+def budget_of(ctx: PageContext) -> Budget:
+    """Return the budget in the URL. Call inside `ctx.scope()`."""
+    pk = ctx.arguments["budget"]
+    rows = Budget.objects.for_tenant(ctx.tenant).select_related("project", "key__project", "member")
+    found = ctx.once(("budget", pk), lambda: rows.filter(pk=pk).first())
     if found is None:
         raise Http404
     return found
 
 
-def _standing(visit: PageContext) -> BudgetPageStatus:
-    budget = budget_of(visit)
-    return visit.once(("standing", budget.pk), lambda: stand(visit, [budget])[0])
+def _status(ctx: PageContext) -> BudgetUsage:
+    budget = budget_of(ctx)
+    return ctx.once(("standing", budget.pk), lambda: statuses_of(ctx, [budget])[0])
 
 
-def head(visit: PageContext) -> BudgetDetailHeader:
-    one = _standing(visit)
-    budget = one.budget
-    writes = visit.may(Permission.LIMITS_WRITE) and budget.active
+def header(ctx: PageContext) -> BudgetDetailHeader:
+    status = _status(ctx)
+    budget = status.budget
+    writes = ctx.may(Permission.LIMITS_WRITE) and budget.active
     return BudgetDetailHeader(
         budget.name,
-        whose(budget).label,
+        owner_of(budget).label,
         MODES[budget.mode] if budget.active else "Removed",
-        mode_kind(one) if budget.active else "",
+        mode_kind(status) if budget.active else "",
         not budget.active,
-        one.raised is not None,
-        visit.url("budgets-raise", budget.pk) if writes else "",
-        visit.url("budgets-lower", budget.pk) if writes and one.raised else "",
-        visit.url("budgets-edit", budget.pk) if writes else "",
-        visit.url("budgets-remove", budget.pk) if writes else "",
+        status.raised is not None,
+        ctx.url("budgets-raise", budget.pk) if writes else "",
+        ctx.url("budgets-lower", budget.pk) if writes and status.raised else "",
+        ctx.url("budgets-edit", budget.pk) if writes else "",
+        ctx.url("budgets-remove", budget.pk) if writes else "",
     )
 
 
-def now(visit: PageContext) -> Now:
-    """How it stands, and what it does."""
-    one = _standing(visit)
-    budget = one.budget
+def current(ctx: PageContext) -> CurrentPeriod:
+    """Return the current period."""
+    status = _status(ctx)
+    budget = status.budget
     sent: set[str] = set()
-    if one.budget_period:
-        rows = BudgetAlert.objects.for_tenant(visit.tenant).filter(budget_period=one.budget_period)
+    if status.budget_period:
+        rows = BudgetAlert.objects.for_tenant(ctx.tenant).filter(budget_period=status.budget_period)
         sent = set(rows.values_list("threshold", flat=True))
     amount = BudgetAmount.whole(budget.unit, budget.amount)
-    return Now(
-        one.used,
-        one.reserved,
-        one.left,
-        one.limit,
-        one.percent,
-        gauge(one, sent),
+    return CurrentPeriod(
+        status.used,
+        status.reserved,
+        status.left,
+        status.limit,
+        status.percent,
+        gauge(status, sent),
         PERIODS[budget.period],
-        one.budget_period.period_start if one.budget_period else None,
-        one.ends,
+        status.budget_period.period_start if status.budget_period else None,
+        status.ends,
         amount,
-        one.raised,
+        status.raised,
         budget.increase_expires_at,
-        one.rolled_over,
+        status.rolled_over,
         BudgetAmount.whole(budget.unit, budget.rollover_limit) if budget.rollover_limit else None,
         budget.reduce_max_tokens,
         tuple(budget.thresholds),
@@ -136,18 +136,20 @@ def now(visit: PageContext) -> Now:
     )
 
 
-def trial(visit: PageContext) -> Sentence:
-    """Return what it does, and would have refused last week."""
-    budget = budget_of(visit)
-    amount = typed(budget.amount, budget.unit)
-    return of_budget(visit.tenant.pk, whose(budget), budget.mode, budget.unit, budget.period, amount)
+def simulation(ctx: PageContext) -> BudgetSimulation:
+    """Return the requests that the budget would have rejected last week."""
+    budget = budget_of(ctx)
+    amount = input_text(budget.amount, budget.unit)
+    return simulate_budget(ctx.tenant.pk, owner_of(budget), budget.mode, budget.unit, budget.period, amount)
 
 
-def past(visit: PageContext) -> Past:
-    """Its periods, the newest first."""
-    budget = budget_of(visit)
-    rows = BudgetPeriod.objects.for_tenant(visit.tenant).filter(budget_id=budget.pk).order_by("-period_start")[:PAST]
-    return Past(
+def history(ctx: PageContext) -> PeriodHistory:
+    """Return the periods of the budget, newest first."""
+    budget = budget_of(ctx)
+    rows = (
+        BudgetPeriod.objects.for_tenant(ctx.tenant).filter(budget_id=budget.pk).order_by("-period_start")[:MAX_PERIODS]
+    )
+    return PeriodHistory(
         tuple(
             PeriodRow(
                 row.period_start,
@@ -163,5 +165,5 @@ def past(visit: PageContext) -> Past:
     )
 
 
-def told(visit: PageContext) -> BudgetAlertsAlerts:
-    return alerts(visit, budget_of(visit).pk)
+def budget_alerts(ctx: PageContext) -> BudgetAlertList:
+    return alerts(ctx, budget_of(ctx).pk)

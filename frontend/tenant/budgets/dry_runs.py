@@ -1,4 +1,4 @@
-"""What a limit that somebody types would do: whether it blocks, when, and what it would have refused last week."""
+"""Simulation of a limit while it is typed: when it rejects requests, and how many it would have rejected last week."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from frontend.core.numbers import exact, share
 from frontend.tenant.budgets.amounts import BudgetAmount, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
-from frontend.tenant.keys.bounds import NAMES
+from frontend.tenant.keys.key_limits import NAMES
 from millrace.apps.request_log.dry_runs import DryRunResult, budget_would_refuse, limits_would_refuse
 from tenants.models import LIMITS
 
 _UNTIL = {"day": "the next day", "month": "the next month", "lifetime": "you raise the limit"}
 _PERIODS = {"day": "per day", "month": "per month", "lifetime": "in total"}
-UNTRIED = ("long_prompt_threshold", "long_prompt_concurrency")
+NOT_SIMULATED = ("long_prompt_threshold", "long_prompt_concurrency")
 _WHEN = {
     "requests": "when the token bucket is empty; it refills continuously",
     "tokens": "when a request’s tokens exceed the bucket; it refills continuously",
@@ -26,8 +26,8 @@ _WHEN = {
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """`kind` is a badge's: what blocks, what does not. `would` is empty if there is nothing to try."""
+class BudgetSimulation:
+    """The effect of a budget. `kind` is the color of the badge. `would` is empty if there is nothing to simulate."""
 
     blocks: str
     kind: str
@@ -36,16 +36,16 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class LimitSentence:
+class LimitSimulation:
     name: str
     when: str
     would: str
 
 
-def of_budget(
+def simulate_budget(
     tenant_id: int, owner: BudgetOwnerScope | None, mode: str, unit: str, period: str, amount: str
-) -> Sentence:
-    """About a budget as it is typed so far. In the tenant's scope."""
+) -> BudgetSimulation:
+    """Return the effect of a budget as typed so far. Call inside the tenant's scope."""
     code = "429 budget_exceeded" if unit == "money" else "429 quota_exceeded"
     until = _UNTIL.get(period, "the budget resets")
     blocks, kind, when = {
@@ -56,36 +56,35 @@ def of_budget(
     try:
         limit = parse(amount, unit)
     except ValueError as exc:
-        return Sentence(blocks, kind, when, str(exc) if amount else "")
+        return BudgetSimulation(blocks, kind, when, str(exc) if amount else "")
     if owner is None or period not in _PERIODS:
-        return Sentence(blocks, kind, when, "")
+        return BudgetSimulation(blocks, kind, when, "")
     tried = budget_would_refuse(owner.scope(tenant_id), unit, period, limit)
-    would = (
-        f"A hard limit of {BudgetAmount.whole(unit, limit).text} {_PERIODS[period]} would have rejected {_said(tried)}."
-    )
-    return Sentence(blocks, kind, when, would)
+    amount_text, rejected = BudgetAmount.whole(unit, limit).text, _rejected_text(tried)
+    would = f"A hard limit of {amount_text} {_PERIODS[period]} would have rejected {rejected}."
+    return BudgetSimulation(blocks, kind, when, would)
 
 
-def of_limits(
-    tenant_id: int, owner: BudgetOwnerScope | None, model: str, given: Mapping[str, str], *, dry_run: bool
-) -> Iterable[LimitSentence]:
-    """About each limit of a set as it is typed so far. In the tenant's scope."""
-    values, faults = {}, {}
+def simulate_limits(
+    tenant_id: int, owner: BudgetOwnerScope | None, model: str, context: Mapping[str, str], *, dry_run: bool
+) -> Iterable[LimitSimulation]:
+    """Yield the effect of each rate limit as typed so far. Call inside the tenant's scope."""
+    values, errors = {}, {}
     for name in LIMITS:
-        if text := given.get(name, "").strip():
+        if text := context.get(name, "").strip():
             try:
                 values[name] = parse(text, "requests")
             except ValueError as exc:
-                faults[name] = str(exc)
-    asked = {name: value for name, value in values.items() if name not in UNTRIED}
-    tried = limits_would_refuse(owner.scope(tenant_id, model), asked) if owner and asked else {}
+                errors[name] = str(exc)
+    simulated = {name: value for name, value in values.items() if name not in NOT_SIMULATED}
+    tried = limits_would_refuse(owner.scope(tenant_id, model), simulated) if owner and simulated else {}
     for name in NAMES:
-        would = f"Last week: {_said(tried[name])}." if name in tried else faults.get(name, "")
-        yield LimitSentence(name, _when(name, dry_run=dry_run), would)
+        would = f"Last week: {_rejected_text(tried[name])}." if name in tried else errors.get(name, "")
+        yield LimitSimulation(name, _when(name, dry_run=dry_run), would)
 
 
 def _when(name: str, *, dry_run: bool) -> str:
-    if name in UNTRIED:
+    if name in NOT_SIMULATED:
         return f"{_WHEN[name]}."
     kind = "max" if name.startswith("max_") else name if name in _WHEN else name.partition("_per_")[0]
     how = _WHEN.get(kind, _WHEN["tokens"])
@@ -94,7 +93,7 @@ def _when(name: str, *, dry_run: bool) -> str:
     return f"Blocks {how}." if kind == "max" else f"Blocks with 429 {how}."
 
 
-def _said(tried: DryRunResult) -> str:
+def _rejected_text(tried: DryRunResult) -> str:
     if not tried.requests:
         return "nothing (no requests in the last 7 days)"
     since = "from the last 7 days" if tried.complete else "checked from the last 7 days"

@@ -1,4 +1,4 @@
-"""Forms of budgets and sets of limits. Amounts are typed as text, so that they stay exact."""
+"""Forms of budgets and rate limits. Amounts are text fields, so that they stay exact."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from django import forms
 
 from billing.models import Budget
-from frontend.tenant.budgets.amounts import parse, typed
+from frontend.tenant.budgets.amounts import input_text, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
-from frontend.tenant.keys.bounds import NAMES
+from frontend.tenant.keys.key_limits import NAMES
 from millrace.conf.environment import platform_settings
 from tenants.models import LIMITS, LimitSet
 
@@ -36,14 +36,14 @@ GROUPS = (
 
 
 class AmountField(forms.CharField):
-    """What is typed; the form turns it into whole units once it knows which."""
+    """An amount as text. The form parses it when the unit is known."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(max_length=40, widget=forms.TextInput(_NUMBER), **options)
 
 
 class BudgetForm(forms.Form):
-    """What may be changed of a budget at any time. `unit` is that of its amounts."""
+    """The settings of a budget that can be changed. `unit` is the unit of its amounts."""
 
     name = forms.CharField(max_length=100, widget=forms.TextInput(_PLAIN))
     amount = AmountField(label="Limit")
@@ -96,21 +96,21 @@ class BudgetForm(forms.Form):
         return [int(word) for word in words]
 
     def chosen(self) -> dict[str, Any]:
-        """Return the fields as the verbs take them."""
+        """Return the values as arguments of the budget actions."""
         names = ("name", "amount", "mode", "reduce_max_tokens", "rollover_limit", "thresholds", "alert_forecast")
         return {name: self.cleaned_data[name] for name in names}
 
 
 class NewBudget(BudgetForm):
-    """A budget to be: whose it is, its unit and its period stay."""
+    """A new budget, with the owner, the unit and the period, which cannot be changed later."""
 
-    whose = forms.ChoiceField(label="Applies to")
+    owner = forms.ChoiceField(label="Applies to")
     counts = forms.ChoiceField(label="Measure", choices=UNITS)
     period = forms.ChoiceField(label="Resets", choices=PERIODS)
 
     def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
-        self.fields["whose"].choices = [(value, one.label) for value, one in owners.items()]  # type: ignore[attr-defined]
+        self.fields["owner"].choices = [(value, owner.label) for value, owner in owners.items()]  # type: ignore[attr-defined]
 
     def unit(self) -> str:
         return str(self.cleaned_data.get("counts", ""))
@@ -120,7 +120,7 @@ class NewBudget(BudgetForm):
 
 
 class RaiseForm(forms.Form):
-    """So much more, for a while."""
+    """A temporary raise of a budget."""
 
     more = AmountField(label="Raise by")
     until = forms.DateField(
@@ -153,7 +153,7 @@ class RaiseForm(forms.Form):
 
 
 class LimitsForm(forms.Form):
-    """A set of limits: each may be left empty."""
+    """A set of rate limits, each of them optional."""
 
     mode = forms.ChoiceField(
         label="When a limit is reached", choices=LIMIT_MODES, initial="hard", widget=forms.RadioSelect
@@ -165,7 +165,7 @@ class LimitsForm(forms.Form):
             self.fields[name] = AmountField(label=NAMES[name], required=False)
 
     def groups(self) -> list[tuple[str, list[Any]]]:
-        """Return the fields of the limits as they stand together."""
+        """Return the fields of the limits in groups with a label."""
         return [(label, [self[name] for name in names]) for label, names in GROUPS]
 
     def clean(self) -> dict[str, Any]:
@@ -186,14 +186,14 @@ class LimitsForm(forms.Form):
 
 
 class NewLimits(LimitsForm):
-    """Limits to be: whose they are and for which model stays."""
+    """New rate limits, with the owner and the model, which cannot be changed later."""
 
-    whose = forms.ChoiceField(label="Applies to")
+    owner = forms.ChoiceField(label="Applies to")
     model = forms.ChoiceField(label="Models", required=False)
 
     def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
-        self.fields["whose"].choices = [(value, one.label) for value, one in owners.items()]  # type: ignore[attr-defined]
+        self.fields["owner"].choices = [(value, owner.label) for value, owner in owners.items()]  # type: ignore[attr-defined]
         models = [(model.name, f"{model.name} only") for model in platform_settings().models]
         self.fields["model"].choices = [("", "All models"), *models]  # type: ignore[attr-defined]
 
@@ -201,10 +201,10 @@ class NewLimits(LimitsForm):
 def _of_budget(budget: Budget) -> dict[str, Any]:
     return {
         "name": budget.name,
-        "amount": typed(budget.amount, budget.unit),
+        "amount": input_text(budget.amount, budget.unit),
         "mode": budget.mode,
         "reduce_max_tokens": budget.reduce_max_tokens,
-        "rollover_limit": typed(budget.rollover_limit, budget.unit) if budget.rollover_limit else "",
+        "rollover_limit": input_text(budget.rollover_limit, budget.unit) if budget.rollover_limit else "",
         "thresholds": ", ".join(map(str, budget.thresholds)),
         "alert_forecast": budget.alert_forecast,
     }

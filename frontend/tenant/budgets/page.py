@@ -1,4 +1,4 @@
-"""The tree of budgets, the sets of limits, and the history of alerts."""
+"""View models of the budgets page: the tree of budgets, and notices."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
-from frontend.tenant.budgets.scopes import ACCOUNT, BudgetOwnerScope, whose
+from frontend.tenant.budgets.scopes import ACCOUNT, BudgetOwnerScope, owner_of
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from tenants.permissions import Permission
 
-MOST = 300  # budgets in the tree
-LATELY = timedelta(hours=1)
-FULL_AT = 99  # percent: what is left then fits hardly any request
+MAX_BUDGETS = 300  # budgets in the tree
+RECENT = timedelta(hours=1)
+FULL_AT = 99  # percent; the rest is too small for most requests
 NEAR_AT = 80
-_APART = 12  # percent of the gauge that two labels need between them
+_MIN_LABEL_DISTANCE = 12  # minimum distance of two labels, in percent of the gauge
 PERIODS = {"day": "daily", "month": "monthly", "lifetime": "in total"}
 MODES = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
 
 
 @dataclass(frozen=True)
-class BudgetPageStatus:
-    """How a budget stands in the period under way."""
+class BudgetUsage:
+    """The status of a budget in the current period."""
 
     budget: Budget
     budget_period: BudgetPeriod | None
     used: BudgetAmount
     reserved: BudgetAmount
     limit: BudgetAmount
-    raised: BudgetAmount | None  # for now, in the limit
+    raised: BudgetAmount | None  # temporary raise, included in `limit`
     rolled_over: BudgetAmount | None
 
     @property
@@ -69,7 +69,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class BudgetTreeRow:
-    """A budget in the tree. Widths are in percent, for the meter."""
+    """A budget in the tree. Widths are percentages for the meter."""
 
     name: str
     url: str
@@ -89,12 +89,12 @@ class BudgetTreeRow:
     resets_at: datetime | None
     notes: tuple[str, ...]
     thresholds: tuple[Threshold, ...]
-    refused: int  # would have been, lately: of those on trial
+    refused: int  # requests that a dry run would have rejected
 
 
 @dataclass(frozen=True)
-class Node:
-    """Whose the budgets below are."""
+class BudgetTreeNode:
+    """The owner of the budgets in `rows`."""
 
     label: str
     icon: str
@@ -104,8 +104,8 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Tree:
-    nodes: tuple[Node, ...]
+class BudgetTree:
+    nodes: tuple[BudgetTreeNode, ...]
     new_url: str
     is_cut: bool
 
@@ -125,30 +125,34 @@ class BudgetNotices:
     notices: tuple[BudgetNotice, ...]
 
 
-def limit_statuses(visit: PageContext) -> list[BudgetPageStatus]:
-    """Every budget as it stands, asked once a page. In the visit's scope."""
+def budget_statuses(ctx: PageContext) -> list[BudgetUsage]:
+    """Return the status of every active budget, loaded once per page. Call inside `ctx.scope()`."""
 
-    def find() -> list[BudgetPageStatus]:
-        rows = Budget.objects.for_tenant(visit.tenant).filter(active=True)
-        return stand(visit, list(rows.select_related("project", "key__project", "member").order_by("pk")[: MOST + 1]))
+    def find() -> list[BudgetUsage]:
+        rows = Budget.objects.for_tenant(ctx.tenant).filter(active=True)
+        return statuses_of(
+            ctx, list(rows.select_related("project", "key__project", "member").order_by("pk")[: MAX_BUDGETS + 1])
+        )
 
-    return visit.once("standings", find)
+    return ctx.once("standings", find)
 
 
-def stand(visit: PageContext, budgets: list[Budget]) -> list[BudgetPageStatus]:
-    """How budgets stand now."""
-    under_way = Q(period_start__lte=visit.now) & (Q(period_end__gt=visit.now) | Q(period_end=None))
-    rows = BudgetPeriod.objects.for_tenant(visit.tenant).filter(under_way, budget_id__in=[one.pk for one in budgets])
+def statuses_of(ctx: PageContext, budgets: list[Budget]) -> list[BudgetUsage]:
+    """Return the current status of the budgets."""
+    under_way = Q(period_start__lte=ctx.now) & (Q(period_end__gt=ctx.now) | Q(period_end=None))
+    rows = BudgetPeriod.objects.for_tenant(ctx.tenant).filter(
+        under_way, budget_id__in=[budget.pk for budget in budgets]
+    )
     budget_periods = {row.budget_id: row for row in rows}
-    return [_stand(one, budget_periods.get(one.pk), visit.now) for one in budgets]
+    return [_status_of(budget, budget_periods.get(budget.pk), ctx.now) for budget in budgets]
 
 
-def _stand(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) -> BudgetPageStatus:
+def _status_of(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) -> BudgetUsage:
     at = budget_period or BudgetPeriod(used=0, rolled_over=0, reserved=0)
     raised = (
         budget.temporary_increase if budget.increase_expires_at is not None and budget.increase_expires_at > now else 0
     )
-    return BudgetPageStatus(
+    return BudgetUsage(
         budget,
         budget_period,
         BudgetAmount(budget.unit, int(at.used)),
@@ -159,39 +163,39 @@ def _stand(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) ->
     )
 
 
-def tree(visit: PageContext) -> Tree:
-    """Return the account, its projects and their keys, and its members, with the budgets of each."""
-    found = limit_statuses(visit)
+def tree(ctx: PageContext) -> BudgetTree:
+    """Return the organization, its projects with their keys, and its members, with the budgets of each."""
+    found = budget_statuses(ctx)
     sent: defaultdict[int, set[str]] = defaultdict(set)
-    budget_periods = [one.budget_period.pk for one in found if one.budget_period]
-    for row in BudgetAlert.objects.for_tenant(visit.tenant).filter(budget_period_id__in=budget_periods):
+    budget_periods = [status.budget_period.pk for status in found if status.budget_period]
+    for row in BudgetAlert.objects.for_tenant(ctx.tenant).filter(budget_period_id__in=budget_periods):
         sent[row.budget_id].add(row.threshold)
-    writes = visit.may(Permission.LIMITS_WRITE)
-    rows: defaultdict[tuple[str, ...], list[BudgetPageStatus]] = defaultdict(list)
+    writes = ctx.may(Permission.LIMITS_WRITE)
+    rows: defaultdict[tuple[str, ...], list[BudgetUsage]] = defaultdict(list)
     owners: dict[tuple[str, ...], BudgetOwnerScope] = {("",): BudgetOwnerScope(ACCOUNT)}
-    for one in found[:MOST]:
-        owner = whose(one.budget)
-        place = _place(owner)
+    for status in found[:MAX_BUDGETS]:
+        owner = owner_of(status.budget)
+        place = _tree_path(owner)
         owners[place] = owner
         if owner.kind == "key":
             owners.setdefault(place[:2], BudgetOwnerScope("project", owner.row.project))
-        rows[place].append(one)
+        rows[place].append(status)
     nodes = [
-        Node(
+        BudgetTreeNode(
             owner.label if owner.kind != "key" else owner.row.name,
             {"project": "layers", "key": "keys", "member": "user"}.get(owner.kind, "tenants"),
             len(place) - 1,
-            tuple(_row(visit, one, sent[one.budget.pk], writes=writes) for one in rows[place]),
-            f"{visit.url('budgets-new')}?whose={owner.value}" if writes else "",
+            tuple(_row(ctx, status, sent[status.budget.pk], writes=writes) for status in rows[place]),
+            f"{ctx.url('budgets-new')}?owner={owner.value}" if writes else "",
         )
-        for place, owner in sorted(owners.items(), key=lambda each: each[0])
+        for place, owner in sorted(owners.items(), key=lambda item: item[0])
     ]
     shown = tuple(nodes) if found else ()
-    return Tree(shown, visit.url("budgets-new") if writes else "", len(found) > MOST)
+    return BudgetTree(shown, ctx.url("budgets-new") if writes else "", len(found) > MAX_BUDGETS)
 
 
-def _place(owner: BudgetOwnerScope) -> tuple[str, ...]:
-    """Where it stands in the tree: its parents first."""
+def _tree_path(owner: BudgetOwnerScope) -> tuple[str, ...]:
+    """Return the sort key of an owner in the tree: the names of its parents, then its own."""
     if owner.kind == "project":
         return ("a", f"{owner.row.name} {owner.row.pk}")
     if owner.kind == "key":
@@ -202,93 +206,93 @@ def _place(owner: BudgetOwnerScope) -> tuple[str, ...]:
     return ("",)
 
 
-def _row(visit: PageContext, one: BudgetPageStatus, sent: set[str], *, writes: bool) -> BudgetTreeRow:
-    budget, whole = one.budget, one.limit.millionths
+def _row(ctx: PageContext, status: BudgetUsage, sent: set[str], *, writes: bool) -> BudgetTreeRow:
+    budget, whole = status.budget, status.limit.millionths
     notes = []
-    if one.raised and budget.increase_expires_at:
-        notes.append(f"{one.raised.text} more until {budget.increase_expires_at.astimezone(visit.zone):%-d %b %H:%M}")
-    if one.rolled_over:
-        notes.append(f"{one.rolled_over.text} rolled over")
+    if status.raised and budget.increase_expires_at:
+        notes.append(f"{status.raised.text} more until {budget.increase_expires_at.astimezone(ctx.zone):%-d %b %H:%M}")
+    if status.rolled_over:
+        notes.append(f"{status.rolled_over.text} rolled over")
     if budget.reduce_max_tokens:
         notes.append("Reduces max_tokens to fit")
     return BudgetTreeRow(
         name=budget.name,
-        url=visit.url("budgets-detail", budget.pk),
-        raise_url=visit.url("budgets-raise", budget.pk) if writes else "",
-        edit_url=visit.url("budgets-edit", budget.pk) if writes else "",
+        url=ctx.url("budgets-detail", budget.pk),
+        raise_url=ctx.url("budgets-raise", budget.pk) if writes else "",
+        edit_url=ctx.url("budgets-edit", budget.pk) if writes else "",
         mode=MODES[budget.mode],
-        mode_kind=mode_kind(one),
-        used=one.used,
-        reserved=one.reserved,
-        left=one.left,
-        limit=one.limit,
-        percent=one.percent,
-        used_width=percent(one.used.millionths, whole),
-        taken_width=percent(one.used.millionths + one.reserved.millionths, whole),
-        level="over" if one.is_full else "near" if one.percent >= NEAR_AT else "fill",
+        mode_kind=mode_kind(status),
+        used=status.used,
+        reserved=status.reserved,
+        left=status.left,
+        limit=status.limit,
+        percent=status.percent,
+        used_width=percent(status.used.millionths, whole),
+        taken_width=percent(status.used.millionths + status.reserved.millionths, whole),
+        level="over" if status.is_full else "near" if status.percent >= NEAR_AT else "fill",
         period=PERIODS[budget.period],
-        resets_at=one.ends,
+        resets_at=status.ends,
         notes=tuple(notes),
-        thresholds=tuple(Threshold(each, str(each) in sent) for each in budget.thresholds),
-        refused=one.budget_period.rejected if one.budget_period and budget.mode == Budget.Mode.DRY_RUN else 0,
+        thresholds=tuple(Threshold(threshold, str(threshold) in sent) for threshold in budget.thresholds),
+        refused=status.budget_period.rejected if status.budget_period and budget.mode == Budget.Mode.DRY_RUN else 0,
     )
 
 
-def mode_kind(one: BudgetPageStatus) -> str:
-    if not one.is_hard:
+def mode_kind(status: BudgetUsage) -> str:
+    if not status.is_hard:
         return ""
-    return "bad" if one.is_full else "info"
+    return "bad" if status.is_full else "info"
 
 
-def gauge(one: BudgetPageStatus, sent: set[str]) -> Gauge:
+def gauge(status: BudgetUsage, sent: set[str]) -> Gauge:
     """Return the gauge of the used and reserved parts, with a scale that ends a little past the limit."""
-    used, whole = one.used.millionths, one.limit.millionths
-    scale = max(whole * 17 // 15, used + one.reserved.millionths, 1)
-    marks = [Mark(percent(whole, scale), f"Limit {one.limit.text}", is_limit=True)]
-    for each in one.budget.thresholds:
-        if each < 100:
-            place = percent(whole * each // 100, scale)
-            near = any(mark.label and abs(float(place) - float(mark.at)) < _APART for mark in marks)
-            marks.append(Mark(place, "" if near else f"{each}%" + (", sent" if str(each) in sent else "")))
-    label = f"{one.used.text} used and {one.reserved.text} reserved of {one.limit.text}"
-    return Gauge(percent(used, scale), percent(used + one.reserved.millionths, scale), tuple(marks), label)
+    used, whole = status.used.millionths, status.limit.millionths
+    scale = max(whole * 17 // 15, used + status.reserved.millionths, 1)
+    marks = [Mark(percent(whole, scale), f"Limit {status.limit.text}", is_limit=True)]
+    for threshold in status.budget.thresholds:
+        if threshold < 100:
+            place = percent(whole * threshold // 100, scale)
+            near = any(mark.label and abs(float(place) - float(mark.at)) < _MIN_LABEL_DISTANCE for mark in marks)
+            marks.append(Mark(place, "" if near else f"{threshold}%" + (", sent" if str(threshold) in sent else "")))
+    label = f"{status.used.text} used and {status.reserved.text} reserved of {status.limit.text}"
+    return Gauge(percent(used, scale), percent(used + status.reserved.millionths, scale), tuple(marks), label)
 
 
-def _needed(visit: PageContext) -> dict[int, int]:
-    """Budgets that refused a request in the last hour, with what the latest one needed, in whole units."""
-    rows = RequestRecord.objects.for_tenant(visit.tenant).filter(
-        outcome=RequestOutcome.LIMITED, started_at__gte=visit.now - LATELY, limited_by__kind="budget"
+def _needed_amounts(ctx: PageContext) -> dict[int, int]:
+    """Return what the latest rejected request of each budget needed in the last hour, in whole units."""
+    rows = RequestRecord.objects.for_tenant(ctx.tenant).filter(
+        outcome=RequestOutcome.LIMITED, started_at__gte=ctx.now - RECENT, limited_by__kind="budget"
     )
-    newest = rows.order_by("-started_at").values_list("limited_by", flat=True)[:MOST]
+    newest = rows.order_by("-started_at").values_list("limited_by", flat=True)[:MAX_BUDGETS]
     return {bound["id"]: bound["needed"] for bound in reversed(newest) if bound}
 
 
-def notices(visit: PageContext) -> BudgetNotices:
-    """Hard budgets that are full, or refused the latest request and would again: until when, and a way out."""
-    writes = visit.may(Permission.LIMITS_WRITE)
-    needed = _needed(visit)
+def notices(ctx: PageContext) -> BudgetNotices:
+    """Return hard budgets that are full or rejected the latest request, with the time of their reset."""
+    writes = ctx.may(Permission.LIMITS_WRITE)
+    needed = _needed_amounts(ctx)
     found = []
-    for one in limit_statuses(visit):
-        short = BudgetAmount.whole(one.budget.unit, needed.get(one.budget.pk, 0))
-        if one.is_hard and (one.is_full or short.millionths > one.left.millionths):
-            ends = one.ends and one.ends.astimezone(visit.zone)
+    for status in budget_statuses(ctx):
+        short = BudgetAmount.whole(status.budget.unit, needed.get(status.budget.pk, 0))
+        if status.is_hard and (status.is_full or short.millionths > status.left.millionths):
+            ends = status.ends and status.ends.astimezone(ctx.zone)
             until = f" until {ends:%-d %B, %H:%M}, or until you raise it." if ends else " until you raise it."
-            said = f"{one.used.text} of {one.limit.text} used."
-            if not one.is_full:
-                said = f"{one.left.text} left. The latest request needed up to {short.text}."
+            message = f"{status.used.text} of {status.limit.text} used."
+            if not status.is_full:
+                message = f"{status.left.text} left. The latest request needed up to {short.text}."
             found.append(
                 BudgetNotice(
                     "bad",
-                    f"{one.budget.name}: {'hard limit reached' if one.is_full else 'requests are rejected'}.",
-                    f"{said} Requests of {_of(one.budget)} receive",
-                    f"429 {'budget' if one.budget.unit == 'money' else 'quota'}_exceeded",
-                    until if one.is_full else f" if they exceed the remaining budget,{until}",
-                    visit.url("budgets-raise", one.budget.pk) if writes else "",
+                    f"{status.budget.name}: {'hard limit reached' if status.is_full else 'requests are rejected'}.",
+                    f"{message} Requests of {_owner_text(status.budget)} receive",
+                    f"429 {'budget' if status.budget.unit == 'money' else 'quota'}_exceeded",
+                    until if status.is_full else f" if they exceed the remaining budget,{until}",
+                    ctx.url("budgets-raise", status.budget.pk) if writes else "",
                 )
             )
     return BudgetNotices(tuple(found[:5]))
 
 
-def _of(budget: Budget) -> str:
-    owner = whose(budget)
+def _owner_text(budget: Budget) -> str:
+    owner = owner_of(budget)
     return "the organization" if owner.row is None else owner.label[0].lower() + owner.label[1:]

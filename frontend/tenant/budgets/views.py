@@ -1,4 +1,4 @@
-"""Budgets and quotas: the tree, one budget, and what is done to them; sets of limits are in `limits`."""
+"""Budgets and quotas: the page, one budget, and the actions on it. Rate limits are in `limits`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from django.urls import path
 from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
 from billing.models import Budget
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import posted
+from frontend.core.form_view import bound_data
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import carry_out, done, refused, show
+from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 from frontend.tenant.budgets import alerts, detail, dry_runs, limits, page, sets
-from frontend.tenant.budgets.amounts import BudgetAmount, typed
+from frontend.tenant.budgets.amounts import BudgetAmount, input_text
 from frontend.tenant.budgets.effect import effect_of
 from frontend.tenant.budgets.forms import BudgetForm, NewBudget, RaiseForm
-from frontend.tenant.budgets.scopes import choices, whose
+from frontend.tenant.budgets.scopes import choices, owner_of
 from tenants.permissions import Permission
 
 READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
@@ -36,178 +36,180 @@ PANELS = Panels(
         Panel("alerts", "Alert history", "budgets/alerts.html", alerts.alerts),
     ),
 )
-ONE = Panels(
+DETAIL_PANELS = Panels(
     "budgets-detail-panel",
     (
-        Panel("now", "Current period", "budgets/now.html", detail.now, every=10),
-        Panel("past", "Periods", "budgets/past.html", detail.past, every=60),
-        Panel("told", "Alert history", "budgets/alerts.html", detail.told, every=60),
-        Panel("trial", "Last week", "budgets/trial.html", detail.trial, every=0, lazy=True),
+        Panel("current", "Current period", "budgets/current.html", detail.current, every=10),
+        Panel("history", "Periods", "budgets/history.html", detail.history, every=60),
+        Panel("alerts", "Alert history", "budgets/alerts.html", detail.budget_alerts, every=60),
+        Panel("simulation", "Last week", "budgets/simulation.html", detail.simulation, every=0, lazy=True),
     ),
 )
 
 
 @tenant_page(READS)
-def budgets(visit: PageContext) -> HttpResponse:
-    writes = visit.may(WRITES)
-    given: dict[str, Any] = {
-        "new_url": visit.url("budgets-new") if writes else "",
-        "limits_url": visit.url("budgets-limits-new") if writes else "",
-        "metering": metering(visit.now),
+def budgets(ctx: PageContext) -> HttpResponse:
+    writes = ctx.may(WRITES)
+    context: dict[str, Any] = {
+        "new_url": ctx.url("budgets-new") if writes else "",
+        "limits_url": ctx.url("budgets-limits-new") if writes else "",
+        "metering": metering(ctx.now),
     }
-    return show(visit, "budgets/page.html", "Budgets and quotas", panels=PANELS, **given)
+    return render_page(ctx, "budgets/page.html", "Budgets and quotas", panels=PANELS, **context)
 
 
 @tenant_page(READS)
-def budget(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        head = detail.head(visit)
-    given: dict[str, Any] = {"breadcrumbs": breadcrumbs(visit), "head": head, "metering": metering(visit.now)}
-    return show(visit, "budgets/one.html", head.name, panels=ONE, **given)
+def budget(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        header = detail.header(ctx)
+    context: dict[str, Any] = {"breadcrumbs": breadcrumbs(ctx), "header": header, "metering": metering(ctx.now)}
+    return render_page(ctx, "budgets/detail.html", header.name, panels=DETAIL_PANELS, **context)
 
 
 @tenant_page(WRITES, methods=FORM)
-def new_budget(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        owners = choices(visit, members=True)
-    initial = {"whose": visit.query.get("whose", ""), "counts": "money", "period": "month"}
-    form = NewBudget(owners, posted(visit), initial)
-    given = _given(visit, "Create budget", visit.url("budgets")) | {"try_url": visit.url("budgets-try")}
+def new_budget(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        owners = choices(ctx, members=True)
+    initial = {"owner": ctx.query.get("owner", ""), "counts": "money", "period": "month"}
+    form = NewBudget(owners, bound_data(ctx), initial)
+    context = _form_context(ctx, "Create budget", ctx.url("budgets")) | {"try_url": ctx.url("budgets-try")}
 
     def make(data: dict[str, Any]) -> Budget:
-        return do_make_budget(visit.tenant, **owners[data["whose"]].named, **form.chosen())
+        return do_make_budget(ctx.tenant, **owners[data["owner"]].named, **form.chosen())
 
-    if visit.request.method == "POST":
-        if carried := carry_out(form, make):
-            return done(visit, visit.url("budgets"), f"{carried.value.name} was created. {effect_of(carried.value)}")
-        return refused(visit, "budgets/form.html", "New budget", form, **given)
-    return show(visit, "budgets/form.html", "New budget", form=form, **given)
-
-
-@tenant_page(WRITES, methods=FORM)
-def edit_budget(visit: PageContext) -> HttpResponse:
-    row = _active(visit)
-    form = BudgetForm(posted(visit), row)
-    back = visit.url("budgets-detail", row.pk)
-    given = _given(visit, "Save", back, row) | {"try_url": f"{visit.url('budgets-try')}?budget={row.pk}"}
-    if visit.request.method == "POST":
-        if carried := carry_out(form, lambda data: do_change_budget(row, **form.chosen())):
-            return done(visit, back, f"{carried.value.name} was updated. {effect_of(carried.value)}")
-        return refused(visit, "budgets/form.html", f"Edit {row.name}", form, **given)
-    return show(visit, "budgets/form.html", f"Edit {row.name}", form=form, **given)
+    if ctx.request.method == "POST":
+        if result := run_action(form, make):
+            return redirect_with_message(
+                ctx, ctx.url("budgets"), f"{result.value.name} was created. {effect_of(result.value)}"
+            )
+        return render_form_errors(ctx, "budgets/form.html", "New budget", form, **context)
+    return render_page(ctx, "budgets/form.html", "New budget", form=form, **context)
 
 
 @tenant_page(WRITES, methods=FORM)
-def raise_budget(visit: PageContext) -> HttpResponse:
-    row = _active(visit)
-    with visit.scope():
-        standing = page.stand(visit, [row])[0]
-    ends = standing.ends or visit.now + timedelta(days=7)
+def edit_budget(ctx: PageContext) -> HttpResponse:
+    row = _active_budget(ctx)
+    form = BudgetForm(bound_data(ctx), row)
+    back = ctx.url("budgets-detail", row.pk)
+    context = _form_context(ctx, "Save", back, row) | {"try_url": f"{ctx.url('budgets-try')}?budget={row.pk}"}
+    if ctx.request.method == "POST":
+        if result := run_action(form, lambda data: do_change_budget(row, **form.chosen())):
+            return redirect_with_message(ctx, back, f"{result.value.name} was updated. {effect_of(result.value)}")
+        return render_form_errors(ctx, "budgets/form.html", f"Edit {row.name}", form, **context)
+    return render_page(ctx, "budgets/form.html", f"Edit {row.name}", form=form, **context)
+
+
+@tenant_page(WRITES, methods=FORM)
+def raise_budget(ctx: PageContext) -> HttpResponse:
+    row = _active_budget(ctx)
+    with ctx.scope():
+        standing = page.statuses_of(ctx, [row])[0]
+    ends = standing.ends or ctx.now + timedelta(days=7)
     initial = {
-        "more": typed(row.temporary_increase, row.unit) if standing.raised else "",
-        "until": (ends - timedelta(seconds=1)).astimezone(visit.zone).date(),
+        "more": input_text(row.temporary_increase, row.unit) if standing.raised else "",
+        "until": (ends - timedelta(seconds=1)).astimezone(ctx.zone).date(),
     }
-    form = RaiseForm(row.unit, visit.zone, posted(visit), initial)
-    back = visit.url("budgets-detail", row.pk)
-    given = _given(visit, "Raise limit", back, row) | {"standing": standing}
+    form = RaiseForm(row.unit, ctx.zone, bound_data(ctx), initial)
+    back = ctx.url("budgets-detail", row.pk)
+    context = _form_context(ctx, "Raise limit", back, row) | {"standing": standing}
 
     def raise_it(data: dict[str, Any]) -> Budget:
         return do_change_budget(row, temporary_increase=data["more"], increase_expires_at=data["until"])
 
-    if visit.request.method == "POST":
-        if carried := carry_out(form, raise_it):
-            more = BudgetAmount.whole(row.unit, carried.value.temporary_increase).text
-            said = f"{row.name} raised by {more}. {effect_of(carried.value)}"
-            return done(visit, visit.url("budgets"), said)
-        return refused(visit, "budgets/raise.html", f"Temporarily raise {row.name}", form, **given)
-    return show(visit, "budgets/raise.html", f"Temporarily raise {row.name}", form=form, **given)
+    if ctx.request.method == "POST":
+        if result := run_action(form, raise_it):
+            more = BudgetAmount.whole(row.unit, result.value.temporary_increase).text
+            message = f"{row.name} raised by {more}. {effect_of(result.value)}"
+            return redirect_with_message(ctx, ctx.url("budgets"), message)
+        return render_form_errors(ctx, "budgets/raise.html", f"Temporarily raise {row.name}", form, **context)
+    return render_page(ctx, "budgets/raise.html", f"Temporarily raise {row.name}", form=form, **context)
 
 
 @tenant_page(WRITES, methods=FORM)
-def lower_budget(visit: PageContext) -> HttpResponse:
-    """End a raise before its time."""
-    row = _active(visit)
-    back = visit.url("budgets-detail", row.pk)
-    form = django_forms.Form(posted(visit))
+def lower_budget(ctx: PageContext) -> HttpResponse:
+    """End a temporary raise early."""
+    row = _active_budget(ctx)
+    back = ctx.url("budgets-detail", row.pk)
+    form = django_forms.Form(bound_data(ctx))
     effect = f"The limit of {row.name} returns to {BudgetAmount.whole(row.unit, row.amount).text} within a second."
-    given = _given(visit, "End temporary raise", back, row) | {"effect": effect}
-    if visit.request.method == "POST":
-        if carried := carry_out(
+    context = _form_context(ctx, "End temporary raise", back, row) | {"effect": effect}
+    if ctx.request.method == "POST":
+        if result := run_action(
             form, lambda data: do_change_budget(row, temporary_increase=0, increase_expires_at=None)
         ):
-            return done(visit, back, f"Temporary raise of {row.name} ended. {effect_of(carried.value)}")
-        return refused(visit, "frontend/form.html", "End temporary raise", form, **given)
-    return show(visit, "frontend/form.html", "End temporary raise", form=form, **given)
+            return redirect_with_message(ctx, back, f"Temporary raise of {row.name} ended. {effect_of(result.value)}")
+        return render_form_errors(ctx, "frontend/form.html", "End temporary raise", form, **context)
+    return render_page(ctx, "frontend/form.html", "End temporary raise", form=form, **context)
 
 
 @tenant_page(WRITES, methods=FORM)
-def remove_budget(visit: PageContext) -> HttpResponse:
-    row = _active(visit)
-    form = Confirm(row.name, posted(visit))
+def remove_budget(ctx: PageContext) -> HttpResponse:
+    row = _active_budget(ctx)
+    form = Confirm(row.name, bound_data(ctx))
     hard = " Rejected requests pass within a second." if row.mode == Budget.Mode.HARD else ""
-    owner = whose(row).label
+    owner = owner_of(row).label
     effect = f"{row.name} no longer limits {owner[0].lower()}{owner[1:]} and sends no more alerts.{hard}"
-    given = _given(visit, "Remove budget", visit.url("budgets-detail", row.pk), row)
-    given |= {"effect": f"{effect} Its history is kept.", "danger": True}
-    if visit.request.method == "POST":
-        if carry_out(form, lambda data: do_remove_budget(row)):
-            return done(visit, visit.url("budgets"), f"{row.name} was removed.")
-        return refused(visit, "frontend/form.html", f"Remove {row.name}", form, **given)
-    return show(visit, "frontend/form.html", f"Remove {row.name}", form=form, **given)
+    context = _form_context(ctx, "Remove budget", ctx.url("budgets-detail", row.pk), row)
+    context |= {"effect": f"{effect} Its history is kept.", "danger": True}
+    if ctx.request.method == "POST":
+        if run_action(form, lambda data: do_remove_budget(row)):
+            return redirect_with_message(ctx, ctx.url("budgets"), f"{row.name} was removed.")
+        return render_form_errors(ctx, "frontend/form.html", f"Remove {row.name}", form, **context)
+    return render_page(ctx, "frontend/form.html", f"Remove {row.name}", form=form, **context)
 
 
 @tenant_page(READS)
-def try_budget(visit: PageContext) -> HttpResponse:
-    """Return the effect of the budget as typed so far, for the form."""
-    query = visit.query
-    with visit.scope():
-        owners = choices(visit, members=True)
-        owner, unit, period = owners.get(query.get("whose", "")), query.get("counts", ""), query.get("period", "")
+def simulate_budget(ctx: PageContext) -> HttpResponse:
+    """Return the effect of the budget as typed so far."""
+    query = ctx.query
+    with ctx.scope():
+        owners = choices(ctx, members=True)
+        owner, unit, period = owners.get(query.get("owner", "")), query.get("counts", ""), query.get("period", "")
         if (text := query.get("budget", "")).isdigit() and len(text) < 19:
-            rows = Budget.objects.for_tenant(visit.tenant).select_related("project", "key", "member")
+            rows = Budget.objects.for_tenant(ctx.tenant).select_related("project", "key", "member")
             if (row := rows.filter(pk=int(text)).first()) is not None:
-                owner, unit, period = whose(row), row.unit, row.period
+                owner, unit, period = owner_of(row), row.unit, row.period
         unit = unit if unit in ("money", "tokens", "requests") else "money"
         mode, amount = query.get("mode", ""), query.get("amount", "")[:40]
-        said = dry_runs.of_budget(visit.tenant.pk, owner, mode, unit, period, amount)
-    return render(visit.request, "budgets/tried.html", {"said": said})
+        simulation = dry_runs.simulate_budget(ctx.tenant.pk, owner, mode, unit, period, amount)
+    return render(ctx.request, "budgets/simulation_result.html", {"simulation": simulation})
 
 
-def _active(visit: PageContext) -> Budget:
-    """Return the budget of the address, unless it was removed."""
-    with visit.scope():
-        row = detail.budget_of(visit)
+def _active_budget(ctx: PageContext) -> Budget:
+    """Return the budget in the URL; 404 if it was removed."""
+    with ctx.scope():
+        row = detail.budget_of(ctx)
     if not row.active:
         raise Http404
     return row
 
 
-def breadcrumbs(visit: PageContext, row: Budget | None = None) -> tuple[Breadcrumb, ...]:
-    found = (Breadcrumb("Budgets and quotas", visit.url("budgets")),)
-    return (*found, Breadcrumb(row.name, visit.url("budgets-detail", row.pk))) if row else found
+def breadcrumbs(ctx: PageContext, row: Budget | None = None) -> tuple[Breadcrumb, ...]:
+    found = (Breadcrumb("Budgets and quotas", ctx.url("budgets")),)
+    return (*found, Breadcrumb(row.name, ctx.url("budgets-detail", row.pk))) if row else found
 
 
-def _given(visit: PageContext, submit: str, back: str, row: Budget | None = None) -> dict[str, Any]:
-    """Return what the forms' templates want."""
-    given = {
-        "action": visit.request.get_full_path(),
+def _form_context(ctx: PageContext, submit: str, back: str, row: Budget | None = None) -> dict[str, Any]:
+    """Return the context of the forms' templates."""
+    context = {
+        "action": ctx.request.get_full_path(),
         "submit": submit,
         "back": back,
-        "breadcrumbs": breadcrumbs(visit, row),
+        "breadcrumbs": breadcrumbs(ctx, row),
     }
-    return given | {"effect": "", "danger": False, "budget": row}
+    return context | {"effect": "", "danger": False, "budget": row}
 
 
 urlpatterns = [
     path("t/<slug:slug>/budgets/", budgets, name="budgets"),
     path("t/<slug:slug>/budgets/new", new_budget, name="budgets-new"),
-    path("t/<slug:slug>/budgets/try", try_budget, name="budgets-try"),
+    path("t/<slug:slug>/budgets/try", simulate_budget, name="budgets-try"),
     PANELS.tenant_url("t/<slug:slug>/budgets/", READS),
     path("t/<slug:slug>/budgets/<int:budget>/", budget, name="budgets-detail"),
     path("t/<slug:slug>/budgets/<int:budget>/edit", edit_budget, name="budgets-edit"),
     path("t/<slug:slug>/budgets/<int:budget>/raise", raise_budget, name="budgets-raise"),
     path("t/<slug:slug>/budgets/<int:budget>/lower", lower_budget, name="budgets-lower"),
     path("t/<slug:slug>/budgets/<int:budget>/remove", remove_budget, name="budgets-remove"),
-    ONE.tenant_url("t/<slug:slug>/budgets/<int:budget>/", READS),
+    DETAIL_PANELS.tenant_url("t/<slug:slug>/budgets/<int:budget>/", READS),
     *limits.urlpatterns,
 ]

@@ -1,4 +1,4 @@
-"""A tenant's invoices: the list, each as a document, and what its lines are the sum of."""
+"""Invoices of a tenant: the list, each document, and the usage behind its lines."""
 
 from frontend.tenant.invoices.views import urlpatterns
 

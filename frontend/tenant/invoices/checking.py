@@ -1,4 +1,4 @@
-"""Whether an invoice is what its usage and the books say: the panel that works it out again."""
+"""The panel that recomputes an invoice from its usage events and compares it with the ledger."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Reconciled:
-    """`said`: why nothing was checked; empty: it was."""
+class InvoiceCheckView:
+    """The result of a check. `message`: the reason why the invoice was not checked."""
 
     at: datetime
     good: bool
     findings: tuple[Finding, ...]
-    said: str
+    message: str
 
 
-def reconciled(pk: int, now: datetime) -> Reconciled:
-    """Return the invoice of that id, which is the visitor's to see, made again from its events and compared."""
+def check_invoice(pk: int, now: datetime) -> InvoiceCheckView:
+    """Recompute the invoice with this ID from its usage events and compare it. The caller has checked access to it."""
     with all_tenants_scope(BypassReason.BILLING):
         rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to")
         invoice = rows.get(pk=pk)
         if invoice.state == Invoice.State.DRAFT:
-            return Reconciled(now, True, (), "Drafts are checked after they are finalized.")
+            return InvoiceCheckView(now, True, (), "Drafts are checked after they are finalized.")
         try:
             check = checks.check(invoice)
         except Conflict as exc:
-            return Reconciled(now, True, (), str(exc))
+            return InvoiceCheckView(now, True, (), str(exc))
         lines = lines_of(invoice).count()
     difference = Money.cents(check.ledger_difference)
     lined = f"difference {difference.text} across {lines} line{'' if lines == 1 else 's'}"
@@ -62,4 +62,4 @@ def reconciled(pk: int, now: datetime) -> Reconciled:
             "identical to the sent PDF" if check.same_pdf else "can be caused by another typesetter version",
         ),
     )
-    return Reconciled(now, all(one.good for one in findings), findings, "")
+    return InvoiceCheckView(now, all(finding.good for finding in findings), findings, "")

@@ -1,4 +1,4 @@
-"""An invoice as a page shows it, for its tenant and for operators."""
+"""View model of an invoice, for its tenant and for operators."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _SHORT_HASH = 4
 
 @dataclass(frozen=True)
 class InvoiceLineItem:
-    """tokens x price = exact, which is rounded once to `amount`."""
+    """One line: tokens x price = exact, which is rounded once to `amount`."""
 
     label: str
     note: str
     tokens: int | None
-    price: Money | None  # of a million tokens
+    price: Money | None  # per 1M tokens
     exact: Money
     amount: Money
     events: int
-    url: str  # to the usage behind it; empty: there is none
+    url: str  # URL of the usage; empty without usage
 
     @property
     def is_rounded(self) -> bool:
@@ -58,7 +58,7 @@ class InvoiceParty:
 
 @dataclass(frozen=True)
 class Movement:
-    """What changed the amount owed after it was issued, as the books have it."""
+    """A change of the balance due after the invoice was issued, from the ledger."""
 
     at: datetime
     label: str
@@ -67,7 +67,7 @@ class Movement:
 
 
 @dataclass(frozen=True)
-class Happened:
+class ActivityEntry:
     at: datetime
     what: str
     detail: str
@@ -92,7 +92,7 @@ class Document:
     lines: int
     exact: Money  # all lines before rounding
     subtotal: Money
-    residue: Money  # what rounding added, or took
+    residue: Money  # difference by rounding
     saved: Money
     versions: tuple[int, ...]
     notes: tuple[str, ...]
@@ -101,18 +101,18 @@ class Document:
     refers_url: str
     display: str
     details: tuple[tuple[str, str], ...]
-    happened: tuple[Happened, ...]
+    happened: tuple[ActivityEntry, ...]
 
     @property
     def rounding(self) -> str:
-        """What rounding did, in words."""
+        """The difference that rounding made, with its sign."""
         if not self.residue.femto:
             return "$0"
         sign = "+" if self.residue.femto > 0 else "−"
         return f"{sign}${Money(abs(self.residue.femto)).exact}"
 
 
-def shown(
+def document_of(
     invoice: Invoice,
     lines: Iterable[InvoiceLine],
     now: datetime,
@@ -120,8 +120,10 @@ def shown(
     line_url: Callable[[InvoiceLine], str],
     invoice_url: Callable[[int], str],
 ) -> Document:
-    """Return the invoice with its period, entity and `refers_to`; inside a scope that sees its tenant and the
-    entity."""
+    """Return the document of an invoice with its period, entity and `refers_to`.
+
+    Call inside a scope that sees its tenant and its billing entity.
+    """
     lines = list(lines)
     words = document.in_words(document.described(invoice, lines))
     final = invoice.pk is not None and invoice.state != Invoice.State.DRAFT
@@ -154,7 +156,7 @@ def shown(
         invoice_url(invoice.refers_to_id) if invoice.refers_to_id else "",
         words["display"],
         tuple(_details(invoice, words)),
-        tuple(_happened(invoice)) if final else (),
+        tuple(_activity(invoice)) if final else (),
     )
 
 
@@ -192,7 +194,7 @@ def _line(line: InvoiceLine, url: str) -> InvoiceLineItem:
 
 
 def note_of(line: InvoiceLine) -> str:
-    """Return what tells the line apart from its neighbors."""
+    """Return the details that distinguish a line from its neighbors."""
     parts = (
         f"used in {line.usage_month}" if line.usage_month else "",
         f"prompts from {line.prompt_length_band:,} tokens" if line.prompt_length_band else "",
@@ -249,17 +251,17 @@ def _details(invoice: Invoice, words: dict[str, Any]) -> Iterable[tuple[str, str
     yield "Currency", "USD"
 
 
-def _happened(invoice: Invoice) -> Iterable[Happened]:
-    """Newest first."""
-    found = [Happened(invoice.issued_at, "Finalized", f"as {invoice.number}")] if invoice.issued_at else []
+def _activity(invoice: Invoice) -> Iterable[ActivityEntry]:
+    """Return the invoice's activity, newest first."""
+    found = [ActivityEntry(invoice.issued_at, "Finalized", f"as {invoice.number}")] if invoice.issued_at else []
     sent = InvoiceEmail.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice, sent_at__isnull=False)
     for mail in sent.order_by("pk"):
         what = "Sent" if mail.email_type == InvoiceEmail.EmailType.ISSUED else "Reminder sent"
-        found.append(Happened(mail.sent_at, what, f"to {', '.join(mail.sent_to)}"))  # type: ignore[arg-type]
-    return sorted(found, key=lambda one: one.at, reverse=True)
+        found.append(ActivityEntry(mail.sent_at, what, f"to {', '.join(mail.sent_to)}"))  # type: ignore[arg-type]
+    return sorted(found, key=lambda entry: entry.at, reverse=True)
 
 
 def cents_of(line: InvoiceLine) -> tuple[Money, Money, Money]:
-    """Return a line's exact amount, what it was rounded to, and the difference."""
+    """Return the exact amount of a line, the rounded amount and the difference."""
     exact, amount = Money(int(line.femto)), Money(line.cents * FEMTO_A_CENT)
     return exact, amount, amount - exact

@@ -1,4 +1,4 @@
-"""How an invoice's state is said, and what is owed on it."""
+"""Labels of invoice states, and balances due."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _STATES: dict[str, tuple[str, Kind]] = {
 
 @dataclass(frozen=True)
 class State:
-    """A state in a word, its color, and a sentence to it."""
+    """The label of a state, its color, and a sentence that explains it."""
 
     label: str
     kind: Kind
-    said: str
+    message: str
 
 
 def state_of(invoice: Invoice, today: date, owed: Money) -> State:
-    """`invoice` with its entity; `today` in its time zone."""
+    """Return the state of an invoice with its entity. `today` is the date in the entity's time zone."""
     label, kind = _STATES[invoice.state]
     if invoice.is_credit_note and invoice.state != Invoice.State.DRAFT:
         return State("Credit note", "good", "")
@@ -43,16 +43,16 @@ def state_of(invoice: Invoice, today: date, owed: Money) -> State:
         if invoice.due_on < today:
             return State("Past due", "warn", f"Was due {_day(invoice.due_on)}. {owed.text} outstanding.")
         return State(label, kind, f"Due {_day(invoice.due_on)}. {owed.text} outstanding.")
-    said = {
+    message = {
         Invoice.State.PAID: "Paid in full.",
         Invoice.State.VOID: "Voided. No payment due.",
         Invoice.State.UNCOLLECTIBLE: "The remaining balance was written off.",
     }
-    return State(label, kind, said.get(Invoice.State(invoice.state), ""))
+    return State(label, kind, message.get(Invoice.State(invoice.state), ""))
 
 
 def today_of(invoice: Invoice, now: datetime) -> date:
-    """Return the day it is for who issues the invoice."""
+    """Return the date in the time zone of the invoice's entity."""
     return now.astimezone(ZoneInfo(invoice.entity.time_zone)).date()
 
 
@@ -61,7 +61,7 @@ def _day(of: date) -> str:
 
 
 def owed_on(entries: QuerySet[LedgerEntry], invoices: Iterable[Invoice]) -> dict[int, Money]:
-    """Return what the books say is still owed on each, in one question to `entries` of whose they are."""
+    """Return the balance due of each invoice, in one query of `entries`."""
     ids = [row.pk for row in invoices]
     found = entries.filter(account=Account.RECEIVABLE, invoice__in=ids).order_by() if ids else entries.none()
     sums = dict(found.values_list("invoice_id").annotate(sum=Sum("nano")))

@@ -1,4 +1,4 @@
-"""The usage events that one line of an invoice is the sum of, in pages."""
+"""The usage events behind one line of an invoice, in pages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.invoices.document import cents_of, note_of
 from tenants.actions import Conflict
 
-SIZE = 50
-# NOTE: the view has corrections of events beside them, as the line's sum does.
+PAGE_SIZE = 50
+# NOTE: the view includes corrections of events, like the sum of the line.
 _PAGE = """
 SELECT admitted_at, request_id, execution, tokens, femto FROM billing_rated_line
 WHERE tenant_id = %(tenant)s AND invoice_period = %(period)s AND price_id = %(price)s
@@ -48,8 +48,8 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Traced:
-    """A line, its arithmetic, and a page of what it sums."""
+class LineTrace:
+    """A line, its calculation, and a page of its usage events."""
 
     label: str
     note: str
@@ -68,33 +68,36 @@ class Traced:
     page_cost: Money
     older_url: str
     newest_url: str
-    fault: str  # why there are no events to be seen
+    error: str  # the reason why events cannot be shown
 
     @property
     def rounding(self) -> str:
-        """What rounding did, in words."""
+        """The difference that rounding made, with its sign."""
         if not self.residue.femto:
             return "no rounding"
         return f"rounding {'+' if self.residue.femto > 0 else '−'}${Money(abs(self.residue.femto)).exact}"
 
 
-def traced(visit: PageContext, invoice: Invoice, line: InvoiceLine, here: str, request_name: str) -> Traced:
-    """Inside the visit's scope. `here` is the page's address; `request_name` that of the page of one request."""
+def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str, request_name: str) -> LineTrace:
+    """Return the usage events of a line. Call inside `ctx.scope()`.
+
+    `here` is the URL of the page; `request_name` is the URL name of one request.
+    """
     if line.first_at is None or line.last_at is None or line.nano_per_million is None:
         raise ValueError("this line has no usage")
-    cursor, fault = _read(visit.query.get("cursor", "")), ""
+    cursor, error = _read(ctx.query.get("cursor", "")), ""
     rows = _rows(invoice, line, cursor)
     try:
         require_usage(invoice.period_id)
     except Conflict as exc:
-        rows, fault = [], str(exc)
+        rows, error = [], str(exc)
     sign = -1 if invoice.is_credit_note else 1
     events = tuple(
-        Event(at, name, _request(visit, request_name, name), execution, sign * tokens, Money(sign * int(femto)))
-        for at, name, execution, tokens, femto in rows[:SIZE]
+        Event(at, name, _request(ctx, request_name, name), execution, sign * tokens, Money(sign * int(femto)))
+        for at, name, execution, tokens, femto in rows[:PAGE_SIZE]
     )
     exact, amount, residue = cents_of(line)
-    return Traced(
+    return LineTrace(
         document.COMPONENTS[line.component],
         note_of(line),
         line.model,
@@ -110,32 +113,32 @@ def traced(visit: PageContext, invoice: Invoice, line: InvoiceLine, here: str, r
         events,
         sum(event.tokens for event in events),
         Money(sum(event.cost.femto for event in events)),
-        f"{here}?{urlencode({'cursor': _write(rows[SIZE - 1])})}" if len(rows) > SIZE else "",
+        f"{here}?{urlencode({'cursor': _write(rows[PAGE_SIZE - 1])})}" if len(rows) > PAGE_SIZE else "",
         here if cursor else "",
-        fault,
+        error,
     )
 
 
-def _request(visit: PageContext, route: str, name: str) -> str:
-    """Return the page of a request; a prompt among several is named after its request."""
-    return visit.link(route, name.partition(".")[0]) if route else ""
+def _request(ctx: PageContext, route: str, name: str) -> str:
+    """Return the URL of a request. A prompt of a request with several prompts leads to that request."""
+    return ctx.link(route, name.partition(".")[0]) if route else ""
 
 
 def _rows(invoice: Invoice, line: InvoiceLine, cursor: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    given = {
+    context = {
         "tenant": invoice.tenant_id,
         "period": invoice.period_id,
         "price": line.price_id,
         "first": line.first_at,
         "last": line.last_at,
-        "most": SIZE + 1,
+        "most": PAGE_SIZE + 1,
         "at": None,
         "request": None,
         "execution": None,
         "tokens": None,
     }
     with connection.cursor() as database:
-        database.execute(_PAGE, {**given, **cursor})
+        database.execute(_PAGE, {**context, **cursor})
         found: list[tuple[Any, ...]] = database.fetchall()
     return found
 
@@ -147,7 +150,7 @@ def _write(row: tuple[Any, ...]) -> str:
 
 
 def _read(cursor: str) -> dict[str, Any]:
-    """Where to go on; nothing if it is no cursor of ours."""
+    """Return the position in a cursor; empty if the cursor is invalid."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
         at, name, execution, tokens = text.split(" ")

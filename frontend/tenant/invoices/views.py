@@ -1,4 +1,4 @@
-"""Invoices: the list, a document and its downloads, the month under way, a line's usage."""
+"""Invoices: the list, a document with its downloads, the upcoming invoice, and the usage of a line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from frontend.tenant.invoices import listing
-from frontend.tenant.invoices.checking import Reconciled, reconciled
-from frontend.tenant.invoices.document import Document, shown
-from frontend.tenant.invoices.tracing import traced
+from frontend.tenant.invoices.checking import InvoiceCheckView, check_invoice
+from frontend.tenant.invoices.document import Document, document_of
+from frontend.tenant.invoices.tracing import trace_line
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
@@ -42,19 +42,19 @@ class Download:
     url: str
 
 
-def _check(visit: PageContext) -> Reconciled:
-    pk: int = visit.arguments["invoice"]
-    if not Invoice.objects.for_tenant(visit.tenant).filter(pk=pk).exists():
+def _check(ctx: PageContext) -> InvoiceCheckView:
+    pk: int = ctx.arguments["invoice"]
+    if not Invoice.objects.for_tenant(ctx.tenant).filter(pk=pk).exists():
         raise Http404
-    return reconciled(pk, visit.now)
+    return check_invoice(pk, ctx.now)
 
 
 PANELS = Panels(
     "invoices-panel",
     (
         Panel("upcoming", "Upcoming invoice", "invoices/upcoming.html", listing.upcoming),
-        Panel("standing", "Balance due", "invoices/standing.html", listing.standing),
-        Panel("list", "Invoices and credit notes", "invoices/list.html", listing.listed),
+        Panel("balance", "Balance due", "invoices/balance.html", listing.balance_due),
+        Panel("list", "Invoices and credit notes", "invoices/list.html", listing.invoice_list),
     ),
 )
 CHECKS = Panels(
@@ -64,57 +64,62 @@ CHECKS = Panels(
 
 
 @tenant_page(NEEDS)
-def invoices(visit: PageContext) -> HttpResponse:
-    return show(visit, "invoices/page.html", "Invoices", panels=PANELS, metering=metering(visit.now))
+def invoices(ctx: PageContext) -> HttpResponse:
+    return render_page(ctx, "invoices/page.html", "Invoices", panels=PANELS, metering=metering(ctx.now))
 
 
 @tenant_page(NEEDS)
-def upcoming(visit: PageContext) -> HttpResponse:
-    """Upcoming invoice as the invoice it would be now."""
-    found = preview(visit.tenant, visit.now)
-    it = None
+def upcoming(ctx: PageContext) -> HttpResponse:
+    """Show the upcoming invoice as a preview."""
+    found = preview(ctx.tenant, ctx.now)
+    document = None
     if found:
         with all_tenants_scope(BypassReason.BILLING):
-            it = shown(*found, visit.now, line_url=lambda line: "", invoice_url=lambda pk: "")
-    metered = metering(visit.now)
-    return show(
-        visit, "invoices/one_upcoming.html", "Upcoming invoice", breadcrumbs=_crumbs(visit), it=it, metering=metered
+            document = document_of(*found, ctx.now, line_url=lambda line: "", invoice_url=lambda pk: "")
+    metered = metering(ctx.now)
+    return render_page(
+        ctx,
+        "invoices/upcoming_detail.html",
+        "Upcoming invoice",
+        breadcrumbs=_crumbs(ctx),
+        document=document,
+        metering=metered,
     )
 
 
 @tenant_page(NEEDS)
-def invoice(visit: PageContext) -> HttpResponse:
-    found = find(visit)
-    it = _document(visit, found)
+def invoice(ctx: PageContext) -> HttpResponse:
+    found = find(ctx)
+    document = _document(ctx, found)
     final = found.state != Invoice.State.DRAFT
     forms = FORMS if final else {"csv": FORMS["csv"], "json": FORMS["json"]}
-    files = [Download(label, visit.url("invoices-file", found.pk, form)) for form, label in forms.items()]
-    given: dict[str, Any] = {"it": it, "files": files, "final": final}
-    return show(visit, "invoices/one.html", it.title, panels=CHECKS, breadcrumbs=_crumbs(visit), **given)
+    files = [Download(label, ctx.url("invoices-file", found.pk, form)) for form, label in forms.items()]
+    context: dict[str, Any] = {"document": document, "files": files, "final": final}
+    return render_page(ctx, "invoices/detail.html", document.title, panels=CHECKS, breadcrumbs=_crumbs(ctx), **context)
 
 
 @tenant_page(NEEDS)
-def line(visit: PageContext) -> HttpResponse:
-    """Return a line's usage events."""
-    found = find(visit)
-    with visit.scope():
-        rows = InvoiceLine.objects.for_tenant(visit.tenant)
-        row = rows.filter(invoice=found, position=visit.arguments["line"], price_id__isnull=False).first()
+def line(ctx: PageContext) -> HttpResponse:
+    """Show the usage events of a line."""
+    found = find(ctx)
+    with ctx.scope():
+        rows = InvoiceLine.objects.for_tenant(ctx.tenant)
+        row = rows.filter(invoice=found, position=ctx.arguments["line"], price_id__isnull=False).first()
         if row is None:
             raise Http404
-        here = visit.url("invoices-line", found.pk, row.position)
-        told = traced(visit, found, row, here, "requests-detail")
-    name, up = found.number or "Draft", visit.url("invoices-detail", found.pk)
-    breadcrumbs = (*_crumbs(visit), Breadcrumb(name, up))
-    return show(
-        visit, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, told=told, up=up, name=name
+        here = ctx.url("invoices-line", found.pk, row.position)
+        trace = trace_line(ctx, found, row, here, "requests-detail")
+    name, up = found.number or "Draft", ctx.url("invoices-detail", found.pk)
+    breadcrumbs = (*_crumbs(ctx), Breadcrumb(name, up))
+    return render_page(
+        ctx, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, trace=trace, up=up, name=name
     )
 
 
 @tenant_page(NEEDS)
-def file(visit: PageContext) -> HttpResponse:
+def file(ctx: PageContext) -> HttpResponse:
     """Return the invoice as a file."""
-    found, form = find(visit), visit.arguments["form"]
+    found, form = find(ctx), ctx.arguments["form"]
     final = found.state != Invoice.State.DRAFT
     if form not in FORMS or (form in ("pdf", "xml") and not final):
         raise Http404
@@ -134,36 +139,36 @@ def _body(found: Invoice, form: str) -> bytes | str:
     return as_csv(described) if form == "csv" else document.encoded(described)
 
 
-def find(visit: PageContext) -> Invoice:
-    """Return the invoice of the address.
+def find(ctx: PageContext) -> Invoice:
+    """Return the invoice in the URL.
 
     Raises:
-        Http404: the tenant has none such.
+        Http404: the tenant has no such invoice.
     """
-    with all_tenants_scope(BypassReason.BILLING):  # months and entities are nobody's rows
-        rows = Invoice.objects.for_tenant(visit.tenant).select_related("entity", "period", "refers_to", "tenant")
-        found = rows.filter(pk=visit.arguments["invoice"]).first()
+    with all_tenants_scope(BypassReason.BILLING):  # periods and entities belong to no tenant
+        rows = Invoice.objects.for_tenant(ctx.tenant).select_related("entity", "period", "refers_to", "tenant")
+        found = rows.filter(pk=ctx.arguments["invoice"]).first()
     if found is None:
         raise Http404
     return found
 
 
-def _document(visit: PageContext, found: Invoice) -> Document:
+def _document(ctx: PageContext, found: Invoice) -> Document:
     def line_url(line: InvoiceLine) -> str:
-        return visit.url("invoices-line", found.pk, line.position)
+        return ctx.url("invoices-line", found.pk, line.position)
 
     with all_tenants_scope(BypassReason.BILLING):
-        return shown(
+        return document_of(
             found,
             lines_of(found),
-            visit.now,
+            ctx.now,
             line_url=line_url,
-            invoice_url=lambda pk: visit.url("invoices-detail", pk),
+            invoice_url=lambda pk: ctx.url("invoices-detail", pk),
         )
 
 
-def _crumbs(visit: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb("Invoices", visit.url("invoices")),)
+def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
+    return (Breadcrumb("Invoices", ctx.url("invoices")),)
 
 
 urlpatterns = [

@@ -1,4 +1,4 @@
-"""API keys and the projects they belong to: what each may do, what bounds it, what it costs."""
+"""API keys and their projects: permissions, limits and cost."""
 
 from frontend.tenant.keys.views import urlpatterns
 

@@ -1,4 +1,4 @@
-"""The page of one key."""
+"""View models of one key's page."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from datetime import datetime, timedelta
 
 from django.http import Http404
 
-from frontend.core.labels import verdict_label
+from frontend.core.labels import outcome_label
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.keys.bounds import KeyBoundRow, row_of
-from frontend.tenant.keys.page import SCOPES, owner, restrictions, spending, status, successors, with_use
+from frontend.tenant.keys.key_limits import KeyLimitRow, row_of
+from frontend.tenant.keys.page import SCOPES, owner, restrictions, spending, status, successors, with_last_used
 from millrace.apps.request_log.limiting_factor import binding
 from millrace.apps.request_log.models import RequestOutcome
 from millrace.apps.request_log.selectors import Filters, requests_page
 from tenants.models import ApiKey, AuditEntry
 from tenants.permissions import Permission
 
-LATEST = 6
+MAX_REQUESTS = 6
 _WEEK = timedelta(days=7)
 _KINDS = {
     RequestOutcome.COMPLETED: "good",
@@ -30,7 +30,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class KeyDetailHeader:
-    """What stands above the panels, and where its buttons lead; empty: one may not, or it makes no sense any more."""
+    """The title of the page and its actions. A URL is empty if the action is not allowed or not possible."""
 
     pk: int
     name: str
@@ -54,15 +54,15 @@ class KeyDetailStats:
 
 
 @dataclass(frozen=True)
-class KeyDetailBounds:
-    rows: tuple[KeyBoundRow, ...]
+class KeyDetailLimits:
+    rows: tuple[KeyLimitRow, ...]
     own: bool
     limit_url: str
     budget_url: str
 
 
 @dataclass(frozen=True)
-class Facts:
+class KeyPermissions:
     project: str
     owner: str
     scopes: tuple[str, ...]
@@ -86,7 +86,7 @@ class RequestRow:
 
 
 @dataclass(frozen=True)
-class Latest:
+class LatestRequests:
     rows: tuple[RequestRow, ...]
     all_url: str
 
@@ -104,47 +104,47 @@ class KeyDetailHistory:
     rows: tuple[KeyDetailChange, ...]
 
 
-def key_of(visit: PageContext) -> ApiKey:
-    """Return the key that the address names, asked once a page. In the visit's scope."""
-    pk = visit.arguments["key"]
-    found = visit.once(("key", pk), lambda: with_use(ApiKey.objects.for_tenant(visit.tenant)).filter(pk=pk).first())
+def key_of(ctx: PageContext) -> ApiKey:
+    """Return the key in the URL, loaded once per page. Call inside `ctx.scope()`."""
+    pk = ctx.arguments["key"]
+    found = ctx.once(("key", pk), lambda: with_last_used(ApiKey.objects.for_tenant(ctx.tenant)).filter(pk=pk).first())
     if found is None:
         raise Http404
     return found
 
 
-def _bounds(visit: PageContext, key: ApiKey) -> list[KeyBoundRow]:
-    found = visit.once(("bounds", key.pk), lambda: binding(visit.tenant.pk, [key])[key.pk])
+def _limits(ctx: PageContext, key: ApiKey) -> list[KeyLimitRow]:
+    found = ctx.once(("bounds", key.pk), lambda: binding(ctx.tenant.pk, [key])[key.pk])
     return [row_of(bound) for bound in found]
 
 
-def head(visit: PageContext) -> KeyDetailHeader:
-    key = key_of(visit)
-    next_one = ApiKey.objects.for_tenant(visit.tenant).filter(replaces=key, revoked_at=None).first()
-    label, kind = status(visit, key, _bounds(visit, key), replaced=bool(successors(visit, [key])))
-    writes = may_change(visit, key)
+def header(ctx: PageContext) -> KeyDetailHeader:
+    key = key_of(ctx)
+    next_one = ApiKey.objects.for_tenant(ctx.tenant).filter(replaces=key, revoked_at=None).first()
+    label, kind = status(ctx, key, _limits(ctx, key), replaced=bool(successors(ctx, [key])))
+    writes = may_change(ctx, key)
     return KeyDetailHeader(
         key.pk,
         key.name,
         f"{key.prefix}…",
         label,
         kind,
-        visit.url("keys-edit", key.pk) if writes and key.is_live else "",
-        visit.url("keys-rotate", key.pk) if writes and key.is_live and next_one is None else "",
-        visit.url("keys-revoke", key.pk) if writes and key.revoked_at is None else "",
-        f"{visit.url('playground')}?key={key.pk}" if writes and key.is_live and "inference" in key.scopes else "",
-        visit.url("keys-detail", next_one.pk) if next_one else "",
+        ctx.url("keys-edit", key.pk) if writes and key.is_live else "",
+        ctx.url("keys-rotate", key.pk) if writes and key.is_live and next_one is None else "",
+        ctx.url("keys-revoke", key.pk) if writes and key.revoked_at is None else "",
+        f"{ctx.url('playground')}?key={key.pk}" if writes and key.is_live and "inference" in key.scopes else "",
+        ctx.url("keys-detail", next_one.pk) if next_one else "",
     )
 
 
-def may_change(visit: PageContext, key: ApiKey) -> bool:
-    """Require the permission to change a key with management scopes."""
-    return visit.may(Permission.KEYS_MANAGE if "manage" in key.scopes else Permission.KEYS_WRITE)
+def may_change(ctx: PageContext, key: ApiKey) -> bool:
+    """Return whether the user may change the key. Keys with management scopes need KEYS_MANAGE."""
+    return ctx.may(Permission.KEYS_MANAGE if "manage" in key.scopes else Permission.KEYS_WRITE)
 
 
-def figures(visit: PageContext) -> KeyDetailStats:
-    key = key_of(visit)
-    spent = spending(visit, "key").get(key.pk)
+def stats(ctx: PageContext) -> KeyDetailStats:
+    key = key_of(ctx)
+    spent = spending(ctx, "key").get(key.pk)
     inputs = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
     return KeyDetailStats(
         Money(spent["cost_femto"] if spent else 0),
@@ -155,22 +155,22 @@ def figures(visit: PageContext) -> KeyDetailStats:
     )
 
 
-def bounds(visit: PageContext) -> KeyDetailBounds:
-    """All that holds for it, what has least left first."""
-    key = key_of(visit)
-    rows = _bounds(visit, key)
-    writes = visit.may(Permission.LIMITS_WRITE) and key.is_live
-    return KeyDetailBounds(
+def limits(ctx: PageContext) -> KeyDetailLimits:
+    """Return all limits and budgets that apply to the key, least remaining first."""
+    key = key_of(ctx)
+    rows = _limits(ctx, key)
+    writes = ctx.may(Permission.LIMITS_WRITE) and key.is_live
+    return KeyDetailLimits(
         tuple(rows),
         any(row.is_own for row in rows),
-        f"{visit.link('budgets-limits-new')}?whose=key:{key.pk}" if writes else "",
-        f"{visit.link('budgets-new')}?whose=key:{key.pk}" if writes else "",
+        f"{ctx.link('budgets-limits-new')}?owner=key:{key.pk}" if writes else "",
+        f"{ctx.link('budgets-new')}?owner=key:{key.pk}" if writes else "",
     )
 
 
-def facts(visit: PageContext) -> Facts:
-    key = key_of(visit)
-    return Facts(
+def permissions(ctx: PageContext) -> KeyPermissions:
+    key = key_of(ctx)
+    return KeyPermissions(
         key.project.name,
         owner(key),
         tuple(SCOPES.get(scope, scope) for scope in key.scopes),
@@ -183,33 +183,33 @@ def facts(visit: PageContext) -> Facts:
     )
 
 
-def latest(visit: PageContext) -> Latest:
-    """Its newest requests."""
-    key = key_of(visit)
-    page = requests_page(Filters(visit.tenant.pk, start=visit.now - 4 * _WEEK, key_id=key.pk), size=LATEST)
-    return Latest(
+def latest_requests(ctx: PageContext) -> LatestRequests:
+    """Return the newest requests of the key."""
+    key = key_of(ctx)
+    page = requests_page(Filters(ctx.tenant.pk, start=ctx.now - 4 * _WEEK, key_id=key.pk), size=MAX_REQUESTS)
+    return LatestRequests(
         tuple(
             RequestRow(
                 listed.record.request_id,
-                visit.url("requests-detail", listed.record.request_id),
+                ctx.url("requests-detail", listed.record.request_id),
                 listed.record.started_at,
-                verdict_label(listed.record.outcome),
+                outcome_label(listed.record.outcome),
                 _KINDS.get(RequestOutcome(listed.record.outcome), ""),
                 listed.record.served_model or listed.record.requested_model,
                 Money(listed.usage.cost_femto) if listed.usage else None,
             )
             for listed in page.rows
         ),
-        f"{visit.url('requests')}?range=30d&key={key.pk}",
+        f"{ctx.url('requests')}?range=30d&key={key.pk}",
     )
 
 
-def history(visit: PageContext) -> KeyDetailHistory:
-    """Return what was changed of it."""
-    key = key_of(visit)
-    rows = AuditEntry.objects.for_tenant(visit.tenant).filter(object_type="apikey", object_id=key.pk).order_by("-pk")
+def history(ctx: PageContext) -> KeyDetailHistory:
+    """Return the changes of the key from the audit log."""
+    key = key_of(ctx)
+    rows = AuditEntry.objects.for_tenant(ctx.tenant).filter(object_type="apikey", object_id=key.pk).order_by("-pk")
     return KeyDetailHistory(
-        tuple(KeyDetailChange(row.action, row.created_at, row.actor, _changed(row)) for row in rows[:LATEST])
+        tuple(KeyDetailChange(row.action, row.created_at, row.actor, _changed(row)) for row in rows[:MAX_REQUESTS])
     )
 
 

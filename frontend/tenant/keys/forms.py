@@ -24,13 +24,13 @@ OVERLAPS = (
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 
 
-def after(day: date, zone: tzinfo) -> datetime:
-    """Return the first instant after the day, by the person's clocks."""
+def expiry_of(day: date, zone: tzinfo) -> datetime:
+    """Return the first instant after the day, in the user's time zone."""
     return datetime.combine(day + timedelta(days=1), time(), zone)
 
 
 class KeyForm(forms.Form):
-    """What may be chosen of a key at any time."""
+    """The settings of a key that can be changed."""
 
     name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN), help_text="For example: prod-support")
     scopes = forms.MultipleChoiceField(label="Permissions", widget=forms.CheckboxSelectMultiple)
@@ -50,17 +50,17 @@ class KeyForm(forms.Form):
         help_text="The key works until the end of this day. Leave blank for no expiration date",
     )
 
-    def __init__(self, visit: PageContext, data: Any = None, key: ApiKey | None = None) -> None:
-        super().__init__(data, initial=_initial(visit, key))
-        self._zone = visit.zone
+    def __init__(self, ctx: PageContext, data: Any = None, key: ApiKey | None = None) -> None:
+        super().__init__(data, initial=_initial(ctx, key))
+        self._zone = ctx.zone
         self.fields["scopes"].choices = [  # type: ignore[attr-defined]
-            (name, label) for name, label in SCOPES.items() if name != "manage" or visit.may(Permission.KEYS_MANAGE)
+            (name, label) for name, label in SCOPES.items() if name != "manage" or ctx.may(Permission.KEYS_MANAGE)
         ]
-        known = dict.fromkeys([*_models(visit), *((key.allowed_models or ()) if key else ())])
+        known = dict.fromkeys([*_models(ctx), *((key.allowed_models or ()) if key else ())])
         self.fields["models"].choices = [(name, name) for name in known]  # type: ignore[attr-defined]
 
     def chosen(self) -> dict[str, Any]:
-        """Return the fields as the verbs take them."""
+        """Return the values as arguments of the key actions."""
         data = self.cleaned_data
         networks = [word for word in re.split(r"[\s,;]+", data["addresses"]) if word]
         return {
@@ -68,22 +68,22 @@ class KeyForm(forms.Form):
             "scopes": data["scopes"],
             "allowed_models": data["models"] or None,
             "allowed_ip_ranges": networks or None,
-            "expires_at": after(data["expires_on"], self._zone) if data["expires_on"] else None,
+            "expires_at": expiry_of(data["expires_on"], self._zone) if data["expires_on"] else None,
         }
 
 
-class NewKey(KeyForm):
-    """A key to be; its project stays."""
+class NewKeyForm(KeyForm):
+    """A new key, with its project, which cannot be changed later."""
 
     project = forms.ChoiceField(help_text="Usage is billed to this project. You can’t change it later.")
     field_order = ("name", "project")
 
-    def __init__(self, visit: PageContext, projects: list[Project], data: Any = None) -> None:
-        super().__init__(visit, data)
+    def __init__(self, ctx: PageContext, projects: list[Project], data: Any = None) -> None:
+        super().__init__(ctx, data)
         self.fields["project"].choices = [(str(row.pk), row.name) for row in projects]  # type: ignore[attr-defined]
 
 
-class Rotation(forms.Form):
+class RotationForm(forms.Form):
     overlap = forms.ChoiceField(
         label="Keep old key active for",
         choices=OVERLAPS,
@@ -92,7 +92,7 @@ class Rotation(forms.Form):
     )
 
 
-class NewProject(forms.Form):
+class NewProjectForm(forms.Form):
     name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN))
     slug = forms.SlugField(
         max_length=50,
@@ -101,14 +101,14 @@ class NewProject(forms.Form):
     )
 
 
-class ProjectName(forms.Form):
+class ProjectNameForm(forms.Form):
     name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN))
 
 
-def _initial(visit: PageContext, key: ApiKey | None) -> dict[str, Any]:
+def _initial(ctx: PageContext, key: ApiKey | None) -> dict[str, Any]:
     if key is None:
         return {"scopes": ["inference", "models"]}
-    last = key.expires_at and (key.expires_at - timedelta(microseconds=1)).astimezone(visit.zone).date()
+    last = key.expires_at and (key.expires_at - timedelta(microseconds=1)).astimezone(ctx.zone).date()
     return {
         "name": key.name,
         "scopes": key.scopes,
@@ -118,14 +118,14 @@ def _initial(visit: PageContext, key: ApiKey | None) -> dict[str, Any]:
     }
 
 
-def _models(visit: PageContext) -> list[str]:
-    """Return what callers may ask for: the platform's models, and the tenant's own names."""
-    own = RoutingPolicy.objects.for_tenant(visit.tenant).filter(active=True).order_by("name")
+def _models(ctx: PageContext) -> list[str]:
+    """Return the names that callers may request: the platform's models and the tenant's aliases."""
+    own = RoutingPolicy.objects.for_tenant(ctx.tenant).filter(active=True).order_by("name")
     return [*own.values_list("name", flat=True), *(model.name for model in platform_settings().models)]
 
 
-def revoking(key: ApiKey, requests: int) -> str:
-    """Return what revoking the key does."""
+def revocation_effect(key: ApiKey, requests: int) -> str:
+    """Return a description of the effect of revoking the key."""
     used = f" It handled {requests:,} request{'' if requests == 1 else 's'} this month." if requests else ""
     return (
         f"{key.name} ({key.prefix}…), created by {owner(key)}, stops working immediately. Its running streams "

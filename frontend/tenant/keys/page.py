@@ -1,4 +1,4 @@
-"""The list of keys, what in it is unsafe, and the projects."""
+"""View models of the list of keys, its safety views, and the projects."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from billing.models import Budget
 from frontend.core.date_ranges import month_of
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.keys.bounds import KeyBoundRow, row_of
+from frontend.tenant.keys.key_limits import KeyLimitRow, row_of
 from millrace.apps.request_log.limiting_factor import binding
 from tenants.models import ApiKey, LimitSet, Project
 from tenants.permissions import Permission
 
-SIZE = 50
-MOST_PROJECTS = 100
-IDLE = timedelta(days=90)
-SOON = timedelta(days=7)
+PAGE_SIZE = 50
+MAX_PROJECTS = 100
+IDLE_AFTER = timedelta(days=90)
+EXPIRES_SOON = timedelta(days=7)
 SCOPES = {
     "inference": "Run inference",
     "models": "List models",
@@ -39,8 +39,8 @@ VIEWS = (
 
 
 @dataclass(frozen=True)
-class View:
-    """One of the safety views: how many keys it holds, and where it is."""
+class KeySafetyView:
+    """One of the safety views, with its number of keys and its URL."""
 
     label: str
     detail: str
@@ -51,8 +51,8 @@ class View:
 
 
 @dataclass(frozen=True)
-class Safety:
-    views: tuple[View, ...]
+class KeySafety:
+    views: tuple[KeySafetyView, ...]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class KeyListRow:
     scopes: str
     restrictions: str
     last_used: datetime | None
-    bound: KeyBoundRow | None  # the one with least left
+    bound: KeyLimitRow | None  # the tightest limit
     others: int
     spend: Money
     status: str
@@ -86,7 +86,7 @@ class KeyListPanel:
 
 @dataclass(frozen=True)
 class KeyFilters:
-    """What stands in the filters."""
+    """Values of the filter form."""
 
     typed: str
     view: str
@@ -113,18 +113,18 @@ class KeyProjects:
     new_url: str
 
 
-def live(visit: PageContext) -> Q:
-    """Keys that work now."""
-    return Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=visit.now))
+def is_active(ctx: PageContext) -> Q:
+    """Return the filter for keys that are neither revoked nor expired."""
+    return Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=ctx.now))
 
 
-def conditions(visit: PageContext) -> dict[str, Q]:
-    """Return what each view holds."""
-    own_limits = LimitSet.objects.for_tenant(visit.tenant).filter(key=OuterRef("pk"), dry_run=False)
-    own_budgets = Budget.objects.for_tenant(visit.tenant).filter(key=OuterRef("pk"), active=True, mode=Budget.Mode.HARD)
-    since = visit.now - IDLE
+def conditions(ctx: PageContext) -> dict[str, Q]:
+    """Return the filter of each safety view."""
+    own_limits = LimitSet.objects.for_tenant(ctx.tenant).filter(key=OuterRef("pk"), dry_run=False)
+    own_budgets = Budget.objects.for_tenant(ctx.tenant).filter(key=OuterRef("pk"), active=True, mode=Budget.Mode.HARD)
+    since = ctx.now - IDLE_AFTER
     idle = Q(usage__last_used_at__lt=since) | Q(usage=None, created_at__lt=since)
-    works = live(visit)
+    works = is_active(ctx)
     return {
         "": works,
         "unlimited": works & ~Exists(own_limits) & ~Exists(own_budgets),
@@ -134,82 +134,82 @@ def conditions(visit: PageContext) -> dict[str, Q]:
     }
 
 
-def safety(visit: PageContext) -> Safety:
-    counts = {f"n{place}": Count("pk", filter=held) for place, held in enumerate(conditions(visit).values())}
-    found = ApiKey.objects.for_tenant(visit.tenant).order_by().aggregate(**counts)
-    here = _view(visit)
-    return Safety(
+def safety(ctx: PageContext) -> KeySafety:
+    counts = {f"n{place}": Count("pk", filter=held) for place, held in enumerate(conditions(ctx).values())}
+    found = ApiKey.objects.for_tenant(ctx.tenant).order_by().aggregate(**counts)
+    here = _view(ctx)
+    return KeySafety(
         tuple(
-            View(label, detail, found[f"n{place}"], _with(visit, show=name), name == here, 0 < place < 4)
+            KeySafetyView(label, detail, found[f"n{place}"], _url(ctx, show=name), name == here, 0 < place < 4)
             for place, (name, label, detail) in enumerate(VIEWS)
         )
     )
 
 
-def fields(visit: PageContext) -> KeyFilters:
-    projects = Project.objects.for_tenant(visit.tenant).order_by("name", "pk").values_list("pk", "name")
+def filters(ctx: PageContext) -> KeyFilters:
+    projects = Project.objects.for_tenant(ctx.tenant).order_by("name", "pk").values_list("pk", "name")
     return KeyFilters(
-        _typed(visit),
-        _view(visit),
-        visit.query.get("project", ""),
-        tuple((str(pk), name) for pk, name in projects[:MOST_PROJECTS]),
-        _with(visit, q="", project="") if _typed(visit) or visit.query.get("project") else "",
+        _typed(ctx),
+        _view(ctx),
+        ctx.query.get("project", ""),
+        tuple((str(pk), name) for pk, name in projects[:MAX_PROJECTS]),
+        _url(ctx, q="", project="") if _typed(ctx) or ctx.query.get("project") else "",
     )
 
 
-def keys(visit: PageContext) -> KeyListPanel:
+def keys(ctx: PageContext) -> KeyListPanel:
     """Return a page of the keys, newest first."""
-    rows = ApiKey.objects.for_tenant(visit.tenant).filter(conditions(visit)[_view(visit)])
-    if typed := _typed(visit):
+    rows = ApiKey.objects.for_tenant(ctx.tenant).filter(conditions(ctx)[_view(ctx)])
+    if typed := _typed(ctx):
         rows = rows.filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
-    if (project := number(visit.query.get("project", ""))) is not None:
+    if (project := number(ctx.query.get("project", ""))) is not None:
         rows = rows.filter(project_id=project)
-    if (before := number(visit.query.get("before", ""))) is not None:
+    if (before := number(ctx.query.get("before", ""))) is not None:
         rows = rows.filter(pk__lt=before)
-    found = list(with_use(rows).order_by("-pk")[: SIZE + 1])
-    shown = found[:SIZE]
-    bounds = binding(visit.tenant.pk, shown) if shown else {}
-    spent = spending(visit, "key") if shown else {}
-    replaced = successors(visit, shown)
-    filtered = bool(typed or project is not None or _view(visit))
+    found = list(with_last_used(rows).order_by("-pk")[: PAGE_SIZE + 1])
+    shown = found[:PAGE_SIZE]
+    bounds = binding(ctx.tenant.pk, shown) if shown else {}
+    spent = spending(ctx, "key") if shown else {}
+    replaced = successors(ctx, shown)
+    filtered = bool(typed or project is not None or _view(ctx))
     return KeyListPanel(
-        dict((name, label) for name, label, _ in VIEWS)[_view(visit)],
-        tuple(_row(visit, key, bounds[key.pk], spent.get(key.pk), key.pk in replaced) for key in shown),
+        dict((name, label) for name, label, _ in VIEWS)[_view(ctx)],
+        tuple(_row(ctx, key, bounds[key.pk], spent.get(key.pk), key.pk in replaced) for key in shown),
         filtered,
-        not shown and not filtered and not ApiKey.objects.for_tenant(visit.tenant).exists(),
-        visit.url("keys-new") if visit.may(Permission.KEYS_WRITE) else "",
-        _with(visit, before=str(shown[-1].pk)) if len(found) > SIZE else "",
-        _with(visit) if before is not None else "",
+        not shown and not filtered and not ApiKey.objects.for_tenant(ctx.tenant).exists(),
+        ctx.url("keys-new") if ctx.may(Permission.KEYS_WRITE) else "",
+        _url(ctx, before=str(shown[-1].pk)) if len(found) > PAGE_SIZE else "",
+        _url(ctx) if before is not None else "",
     )
 
 
-def with_use(rows: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
-    """Keys with what their rows show: when they were last used, their project and who made them."""
+def with_last_used(rows: QuerySet[ApiKey]) -> QuerySet[ApiKey]:
+    """Return keys with their last use, project and creator."""
     return rows.select_related("project", "created_by").annotate(last_used=F("usage__last_used_at"))
 
 
-def successors(visit: PageContext, keys: list[ApiKey]) -> set[int]:
-    """Which of the keys were rotated: another that is not revoked replaces them."""
-    rows = ApiKey.objects.for_tenant(visit.tenant).filter(replaces__in=[key.pk for key in keys], revoked_at=None)
+def successors(ctx: PageContext, keys: list[ApiKey]) -> set[int]:
+    """Return the IDs of rotated keys whose successor is not revoked."""
+    rows = ApiKey.objects.for_tenant(ctx.tenant).filter(replaces__in=[key.pk for key in keys], revoked_at=None)
     return set(rows.values_list("replaces_id", flat=True)) if keys else set()
 
 
-def spending(visit: PageContext, group: Any) -> dict[int, dict[str, Any]]:
+def spending(ctx: PageContext, group: Any) -> dict[int, dict[str, Any]]:
     """Return this month's usage of each key or project."""
-    start, end = month_of(visit)
-    found = sums(UsageReport(visit.tenant.pk, start=start, end=end), group_by=(group,))
+    start, end = month_of(ctx)
+    found = sums(UsageReport(ctx.tenant.pk, start=start, end=end), group_by=(group,))
     return {row[f"{group}_id"]: row for row in found}
 
 
 def _row(
-    visit: PageContext, key: ApiKey, bounds: tuple[Any, ...], spent: dict[str, Any] | None, replaced: bool
+    ctx: PageContext, key: ApiKey, bounds: tuple[Any, ...], spent: dict[str, Any] | None, replaced: bool
 ) -> KeyListRow:
     rows = [row_of(bound) for bound in bounds]
-    label, kind = status(visit, key, rows, replaced=replaced)
+    label, kind = status(ctx, key, rows, replaced=replaced)
     return KeyListRow(
         name=key.name,
         prefix=f"{key.prefix}…",
-        url=visit.url("keys-detail", key.pk),
+        url=ctx.url("keys-detail", key.pk),
         project=key.project.name,
         owner=owner(key),
         scopes=", ".join(key.scopes),
@@ -225,14 +225,14 @@ def _row(
 
 
 def owner(key: ApiKey) -> str:
-    """Who made it."""
+    """Return the creator of a key."""
     if key.created_by is None:
         return "former member"
     return key.created_by.name or key.created_by.email
 
 
 def restrictions(key: ApiKey) -> str:
-    """Return what it may not be used for, or from, in few words."""
+    """Return a short description of the key's models and networks."""
     found = []
     if key.allowed_models is not None:
         found.append(f"{len(key.allowed_models)} model{'' if len(key.allowed_models) == 1 else 's'}")
@@ -241,31 +241,31 @@ def restrictions(key: ApiKey) -> str:
     return f"only {' and '.join(found)}" if found else ""
 
 
-def status(visit: PageContext, key: ApiKey, bounds: list[KeyBoundRow], *, replaced: bool) -> tuple[str, str]:
-    """How it stands, and the kind of its badge."""
+def status(ctx: PageContext, key: ApiKey, bounds: list[KeyLimitRow], *, replaced: bool) -> tuple[str, str]:
+    """Return the label of a key's status and the color of its badge."""
     if key.revoked_at is not None:
         return "Revoked", ""
-    if key.expires_at is not None and key.expires_at <= visit.now:
+    if key.expires_at is not None and key.expires_at <= ctx.now:
         return "Expired", ""
     if any(bound.level == "full" for bound in bounds):
         return "Blocked", "bad"
     if replaced:
         return "Being replaced", "info"
-    if key.expires_at is not None and key.expires_at <= visit.now + SOON:
+    if key.expires_at is not None and key.expires_at <= ctx.now + EXPIRES_SOON:
         return "Expires soon", "warn"
     if any(bound.level == "near" for bound in bounds):
         return "Near limit", "warn"
     return "Active", "good"
 
 
-def projects(visit: PageContext) -> KeyProjects:
-    """Return the projects, with how many keys each has and what it spent."""
+def projects(ctx: PageContext) -> KeyProjects:
+    """Return the projects with their number of keys and their spend."""
     works = Count(
-        "keys", filter=Q(keys__revoked_at=None) & (Q(keys__expires_at=None) | Q(keys__expires_at__gt=visit.now))
+        "keys", filter=Q(keys__revoked_at=None) & (Q(keys__expires_at=None) | Q(keys__expires_at__gt=ctx.now))
     )
-    rows = Project.objects.for_tenant(visit.tenant).annotate(live=works).order_by("name", "pk")[:MOST_PROJECTS]
-    spent = spending(visit, "project")
-    writes = visit.may(Permission.PROJECTS_WRITE)
+    rows = Project.objects.for_tenant(ctx.tenant).annotate(live=works).order_by("name", "pk")[:MAX_PROJECTS]
+    spent = spending(ctx, "project")
+    writes = ctx.may(Permission.PROJECTS_WRITE)
     return KeyProjects(
         tuple(
             ProjectRow(
@@ -274,31 +274,31 @@ def projects(visit: PageContext) -> KeyProjects:
                 row.live,
                 Money(spent[row.pk]["cost_femto"] if row.pk in spent else 0),
                 spent[row.pk]["completed"] + spent[row.pk]["cancelled"] if row.pk in spent else 0,
-                f"{visit.url('keys')}?{urlencode({'project': row.pk})}",
-                visit.url("keys-project", row.pk) if writes else "",
-                visit.url("keys-project-remove", row.pk) if writes else "",
+                f"{ctx.url('keys')}?{urlencode({'project': row.pk})}",
+                ctx.url("keys-project", row.pk) if writes else "",
+                ctx.url("keys-project-remove", row.pk) if writes else "",
             )
             for row in rows
         ),
-        visit.url("keys-project-new") if writes else "",
+        ctx.url("keys-project-new") if writes else "",
     )
 
 
 def number(text: str) -> int | None:
-    """Return an id in the address; None if it is none."""
+    """Return an ID from the query string, or None."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _typed(visit: PageContext) -> str:
-    return visit.query.get("q", "").strip()[:100].replace("\0", "")
+def _typed(ctx: PageContext) -> str:
+    return ctx.query.get("q", "").strip()[:100].replace("\0", "")
 
 
-def _view(visit: PageContext) -> str:
-    asked = visit.query.get("show", "")
-    return asked if asked in dict((name, label) for name, label, _ in VIEWS) else ""
+def _view(ctx: PageContext) -> str:
+    view = ctx.query.get("show", "")
+    return view if view in {name for name, _, _ in VIEWS} else ""
 
 
-def _with(visit: PageContext, **changes: str) -> str:
-    kept = {name: value for name, value in visit.query.items() if name in ("q", "project", "show")} | changes
-    asked = urlencode({name: value for name, value in kept.items() if value})
-    return f"{visit.url('keys')}?{asked}" if asked else visit.url("keys")
+def _url(ctx: PageContext, **changes: str) -> str:
+    params = {name: value for name, value in ctx.query.items() if name in ("q", "project", "show")} | changes
+    query = urlencode({name: value for name, value in params.items() if value})
+    return f"{ctx.url('keys')}?{query}" if query else ctx.url("keys")

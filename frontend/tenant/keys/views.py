@@ -1,4 +1,4 @@
-"""API keys: the list, one key, and what is done to keys and projects."""
+"""API keys: the list, one key, and the actions on keys and projects."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from django.http import Http404, HttpResponse
 from django.urls import path
 
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import posted
+from frontend.core.form_view import bound_data
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import carry_out, done, refused, show
+from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 from frontend.tenant.keys import detail, page
-from frontend.tenant.keys.forms import KeyForm, NewKey, NewProject, ProjectName, Rotation, revoking
+from frontend.tenant.keys.forms import (
+    KeyForm,
+    NewKeyForm,
+    NewProjectForm,
+    ProjectNameForm,
+    RotationForm,
+    revocation_effect,
+)
 from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.models import ApiKey, Project
@@ -31,72 +38,85 @@ PANELS = Panels(
         Panel("projects", "Projects", "keys/projects.html", page.projects, every=60, needs=Permission.PROJECTS_READ),
     ),
 )
-ONE = Panels(
+DETAIL_PANELS = Panels(
     "keys-detail-panel",
     (
-        Panel("figures", "Key figures", "keys/figures.html", detail.figures),
-        Panel("bounds", "Limits and budgets", "keys/bounds.html", detail.bounds, every=10),
-        Panel("facts", "Permissions", "keys/facts.html", detail.facts, every=60),
-        Panel("latest", "Latest requests", "keys/latest.html", detail.latest, every=10, needs=Permission.USAGE_READ),
+        Panel("stats", "Key figures", "keys/stats.html", detail.stats),
+        Panel("limits", "Limits and budgets", "keys/limits.html", detail.limits, every=10),
+        Panel("details", "Permissions", "keys/details.html", detail.permissions, every=60),
+        Panel(
+            "requests",
+            "Latest requests",
+            "keys/latest_requests.html",
+            detail.latest_requests,
+            every=10,
+            needs=Permission.USAGE_READ,
+        ),
         Panel("history", "Changes", "keys/history.html", detail.history, every=60, needs=Permission.AUDIT_READ),
     ),
 )
 
 
 @tenant_page(Permission.KEYS_READ)
-def keys(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        fields = page.fields(visit)
-    new_url = visit.url("keys-new") if visit.may(Permission.KEYS_WRITE) else ""
-    given: dict[str, Any] = {"fields": fields, "new_url": new_url, "metering": metering(visit.now)}
-    return show(visit, "keys/page.html", "API keys", panels=PANELS, **given)
+def keys(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        filters = page.filters(ctx)
+    new_url = ctx.url("keys-new") if ctx.may(Permission.KEYS_WRITE) else ""
+    context: dict[str, Any] = {"filters": filters, "new_url": new_url, "metering": metering(ctx.now)}
+    return render_page(ctx, "keys/page.html", "API keys", panels=PANELS, **context)
 
 
 @tenant_page(Permission.KEYS_READ)
-def key(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        head = detail.head(visit)
-    breadcrumbs = _crumbs(visit)
-    return show(
-        visit, "keys/one.html", head.name, panels=ONE, breadcrumbs=breadcrumbs, head=head, metering=metering(visit.now)
+def key(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        header = detail.header(ctx)
+    breadcrumbs = _crumbs(ctx)
+    return render_page(
+        ctx,
+        "keys/detail.html",
+        header.name,
+        panels=DETAIL_PANELS,
+        breadcrumbs=breadcrumbs,
+        header=header,
+        metering=metering(ctx.now),
     )
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
-def new_key(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        projects = list(Project.objects.for_tenant(visit.tenant).order_by("pk"))
-        form = NewKey(visit, projects, posted(visit))
-    given = _given(visit, "Create key", visit.url("keys"))
+def new_key(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        projects = list(Project.objects.for_tenant(ctx.tenant).order_by("pk"))
+        form = NewKeyForm(ctx, projects, bound_data(ctx))
+    context = _form_context(ctx, "Create key", ctx.url("keys"))
 
     def make(data: dict[str, Any]) -> tuple[ApiKey, str]:
         project = next(row for row in projects if str(row.pk) == data["project"])
-        return actions.do_create_api_key(project, **form.chosen(), created_by=visit.user)
+        return actions.do_create_api_key(project, **form.chosen(), created_by=ctx.user)
 
-    if visit.request.method == "POST":
-        if carried := carry_out(form, make):
-            return _secret(visit, *carried.value)
-        return refused(visit, "frontend/form.html", "New API key", form, **given)
-    return show(visit, "frontend/form.html", "New API key", form=form, **given)
+    if ctx.request.method == "POST":
+        if result := run_action(form, make):
+            return _secret_page(ctx, *result.value)
+        return render_form_errors(ctx, "frontend/form.html", "New API key", form, **context)
+    return render_page(ctx, "frontend/form.html", "New API key", form=form, **context)
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
-def edit_key(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        row = _changeable(visit)
-        form = KeyForm(visit, posted(visit), row)
-    back = visit.url("keys-detail", row.pk)
-    given = _given(visit, "Save", back, effect="Changes apply within a second.", row=row)
+def edit_key(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        row = _editable_key(ctx)
+        form = KeyForm(ctx, bound_data(ctx), row)
+    back = ctx.url("keys-detail", row.pk)
+    context = _form_context(ctx, "Save", back, effect="Changes apply within a second.", row=row)
     title = f"Edit {row.name}"
-    if visit.request.method == "POST":
-        if carry_out(form, lambda data: actions.do_update_api_key(row, **_changes(form))):
-            return done(visit, back, f"{form.cleaned_data['name']} was updated.")
-        return refused(visit, "frontend/form.html", title, form, **given)
-    return show(visit, "frontend/form.html", title, form=form, **given)
+    if ctx.request.method == "POST":
+        if run_action(form, lambda data: actions.do_update_api_key(row, **_changes(form))):
+            return redirect_with_message(ctx, back, f"{form.cleaned_data['name']} was updated.")
+        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
+    return render_page(ctx, "frontend/form.html", title, form=form, **context)
 
 
 def _changes(form: KeyForm) -> dict[str, Any]:
-    """Return what was changed: an expiry that was left alone stays to the second."""
+    """Return the changed values. An unchanged expiry keeps its time of day."""
     chosen = form.chosen()
     if "expires_on" not in form.changed_data:
         del chosen["expires_at"]
@@ -104,122 +124,122 @@ def _changes(form: KeyForm) -> dict[str, Any]:
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
-def rotate_key(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        row = _changeable(visit)
-    form = Rotation(posted(visit))
+def rotate_key(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        row = _editable_key(ctx)
+    form = RotationForm(bound_data(ctx))
     effect = f"Creates a new key with the same permissions and limits as {row.name}. The old key then expires."
-    given = _given(visit, "Rotate", visit.url("keys-detail", row.pk), effect=effect, row=row)
+    context = _form_context(ctx, "Rotate", ctx.url("keys-detail", row.pk), effect=effect, row=row)
 
     def rotate(data: dict[str, Any]) -> tuple[ApiKey, str]:
-        return actions.do_rotate_api_key(row, timedelta(hours=int(data["overlap"])), created_by=visit.user)
+        return actions.do_rotate_api_key(row, timedelta(hours=int(data["overlap"])), created_by=ctx.user)
 
-    if visit.request.method == "POST":
-        if carried := carry_out(form, rotate):
-            return _secret(visit, *carried.value)
-        return refused(visit, "frontend/form.html", f"Rotate {row.name}", form, **given)
-    return show(visit, "frontend/form.html", f"Rotate {row.name}", form=form, **given)
+    if ctx.request.method == "POST":
+        if result := run_action(form, rotate):
+            return _secret_page(ctx, *result.value)
+        return render_form_errors(ctx, "frontend/form.html", f"Rotate {row.name}", form, **context)
+    return render_page(ctx, "frontend/form.html", f"Rotate {row.name}", form=form, **context)
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
-def revoke_key(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        row = _changeable(visit)
-        spent = page.spending(visit, "key").get(row.pk)
-    effect = revoking(row, spent["completed"] + spent["cancelled"] if spent else 0)
-    form = Confirm(row.name, posted(visit))
-    back = visit.url("keys-detail", row.pk)
-    given = _given(visit, "Revoke key", back, effect=effect, row=row) | {"danger": True}
-    if visit.request.method == "POST":
-        if carry_out(form, lambda data: actions.do_revoke_api_key(row)):
-            return done(visit, visit.url("keys"), f"{row.name} was revoked.")
-        return refused(visit, "frontend/form.html", f"Revoke {row.name}", form, **given)
-    return show(visit, "frontend/form.html", f"Revoke {row.name}", form=form, **given)
+def revoke_key(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        row = _editable_key(ctx)
+        spent = page.spending(ctx, "key").get(row.pk)
+    effect = revocation_effect(row, spent["completed"] + spent["cancelled"] if spent else 0)
+    form = Confirm(row.name, bound_data(ctx))
+    back = ctx.url("keys-detail", row.pk)
+    context = _form_context(ctx, "Revoke key", back, effect=effect, row=row) | {"danger": True}
+    if ctx.request.method == "POST":
+        if run_action(form, lambda data: actions.do_revoke_api_key(row)):
+            return redirect_with_message(ctx, ctx.url("keys"), f"{row.name} was revoked.")
+        return render_form_errors(ctx, "frontend/form.html", f"Revoke {row.name}", form, **context)
+    return render_page(ctx, "frontend/form.html", f"Revoke {row.name}", form=form, **context)
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
-def new_project(visit: PageContext) -> HttpResponse:
-    form = NewProject(posted(visit))
-    given = _given(visit, "Create project", visit.url("keys"))
-    if visit.request.method == "POST":
-        if carried := carry_out(form, lambda data: actions.do_create_project(visit.tenant, data["slug"], data["name"])):
-            return done(visit, visit.url("keys"), f"{carried.value.name} was created.")
-        return refused(visit, "frontend/form.html", "New project", form, **given)
-    return show(visit, "frontend/form.html", "New project", form=form, **given)
+def new_project(ctx: PageContext) -> HttpResponse:
+    form = NewProjectForm(bound_data(ctx))
+    context = _form_context(ctx, "Create project", ctx.url("keys"))
+    if ctx.request.method == "POST":
+        if result := run_action(form, lambda data: actions.do_create_project(ctx.tenant, data["slug"], data["name"])):
+            return redirect_with_message(ctx, ctx.url("keys"), f"{result.value.name} was created.")
+        return render_form_errors(ctx, "frontend/form.html", "New project", form, **context)
+    return render_page(ctx, "frontend/form.html", "New project", form=form, **context)
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
-def edit_project(visit: PageContext) -> HttpResponse:
-    row = _project(visit)
-    form = ProjectName(posted(visit), initial={"name": row.name})
-    given = _given(visit, "Rename", visit.url("keys"))
-    if visit.request.method == "POST":
-        if carried := carry_out(form, lambda data: actions.do_update_project(row, name=data["name"])):
-            return done(visit, visit.url("keys"), f"Project renamed to {carried.value.name}.")
-        return refused(visit, "frontend/form.html", f"Rename {row.name}", form, **given)
-    return show(visit, "frontend/form.html", f"Rename {row.name}", form=form, **given)
+def edit_project(ctx: PageContext) -> HttpResponse:
+    row = _project(ctx)
+    form = ProjectNameForm(bound_data(ctx), initial={"name": row.name})
+    context = _form_context(ctx, "Rename", ctx.url("keys"))
+    if ctx.request.method == "POST":
+        if result := run_action(form, lambda data: actions.do_update_project(row, name=data["name"])):
+            return redirect_with_message(ctx, ctx.url("keys"), f"Project renamed to {result.value.name}.")
+        return render_form_errors(ctx, "frontend/form.html", f"Rename {row.name}", form, **context)
+    return render_page(ctx, "frontend/form.html", f"Rename {row.name}", form=form, **context)
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
-def remove_project(visit: PageContext) -> HttpResponse:
-    row = _project(visit)
-    form = Confirm(row.name, posted(visit))
+def remove_project(ctx: PageContext) -> HttpResponse:
+    row = _project(ctx)
+    form = Confirm(row.name, bound_data(ctx))
     effect = f"Deletes {row.name} with its limits and budgets. Only projects that never had a key can be deleted."
-    given = _given(visit, "Delete project", visit.url("keys"), effect=effect) | {"danger": True}
-    if visit.request.method == "POST":
-        if carry_out(form, lambda data: actions.do_delete_project(row)):
-            return done(visit, visit.url("keys"), f"{row.name} was deleted.")
-        return refused(visit, "frontend/form.html", f"Delete {row.name}", form, **given)
-    return show(visit, "frontend/form.html", f"Delete {row.name}", form=form, **given)
+    context = _form_context(ctx, "Delete project", ctx.url("keys"), effect=effect) | {"danger": True}
+    if ctx.request.method == "POST":
+        if run_action(form, lambda data: actions.do_delete_project(row)):
+            return redirect_with_message(ctx, ctx.url("keys"), f"{row.name} was deleted.")
+        return render_form_errors(ctx, "frontend/form.html", f"Delete {row.name}", form, **context)
+    return render_page(ctx, "frontend/form.html", f"Delete {row.name}", form=form, **context)
 
 
-def _changeable(visit: PageContext) -> ApiKey:
-    """Return the key of the address, if the person may change it. In the visit's scope."""
-    row = detail.key_of(visit)
-    if not detail.may_change(visit, row):
+def _editable_key(ctx: PageContext) -> ApiKey:
+    """Return the key in the URL if the user may change it. Call inside `ctx.scope()`."""
+    row = detail.key_of(ctx)
+    if not detail.may_change(ctx, row):
         raise PermissionDenied
     return row
 
 
-def _project(visit: PageContext) -> Project:
-    with visit.scope():
-        row = Project.objects.for_tenant(visit.tenant).filter(pk=visit.arguments["project"]).first()
+def _project(ctx: PageContext) -> Project:
+    with ctx.scope():
+        row = Project.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["project"]).first()
     if row is None:
         raise Http404
     return row
 
 
-def _secret(visit: PageContext, row: ApiKey, secret: str) -> HttpResponse:
-    """Return the one answer that has the secret in it. It is kept nowhere, and no cache may."""
-    given: dict[str, Any] = {
+def _secret_page(ctx: PageContext, row: ApiKey, secret: str) -> HttpResponse:
+    """Return the only response that contains the secret. It is not stored and must not be cached."""
+    context: dict[str, Any] = {
         "row": row,
         "secret": secret,
         "model": (row.allowed_models or [model.name for model in platform_settings().models])[0],
         "base_url": platform_settings().base_url,
-        "url": visit.url("keys-detail", row.pk),
-        "keys_url": visit.url("keys"),
+        "url": ctx.url("keys-detail", row.pk),
+        "keys_url": ctx.url("keys"),
     }
-    return show(visit, "keys/secret.html", "Save your key", breadcrumbs=_crumbs(visit), **given)
+    return render_page(ctx, "keys/secret.html", "Save your key", breadcrumbs=_crumbs(ctx), **context)
 
 
-def _crumbs(visit: PageContext, row: ApiKey | None = None) -> tuple[Breadcrumb, ...]:
-    found = (Breadcrumb("API keys", visit.url("keys")),)
-    return (*found, Breadcrumb(row.name, visit.url("keys-detail", row.pk))) if row else found
+def _crumbs(ctx: PageContext, row: ApiKey | None = None) -> tuple[Breadcrumb, ...]:
+    found = (Breadcrumb("API keys", ctx.url("keys")),)
+    return (*found, Breadcrumb(row.name, ctx.url("keys-detail", row.pk))) if row else found
 
 
-def _given(
-    visit: PageContext, submit: str, back: str, *, effect: str = "", row: ApiKey | None = None
+def _form_context(
+    ctx: PageContext, submit: str, back: str, *, effect: str = "", row: ApiKey | None = None
 ) -> dict[str, Any]:
-    """Return what frontend/form.html wants."""
-    breadcrumbs = _crumbs(visit, row)
-    given: dict[str, Any] = {
-        "action": visit.request.path,
+    """Return the context of frontend/form.html."""
+    breadcrumbs = _crumbs(ctx, row)
+    context: dict[str, Any] = {
+        "action": ctx.request.path,
         "submit": submit,
         "back": back,
         "breadcrumbs": breadcrumbs,
         "danger": False,
     }
-    return given | {"effect": effect}
+    return context | {"effect": effect}
 
 
 urlpatterns = [
@@ -230,7 +250,7 @@ urlpatterns = [
     path("t/<slug:slug>/keys/<int:key>/edit", edit_key, name="keys-edit"),
     path("t/<slug:slug>/keys/<int:key>/rotate", rotate_key, name="keys-rotate"),
     path("t/<slug:slug>/keys/<int:key>/disable", revoke_key, name="keys-revoke"),
-    ONE.tenant_url("t/<slug:slug>/keys/<int:key>/", Permission.KEYS_READ),
+    DETAIL_PANELS.tenant_url("t/<slug:slug>/keys/<int:key>/", Permission.KEYS_READ),
     path("t/<slug:slug>/projects/new", new_project, name="keys-project-new"),
     path("t/<slug:slug>/projects/<int:project>/edit", edit_project, name="keys-project"),
     path("t/<slug:slug>/projects/<int:project>/delete", remove_project, name="keys-project-remove"),

@@ -1,4 +1,4 @@
-"""Who is in the tenant, what they may do, and who is asked in."""
+"""Members of the tenant, their roles, and invitations."""
 
 from frontend.tenant.members.views import urlpatterns
 

@@ -1,4 +1,4 @@
-"""Members, open invitations, and what each role may do, as the page shows them."""
+"""View models of members, open invitations and role permissions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tenants.models import Invitation, Membership
 from tenants.permissions import ROLES, STEP_UP, Permission
 
 P = Permission
-MOST = 200  # shown at once; the filter finds the others
+MAX_MEMBERS = 200  # members per page; others are found by search
 Role = Membership.Role
-# What each permission lets one do, in the order in which a row of the table says it.
+# Description of each permission, in table order.
 AREAS: tuple[tuple[str, tuple[tuple[Permission, str], ...]], ...] = (
     ("Usage and requests", ((P.USAGE_READ, "see"),)),
     (
@@ -44,7 +44,7 @@ class Member:
     last_login: datetime | None
     since: datetime
     is_you: bool
-    change_url: str  # empty: this person may not
+    change_url: str  # empty without permission
     remove_url: str
 
 
@@ -53,11 +53,11 @@ class MemberListPanel:
     rows: tuple[Member, ...]
     filtered: bool
     more: bool
-    unprotected: int  # of those shown, how many have no second factor
+    unprotected: int  # number of shown members without 2FA
 
 
 @dataclass(frozen=True)
-class Invited:
+class InvitationRow:
     email: str
     role: str
     by: str
@@ -71,7 +71,7 @@ class Invited:
 @dataclass(frozen=True)
 class MemberCell:
     role: str
-    may: str  # empty: nothing
+    may: str  # empty without permission
 
 
 @dataclass(frozen=True)
@@ -87,51 +87,51 @@ class Roles:
     areas: tuple[Area, ...]
 
 
-def may_touch(visit: PageContext, *roles: str) -> bool:
-    """Whether the person may make, change or remove members of these roles: owners are owners' business."""
-    return visit.may(P.MEMBERS_WRITE) and (Role.OWNER not in roles or visit.may(P.OWNERS_WRITE))
+def may_change(ctx: PageContext, *roles: str) -> bool:
+    """Return whether the user may add, change or remove members of these roles. Only owners may change owners."""
+    return ctx.may(P.MEMBERS_WRITE) and (Role.OWNER not in roles or ctx.may(P.OWNERS_WRITE))
 
 
-def memberships(visit: PageContext) -> QuerySet[Membership]:
-    """Return the tenant's members with their users. In the visit's scope."""
-    found: QuerySet[Membership] = Membership.objects.for_tenant(visit.tenant).select_related("user")
+def memberships(ctx: PageContext) -> QuerySet[Membership]:
+    """Return the tenant's members with their users. Call inside `ctx.scope()`."""
+    found: QuerySet[Membership] = Membership.objects.for_tenant(ctx.tenant).select_related("user")
     return found
 
 
-def pending(visit: PageContext) -> QuerySet[Invitation]:
-    """Invitations that were neither accepted nor taken back. In the visit's scope."""
-    found: QuerySet[Invitation] = Invitation.objects.for_tenant(visit.tenant).filter(
+def pending(ctx: PageContext) -> QuerySet[Invitation]:
+    """Return invitations that were neither accepted nor revoked. Call inside `ctx.scope()`."""
+    found: QuerySet[Invitation] = Invitation.objects.for_tenant(ctx.tenant).filter(
         accepted_at__isnull=True, revoked_at__isnull=True
     )
     return found
 
 
-def members(visit: PageContext) -> MemberListPanel:
-    """People, owners first."""
-    typed = visit.query.get("q", "").strip()[:100].replace("\0", "")
+def members(ctx: PageContext) -> MemberListPanel:
+    """Return the members, owners first."""
+    typed = ctx.query.get("q", "").strip()[:100].replace("\0", "")
     factor = Authenticator.objects.filter(user=OuterRef("user"), type=Authenticator.Type.TOTP)
-    rows = memberships(visit).annotate(has_factor=Exists(factor)).order_by("user__email")
+    rows = memberships(ctx).annotate(has_factor=Exists(factor)).order_by("user__email")
     if typed:
         rows = rows.filter(Q(user__email__icontains=typed) | Q(user__name__icontains=typed))
-    found = list(rows[: MOST + 1])
+    found = list(rows[: MAX_MEMBERS + 1])
     order = [str(role) for role in Role.values]
-    shown = sorted(found[:MOST], key=lambda row: order.index(row.role))
+    shown = sorted(found[:MAX_MEMBERS], key=lambda row: order.index(row.role))
     return MemberListPanel(
-        rows=tuple(_member(visit, row) for row in shown),
+        rows=tuple(_member(ctx, row) for row in shown),
         filtered=bool(typed),
-        more=len(found) > MOST,
+        more=len(found) > MAX_MEMBERS,
         unprotected=sum(not row.has_factor for row in shown),
     )
 
 
-def invited(visit: PageContext) -> tuple[Invited, ...]:
-    """Open invitations, also those whose time is over, newest first."""
-    rows = pending(visit).select_related("invited_by").order_by("-pk")[:MOST]
-    return tuple(_invited(visit, row) for row in rows)
+def invitations(ctx: PageContext) -> tuple[InvitationRow, ...]:
+    """Return open invitations, also expired ones, newest first."""
+    rows = pending(ctx).select_related("invited_by").order_by("-pk")[:MAX_MEMBERS]
+    return tuple(_invitation_row(ctx, row) for row in rows)
 
 
 def roles() -> Roles:
-    """Return the table of `tenants.permissions`, in words."""
+    """Return the table of role permissions from `tenants.permissions`."""
     labels = [Role(name).label for name in ROLES]
     areas = []
     for name, words in AREAS:
@@ -143,8 +143,8 @@ def roles() -> Roles:
     return Roles(tuple(labels), tuple(areas))
 
 
-def _member(visit: PageContext, row: Membership) -> Member:
-    user, mine = row.user, may_touch(visit, row.role)
+def _member(ctx: PageContext, row: Membership) -> Member:
+    user, may_edit = row.user, may_change(ctx, row.role)
     return Member(
         name=user.name,
         email=user.email,
@@ -153,21 +153,21 @@ def _member(visit: PageContext, row: Membership) -> Member:
         has_second_factor=row.has_factor,  # type: ignore[attr-defined]  # annotated above
         last_login=user.last_login,
         since=row.created_at,
-        is_you=user.pk == visit.user.pk,
-        change_url=visit.url("members-role", row.pk) if mine else "",
-        remove_url=visit.url("members-remove", row.pk) if mine and user.pk != visit.user.pk else "",
+        is_you=user.pk == ctx.user.pk,
+        change_url=ctx.url("members-role", row.pk) if may_edit else "",
+        remove_url=ctx.url("members-remove", row.pk) if may_edit and user.pk != ctx.user.pk else "",
     )
 
 
-def _invited(visit: PageContext, row: Invitation) -> Invited:
-    mine = may_touch(visit, row.role)
-    return Invited(
+def _invitation_row(ctx: PageContext, row: Invitation) -> InvitationRow:
+    may_edit = may_change(ctx, row.role)
+    return InvitationRow(
         email=row.email,
         role=row.get_role_display(),
         by=row.invited_by.email if row.invited_by else "Operator",
         at=row.created_at,
         expires_at=row.expires_at,
-        has_expired=row.expires_at <= visit.now,
-        resend_url=visit.url("members-resend", row.pk) if mine else "",
-        withdraw_url=visit.url("members-withdraw", row.pk) if mine else "",
+        has_expired=row.expires_at <= ctx.now,
+        resend_url=ctx.url("members-resend", row.pk) if may_edit else "",
+        withdraw_url=ctx.url("members-withdraw", row.pk) if may_edit else "",
     )

@@ -1,4 +1,4 @@
-"""Members: the page, and inviting, changing a role, removing, leaving."""
+"""Members: the page, and the actions invite, change role, remove and leave."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import ask, posted
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from frontend.tenant.members import page
 from millrace.conf.environment import platform_settings
 from tenants import actions
@@ -24,11 +24,11 @@ from tenants.permissions import Permission
 PANELS = Panels(
     "members-panel",
     (
-        Panel("people", "Members", "members/people.html", page.members, every=0),
-        Panel("invited", "Invitations", "members/invited.html", page.invited),
+        Panel("members", "Members", "members/members.html", page.members, every=0),
+        Panel("invitations", "Invitations", "members/invitations.html", page.invitations),
     ),
 )
-SAYS = {
+MESSAGES = {
     "owner": "Owner: full access, including owners and deleting the organization",
     "admin": "Admin: full access except owners, billing details and deletion",
     "developer": "Developer: keys, routing and usage",
@@ -38,20 +38,20 @@ SAYS = {
 
 
 class RoleForm(forms.Form):
-    """Which role; owners are offered to owners alone."""
+    """A role. Only owners can select the role owner."""
 
     role = forms.ChoiceField(label="Role")
 
-    def __init__(self, visit: PageContext, data: Any = None, role: str = "developer") -> None:
+    def __init__(self, ctx: PageContext, data: Any = None, role: str = "developer") -> None:
         super().__init__(data, initial={"role": role})
         field = self.fields["role"]
         if not isinstance(field, forms.ChoiceField):
             raise TypeError("the role is a choice")
-        field.choices = [(role, SAYS[role]) for role in Membership.Role.values if page.may_touch(visit, role)]
+        field.choices = [(role, MESSAGES[role]) for role in Membership.Role.values if page.may_change(ctx, role)]
 
 
 class MemberInvite(RoleForm):
-    """Whom, and as what."""
+    """The email address and the role of an invitation."""
 
     email = forms.EmailField(
         label="Email address",
@@ -63,130 +63,130 @@ class MemberInvite(RoleForm):
 
 
 @tenant_page(Permission.MEMBERS_READ)
-def members(visit: PageContext) -> HttpResponse:
-    given: dict[str, Any] = {"roles": page.roles(), "typed": visit.query.get("q", "")[:100]}
-    invite_url = visit.url("members-invite") if visit.may(Permission.MEMBERS_WRITE) else ""
-    return show(visit, "members/page.html", "Members", panels=PANELS, invite_url=invite_url, **given)
+def members(ctx: PageContext) -> HttpResponse:
+    context: dict[str, Any] = {"roles": page.roles(), "typed": ctx.query.get("q", "")[:100]}
+    invite_url = ctx.url("members-invite") if ctx.may(Permission.MEMBERS_WRITE) else ""
+    return render_page(ctx, "members/page.html", "Members", panels=PANELS, invite_url=invite_url, **context)
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
-def invite(visit: PageContext) -> HttpResponse:
-    return ask(
-        visit,
+def invite(ctx: PageContext) -> HttpResponse:
+    return form_view(
+        ctx,
         "Invite member",
-        MemberInvite(visit, posted(visit)),
-        lambda data: actions.do_invite(visit.tenant, data["email"], data["role"], by=visit.user),
-        said=lambda made: f"{made.email} was invited.{_unsent()}",
-        **_sheet(visit, "Send invitation"),
+        MemberInvite(ctx, bound_data(ctx)),
+        lambda data: actions.do_invite(ctx.tenant, data["email"], data["role"], by=ctx.user),
+        message=lambda made: f"{made.email} was invited.{_unsent()}",
+        **_sheet(ctx, "Send invitation"),
     )
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
-def resend(visit: PageContext) -> HttpResponse:
-    row = _invitation(visit)
-    return ask(
-        visit,
+def resend(ctx: PageContext) -> HttpResponse:
+    row = _invitation(ctx)
+    return form_view(
+        ctx,
         f"Resend invitation to {row.email}",
-        forms.Form(posted(visit)),
-        lambda _: actions.do_invite(visit.tenant, row.email, row.role, by=visit.user),
-        said=lambda made: f"{made.email} was invited again.{_unsent()}",
+        forms.Form(bound_data(ctx)),
+        lambda _: actions.do_invite(ctx.tenant, row.email, row.role, by=ctx.user),
+        message=lambda made: f"{made.email} was invited again.{_unsent()}",
         effect="Sends a new invitation email. The previous link stops working.",
-        **_sheet(visit, "Resend"),
+        **_sheet(ctx, "Resend"),
     )
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
-def withdraw(visit: PageContext) -> HttpResponse:
-    row = _invitation(visit)
-    return ask(
-        visit,
+def withdraw(ctx: PageContext) -> HttpResponse:
+    row = _invitation(ctx)
+    return form_view(
+        ctx,
         f"Revoke invitation of {row.email}",
-        forms.Form(posted(visit)),
+        forms.Form(bound_data(ctx)),
         lambda _: actions.do_revoke_invitation(row),
-        said=lambda was: (
+        message=lambda was: (
             f"Invitation of {row.email} revoked." if was else "The invitation was already used or revoked."
         ),
         effect="The invitation link stops working immediately.",
-        **_sheet(visit, "Revoke"),
+        **_sheet(ctx, "Revoke"),
     )
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
-def role(visit: PageContext) -> HttpResponse:
-    row = _member(visit)
-    return ask(
-        visit,
+def role(ctx: PageContext) -> HttpResponse:
+    row = _member(ctx)
+    return form_view(
+        ctx,
         f"Role of {row.user.email}",
-        RoleForm(visit, posted(visit), row.role),
+        RoleForm(ctx, bound_data(ctx), row.role),
         lambda data: actions.do_change_role(row, data["role"]),
-        said=lambda changed: f"Role of {row.user.email} changed to {changed.get_role_display()}.",
-        **_sheet(visit, "Change role"),
+        message=lambda changed: f"Role of {row.user.email} changed to {changed.get_role_display()}.",
+        **_sheet(ctx, "Change role"),
     )
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
-def remove(visit: PageContext) -> HttpResponse:
-    row = _member(visit)
-    return ask(
-        visit,
+def remove(ctx: PageContext) -> HttpResponse:
+    row = _member(ctx)
+    return form_view(
+        ctx,
         f"Remove {row.user.email}",
-        Confirm(row.user.email, posted(visit)),
+        Confirm(row.user.email, bound_data(ctx)),
         lambda _: actions.do_remove_member(row),
-        said=lambda _: f"{row.user.email} was removed.",
-        effect=f"{row.user.email} loses access to {visit.tenant.name} immediately. Keys the member created keep"
+        message=lambda _: f"{row.user.email} was removed.",
+        effect=f"{row.user.email} loses access to {ctx.tenant.name} immediately. Keys the member created keep"
         " working, because keys belong to projects. Revoke the keys the member has seen.",
         danger=True,
-        **_sheet(visit, "Remove"),
+        **_sheet(ctx, "Remove"),
     )
 
 
 @tenant_page(methods=FORM, step_up=True)
-def leave(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        row = page.memberships(visit).filter(user=visit.user).first()
+def leave(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        row = page.memberships(ctx).filter(user=ctx.user).first()
     if row is None:
         raise Http404
-    return ask(
-        visit,
-        f"Leave {visit.tenant.name}",
-        Confirm(visit.tenant.slug, posted(visit)),
+    return form_view(
+        ctx,
+        f"Leave {ctx.tenant.name}",
+        Confirm(ctx.tenant.slug, bound_data(ctx)),
         lambda _: actions.do_remove_member(row),
-        said=lambda _: f"You left {visit.tenant.name}.",
+        message=lambda _: f"You left {ctx.tenant.name}.",
         then=reverse("home"),
-        effect=f"You lose access to {visit.tenant.name} immediately, until you are invited again.",
+        effect=f"You lose access to {ctx.tenant.name} immediately, until you are invited again.",
         danger=True,
-        **_sheet(visit, "Leave"),
+        **_sheet(ctx, "Leave"),
     )
 
 
 def _unsent() -> str:
-    """Where the mail is if none goes out. Inviters are not shown its link: who has it is taken to be the invited."""
+    """Return the directory of emails if no mail server is configured. Inviters never see the link itself."""
     if platform_settings().email_url:
         return ""
     return " No mail server is configured. The operator can find the email in the platform’s data directory."
 
 
-def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:
-    back = visit.url("members")
+def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
+    back = ctx.url("members")
     return {"submit": submit, "back": back, "breadcrumbs": (Breadcrumb("Members", back),)}
 
 
-def _member(visit: PageContext) -> Membership:
-    with visit.scope():
-        row = page.memberships(visit).filter(pk=visit.arguments["member"]).first()
+def _member(ctx: PageContext) -> Membership:
+    with ctx.scope():
+        row = page.memberships(ctx).filter(pk=ctx.arguments["member"]).first()
     if row is None:
         raise Http404
-    if not page.may_touch(visit, row.role):
+    if not page.may_change(ctx, row.role):
         raise PermissionDenied
     return row
 
 
-def _invitation(visit: PageContext) -> Invitation:
-    with visit.scope():
-        row = page.pending(visit).filter(pk=visit.arguments["invitation"]).first()
+def _invitation(ctx: PageContext) -> Invitation:
+    with ctx.scope():
+        row = page.pending(ctx).filter(pk=ctx.arguments["invitation"]).first()
     if row is None:
         raise Http404
-    if not page.may_touch(visit, row.role):
+    if not page.may_change(ctx, row.role):
         raise PermissionDenied
     return row
 

@@ -1,4 +1,4 @@
-"""The models that a tenant may ask for."""
+"""The models that a tenant can request."""
 
 from frontend.tenant.models.views import urlpatterns
 

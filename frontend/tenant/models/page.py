@@ -1,4 +1,4 @@
-"""The catalog as a tenant sees it: what each model can, what it costs, whether it is there, how to ask it."""
+"""View models of the catalog: capabilities, prices, availability and API examples of each model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tenants.routing_policies import policy
 
 _PRICED = ((Component.UNCACHED, "Input"), (Component.CACHE_READ, "Cached input"), (Component.OUTPUT, "Output"))
 ANSWERS = ("Chat", "Responses", "Messages", "Streaming", "Tools", "Structured outputs", "Prompt cache", "Batches")
-VECTORS = ("Embeddings", "Batches")
+EMBEDDINGS = ("Embeddings", "Batches")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ModelPagePrice:
 
 @dataclass(frozen=True)
 class Alias:
-    """A name of the tenant's own that may lead to the model."""
+    """An alias of the tenant that can lead to the model."""
 
     name: str
     url: str
@@ -43,19 +43,19 @@ class Alias:
 @dataclass(frozen=True)
 class ModelPageEntry:
     name: str
-    context: int | None  # tokens; None: no replica has said
+    context: int | None  # tokens; None if no replica has reported it
     state: str
     badge: str
     can: tuple[str, ...]
-    prices: tuple[ModelPagePrice, ...]  # USD a million tokens, of the shortest prompts at the start of the day
+    prices: tuple[ModelPagePrice, ...]  # USD per 1M tokens, for the shortest prompts at the start of the day
     aliases: tuple[Alias, ...]
     one_url: str
-    playground_url: str  # empty: it answers nothing, or this person may not
+    playground_url: str  # empty without permission or chat support
 
 
 @dataclass(frozen=True)
 class Snippets:
-    """How to ask a model."""
+    """API examples for a model."""
 
     base_url: str
     model: str
@@ -90,53 +90,53 @@ client = OpenAI(base_url="{self.base_url}", api_key=os.environ["MILLRACE_API_KEY
 {ask}"""
 
 
-def models(visit: PageContext) -> tuple[ModelPageEntry, ...]:
-    """All models the platform serves. In the visit's scope."""
+def models(ctx: PageContext) -> tuple[ModelPageEntry, ...]:
+    """Return all models that the platform serves. Call inside `ctx.scope()`."""
     try:
         board = read_fleet_status()
     except redis.RedisError:
-        board = None  # the catalog is worth reading nevertheless
-    prices, aliases = _prices(visit), _aliases(visit)
-    return tuple(_model(visit, spec, board, prices, aliases) for spec in platform_settings().models)
+        board = None  # the catalog is useful without it
+    prices, aliases = _prices(ctx), _aliases(ctx)
+    return tuple(_model(ctx, spec, board, prices, aliases) for spec in platform_settings().models)
 
 
-def snippets(visit: PageContext, name: str) -> Snippets | None:
-    """How to ask the model; None: there is no such."""
+def snippets(ctx: PageContext, name: str) -> Snippets | None:
+    """Return API examples for the model; None if it does not exist."""
     settings = platform_settings()
     spec = next((spec for spec in settings.models if spec.name == name), None)
     return None if spec is None else Snippets(f"{settings.base_url}/v1", name, spec.source == EMBEDS)
 
 
 def _model(
-    visit: PageContext,
+    ctx: PageContext,
     spec: ModelSpec,
     board: FleetStatus | None,
     prices: Mapping[str, tuple[ModelPagePrice, ...]],
     aliases: Mapping[str, list[Alias]],
 ) -> ModelPageEntry:
-    mine = [] if board is None else [one.beat for one in board.replicas if one.beat.model == spec.name]
-    lengths = [beat.machine.max_model_len for beat in mine if beat.machine is not None]
+    beats = [] if board is None else [status.beat for status in board.replicas if status.beat.model == spec.name]
+    lengths = [beat.machine.max_model_len for beat in beats if beat.machine is not None]
     embeds = spec.source == EMBEDS
     state, badge = ("Unknown", "") if board is None else ("Ready", "good")
     if board is not None and not board.ready(spec.name):
-        state, badge = ("Starting", "info") if mine else ("Not running", "warn")
-    play = visit.link("playground") if visit.may(Permission.KEYS_WRITE) and not embeds else ""
+        state, badge = ("Starting", "info") if beats else ("Not running", "warn")
+    play = ctx.link("playground") if ctx.may(Permission.KEYS_WRITE) and not embeds else ""
     return ModelPageEntry(
         name=spec.name,
         context=min(lengths) if lengths else spec.max_model_len,
         state=state,
         badge=badge,
-        can=VECTORS if embeds else ANSWERS,
+        can=EMBEDDINGS if embeds else ANSWERS,
         prices=prices.get(spec.name, ()),
         aliases=tuple(aliases.get(spec.name, ())),
-        one_url=visit.url("models-detail", spec.name),
+        one_url=ctx.url("models-detail", spec.name),
         playground_url=f"{play}?{urlencode({'model': spec.name})}" if play else "",
     )
 
 
-def _prices(visit: PageContext) -> Mapping[str, tuple[ModelPagePrice, ...]]:
+def _prices(ctx: PageContext) -> Mapping[str, tuple[ModelPagePrice, ...]]:
     found: dict[str, dict[Component, int]] = defaultdict(dict)
-    rows = [row for row in current_prices(visit.tenant.pk, visit.now) if row.tier == Tier.STANDARD]
+    rows = [row for row in current_prices(ctx.tenant.pk, ctx.now) if row.tier == Tier.STANDARD]
     for row in sorted(rows, key=lambda row: (row.from_tokens, row.from_minute)):
         found[row.model].setdefault(Component(row.component), row.nano_per_million)
     return {
@@ -145,15 +145,15 @@ def _prices(visit: PageContext) -> Mapping[str, tuple[ModelPagePrice, ...]]:
     }
 
 
-def _aliases(visit: PageContext) -> Mapping[str, list[Alias]]:
-    """Return the tenant's own active names, by the models they may lead to."""
+def _aliases(ctx: PageContext) -> Mapping[str, list[Alias]]:
+    """Return the tenant's active aliases by model."""
     found: dict[str, list[Alias]] = defaultdict(list)
-    for row in RoutingPolicy.objects.for_tenant(visit.tenant).filter(active=True).order_by("name"):
+    for row in RoutingPolicy.objects.for_tenant(ctx.tenant).filter(active=True).order_by("name"):
         try:
             named = policy.parse(row.body).models
         except ValueError:
-            continue  # of a release that knew other rules
-        url = visit.link("routing-detail", row.pk) if visit.may(Permission.POLICIES_READ) else ""
+            continue  # written by a release with other rules
+        url = ctx.link("routing-detail", row.pk) if ctx.may(Permission.POLICIES_READ) else ""
         for model in named:
             found[model].append(Alias(row.name, url))
     return found

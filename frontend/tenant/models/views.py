@@ -1,4 +1,4 @@
-"""Models: the catalog, and how to ask one."""
+"""Models: the catalog, and API examples for a model."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from django.urls import path
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from frontend.tenant.models import page
 
 PANELS = Panels("models-panel", (Panel("catalog", "Models", "models/catalog.html", page.models),))
 
 
 @tenant_page()
-def models(visit: PageContext) -> HttpResponse:
-    return show(visit, "models/page.html", "Models", panels=PANELS, prices_url=visit.link("prices"))
+def models(ctx: PageContext) -> HttpResponse:
+    return render_page(ctx, "models/page.html", "Models", panels=PANELS, prices_url=ctx.link("prices"))
 
 
 @tenant_page()
-def one(visit: PageContext) -> HttpResponse:
-    found = page.snippets(visit, visit.arguments["model"])
+def model(ctx: PageContext) -> HttpResponse:
+    found = page.snippets(ctx, ctx.arguments["model"])
     if found is None:
         raise Http404
-    breadcrumbs = (Breadcrumb("Models", visit.url("models")),)
-    return show(visit, "models/one.html", found.model, breadcrumbs=breadcrumbs, snippets=found)
+    breadcrumbs = (Breadcrumb("Models", ctx.url("models")),)
+    return render_page(ctx, "models/detail.html", found.model, breadcrumbs=breadcrumbs, snippets=found)
 
 
 urlpatterns = [
     path("t/<slug:slug>/models/", models, name="models"),
-    path("t/<slug:slug>/models/<str:model>", one, name="models-detail"),
+    path("t/<slug:slug>/models/<str:model>", model, name="models-detail"),
     PANELS.tenant_url("t/<slug:slug>/models/"),
 ]

@@ -1,4 +1,4 @@
-"""A tenant's overview: spend, cache, tokens, speed, faults, keys."""
+"""The overview of a tenant: spend, cache, tokens, latency, errors and keys."""
 
 from frontend.tenant.overview.views import urlpatterns
 

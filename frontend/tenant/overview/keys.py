@@ -1,4 +1,4 @@
-"""The overview's panels of keys and batch jobs."""
+"""View models of the overview's panels of keys and batch jobs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, Literal
 
 from billing.metering.usage import UsageReport, sums
 from billing.models import Budget, BudgetPeriod
-from frontend.core.date_ranges import span_of
+from frontend.core.date_ranges import date_range_of
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
-from frontend.tenant.overview.spend import OverviewStatus, hard_budgets, limit_statuses
+from frontend.tenant.overview.spend import OverviewStatus, budget_statuses, hard_budgets
 from frontend.tenant.overview.usage import all_input
 from millrace.apps.batches.models import Batch
 from tenants.models import ApiKey
 
-TOP = 5
-LATEST = 4
+MAX_KEYS = 5
+MAX_BATCHES = 4
 
 
 @dataclass(frozen=True)
 class OverviewKeyRow:
-    """A key with its own tightest hard budget in money, if it has one."""
+    """A key with its hard budget in money that has the smallest part left."""
 
     name: str
     prefix: str
@@ -36,7 +36,7 @@ class OverviewKeyRow:
     used_femto: int
     limit_femto: int
     limit: Money | None
-    tenant_left: Money | None  # without a budget of its own, the tenant's binds it
+    tenant_left: Money | None  # left of the tenant's budget, for a key without a budget
     status: str
     status_kind: Literal["good", "warn", "bad", ""]
 
@@ -67,32 +67,32 @@ class Batches:
     rows: tuple[BatchRow, ...]
 
 
-def keys(visit: PageContext) -> OverviewKeys:
-    span = span_of(visit)
-    rows = sums(UsageReport(visit.tenant.pk, start=span.start, end=span.end), group_by=("key",))
+def keys(ctx: PageContext) -> OverviewKeys:
+    date_range = date_range_of(ctx)
+    rows = sums(UsageReport(ctx.tenant.pk, start=date_range.start, end=date_range.end), group_by=("key",))
     rows.sort(key=lambda row: (-row["cost_femto"], row["key_id"]))
-    top = rows[:TOP]
+    top = rows[:MAX_KEYS]
     ids = [row["key_id"] for row in top]
-    known = ApiKey.objects.for_tenant(visit.tenant).in_bulk(ids)
-    wanted = {"unit": BudgetPeriod.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True, "key_id__in": ids}
-    budgets = list(Budget.objects.for_tenant(visit.tenant).filter(**wanted)) if ids else []
-    tightest = {one.budget.key_id: one for one in reversed(limit_statuses(visit, budgets))}
-    whole = next(iter(hard_budgets(visit)), None)
+    known = ApiKey.objects.for_tenant(ctx.tenant).in_bulk(ids)
+    filters = {"unit": BudgetPeriod.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True, "key_id__in": ids}
+    budgets = list(Budget.objects.for_tenant(ctx.tenant).filter(**filters)) if ids else []
+    tightest = {status.budget.key_id: status for status in reversed(budget_statuses(ctx, budgets))}
+    whole = next(iter(hard_budgets(ctx)), None)
     shown = Money(sum(row["cost_femto"] for row in top))
     everything = Money(sum(row["cost_femto"] for row in rows))
     return OverviewKeys(
-        tuple(_key(visit, row, known.get(row["key_id"]), tightest.get(row["key_id"]), whole) for row in top),
+        tuple(_key(ctx, row, known.get(row["key_id"]), tightest.get(row["key_id"]), whole) for row in top),
         shown,
         everything,
         share(shown.femto, everything.femto),
         len(rows),
-        visit.link("keys"),
-        visit.link("keys-new"),
+        ctx.link("keys"),
+        ctx.link("keys-new"),
     )
 
 
 def _key(
-    visit: PageContext,
+    ctx: PageContext,
     row: Mapping[str, Any],
     key: ApiKey | None,
     budget: OverviewStatus | None,
@@ -102,7 +102,7 @@ def _key(
     return OverviewKeyRow(
         name=key.name if key else f"Key {row['key_id']}, deleted",
         prefix=f"{key.prefix}…" if key else "",
-        url=visit.link("keys-detail", key.pk) if key else "",
+        url=ctx.link("keys-detail", key.pk) if key else "",
         tokens=all_input(row) + row["output"],
         hit=share(row["cache_read"], all_input(row)),
         hit_tokens=row["cache_read"],
@@ -130,9 +130,9 @@ def _status(key: ApiKey | None, budget: OverviewStatus | None) -> tuple[str, Lit
     return "Active", "good"
 
 
-def batches(visit: PageContext) -> Batches:
+def batches(ctx: PageContext) -> Batches:
     """Return the latest batch jobs."""
-    rows = Batch.objects.for_tenant(visit.tenant).order_by("-id")[:LATEST]
+    rows = Batch.objects.for_tenant(ctx.tenant).order_by("-id")[:MAX_BATCHES]
     return Batches(tuple(_batch(row) for row in rows))
 
 

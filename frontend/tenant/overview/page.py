@@ -1,11 +1,11 @@
-"""What stands around the overview's panels."""
+"""The header of the overview."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from billing.metering.usage import UsageReport
-from frontend.core.date_ranges import DateRange, span_of
+from frontend.core.date_ranges import DateRange, date_range_of
 from frontend.core.metering import Metering, metering
 from frontend.core.page_context import PageContext
 from millrace.conf.environment import platform_settings
@@ -14,7 +14,7 @@ from tenants.permissions import Permission
 
 @dataclass(frozen=True)
 class FirstRequest:
-    """What to type to see something here."""
+    """The examples for a first request."""
 
     base_url: str
     model: str
@@ -42,31 +42,31 @@ print(answer.choices[0].message.content)"""
 
 @dataclass(frozen=True)
 class OverviewHeader:
-    span: DateRange
+    date_range: DateRange
     metering: Metering
     suspended: bool
-    first_request: FirstRequest | None  # only while there has been none
-    export_url: str  # a CSV of the span's usage
+    first_request: FirstRequest | None  # None after the first request
+    export_url: str  # CSV of the usage in the date range
     new_key_url: str
     playground_url: str
 
 
-def head(visit: PageContext) -> OverviewHeader:
-    """Return what stands above the panels."""
-    seen = UsageReport(visit.tenant.pk).events().exists()
+def header(ctx: PageContext) -> OverviewHeader:
+    """Return the header of the page."""
+    seen = UsageReport(ctx.tenant.pk).events().exists()
     first = None if seen else _first_request()
-    csv = visit.link("usage-csv")
-    export = f"{csv}?{visit.request.GET.urlencode()}" if csv and visit.query else csv
+    csv = ctx.link("usage-csv")
+    export = f"{csv}?{ctx.request.GET.urlencode()}" if csv and ctx.query else csv
     return OverviewHeader(
-        span_of(visit), metering(visit.now), visit.tenant.is_suspended, first, export, *_first_steps(visit)
+        date_range_of(ctx), metering(ctx.now), ctx.tenant.is_suspended, first, export, *_first_steps(ctx)
     )
 
 
-def _first_steps(visit: PageContext) -> tuple[str, str]:
-    """Where to make a key, and where to try without one; empty for who may not."""
-    if not visit.may(Permission.KEYS_WRITE):
+def _first_steps(ctx: PageContext) -> tuple[str, str]:
+    """Return the URLs for creating a key and for the playground; empty without permission."""
+    if not ctx.may(Permission.KEYS_WRITE):
         return "", ""
-    return visit.link("keys-new"), visit.link("playground")
+    return ctx.link("keys-new"), ctx.link("playground")
 
 
 def _first_request() -> FirstRequest:

@@ -1,4 +1,4 @@
-"""The overview's panels of money: the month's spend against its budget and forecast, and what needs a person."""
+"""View models of the overview's panels of money: spend, budget, forecast and notices."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from billing.budgets.alerts import alerts_of, budget_status
 from billing.budgets.forecast import Forecast, forecast_tenant
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.charts import Chart, Series
-from frontend.core.date_ranges import days_of, month_of, zone_billed
+from frontend.core.date_ranges import billing_time_zone_of, days_of, month_of
 from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.usage import by_day
 
 _DAY = timedelta(days=1)
-_APART = 17  # percent of the gauge that two labels need between them
-FULL_AT = 99  # percent: what is left of a hard budget then fits hardly any request
+_MIN_LABEL_DISTANCE = 17  # minimum distance of two labels, in percent of the gauge
+FULL_AT = 99  # percent; the rest is too small for most requests
 _PERIODS = {"day": "for today", "month": "for this month", "lifetime": "in total"}
 
 
 @dataclass(frozen=True)
 class OverviewStatus:
-    """How a budget stands."""
+    """The status of a budget in money."""
 
     budget: Budget
     budget_period: BudgetPeriod | None
@@ -44,14 +44,14 @@ class OverviewStatus:
 
 @dataclass(frozen=True)
 class Spend:
-    """This month's spend, and how the tenant's tightest hard budget stands."""
+    """This month's spend, and the status of the tenant's hard budget with the smallest part left."""
 
     amount: Money
     forecast: Money | None
     limit: Money | None
     period: str
     left: Money | None
-    reserved: Money | None  # by requests that run
+    reserved: Money | None  # reserved by active requests
     used: str
     gauge: Gauge | None
     chart: Chart
@@ -60,7 +60,7 @@ class Spend:
 
 @dataclass(frozen=True)
 class OverviewNotice:
-    """What stands above everything. `kind`: bad for what is refused already, warn for what will be."""
+    """A notice above the panels. `kind` is "bad" if requests are rejected now, "warn" if they will be."""
 
     kind: str
     title: str
@@ -76,29 +76,33 @@ class OverviewNotices:
     notices: tuple[OverviewNotice, ...]
 
 
-def hard_budgets(visit: PageContext) -> list[OverviewStatus]:
-    """Return the tenant's own hard budgets in money, the one with the least part left first."""
-    wanted = {"unit": BudgetPeriod.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True}
-    rows = Budget.objects.for_tenant(visit.tenant).filter(project=None, key=None, member=None, **wanted)
-    return visit.once("hard budgets", lambda: limit_statuses(visit, list(rows)))
+def hard_budgets(ctx: PageContext) -> list[OverviewStatus]:
+    """Return the tenant's hard budgets in money, smallest remaining part first."""
+    filters = {"unit": BudgetPeriod.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True}
+    rows = Budget.objects.for_tenant(ctx.tenant).filter(project=None, key=None, member=None, **filters)
+    return ctx.once("hard budgets", lambda: budget_statuses(ctx, list(rows)))
 
 
-def expectation(visit: PageContext) -> Forecast | None:
-    """Return what the month will cost."""
-    return visit.once("forecast", lambda: forecast_tenant(visit.tenant.pk, visit.now, zone_billed(visit)))
+def monthly_forecast(ctx: PageContext) -> Forecast | None:
+    """Return the forecast of the month's cost."""
+    return ctx.once("forecast", lambda: forecast_tenant(ctx.tenant.pk, ctx.now, billing_time_zone_of(ctx)))
 
 
-def limit_statuses(visit: PageContext, budgets: list[Budget]) -> list[OverviewStatus]:
-    """How budgets in money stand now, the one with the least part left first."""
-    now = visit.now
+def budget_statuses(ctx: PageContext, budgets: list[Budget]) -> list[OverviewStatus]:
+    """Return the current status of budgets in money, smallest remaining part first."""
+    now = ctx.now
     under_way = Q(period_start__lte=now) & (Q(period_end__gt=now) | Q(period_end=None))
-    rows = BudgetPeriod.objects.for_tenant(visit.tenant).filter(under_way, budget_id__in=[one.pk for one in budgets])
+    rows = BudgetPeriod.objects.for_tenant(ctx.tenant).filter(
+        under_way, budget_id__in=[budget.pk for budget in budgets]
+    )
     budget_periods = {row.budget_id: row for row in rows}
-    found = [_standing(one, budget_periods.get(one.pk), now) for one in budgets]
-    return sorted(found, key=lambda one: -(one.used.femto + one.reserved.femto) * 10**6 // max(1, one.limit.femto))
+    found = [_status_of(budget, budget_periods.get(budget.pk), now) for budget in budgets]
+    return sorted(
+        found, key=lambda status: -(status.used.femto + status.reserved.femto) * 10**6 // max(1, status.limit.femto)
+    )
 
 
-def _standing(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) -> OverviewStatus:
+def _status_of(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) -> OverviewStatus:
     if budget_period is None:
         limit = budget_status(budget, BudgetPeriod(used=0, rolled_over=0), now).limit
         return OverviewStatus(budget, None, Money(0), Money(0), Money.nano(limit))
@@ -108,18 +112,18 @@ def _standing(budget: Budget, budget_period: BudgetPeriod | None, now: datetime)
     )
 
 
-def spend(visit: PageContext) -> Spend:
-    start, now = month_of(visit)
-    days = by_day(visit, start, now)
+def spend(ctx: PageContext) -> Spend:
+    start, now = month_of(ctx)
+    days = by_day(ctx, start, now)
     amount = Money(sum(row["cost_femto"] for row in days))
-    expected = expectation(visit)
-    tightest = next(iter(hard_budgets(visit)), None)
+    expected = monthly_forecast(ctx)
+    tightest = next(iter(hard_budgets(ctx)), None)
     running: list[int] = []
     for row in days:
         running.append(row["cost_femto"] + (running[-1] if running else 0))
     chart = _chart(start, now, running, expected, tightest)
     forecast = Money.nano(expected.point) if expected else None
-    budgets = visit.link("budgets")
+    budgets = ctx.link("budgets")
     if tightest is None:
         return Spend(amount, forecast, None, "", None, None, "", None, chart, budgets)
     return Spend(
@@ -130,7 +134,7 @@ def spend(visit: PageContext) -> Spend:
         tightest.left,
         tightest.reserved if tightest.reserved.femto else None,
         share(tightest.used.femto, tightest.limit.femto),
-        _gauge(visit, tightest, expected),
+        _gauge(ctx, tightest, expected),
         chart,
         budgets,
     )
@@ -141,16 +145,16 @@ def _chart(
 ) -> Chart:
     last = expected.path[-1].day if expected else now.astimezone(UTC).date()
     at = days_of(start, datetime.combine(last + _DAY, datetime.min.time(), UTC))
-    path = {each.day: each for each in expected.path} if expected else {}
-    coming = [path.get(day.date()) if day.date() >= now.astimezone(UTC).date() else None for day in at]
+    path = {forecast_day.day: forecast_day for forecast_day in expected.path} if expected else {}
+    forecast = [path.get(day.date()) if day.date() >= now.astimezone(UTC).date() else None for day in at]
     actual = tuple(running[i] if i < len(running) else None for i in range(len(at)))
     series = [Series("Spend so far", "spend", actual, "area")]
     of = f"Spend by day, cumulative: {Money(running[-1]).text} until {now:%-d %B}"
     if expected:
-        point = [None if day is None or day.point is None else day.point * 10**6 for day in coming]
-        point[len(running) - 1] = running[-1]  # so that the line continues where the other ends
-        high = tuple(None if day is None or day.high is None else day.high * 10**6 for day in coming)
-        low = tuple(None if day is None or day.low is None else day.low * 10**6 for day in coming)
+        point = [None if day is None or day.point is None else day.point * 10**6 for day in forecast]
+        point[len(running) - 1] = running[-1]  # the forecast starts where the spend ends
+        high = tuple(None if day is None or day.high is None else day.high * 10**6 for day in forecast)
+        low = tuple(None if day is None or day.low is None else day.low * 10**6 for day in forecast)
         series.append(Series("Forecast", "forecast", tuple(point), "dash", Money.nano(expected.point).text))
         series.append(Series("80% interval, to", "forecast", high, "dash", in_legend=False))
         series.append(Series("80% interval, from", "forecast", low, "dash", in_legend=False))
@@ -164,26 +168,30 @@ def _chart(
     return Chart("spend", of, tuple(at), tuple(series), "usd", band=band, band_label=shaded, height=214)
 
 
-def _gauge(visit: PageContext, of: OverviewStatus, expected: Forecast | None) -> Gauge:
+def _gauge(ctx: PageContext, of: OverviewStatus, expected: Forecast | None) -> Gauge:
     monthly = of.budget.period == Budget.Period.MONTH
-    coming = Money.nano(expected.point) if expected and monthly else None
-    scale = max(of.limit.femto * 17 // 15, of.used.femto, min(coming.femto if coming else 0, of.limit.femto * 2))
+    forecast = Money.nano(expected.point) if expected and monthly else None
+    scale = max(of.limit.femto * 17 // 15, of.used.femto, min(forecast.femto if forecast else 0, of.limit.femto * 2))
     rows = alerts_of(visit.tenant.pk, of.budget.pk)
-    sent = {row.threshold: row.created_at for row in rows if _of_budget_period(row, of)}
+    sent = {
+        row.threshold: row.created_at for row in alerts_of(ctx.tenant.pk, of.budget.pk) if _of_budget_period(row, of)
+    }
     marks = [Mark(percent(of.limit.femto, scale), f"Limit {of.limit.text}", is_limit=True)]
     for threshold in sorted(of.budget.thresholds):
         if threshold < 100:
             amount = of.limit.femto * threshold // 100
             place = percent(amount, scale)
-            near = any(abs(float(place) - float(mark.at)) < _APART for mark in marks)
+            near = any(abs(float(place) - float(mark.at)) < _MIN_LABEL_DISTANCE for mark in marks)
             passed = of.used.femto >= amount
             words = _alert(threshold, sent.get(str(threshold)), amount, expected if monthly else None, passed=passed)
             marks.append(Mark(place, "" if near else words))
     used = share(of.used.femto, of.limit.femto)
     label = f"{used} of the {of.limit.text} limit used"
-    if coming:
-        label += f"; forecast {share(coming.femto, of.limit.femto)} by the end of the month"
-    return Gauge(percent(of.used.femto, scale), percent(coming.femto, scale) if coming else None, tuple(marks), label)
+    if forecast:
+        label += f"; forecast {share(forecast.femto, of.limit.femto)} by the end of the month"
+    return Gauge(
+        percent(of.used.femto, scale), percent(forecast.femto, scale) if forecast else None, tuple(marks), label
+    )
 
 
 def _of_budget_period(row: BudgetAlert, of: OverviewStatus) -> bool:
@@ -200,27 +208,27 @@ def _alert(threshold: int, sent: datetime | None, femto: int, expected: Forecast
 
 
 def crossing(expected: Forecast | None, femto: int) -> date | None:
-    """Return the day the forecast passes an amount."""
+    """Return the day on which the forecast exceeds an amount."""
     for day in expected.path if expected else ():
         if day.point is not None and day.point * 10**6 > femto:
             return day.day
     return None
 
 
-def notices(visit: PageContext) -> OverviewNotices:
-    """Return a budget that is full, or will be."""
+def notices(ctx: PageContext) -> OverviewNotices:
+    """Return notices for budgets that are full or will be."""
     found = []
-    budgets = hard_budgets(visit)
-    url = visit.link("budgets")
-    for one in budgets:
-        if one.is_full:
-            ends = one.budget_period.period_end if one.budget_period else None
+    budgets = hard_budgets(ctx)
+    url = ctx.link("budgets")
+    for status in budgets:
+        if status.is_full:
+            ends = status.budget_period.period_end if status.budget_period else None
             until = f" until {ends:%-d %B}" if ends else ""
-            text = f"{one.used.text} of {one.limit.text} {_PERIODS[one.budget.period]} used. Requests receive"
+            text = f"{status.used.text} of {status.limit.text} {_PERIODS[status.budget.period]} used. Requests receive"
             found.append(
                 OverviewNotice(
                     "bad",
-                    f"{one.budget.name}: hard limit reached.",
+                    f"{status.budget.name}: hard limit reached.",
                     text,
                     "429 budget_exceeded",
                     f"{until}, or until you raise it." if until else " until you raise it.",
@@ -228,10 +236,10 @@ def notices(visit: PageContext) -> OverviewNotices:
                     "Raise limit",
                 )
             )
-    monthly = [one for one in budgets if one.budget.period == Budget.Period.MONTH and not one.is_full]
-    expected = expectation(visit) if monthly and not found else None
+    monthly = [status for status in budgets if status.budget.period == Budget.Period.MONTH and not status.is_full]
+    expected = monthly_forecast(ctx) if monthly and not found else None
     if monthly and expected:
-        least = min(monthly, key=lambda one: one.limit.femto)
+        least = min(monthly, key=lambda status: status.limit.femto)
         day = crossing(expected, least.limit.femto)
         if day:
             days = (expected.path[-1].day - day).days + 1

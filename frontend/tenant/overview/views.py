@@ -1,4 +1,4 @@
-"""The overview: its page, its panels, its addresses."""
+"""The overview: its page, panels and URLs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.urls import path
 
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from frontend.tenant.overview import keys, page, spend, usage
 from tenants.permissions import Permission
 
@@ -17,7 +17,7 @@ PANELS = Panels(
         Panel("notices", "Notices", "overview/notices.html", spend.notices),
         Panel("spend", "Spend this month", "overview/spend.html", spend.spend),
         Panel("cache", "Prompt cache savings", "overview/cache.html", usage.cache, every=60),
-        Panel("figures", "Key figures", "overview/figures.html", usage.figures),
+        Panel("stats", "Key figures", "overview/stats.html", usage.stats),
         Panel("tokens", "Tokens by type", "overview/tokens.html", usage.tokens, every=60),
         Panel("first-token", "Time to first token", "overview/first_token.html", usage.first_token),
         Panel("keys", "Top API keys by spend", "overview/keys.html", keys.keys, needs=Permission.KEYS_READ),
@@ -27,12 +27,12 @@ PANELS = Panels(
 
 
 @tenant_page(Permission.USAGE_READ)
-def overview(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        head = page.head(visit)
-    if head.first_request:
-        return show(visit, "overview/first_request.html", "Overview", head=head)
-    return show(visit, "overview/page.html", "Overview", panels=PANELS, head=head)
+def overview(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        header = page.header(ctx)
+    if header.first_request:
+        return render_page(ctx, "overview/first_request.html", "Overview", header=header)
+    return render_page(ctx, "overview/page.html", "Overview", panels=PANELS, header=header)
 
 
 urlpatterns = [

@@ -1,4 +1,4 @@
-"""The playground: several models asked at once, over the gateway's WebSocket."""
+"""The playground: requests to several models over the gateway's WebSocket."""
 
 from frontend.tenant.playground.views import urlpatterns
 

@@ -1,4 +1,4 @@
-"""What the playground offers: keys, models, prices; and what a request from the log asked, to ask it again."""
+"""View models of the playground: keys, models, prices, and a request from the log to repeat."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tenants.models import ApiKey, RoutingPolicy
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
 
-EMBEDS = "embedded:minilm"  # the source of models that answer no chat
-MOST_AT_ONCE = 4  # models side by side
+EMBEDS = "embedded:minilm"  # source of models without chat
+MAX_MODELS = 4
 
 
 @dataclass(frozen=True)
 class KeyChoice:
-    """A key that may be used. `models`: names it is held to, or none."""
+    """A key of the playground. `models` is empty if the key is not restricted to models."""
 
     pk: int
     name: str
     prefix: str
-    models: str  # with spaces between; empty: all
+    models: str  # separated by spaces; empty for all
     chosen: bool
 
 
@@ -42,14 +42,14 @@ class ModelChoice:
 
 
 @dataclass(frozen=True)
-class Again:
-    """What stands in the fields: nothing, or what a request of the log asked."""
+class ReplayedRequest:
+    """Initial values of the form: empty, or those of a request from the log."""
 
     request_id: str = ""
-    known: bool = False  # its prompt was kept
+    known: bool = False  # true if its prompt is stored
     system: str = ""
     prompt: str = ""
-    temperature: str = "0.7"  # small models ramble at 1, the API's default
+    temperature: str = "0.7"  # small models are erratic at 1, the default of the API
     max_tokens: str = ""
 
 
@@ -57,68 +57,69 @@ class Again:
 class Playground:
     keys: tuple[KeyChoice, ...]
     models: tuple[ModelChoice, ...]
-    again: Again
+    again: ReplayedRequest
     data: dict[str, Any]  # for the script
-    new_key_url: str  # empty while there is no such page
-    most: int = MOST_AT_ONCE
+    new_key_url: str  # empty if the page does not exist
+    most: int = MAX_MODELS
 
 
-def playground(visit: PageContext) -> Playground:
-    """In the visit's scope."""
-    again = _again(visit)
-    names = _models(visit)
-    wanted = visit.query.get("model", "").split(",")
-    chosen = [name for name in names if name in wanted] or list(names)[:1]
-    prices = current_prices(visit.tenant.pk, visit.now)
+def playground(ctx: PageContext) -> Playground:
+    """Return the view model of the page. Call inside `ctx.scope()`."""
+    again = _replayed_request(ctx)
+    names = _models(ctx)
+    selected = ctx.query.get("model", "").split(",")
+    chosen = [name for name in names if name in selected] or list(names)[:1]
+    prices = current_prices(ctx.tenant.pk, ctx.now)
     return Playground(
-        tuple(_keys(visit)),
-        tuple(ModelChoice(name, detail, name in chosen[:MOST_AT_ONCE]) for name, detail in names.items()),
+        tuple(_keys(ctx)),
+        tuple(ModelChoice(name, detail, name in chosen[:MAX_MODELS]) for name, detail in names.items()),
         again,
         {
             "base_url": f"{platform_settings().base_url}/v1",
-            "ticket": visit.url("playground-ticket"),
-            "budgets": visit.link("budgets"),
-            "request": visit.link("requests-detail", "-id-"),
-            "served": {name: targets[0] for name, targets in _policies(visit).items()},
+            "ticket": ctx.url("playground-ticket"),
+            "budgets": ctx.link("budgets"),
+            "request": ctx.link("requests-detail", "-id-"),
+            "served": {name: targets[0] for name, targets in _policies(ctx).items()},
             "prices": _rates(price for price in prices if price.tier == Tier.STANDARD),
         },
-        visit.link("keys-new"),
+        ctx.link("keys-new"),
     )
 
 
-def usable_key(visit: PageContext, pk: str) -> ApiKey | None:
-    """Return the tenant's key with this id, if it may ask models."""
-    rows = _usable(visit).filter(pk=int(pk)) if pk.isdecimal() and len(pk) < 19 else None
+def usable_key(ctx: PageContext, pk: str) -> ApiKey | None:
+    """Return the tenant's key with this ID if it may run inference."""
+    rows = _usable(ctx).filter(pk=int(pk)) if pk.isdecimal() and len(pk) < 19 else None
     return None if rows is None else rows.first()
 
 
-def _usable(visit: PageContext) -> Any:
-    live = ApiKey.objects.for_tenant(visit.tenant).filter(revoked_at=None, scopes__contains=["inference"])
+def _usable(ctx: PageContext) -> Any:
+    live = ApiKey.objects.for_tenant(ctx.tenant).filter(revoked_at=None, scopes__contains=["inference"])
     return live.filter(Q(expires_at=None) | Q(expires_at__gt=datetime.now(UTC)))
 
 
-def _keys(visit: PageContext) -> Iterable[KeyChoice]:
-    wanted = visit.query.get("key", "")
-    for key in _usable(visit).order_by("name", "pk"):
+def _keys(ctx: PageContext) -> Iterable[KeyChoice]:
+    selected = ctx.query.get("key", "")
+    for key in _usable(ctx).order_by("name", "pk"):
         held = " ".join(key.allowed_models or ())
-        yield KeyChoice(key.pk, key.name, f"{key.prefix}…", held, str(key.pk) == wanted)
+        yield KeyChoice(key.pk, key.name, f"{key.prefix}…", held, str(key.pk) == selected)
 
 
-def _models(visit: PageContext) -> dict[str, str]:
-    """Names that may be asked for, and what they are."""
-    own = {name: f"Alias for {', '.join(targets)}" for name, targets in _policies(visit).items()}
+def _models(ctx: PageContext) -> dict[str, str]:
+    """Return the names that can be requested, with a description."""
+    own = {name: f"Alias for {', '.join(targets)}" for name, targets in _policies(ctx).items()}
     served = [spec.name for spec in platform_settings().models if spec.source != EMBEDS]
     return {name: "" for name in served if name not in own} | own
 
 
-def _policies(visit: PageContext) -> dict[str, tuple[str, ...]]:
-    rows = RoutingPolicy.objects.for_tenant(visit.tenant).filter(active=True).order_by("name")
+def _policies(ctx: PageContext) -> dict[str, tuple[str, ...]]:
+    rows = RoutingPolicy.objects.for_tenant(ctx.tenant).filter(active=True).order_by("name")
     return {row.name: policy.parse(row.body).models for row in rows}
 
 
 def _rates(prices: Iterable[NewPrice]) -> dict[str, list[list[Any]]]:
-    """Each model's prices, as the script reads them: component, nano-USD a million as text, tokens and minutes from and
-    until."""
+    """Return the prices of each model for the script: component, nano-USD per 1M tokens as text, and bounds of tokens
+    and minutes.
+    """
     found: dict[str, list[list[Any]]] = {}
     for price in prices:
         ranges = [price.from_tokens, price.until_tokens, price.from_minute, price.until_minute]
@@ -126,22 +127,22 @@ def _rates(prices: Iterable[NewPrice]) -> dict[str, list[list[Any]]]:
     return found
 
 
-def _again(visit: PageContext) -> Again:
-    """Return what the request in the address asked, if the tenant has prompts kept."""
-    request_id = visit.query.get("request", "")
-    if not request_id or not visit.may(Permission.USAGE_READ):
-        return Again()
-    kept = stored_content(visit.tenant.pk, request_id[:64].replace("\0", ""))
+def _replayed_request(ctx: PageContext) -> ReplayedRequest:
+    """Return the request in the query string, if the tenant stores prompts."""
+    request_id = ctx.query.get("request", "")
+    if not request_id or not ctx.may(Permission.USAGE_READ):
+        return ReplayedRequest()
+    content = stored_content(ctx.tenant.pk, request_id[:64].replace("\0", ""))
     body: dict[str, Any] = {}
-    if kept is not None and not kept.truncated:
+    if content is not None and not content.truncated:
         try:
-            body = json.loads(kept.body)
+            body = json.loads(content.body)
         except ValueError:
             body = {}
-    said = {"system": "", "user": ""}
+    texts = {"system": "", "user": ""}
     for message in body.get("messages") or ():
         if isinstance(message, dict) and isinstance(message.get("content"), str):
             role = "system" if message.get("role") in ("system", "developer") else str(message.get("role"))
-            said[role] = message["content"]
-    asked = [str(body.get(name) or "") for name in ("temperature", "max_tokens")]
-    return Again(request_id, bool(said["user"]), said["system"], said["user"], *asked)
+            texts[role] = message["content"]
+    options = [str(body.get(name) or "") for name in ("temperature", "max_tokens")]
+    return ReplayedRequest(request_id, bool(texts["user"]), texts["system"], texts["user"], *options)

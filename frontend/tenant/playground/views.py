@@ -1,4 +1,4 @@
-"""The playground's page, and the tickets its socket opens with."""
+"""The playground's page, and the tokens that open its WebSocket."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from django.http import HttpResponse, JsonResponse
 from django.urls import path
 
 from frontend.core.page_context import PageContext, tenant_page
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from frontend.tenant.playground import page
 from tenants import actions
 from tenants.permissions import Permission
 
 
 @tenant_page(Permission.KEYS_WRITE)
-def playground(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        found = page.playground(visit)
-    return show(visit, "playground/page.html", "Playground", page=found)
+def playground(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        found = page.playground(ctx)
+    return render_page(ctx, "playground/page.html", "Playground", page=found)
 
 
-@tenant_page(Permission.KEYS_WRITE, methods=("POST",), step_up=False)  # what it opens lasts for minutes
-def ticket(visit: PageContext) -> HttpResponse:
-    """Return a ticket for one key (see `tenants.keys.playground_tokens`)."""
-    with visit.scope():
-        key = page.usable_key(visit, visit.request.POST.get("key", ""))
+@tenant_page(Permission.KEYS_WRITE, methods=("POST",), step_up=False)  # the WebSocket stays open for minutes
+def ticket(ctx: PageContext) -> HttpResponse:
+    """Return a playground token for one key (see `tenants.keys.playground_tokens`)."""
+    with ctx.scope():
+        key = page.usable_key(ctx, ctx.request.POST.get("key", ""))
     if key is None:
         return JsonResponse(
             {"error": "This key was deleted or has no inference permission. Choose another key."}, status=409
         )
     try:
-        return JsonResponse({"ticket": actions.do_create_playground_token(key, visit.user)})
+        return JsonResponse({"ticket": actions.do_create_playground_token(key, ctx.user)})
     except actions.Conflict as exc:
         return JsonResponse({"error": str(exc)}, status=409)
 

@@ -1,4 +1,4 @@
-"""What a tenant pays."""
+"""The prices of a tenant."""
 
 from frontend.tenant.prices.views import urlpatterns
 

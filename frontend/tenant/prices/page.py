@@ -1,4 +1,4 @@
-"""What the tenant pays: active and announced prices."""
+"""View models of the active and announced prices of a tenant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 
-MOST_CHANGES = 12
+MAX_CHANGES = 12
 COLUMNS = (
     (Component.UNCACHED, "Input"),
     (Component.CACHE_READ, "Cache read"),
@@ -31,16 +31,16 @@ TIERS = {Tier.STANDARD: "Standard", Tier.BATCH: "Batch", Tier.FLEX: "Flex", Tier
 
 @dataclass(frozen=True)
 class PriceCell:
-    label: str  # the column's
+    label: str  # label of the column
     price: Money | None
 
 
 @dataclass(frozen=True)
 class PriceRow:
-    """A tier's prices, for a band of prompts and a part of the day where they differ by these."""
+    """The prices of a tier, for one range of prompt lengths and hours if prices depend on these."""
 
     tier: str
-    when: str  # "" always
+    when: str  # empty if it always applies
     cells: tuple[PriceCell, ...]
 
 
@@ -52,7 +52,7 @@ class PriceModel:
 
 @dataclass(frozen=True)
 class PriceChange:
-    """Prices that are announced."""
+    """Announced prices."""
 
     at: datetime
     models: tuple[PriceModel, ...]
@@ -65,11 +65,11 @@ class PriceListPanel:
     changes: tuple[PriceChange, ...]
 
 
-def prices(visit: PageContext) -> PriceListPanel:
-    """All that is priced for the tenant."""
-    tenant = visit.tenant.pk
-    now = current_prices(tenant, visit.now)
-    ahead = [(at, only, current_prices(tenant, at)) for at, only in _announced(tenant, visit.now)]
+def prices(ctx: PageContext) -> PriceListPanel:
+    """Return all active prices of the tenant, and announced changes."""
+    tenant = ctx.tenant.pk
+    now = current_prices(tenant, ctx.now)
+    ahead = [(at, only, current_prices(tenant, at)) for at, only in _announced(tenant, ctx.now)]
     there = {price.component for found in (now, *(found for _, _, found in ahead)) for price in found}
     columns = [column for column in COLUMNS if column[0] in there]
     changes = tuple(
@@ -80,16 +80,16 @@ def prices(visit: PageContext) -> PriceListPanel:
 
 
 def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
-    """When prices change, and of which models."""
+    """Return the times at which prices change, with the affected models."""
     rows = CompiledRateCard.objects.filter(Q(tenant_id=tenant) | Q(tenant_id=None), effective_from__gt=now)
     found: dict[datetime, set[str]] = defaultdict(set)
     for at, model in rows.order_by("effective_from").values_list("effective_from", "model"):
         found[at].add(model)
-    return list(found.items())[:MOST_CHANGES]
+    return list(found.items())[:MAX_CHANGES]
 
 
 def models_of(found: Iterable[NewPrice], columns: list[tuple[Component, str]]) -> tuple[PriceModel, ...]:
-    """Return the prices as a table shows them."""
+    """Return the prices as rows of a table."""
     by_model: dict[str, list[NewPrice]] = defaultdict(list)
     for price in found:
         by_model[price.model].append(price)
@@ -97,43 +97,43 @@ def models_of(found: Iterable[NewPrice], columns: list[tuple[Component, str]]) -
 
 
 def _rows(found: list[NewPrice], columns: list[tuple[Component, str]]) -> Iterable[PriceRow]:
-    """One row for each tier, or for each band of prompt lengths and part of the day in which its prices differ."""
+    """Return one row for each tier, or for each range of prompt lengths and hours in which its prices differ."""
     for tier, label in TIERS.items():
-        mine = [price for price in found if price.tier == tier]
-        for place, costs in _places(mine, [component for component, _ in columns]):
+        tier_prices = [price for price in found if price.tier == tier]
+        for place, costs in _ranges(tier_prices, [component for component, _ in columns]):
             cells = (
                 PriceCell(name, None if nano is None else Money.nano(nano))
                 for (_, name), nano in zip(columns, costs, strict=True)
             )
-            yield PriceRow(label, said_of(place), tuple(cells))
+            yield PriceRow(label, condition_text(place), tuple(cells))
 
 
-Place = tuple[int, int, int, int]
+PriceRange = tuple[int, int, int, int]
 Costs = tuple[int | None, ...]
 
 
-def range_of(price: NewPrice) -> Place:
-    """For which prompts, and which minutes of the UTC day."""
+def range_of(price: NewPrice) -> PriceRange:
+    """Return the prompt lengths and the minutes of the UTC day in which a price applies."""
     return price.from_tokens, price.until_tokens, price.from_minute, price.until_minute
 
 
-def _places(found: list[NewPrice], components: list[Component]) -> Iterable[tuple[Place, Costs]]:
-    """Ranges in which no price begins or ends, and what each component costs there; none where nothing is priced."""
+def _ranges(found: list[NewPrice], components: list[Component]) -> Iterable[tuple[PriceRange, Costs]]:
+    """Yield ranges within which no price changes, with each component's price; none without prices."""
     ranges = [range_of(price) for price in found]
     lengths = sorted({length for place in ranges for length in place[:2]})
     minutes = sorted({minute for place in ranges for minute in place[2:]})
     for since, until in pairwise(lengths):
-        parts: list[tuple[Place, Costs]] = []
+        parts: list[tuple[PriceRange, Costs]] = []
         for opens, closes in pairwise(minutes):
             costs = tuple(_cost(found, component, (since, until, opens, closes)) for component in components)
-            if parts and parts[-1][1] == costs:  # another band alone has a price that begins here
+            if parts and parts[-1][1] == costs:  # only another range has a bound here
                 opens = parts.pop()[0][2]
             parts.append(((since, until, opens, closes), costs))
         yield from (part for part in parts if any(cost is not None for cost in part[1]))
 
 
-def _cost(found: list[NewPrice], component: Component, place: Place) -> int | None:
-    """Of the component's prices, which never overlap, the one that holds there."""
+def _cost(found: list[NewPrice], component: Component, place: PriceRange) -> int | None:
+    """Return the price of a component in a range. Prices of a component never overlap."""
     for price in found:
         since, until, opens, closes = range_of(price)
         within = since <= place[0] and place[1] <= until and opens <= place[2] and place[3] <= closes
@@ -142,19 +142,19 @@ def _cost(found: list[NewPrice], component: Component, place: Place) -> int | No
     return None
 
 
-def said_of(place: Place) -> str:
-    """Return a range in words; empty: always."""
+def condition_text(place: PriceRange) -> str:
+    """Return a range as text; empty if the price always applies."""
     since, until, opens, closes = place
-    said = []
+    message = []
     if until != NO_END:
-        said.append(
+        message.append(
             f"prompts up to {until - 1:,} tokens" if not since else f"prompts of {since:,} to {until - 1:,} tokens"
         )
     elif since:
-        said.append(f"prompts of {since:,} tokens or more")
+        message.append(f"prompts of {since:,} tokens or more")
     if (opens, closes) != (0, MINUTES_A_DAY):
-        said.append(f"{_time(opens)} to {_time(closes)} UTC")
-    return ", ".join(said)
+        message.append(f"{_time(opens)} to {_time(closes)} UTC")
+    return ", ".join(message)
 
 
 def _time(minute: int) -> str:

@@ -1,4 +1,4 @@
-"""Prices: the page and its address."""
+"""Prices: the page and its URL."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from django.http import HttpResponse
 from django.urls import path
 
 from frontend.core.page_context import PageContext, tenant_page
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from frontend.tenant.prices import page
 
 
 @tenant_page()
-def prices(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        found = page.prices(visit)
-    return show(visit, "prices/page.html", "Prices", prices=found)
+def prices(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        found = page.prices(ctx)
+    return render_page(ctx, "prices/page.html", "Prices", prices=found)
 
 
 urlpatterns = [path("t/<slug:slug>/prices/", prices, name="prices")]

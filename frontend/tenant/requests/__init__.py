@@ -1,4 +1,4 @@
-"""The log of requests, and the story of each."""
+"""The request log, and the details of each request."""
 
 from frontend.tenant.requests.views import urlpatterns
 

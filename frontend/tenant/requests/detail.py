@@ -1,4 +1,4 @@
-"""The story of one request, as the drawer tells it: from the limits that were checked to the arithmetic of its cost."""
+"""View models of one request: limits, routing, executions and the calculation of its cost."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from django.utils.http import urlencode
 
 from billing.amounts import decimal
 from billing.models import Adjustment, UsageEvent
-from frontend.core.labels import verdict_label
+from frontend.core.labels import outcome_label
 from frontend.core.numbers import Money, duration, exact
 from frontend.core.page_context import PageContext
-from frontend.tenant.requests.log import KINDS, bound_label, said
+from frontend.tenant.requests.log import KINDS, bound_label, status_text
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.selectors import RequestExecution, RequestStory
@@ -44,11 +44,11 @@ COMPONENTS = {
     "answer_hit_output": "Cached response, output",
 }
 TOKENS = tuple(COMPONENTS)[:5]
-WRITING = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
+WRITE_DELAY = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
 
 
 @dataclass(frozen=True)
-class Fact:
+class RequestDetailEntry:
     label: str
     value: str
     mono: bool = False
@@ -78,7 +78,7 @@ class PlaceRow:
     model: str
     execution: int
     attempt: int
-    why: str
+    reason: str
     queued_us: int
     load: int
     credits: int
@@ -86,7 +86,7 @@ class PlaceRow:
 
 @dataclass(frozen=True)
 class RequestDetailStep:
-    """A part of the time an execution took."""
+    """One part of an execution's duration."""
 
     label: str
     us: int
@@ -97,7 +97,7 @@ class RequestDetailStep:
 class LineRow:
     label: str
     tokens: int
-    price: str  # USD a million
+    price: str  # USD per 1M tokens
     cost: Money
 
 
@@ -140,31 +140,31 @@ class RequestDetailDelivery:
     verdict: str
     kind: str
     status: str
-    why_not: str  # the limit that bound, or the error; empty: it was answered
-    bound: tuple[Fact, ...]
-    facts: tuple[Fact, ...]
+    why_not: str  # the limit or error; empty for an answered request
+    bound: tuple[RequestDetailEntry, ...]
+    facts: tuple[RequestDetailEntry, ...]
     limits: tuple[RequestDetailLimitRow, ...]
     budgets: tuple[RequestDetailBudgetRow, ...]
-    route: tuple[Fact, ...]
-    skipped: tuple[Fact, ...]
+    route: tuple[RequestDetailEntry, ...]
+    skipped: tuple[RequestDetailEntry, ...]
     places: tuple[PlaceRow, ...]
     executions: tuple[ExecutionCard, ...]
-    ran: bool  # something is settled, or still to be
+    ran: bool  # true if usage is settled or will be
     hold: Money | None
     cost: Money
     saved: Money
     content: RequestDetailContent | None
     keeps_content: bool
-    others: tuple[tuple[str, str], ...]  # addresses and names of replays
+    others: tuple[tuple[str, str], ...]  # URLs and names of repeated requests
     replay_url: str
     recorded: bool
-    writing: bool  # more of it is to come in the next seconds
+    writing: bool  # true while records may still arrive
     url: str
 
 
-def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
-    """Return the story; None: the tenant has no such request."""
-    found = selectors.story(visit.tenant.pk, request_id[:64].replace("\0", ""))
+def request_detail(ctx: PageContext, request_id: str) -> RequestDetailDelivery | None:
+    """Return the details of a request; None if the tenant has no such request."""
+    found = selectors.story(ctx.tenant.pk, request_id[:64].replace("\0", ""))
     if found is None:
         return None
     record, first = found.record, found.executions[0].event if found.executions else None
@@ -173,104 +173,107 @@ def told(visit: PageContext, request_id: str) -> RequestDetailDelivery | None:
     return RequestDetailDelivery(
         request_id=found.request_id,
         at=record.started_at if record else found.executions[0].event.admitted_at,
-        verdict=verdict_label(verdict),
+        verdict=outcome_label(verdict),
         kind=KINDS[verdict],
         status=record.status if record else "",
-        why_not=said(code, bound),
+        why_not=status_text(code, bound),
         bound=tuple(_bound(bound)) if bound else (),
-        facts=tuple(_facts(visit, record, first)),
-        limits=tuple(_limit(each) for each in record.limits) if record else (),
+        facts=tuple(_entries(ctx, record, first)),
+        limits=tuple(_limit(limit) for limit in record.limits) if record else (),
         budgets=tuple(
             RequestDetailBudgetRow(b.name, f"{b.scope}, {b.period}", _amount(b.amount, b.unit)) for b in found.budgets
         ),
         route=tuple(_route(record)) if record else (),
-        skipped=tuple(Fact(each["model"], each["reason"].replace("_", " "), mono=True) for each in _skipped(record)),
-        places=tuple(_place(each) for each in record.placements) if record else (),
+        skipped=tuple(
+            RequestDetailEntry(entry["model"], entry["reason"].replace("_", " "), mono=True)
+            for entry in _skipped(record)
+        ),
+        places=tuple(_place(placement) for placement in record.placements) if record else (),
         executions=tuple(_execution(execution) for execution in found.executions),
         ran=bool(found.executions or (record and record.placements)),
         hold=None if found.reserved_nano is None else Money.nano(found.reserved_nano),
         cost=Money(found.cost_femto),
         saved=Money(found.saved_femto),
         content=_content(found),
-        keeps_content=visit.tenant.content_retention_days > 0,
-        others=tuple((visit.url("requests-detail", each.request_id), each.request_id) for each in _replays(found)),
-        replay_url=_replay(visit, found),
+        keeps_content=ctx.tenant.content_retention_days > 0,
+        others=tuple((ctx.url("requests-detail", replay.request_id), replay.request_id) for replay in _replays(found)),
+        replay_url=_replay(ctx, found),
         recorded=record is not None,
-        writing=_writing(visit, found),
-        url=visit.url("requests-detail", found.request_id),
+        writing=_writing(ctx, found),
+        url=ctx.url("requests-detail", found.request_id),
     )
 
 
-def _writing(visit: PageContext, found: RequestStory) -> bool:
+def _writing(ctx: PageContext, found: RequestStory) -> bool:
     if found.record is None:
-        return visit.now - max(execution.event.settled_at for execution in found.executions) < WRITING
+        return ctx.now - max(execution.event.settled_at for execution in found.executions) < WRITE_DELAY
     ran_on = not found.executions and bool(found.record.placements)
-    return ran_on and visit.now - found.record.started_at < WRITING
+    return ran_on and ctx.now - found.record.started_at < WRITE_DELAY
 
 
-def _bound(bound: Mapping[str, Any]) -> list[Fact]:
+def _bound(bound: Mapping[str, Any]) -> list[RequestDetailEntry]:
     unit = str(bound.get("unit", ""))
     kind, scope = str(bound["kind"]), str(bound.get("scope", ""))
-    facts = [Fact("Limit or budget", bound_label(kind, scope, str(bound["name"]), str(bound.get("model", ""))))]
+    facts = [
+        RequestDetailEntry("Limit or budget", bound_label(kind, scope, str(bound["name"]), str(bound.get("model", ""))))
+    ]
     for name, label in (("limit", "Limit"), ("left", "Left"), ("needed", "Needed")):
         if name in bound:
-            facts.append(Fact(label, _amount(int(bound[name]), unit)))
+            facts.append(RequestDetailEntry(label, _amount(int(bound[name]), unit)))
     if bound.get("reset_ms"):
-        facts.append(Fact("Retry after", duration(int(bound["reset_ms"]) * 1000)))
+        facts.append(RequestDetailEntry("Retry after", duration(int(bound["reset_ms"]) * 1000)))
     if bound.get("resets_at"):
-        facts.append(Fact("Resets at", str(bound["resets_at"])[:16].replace("T", " ") + " UTC"))
+        facts.append(RequestDetailEntry("Resets at", str(bound["resets_at"])[:16].replace("T", " ") + " UTC"))
     return facts
 
 
-def _facts(visit: PageContext, record: RequestRecord | None, first: UsageEvent | None) -> list[Fact]:
+def _entries(ctx: PageContext, record: RequestRecord | None, first: UsageEvent | None) -> list[RequestDetailEntry]:
     source = record or first
     if source is None:
         return []
-    key = ApiKey.objects.for_tenant(visit.tenant).filter(pk=source.key_id).values_list("name", flat=True).first()
-    project = (
-        Project.objects.for_tenant(visit.tenant).filter(pk=source.project_id).values_list("name", flat=True).first()
-    )
+    key = ApiKey.objects.for_tenant(ctx.tenant).filter(pk=source.key_id).values_list("name", flat=True).first()
+    project = Project.objects.for_tenant(ctx.tenant).filter(pk=source.project_id).values_list("name", flat=True).first()
     facts = [
-        Fact("Key", key or f"Key {source.key_id}, deleted"),
-        Fact("Project", project or f"Project {source.project_id}, deleted"),
+        RequestDetailEntry("Key", key or f"Key {source.key_id}, deleted"),
+        RequestDetailEntry("Project", project or f"Project {source.project_id}, deleted"),
     ]
     if record is not None:
-        facts += [Fact("Endpoint", record.endpoint + (", streamed" if record.stream else ""))]
-        facts += [Fact("Requested model", record.requested_model or "–", mono=True)]
-        facts += [Fact("Served model", record.served_model or "None", mono=True)]
+        facts += [RequestDetailEntry("Endpoint", record.endpoint + (", streamed" if record.stream else ""))]
+        facts += [RequestDetailEntry("Requested model", record.requested_model or "–", mono=True)]
+        facts += [RequestDetailEntry("Served model", record.served_model or "None", mono=True)]
         if record.ttft_ms is not None:
-            facts.append(Fact("Time to first token", duration(record.ttft_ms * 1000)))
-        facts.append(Fact("Total latency (client)", duration(record.total_ms * 1000)))
+            facts.append(RequestDetailEntry("Time to first token", duration(record.ttft_ms * 1000)))
+        facts.append(RequestDetailEntry("Total latency (client)", duration(record.total_ms * 1000)))
         if record.prompt_tokens is not None:
-            facts.append(Fact("Prompt", f"{exact(record.prompt_tokens)} tokens"))
+            facts.append(RequestDetailEntry("Prompt", f"{exact(record.prompt_tokens)} tokens"))
         if record.max_tokens is not None:
-            facts.append(Fact("max_tokens", f"{exact(record.max_tokens)} tokens"))
+            facts.append(RequestDetailEntry("max_tokens", f"{exact(record.max_tokens)} tokens"))
         if record.batch_id is not None:
-            facts.append(Fact("Batch line", exact((record.batch_line or 0) + 1)))
-        facts.append(Fact("Gateway", record.gateway_id, mono=True))
+            facts.append(RequestDetailEntry("Batch line", exact((record.batch_line or 0) + 1)))
+        facts.append(RequestDetailEntry("Gateway", record.gateway_id, mono=True))
     return facts
 
 
-def _limit(each: Mapping[str, Any]) -> RequestDetailLimitRow:
-    refused, dry = each.get("refused", False), each.get("dry", False)
+def _limit(check: Mapping[str, Any]) -> RequestDetailLimitRow:
+    refused, dry = check.get("refused", False), check.get("dry", False)
     verdict = (
         ("would have been rejected" if dry else "rejected") if refused else "passed (dry run)" if dry else "passed"
     )
-    of = str(each["scope"]) + (f", {each['model']}" if each.get("model") else "")
+    of = str(check["scope"]) + (f", {check['model']}" if check.get("model") else "")
     kind = ("warn" if dry else "bad") if refused else "good"
-    name = str(each["name"]).replace("_", " ")
-    return RequestDetailLimitRow(name, of, each["limit"], each["left"], each.get("cost", 0), verdict, kind)
+    name = str(check["name"]).replace("_", " ")
+    return RequestDetailLimitRow(name, of, check["limit"], check["left"], check.get("cost", 0), verdict, kind)
 
 
-def _route(record: RequestRecord) -> list[Fact]:
+def _route(record: RequestRecord) -> list[RequestDetailEntry]:
     route = record.route
     policy = route.get("policy")
     if policy is None:
-        return [Fact("Policy", "None (model requested by name)")]
+        return [RequestDetailEntry("Policy", "None (model requested by name)")]
     return [
-        Fact("Policy", f"{record.requested_model}, version {policy['version']}"),
-        Fact("Rule", f"{policy['rule'] + 1} (first match)"),
-        Fact("Targets in order", ", ".join(route.get("targets", ())), mono=True),
+        RequestDetailEntry("Policy", f"{record.requested_model}, version {policy['version']}"),
+        RequestDetailEntry("Rule", f"{policy['rule'] + 1} (first match)"),
+        RequestDetailEntry("Targets in order", ", ".join(route.get("targets", ())), mono=True),
     ]
 
 
@@ -278,21 +281,21 @@ def _skipped(record: RequestRecord | None) -> list[dict[str, str]]:
     return [] if record is None else list(record.route.get("skipped", ()))
 
 
-def _place(each: Mapping[str, Any]) -> PlaceRow:
+def _place(placement: Mapping[str, Any]) -> PlaceRow:
     return PlaceRow(
-        str(each["replica"]),
-        str(each["model"]),
-        int(each["execution"]) + 1,
-        int(each["attempt"]),
-        BY.get(str(each["by"]), str(each["by"])),
-        int(each.get("queued_ms", 0)) * 1000,
-        int(each.get("load", 0)),
-        int(each.get("credits", 0)),
+        str(placement["replica"]),
+        str(placement["model"]),
+        int(placement["execution"]) + 1,
+        int(placement["attempt"]),
+        BY.get(str(placement["by"]), str(placement["by"])),
+        int(placement.get("queued_ms", 0)) * 1000,
+        int(placement.get("load", 0)),
+        int(placement.get("credits", 0)),
     )
 
 
 def _execution(execution: RequestExecution) -> ExecutionCard:
-    event, adjusted = execution.event, sum(int(each.cost_femto) for each in execution.adjustments)
+    event, adjusted = execution.event, sum(int(adjustment.cost_femto) for adjustment in execution.adjustments)
     whole = max(event.duration_us, 1)
     parts = (
         ("Queue", event.queue_us),
@@ -303,7 +306,7 @@ def _execution(execution: RequestExecution) -> ExecutionCard:
         event.execution + 1,
         event.model,
         event.replica_id,
-        verdict_label(event.outcome),
+        outcome_label(event.outcome),
         KINDS[event.outcome],
         event.finish_reason.replace("_", " "),
         tuple(RequestDetailStep(label, us, whole) for label, us in parts),
@@ -314,7 +317,8 @@ def _execution(execution: RequestExecution) -> ExecutionCard:
             for line in execution.lines
         ),
         tuple(
-            AdjustmentRow(_why(each), each.created_at, Money(int(each.cost_femto))) for each in execution.adjustments
+            AdjustmentRow(_place_reason(adjustment), adjustment.created_at, Money(int(adjustment.cost_femto)))
+            for adjustment in execution.adjustments
         ),
         Money(int(event.cost_femto) + adjusted),
         event.price_version,
@@ -329,34 +333,34 @@ def _miss(event: UsageEvent) -> str:
     return text
 
 
-def _why(each: Adjustment) -> str:
+def _place_reason(adjustment: Adjustment) -> str:
     return {"failed": "Corrected: failed", "cancelled": "Corrected: cancelled"}.get(
-        each.outcome, "Written off: too late"
+        adjustment.outcome, "Written off: too late"
     )
 
 
 def _content(found: RequestStory) -> RequestDetailContent | None:
-    kept = found.content
-    if kept is None:
+    content = found.content
+    if content is None:
         return None
     try:
-        body = json.dumps(json.loads(kept.body), indent=2, ensure_ascii=False)
+        body = json.dumps(json.loads(content.body), indent=2, ensure_ascii=False)
     except ValueError:
-        body = kept.body
-    return RequestDetailContent(body, tuple(kept.answers), kept.truncated)
+        body = content.body
+    return RequestDetailContent(body, tuple(content.answers), content.truncated)
 
 
 def _replays(found: RequestStory) -> list[RequestRecord]:
-    return [each for each in found.others if each.replay_of == found.request_id]
+    return [replay for replay in found.others if replay.replay_of == found.request_id]
 
 
-def _replay(visit: PageContext, found: RequestStory) -> str:
-    """Where it can be asked again; its prompt goes along where that is kept."""
-    url = visit.link("playground") if visit.may(Permission.KEYS_READ) else ""
+def _replay(ctx: PageContext, found: RequestStory) -> str:
+    """Return the URL of the playground with this request; its prompt is included if it is stored."""
+    url = ctx.link("playground") if ctx.may(Permission.KEYS_READ) else ""
     if not url or found.record is None or found.record.endpoint == "embeddings":
         return ""
-    given = {"request": found.request_id} if found.content is not None else {"model": found.record.requested_model}
-    return f"{url}?{urlencode(given)}"
+    context = {"request": found.request_id} if found.content is not None else {"model": found.record.requested_model}
+    return f"{url}?{urlencode(context)}"
 
 
 def _amount(amount: int, unit: str) -> str:

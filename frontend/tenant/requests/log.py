@@ -1,4 +1,4 @@
-"""The log: which requests, how they ended, what each used."""
+"""View models of the request log."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Literal
 from urllib.parse import urlencode
 
-from frontend.core.date_ranges import span_of
-from frontend.core.labels import verdict_label
+from frontend.core.date_ranges import date_range_of
+from frontend.core.labels import outcome_label
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log import selectors
@@ -16,8 +16,8 @@ from millrace.apps.request_log.models import RequestOutcome
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest
 from tenants.models import ApiKey, Project
 
-MOST_CHOICES = 500
-SIZE = 50
+MAX_CHOICES = 500
+PAGE_SIZE = 50
 KINDS: dict[str, Literal["good", "warn", "bad", ""]] = {
     RequestOutcome.COMPLETED: "good",
     RequestOutcome.CANCELLED: "",
@@ -37,15 +37,15 @@ class RequestLogOption:
 
 @dataclass(frozen=True)
 class RequestLogFilters:
-    """What stands in the filters."""
+    """Values of the filter form."""
 
     keys: tuple[RequestLogOption, ...]
     projects: tuple[RequestLogOption, ...]
     verdicts: tuple[RequestLogOption, ...]
     model: str
     code: str
-    hidden: tuple[tuple[str, str], ...]  # the span, kept
-    clear_url: str  # "" where nothing is filtered
+    hidden: tuple[tuple[str, str], ...]  # parameters of the date range
+    clear_url: str  # empty without filters
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class RequestLogRow:
     verdict: str
     verdict_kind: str
     status: str
-    said: str  # why it was not answered; empty if it was
+    status_text: str  # reason for a missing answer; empty for an answered request
     asked: str
-    served: str  # if that is another name
+    served: str  # set if it differs from the requested model
     key: str
     endpoint: str
     ttft_us: int | None
@@ -74,7 +74,7 @@ class RequestLogPanel:
     rows: tuple[RequestLogRow, ...]
     older_url: str
     newer_url: str
-    fault: str
+    error: str
     filtered: bool
 
 
@@ -103,14 +103,14 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
-def _filters(visit: PageContext) -> Filters:
-    """Return what the address asks for; what is no value of ours is not asked for."""
-    query, span = {name: value.strip()[:128] for name, value in visit.query.items()}, span_of(visit)
+def _filters(ctx: PageContext) -> Filters:
+    """Return the filters of the query string. Invalid values are ignored."""
+    query, date_range = {name: value.strip()[:128] for name, value in ctx.query.items()}, date_range_of(ctx)
     outcome = query.get("outcome", "")
     return Filters(
-        visit.tenant.pk,
-        start=span.start,
-        end=span.end,
+        ctx.tenant.pk,
+        start=date_range.start,
+        end=date_range.end,
         model=query.get("model", "").replace("\0", "") or None,
         key_id=_number(query.get("key", "")),
         project_id=_number(query.get("project", "")),
@@ -119,60 +119,62 @@ def _filters(visit: PageContext) -> Filters:
     )
 
 
-def fields(visit: PageContext) -> RequestLogFilters:
-    asked = _filters(visit)
-    keys = ApiKey.objects.for_tenant(visit.tenant).order_by("name", "pk").values_list("pk", "name")[:MOST_CHOICES]
-    projects = Project.objects.for_tenant(visit.tenant).order_by("name", "pk").values_list("pk", "name")[:MOST_CHOICES]
-    kept = {name: value for name, value in visit.query.items() if name in ("range", "from", "to")}
-    filtered = any(visit.query.get(name) for name in _FILTERS)
+def filters(ctx: PageContext) -> RequestLogFilters:
+    selected = _filters(ctx)
+    keys = ApiKey.objects.for_tenant(ctx.tenant).order_by("name", "pk").values_list("pk", "name")[:MAX_CHOICES]
+    projects = Project.objects.for_tenant(ctx.tenant).order_by("name", "pk").values_list("pk", "name")[:MAX_CHOICES]
+    params = {name: value for name, value in ctx.query.items() if name in ("range", "from", "to")}
+    filtered = any(ctx.query.get(name) for name in _FILTERS)
     return RequestLogFilters(
-        tuple(RequestLogOption(str(pk), name, pk == asked.key_id) for pk, name in keys),
-        tuple(RequestLogOption(str(pk), name, pk == asked.project_id) for pk, name in projects),
-        tuple(RequestLogOption(value, verdict_label(value), value == asked.outcome) for value in RequestOutcome.values),
-        asked.model or "",
-        asked.code or "",
-        tuple(kept.items()),
-        f"{visit.url('requests')}?{urlencode(kept)}" if filtered else "",
+        tuple(RequestLogOption(str(pk), name, pk == selected.key_id) for pk, name in keys),
+        tuple(RequestLogOption(str(pk), name, pk == selected.project_id) for pk, name in projects),
+        tuple(
+            RequestLogOption(value, outcome_label(value), value == selected.outcome) for value in RequestOutcome.values
+        ),
+        selected.model or "",
+        selected.code or "",
+        tuple(params.items()),
+        f"{ctx.url('requests')}?{urlencode(params)}" if filtered else "",
     )
 
 
-def log(visit: PageContext) -> RequestLogPanel:
+def log(ctx: PageContext) -> RequestLogPanel:
     """Return a page of the log."""
-    cursor, fault = visit.query.get("cursor") or None, ""
+    cursor, error = ctx.query.get("cursor") or None, ""
     try:
-        page = selectors.requests_page(_filters(visit), cursor, SIZE)
+        page = selectors.requests_page(_filters(ctx), cursor, PAGE_SIZE)
     except BadCursor:
-        fault = "That page no longer exists. Showing the newest requests."
-        page = selectors.requests_page(_filters(visit), None, SIZE)
-    wanted = {row.record.key_id for row in page.rows}
-    keys = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=wanted).values_list("pk", "name"))
+        error = "That page no longer exists. Showing the newest requests."
+        page = selectors.requests_page(_filters(ctx), None, PAGE_SIZE)
+    key_ids = {row.record.key_id for row in page.rows}
+    keys = dict(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=key_ids).values_list("pk", "name"))
     return RequestLogPanel(
-        tuple(_row(visit, row, keys) for row in page.rows),
-        _turned(visit, page.older),
-        _turned(visit, page.newer),
-        fault,
-        any(visit.query.get(name) for name in _FILTERS),
+        tuple(_row(ctx, row, keys) for row in page.rows),
+        _turned(ctx, page.older),
+        _turned(ctx, page.newer),
+        error,
+        any(ctx.query.get(name) for name in _FILTERS),
     )
 
 
-def _turned(visit: PageContext, cursor: str | None) -> str:
+def _turned(ctx: PageContext, cursor: str | None) -> str:
     if cursor is None:
         return ""
-    return f"{visit.url('requests')}?{urlencode({**visit.query, 'cursor': cursor})}"
+    return f"{ctx.url('requests')}?{urlencode({**ctx.query, 'cursor': cursor})}"
 
 
-def _row(visit: PageContext, listed: ListedRequest, keys: dict[int, str]) -> RequestLogRow:
+def _row(ctx: PageContext, listed: ListedRequest, keys: dict[int, str]) -> RequestLogRow:
     record, usage = listed.record, listed.usage
     tokens = usage.tokens if usage else None
     prompt = sum(count for name, count in tokens.items() if name != "output") if tokens else record.prompt_tokens
     return RequestLogRow(
         record.request_id,
-        visit.url("requests-detail", record.request_id),
+        ctx.url("requests-detail", record.request_id),
         record.started_at,
-        verdict_label(record.outcome),
+        outcome_label(record.outcome),
         KINDS[record.outcome],
         record.status,
-        said(record.code, record.limited_by),
+        status_text(record.code, record.limited_by),
         record.requested_model,
         record.served_model if record.served_model != record.requested_model else "",
         keys.get(record.key_id, f"Key {record.key_id}, deleted"),
@@ -186,24 +188,24 @@ def _row(visit: PageContext, listed: ListedRequest, keys: dict[int, str]) -> Req
     )
 
 
-def said(code: str, bound: dict[str, object] | None) -> str:
-    """Why a request was not answered, in a few words."""
+def status_text(code: str, bound: dict[str, object] | None) -> str:
+    """Return a short reason why a request was not answered."""
     if bound is None:
         return code.replace("_", " ")
     return bound_label(str(bound["kind"]), str(bound.get("scope", "")), str(bound["name"]), str(bound.get("model", "")))
 
 
 def bound_label(kind: str, scope: str, name: str, model: str) -> str:
-    """Return a limit or budget, named."""
+    """Return the label of a limit or budget."""
     if kind == "budget":
         return f"budget {name}"
     return f"{name.replace('_', ' ')} of the {scope}" + (f", {model}" if model else "")
 
 
-def figures(visit: PageContext) -> RequestLogStats:
-    """How the span's requests went; no filter but the span counts here."""
-    span = span_of(visit)
-    found = selectors.rates(visit.tenant.pk, span.start, span.end, "day")
+def stats(ctx: PageContext) -> RequestLogStats:
+    """Return statistics of the requests in the date range. Other filters do not apply."""
+    date_range = date_range_of(ctx)
+    found = selectors.rates(ctx.tenant.pk, date_range.start, date_range.end, "day")
     total, objective = found.total, selectors.ttft_slo_ms()
     return RequestLogStats(
         total.requests,
@@ -216,7 +218,9 @@ def figures(visit: PageContext) -> RequestLogStats:
         objective * 1000,
         total.ttft_p95_ms is not None and total.ttft_p95_ms > objective,
         tuple(
-            RequestLogBoundRow(bound_label(each.kind, each.scope, each.name, each.model), each.kind, each.requests)
-            for each in found.bounds[:8]
+            RequestLogBoundRow(
+                bound_label(limit.kind, limit.scope, limit.name, limit.model), limit.kind, limit.requests
+            )
+            for limit in found.bounds[:8]
         ),
     )

@@ -1,4 +1,4 @@
-"""What the tenant's own model names stand for: policies, their versions, and what a new one would change."""
+"""Model aliases: routing policies, their versions, and dry runs of changes."""
 
 from frontend.tenant.routing.views import urlpatterns
 

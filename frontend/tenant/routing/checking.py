@@ -1,14 +1,14 @@
-"""What is said of a policy while it is written, and its publication."""
+"""Check of a routing policy while it is edited, and its publication."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from frontend.core.page_context import PageContext
-from frontend.tenant.routing import dry_runs, page, places
-from frontend.tenant.routing.dry_runs import Trial
-from frontend.tenant.routing.page import RoutingChanged, RoutingPanel
-from frontend.tenant.routing.places import Fault
+from frontend.tenant.routing import dry_runs, page, positions
+from frontend.tenant.routing.dry_runs import RoutingDryRun
+from frontend.tenant.routing.page import RoutingDiffLine, RoutingPanel
+from frontend.tenant.routing.positions import PolicyError
 from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.actions import Conflict
@@ -17,15 +17,15 @@ from tenants.models import RoutingPolicy
 
 
 @dataclass(frozen=True)
-class Checked:
-    """Either what is wrong, or what it means and would have done."""
+class CheckResult:
+    """Either the error of a policy, or its meaning and its dry run."""
 
-    fault: Fault | None
+    error: PolicyError | None
     shown: RoutingPanel | None
-    trial: Trial | None
-    against: int | None  # the active version, that `diff` is to
-    diff: tuple[RoutingChanged, ...]
-    unserved: tuple[str, ...]  # models it names that this platform does not serve
+    trial: RoutingDryRun | None
+    against: int | None  # the active version, which `diff` compares with
+    diff: tuple[RoutingDiffLine, ...]
+    unserved: tuple[str, ...]  # named models that the platform does not serve
 
 
 def served() -> tuple[str, ...]:
@@ -33,36 +33,36 @@ def served() -> tuple[str, ...]:
     return tuple(spec.name for spec in platform_settings().models)
 
 
-def check(visit: PageContext, name: str, text: str) -> Checked:
-    """In the visit's scope."""
-    found = places.read(text)
-    if isinstance(found, Fault):
-        return Checked(found, None, None, None, (), ())
+def check(ctx: PageContext, name: str, text: str) -> CheckResult:
+    """Check the text of a policy. Call inside `ctx.scope()`."""
+    found = positions.read(text)
+    if isinstance(found, PolicyError):
+        return CheckResult(found, None, None, None, (), ())
     body, policy = found
-    active = page.versions(visit).filter(name=name, active=True).first() if name else None
-    return Checked(
-        fault=None,
-        shown=page.in_words(visit, policy),
-        trial=dry_runs.try_on(visit, policy, name),
+    active = page.versions(ctx).filter(name=name, active=True).first() if name else None
+    return CheckResult(
+        error=None,
+        shown=page.in_words(ctx, policy),
+        trial=dry_runs.dry_run(ctx, policy, name),
         against=None if active is None else active.version,
-        diff=() if active is None else page.diff(places.pretty(active.body), places.pretty(body)),
+        diff=() if active is None else page.diff(positions.pretty(active.body), positions.pretty(body)),
         unserved=tuple(sorted(set(policy.models) - set(served()))),
     )
 
 
-def publish(visit: PageContext, *, name: str, body: str, base: int | None) -> RoutingPolicy:
-    """Activate it, unless another version became active since `base` was read.
+def publish(ctx: PageContext, *, name: str, body: str, base: int | None) -> RoutingPolicy:
+    """Publish a policy, unless another version became active since `base` was read.
 
     Raises:
-        ActionRefused: it is no policy, or is not what one believed to change.
+        ActionRefused: the text is not a policy, or another version is active.
     """
-    found = places.read(body)
-    if isinstance(found, Fault):
-        raise actions.ActionRefused(f"Line {found.line}: {found.said}")
-    with tenant_scope(visit.tenant):
-        # NOTE: the publication locks the tenant's row; what is read after it is what was active before it.
-        made = actions.do_publish_policy(visit.tenant, name, found[0], created_by=visit.user)
-        rows = RoutingPolicy.objects.for_tenant(visit.tenant).filter(name=name, version__lt=made.version)
+    found = positions.read(body)
+    if isinstance(found, PolicyError):
+        raise actions.ActionRefused(f"Line {found.line}: {found.message}")
+    with tenant_scope(ctx.tenant):
+        # NOTE: the publication locks the tenant's row, so the version read after it was active before it.
+        made = actions.do_publish_policy(ctx.tenant, name, found[0], created_by=ctx.user)
+        rows = RoutingPolicy.objects.for_tenant(ctx.tenant).filter(name=name, version__lt=made.version)
         before = rows.order_by("-version").first()
         was = None if before is None else before.version
         if base is not None and was is not None and was > base:

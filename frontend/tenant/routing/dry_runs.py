@@ -1,4 +1,4 @@
-"""What a policy would have done with requests that came lately."""
+"""Dry run of a routing policy on recent requests."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from millrace.apps.request_log.models import RequestRecord
 from tenants.routing_policies.policy import Decision, Policy, RoutingFacts, decide
 
 DAYS = 7
-MOST = 500  # requests that are tried
-SHOWN = 12
-ALL = "*"  # of every model
+MAX_REQUESTS = 500  # requests in a dry run
+MAX_ROWS = 12
+MAX_MODELS = "*"  # in total
 UNKNOWN = "Unknown"
 
 
 @dataclass(frozen=True)
 class Share:
-    """A target, and how many of the requests went or would go there first."""
+    """A target, and the number of requests that went and would go to it first."""
 
     model: str
     was: int
@@ -29,8 +29,8 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """One request that would go elsewhere."""
+class MovedRequest:
+    """A request that would go to another model."""
 
     request_id: str
     url: str
@@ -42,58 +42,62 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Trial:
+class RoutingDryRun:
     requests: int
     moved: int
-    undecided: int  # whether they brought tools or a schema is not written down
-    homeless: int  # no rule would hold: 404
+    undecided: int  # depends on tools or a schema, which the log does not contain
+    homeless: int  # no rule matches: 404
     shares: tuple[Share, ...]
-    rows: tuple[Moved, ...]
-    every: bool  # requests for any model were tried, not only for this name
+    rows: tuple[MovedRequest, ...]
+    every: bool  # true for requests of all models, not only of this alias
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _Decision:
     record: RequestRecord
     was: str
     would: str
     rule: str
 
 
-def try_on(visit: PageContext, policy: Policy, name: str) -> Trial:
-    """Return the newest requests of the last days, decided again. In the visit's scope.
+def dry_run(ctx: PageContext, policy: Policy, name: str) -> RoutingDryRun:
+    """Decide the newest requests of the last days again. Call inside `ctx.scope()`.
 
-    Of requests for `name`, or of all if the address asks so. The draw is by the request's id, as it was.
+    The requests are those for `name`, or all of them if the query string says so. Weights are drawn by request ID, like
+    before.
     """
-    every = visit.request.POST.get("of", visit.query.get("of", "")) == ALL
-    rows = RequestRecord.objects.for_tenant(visit.tenant).filter(
-        started_at__gte=visit.now - timedelta(days=DAYS), prompt_tokens__isnull=False
+    every = ctx.request.POST.get("of", ctx.query.get("of", "")) == MAX_MODELS
+    rows = RequestRecord.objects.for_tenant(ctx.tenant).filter(
+        started_at__gte=ctx.now - timedelta(days=DAYS), prompt_tokens__isnull=False
     )
     if not every:
         rows = rows.filter(requested_model=name)
-    tried = [_try(row, policy) for row in rows.order_by("-started_at")[:MOST]]
-    moved = [one for one in tried if one.was != one.would]
-    return Trial(
+    tried = [_decide(row, policy) for row in rows.order_by("-started_at")[:MAX_REQUESTS]]
+    moved = [decision for decision in tried if decision.was != decision.would]
+    return RoutingDryRun(
         requests=len(tried),
         moved=len(moved),
-        undecided=sum(one.would == UNKNOWN for one in tried),
-        homeless=sum(one.would == "" for one in tried),
+        undecided=sum(decision.would == UNKNOWN for decision in tried),
+        homeless=sum(decision.would == "" for decision in tried),
         shares=_shares(tried),
-        rows=tuple(_moved(visit, one) for one in moved[:SHOWN]),
+        rows=tuple(_moved(ctx, decision) for decision in moved[:MAX_ROWS]),
         every=every,
     )
 
 
-def _try(record: RequestRecord, policy: Policy) -> _Tried:
-    """Whether it brought tools or wanted a schema is in no record: if that matters, where it goes is unknown."""
+def _decide(record: RequestRecord, policy: Policy) -> _Decision:
+    """Decide one request.
+
+    The log does not contain whether it had tools or a schema; if a rule depends on that, the target is unknown.
+    """
     found = {_decided(record, policy, tools, schema) for tools in (False, True) for schema in (False, True)}
     targets = record.route.get("targets") or [record.served_model]
     if len(found) > 1:
-        return _Tried(record, targets[0], UNKNOWN, "")
+        return _Decision(record, targets[0], UNKNOWN, "")
     (decision,) = found
     if decision is None:
-        return _Tried(record, targets[0], "", "")
-    return _Tried(record, targets[0], decision.models[0], str(decision.rule + 1))
+        return _Decision(record, targets[0], "", "")
+    return _Decision(record, targets[0], decision.models[0], str(decision.rule + 1))
 
 
 def _decided(record: RequestRecord, policy: Policy, tools: bool, schema: bool) -> Decision | None:
@@ -101,21 +105,21 @@ def _decided(record: RequestRecord, policy: Policy, tools: bool, schema: bool) -
     return decide(policy, RoutingFacts(record.request_id, record.key_id, tokens, tools, schema, record.started_at))
 
 
-def _shares(tried: Iterable[_Tried]) -> tuple[Share, ...]:
+def _shares(tried: Iterable[_Decision]) -> tuple[Share, ...]:
     tried = list(tried)
-    was, would = Counter(one.was for one in tried), Counter(one.would for one in tried)
+    was, would = Counter(decision.was for decision in tried), Counter(decision.would for decision in tried)
     models = sorted({*was, *would} - {""}, key=lambda model: (-would[model], -was[model], model))
     return tuple(Share(model, was[model], would[model], len(tried)) for model in models)
 
 
-def _moved(visit: PageContext, one: _Tried) -> Moved:
-    record = one.record
-    return Moved(
+def _moved(ctx: PageContext, decision: _Decision) -> MovedRequest:
+    record = decision.record
+    return MovedRequest(
         request_id=record.request_id,
-        url=visit.link("requests-detail", record.request_id),
+        url=ctx.link("requests-detail", record.request_id),
         at=record.started_at,
         prompt_tokens=record.prompt_tokens or 0,
-        was=one.was,
-        would=one.would,
-        rule=one.rule,
+        was=decision.was,
+        would=decision.would,
+        rule=decision.rule,
     )

@@ -1,4 +1,4 @@
-"""Routing policies as the page shows them: names, rules in words, versions, what differs between two."""
+"""View models of routing policies: aliases, rules as text, versions and differences."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from datetime import datetime
 from django.db.models import QuerySet
 
 from frontend.core.page_context import PageContext
-from frontend.tenant.routing.places import pretty
+from frontend.tenant.routing.positions import pretty
 from tenants.models import ApiKey, RoutingPolicy
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
 from tenants.routing_policies.policy import Policy, Rule, When
 
-MOST = 100  # names, and versions of one
+MAX_VERSIONS = 100  # aliases, or versions of one alias
 FALLBACKS = {
     "error": "worker error",
     "overload": "overload",
@@ -29,23 +29,23 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 class RoutingTarget:
     model: str
     weight: int
-    of: int  # the rule's weights together
-    share: str  # empty: it stands by
+    of: int  # sum of the rule's weights
+    share: str  # empty for a standby target
 
 
 @dataclass(frozen=True)
-class RuleShown:
+class RoutingRule:
     number: int
-    conditions: tuple[str, ...]  # empty: always
+    conditions: tuple[str, ...]  # empty if it always matches
     drawn: tuple[RoutingTarget, ...]
     standing_by: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class RoutingPanel:
-    """A policy in words."""
+    """A policy as text."""
 
-    rules: tuple[RuleShown, ...]
+    rules: tuple[RoutingRule, ...]
     fallbacks: tuple[str, ...]
 
 
@@ -72,98 +72,98 @@ class RoutingVersion:
 
 
 @dataclass(frozen=True)
-class RoutingChanged:
-    """A line of the difference. `sign`: + - or a space."""
+class RoutingDiffLine:
+    """A line of a difference. `sign` is +, - or a space."""
 
     sign: str
     text: str
 
 
 @dataclass(frozen=True)
-class One:
-    """A version of a name, and the others."""
+class RoutingDetail:
+    """One version of an alias, and the list of all versions."""
 
     name: str
     version: int
     active: bool
-    shown: RoutingPanel | None  # None: of a release that knew other rules
+    shown: RoutingPanel | None  # None if a release with other rules wrote it
     text: str
-    against: int | None  # the version it is compared with
-    diff: tuple[RoutingChanged, ...]
+    against: int | None  # the version that `diff` compares with
+    diff: tuple[RoutingDiffLine, ...]
     versions: tuple[RoutingVersion, ...]
-    edit_url: str  # these, empty: this person may not, or there is nothing to do
+    edit_url: str  # empty without permission, or if not possible
     revert_url: str
     withdraw_url: str
 
 
-def versions(visit: PageContext) -> QuerySet[RoutingPolicy]:
-    """All versions of all names. In the visit's scope."""
-    found: QuerySet[RoutingPolicy] = RoutingPolicy.objects.for_tenant(visit.tenant).select_related("created_by")
+def versions(ctx: PageContext) -> QuerySet[RoutingPolicy]:
+    """Return all versions of all aliases. Call inside `ctx.scope()`."""
+    found: QuerySet[RoutingPolicy] = RoutingPolicy.objects.for_tenant(ctx.tenant).select_related("created_by")
     return found
 
 
-def names(visit: PageContext) -> tuple[RoutingName, ...]:
-    """Each name with the active version, or its last one if it was withdrawn. In the visit's scope."""
-    rows = versions(visit).order_by("name", "-active", "-version").distinct("name")[:MOST]
-    return tuple(_name(visit, row) for row in rows)
+def names(ctx: PageContext) -> tuple[RoutingName, ...]:
+    """Return each alias with its active version, or its last one if unpublished. Call inside `ctx.scope()`."""
+    rows = versions(ctx).order_by("name", "-active", "-version").distinct("name")[:MAX_VERSIONS]
+    return tuple(_name(ctx, row) for row in rows)
 
 
-def one(visit: PageContext, row: RoutingPolicy) -> One:
-    """Return a version, compared with the one active, or, if it is that, with the one before. In the visit's scope."""
-    rows = list(versions(visit).filter(name=row.name).order_by("-version")[:MOST])
-    against = next((each for each in rows if each.active), None)
+def detail(ctx: PageContext, row: RoutingPolicy) -> RoutingDetail:
+    """Return a version and its changes since the active or the previous version. Call inside `ctx.scope()`."""
+    rows = list(versions(ctx).filter(name=row.name).order_by("-version")[:MAX_VERSIONS])
+    against = next((policy for policy in rows if policy.active), None)
     if row.active or against is None:
-        against = next((each for each in rows if each.version < row.version), None)
-    may = visit.may(Permission.POLICIES_WRITE)
-    return One(
+        against = next((policy for policy in rows if policy.version < row.version), None)
+    may = ctx.may(Permission.POLICIES_WRITE)
+    return RoutingDetail(
         name=row.name,
         version=row.version,
         active=row.active,
-        shown=_shown(visit, row),
+        shown=_panel_of(ctx, row),
         text=pretty(row.body),
         against=None if against is None else against.version,
         diff=_diff(against, row),
         versions=tuple(
             RoutingVersion(
-                each.version,
-                each.active,
-                each.created_at,
-                _by(each),
-                each.pk == row.pk,
-                visit.url("routing-detail", each.pk),
+                policy.version,
+                policy.active,
+                policy.created_at,
+                _by(policy),
+                policy.pk == row.pk,
+                ctx.url("routing-detail", policy.pk),
             )
-            for each in rows
+            for policy in rows
         ),
-        edit_url=f"{visit.url('routing-edit')}?from={row.pk}" if may else "",
-        revert_url=visit.url("routing-revert", row.pk) if may and not row.active else "",
-        withdraw_url=visit.url("routing-withdraw", row.pk) if may and row.active else "",
+        edit_url=f"{ctx.url('routing-edit')}?from={row.pk}" if may else "",
+        revert_url=ctx.url("routing-revert", row.pk) if may and not row.active else "",
+        withdraw_url=ctx.url("routing-withdraw", row.pk) if may and row.active else "",
     )
 
 
-def in_words(visit: PageContext, of: Policy) -> RoutingPanel:
-    """Return the policy as a person reads it. In the visit's scope."""
+def in_words(ctx: PageContext, of: Policy) -> RoutingPanel:
+    """Return the policy as text. Call inside `ctx.scope()`."""
     ids = {key for rule in of.rules for key in rule.when.keys or ()}
-    keys = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=ids).values_list("pk", "name")) if ids else {}
+    keys = dict(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=ids).values_list("pk", "name")) if ids else {}
     return RoutingPanel(
         rules=tuple(_rule(number, rule, keys) for number, rule in enumerate(of.rules, 1)),
-        fallbacks=tuple(FALLBACKS[each] for each in of.fallback_on),
+        fallbacks=tuple(FALLBACKS[condition] for condition in of.fallback_on),
     )
 
 
-def _shown(visit: PageContext, row: RoutingPolicy) -> RoutingPanel | None:
+def _panel_of(ctx: PageContext, row: RoutingPolicy) -> RoutingPanel | None:
     try:
-        return in_words(visit, policy.parse(row.body))
+        return in_words(ctx, policy.parse(row.body))
     except ValueError:
         return None
 
 
-def _name(visit: PageContext, row: RoutingPolicy) -> RoutingName:
+def _name(ctx: PageContext, row: RoutingPolicy) -> RoutingName:
     try:
         found = policy.parse(row.body)
         rules, models = len(found.rules), found.models
     except ValueError:
         rules, models = 0, ()
-    url = visit.url("routing-detail", row.pk)
+    url = ctx.url("routing-detail", row.pk)
     return RoutingName(row.name, row.version, row.active, rules, models, row.created_at, _by(row), url)
 
 
@@ -171,7 +171,7 @@ def _by(row: RoutingPolicy) -> str:
     return row.created_by.email if row.created_by else "by a key"
 
 
-def _rule(number: int, rule: Rule, keys: Mapping[int, str]) -> RuleShown:
+def _rule(number: int, rule: Rule, keys: Mapping[int, str]) -> RoutingRule:
     total = sum(target.weight for target in rule.targets)
     drawn = tuple(
         RoutingTarget(target.model, target.weight, total, f"{target.weight * 1000 // total / 10:g}%")
@@ -179,7 +179,7 @@ def _rule(number: int, rule: Rule, keys: Mapping[int, str]) -> RuleShown:
         if target.weight
     )
     by = tuple(target.model for target in rule.targets if not target.weight)
-    return RuleShown(number, tuple(_conditions(rule.when, keys)), drawn, by)
+    return RoutingRule(number, tuple(_conditions(rule.when, keys)), drawn, by)
 
 
 def _conditions(when: When, keys: Mapping[int, str]) -> Iterator[str]:
@@ -205,15 +205,15 @@ def _listed(parts: Iterable[str]) -> str:
     return ", ".join(parts)
 
 
-def _diff(old: RoutingPolicy | None, new: RoutingPolicy) -> tuple[RoutingChanged, ...]:
+def _diff(old: RoutingPolicy | None, new: RoutingPolicy) -> tuple[RoutingDiffLine, ...]:
     if old is None:
         return ()
     return diff(pretty(old.body), pretty(new.body))
 
 
-def diff(old: str, new: str) -> tuple[RoutingChanged, ...]:
-    """Every line, with what was taken out and put in; nothing if they are alike."""
+def diff(old: str, new: str) -> tuple[RoutingDiffLine, ...]:
+    """Return all lines with removed and added ones; empty if the texts are equal."""
     if old == new:
         return ()
     lines = difflib.ndiff(old.splitlines(), new.splitlines())
-    return tuple(RoutingChanged(line[0], line[2:]) for line in lines if line[0] != "?")
+    return tuple(RoutingDiffLine(line[0], line[2:]) for line in lines if line[0] != "?")

@@ -1,4 +1,4 @@
-"""Routing: names, one version of one, the editor with its checks, publish, revert, withdraw."""
+"""Routing: the list of aliases, one version, the editor, and the actions publish, restore and unpublish."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from django.http import Http404, HttpResponse
 from django.urls import path
 
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import ask, posted
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import done, refused, show
-from frontend.tenant.routing import checking, dry_runs, page, places
+from frontend.core.rendering import redirect_with_message, render_form_errors, render_page
+from frontend.tenant.routing import checking, dry_runs, page, positions
 from tenants import actions
 from tenants.actions import ActionRefused
 from tenants.models import RoutingPolicy
@@ -36,7 +36,7 @@ EXAMPLE = """{
 
 
 class Editor(forms.Form):
-    """A policy as it is written. `base`: the version that was active when one began."""
+    """The text of a policy. `base` is the version that was active when editing started."""
 
     name = forms.CharField(
         label="Alias",
@@ -47,114 +47,114 @@ class Editor(forms.Form):
     body = forms.CharField(
         label="Policy",
         strip=False,
-        max_length=places.LONGEST,
+        max_length=positions.MAX_LENGTH,
         widget=forms.Textarea(attrs={"rows": 20, "spellcheck": "false", "class": "mono", "wrap": "off"}),
     )
     base = forms.IntegerField(required=False, widget=forms.HiddenInput)
 
 
 @tenant_page(Permission.POLICIES_READ)
-def routing(visit: PageContext) -> HttpResponse:
-    new_url = visit.url("routing-edit") if visit.may(Permission.POLICIES_WRITE) else ""
-    return show(visit, "routing/page.html", "Routing policy", panels=PANELS, new_url=new_url)
+def routing(ctx: PageContext) -> HttpResponse:
+    new_url = ctx.url("routing-edit") if ctx.may(Permission.POLICIES_WRITE) else ""
+    return render_page(ctx, "routing/page.html", "Routing policy", panels=PANELS, new_url=new_url)
 
 
 @tenant_page(Permission.POLICIES_READ)
-def one(visit: PageContext) -> HttpResponse:
-    row = _version(visit, visit.arguments["policy"])
-    with visit.scope():
-        found = page.one(visit, row)
-    return show(visit, "routing/one.html", found.name, breadcrumbs=_crumbs(visit), one=found)
+def policy(ctx: PageContext) -> HttpResponse:
+    row = _version(ctx, ctx.arguments["policy"])
+    with ctx.scope():
+        found = page.detail(ctx, row)
+    return render_page(ctx, "routing/detail.html", found.name, breadcrumbs=_crumbs(ctx), one=found)
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
-def edit(visit: PageContext) -> HttpResponse:
-    """Return the editor. What is sent is published, or, with `check`, only looked at."""
-    form = Editor(posted(visit), initial=_initial(visit))
-    if visit.request.method == "POST" and "check" not in visit.request.POST and form.is_valid():
+def edit(ctx: PageContext) -> HttpResponse:
+    """Show the editor. A submitted form is published, or only checked if `check` is set."""
+    form = Editor(bound_data(ctx), initial=_initial(ctx))
+    if ctx.request.method == "POST" and "check" not in ctx.request.POST and form.is_valid():
         try:
-            made = checking.publish(visit, **form.cleaned_data)
+            made = checking.publish(ctx, **form.cleaned_data)
         except ActionRefused as exc:
             form.add_error(None, str(exc))
         else:
-            said = f"Version {made.version} of {made.name} published. It is live within a second."
-            return done(visit, visit.url("routing-detail", made.pk), said)
+            message = f"Version {made.version} of {made.name} published. It is live within a second."
+            return redirect_with_message(ctx, ctx.url("routing-detail", made.pk), message)
     typed = {name: form[name].value() or "" for name in ("name", "body")}
-    with visit.scope():
-        checked = checking.check(visit, typed["name"], typed["body"])
-    given: dict[str, Any] = {"checked": checked, "breadcrumbs": _crumbs(visit), "back": visit.url("routing")}
-    given |= {"check_url": visit.url("routing-check"), "of_all": visit.request.POST.get("of") == dry_runs.ALL}
+    with ctx.scope():
+        checked = checking.check(ctx, typed["name"], typed["body"])
+    context: dict[str, Any] = {"checked": checked, "breadcrumbs": _crumbs(ctx), "back": ctx.url("routing")}
+    context |= {"check_url": ctx.url("routing-check"), "of_all": ctx.request.POST.get("of") == dry_runs.MAX_MODELS}
     title = f"Edit {typed['name']}" if typed["name"] else "New alias"
     if form.is_bound and form.errors:
-        return refused(visit, "routing/edit.html", title, form, **given)
-    return show(visit, "routing/edit.html", title, form=form, **given)
+        return render_form_errors(ctx, "routing/edit.html", title, form, **context)
+    return render_page(ctx, "routing/edit.html", title, form=form, **context)
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=("POST",))
-def check(visit: PageContext) -> HttpResponse:
-    """Return what is to be said of the text as it is typed."""
-    post = visit.request.POST
-    with visit.scope():
-        checked = checking.check(visit, post.get("name", ""), post.get("body", ""))
-    return show(visit, "routing/checked.html", "Check", checked=checked)
+def check(ctx: PageContext) -> HttpResponse:
+    """Return the result of checking the text as typed so far."""
+    post = ctx.request.POST
+    with ctx.scope():
+        checked = checking.check(ctx, post.get("name", ""), post.get("body", ""))
+    return render_page(ctx, "routing/checked.html", "Check", checked=checked)
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
-def revert(visit: PageContext) -> HttpResponse:
-    row = _version(visit, visit.arguments["policy"])
-    return ask(
-        visit,
+def revert(ctx: PageContext) -> HttpResponse:
+    row = _version(ctx, ctx.arguments["policy"])
+    return form_view(
+        ctx,
         f"Restore version {row.version} of {row.name}",
-        forms.Form(posted(visit)),
-        lambda _: actions.do_revert_policy(row, created_by=visit.user),
-        said=lambda made: f"Version {row.version} restored as version {made.version}.",
+        forms.Form(bound_data(ctx)),
+        lambda _: actions.do_revert_policy(row, created_by=ctx.user),
+        message=lambda made: f"Version {row.version} restored as version {made.version}.",
         effect=f"Requests for {row.name} use version {row.version} within a second. A new version is created.",
-        **_sheet(visit, "Restore"),
+        **_sheet(ctx, "Restore"),
     )
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
-def withdraw(visit: PageContext) -> HttpResponse:
-    row = _version(visit, visit.arguments["policy"])
-    return ask(
-        visit,
+def withdraw(ctx: PageContext) -> HttpResponse:
+    row = _version(ctx, ctx.arguments["policy"])
+    return form_view(
+        ctx,
         f"Unpublish {row.name}",
-        Confirm(row.name, posted(visit)),
-        lambda _: actions.do_withdraw_policy(visit.tenant, row.name),
-        said=lambda was: f"{row.name} was unpublished." if was else "Already unpublished.",
+        Confirm(row.name, bound_data(ctx)),
+        lambda _: actions.do_withdraw_policy(ctx.tenant, row.name),
+        message=lambda was: f"{row.name} was unpublished." if was else "Already unpublished.",
         effect=f"Requests for {row.name} receive 404 within a second, unless a model has this name. Its versions"
         " are kept and can be restored.",
         danger=True,
-        **_sheet(visit, "Unpublish"),
+        **_sheet(ctx, "Unpublish"),
     )
 
 
-def _initial(visit: PageContext) -> dict[str, Any]:
-    """Return what the editor begins with: a version, or an example."""
-    asked = visit.query.get("from", "")
-    if asked.isascii() and asked.isdigit() and len(asked) < 19:
-        row = _version(visit, int(asked))
-        with visit.scope():
-            base = page.versions(visit).filter(name=row.name, active=True).values_list("version", flat=True).first()
-        return {"name": row.name, "body": places.pretty(row.body), "base": base}
+def _initial(ctx: PageContext) -> dict[str, Any]:
+    """Return the initial text of the editor: a version or an example."""
+    text = ctx.query.get("from", "")
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        row = _version(ctx, int(text))
+        with ctx.scope():
+            base = page.versions(ctx).filter(name=row.name, active=True).values_list("version", flat=True).first()
+        return {"name": row.name, "body": positions.pretty(row.body), "base": base}
     models = checking.served()
     return {"name": "", "body": EXAMPLE.replace("MODEL", models[0] if models else "model")}
 
 
-def _version(visit: PageContext, pk: int) -> RoutingPolicy:
-    with visit.scope():
-        row = page.versions(visit).filter(pk=pk).first()
+def _version(ctx: PageContext, pk: int) -> RoutingPolicy:
+    with ctx.scope():
+        row = page.versions(ctx).filter(pk=pk).first()
     if row is None:
         raise Http404
     return row
 
 
-def _crumbs(visit: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb("Routing policy", visit.url("routing")),)
+def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
+    return (Breadcrumb("Routing policy", ctx.url("routing")),)
 
 
-def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:
-    return {"submit": submit, "back": visit.url("routing"), "breadcrumbs": _crumbs(visit)}
+def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
+    return {"submit": submit, "back": ctx.url("routing"), "breadcrumbs": _crumbs(ctx)}
 
 
 _ROOT = "t/<slug:slug>/routing/"
@@ -162,7 +162,7 @@ urlpatterns = [
     path(_ROOT, routing, name="routing"),
     path(f"{_ROOT}edit", edit, name="routing-edit"),
     path(f"{_ROOT}check", check, name="routing-check"),
-    path(f"{_ROOT}<int:policy>", one, name="routing-detail"),
+    path(f"{_ROOT}<int:policy>", policy, name="routing-detail"),
     path(f"{_ROOT}<int:policy>/revert", revert, name="routing-revert"),
     path(f"{_ROOT}<int:policy>/withdraw", withdraw, name="routing-withdraw"),
     PANELS.tenant_url(_ROOT, Permission.POLICIES_READ),

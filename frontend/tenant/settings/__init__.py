@@ -1,4 +1,4 @@
-"""What the tenant is called, what is kept of its requests, what its invoices say of it, and its end."""
+"""Settings of the tenant: name, data retention, billing profile and deletion."""
 
 from frontend.tenant.settings.views import urlpatterns
 

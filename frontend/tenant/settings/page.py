@@ -1,4 +1,4 @@
-"""The settings as the page shows them."""
+"""View models of the settings."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class General:
     badge: str
     since: datetime
     purge_after: datetime | None
-    ttft_us: int  # what the time to the first token is held to
+    ttft_us: int  # TTFT target
     request_log_retention_days: int
     content_days: int
 
 
 @dataclass(frozen=True)
 class SettingsBilling:
-    """What the next invoice says. Each line of the address may be empty."""
+    """The billing profile of the next invoice. Each line of the address may be empty."""
 
     name: str
     address: tuple[str, ...]
@@ -46,54 +46,54 @@ class SettingsBilling:
 @dataclass(frozen=True)
 class Settings:
     general: General
-    billing: SettingsBilling | None  # None: this person may not see it
-    rename_url: str  # these, empty: they may not
+    billing: SettingsBilling | None  # None without permission
+    rename_url: str  # empty without permission
     content_url: str
     billing_url: str
     leave_url: str
     delete_url: str
     restore_url: str
-    purge_on: datetime  # if it is deleted now
+    purge_on: datetime  # purge date if it is deleted now
 
 
-def settings(visit: PageContext) -> Settings:
-    """Everything on the page."""
-    with visit.scope():
-        tenant = Tenant.objects.for_tenant(visit.tenant).get()
-    may, leaving = visit.may, tenant.purge_after is not None
-    is_member = visit.access is not None and visit.access.role is not None
+def settings(ctx: PageContext) -> Settings:
+    """Return the complete view model of the page."""
+    with ctx.scope():
+        tenant = Tenant.objects.for_tenant(ctx.tenant).get()
+    may, leaving = ctx.may, tenant.purge_after is not None
+    is_member = ctx.access is not None and ctx.access.role is not None
 
     def url(name: str, permission: Permission, *, shown: bool = True) -> str:
-        return visit.url(name) if shown and may(permission) else ""
+        return ctx.url(name) if shown and may(permission) else ""
 
     return Settings(
         general=_general(tenant),
-        billing=billing(visit) if may(Permission.BILLING_READ) else None,
+        billing=billing(ctx) if may(Permission.BILLING_READ) else None,
         rename_url=url("settings-name", Permission.TENANT_UPDATE),
         content_url=url("settings-content", Permission.TENANT_UPDATE),
         billing_url=url("settings-billing", Permission.BILLING_WRITE),
-        leave_url=visit.url("members-leave") if is_member else "",
+        leave_url=ctx.url("members-leave") if is_member else "",
         delete_url=url("settings-delete", Permission.TENANT_DELETE, shown=not leaving),
         restore_url=url("settings-restore", Permission.TENANT_DELETE, shown=leaving),
-        purge_on=visit.now + timedelta(days=platform_settings().deletion_grace_days),
+        purge_on=ctx.now + timedelta(days=platform_settings().deletion_grace_days),
     )
 
 
-def profile(visit: PageContext) -> BillingProfile | None:
-    """Return the tenant's, if somebody has set it, with who bills it, which no tenant's scope shows."""
+def profile(ctx: PageContext) -> BillingProfile | None:
+    """Return the tenant's billing profile with its billing entity, which the tenant's scope cannot read."""
     with all_tenants_scope(BypassReason.BILLING):
-        rows = BillingProfile.objects.for_tenant(visit.tenant).select_related("entity")
+        rows = BillingProfile.objects.for_tenant(ctx.tenant).select_related("entity")
         found: BillingProfile | None = rows.first()
     return found
 
 
-def billing(visit: PageContext) -> SettingsBilling:
-    row = profile(visit)
+def billing(ctx: PageContext) -> SettingsBilling:
+    row = profile(ctx)
     entity = row.entity if row else _default_entity()
     town = "" if row is None else f"{row.postcode} {row.city}".strip()
     lines = () if row is None else (row.street, town, row.region, row.country)
     return SettingsBilling(
-        name=visit.tenant.name if row is None else row.name,
+        name=ctx.tenant.name if row is None else row.name,
         address=tuple(line for line in lines if line),
         vat_id="" if row is None else row.vat_id,
         po_number="" if row is None else row.po_number,

@@ -12,17 +12,17 @@ from django.urls import path
 
 from billing.actions.setup import do_set_profile
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import ask, posted
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from frontend.tenant.settings import page
 from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.models import MAX_CONTENT_DAYS
 from tenants.permissions import Permission
 
-MOST_EMAILS = 10
+MAX_EMAILS = 10
 
 
 class SettingsName(forms.Form):
@@ -39,7 +39,7 @@ class SettingsContent(forms.Form):
 
 
 class SettingsViewsBilling(forms.Form):
-    """What the next invoices say of the tenant, and where they go."""
+    """The tenant's data on the next invoices, and the recipients of invoices."""
 
     name = forms.CharField(label="Name on the invoice", max_length=200)
     street = forms.CharField(label="Street", max_length=200, required=False)
@@ -69,94 +69,94 @@ class SettingsViewsBilling(forms.Form):
 
     def clean_emails(self) -> list[str]:
         found = [part.strip() for part in self.cleaned_data["emails"].replace(",", "\n").splitlines() if part.strip()]
-        if len(found) > MOST_EMAILS:
-            raise ValidationError(f"Enter up to {MOST_EMAILS} email addresses.")
-        for each in found:
+        if len(found) > MAX_EMAILS:
+            raise ValidationError(f"Enter up to {MAX_EMAILS} email addresses.")
+        for address in found:
             try:
-                validate_email(each)
+                validate_email(address)
             except ValidationError as exc:
-                raise ValidationError(f"{each} is not an email address.") from exc
+                raise ValidationError(f"{address} is not an email address.") from exc
         return found
 
 
 @tenant_page()
-def settings(visit: PageContext) -> HttpResponse:
-    return show(visit, "settings/page.html", "Settings", settings=page.settings(visit))
+def settings(ctx: PageContext) -> HttpResponse:
+    return render_page(ctx, "settings/page.html", "Settings", settings=page.settings(ctx))
 
 
 @tenant_page(Permission.TENANT_UPDATE, methods=FORM)
-def name(visit: PageContext) -> HttpResponse:
-    return ask(
-        visit,
+def name(ctx: PageContext) -> HttpResponse:
+    return form_view(
+        ctx,
         "Rename organization",
-        SettingsName(posted(visit), initial={"name": visit.tenant.name}),
-        lambda data: actions.do_update_tenant(visit.tenant, **data),
-        said=lambda changed: f"Renamed to {changed.name}.",
-        **_sheet(visit, "Save"),
+        SettingsName(bound_data(ctx), initial={"name": ctx.tenant.name}),
+        lambda data: actions.do_update_tenant(ctx.tenant, **data),
+        message=lambda changed: f"Renamed to {changed.name}.",
+        **_sheet(ctx, "Save"),
     )
 
 
 @tenant_page(Permission.TENANT_UPDATE, methods=FORM, step_up=True)
-def content(visit: PageContext) -> HttpResponse:
-    return ask(
-        visit,
+def content(ctx: PageContext) -> HttpResponse:
+    return form_view(
+        ctx,
         "Prompt logging",
-        SettingsContent(posted(visit), initial={"days": visit.tenant.content_retention_days}),
-        lambda data: (actions.do_set_content_retention(visit.tenant, data["days"]), data["days"])[1],
-        said=lambda days: f"Prompts and responses are stored for {days} days." if days else "Prompt logging is off.",
+        SettingsContent(bound_data(ctx), initial={"days": ctx.tenant.content_retention_days}),
+        lambda data: (actions.do_set_content_retention(ctx.tenant, data["days"]), data["days"])[1],
+        message=lambda days: f"Prompts and responses are stored for {days} days." if days else "Prompt logging is off.",
         effect="Members with access to requests can read stored prompts and replay them in the playground.",
-        **_sheet(visit, "Save"),
+        **_sheet(ctx, "Save"),
     )
 
 
 @tenant_page(Permission.BILLING_WRITE, methods=FORM)
-def billing(visit: PageContext) -> HttpResponse:
-    row = page.profile(visit)
+def billing(ctx: PageContext) -> HttpResponse:
+    row = page.profile(ctx)
     names = ("name", "street", "postcode", "city", "region", "country", "vat_id", "po_number", "currency")
-    initial: dict[str, Any] = {"name": visit.tenant.name, "currency": "USD"}
+    initial: dict[str, Any] = {"name": ctx.tenant.name, "currency": "USD"}
     if row is not None:
         initial = {field: getattr(row, field) for field in names} | {"emails": "\n".join(row.emails)}
-    return ask(
-        visit,
+    return form_view(
+        ctx,
         "Billing details",
-        SettingsViewsBilling(posted(visit), initial=initial),
-        lambda data: do_set_profile(visit.tenant, **data),
-        said=lambda _: "Billing details saved. They apply to the next invoice.",
-        **_sheet(visit, "Save"),
+        SettingsViewsBilling(bound_data(ctx), initial=initial),
+        lambda data: do_set_profile(ctx.tenant, **data),
+        message=lambda _: "Billing details saved. They apply to the next invoice.",
+        **_sheet(ctx, "Save"),
     )
 
 
 @tenant_page(Permission.TENANT_DELETE, methods=FORM)
-def delete(visit: PageContext) -> HttpResponse:
+def delete(ctx: PageContext) -> HttpResponse:
     days = platform_settings().deletion_grace_days
-    return ask(
-        visit,
-        f"Delete {visit.tenant.name}",
-        Confirm(visit.tenant.slug, posted(visit)),
-        lambda _: actions.do_delete_tenant(visit.tenant),
-        said=lambda was: "Scheduled for deletion." if was else "Already scheduled for deletion.",
+    return form_view(
+        ctx,
+        f"Delete {ctx.tenant.name}",
+        Confirm(ctx.tenant.slug, bound_data(ctx)),
+        lambda _: actions.do_delete_tenant(ctx.tenant),
+        message=lambda was: "Scheduled for deletion." if was else "Already scheduled for deletion.",
         effect=f"API keys stop working within a second. You can restore the organization for {days} days. Then keys,"
         " projects, members, limits and policies are deleted permanently. Invoices, usage and the audit log are kept.",
         danger=True,
-        **_sheet(visit, "Delete"),
+        **_sheet(ctx, "Delete"),
     )
 
 
 @tenant_page(Permission.TENANT_DELETE, methods=FORM)
-def restore(visit: PageContext) -> HttpResponse:
-    return ask(
-        visit,
-        f"Restore {visit.tenant.name}",
-        forms.Form(posted(visit)),
-        lambda _: actions.do_restore_tenant(visit.tenant),
-        said=lambda was: "Organization restored." if was else "The organization was not scheduled for deletion.",
+def restore(ctx: PageContext) -> HttpResponse:
+    return form_view(
+        ctx,
+        f"Restore {ctx.tenant.name}",
+        forms.Form(bound_data(ctx)),
+        lambda _: actions.do_restore_tenant(ctx.tenant),
+        message=lambda was: "Organization restored." if was else "The organization was not scheduled for deletion.",
         effect="API keys work again within a second.",
-        **_sheet(visit, "Restore"),
+        **_sheet(ctx, "Restore"),
     )
 
 
-def _sheet(visit: PageContext, submit: str) -> dict[str, Any]:
-    back = visit.url("settings")
+def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
+    back = ctx.url("settings")
     return {"submit": submit, "back": back, "breadcrumbs": (Breadcrumb("Settings", back),)}
 
 

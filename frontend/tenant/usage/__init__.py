@@ -1,4 +1,4 @@
-"""A tenant's usage: grouped, over time, with what caches saved and what limits refused."""
+"""Usage of a tenant: by group and over time, with cache savings and rejections."""
 
 from frontend.tenant.usage.views import urlpatterns
 

@@ -1,4 +1,4 @@
-"""Usage by group: the rows of the table, and of its CSV."""
+"""Usage by group: the rows of the table and of its CSV."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from billing.metering.usage import GROUP_COLUMNS, Group, TooManyRows, UsageRepor
 from billing.models import SUMMED, UsageChange
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
-from frontend.tenant.usage.query import GROUPS, UsageReportQuery, asked
+from frontend.tenant.usage.query import GROUPS, UsageReportQuery, query_of
 from tenants.models import ApiKey, Project, User
 
-SHOWN = 100
+MAX_ROWS = 100
 INPUT = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
 WRITTEN = ("cache_write_5m", "cache_write_1h")
-# The route is known from the request's record, which is kept for some weeks; a batch's line may have two.
+# The alias is in the request log, which is kept for some weeks. A line of a batch may have two rows.
 _ROUTES = """
 SELECT coalesce(r.requested_model, ''), u.model, {sums} FROM {changes} u
 LEFT JOIN (
@@ -38,7 +38,7 @@ GROUP BY 1, 2
 
 @dataclass(frozen=True)
 class UsageGroupsRow:
-    """One group. `detail` stands below its name; `url` narrows the page to it."""
+    """One group. `detail` is shown below its name; `url` filters the page by it."""
 
     name: str
     detail: str
@@ -61,7 +61,7 @@ class UsageGroupsRow:
 
 @dataclass(frozen=True)
 class Groups:
-    """`others`: how many rows the table leaves out; the CSV has them."""
+    """The table of groups. `others` is the number of rows that only the CSV contains."""
 
     label: str
     rows: tuple[UsageGroupsRow, ...]
@@ -70,26 +70,26 @@ class Groups:
     too_many: bool
 
 
-Name = tuple[str, str, str]  # name, detail, address
+Name = tuple[str, str, str]  # name, detail, URL
 
 
-def groups(visit: PageContext) -> Groups:
-    """Return the table, cut to its first rows."""
-    now = asked(visit)
+def groups(ctx: PageContext) -> Groups:
+    """Return the table with its first rows."""
+    now = query_of(ctx)
     try:
-        rows = all_rows(visit, now)
+        rows = all_rows(ctx, now)
     except TooManyRows:
         return Groups(GROUPS[now.group], (), _row(("", "", ""), total([]), 0), 0, too_many=True)
-    return Groups(GROUPS[now.group], tuple(rows[:SHOWN]), whole(rows), max(0, len(rows) - SHOWN), too_many=False)
+    return Groups(GROUPS[now.group], tuple(rows[:MAX_ROWS]), whole(rows), max(0, len(rows) - MAX_ROWS), too_many=False)
 
 
-def all_rows(visit: PageContext, now: UsageReportQuery) -> list[UsageGroupsRow]:
-    """Every group's row: days in their order, all else the most expensive first.
+def all_rows(ctx: PageContext, now: UsageReportQuery) -> list[UsageGroupsRow]:
+    """Return the rows of all groups: days in order, other groups by cost, highest first.
 
     Raises:
-        TooManyRows: see there.
+        TooManyRows: the limit of `billing.metering.usage` is exceeded.
     """
-    found = _counted(visit, now)
+    found = _counted(ctx, now)
     all_cost = sum(counts["cost_femto"] for _, counts in found)
     rows = [_row(name, counts, all_cost) for name, counts in found]
     return rows if now.group == "day" else sorted(rows, key=lambda row: (-row.cost.femto, row.name, row.detail))
@@ -100,38 +100,40 @@ def whole(rows: list[UsageGroupsRow]) -> UsageGroupsRow:
     counts = ("requests", "failed", "uncached", "cached", "written", "output")
     added = {name: sum(getattr(row, name) for row in rows) for name in counts}
     cost, saved = (Money(sum(getattr(row, name).femto for row in rows)) for name in ("cost", "saved"))
-    given = added["uncached"] + added["cached"] + added["written"]
+    context = added["uncached"] + added["cached"] + added["written"]
     part = share(cost.femto, cost.femto)
-    return UsageGroupsRow("All", "", "", **added, hit=share(added["cached"], given), cost=cost, part=part, saved=saved)
+    return UsageGroupsRow(
+        "All", "", "", **added, hit=share(added["cached"], context), cost=cost, part=part, saved=saved
+    )
 
 
 def _row(name: Name, counts: Mapping[str, int], all_cost: int) -> UsageGroupsRow:
-    given = sum(counts[each] for each in INPUT)
+    context = sum(counts[component] for component in INPUT)
     return UsageGroupsRow(
         *name,
         requests=counts["completed"] + counts["cancelled"] + counts["failed"],
         failed=counts["failed"],
         uncached=counts["uncached"],
         cached=counts["cache_read"],
-        written=sum(counts[each] for each in WRITTEN),
+        written=sum(counts[component] for component in WRITTEN),
         output=counts["output"],
-        hit=share(counts["cache_read"], given),
+        hit=share(counts["cache_read"], context),
         cost=Money(counts["cost_femto"]),
         part=share(counts["cost_femto"], all_cost),
         saved=Money(counts["saved_femto"]),
     )
 
 
-def _counted(visit: PageContext, now: UsageReportQuery) -> list[tuple[Name, Mapping[str, int]]]:
+def _counted(ctx: PageContext, now: UsageReportQuery) -> list[tuple[Name, Mapping[str, int]]]:
     if now.group == "day":
         rows = sums(now.question, bucket="day")
-        return [((f"{row['start'].astimezone(UTC):%Y-%m-%d}", "", _on(visit, row)), row) for row in rows]
+        return [((f"{row['start'].astimezone(UTC):%Y-%m-%d}", "", _on(ctx, row)), row) for row in rows]
     if now.group == "route":
         return _routes(now.question)
     group, names = _NAMES[now.group]
     column = GROUP_COLUMNS[group]
     rows = sums(now.question, group_by=(group,))
-    named = names(visit, [row[column] for row in rows])
+    named = names(ctx, [row[column] for row in rows])
     merged: dict[Name, dict[str, int]] = defaultdict(lambda: dict.fromkeys(SUMMED, 0))
     for row in rows:
         into = merged[named(row[column])]
@@ -140,46 +142,46 @@ def _counted(visit: PageContext, now: UsageReportQuery) -> list[tuple[Name, Mapp
     return list(merged.items())
 
 
-def _on(visit: PageContext, row: Mapping[str, Any]) -> str:
+def _on(ctx: PageContext, row: Mapping[str, Any]) -> str:
     day = f"{row['start'].astimezone(UTC):%Y-%m-%d}"
-    return _narrowed(visit, range="custom", group="model", **{"from": day, "to": day})
+    return _narrowed(ctx, range="custom", group="model", **{"from": day, "to": day})
 
 
-def _narrowed(visit: PageContext, **changed: str) -> str:
-    return f"?{urlencode({**visit.query, **changed})}"
+def _narrowed(ctx: PageContext, **changed: str) -> str:
+    return f"?{urlencode({**ctx.query, **changed})}"
 
 
-def _of_models(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
-    return lambda model: (model, "", _narrowed(visit, model=model, group="key"))
+def _of_models(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
+    return lambda model: (model, "", _narrowed(ctx, model=model, group="key"))
 
 
-def _of_tiers(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
+def _of_tiers(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
     return lambda tier: (tier.capitalize() or "Not priced", "", "")
 
 
-def _of_projects(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
-    known = Project.objects.for_tenant(visit.tenant).in_bulk(ids)
+def _of_projects(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
+    known = Project.objects.for_tenant(ctx.tenant).in_bulk(ids)
 
     def name(pk: int) -> Name:
-        url = _narrowed(visit, project=str(pk), group="key")
+        url = _narrowed(ctx, project=str(pk), group="key")
         return (known[pk].name, known[pk].slug, url) if pk in known else (f"Project {pk}, deleted", "", url)
 
     return name
 
 
-def _of_keys(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
-    known = ApiKey.objects.for_tenant(visit.tenant).in_bulk(ids)
+def _of_keys(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
+    known = ApiKey.objects.for_tenant(ctx.tenant).in_bulk(ids)
 
     def name(pk: int) -> Name:
-        url = _narrowed(visit, key=str(pk), group="model")
+        url = _narrowed(ctx, key=str(pk), group="model")
         return (known[pk].name, f"{known[pk].prefix}…", url) if pk in known else (f"Key {pk}, deleted", "", url)
 
     return name
 
 
-def _of_members(visit: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
-    """Return the filter of a member's usage: the keys that the member made, as in their budgets."""
-    made = dict(ApiKey.objects.for_tenant(visit.tenant).filter(pk__in=ids).values_list("pk", "created_by_id"))
+def _of_members(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
+    """Return the filter for a member's usage: that of the keys the member created."""
+    made = dict(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=ids).values_list("pk", "created_by_id"))
     people = User.objects.in_bulk([pk for pk in made.values() if pk])
 
     def name(key: int) -> Name:
@@ -203,9 +205,9 @@ _NAMES: Mapping[str, tuple[Group, Callable[[PageContext, list[Any]], Callable[[A
 
 
 def _routes(question: UsageReport) -> list[tuple[Name, Mapping[str, int]]]:
-    """By the name that was asked for and the model that served it."""
+    """Return usage by the requested alias and the model that served it."""
     added = ", ".join(f"sum(u.{name})" for name in SUMMED)
-    given = {
+    context = {
         "tenant": question.tenant_id,
         "start": question.start,
         "end": question.end,
@@ -214,7 +216,7 @@ def _routes(question: UsageReport) -> list[tuple[Name, Mapping[str, int]]]:
         "project": question.project_id,
     }
     with connection.cursor() as cursor:
-        cursor.execute(_ROUTES.format(sums=added, changes=UsageChange._meta.db_table), given)
+        cursor.execute(_ROUTES.format(sums=added, changes=UsageChange._meta.db_table), context)
         rows = cursor.fetchall()
     return [(_route(to, model), dict(zip(SUMMED, map(int, counts), strict=True))) for to, model, *counts in rows]
 

@@ -1,4 +1,4 @@
-"""The panels of usage over time, of what caches saved, and of what limits refused."""
+"""View models of the usage panels: tokens, cost, cache and rejections."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from urllib.parse import urlencode
 
 from billing.metering.usage import sums, total
 from frontend.core.charts import Chart, Series
-from frontend.core.charts import total as summed
+from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import days_of
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import bound_label
 from frontend.tenant.usage.groups import INPUT
-from frontend.tenant.usage.query import UsageReportQuery, asked
+from frontend.tenant.usage.query import UsageReportQuery, query_of
 from millrace.apps.request_log.models import RequestOutcome
 from millrace.apps.request_log.selectors import rates
 
 _DAY = timedelta(days=1)
-MOST_BOUNDS = 12
+MAX_LIMITS = 12
 REASONS: Mapping[str, tuple[str, str]] = {
     "": ("None", "All cacheable tokens were served from the cache."),
     "too_short": ("Too short", "Prompt shorter than one cache block"),
@@ -46,15 +46,15 @@ class UsageStats:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    chart: Chart | None  # None: nothing was used
-    span: str
+class UsageChart:
+    chart: Chart | None  # None without usage
+    date_range: str
 
 
 @dataclass(frozen=True)
-class Miss:
+class CacheMissReason:
     label: str
-    said: str
+    message: str
     requests: int
     uncached: int
     part: str
@@ -62,8 +62,8 @@ class Miss:
 
 
 @dataclass(frozen=True)
-class Caches:
-    """What the prompt cache saved. `misses`: why it did not give the rest, the most tokens first."""
+class CachePerformance:
+    """Savings of the prompt cache. `misses` lists the reasons of cache misses, most tokens first."""
 
     saved: Money
     without: Money
@@ -71,12 +71,12 @@ class Caches:
     hit: str
     hit_tokens: int
     input_tokens: int
-    answer_tokens: int  # that cached answers made needless
-    misses: tuple[Miss, ...]
+    answer_tokens: int  # output tokens that cached responses saved
+    misses: tuple[CacheMissReason, ...]
 
 
 @dataclass(frozen=True)
-class Bound:
+class RejectionLimit:
     label: str
     kind: str
     requests: int
@@ -86,20 +86,20 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Refusals:
+class Rejections:
     limited: int
     requests: int
     part: str
-    bounds: tuple[Bound, ...]
+    bounds: tuple[RejectionLimit, ...]
     log_url: str
-    filtered: bool  # the page is, these are not
+    filtered: bool  # the page is filtered, these numbers are not
 
 
-def _days(visit: PageContext, now: UsageReportQuery) -> list[dict[str, Any]]:
-    """Return the sums of each day of the span, also of those without use."""
-    rows = visit.once(now.question, lambda: sums(now.question, bucket="day"))
+def _days(ctx: PageContext, now: UsageReportQuery) -> list[dict[str, Any]]:
+    """Return the sums of each day of the range, including days without usage."""
+    rows = ctx.once(now.question, lambda: sums(now.question, bucket="day"))
     found = {row["start"].astimezone(UTC).date(): row for row in rows}
-    days = days_of(now.span.start, now.span.end)
+    days = days_of(now.date_range.start, now.date_range.end)
     return [found.get(at.date(), {**total([]), "start": at}) for at in days]
 
 
@@ -107,16 +107,16 @@ def _all_input(counts: Mapping[str, Any]) -> int:
     return sum(int(counts[name]) for name in INPUT)
 
 
-def figures(visit: PageContext) -> UsageStats:
-    counts = total(_days(visit, asked(visit)))
-    given, cost = _all_input(counts), Money(counts["cost_femto"])
-    tokens = given + counts["output"]
+def stats(ctx: PageContext) -> UsageStats:
+    counts = total(_days(ctx, query_of(ctx)))
+    context, cost = _all_input(counts), Money(counts["cost_femto"])
+    tokens = context + counts["output"]
     return UsageStats(
         counts["completed"] + counts["cancelled"] + counts["failed"],
         counts["failed"],
-        given,
+        context,
         counts["output"],
-        share(counts["cache_read"], given),
+        share(counts["cache_read"], context),
         counts["cache_read"],
         cost,
         Money(counts["saved_femto"]),
@@ -124,10 +124,10 @@ def figures(visit: PageContext) -> UsageStats:
     )
 
 
-def tokens(visit: PageContext) -> Drawn:
-    """Tokens by billing class and day."""
-    now = asked(visit)
-    days = _days(visit, now)
+def tokens(ctx: PageContext) -> UsageChart:
+    """Return the tokens of each day by type."""
+    now = query_of(ctx)
+    days = _days(ctx, now)
     kinds: tuple[tuple[str, str, tuple[int, ...]], ...] = (
         ("Output", "output", tuple(row["output"] for row in days)),
         ("Uncached input", "uncached", tuple(row["uncached"] for row in days)),
@@ -136,42 +136,44 @@ def tokens(visit: PageContext) -> Drawn:
         ("Cached input", "cached", tuple(row["cache_read"] for row in days)),
     )
     if not any(any(values) for _, _, values in kinds):
-        return Drawn(None, now.span.label)
+        return UsageChart(None, now.date_range.label)
     series = tuple(
         Series(label, kind, values, "area", summed(values))
         for label, kind, values in kinds
         if any(values) or kind != "written"
     )
-    said = ", ".join(f"{one.label.lower()} {one.total}" for one in series)
+    message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
-    of = f"Tokens by type and day, {now.span.label}: {said}"
-    return Drawn(Chart("tokens", of, at, series, "tokens", stacked=True), now.span.label)
+    of = f"Tokens by type and day, {now.date_range.label}: {message}"
+    return UsageChart(Chart("tokens", of, at, series, "tokens", stacked=True), now.date_range.label)
 
 
-def cost(visit: PageContext) -> Drawn:
-    """Return what each day cost, and would have cost without caches."""
-    now = asked(visit)
-    days = _days(visit, now)
+def cost(ctx: PageContext) -> UsageChart:
+    """Return the cost of each day, and what it would be without caches."""
+    now = query_of(ctx)
+    days = _days(ctx, now)
     if not any(row["cost_femto"] for row in days):
-        return Drawn(None, now.span.label)
+        return UsageChart(None, now.date_range.label)
     spent = tuple(row["cost_femto"] for row in days)
     without = tuple(row["cost_femto"] + row["saved_femto"] for row in days)
     series = [Series("Cost", "spend", spent, "area", Money(sum(spent)).text)]
     if without != spent:
         series.append(Series("Without caches", "goal", without, "dots", Money(sum(without)).text))
-    said = ", ".join(f"{one.label.lower()} {one.total}" for one in series)
+    message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
-    return Drawn(Chart("cost", f"Cost by day, {now.span.label}: {said}", at, tuple(series), "usd"), now.span.label)
+    return UsageChart(
+        Chart("cost", f"Cost by day, {now.date_range.label}: {message}", at, tuple(series), "usd"), now.date_range.label
+    )
 
 
-def caches(visit: PageContext) -> Caches:
-    now = asked(visit)
+def caches(ctx: PageContext) -> CachePerformance:
+    now = query_of(ctx)
     rows = sums(now.question, group_by=("miss_reason",))
     counts = total(rows)
     missed = sorted((row for row in rows if row["miss_reason"]), key=lambda row: -row["uncached"])
     all_missed = sum(row["uncached"] for row in missed)
     billed, saved = Money(counts["cost_femto"]), Money(counts["saved_femto"])
-    return Caches(
+    return CachePerformance(
         saved,
         billed + saved,
         billed,
@@ -183,35 +185,35 @@ def caches(visit: PageContext) -> Caches:
     )
 
 
-def _miss(row: Mapping[str, Any], all_missed: int) -> Miss:
-    label, said = REASONS.get(row["miss_reason"], (row["miss_reason"].replace("_", " "), ""))
+def _miss(row: Mapping[str, Any], all_missed: int) -> CacheMissReason:
+    label, message = REASONS.get(row["miss_reason"], (row["miss_reason"].replace("_", " "), ""))
     requests = row["completed"] + row["cancelled"] + row["failed"]
-    return Miss(label, said, requests, row["uncached"], share(row["uncached"], all_missed), all_missed)
+    return CacheMissReason(label, message, requests, row["uncached"], share(row["uncached"], all_missed), all_missed)
 
 
-def refusals(visit: PageContext) -> Refusals:
-    """Return what was answered 429, by the limit or budget that bound."""
-    now = asked(visit)
-    went = rates(visit.tenant.pk, now.span.start, now.span.end, "day")
-    kept = {name: value for name, value in visit.query.items() if name in ("range", "from", "to")}
-    log = visit.link("requests")
-    most = max((each.requests for each in went.bounds), default=0)
+def rejections(ctx: PageContext) -> Rejections:
+    """Return the requests answered with 429, by limit or budget."""
+    now = query_of(ctx)
+    traffic = rates(ctx.tenant.pk, now.date_range.start, now.date_range.end, "day")
+    params = {name: value for name, value in ctx.query.items() if name in ("range", "from", "to")}
+    log = ctx.link("requests")
+    most = max((limit.requests for limit in traffic.bounds), default=0)
     bounds = tuple(
-        Bound(
-            bound_label(each.kind, each.scope, each.name, each.model),
-            each.kind,
-            each.requests,
-            share(each.requests, went.total.limited),
+        RejectionLimit(
+            bound_label(limit.kind, limit.scope, limit.name, limit.model),
+            limit.kind,
+            limit.requests,
+            share(limit.requests, traffic.total.limited),
             most,
-            visit.link("budgets") if each.kind == "budget" else "",
+            ctx.link("budgets") if limit.kind == "budget" else "",
         )
-        for each in went.bounds[:MOST_BOUNDS]
+        for limit in traffic.bounds[:MAX_LIMITS]
     )
-    return Refusals(
-        went.total.limited,
-        went.total.requests,
-        share(went.total.limited, went.total.requests),
+    return Rejections(
+        traffic.total.limited,
+        traffic.total.requests,
+        share(traffic.total.limited, traffic.total.requests),
         bounds,
-        f"{log}?{urlencode({**kept, 'outcome': RequestOutcome.LIMITED.value})}" if log else "",
-        any(visit.query.get(name) for name in ("model", "key", "project")),
+        f"{log}?{urlencode({**params, 'outcome': RequestOutcome.LIMITED.value})}" if log else "",
+        any(ctx.query.get(name) for name in ("model", "key", "project")),
     )

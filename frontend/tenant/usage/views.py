@@ -1,4 +1,4 @@
-"""Usage: the page, its panels, and the CSV of what it shows."""
+"""Usage: the page, its panels and its CSV export."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from billing.metering.usage import TooManyRows
 from frontend.core.metering import metering
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import show
+from frontend.core.rendering import render_page
 from frontend.tenant.usage import page
 from frontend.tenant.usage.groups import all_rows, groups
-from frontend.tenant.usage.query import GROUPS, asked, fields
+from frontend.tenant.usage.query import GROUPS, filters, query_of
 from tenants import csv_tables
 from tenants.permissions import Permission
 
@@ -20,12 +20,12 @@ NEEDS = Permission.USAGE_READ
 PANELS = Panels(
     "usage-panel",
     (
-        Panel("figures", "Key figures", "usage/figures.html", page.figures),
+        Panel("stats", "Key figures", "usage/stats.html", page.stats),
         Panel("tokens", "Tokens by type", "usage/tokens.html", page.tokens, every=60),
         Panel("cost", "Cost", "usage/cost.html", page.cost, every=60),
         Panel("groups", "Usage by group", "usage/groups.html", groups),
         Panel("caches", "Cache performance", "usage/caches.html", page.caches, every=60),
-        Panel("refusals", "Rate limited (429)", "usage/refusals.html", page.refusals, every=60),
+        Panel("rejections", "Rate limited (429)", "usage/rejections.html", page.rejections, every=60),
     ),
 )
 _COLUMNS = ("requests", "failed", "uncached", "cached", "written", "output")
@@ -33,22 +33,28 @@ _HEADING = ("requests", "failed_requests", "uncached_tokens", "cached_tokens", "
 
 
 @tenant_page(NEEDS)
-def usage(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        found = fields(visit)
-    metered = metering(visit.now)
-    return show(
-        visit, "usage/page.html", "Usage", panels=PANELS, fields=found, span=asked(visit).span, metering=metered
+def usage(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        found = filters(ctx)
+    metered = metering(ctx.now)
+    return render_page(
+        ctx,
+        "usage/page.html",
+        "Usage",
+        panels=PANELS,
+        filters=found,
+        date_range=query_of(ctx).date_range,
+        metering=metered,
     )
 
 
 @tenant_page(NEEDS)
-def usage_csv(visit: PageContext) -> HttpResponse:
-    """Every row of the table, with the page's span, groups and filters, and all digits."""
-    now = asked(visit)
+def usage_csv(ctx: PageContext) -> HttpResponse:
+    """Return all rows of the table with all digits, for the page's range, grouping and filters."""
+    now = query_of(ctx)
     try:
-        with visit.scope():
-            rows = all_rows(visit, now)
+        with ctx.scope():
+            rows = all_rows(ctx, now)
     except TooManyRows:
         return HttpResponse(
             "The export would have too many rows. Choose a shorter period.", status=422, content_type="text/plain"
@@ -64,9 +70,9 @@ def usage_csv(visit: PageContext) -> HttpResponse:
         )
         for row in rows
     )
-    last = now.span.last
+    last = now.date_range.last
     answer = HttpResponse(csv_tables.as_csv(heading, table), content_type="text/csv; charset=utf-8")
-    name = f"usage-{visit.tenant.slug}-by-{now.group}-{now.span.first}-{last}.csv"
+    name = f"usage-{ctx.tenant.slug}-by-{now.group}-{now.date_range.first}-{last}.csv"
     answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     return answer
 

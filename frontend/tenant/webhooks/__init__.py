@@ -1,4 +1,4 @@
-"""Where the tenant's events are sent, and what became of each."""
+"""Webhook endpoints of the tenant and their deliveries."""
 
 from frontend.tenant.webhooks.views import urlpatterns
 

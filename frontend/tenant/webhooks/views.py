@@ -1,4 +1,4 @@
-"""Webhooks: the page, an endpoint's drawer with what can be done to it, a delivery's drawer, and the forms."""
+"""Webhooks: the page, the drawers of an endpoint and of a delivery, and the forms."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from django.http import Http404, HttpResponse
 from django.urls import path
 
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import ask, posted
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import carry_out, refused, show
+from frontend.core.rendering import render_form_errors, render_page, run_action
 from frontend.tenant.webhooks import page
 from tenants.actions import webhooks as actions
 from tenants.models import WebhookDelivery, WebhookEndpoint
@@ -30,7 +30,7 @@ PANELS = Panels(
 
 
 class EndpointForm(forms.Form):
-    """Where to, and of what."""
+    """The URL of an endpoint, and the events it receives."""
 
     url = forms.URLField(
         label="URL",
@@ -43,193 +43,191 @@ class EndpointForm(forms.Form):
     event_types = forms.MultipleChoiceField(
         label="Events",
         required=False,
-        choices=[(kind, f"{kind}: {said}") for kind, said in EVENT_TYPES.items()],
+        choices=[(kind, f"{kind}: {message}") for kind, message in EVENT_TYPES.items()],
         widget=forms.CheckboxSelectMultiple,
         help_text="Leave blank for all events, including future event types",
     )
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
-def webhooks(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        fields = page.fields(visit)
-    new_url = visit.url("webhooks-new") if visit.may(Permission.WEBHOOKS_WRITE) else ""
-    return show(visit, "webhooks/page.html", "Webhooks", panels=PANELS, fields=fields, new_url=new_url)
+def webhooks(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        filters = page.filters(ctx)
+    new_url = ctx.url("webhooks-new") if ctx.may(Permission.WEBHOOKS_WRITE) else ""
+    return render_page(ctx, "webhooks/page.html", "Webhooks", panels=PANELS, filters=filters, new_url=new_url)
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
-def one(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        found = page.endpoint(visit, visit.arguments["endpoint"])
+def endpoint(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        found = page.endpoint(ctx, ctx.arguments["endpoint"])
     if found is None:
         raise Http404
-    verbs = ("edit", "rotate", "test", "toggle", "delete")
-    urls = {verb: visit.url(f"webhooks-{verb}", visit.arguments["endpoint"]) for verb in verbs}
-    log_url = f"{visit.url('webhooks')}?endpoint={visit.arguments['endpoint']}"
-    given: dict[str, Any] = {
+    actions = ("edit", "rotate", "test", "toggle", "delete")
+    urls = {action: ctx.url(f"webhooks-{action}", ctx.arguments["endpoint"]) for action in actions}
+    log_url = f"{ctx.url('webhooks')}?endpoint={ctx.arguments['endpoint']}"
+    context: dict[str, Any] = {
         "endpoint": found,
         "urls": urls,
         "log_url": log_url,
-        "may": visit.may(Permission.WEBHOOKS_WRITE),
+        "may": ctx.may(Permission.WEBHOOKS_WRITE),
     }
-    return show(visit, "webhooks/one.html", "Endpoint", breadcrumbs=_crumbs(visit), **given)
+    return render_page(ctx, "webhooks/detail.html", "Endpoint", breadcrumbs=_crumbs(ctx), **context)
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
-def delivery(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        found = page.story(visit, visit.arguments["delivery"])
+def delivery(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        found = page.delivery_detail(ctx, ctx.arguments["delivery"])
     if found is None:
         raise Http404
-    return show(visit, "webhooks/delivery.html", "Delivery", breadcrumbs=_crumbs(visit), story=found)
+    return render_page(ctx, "webhooks/delivery.html", "Delivery", breadcrumbs=_crumbs(ctx), story=found)
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def new(visit: PageContext) -> HttpResponse:
-    form = EndpointForm(posted(visit))
-    title, sheet = "Add endpoint", {"action": visit.request.path, "submit": "Add endpoint", **_sheet(visit)}
-    if visit.request.method != "POST":
-        return show(visit, "frontend/form.html", title, form=form, **sheet)
-    made = carry_out(form, lambda data: actions.do_create_endpoint(visit.tenant, data.pop("url"), **data))
+def new(ctx: PageContext) -> HttpResponse:
+    form = EndpointForm(bound_data(ctx))
+    title, sheet = "Add endpoint", {"action": ctx.request.path, "submit": "Add endpoint", **_sheet(ctx)}
+    if ctx.request.method != "POST":
+        return render_page(ctx, "frontend/form.html", title, form=form, **sheet)
+    made = run_action(form, lambda data: actions.do_create_endpoint(ctx.tenant, data.pop("url"), **data))
     if made is None:
-        return refused(visit, "frontend/form.html", title, form, **sheet)
+        return render_form_errors(ctx, "frontend/form.html", title, form, **sheet)
     endpoint, secret = made.value
-    return _secret(visit, f"{endpoint.url} now receives events", secret, "")
+    return _secret(ctx, f"{endpoint.url} now receives events", secret, "")
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def edit(visit: PageContext) -> HttpResponse:
-    row = _endpoint(visit)
+def edit(ctx: PageContext) -> HttpResponse:
+    row = _endpoint(ctx)
     initial = {"url": row.url, "description": row.description, "event_types": row.event_types}
-    return ask(
-        visit,
+    return form_view(
+        ctx,
         "Edit endpoint",
-        EndpointForm(posted(visit), initial=initial),
+        EndpointForm(bound_data(ctx), initial=initial),
         lambda data: actions.do_update_endpoint(row, **data),
-        said=lambda changed: f"{changed.url} was updated.",
+        message=lambda changed: f"{changed.url} was updated.",
         submit="Save",
-        **_sheet(visit),
+        **_sheet(ctx),
     )
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def rotate(visit: PageContext) -> HttpResponse:
-    row = _endpoint(visit)
-    form = forms.Form(posted(visit))
+def rotate(ctx: PageContext) -> HttpResponse:
+    row = _endpoint(ctx)
+    form = forms.Form(bound_data(ctx))
     title = "Rotate secret"
     effect = "Creates a new secret, shown once. Events are signed with both secrets for 24 hours."
-    sheet = {"action": visit.request.path, "submit": "Rotate", "effect": effect, **_sheet(visit)}
-    if visit.request.method != "POST":
-        return show(visit, "frontend/form.html", title, form=form, **sheet)
-    made = carry_out(form, lambda _: actions.do_rotate_webhook_secret(row))
+    sheet = {"action": ctx.request.path, "submit": "Rotate", "effect": effect, **_sheet(ctx)}
+    if ctx.request.method != "POST":
+        return render_page(ctx, "frontend/form.html", title, form=form, **sheet)
+    made = run_action(form, lambda _: actions.do_rotate_webhook_secret(row))
     if made is None:
-        return refused(visit, "frontend/form.html", title, form, **sheet)
-    return _secret(
-        visit, f"New signing secret of {row.url}", made.value, "The previous secret stays valid for 24 hours."
-    )
+        return render_form_errors(ctx, "frontend/form.html", title, form, **sheet)
+    return _secret(ctx, f"New signing secret of {row.url}", made.value, "The previous secret stays valid for 24 hours.")
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def test(visit: PageContext) -> HttpResponse:
-    row = _endpoint(visit)
-    return ask(
-        visit,
+def test(ctx: PageContext) -> HttpResponse:
+    row = _endpoint(ctx)
+    return form_view(
+        ctx,
         "Send test event",
-        forms.Form(posted(visit)),
+        forms.Form(bound_data(ctx)),
         lambda _: actions.do_send_test_event(row),
-        said=lambda _: f"Test event queued for {row.url}. See the delivery log.",
+        message=lambda _: f"Test event queued for {row.url}. See the delivery log.",
         effect=f"Sends one webhook.test event to {row.url}.",
         submit="Send",
-        **_sheet(visit),
+        **_sheet(ctx),
     )
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def toggle(visit: PageContext) -> HttpResponse:
-    """Disable an endpoint, or have it get events again."""
-    row = _endpoint(visit)
-    verb = "Disable" if row.active else "Enable"
+def toggle(ctx: PageContext) -> HttpResponse:
+    """Disable or enable an endpoint."""
+    row = _endpoint(ctx)
+    action = "Disable" if row.active else "Enable"
     effect = (
         "Stops all events to this endpoint. Pending deliveries fail and can be replayed later."
         if row.active
         else "The endpoint receives events again. Failed deliveries can be replayed."
     )
-    return ask(
-        visit,
-        f"{verb} endpoint",
-        forms.Form(posted(visit)),
+    return form_view(
+        ctx,
+        f"{action} endpoint",
+        forms.Form(bound_data(ctx)),
         lambda _: actions.do_update_endpoint(row, active=not row.active),
-        said=lambda changed: f"{changed.url} is {'enabled' if changed.active else 'disabled'}.",
+        message=lambda changed: f"{changed.url} is {'enabled' if changed.active else 'disabled'}.",
         effect=effect,
-        submit=verb,
-        **_sheet(visit),
+        submit=action,
+        **_sheet(ctx),
     )
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def delete(visit: PageContext) -> HttpResponse:
-    row = _endpoint(visit)
+def delete(ctx: PageContext) -> HttpResponse:
+    row = _endpoint(ctx)
     host = row.url.partition("://")[2].partition("/")[0]
-    return ask(
-        visit,
+    return form_view(
+        ctx,
         "Delete endpoint",
-        Confirm(host, posted(visit)),
+        Confirm(host, bound_data(ctx)),
         lambda _: actions.do_delete_endpoint(row),
-        said=lambda _: f"{row.url} was deleted.",
+        message=lambda _: f"{row.url} was deleted.",
         effect=f"{row.url} receives no more events. Its delivery log is deleted.",
         danger=True,
         submit="Delete",
-        **_sheet(visit),
+        **_sheet(ctx),
     )
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def replay(visit: PageContext) -> HttpResponse:
-    with visit.scope():
-        rows = WebhookDelivery.objects.for_tenant(visit.tenant).select_related("event", "endpoint")
-        row = rows.filter(pk=visit.arguments["delivery"]).first()
+def replay(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        rows = WebhookDelivery.objects.for_tenant(ctx.tenant).select_related("event", "endpoint")
+        row = rows.filter(pk=ctx.arguments["delivery"]).first()
     if row is None:
         raise Http404
-    return ask(
-        visit,
+    return form_view(
+        ctx,
         "Replay delivery",
-        forms.Form(posted(visit)),
+        forms.Form(bound_data(ctx)),
         lambda _: actions.do_replay(row),
-        said=lambda _: "Replay queued. It is sent within seconds.",
+        message=lambda _: "Replay queued. It is sent within seconds.",
         effect=f"Sends {row.event.event_type} to {row.endpoint.url} again with the same webhook-id.",
         submit="Replay",
-        **_sheet(visit),
+        **_sheet(ctx),
     )
 
 
-def _secret(visit: PageContext, said: str, secret: str, also: str) -> HttpResponse:
-    given: dict[str, Any] = {"said": said, "secret": secret, "also": also, "back": visit.url("webhooks")}
-    return show(visit, "webhooks/secret.html", "Signing secret", breadcrumbs=_crumbs(visit), **given)
+def _secret(ctx: PageContext, message: str, secret: str, also: str) -> HttpResponse:
+    context: dict[str, Any] = {"message": message, "secret": secret, "also": also, "back": ctx.url("webhooks")}
+    return render_page(ctx, "webhooks/secret.html", "Signing secret", breadcrumbs=_crumbs(ctx), **context)
 
 
-def _endpoint(visit: PageContext) -> WebhookEndpoint:
-    with visit.scope():
+def _endpoint(ctx: PageContext) -> WebhookEndpoint:
+    with ctx.scope():
         row: WebhookEndpoint | None = (
-            WebhookEndpoint.objects.for_tenant(visit.tenant).filter(pk=visit.arguments["endpoint"]).first()
+            WebhookEndpoint.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["endpoint"]).first()
         )
     if row is None:
         raise Http404
     return row
 
 
-def _crumbs(visit: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb("Webhooks", visit.url("webhooks")),)
+def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
+    return (Breadcrumb("Webhooks", ctx.url("webhooks")),)
 
 
-def _sheet(visit: PageContext) -> dict[str, Any]:
-    return {"back": visit.url("webhooks"), "breadcrumbs": _crumbs(visit)}
+def _sheet(ctx: PageContext) -> dict[str, Any]:
+    return {"back": ctx.url("webhooks"), "breadcrumbs": _crumbs(ctx)}
 
 
 _ROOT = "t/<slug:slug>/webhooks/"
 urlpatterns = [
     path(_ROOT, webhooks, name="webhooks"),
     path(f"{_ROOT}new", new, name="webhooks-new"),
-    path(f"{_ROOT}<int:endpoint>/", one, name="webhooks-detail"),
+    path(f"{_ROOT}<int:endpoint>/", endpoint, name="webhooks-detail"),
     path(f"{_ROOT}<int:endpoint>/edit", edit, name="webhooks-edit"),
     path(f"{_ROOT}<int:endpoint>/rotate", rotate, name="webhooks-rotate"),
     path(f"{_ROOT}<int:endpoint>/test", test, name="webhooks-test"),

@@ -45,7 +45,7 @@ def operator(client: Client, acme: Tenant) -> Client:
 def send(client: Client, path: str, status: int = 303, **fields: Any) -> str:
     answer = client.post(path, fields)
     page = unescape(answer.content.decode())
-    assert answer.status_code == status, re.findall(r'class="(?:fault|alert)".*?</', page)
+    assert answer.status_code == status, re.findall(r'class="(?:field-error|alert)".*?</', page)
     return page
 
 
@@ -96,7 +96,7 @@ def test_all_drafts_are_finalized_and_one_that_cannot_be_is_named(
     send(operator, f"/operator/billing/months/{period.pk}/finalize", typed=period.label)
     assert only().state == "open"
     with monkeypatch.context() as patch:
-        patch.setattr(services, "LONG_ENOUGH", -1.0)
+        patch.setattr(services, "MAX_SECONDS", -1.0)
         assert services.finalize_all(period) == services.Finalized(0, 0, ())
 
 
@@ -162,7 +162,7 @@ def test_an_invoice_is_taken_back_or_given_up(operator: Client, acme: Tenant, de
 def test_a_line_is_the_sum_of_the_events_it_leads_to(
     operator: Client, acme: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frontend.tenant.invoices.tracing.SIZE", 2)
+    monkeypatch.setattr("frontend.tenant.invoices.tracing.PAGE_SIZE", 2)
     bill = final(operator)
     operator.force_login(User.objects.get(email="owner@example.com"))
     for line in Everybody(InvoiceLine).filter(invoice_id=bill.pk):
@@ -254,6 +254,6 @@ def test_an_invoice_that_is_not_its_usage_says_so(operator: Client, acme: Tenant
     page = operator.get(f"/operator/billing/{bill.pk}/panels/check").content.decode()
     assert "Usage and billing differ" in page
     assert "Raw usage differs" in page
-    compared = operator.get(f"/operator/billing/panels/compared?month={LAST:%Y-%m}").content.decode()
+    compared = operator.get(f"/operator/billing/panels/comparison?month={LAST:%Y-%m}").content.decode()
     assert "0 of 1 invoice match" in compared
     assert str(bill.number) in compared

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from billing.actions.budgets import do_make_budget
 from billing.budgets.alerts import check_thresholds
 from billing.models import Budget, BudgetAlert, BudgetPeriod, UsageEvent
-from frontend.tenant.budgets.alerts import how_told
-from frontend.tenant.budgets.amounts import MOST, BudgetAmount, parse, typed
+from frontend.tenant.budgets.alerts import deliveries_of
+from frontend.tenant.budgets.amounts import MAX_AMOUNT, BudgetAmount, input_text, parse
 from frontend.tenant.budgets.effect import effect_of
 from tenants import actions
 from tenants.actions.webhooks import do_create_endpoint
@@ -30,7 +30,7 @@ from tests.support.frontend.console import meter, remembered
 from tests.support.rows import Everybody, only_project
 
 NEW = {
-    **{"name": "One cent", "whose": "account", "counts": "money", "period": "day", "amount": "0.01", "mode": "hard"},
+    **{"name": "One cent", "owner": "account", "counts": "money", "period": "day", "amount": "0.01", "mode": "hard"},
     **{"rollover_limit": "", "thresholds": "50, 80", "alert_forecast": "on"},
 }
 db = pytest.mark.django_db(transaction=True)
@@ -54,9 +54,9 @@ def get(client: Any, path: str) -> str:
     return page
 
 
-@given(value=st.integers(0, MOST), unit=st.sampled_from(["money", "tokens", "requests"]))
+@given(value=st.integers(0, MAX_AMOUNT), unit=st.sampled_from(["money", "tokens", "requests"]))
 def test_an_amount_is_typed_as_it_is_kept(value, unit):
-    assert parse(typed(value, unit), unit) == value
+    assert parse(input_text(value, unit), unit) == value
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_budget_is_made_raised_and_removed(client, acme):
     [
         ({"amount": "a lot"}, "Enter a positive amount"),
         ({"amount": "1.5", "counts": "tokens"}, "Enter a whole number"),
-        ({"whose": "key:999999"}, "not one of the available choices"),
+        ({"owner": "key:999999"}, "not one of the available choices"),
         ({"thresholds": "50, lots"}, "Enter whole percentages"),
         ({"thresholds": "5000"}, "thresholds from 1 to"),
         ({"counts": "requests", "amount": "5", "reduce_max_tokens": "on"}, "max_tokens can only be reduced"),
@@ -147,15 +147,15 @@ def test_what_a_budget_would_have_refused(client, acme):
         meter(acme, at=at, key_id=key.pk, uncached=1000, price_version=version, project_id=key.project_id)
     cost = int(Everybody(UsageEvent).first().cost_femto) // 10**6
     assert cost > 0
-    query = f"counts=money&period=lifetime&amount={typed(4 * cost, 'money')}"
-    said = get(client, f"/t/acme/budgets/try?whose=account&mode=hard&{query}")
+    query = f"counts=money&period=lifetime&amount={input_text(4 * cost, 'money')}"
+    said = get(client, f"/t/acme/budgets/try?owner=account&mode=hard&{query}")
     assert "Blocks" in said
     assert "429 budget_exceeded" in said
     assert "6 of the 10 requests from the last 7 days (60.0%)" in said
-    assert "Does not block" in get(client, f"/t/acme/budgets/try?whose=account&mode=dry_run&{query}")
-    assert "would have rejected" not in get(client, f"/t/acme/budgets/try?whose=project:999999&mode=hard&{query}")
-    assert "Enter a positive amount" in get(client, "/t/acme/budgets/try?whose=account&mode=hard&counts=money&amount=x")
-    said = get(client, "/t/acme/limits/try?whose=account&mode=hard&requests_per_day=3&concurrency=x")
+    assert "Does not block" in get(client, f"/t/acme/budgets/try?owner=account&mode=dry_run&{query}")
+    assert "would have rejected" not in get(client, f"/t/acme/budgets/try?owner=project:999999&mode=hard&{query}")
+    assert "Enter a positive amount" in get(client, "/t/acme/budgets/try?owner=account&mode=hard&counts=money&amount=x")
+    said = get(client, "/t/acme/limits/try?owner=account&mode=hard&requests_per_day=3&concurrency=x")
     assert "of the 10 requests from the last 7 days" in said
     assert "Enter a whole number" in said
 
@@ -181,7 +181,7 @@ def test_a_full_budget_stands_above_everything(client, acme):
 @db
 def test_limits_are_set_changed_and_lifted(client, acme):
     key, _ = actions.do_create_api_key(only_project(acme), "prod")
-    form = {"whose": f"key:{key.pk}", "model": "", "mode": "hard", "requests_per_minute": "1,200", "concurrency": "4"}
+    form = {"owner": f"key:{key.pk}", "model": "", "mode": "hard", "requests_per_minute": "1,200", "concurrency": "4"}
     assert client.post("/t/acme/limits/new", form).status_code == 303
     row = Everybody(LimitSet).get()
     assert (row.key_id, row.requests_per_minute, row.concurrency, row.tokens_per_day) == (key.pk, 1200, 4, None)
@@ -235,9 +235,9 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
         pages = get(client, "/t/acme/budgets/panels/alerts"), get(operator, "/operator/alerts/?show=budgets")
         with all_tenants_scope(BypassReason.OPERATOR):
             (row,) = BudgetAlert.objects.all_tenants().select_related("email")
-            found = how_told([row], None)[row.pk]
-        assert all(one.text in unescape(page) and one.why in unescape(page) for one in found for page in pages)
-        return [(one.text, one.why) for one in found]
+            found = deliveries_of([row], None)[row.pk]
+        assert all(one.text in unescape(page) and one.reason in unescape(page) for one in found for page in pages)
+        return [(one.text, one.reason) for one in found]
 
     def change(model: Any, **fields: Any) -> None:
         with all_tenants_scope(BypassReason.WEBHOOKS):

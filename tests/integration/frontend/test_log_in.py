@@ -47,7 +47,7 @@ def test_it_rejects(client, user, fields):
     assert response.status_code == 200
     assert "_auth_user_id" not in client.session
     page = response.content.decode()
-    assert 'role="alert"' in page or 'class="fault"' in page
+    assert 'role="alert"' in page or 'class="field-error"' in page
 
 
 def test_it_rejects_who_is_inactive(client, user):

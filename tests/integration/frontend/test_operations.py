@@ -89,10 +89,10 @@ def test_others_are_not_told_of_any_of_it(client: Client, aside: UsageQuarantine
         *ACTIONS,
         "/operator/panels/health",
         "/operator/models/panels/replicas",
-        "/operator/audit/panels/log",
+        "/operator/audit/panels/entries",
     ):
         assert client.get(address).status_code == 404, address
-        assert client.post(address, {"typed": "m-0", "why": "x", "amount": "1"}).status_code == 404, address
+        assert client.post(address, {"typed": "m-0", "reason": "x", "amount": "1"}).status_code == 404, address
     assert Everybody(Cordon).count() == Everybody(MachineCost).count() == 0
     assert Everybody(UsageQuarantine).get().resolved_at is None
 
@@ -130,7 +130,7 @@ def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.R
     assert "1 other replica of smollm2-135m" in client.get(f"{address}/drain").content.decode()
     assert client.post(f"{address}/cordon", {"typed": "smollm2"}).status_code == 422
     assert Everybody(Cordon).count() == 0
-    answer = client.post(f"{address}/cordon", {"typed": "smollm2-135m-0", "why": "new disk"})
+    answer = client.post(f"{address}/cordon", {"typed": "smollm2-135m-0", "reason": "new disk"})
     assert (answer.status_code, answer["Location"]) == (303, "/operator/models/")
     assert broker.hgetall(CORDONS_KEY) == {b"smollm2-135m-0": b"cordon"}
     entry = audited("worker.cordoned")
@@ -152,15 +152,15 @@ def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.R
 @pytest.mark.usefixtures("operator", "broker")
 def test_money_in_quarantine_wants_a_proof_of_who_one_is(client: Client, aside: UsageQuarantine) -> None:
     address = f"/operator/quarantine/{aside.pk}"
-    assert client.post(f"{address}/dismiss", {"why": "a stray script"}).status_code == 302
+    assert client.post(f"{address}/dismiss", {"reason": "a stray script"}).status_code == 302
     assert Everybody(UsageQuarantine).get().resolved_at is None
     remembered(client.session)
-    assert client.post(f"{address}/dismiss", {"why": ""}).status_code == 422
+    assert client.post(f"{address}/dismiss", {"reason": ""}).status_code == 422
     again = client.post(f"{address}/replay")
     assert again.status_code == 422
     assert "still cannot be settled" in again.content.decode()
     assert "undecodable" in client.get("/operator/").content.decode()
-    assert client.post(f"{address}/dismiss", {"why": "a stray script"}).status_code == 303
+    assert client.post(f"{address}/dismiss", {"reason": "a stray script"}).status_code == 303
     assert Everybody(UsageQuarantine).get().resolved_at is not None
     assert audited("quarantine.dismissed").after["why"] == "a stray script"
     assert "Quarantine is empty" in client.get("/operator/").content.decode()
@@ -178,7 +178,7 @@ def test_what_a_machine_costs_is_set(client: Client) -> None:
 
 @pytest.mark.usefixtures("operator", "broker")
 def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frontend.core.audit_log.SIZE", 3)
+    monkeypatch.setattr("frontend.core.audit_log.PAGE_SIZE", 3)
     acme, lab = actions.do_create_tenant("acme", "Acme"), actions.do_create_tenant("lab", "Lab")
     for number in range(7):
         actions.do_create_api_key(only_project(acme), f"key {number}")
@@ -186,7 +186,7 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
 
     def names(address: str) -> tuple[list[str], str]:
         page = client.get(address).content.decode()
-        return re.findall(r'</a><span class="dim">([^<]+)</span></th>', page), page
+        return re.findall(r'</a><span class="text-muted">([^<]+)</span></th>', page), page
 
     def link(page: str, rel: str) -> str:
         (found,) = re.findall(rf'rel="{rel}" href="([^"]+)"', page)

@@ -36,7 +36,7 @@ def acme() -> Tenant:
 def rows(client, query: str = ""):
     """The tenants' slugs as the list shows them."""
     page = client.get(f"/operator/tenants/{query}").content.decode()
-    return [part.split("<")[0] for part in page.split('<span class="mono dim">')[1:]]
+    return [part.split("<")[0] for part in page.split('<span class="mono text-muted">')[1:]]
 
 
 def test_the_list_has_use_and_status(client, operator, use, acme):
@@ -160,17 +160,17 @@ def test_another_book_is_assigned(client, operator, acme):
 
 
 def view(client, tenant: Tenant, why: str = "ticket 12"):
-    return client.post(f"/operator/tenants/{tenant.pk}/view", {"why": why})
+    return client.post(f"/operator/tenants/{tenant.pk}/view", {"reason": why})
 
 
 def test_an_operator_must_begin_to_view_and_say_why(client, operator, acme):
     asked = client.get("/t/acme/requests/?key=1")
     assert asked.url == f"/operator/tenants/{acme.pk}/view?next=%2Ft%2Facme%2Frequests%2F%3Fkey%3D1"
     assert client.get("/t/nobody/").status_code == 404
-    assert client.post(asked.url, {"why": " "}).status_code == 422
-    assert client.post(asked.url, {"why": "ticket 12"}).url == "/t/acme/requests/?key=1"
+    assert client.post(asked.url, {"reason": " "}).status_code == 422
+    assert client.post(asked.url, {"reason": "ticket 12"}).url == "/t/acme/requests/?key=1"
     assert client.get("/t/acme/requests/").status_code == 200
-    assert client.post(f"/operator/tenants/{acme.pk}/view?next=//evil.example/", {"why": "x"}).url == "/t/acme/"
+    assert client.post(f"/operator/tenants/{acme.pk}/view?next=//evil.example/", {"reason": "x"}).url == "/t/acme/"
 
 
 def test_who_views_reads_and_changes_nothing(client, operator, acme):
@@ -237,6 +237,6 @@ def test_it_lasts_an_hour(rf, acme):
     request = rf.get("/")
     request.session = {}
     impersonation.start(request, acme, "ticket 12")
-    found = impersonation.viewing(request)
+    found = impersonation.impersonation_of(request)
     assert found is not None
     assert timedelta(minutes=59) < found.until - datetime.now(UTC) <= timedelta(hours=1)

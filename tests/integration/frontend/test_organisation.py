@@ -128,7 +128,7 @@ def test_a_webhook_is_tested_disabled_and_replayed(acme):
 def test_deliveries_page_by_key(acme, monkeypatch):
     from frontend.tenant.webhooks import page
 
-    monkeypatch.setattr(page, "SIZE", 2)
+    monkeypatch.setattr(page, "PAGE_SIZE", 2)
     endpoint, _ = webhooks.do_create_endpoint(acme, "https://x.example/h")
     made = [webhooks.do_send_test_event(endpoint).pk for _ in range(5)]
     client, url, seen = log_in(), "/t/acme/webhooks/?state=pending", []

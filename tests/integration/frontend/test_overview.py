@@ -127,7 +127,7 @@ def test_figures_are_exact(client, acme, member, use):
     assert cache.without.femto == cache.billed.femto + cache.saved.femto
     tokens = {one.label: one.values[-1] for one in panel_of(client, "tokens").chart.series}
     assert tokens == {"Output": 200, "Uncached input": 20, "Cache writes": 60, "Cached input": 120}
-    figures = panel_of(client, "figures")
+    figures = panel_of(client, "stats")
     assert (figures.requests, figures.cost.femto) == (3, femto * 1000 // 3)
 
 
@@ -210,7 +210,7 @@ def test_at_a_months_end_the_month_is_that_of_who_bills(client, acme, member, us
             return late.astimezone(tz)
 
     monkeypatch.setattr("frontend.core.page_context.datetime", Then)
-    spent, figures = panel_of(client, "spend"), panel_of(client, "figures")
+    spent, figures = panel_of(client, "spend"), panel_of(client, "stats")
     assert spent.amount.femto == len(counted) * 15 * 10**15
     with tenant_scope(acme):
         expected = forecast_tenant(acme.pk, late)

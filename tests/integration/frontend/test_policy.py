@@ -64,7 +64,7 @@ def test_a_fault_shows_our_page_and_no_detail(client, owner, monkeypatch, fault,
     def fail(visit):
         raise fault
 
-    monkeypatch.setattr(overview, "head", fail)
+    monkeypatch.setattr(overview, "header", fail)
     client.force_login(owner)
     client.raise_request_exception = False
     response = client.get("/t/acme/")

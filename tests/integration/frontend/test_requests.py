@@ -69,7 +69,7 @@ def linked(page: str, rel: str) -> str:
 
 
 def test_pages_turn_and_keep_their_filters(client, acme, monkeypatch):
-    monkeypatch.setattr("frontend.tenant.requests.log.SIZE", 2)
+    monkeypatch.setattr("frontend.tenant.requests.log.PAGE_SIZE", 2)
     for number in range(5):
         record(acme, number)
     record(acme, 5, outcome="refused", status="400", code="invalid_value")
@@ -159,7 +159,7 @@ def test_what_is_still_being_written_is_asked_for_again(client, acme, monkeypatc
     page = get(client, f"/t/acme/requests/{event.request_id}")
     assert "The record is being written" in page
     assert f'hx-get="/t/acme/requests/{event.request_id}"' in page
-    monkeypatch.setattr("frontend.tenant.requests.detail.WRITING", timedelta(0))
+    monkeypatch.setattr("frontend.tenant.requests.detail.WRITE_DELAY", timedelta(0))
     assert "No request record available" in get(client, f"/t/acme/requests/{event.request_id}")
     place = {
         "execution": 0,

@@ -41,7 +41,7 @@ def test_an_empty_form_says_what_it_lacks(world, screen):
         return  # no form, or one that is carried out as it stands
     answer = client.post(address)
     assert answer.status_code == 422
-    assert 'class="fault"' in answer.content.decode()
+    assert 'class="field-error"' in answer.content.decode()
 
 
 def tenant_routes(patterns: list[Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:

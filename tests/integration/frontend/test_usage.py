@@ -106,7 +106,7 @@ def test_what_refused_is_named(client, acme):
             for number in range(3)
         )
     page = client.get("/t/acme/usage/").content.decode()
-    panel = page.split('id="panel-refusals"')[1]
+    panel = page.split('id="panel-rejections"')[1]
     assert "budget All of it" in panel
     assert re.search(r'data-label="Rejected">3<', panel)
     assert "/t/acme/requests/?outcome=limited" in panel

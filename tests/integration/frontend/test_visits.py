@@ -22,10 +22,10 @@ from django.urls import include, path
 
 from frontend.core import command_palette
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import posted
+from frontend.core.form_view import bound_data
 from frontend.core.page_context import FORM, PageContext, operator_page, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import carry_out, done, refused, show
+from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 from frontend.urls import urlpatterns as console
 from tenants import actions
 from tenants.models import Tenant, User
@@ -39,14 +39,14 @@ class Rename(forms.Form):
     name = forms.CharField(max_length=200, help_text="Display name.")
 
 
-def _fail(visit: PageContext) -> None:
+def _fail(ctx: PageContext) -> None:
     raise RuntimeError("secret detail")
 
 
 PANELS = Panels(
     "trial-panel",
     (
-        Panel("fine", "Fine", "frontend/parts/delta.html", lambda visit: None),
+        Panel("fine", "Fine", "frontend/parts/delta.html", lambda ctx: None),
         Panel("broken", "Broken", "frontend/parts/delta.html", _fail),
         Panel("slow", "Slow", "frontend/parts/delta.html", _fail, lazy=True),
         Panel("books", "Books", "frontend/parts/delta.html", _fail, needs=Permission.BILLING_WRITE),
@@ -55,24 +55,24 @@ PANELS = Panels(
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
-def rename(visit: PageContext) -> HttpResponse:
-    form = Rename(posted(visit))
-    action = visit.request.get_full_path()
-    shown: dict[str, Any] = {"action": action, "submit": "Rename", "back": visit.url("overview")}
-    if visit.request.method == "POST":
-        if carried := carry_out(form, lambda data: actions.do_update_tenant(visit.tenant, **data)):
-            return done(visit, visit.url("overview"), f"It is {carried.value.name} now.")
-        return refused(visit, "frontend/form.html", "Rename", form, **shown)
-    return show(visit, "frontend/form.html", "Rename", form=form, **shown)
+def rename(ctx: PageContext) -> HttpResponse:
+    form = Rename(bound_data(ctx))
+    action = ctx.request.get_full_path()
+    shown: dict[str, Any] = {"action": action, "submit": "Rename", "back": ctx.url("overview")}
+    if ctx.request.method == "POST":
+        if carried := run_action(form, lambda data: actions.do_update_tenant(ctx.tenant, **data)):
+            return redirect_with_message(ctx, ctx.url("overview"), f"It is {carried.value.name} now.")
+        return render_form_errors(ctx, "frontend/form.html", "Rename", form, **shown)
+    return render_page(ctx, "frontend/form.html", "Rename", form=form, **shown)
 
 
 @tenant_page(Permission.BILLING_WRITE)
-def books(visit: PageContext) -> HttpResponse:
-    return show(visit, "frontend/search.html", "Books", panels=PANELS, found=(), typed="")
+def books(ctx: PageContext) -> HttpResponse:
+    return render_page(ctx, "frontend/search.html", "Books", panels=PANELS, found=(), typed="")
 
 
 @operator_page(methods=FORM, step_up=True)
-def grave(visit: PageContext) -> HttpResponse:
+def grave(ctx: PageContext) -> HttpResponse:
     return HttpResponse("done")
 
 
@@ -198,7 +198,7 @@ def test_what_a_verb_refuses_stands_in_the_form():
     def refuse(data: dict[str, Any]) -> None:
         raise actions.Conflict("That name is taken.")
 
-    assert carry_out(form, refuse) is None
+    assert run_action(form, refuse) is None
     assert form.non_field_errors() == ["That name is taken."]
 
 
@@ -256,7 +256,9 @@ def test_nonsense_is_not_kept(client, given):
 def test_the_palette_finds_screens_and_what_they_name(client, acme, monkeypatch):
     join(client, acme, "owner")
     monkeypatch.setitem(
-        command_palette.TENANT, "Things", lambda visit, typed: [command_palette.Hit(f"a {typed}", "/x", "keys")]
+        command_palette.TENANT,
+        "Things",
+        lambda ctx, typed: [command_palette.SearchResult(f"a {typed}", "/x", "keys")],
     )
     found = client.get("/t/acme/search?q=over", headers={"HX-Request": "true"}).content.decode()
     assert 'href="/t/acme/"' in found
@@ -284,7 +286,7 @@ def test_a_member_of_two_can_switch(client, acme):
 
 def test_the_sidebar_has_what_the_role_may_see(client, acme):
     join(client, acme, "readonly")
-    sections = client.get("/t/acme/").context["shell"].sections
+    sections = client.get("/t/acme/").context["layout"].sections
     labels = {link.label for section in sections for link in section.links}
     assert "Overview" in labels
     assert "Audit log" not in labels
@@ -295,11 +297,11 @@ def test_panels_are_built_in_scopes_of_their_own(client, acme, monkeypatch):
     """One whose query fails leaves the next its transaction."""
     from django.db import connection
 
-    def spoil(visit: PageContext) -> None:
+    def spoil(ctx: PageContext) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT nothing_there")
 
-    def count(visit: PageContext) -> None:
+    def count(ctx: PageContext) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXPECT_SECONDS, ACT_SECONDS = 30, 60
 COLORS = {"runOnly": ["color-contrast"]}
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
-SETTLED = """document.fonts.status === "loaded" && !document.querySelector(".waiting")
+SETTLED = """document.fonts.status === "loaded" && !document.querySelector(".panel-loading")
   && (!document.querySelector("[data-chart]") || "drawn" in document.documentElement.dataset)"""
 WATCH = """
 window.shift = 0;

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from frontend.tenant.routing import places
-from frontend.tenant.routing.places import Fault
+from frontend.tenant.routing import positions
+from frontend.tenant.routing.positions import PolicyError
 
 TEXT = """{
   "rules": [
@@ -37,10 +37,10 @@ TEXT = """{
     ],
 )
 def test_what_is_wrong_is_said_at_its_line(text, line, place, said):
-    found = places.read(text)
-    assert isinstance(found, Fault)
+    found = positions.read(text)
+    assert isinstance(found, PolicyError)
     assert (found.line, found.place) == (line, place)
-    assert found.said.startswith(said)
+    assert found.message.startswith(said)
     assert [one.number for one in found.lines if one.is_it] in ([line], [])
 
 
@@ -54,18 +54,18 @@ JSON = st.recursive(
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=4))
 @example({"a": ["{ b }", "[ 1"], "c": "} ]"})
 def test_writing_changes_nothing(body):
-    assert json.loads(places.pretty(body)) == body
+    assert json.loads(positions.pretty(body)) == body
 
 
 @given(st.text(max_size=200) | JSON.map(json.dumps))
 def test_any_text_is_read_or_faulted(text):
-    found = places.read(text)
-    assert not isinstance(found, Fault) or found.line >= 1
+    found = positions.read(text)
+    assert not isinstance(found, PolicyError) or found.line >= 1
 
 
 def test_small_parts_stand_on_a_line():
     body = {"fallback_on": ["error"], "rules": [{"targets": [{"weight": 2, "model": "a"}], "when": {"keys": [1, 2]}}]}
-    assert places.pretty(body).splitlines() == [
+    assert positions.pretty(body).splitlines() == [
         *("{", '  "rules": [', "    {", '      "when": {', '        "keys": [1, 2]', "      },", '      "targets": ['),
         *('        {"model": "a", "weight": 2}', "      ]", "    }", "  ],", '  "fallback_on": ["error"]', "}"),
     ]

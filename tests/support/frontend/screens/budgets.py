@@ -64,7 +64,7 @@ register(
     Screen("budgets", "/t/{slug}/budgets/", queries=34),
     Screen("budgets-detail", "/t/{slug}/budgets/{budget}/", queries=36, states=("populated", "over", "error")),
     Screen("budgets-trial", "/t/{slug}/budgets/{trial}/", queries=36, states=("populated",)),
-    Screen("budgets-new", "/t/{slug}/budgets/new?whose=account", queries=14, states=("populated", "empty")),
+    Screen("budgets-new", "/t/{slug}/budgets/new?owner=account", queries=14, states=("populated", "empty")),
     Screen("budgets-edit", "/t/{slug}/budgets/{budget}/edit", queries=14, states=("populated",)),
     Screen("budgets-raise", "/t/{slug}/budgets/{budget}/raise", queries=14, states=("populated",)),
     Screen("budgets-lower", "/t/{slug}/budgets/{trial}/lower", queries=12, states=("populated",)),

@@ -1,4 +1,4 @@
-"""Registers the catalog of models; who serves them is made by ops_health, names of one's own by routing."""
+"""Registers the catalog of models; who serves them is made by operator_health, names of one's own by routing."""
 
 from __future__ import annotations
 

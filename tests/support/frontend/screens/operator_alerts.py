@@ -1,4 +1,4 @@
-"""Registers the operators' alerts; the health events are those of what ops_health makes."""
+"""Registers the operators' alerts; the health events are those of what operator_health makes."""
 
 from __future__ import annotations
 

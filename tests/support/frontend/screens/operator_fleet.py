@@ -1,4 +1,4 @@
-"""Registers the fleet; its history is the one that ops_health makes."""
+"""Registers the fleet; its history is the one that operator_health makes."""
 
 from __future__ import annotations
 

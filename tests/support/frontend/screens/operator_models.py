@@ -1,4 +1,4 @@
-"""Registers models and workers; the replicas are those that ops_health makes."""
+"""Registers models and workers; the replicas are those that operator_health makes."""
 
 from __future__ import annotations
 

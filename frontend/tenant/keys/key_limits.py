@@ -1,0 +1,80 @@
+"""Limits and budgets that apply to a key: its own, and those of its project, its creator and the tenant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from frontend.tenant.budgets.amounts import BudgetAmount
+from millrace.apps.request_log.limiting_factor import LimitingFactor
+
+_SCOPE_LABELS = {
+    "key": "its own",
+    "project": "its project’s",
+    "tenant": "the organization’s",
+    "member": "its creator’s",
+}
+_PERIODS = {"minute": "per minute", "day": "per day", "month": "per month", "lifetime": "in total"}
+NAMES = {
+    "requests_per_minute": "Requests per minute",
+    "input_tokens_per_minute": "Input tokens per minute",
+    "output_tokens_per_minute": "Output tokens per minute",
+    "tokens_per_minute": "Tokens per minute",
+    "requests_per_day": "Requests per day",
+    "input_tokens_per_day": "Input tokens per day",
+    "output_tokens_per_day": "Output tokens per day",
+    "tokens_per_day": "Tokens per day",
+    "concurrency": "Concurrent requests",
+    "max_prompt_tokens": "Prompt tokens per request",
+    "max_output_tokens": "Output tokens per request",
+    "long_prompt_threshold": "Long-prompt threshold (tokens)",
+    "long_prompt_concurrency": "Concurrent long prompts",
+}
+_FULL = 10  # per mille; the rest is too small for most requests
+_NEAR = 200
+
+
+@dataclass(frozen=True)
+class KeyLimitRow:
+    """One limit or budget that applies to a key. `used` and `of` are for its meter."""
+
+    label: str
+    owner: str
+    limit: BudgetAmount
+    period: str
+    left: BudgetAmount | None  # None: unknown
+    model: str
+    resets_at: datetime | None
+    is_budget: bool
+    is_own: bool
+    used: int
+    of: int
+    share: str
+    level: str  # full, near or empty
+
+
+def row_of(bound: LimitingFactor) -> KeyLimitRow:
+    used = 0 if bound.left is None else bound.limit - bound.left
+    is_budget = bound.kind == "budget"
+    return KeyLimitRow(
+        label=bound.name if is_budget else NAMES.get(bound.name, bound.name),
+        owner=_SCOPE_LABELS[bound.scope],
+        limit=BudgetAmount.whole(bound.unit, bound.limit),
+        period=_PERIODS.get(bound.period, ""),
+        left=None if bound.left is None else BudgetAmount.whole(bound.unit, bound.left),
+        model=bound.model,
+        resets_at=bound.resets_at,
+        is_budget=is_budget,
+        is_own=bound.scope == "key",
+        used=used,
+        of=bound.limit,
+        share=f"{(1000 - bound.per_mille) // 10}%",
+        level=_level(bound),
+    )
+
+
+def _level(bound: LimitingFactor) -> str:
+    """Return "full" or "near" for a budget. A rate limit that is used up at the moment is normal."""
+    if bound.kind != "budget":
+        return ""
+    return "full" if bound.per_mille <= _FULL else "near" if bound.per_mille <= _NEAR else ""
