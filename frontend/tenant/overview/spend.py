@@ -172,7 +172,6 @@ def _gauge(ctx: PageContext, of: OverviewStatus, expected: Forecast | None) -> G
     monthly = of.budget.period == Budget.Period.MONTH
     forecast = Money.nano(expected.point) if expected and monthly else None
     scale = max(of.limit.femto * 17 // 15, of.used.femto, min(forecast.femto if forecast else 0, of.limit.femto * 2))
-    rows = alerts_of(visit.tenant.pk, of.budget.pk)
     sent = {
         row.threshold: row.created_at for row in alerts_of(ctx.tenant.pk, of.budget.pk) if _of_budget_period(row, of)
     }

@@ -166,7 +166,7 @@ def make_checks(
 def is_long(sets: Iterable[LimitSetSnapshot], prompt_tokens: int) -> bool:
     """Return whether a prompt of this length counts as long."""
     return any(
-        limit_set.long_prompt_threshold is not None and prompt_tokens >= limit_set.long_queue
+        limit_set.long_prompt_threshold is not None and prompt_tokens >= limit_set.long_prompt_threshold
         for limit_set in sets
         if not limit_set.dry_run
     )

@@ -34,7 +34,7 @@ STATE: tuple[tuple[Family, _Read], ...] = (  # of the heartbeat itself
     ),
     (
         Family("millrace_max_num_seqs", "maximum number of requests in one engine step"),
-        lambda heartbeat: heartbeat.max_batch,
+        lambda heartbeat: heartbeat.max_num_seqs,
     ),
 )
 
