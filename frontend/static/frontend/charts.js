@@ -102,7 +102,7 @@
       return {
         stroke: shaded ? "transparent" : color(token),
         width: item.style === "line" || item.style === "area" ? 2 : 1.75,
-        dash: DASHES[one.style],
+        dash: DASHES[item.style],
         fill: item.style === "area" && !config.stacked ? color(token, 0.11) : config.stacked && i === config.series.length - 1 ? color(token, 0.34) : undefined,
         // Points only for values with a gap on both sides, which no line shows.
         points: { show: true, size: 5, fill: color(token), filter: () => item.y.flatMap((v, at) => (v != null && item.y[at - 1] == null && item.y[at + 1] == null ? [at] : [])) },
