@@ -6,7 +6,7 @@
 
 - `spelling`: in identifiers and texts of the whole repository; matched anywhere in a word.
 - `identifiers`: a part of an identifier (parts end at underscores and capitals) in the product packages.
-- `texts`: a word or phrase in docs, docstrings, comments, strings and templates of the product.
+- `texts`: a word or phrase in docs, docstrings, comments, strings and templates of the product, unless it is quoted.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ SUPPORT = ("tests", "benchmarks")
 EXCLUDED = {"migrations", "vendor", "data", "__pycache__"}  # generated files, and texts of others
 EXCLUDED_FILES = {"words.toml", "openapi.yaml", "glossary.md"}
 
+QUOTES = ("`", '"', "'")  # a word between two of them is a literal: the Unix user `nobody`
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXPRESSIONS = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
@@ -96,6 +97,11 @@ def find_problems(path: Path, text: str, words: WordList, *, product: bool) -> l
                 found += [(line, name, words.identifiers[part]) for part in sorted(parts & words.identifiers.keys())]
         else:
             for match in pattern.finditer(piece):
+                if (
+                    piece[match.start() - 1 : match.start()] in QUOTES
+                    and piece[match.end() : match.end() + 1] in QUOTES
+                ):
+                    continue
                 word = re.sub(r"[\s#*]+", " ", match.group())
                 found.append((line + piece.count("\n", 0, match.start()), word, words.texts[word.lower()]))
     return sorted(set(found))

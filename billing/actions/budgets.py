@@ -41,7 +41,7 @@ def do_make_budget(
     if sum(each is not None for each in (project, key, member)) > 1:
         raise ActionRefused("Choose one project, key or member.")
     with changing(tenant) as locked:
-        _check_theirs(locked, project, key, member)
+        _check_owner(locked, project, key, member)
         budget = Budget(tenant=locked, project=project, key=key, member=member, **fields)
         _check(budget)
         budget.save(force_insert=True)
@@ -114,7 +114,7 @@ def _check(budget: Budget) -> None:
         raise ActionRefused("max_tokens can only be reduced for money and token budgets.")
 
 
-def _check_theirs(tenant: Tenant, project: Project | None, key: ApiKey | None, member: User | None) -> None:
+def _check_owner(tenant: Tenant, project: Project | None, key: ApiKey | None, member: User | None) -> None:
     for row in (project, key):
         if row is not None and row.tenant_id != tenant.pk:
             raise ActionRefused(f"{row} is not this tenant's.")

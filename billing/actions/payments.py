@@ -44,7 +44,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
     Raises:
         Conflict: it names no tenant or invoice of ours, or says otherwise than when it was recorded.
     """
-    tenant_id, invoice_id = _whose(received)
+    tenant_id, invoice_id = _payer(received)
     with booking(tenant_id) as tenant:
         known = Payment.objects.all_tenants().filter(provider=received.provider, reference=received.reference).first()
         if known is not None:
@@ -74,7 +74,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
     return payment, True
 
 
-def _whose(received: Received) -> tuple[int, int | None]:
+def _payer(received: Received) -> tuple[int, int | None]:
     with all_tenants_scope(BypassReason.BILLING):
         if received.invoice:
             invoices = Invoice.objects.all_tenants().filter(number=received.invoice)

@@ -69,7 +69,7 @@ class Settler:
         self._stopping = stopping
         self._batch = batch
         self._claim_idle_ms = claim_idle_ms
-        self._faults = 0  # consecutive
+        self._failures = 0  # consecutive
         self._last_batch_at: int | None = None
         self._reclaim_at = self._report_at = self._claim_at = self._partitions_at = 0.0
 
@@ -109,7 +109,7 @@ class Settler:
         messages = self._read(">", block_ms=BLOCK_MS)
         if messages:
             self._settle(messages)
-        self._faults = 0
+        self._failures = 0
         if started >= self._claim_at:
             self._take_over()
             self._claim_at = started + CLAIM_SECONDS
@@ -177,9 +177,9 @@ class Settler:
         if made:
             log.info("partitions_created", names=made)
 
-    def _reclaim(self, told_ms: int) -> None:
+    def _reclaim(self, reported_ms: int) -> None:
         """Reclaim leases whose requests cannot run any more. All usage reported until then is settled."""
-        if reclaimed := reservations.reclaim(datetime.fromtimestamp(told_ms / 1000, UTC)):
+        if reclaimed := reservations.reclaim(datetime.fromtimestamp(reported_ms / 1000, UTC)):
             log.warning("leases_reclaimed", leases=reclaimed)
 
     def _report(self) -> int:
@@ -207,8 +207,8 @@ class Settler:
 
     def _back_off(self, error: Exception) -> None:
         """Wait longer after each consecutive error, with jitter."""
-        self._faults += 1
-        seconds = min(MAX_BACKOFF_SECONDS, 0.1 * 2 ** min(self._faults, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
+        self._failures += 1
+        seconds = min(MAX_BACKOFF_SECONDS, 0.1 * 2 ** min(self._failures, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
         message = str(error).partition("\n")[0]
         log.warning("settler_retrying", error_type=type(error).__name__, error=message, retry_in=round(seconds, 2))
         connection.close()

@@ -62,24 +62,24 @@ def collect(directory: Path) -> int:
     """
     recorded = 0
     for path in sorted(directory.glob("*.csv")):
-        faults: list[str] = []
+        errors: list[str] = []
         try:
             payments = FileDrop().received(path.read_bytes(), {})
         except Unreadable as exc:
-            payments, faults = [], [str(exc)]
+            payments, errors = [], [str(exc)]
         for payment in payments:
             try:
                 recorded += do_record_payment(payment)[1]
             except ActionRefused as exc:
-                faults.append(str(exc))
-        _put_away(path, faults)
+                errors.append(str(exc))
+        _put_away(path, errors)
     return recorded
 
 
-def _put_away(path: Path, faults: list[str]) -> None:
-    place = path.parent / ("failed" if faults else "done")
+def _put_away(path: Path, errors: list[str]) -> None:
+    place = path.parent / ("failed" if errors else "done")
     place.mkdir(exist_ok=True)
-    if faults:
-        (place / f"{path.name}.txt").write_text("\n".join(faults) + "\n", encoding="utf-8")
-        log.error("payment_file_rejected", file=path.name, faults=faults)
+    if errors:
+        (place / f"{path.name}.txt").write_text("\n".join(errors) + "\n", encoding="utf-8")
+        log.error("payment_file_rejected", file=path.name, errors=errors)
     path.replace(place / path.name)

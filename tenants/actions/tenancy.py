@@ -126,7 +126,7 @@ def do_start_viewing(tenant: Tenant, until: datetime, why: str) -> None:
     """Write an audit entry about an operator who views the tenant's console until `until` at the latest.
 
     Raises:
-        ActionRefused: there is no reason. Conflict: the tenant no longer exists.
+        ActionRefused: the reason is empty. Conflict: the tenant no longer exists.
     """
     if not why.strip():
         raise ActionRefused("Enter a reason.")

@@ -16,7 +16,7 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.worker.engine_client import ActiveJob
 from inference_worker.worker.worker import connect
-from millrace.devserver.valkey import Valkey, accepts
+from millrace.devserver.valkey import Valkey, is_accepting
 from tests.support.worker.jobs import make_job
 from tests.support.worker.publishing import eventually, last, new_publisher, usage_events
 
@@ -29,7 +29,7 @@ def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, mon
     program = server.prepare()
     with (tmp_path / "log").open("ab") as log:
         process: subprocess.Popen[bytes] = program.start(log)
-        eventually(lambda: accepts(server.url))
+        eventually(lambda: is_accepting(server.url))
         broker = connect(server.url)
         journal = Journal(tmp_path / "journal")
         publisher = new_publisher(connect(server.url), journal)
@@ -42,7 +42,7 @@ def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, mon
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             process = program.start(log)
-            eventually(lambda: accepts(server.url))
+            eventually(lambda: is_accepting(server.url))
             eventually(lambda: broker.exists(USAGE_STREAM))
             assert usage_events(broker) == [usage]
         finally:

@@ -47,7 +47,7 @@ class Services:
         self._reserved.close()
         if self._postgres:
             program = self._postgres.prepare()
-            self._running.callback(shutil.rmtree, self._postgres.folder, ignore_errors=True)
+            self._running.callback(shutil.rmtree, self._postgres.directory, ignore_errors=True)
             self._start(program)
             self._postgres.make_roles()
             assert self._postgres.owner_url == self.database_url, "another process took PostgreSQL's port: start again"

@@ -169,8 +169,8 @@ def finalize_all(ctx: PageContext) -> HttpResponse:
 
     def message(did: services.Finalized) -> str:
         left = f" {did.left} remaining. Run Finalize all again." if did.left else ""
-        faults = f" Not finalized: {'; '.join(did.refused)}." if did.refused else ""
-        return f"{did.done} invoices of {period.label} finalized.{left}{faults}"
+        errors = f" Not finalized: {'; '.join(did.refused)}." if did.refused else ""
+        return f"{did.done} invoices of {period.label} finalized.{left}{errors}"
 
     return _confirm(
         ctx,

@@ -91,7 +91,7 @@ class TenantDetailLimitRow:
     of: str
     model: str
     limits: str
-    is_ours: bool
+    set_by_operator: bool
     is_dry: bool
 
 

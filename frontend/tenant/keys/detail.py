@@ -79,8 +79,8 @@ class RequestRow:
     request_id: str
     url: str
     at: datetime
-    verdict: str
-    verdict_kind: str
+    outcome: str
+    outcome_kind: str
     model: str
     cost: Money | None
 

@@ -61,7 +61,7 @@ class RequestDetailLimitRow:
     limit: int
     left: int
     cost: int
-    verdict: str  # "passed", "refused", "would have refused"
+    result: str  # "passed", "refused", "would have refused"
     kind: str
 
 
@@ -137,7 +137,7 @@ class RequestDetailContent:
 class RequestDetailDelivery:
     request_id: str
     at: datetime
-    verdict: str
+    outcome: str
     kind: str
     status: str
     why_not: str  # the limit or error; empty for an answered request
@@ -169,12 +169,12 @@ def request_detail(ctx: PageContext, request_id: str) -> RequestDetailDelivery |
         return None
     record, first = found.record, found.executions[0].event if found.executions else None
     code, bound = (record.code, record.limited_by) if record else ("", None)
-    verdict = record.outcome if record else str(getattr(first, "outcome", RequestOutcome.COMPLETED))
+    outcome = record.outcome if record else str(getattr(first, "outcome", RequestOutcome.COMPLETED))
     return RequestDetailDelivery(
         request_id=found.request_id,
         at=record.started_at if record else found.executions[0].event.admitted_at,
-        verdict=outcome_label(verdict),
-        kind=KINDS[verdict],
+        outcome=outcome_label(outcome),
+        kind=KINDS[outcome],
         status=record.status if record else "",
         why_not=status_text(code, bound),
         bound=tuple(_bound(bound)) if bound else (),
@@ -256,13 +256,11 @@ def _entries(ctx: PageContext, record: RequestRecord | None, first: UsageEvent |
 
 def _limit(check: Mapping[str, Any]) -> RequestDetailLimitRow:
     refused, dry = check.get("refused", False), check.get("dry", False)
-    verdict = (
-        ("would have been rejected" if dry else "rejected") if refused else "passed (dry run)" if dry else "passed"
-    )
+    result = ("would have been rejected" if dry else "rejected") if refused else "passed (dry run)" if dry else "passed"
     of = str(check["scope"]) + (f", {check['model']}" if check.get("model") else "")
     kind = ("warn" if dry else "bad") if refused else "good"
     name = str(check["name"]).replace("_", " ")
-    return RequestDetailLimitRow(name, of, check["limit"], check["left"], check.get("cost", 0), verdict, kind)
+    return RequestDetailLimitRow(name, of, check["limit"], check["left"], check.get("cost", 0), result, kind)
 
 
 def _route(record: RequestRecord) -> list[RequestDetailEntry]:

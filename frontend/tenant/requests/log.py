@@ -41,7 +41,7 @@ class RequestLogFilters:
 
     keys: tuple[RequestLogOption, ...]
     projects: tuple[RequestLogOption, ...]
-    verdicts: tuple[RequestLogOption, ...]
+    outcomes: tuple[RequestLogOption, ...]
     model: str
     code: str
     hidden: tuple[tuple[str, str], ...]  # parameters of the date range
@@ -53,8 +53,8 @@ class RequestLogRow:
     request_id: str
     url: str
     at: datetime
-    verdict: str
-    verdict_kind: str
+    outcome: str
+    outcome_kind: str
     status: str
     status_text: str  # reason for a missing answer; empty for an answered request
     asked: str

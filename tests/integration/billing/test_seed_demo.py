@@ -169,7 +169,7 @@ def test_it_refuses_beside_real_tenants(secrets_file):
 
 
 def test_two_runs_at_once_are_one(secrets_file):
-    with connection.cursor() as cursor, running._alone():
+    with connection.cursor() as cursor, running._exclusive_run():
         cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s", [running._LOCK])
         assert cursor.fetchone()[0] == 1
 
@@ -185,12 +185,12 @@ def test_without_a_platform_it_says_that_nothing_was_asked(played):
     said = manage("--events", str(EVENTS), "--seconds", "1")
     assert "No live requests: cannot connect to" in said
     with pytest.raises(live.GatewayUnreachable):
-        live.ask(
+        live.send_requests(
             [],
             running.secrets(),
             running.models(),
             "http://127.0.0.1:1",
             seconds=1,
-            most=1,
-            tell=lambda asked: None,
+            max_requests=1,
+            on_progress=lambda result: None,
         )

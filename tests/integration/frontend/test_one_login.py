@@ -30,6 +30,7 @@ from tests.support.rows import Everybody, only_project
 pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery staple"
 EMAIL = "op@example.com"
+ADMIN_URLS = "tests.support.frontend.admin_urls"
 OPEN = {"/account/mfa/reauthenticate/", "/logout"}  # without the second factor
 
 
@@ -91,9 +92,9 @@ def send_credentials(client: Client, url: str) -> None:
     client.get(url, sent)
 
 
-@pytest.mark.urls(__name__)
+@pytest.mark.urls(ADMIN_URLS)
 def test_only_login_opens_a_session(operator):
-    found = paths(__name__)
+    found = paths(ADMIN_URLS)
     assert len(found) > 150
     assert {"/login", "/account/password/reset", "/account/oidc/sso/login/callback/", "/api/operator/users"} < {*found}
     assert {*found} - {*paths("millrace.conf.urls")} >= {"/operator/django-admin/login/"}
@@ -106,15 +107,15 @@ def test_only_login_opens_a_session(operator):
     assert opened == ["/login"]
 
 
-@pytest.mark.urls(__name__)
+@pytest.mark.urls(ADMIN_URLS)
 def test_with_a_second_factor_no_password_opens_one(operator, secret):
-    for url in paths(__name__):
+    for url in paths(ADMIN_URLS):
         client = Client(raise_request_exception=False)
         send_credentials(client, url)
         assert not is_signed_in(client), url
 
 
-@pytest.mark.urls(__name__)
+@pytest.mark.urls(ADMIN_URLS)
 def test_a_session_without_the_second_factor_opens_nothing(operator, secret):
     """However it was made: by Django's `login()`, or by a password before the factor was enrolled."""
     for record in (None, {"method": "password", "at": time.time(), "reauthenticated": True}):
@@ -125,7 +126,7 @@ def test_a_session_without_the_second_factor_opens_nothing(operator, secret):
             session[AUTHENTICATION_METHODS_SESSION_KEY] = [record]
             session["account_authentication_methods_user"] = str(operator.pk)
             session.save()
-        for url in paths(__name__):
+        for url in paths(ADMIN_URLS):
             if url in OPEN or url.startswith("/invitations/"):
                 continue
             for answer in (client.get(url), client.post(url, {"password": PASSWORD, "typed": EMAIL})):
@@ -233,7 +234,7 @@ def test_djangos_admin_is_off(client, operator):
     assert "Django admin" not in client.get("/operator/").content.decode()
 
 
-@pytest.mark.urls(__name__)
+@pytest.mark.urls(ADMIN_URLS)
 def test_where_it_is_on_its_login_is_the_consoles(client, operator):
     assert client.get("/operator/django-admin/").url == "/operator/django-admin/login/?next=/operator/django-admin/"
     assert (

@@ -206,10 +206,10 @@ async def test_what_the_caller_was_told_has_failed_costs_nothing(gateway: Any, b
     mine = await gateway()
     (admitted,) = await take_up(mine, 1)
     for outcome in order:
-        outcome = await sync_to_async(tell)(
+        result = await sync_to_async(tell)(
             admitted.event(outcome) if outcome != "failed" else admitted.event(outcome, uncached=700)
         )
-        assert outcome.quarantined == 0
+        assert result.quarantined == 0
     after = await sync_to_async(budget_period)(made)
     assert after.used == 0
     assert (await sync_to_async(budget_period)(quota)).used == 0

@@ -199,7 +199,7 @@ async def test_after_a_recall_a_gateway_takes_no_more_than_each_request_needs(ga
     mine = await gateway()
     await take_up(mine, 1)
     (path,) = mine.budget_admission._chains.values()
-    await mine.budget_admission._recalled(set(path.ids))
+    await mine.budget_admission._handle_revocation(set(path.ids))
     await take_up(mine, 2)
     newest = sorted(await sync_to_async(Everybody(BudgetLease).all)(), key=lambda each: each.pk)
     assert [(each.money, each.requests) for each in newest[-2:]] == [(RESERVED, 1)] * 2

@@ -65,7 +65,7 @@ def call(texts: Sequence[str] = (), **grant: Any) -> Any:
         candidate=SimpleNamespace(model=SimpleNamespace(name="m1")),
         lease=SimpleNamespace(
             limit_statuses=limit_statuses(),
-            terms=AdmissionGrant(20, 5, reserved_nano=300, budget_period_ids=[4, 9], **grant),
+            grant=AdmissionGrant(20, 5, reserved_nano=300, budget_period_ids=[4, 9], **grant),
         ),
         first_token_at=time.monotonic() + 1,
         completion_texts={index: [text] for index, text in enumerate(texts)},

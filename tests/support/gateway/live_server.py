@@ -75,19 +75,19 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def read_response(client: socket.socket) -> bytes:
-    """One response with a content-length."""
-    received = b""
-    while b"\r\n\r\n" not in received:
-        data = client.recv(2**16)
-        assert data, received
-        received += data
-    head, _, body = received.partition(b"\r\n\r\n")
-    length = next(
-        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
-    )
-    while len(body) < length:
-        body += client.recv(2**16)
-    return head + b"\r\n\r\n" + body
+    """Read one response with a content-length, and nothing of the next one."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        data = client.recv(1)
+        assert data, head
+        head += data
+    lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
+    body = b""
+    while rest := int(lengths[0]) - len(body):
+        data = client.recv(rest)
+        assert data, head + body
+        body += data
+    return head + body
 
 
 def wait_until(true: Callable[[], object], seconds: float = 20) -> None:

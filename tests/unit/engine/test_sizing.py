@@ -34,7 +34,7 @@ def test_it_works() -> None:
         "46,592 tokens",
         "1023.8 MiB",
         "40 requests",
-        "5 of the great",
+        "5 of max",
     ):
         assert figure in said
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEMPLATES = ROOT / "frontend/templates"
 # Django and allauth find these by their own names.
 BY_NAME = re.compile(r"(account|mfa|socialaccount)/|\d{3}(_csrf)?\.html$")

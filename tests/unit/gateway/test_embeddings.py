@@ -43,7 +43,7 @@ def read(**fields: Any) -> InferenceRequest:
 def write(vectors: list[list[float]], **asked: Any) -> dict[str, Any]:
     data = b"".join(struct.pack(f"<{len(vector)}f", *vector) for vector in vectors)
     request = read(input=["x"] * len(vectors), **asked)
-    form = ResponseSpec("openai.embedding", "req_1", "m", 0, 7, echoed_parameters=request.asked)
+    form = ResponseSpec("openai.embedding", "req_1", "m", 0, 7, echoed_parameters=request.echoed_parameters)
     events: list[AnswerEvent] = [Vectors("req_1", 1, 0, data), End("req_1", 1, 1, "stop", None, TokenUsage(7))]
     return EmbeddingsWriter(form, None).whole(events)  # type: ignore[arg-type]
 
@@ -90,7 +90,7 @@ def test_a_vector_that_is_cut_has_the_length_1_again(vector: list[float]) -> Non
 
 
 def test_who_comes_back_gets_all_at_the_end() -> None:
-    form = ResponseSpec("openai.embedding", "req_1", "m", 0, 1, echoed_parameters=read().asked)
+    form = ResponseSpec("openai.embedding", "req_1", "m", 0, 1, echoed_parameters=read().echoed_parameters)
     writer = EmbeddingsWriter(form, None)  # type: ignore[arg-type]
     assert writer.stream(Vectors("req_1", 1, 0, struct.pack("<f", 1.0))) == []
     whole, done = writer.stream(End("req_1", 1, 1, "stop", None, TokenUsage(1)))

@@ -145,7 +145,13 @@ def events(text: str, reason: Any = "stop") -> list[AnswerEvent]:
 def form(**fields: Any) -> ResponseSpec:
     request = read(**fields)
     return ResponseSpec(
-        "d", "req_1", "m", 123, 6, tools=[tool.name for tool in request.tools], echoed_parameters=request.asked
+        "d",
+        "req_1",
+        "m",
+        123,
+        6,
+        tools=[tool.name for tool in request.tools],
+        echoed_parameters=request.echoed_parameters,
     )
 
 

@@ -17,7 +17,7 @@ INSTRUCTIONS = {
     ),
     "demo-copper": (
         "You write lines for the people of a village in a game. It has a mill, an inn with a copper kettle over the "
-        "door, and a forest nobody enters after dark. Each villager speaks plainly, in at most two sentences, and "
+        "door, and a forest that people avoid after dark. Each villager speaks plainly, in at most two sentences, and "
         "never knows that they are in a game. Keep to the village: no cities, no machines, no modern words. A touch "
         "of humor is welcome; cruelty is not."
     ),
@@ -35,7 +35,7 @@ QUESTIONS = {
         "I liked a story about a lighthouse keeper. What next?",
         "Is there a good first book about knots?",
         "When are you open this weekend?",
-        "I need a present for somebody who cooks too much.",
+        "I need a present for a friend who cooks too much.",
         "Which poems are short enough to read aloud at a wedding?",
     ),
     "demo-lantern": (
@@ -47,7 +47,7 @@ QUESTIONS = {
         "Note: new address, the old one is still on the last bill.",
     ),
     "demo-copper": (
-        "The miller, when asked why the wheel stands still.",
+        "The miller, when asked why the wheel does not turn.",
         "The innkeeper, to a stranger who orders tea.",
         "A child who has lost a goose.",
         "The smith, on the forest after dark.",

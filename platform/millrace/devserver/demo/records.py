@@ -74,7 +74,7 @@ def _budget(demo_tenant: DemoTenant) -> dict[str, Any]:
 def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
     event, work = use.event, use.work
     billing_context, usage = event.billing_context, event.usage
-    status, code, verdict = _STATUS[event.outcome]
+    status, code, outcome = _STATUS[event.outcome]
     is_admitted = refused_by is None
     placement = {
         "execution": 0,
@@ -99,7 +99,7 @@ def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
         stream=bool(work.output) and work.tier != Tier.BATCH and billing_context.request_id[-1] < "a",
         status=status if is_admitted else "429",
         code=code if is_admitted else "budget_exceeded",
-        outcome=verdict if is_admitted else RequestOutcome.LIMITED,
+        outcome=outcome if is_admitted else RequestOutcome.LIMITED,
         limited_by=None if refused_by is None else {**refused_by, "needed": use.need["money"]},
         route={"targets": [billing_context.model], "prompt_tokens": usage.prompt},
         placements=[placement] if is_admitted else [],
@@ -109,7 +109,7 @@ def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
         price_version=billing_context.price_version if is_admitted else None,
         total_ms=(event.queue_us + event.duration_us) // 1000 + 6 if is_admitted else 9,
         ttft_ms=(event.queue_us + event.ttft_us) // 1000 + 5
-        if is_admitted and verdict != RequestOutcome.FAILED
+        if is_admitted and outcome != RequestOutcome.FAILED
         else None,
     )
 

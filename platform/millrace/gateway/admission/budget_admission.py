@@ -185,6 +185,7 @@ class BudgetAdmission:
             amount.money,
             amount.tokens,
             rate_card,
+            budget_periods,
         )
 
     def _find_chain(self, demand: AdmissionRequest) -> BudgetChain | None:

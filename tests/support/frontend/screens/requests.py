@@ -31,7 +31,7 @@ def _fill(world: World, state: str) -> None:
     counts = {"uncached": 700, "cache_read": 300, "output": 120, "ttft_us": 90_000, "queue_us": 9_000}
     name = meter(
         tenant,
-        started_at=now - timedelta(seconds=2),
+        at=now - timedelta(seconds=2),
         duration_us=900_000,
         miss_reason="prefix_changed",
         changed_at=300,
