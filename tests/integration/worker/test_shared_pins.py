@@ -177,7 +177,7 @@ def test_the_embedded_model_too(broker: redis.Redis, queued: Queued, settings: W
 
 def test_a_pin_ends_with_its_time(replicas: Replicas) -> None:
     replicas.ask(replicas.start("one"), PROMPT, (32, HOUR), (96, FIVE))
-    replicas.pass_time(299)
+    replicas.pass_time(270)
     assert replicas.ask(replicas.start("two"), PROMPT) == READ
     replicas.pass_time(300)
     usage = replicas.ask(replicas.start("three"), PROMPT, (32, HOUR), (96, FIVE))
@@ -207,7 +207,7 @@ def test_a_hit_where_it_was_written_begins_it_anew_as_well(replicas: Replicas) -
 def test_a_pin_of_an_hour_stays_one(replicas: Replicas) -> None:
     replicas.ask(replicas.start("one"), PROMPT, (96, HOUR))
     replicas.ask(replicas.start("two"), PROMPT, (96, FIVE))
-    replicas.pass_time(3599)
+    replicas.pass_time(3500)
     assert replicas.ask(replicas.start("three"), PROMPT) == READ
 
 
