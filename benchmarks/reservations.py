@@ -80,9 +80,9 @@ def _set_budgets(tenant_id: int, amount: int) -> None:
 
 
 async def _admissions(url: str, key: Any, options: argparse.Namespace) -> float:
-    from tests.support.gateway.budget_gateways import purse
+    from tests.support.gateway.budget_gateways import budget_gateway
 
-    async with purse(url, key) as gateway:
+    async with budget_gateway(url, key) as gateway:
         await gateway.admit()
         rounds, count = [], options.requests // options.rounds
         for _ in range(options.rounds):
@@ -96,13 +96,13 @@ async def _admissions(url: str, key: Any, options: argparse.Namespace) -> float:
 
 async def _recalls(url: str, keys: Sequence[Any]) -> list[float]:
     """Return the seconds of admissions that need all unreserved budget of four other gateways, one tenant for each."""
-    from tests.support.gateway.budget_gateways import Admitted, purse
+    from tests.support.gateway.budget_gateways import Admitted, budget_gateway
 
     waits = []
     for key in keys:
         async with AsyncExitStack() as running:
-            others = [await running.enter_async_context(purse(url, key, f"gw-{n}")) for n in range(4)]
-            own_gateway = await running.enter_async_context(purse(url, key, "gw-own"))
+            others = [await running.enter_async_context(budget_gateway(url, key, f"gw-{n}")) for n in range(4)]
+            own_gateway = await running.enter_async_context(budget_gateway(url, key, "gw-own"))
             admitted = [await other.admit() for other in others]
             left = RECALLED - sum(each.terms.reserved_nano for each in admitted)
             began = time.perf_counter()

@@ -18,8 +18,8 @@ import pytest
 
 from inference_worker.contract.disk import free_bytes
 from millrace.devserver.postgres import Postgres
-from tests.support.balance import assert_books_balance
 from tests.support.e2e.streams import Stream, usage_of
+from tests.support.invariants import assert_ledger_invariants
 from tests.support.stack import MODEL, Stack, eventually, running
 
 pytestmark = pytest.mark.timeout(600)
@@ -136,7 +136,7 @@ def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None
         eventually(lambda: all(over for *_, over in issues(stack)), 90)
         for stream in streams:
             assert len(stack.events(request_id=stream.request_id)) == 1
-        assert_books_balance(stack.database_url)
+        assert_ledger_invariants(stack.database_url)
 
 
 def write_log(stack: Stack) -> None:

@@ -10,19 +10,19 @@ from billing.metering.settler import Settler
 from billing.models import UsageEvent
 from inference_worker.contract.messages import USAGE_STREAM, encode
 from tests.support.billing.settlers import pending, quarantined
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 
 def test_two_settlers_and_one_is_killed(broker, start_settler, send, event, until):
     events = [event() for _ in range(6000)]
     send(*events, *events)
     first, second = start_settler("first"), start_settler("second")
-    until(lambda: Everybody(UsageEvent).exists())
+    until(lambda: unscoped(UsageEvent).exists())
     first.send_signal(signal.SIGKILL)
     first.wait()
     start_settler("first")  # as the supervisor does: same name, so it finds what it had read
     until(lambda: broker.xlen(USAGE_STREAM) == 0)
-    assert Everybody(UsageEvent).count() == 6000
+    assert unscoped(UsageEvent).count() == 6000
     assert quarantined() == []
     assert second.poll() is None
 
@@ -30,11 +30,11 @@ def test_two_settlers_and_one_is_killed(broker, start_settler, send, event, unti
 def test_sigterm_finishes_the_batch(broker, start_settler, send, event, until):
     send(*(event() for _ in range(5000)))
     process = start_settler("only")
-    until(lambda: Everybody(UsageEvent).exists())
+    until(lambda: unscoped(UsageEvent).exists())
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 0
     assert pending(broker) == 0  # all that was read is acknowledged
-    assert Everybody(UsageEvent).count() + broker.xlen(USAGE_STREAM) == 5000
+    assert unscoped(UsageEvent).count() + broker.xlen(USAGE_STREAM) == 5000
 
 
 def test_valkey_stopped_for_a_while(table, event, until, tmp_path_factory):
@@ -54,12 +54,12 @@ def test_valkey_stopped_for_a_while(table, event, until, tmp_path_factory):
         try:
             connect(server.url).xadd(USAGE_STREAM, {"e": encode(event())})
             thread.start()
-            until(lambda: Everybody(UsageEvent).count() == 1)
+            until(lambda: unscoped(UsageEvent).count() == 1)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             process = program.start(log)
             connect(server.url).xadd(USAGE_STREAM, {"e": encode(event())})
-            until(lambda: Everybody(UsageEvent).count() == 2)
+            until(lambda: unscoped(UsageEvent).count() == 2)
         finally:
             stopping.set()
             thread.join()

@@ -31,7 +31,7 @@ from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.billing.killed_settler import STEPS
 from tests.support.billing.usage_events import make_event
 from tests.support.gateway.budgets import COST, DOLLAR, RESERVED, check_invariants, tell
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 ROOT = Path(__file__).resolve().parents[2]
 EXECUTIONS = 20
@@ -138,20 +138,20 @@ def test_killed_at_every_step(books: Books, send: Any, settler_broker: redis.Red
     for _ in range(2):  # the next under its name; and once more, with all that was told
         Settler(settler_broker, consumer="a", stopping=threading.Event()).drain()
         check_invariants()
-        assert Everybody(UsageEvent).count() == EXECUTIONS + 3
-        assert Everybody(UsageQuarantine).count() == len(refused)
-        assert [each.outcome for each in Everybody(Adjustment).all()] == ["failed"]
-        assert {each.used for each in Everybody(BudgetPeriod).all()} == {(EXECUTIONS + 2) * COST * 10**6}
+        assert unscoped(UsageEvent).count() == EXECUTIONS + 3
+        assert unscoped(UsageQuarantine).count() == len(refused)
+        assert [each.outcome for each in unscoped(Adjustment).all()] == ["failed"]
+        assert {each.used for each in unscoped(BudgetPeriod).all()} == {(EXECUTIONS + 2) * COST * 10**6}
         assert settler_broker.xlen(USAGE_STREAM) == 0
-        by_gateway = {each.request_id for each in Everybody(UsageEvent).all() if each.released_by == "gateway"}
+        by_gateway = {each.request_id for each in unscoped(UsageEvent).all() if each.released_by == "gateway"}
         assert by_gateway == {execution.billing_context.request_id for execution in executions[::3]}
         assert release([]) == 0
         send(*messages, *known)
-    assert {each.reserved for each in Everybody(BudgetPeriod).all()} == {(64 - EXECUTIONS - 2) * RESERVED}
+    assert {each.reserved for each in unscoped(BudgetPeriod).all()} == {(64 - EXECUTIONS - 2) * RESERVED}
     report = reconcile()
     assert (report.differences, report.quarantined, report.is_clean) == ([], len(refused), False)
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("UPDATE billing_budgetlease SET reclaim_at = now()")
     reservations.reclaim(datetime.now(UTC))  # what is in quarantine holds nothing for ever
-    assert {each.reserved for each in Everybody(BudgetPeriod).all()} == {0}
+    assert {each.reserved for each in unscoped(BudgetPeriod).all()} == {0}
     check_invariants()

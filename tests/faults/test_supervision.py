@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from tests.support.balance import assert_books_balance
+from tests.support.invariants import assert_ledger_invariants
 from tests.support.stack import MODEL, Stack, eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -49,4 +49,4 @@ def test_a_worker_killed_six_times_in_a_minute_stops_nothing_else(stack: Stack) 
     assert answer.choices[0].message.content
     assert [stack.pid(*words) for words in OTHERS] == others
     assert httpx.get(f"{stack.url}/readyz", timeout=20).json()["down"] == {}
-    assert_books_balance(stack.database_url)
+    assert_ledger_invariants(stack.database_url)

@@ -1,4 +1,4 @@
-"""Tests run as the app's role and see no tenant's rows by themselves, so they look through these."""
+"""Access to tenants' rows for tests, which run as the app's database role and see no rows without a scope."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from tenants.models import Project, Tenant
 
 
-class Everybody:
-    """A model's rows of all tenants: `Everybody(ApiKey).count()`. A method that gives a queryset gives a list here."""
+class _UnscopedRows:
+    """A manager of a model's rows of all tenants. A method that returns a queryset returns a list here."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -27,6 +27,11 @@ class Everybody:
                 return list(found) if isinstance(found, QuerySet) else found
 
         return ask
+
+
+def unscoped(model: Any) -> _UnscopedRows:
+    """Return the model's rows of all tenants: `unscoped(ApiKey).count()`."""
+    return _UnscopedRows(model)
 
 
 def allow_emptying(cursor: Any) -> None:

@@ -30,7 +30,7 @@ from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
 URL = "/v1/completions"
@@ -56,7 +56,7 @@ class Desk:
         return await self.seen(batch)
 
     async def seen(self, batch: Batch) -> Batch:
-        return await sync_to_async(lambda: Everybody(Batch).get(pk=batch.pk))()
+        return await sync_to_async(lambda: unscoped(Batch).get(pk=batch.pk))()
 
     async def results(self, batch: Batch) -> dict[str, Any]:
         batch = await self.seen(batch)
@@ -133,7 +133,7 @@ async def test_a_batch_from_its_file_to_its_results(desk: Desk) -> None:
     assert list(found) == ["n0", "n1", "n2", "n3", "n4"]
     assert found["n0"]["response"] == {"status_code": 200, "request_id": first[0].request_id, "body": {"text": "yes"}}
     assert found["n4"]["response"]["status_code"] == 400
-    assert await sync_to_async(Everybody(Line).count)() == 0
+    assert await sync_to_async(unscoped(Line).count)() == 0
     again = await desk.advance(batch)  # a job that comes late
     assert (again.output_file, again.completed_at) == (batch.output_file, batch.completed_at)
 
@@ -259,7 +259,7 @@ async def test_a_job_that_dies_half_way_has_done_nothing(desk: Desk, monkeypatch
     batch = await desk.advance(batch)
     assert (batch.status, batch.succeeded) == ("completed", 3)
     assert len(await desk.results(batch)) == 3
-    assert await sync_to_async(Everybody(File).count)() == 2  # in and out
+    assert await sync_to_async(unscoped(File).count)() == 2  # in and out
 
 
 async def test_jobs_at_the_same_time_do_it_once(desk: Desk) -> None:
@@ -276,13 +276,13 @@ async def test_jobs_at_the_same_time_do_it_once(desk: Desk) -> None:
 
     await sync_to_async(at_once)()
     assert (await desk.seen(batch)).status == "in_progress"
-    assert await sync_to_async(Everybody(Line).count)() == 200
+    assert await sync_to_async(unscoped(Line).count)() == 200
     while claimed := await desk.one.due_batches():
         for line in await desk.one.claim(claimed[0], 50):
             await desk.one.store_response(line, 200, ANSWER)
     await sync_to_async(at_once)()
     assert (await desk.seen(batch)).succeeded == 200
-    assert await sync_to_async(Everybody(File).count)() == 2
+    assert await sync_to_async(unscoped(File).count)() == 2
 
 
 async def test_another_tenant_and_another_project_see_nothing(desk: Desk) -> None:
@@ -324,10 +324,10 @@ async def test_the_sweep_takes_what_is_over_and_nothing_else(desk: Desk, monkeyp
         name: storage().path(name).exists() for name in (used.input_file, expired.input_file, purged.input_file, stray)
     }
     assert there == {used.input_file: True, expired.input_file: False, purged.input_file: False, stray: False}
-    names = await sync_to_async(lambda: {file.name for file in Everybody(File).all()})()
+    names = await sync_to_async(lambda: {file.name for file in unscoped(File).all()})()
     assert names == {used.input_file}
-    assert {each.pk for each in await sync_to_async(lambda: Everybody(Batch).all())()} == {used.pk, expired.pk}
+    assert {each.pk for each in await sync_to_async(lambda: unscoped(Batch).all())()} == {used.pk, expired.pk}
     assert await sync_to_async(feedback.purge_expired)() == 1
-    assert [each.tenant_id for each in await sync_to_async(lambda: Everybody(SubmittedFeedback).all())()] == [
+    assert [each.tenant_id for each in await sync_to_async(lambda: unscoped(SubmittedFeedback).all())()] == [
         used.tenant_id
     ]

@@ -23,8 +23,8 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, OutboxEmail, Tenant, User, WebhookDelivery, WebhookEvent
 from tenants.outbox.email_outbox import send_emails
-from tests.support.mails import alike
-from tests.support.rows import Everybody, of, only_project
+from tests.support.emails import alike
+from tests.support.rows import of, only_project, unscoped
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -216,9 +216,9 @@ def test_killed_at_any_line_there_is_all_or_nothing(tenant, monkeypatch, place):
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(alerts, place, die)
         check_thresholds(NOW)
-    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, OutboxEmail)] == [0, 0, 0]
+    assert [unscoped(model).count() for model in (BudgetAlert, WebhookEvent, OutboxEmail)] == [0, 0, 0]
     assert check_thresholds(NOW) == 2
-    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, OutboxEmail)] == [2, 2, 1]
+    assert [unscoped(model).count() for model in (BudgetAlert, WebhookEvent, OutboxEmail)] == [2, 2, 1]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -243,7 +243,7 @@ def test_checkers_at_once_alert_once(monkeypatch):
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(check, range(4))) == 9
-    assert [Everybody(model).count() for model in (BudgetAlert, WebhookEvent, OutboxEmail)] == [9, 9, 3]
+    assert [unscoped(model).count() for model in (BudgetAlert, WebhookEvent, OutboxEmail)] == [9, 9, 3]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_mail_for_nobody_is_no_mail_that_was_sent():
     use(make(actions.do_create_tenant("lonely", "Lonely")), 600)
     check_thresholds(NOW)
     assert send_emails() == 0
-    (row,) = Everybody(OutboxEmail).filter()
+    (row,) = unscoped(OutboxEmail).filter()
     assert (row.state, row.error) == (OutboxEmail.State.FAILED, "No member has a role that receives this email.")
 
 

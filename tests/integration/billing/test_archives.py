@@ -30,7 +30,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
 from tests.support.billing.books import OCTOBER, make_months, period, price, take_back, use
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owner"])
 MONTH = date(2026, 10, 1)
@@ -52,7 +52,7 @@ def acme(table: None, as_owner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterato
     alpha = price("3")
     use(acme, OCTOBER, (alpha, 1_000_001), times=3)
     use(acme, OCTOBER + timedelta(microseconds=1), (alpha, 7))
-    take_back(Everybody(UsageEvent).get(uncached=7), OCTOBER)
+    take_back(unscoped(UsageEvent).get(uncached=7), OCTOBER)
     invoice_months(month="2026-10", now=datetime(2026, 11, 2, tzinfo=UTC))
     monkeypatch.setattr(verbs, "datetime", _Clock)
     monkeypatch.setattr(rollups, "OVERLAP", timedelta(minutes=-1))  # what was settled now counts as long ago
@@ -83,7 +83,7 @@ def state() -> str:
 
 @pytest.mark.parametrize("drop", [False, True])
 def test_a_month_goes_and_comes_back(acme: Tenant, tmp_path: Path, drop: bool) -> None:
-    before, (invoice,) = rows(), Everybody(Invoice).all()
+    before, (invoice,) = rows(), unscoped(Invoice).all()
     with tenant_scope(acme):
         counted = sums(UsageReport(acme.pk, OCTOBER.replace(day=1, hour=0), LATER))
     manifest = do_archive(MONTH, tmp_path, drop=drop)
@@ -177,7 +177,7 @@ def test_usage_that_comes_in_meanwhile_stays(acme: Tenant, tmp_path: Path, monke
             with pytest.raises(Conflict, match="was settled meanwhile"):
                 do_archive(MONTH, tmp_path)
         assert state() == "attached"
-    assert len(Everybody(UsageEvent).all()) == 4 + 2  # what came while the files were written went back with them
+    assert len(unscoped(UsageEvent).all()) == 4 + 2  # what came while the files were written went back with them
 
 
 def test_what_may_still_change_is_refused(acme: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,8 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
 from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
-from tests.support.mails import alike
-from tests.support.rows import Everybody
+from tests.support.emails import alike
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
 MILLION = 10**6
@@ -89,7 +89,7 @@ def said(invoice: Invoice) -> dict:
 
 
 def attached(invoice: Invoice) -> tuple[pikepdf.Pdf, bytes]:
-    file = pikepdf.open(io.BytesIO(bytes(Everybody(InvoiceFile).get(invoice_id=invoice.pk).pdf)))
+    file = pikepdf.open(io.BytesIO(bytes(unscoped(InvoiceFile).get(invoice_id=invoice.pk).pdf)))
     return file, file.attachments["factur-x.xml"].get_file().read_bytes()
 
 
@@ -246,7 +246,7 @@ def test_an_invoice_is_mailed_once(acme):
     alike(sent, invoice.number, due, f"/t/acme/invoices/{invoice.pk}")
     name, body, kind = sent.attachments[0]
     assert (name, kind, body[:5]) == (f"{invoice.number}.pdf", "application/pdf", b"%PDF-")
-    assert Everybody(InvoiceEmail).get().sent_to == ["bills@acme.example"]
+    assert unscoped(InvoiceEmail).get().sent_to == ["bills@acme.example"]
 
 
 def test_without_addresses_owners_and_billing_members_get_it(acme):
@@ -267,7 +267,7 @@ def test_a_mail_that_failed_is_sent_later(acme, monkeypatch):
 
         patch.setattr("django.core.mail.EmailMessage.send", fail)
         assert emails.send_all() == 0
-    now = Everybody(InvoiceEmail).get().claimed_at
+    now = unscoped(InvoiceEmail).get().claimed_at
     assert emails.send_all(now + timedelta(minutes=3)) == 0
     assert emails.send_all(now + timedelta(minutes=5)) == 1
 

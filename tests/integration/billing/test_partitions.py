@@ -17,7 +17,7 @@ from billing.tasks import make_partitions
 from inference_worker.contract.messages import encode
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tests.support.rows import Everybody, allow_emptying
+from tests.support.rows import allow_emptying, unscoped
 
 FAR = datetime(2031, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 FAR_MONTHS = ["2031_11", "2031_12", "2032_01", "2032_02", "2032_03"]
@@ -115,7 +115,7 @@ def test_rows_cannot_be_changed(event, statement, made_later, as_owner):
     counts = dict.fromkeys(("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "block_size"), 0)
     times = dict.fromkeys(("queue_us", "ttft_us", "duration_us"), 0)
     ids = {"request_id": "r", "execution": 0, "tenant_id": 1, "project_id": 1, "key_id": 1, "model": "m", "attempt": 1}
-    Everybody(UsageEvent).create(admitted_at=at, settled_at=at, outcome="completed", output=7, **ids, **counts, **times)
+    unscoped(UsageEvent).create(admitted_at=at, settled_at=at, outcome="completed", output=7, **ids, **counts, **times)
     partition = f"billing_usageevent_{at:%Y_%m}"
     with pytest.raises(DatabaseError, match="permission denied"), all_tenants_scope(BypassReason.COMMAND):
         connection.cursor().execute(statement.format(partition=partition))
@@ -123,7 +123,7 @@ def test_rows_cannot_be_changed(event, statement, made_later, as_owner):
         cursor.execute("ALTER TABLE billing_usageevent NO FORCE ROW LEVEL SECURITY")
         cursor.execute(f"ALTER TABLE {partition} NO FORCE ROW LEVEL SECURITY")
         cursor.execute(statement.format(partition=partition))
-    assert Everybody(UsageEvent).get(request_id="r").output == 7
+    assert unscoped(UsageEvent).get(request_id="r").output == 7
 
 
 def test_truncate_is_refused_where_rows_could_be_overlooked(table, as_owner):

@@ -23,7 +23,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
 MILLION, CENT = 10**6, 10**7
@@ -88,7 +88,7 @@ def test_what_is_too_much_pays_the_next_invoice(acme):
 def test_a_payment_may_buy_credit(acme):
     pay(200, tenant="acme", as_credit=True)
     assert (on(Account.DEPOSITS, acme), on(Account.CREDITS, acme)) == (0, -200 * CENT)
-    assert Everybody(CreditGrant).get().grant_type == "prepaid"
+    assert unscoped(CreditGrant).get().grant_type == "prepaid"
 
 
 def test_money_that_goes_back_is_owed_again(acme):
@@ -103,7 +103,7 @@ def test_nobodys_payment_is_refused(acme):
     for whose in ({"tenant": "nobody"}, {"invoice": "INV-1"}, {}):
         with pytest.raises(Conflict, match="has no known tenant"):
             pay(1, **whose)
-    assert not Everybody(Payment).all()
+    assert not unscoped(Payment).all()
 
 
 def test_files(acme, tmp_path):
@@ -194,7 +194,7 @@ def test_entries_must_sum_to_zero():
     tenant = do_create_tenant("acme", "Acme")
     with pytest.raises(IntegrityError, match="sum to zero"), all_tenants_scope(BypassReason.BILLING):
         post(tenant.pk, "k", [PostedEntry(Account.CASH, 2), PostedEntry(Account.DEPOSITS, -1)])
-    assert not Everybody(LedgerTransaction).all()
+    assert not unscoped(LedgerTransaction).all()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -204,7 +204,7 @@ def test_a_transaction_that_is_booked_takes_no_more_entries():
     tenant = do_create_tenant("acme", "Acme")
     with all_tenants_scope(BypassReason.BILLING):
         post(tenant.pk, "k", [PostedEntry(Account.CASH, 1), PostedEntry(Account.DEPOSITS, -1)])
-    (done,) = Everybody(LedgerTransaction).all()
+    (done,) = unscoped(LedgerTransaction).all()
     with pytest.raises(IntegrityError, match="is complete"), all_tenants_scope(BypassReason.BILLING):
         for nano in (1, -1):
             LedgerEntry.objects.create(transaction=done, tenant_id=tenant.pk, account=Account.CASH, nano=nano)

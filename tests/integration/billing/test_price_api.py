@@ -11,7 +11,7 @@ from rest_framework.test import APIClient
 from billing.models import PriceVersion
 from tenants.actions import do_create_tenant
 from tenants.models import Tenant, User
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_key, by_person
 
 pytestmark = pytest.mark.django_db
@@ -131,7 +131,7 @@ def test_a_tenant_is_given_a_book(one, two, acme):
 def test_what_is_wrong_is_refused(one, wrong):
     response = one.post(URL, {"prices": PRICES, **wrong})
     assert response.status_code == 400, response.json()
-    assert Everybody(PriceVersion).count() == 0
+    assert unscoped(PriceVersion).count() == 0
 
 
 def test_a_moment_that_has_passed_is_refused(one, two):

@@ -19,7 +19,7 @@ from billing.pricing.rerating import last_month, preview
 from inference_worker.contract.messages import encode
 from millrace.conf.environment import platform_settings
 from tenants.actions import do_create_tenant
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
 FILE = Path(__file__).parents[2] / "data" / "prices" / "model_prices_and_context_window.json"
@@ -39,11 +39,11 @@ def draft(at: datetime | None = None, **usd: str) -> PriceVersion:
 def test_a_file_is_imported_previewed_and_published():
     said = run("import", str(FILE), "--note", "public")
     assert "1.142857142857143E-7" in said
-    pk = Everybody(PriceVersion).get().pk
+    pk = unscoped(PriceVersion).get().pk
     assert "No usage" in run("preview", str(pk))
     assert "version 1" in run("publish", str(pk))
     assert "published" in run("list")
-    assert Everybody(CompiledRateCard).count() > 10
+    assert unscoped(CompiledRateCard).count() > 10
     with pytest.raises(CommandError, match="published"):
         run("publish", str(pk))
 
@@ -52,8 +52,8 @@ def test_a_csv_for_a_tenant_is_imported(tmp_path):
     tenant = do_create_tenant("acme", "Acme")
     (tmp_path / "own.csv").write_text("model,tier,component,usd_per_million\nm,,output,9.5\n")
     run("import", str(tmp_path / "own.csv"), "--tenant", "acme")
-    assert Everybody(PriceVersion).get().tenant_id == tenant.pk
-    run("discard", str(Everybody(PriceVersion).get().pk))
+    assert unscoped(PriceVersion).get().tenant_id == tenant.pk
+    run("discard", str(unscoped(PriceVersion).get().pk))
     assert "discarded" in run("list")
 
 
@@ -74,18 +74,18 @@ def test_what_is_wrong_is_said(arguments, message):
 def test_the_embedded_models_are_priced_once():
     run("backfill")
     names = {spec.name for spec in platform_settings().models if spec.source == "embedded"}
-    priced = Everybody(Price).filter(tier="standard", component="output")
+    priced = unscoped(Price).filter(tier="standard", component="output")
     assert {(row.model, row.nano_per_million) for row in priced} == {(name, 15 * 10**9) for name in names}
     assert len(names) == 2
-    before = Everybody(Price).count()
+    before = unscoped(Price).count()
     run("backfill")
-    assert Everybody(Price).count() == before
+    assert unscoped(Price).count() == before
 
 
 def test_the_preview_re_rates_last_month_and_publishes_nothing(event):
     start, end = last_month()
     do_publish_prices(draft(start, uncached="3", cache_read="3", output="15"), by=None)
-    version = Everybody(CompiledRateCard).get().pk
+    version = unscoped(CompiledRateCard).get().pk
     acme, other = do_create_tenant("acme", "Acme"), do_create_tenant("other", "Other")
     of_m = {"model": "m", "price_version": version, "cache_read": 0}
     inside = [
@@ -103,8 +103,8 @@ def test_the_preview_re_rates_last_month_and_publishes_nothing(event):
     found = [(row.tenant_id, row.events, row.was_femto, row.would_be_femto) for row in preview(cheaper, start, end)]
     usd = 10**15
     assert found == [(acme.pk, 2, 18 * usd, 125 * usd // 10), (other.pk, 1, 6 * usd, 5 * usd)]
-    assert Everybody(CompiledRateCard).count() == 1
-    assert Everybody(Price).count() == 3
+    assert unscoped(CompiledRateCard).count() == 1
+    assert unscoped(Price).count() == 3
     (row, _) = preview(draft(output="1"), start, end)
     assert (row.unpriced, row.events, row.would_be_femto) == (1, 2, usd)
 
@@ -114,7 +114,7 @@ def test_the_preview_of_a_withdrawn_tier_is_what_standard_costs(event):
     do_publish_prices(draft(start, uncached="3", cache_read="3", output="15"), by=None)
     batch = [NewPrice("m", Tier.BATCH, Component.UNCACHED, nano_per_million("1"))]
     do_publish_prices(do_propose_prices(Proposal(tuple(batch)), effective_from=start), by=None)
-    version = next(row.pk for row in Everybody(CompiledRateCard).all() if row.tier == "batch")
+    version = next(row.pk for row in unscoped(CompiledRateCard).all() if row.tier == "batch")
     settle([UsageMessage("1-0", encode(event(at=start, model="m", price_version=version, cache_read=0, output=0)))])
     (row,) = preview(do_propose_prices(Proposal(withdrawn=(("m", Tier.BATCH),))), start, end)
     assert (row.unpriced, row.was_femto, row.would_be_femto) == (0, 10 * 10**9, 30 * 10**9)

@@ -14,7 +14,7 @@ from billing.models import UsageEvent, UsageQuarantine
 from tenants.actions import ActionRefused, Conflict
 from tenants.models import AuditEntry
 from tests.support.billing.books import rate_card
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def put_aside(broker: Any, table: None, send: Callable[..., None]) -> Callable[[
     def put_aside(sent: Any) -> int:
         send(sent)
         Settler(broker, consumer="a", stopping=threading.Event()).drain()
-        return int(Everybody(UsageQuarantine).order_by("id")[-1].pk)
+        return int(unscoped(UsageQuarantine).order_by("id")[-1].pk)
 
     return put_aside
 
@@ -35,10 +35,10 @@ def test_what_was_wrong_is_mended_and_it_is_settled_once(put_aside: Callable[[An
     assert rate_card() == version
     row = do_replay_quarantined(pk)
     assert row.resolved_at is not None
-    assert Everybody(UsageEvent).get().price_version == version
+    assert unscoped(UsageEvent).get().price_version == version
     with pytest.raises(Conflict):
         do_replay_quarantined(pk)
-    (entry,) = Everybody(AuditEntry).filter(object_type="usagequarantine")
+    (entry,) = unscoped(AuditEntry).filter(object_type="usagequarantine")
     assert (entry.action, entry.tenant_id, entry.object_id) == ("quarantine.replayed", None, pk)
 
 
@@ -52,9 +52,9 @@ def test_one_that_was_settled_before_its_resolving_was_noted_is_no_harm(
         patched.setattr("billing.actions.quarantine._resolve", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             do_replay_quarantined(pk)
-    assert Everybody(UsageEvent).count() == 1
+    assert unscoped(UsageEvent).count() == 1
     do_replay_quarantined(pk)
-    assert Everybody(UsageEvent).count() == 1
+    assert unscoped(UsageEvent).count() == 1
 
 
 def test_dismissed_with_a_reason(put_aside: Callable[[Any], int]) -> None:
@@ -62,8 +62,8 @@ def test_dismissed_with_a_reason(put_aside: Callable[[Any], int]) -> None:
     with pytest.raises(ActionRefused):
         do_dismiss_quarantined(pk, " ")
     do_dismiss_quarantined(pk, "a stray script")
-    assert Everybody(UsageQuarantine).get().resolved_at is not None
-    assert Everybody(AuditEntry).get(object_type="usagequarantine").after["why"] == "a stray script"
+    assert unscoped(UsageQuarantine).get().resolved_at is not None
+    assert unscoped(AuditEntry).get(object_type="usagequarantine").after["why"] == "a stray script"
     with pytest.raises(Conflict):
         do_dismiss_quarantined(pk, "again")
-    assert Everybody(UsageEvent).count() == 0
+    assert unscoped(UsageEvent).count() == 0

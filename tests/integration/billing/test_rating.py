@@ -22,7 +22,7 @@ from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
 from tests.support.billing.books import invoiced
 from tests.support.billing.published_prices import A, publish, usd
-from tests.support.rows import Everybody, only_project
+from tests.support.rows import only_project, unscoped
 
 pytestmark = pytest.mark.django_db
 HIT = {"answer_hit_input": "0.30", "answer_hit_output": "1.50"}
@@ -31,7 +31,7 @@ NOW = datetime.now(UTC)
 
 def settled(*events) -> list[UsageEvent]:
     settle([UsageMessage(f"{n}-0", encode(each)) for n, each in enumerate(events)])
-    return [Everybody(UsageEvent).get(request_id=each.billing_context.request_id) for each in events]
+    return [unscoped(UsageEvent).get(request_id=each.billing_context.request_id) for each in events]
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_the_price_pinned_at_admission_decides_and_its_tier_stands_on_the_invoic
     dear, cheap = settled(event(price_version=standard, **used), event(price_version=half, **used))
     assert (usd(dear.cost_femto), usd(cheap.cost_femto)) == (Decimal("0.06"), Decimal("0.03"))
     invoice = invoiced(acme, NOW)
-    lines = Everybody(InvoiceLine).filter(invoice_id=invoice.pk)
+    lines = unscoped(InvoiceLine).filter(invoice_id=invoice.pk)
     found = {(line.tier, line.component): line.cents for line in lines if line.component}
     assert found == {
         ("standard", "uncached"): 3,
@@ -121,7 +121,7 @@ def test_what_has_no_price_is_for_a_person_to_look_at(event, version):
     pinned = publish({"uncached": "1", "cache_read": "1"}) + (1000 if version == "unknown" else 0)
     outcome = settle([UsageMessage("1-0", encode(event(model="m", price_version=pinned)))])
     assert (outcome.settled, outcome.quarantined) == (0, 1)
-    assert "price" in Everybody(UsageQuarantine).get().detail
+    assert "price" in unscoped(UsageQuarantine).get().detail
 
 
 def test_any_order_and_any_repetition_costs_the_same(event):
@@ -138,16 +138,16 @@ def test_any_order_and_any_repetition_costs_the_same(event):
     with all_tenants_scope(BypassReason.COMMAND):
         prices = Price.objects.in_bulk()
     total = 0
-    for row in Everybody(UsageEvent).all():
+    for row in unscoped(UsageEvent).all():
         counts = {name: getattr(row, name) for name in Component}
         total += sum(
             counts[name] * prices[price].nano_per_million
             for name, price in zip(Component, row.price_ids, strict=True)
             if price
         )
-    assert total == sum(row.cost_femto for row in Everybody(UsageEvent).all())
+    assert total == sum(row.cost_femto for row in unscoped(UsageEvent).all())
     assert total == sum(femto for *_, femto in rated_lines(1))
-    assert len(Everybody(UsageEvent).all()) == 50
+    assert len(unscoped(UsageEvent).all()) == 50
 
 
 def test_usage_tells_cost_savings_and_why_the_cache_missed(acme, client, event):

@@ -18,7 +18,7 @@ from millrace.devserver.demo import live, running
 from millrace.devserver.demo.tenants import CAST
 from tenants import actions
 from tenants.models import ApiKey, AuditEntry, Tenant, User
-from tests.support.rows import Everybody, of
+from tests.support.rows import of, unscoped
 
 EVENTS = 240
 SLUGS = {spec.slug for spec in CAST}
@@ -36,7 +36,7 @@ def small(*words: str) -> str:
 
 def counts() -> dict[str, int]:
     models = (Tenant, User, ApiKey, Budget, UsageEvent, RequestRecord, Invoice, Payment, CreditGrant, AuditEntry)
-    return {model.__name__: Everybody(model).count() for model in models}
+    return {model.__name__: unscoped(model).count() for model in models}
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def played(secrets_file: Any) -> str:
 
 
 def tenant(slug: str) -> Tenant:
-    return Everybody(Tenant).get(slug=slug)
+    return unscoped(Tenant).get(slug=slug)
 
 
 def test_it_works(played):
@@ -68,11 +68,11 @@ def test_it_works(played):
 
 
 def tenants_and_usage() -> None:
-    tenants = Everybody(Tenant).all()
+    tenants = unscoped(Tenant).all()
     assert {each.slug for each in tenants} == SLUGS
     assert all(each.is_demo and each.name.endswith("(demo)") for each in tenants)
     assert of(UsageEvent, tenant("demo-blank")) == []
-    events = Everybody(UsageEvent).all()
+    events = unscoped(UsageEvent).all()
     assert EVENTS * 3 < len(events) < EVENTS * 6
     assert all(event.request_id.startswith("demo_") and event.price_version for event in events)
     assert {event.outcome for event in events} == {"completed", "cancelled", "failed"}
@@ -80,7 +80,7 @@ def tenants_and_usage() -> None:
     first = datetime.now(UTC) - timedelta(days=62)
     assert first < min(event.admitted_at for event in events) < first + timedelta(days=4)
     assert max(event.admitted_at for event in events) <= datetime.now(UTC)
-    assert Everybody(UsageQuarantine).count() == 0
+    assert unscoped(UsageQuarantine).count() == 0
 
 
 def the_cache_is_used_more_and_more() -> None:
@@ -102,7 +102,7 @@ def budgets_are_counted_and_never_overrun() -> None:
             of(BudgetPeriod, tenant(slug), budget_id=budget.pk), key=lambda budget_period: budget_period.period_start
         )
         assert least <= newest.used / 10**6 / budget.amount <= most
-    assert all(budget_period.reserved == 0 for budget_period in Everybody(BudgetPeriod).all())
+    assert all(budget_period.reserved == 0 for budget_period in unscoped(BudgetPeriod).all())
     assert reconcile().is_clean
 
 
@@ -118,29 +118,29 @@ def gateways_wrote_requests_down() -> None:
 
 
 def the_months_that_are_over_are_invoiced() -> None:
-    invoices = Everybody(Invoice).all()
+    invoices = unscoped(Invoice).all()
     last = max(each.period_id for each in invoices)
     states = sorted(each.state for each in invoices if each.period_id == last)
     assert states == ["draft", "draft", "draft", "open"]
     earlier = [each.state for each in invoices if each.period_id != last and each.invoice_type == "invoice"]
     assert set(earlier) <= {"open", "paid"}
     assert all(each.number.startswith("DEMO-") for each in invoices if each.number)
-    assert Everybody(Payment).count() >= 1
-    assert Everybody(CreditGrant).count() >= 1
+    assert unscoped(Payment).count() >= 1
+    assert unscoped(CreditGrant).count() >= 1
 
 
 def test_a_second_run_adds_nothing_twice(played):
     """But what was used in between, of which a second is no more than an event or two."""
-    before, audited = counts(), Everybody(AuditEntry).count()
+    before, audited = counts(), unscoped(AuditEntry).count()
     settled = before["UsageEvent"]
     again = small()
     after = counts()
-    assert [str(entry.action) for entry in Everybody(AuditEntry).all()][:-audited] == []
+    assert [str(entry.action) for entry in unscoped(AuditEntry).all()][:-audited] == []
     for grown in ("UsageEvent", "RequestRecord"):
         assert after[grown] - before.pop(grown) <= 3
     assert {name: after[name] for name in before} == before
     assert f"{settled:,} existed before" in again
-    assert all(budget_period.reserved == 0 for budget_period in Everybody(BudgetPeriod).all())
+    assert all(budget_period.reserved == 0 for budget_period in unscoped(BudgetPeriod).all())
 
 
 def test_a_run_that_was_cut_short_is_taken_up(secrets_file, monkeypatch):
@@ -154,7 +154,7 @@ def test_a_run_that_was_cut_short_is_taken_up(secrets_file, monkeypatch):
     with pytest.raises(Killed):
         running.create_demo(events=EVENTS)
     monkeypatch.undo()
-    assert Everybody(UsageEvent).count() == 0
+    assert unscoped(UsageEvent).count() == 0
     assert running.create_demo(events=EVENTS).progress.settled > EVENTS
     assert reconcile().is_clean
 
@@ -163,7 +163,7 @@ def test_it_refuses_beside_real_tenants(secrets_file):
     actions.do_create_tenant("acme", "Acme")
     with pytest.raises(CommandError, match="acme"):
         small()
-    assert {each.slug for each in Everybody(Tenant).all()} == {"acme"}
+    assert {each.slug for each in unscoped(Tenant).all()} == {"acme"}
     small("--allow-real-tenants", "--days", "2")
     assert of(UsageEvent, tenant("acme")) == []
 

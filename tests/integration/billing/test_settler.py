@@ -19,7 +19,7 @@ from billing.models import UsageEvent, UsageQuarantine
 from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
 from tests.support.billing.books import rate_card
 from tests.support.billing.settlers import pending, quarantined
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 Reason = UsageQuarantine.Reason
 
@@ -49,7 +49,7 @@ def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
     )
     send(sent)
     assert settler().drain() == 1
-    row = Everybody(UsageEvent).get()
+    row = unscoped(UsageEvent).get()
     assert (row.admitted_at, row.request_id, row.execution) == (at, sent.billing_context.request_id, 1)
     assert (row.tenant_id, row.project_id, row.key_id, row.model) == (1, 2, 3, "smollm2-135m")
     assert (row.uncached, row.cache_read, row.cache_write_5m, row.cache_write_1h, row.output) == (10, 64, 8, 0, 7)
@@ -74,14 +74,14 @@ def test_three_times_each_in_random_order_is_once_each(settler, send, event):
     random.Random(7).shuffle(events)
     send(*events)
     settler(batch=170).drain()
-    assert Everybody(UsageEvent).count() == 400
+    assert unscoped(UsageEvent).count() == 400
     assert quarantined() == []
 
 
 def test_two_executions_of_a_request_are_two_rows(settler, send, event):
     send(event(request_id="r", execution=0), event(request_id="r", execution=1))
     settler().drain()
-    assert Everybody(UsageEvent).count() == 2
+    assert unscoped(UsageEvent).count() == 2
 
 
 def test_crash_between_commit_and_acknowledgement(settler, send, event, broker, monkeypatch):
@@ -95,11 +95,11 @@ def test_crash_between_commit_and_acknowledgement(settler, send, event, broker, 
     with monkeypatch.context() as patch, pytest.raises(Crash):
         patch.setattr(Settler, "_acknowledge", crash)
         settler().drain()
-    assert Everybody(UsageEvent).count() == 10
+    assert unscoped(UsageEvent).count() == 10
     assert pending(broker) == 10  # so no worker has trimmed its journal
     send(event())
     settler().drain()
-    assert Everybody(UsageEvent).count() == 11
+    assert unscoped(UsageEvent).count() == 11
     assert pending(broker) == 0
 
 
@@ -117,7 +117,7 @@ def test_nothing_is_acknowledged_before_it_is_committed(settler, send, event, br
         with as_owner(), connection.cursor() as cursor:
             cursor.execute("ALTER TABLE hidden RENAME TO billing_usageevent")
     settler().drain()
-    assert Everybody(UsageEvent).count() == 1
+    assert unscoped(UsageEvent).count() == 1
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_poison_goes_to_quarantine_alone(settler, send, event, broker, poison, r
     before, after = [event() for _ in range(20)], [event() for _ in range(20)]
     send(*before, payload, *after)
     settler().drain()
-    assert Everybody(UsageEvent).count() == 40
+    assert unscoped(UsageEvent).count() == 40
     assert quarantined() == [(reason, payload)]
     assert broker.xlen(USAGE_STREAM) == 0
 
@@ -163,9 +163,9 @@ def test_an_execution_over_its_reservation_is_not_settled(settler, send, event, 
     exact = event(**given)
     send(exact, event(**(given | over)))
     settler().drain()
-    (row,) = Everybody(UsageEvent).all()
+    (row,) = unscoped(UsageEvent).all()
     assert (row.request_id, row.cost_femto) == (exact.billing_context.request_id, 154_200 * 10**6)
-    (refused,) = Everybody(UsageQuarantine).all()
+    (refused,) = unscoped(UsageQuarantine).all()
     assert refused.reason == Reason.REFUSED
     assert detail in refused.detail
 
@@ -180,7 +180,7 @@ def test_poison_that_comes_again_is_kept_once(settler, send):
     for _ in range(2):
         send(b"poison")
         settler().drain()
-    assert Everybody(UsageQuarantine).get().payload_hash == hashlib.sha256(b"poison").digest()
+    assert unscoped(UsageQuarantine).get().payload_hash == hashlib.sha256(b"poison").digest()
 
 
 def test_an_execution_settled_otherwise_before_is_not_forgotten(settler, send, event):
@@ -190,7 +190,7 @@ def test_an_execution_settled_otherwise_before_is_not_forgotten(settler, send, e
     other = event(at=at, request_id="r", output=8)
     send(other, event(at=at, request_id="r", output=7))
     settler().drain()
-    assert Everybody(UsageEvent).get().output == 7
+    assert unscoped(UsageEvent).get().output == 7
     assert quarantined() == [(Reason.CONFLICT, encode(other))]
 
 
@@ -200,7 +200,7 @@ def test_of_one_batch_the_failure_counts(settler, send, event):
         event(at=at, request_id="r"), event(at=at, request_id="r", outcome="failed", uncached=0, cache_read=0, output=0)
     )
     settler().drain()
-    assert Everybody(UsageEvent).get().outcome == "failed"
+    assert unscoped(UsageEvent).get().outcome == "failed"
 
 
 def test_the_stream_is_lost_and_made_again(broker, table, send, event, until):
@@ -210,10 +210,10 @@ def test_the_stream_is_lost_and_made_again(broker, table, send, event, until):
     thread.start()
     try:
         send(event())
-        until(lambda: Everybody(UsageEvent).count() == 1)
+        until(lambda: unscoped(UsageEvent).count() == 1)
         broker.flushdb()
         send(event(), event())  # a stream again, with no group
-        until(lambda: Everybody(UsageEvent).count() == 3)
+        until(lambda: unscoped(UsageEvent).count() == 3)
         until(lambda: broker.xlen(USAGE_STREAM) == 0)
     finally:
         stopping.set()
@@ -227,7 +227,7 @@ def test_what_a_dead_settler_left_is_taken_over(broker, settler, send, event, un
     time.sleep(0.05)
     living = settler("living", claim_idle_ms=20)
     living._take_over()
-    assert Everybody(UsageEvent).count() == 2
+    assert unscoped(UsageEvent).count() == 2
     assert pending(broker) == 0
 
 
@@ -237,7 +237,7 @@ def test_a_message_deleted_while_pending_is_only_acknowledged(broker, settler, s
     ids = [entry for entry, _ in broker.xreadgroup(USAGE_GROUP, "a", {USAGE_STREAM: ">"})[0][1]]
     broker.xdel(USAGE_STREAM, ids[0])
     settler().drain()
-    assert Everybody(UsageEvent).count() == 1
+    assert unscoped(UsageEvent).count() == 1
     assert quarantined() == []
     assert pending(broker) == 0
 
@@ -248,14 +248,14 @@ def test_the_database_goes_away_and_comes_back(broker, table, send, event, until
     thread.start()
     try:
         send(event())
-        until(lambda: Everybody(UsageEvent).count() == 1)
+        until(lambda: unscoped(UsageEvent).count() == 1)
         with as_owner(), connection.cursor() as cursor:
             cursor.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
         send(event())
-        until(lambda: Everybody(UsageEvent).count() == 2)
+        until(lambda: unscoped(UsageEvent).count() == 2)
     finally:
         stopping.set()
         thread.join()
@@ -302,5 +302,5 @@ def test_a_thread_that_breaks_stops_the_others_and_is_raised(broker, table, send
     stopping.clear()
     for again in settlers:
         again.drain()
-    assert Everybody(UsageEvent).count() == 200
+    assert unscoped(UsageEvent).count() == 200
     assert (pending(broker), broker.xlen(USAGE_STREAM)) == (0, 0)

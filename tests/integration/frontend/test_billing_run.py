@@ -27,7 +27,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, User
 from tests.support.frontend.billing_run import LAST, NOW, made, month, only
 from tests.support.frontend.console import remembered
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_payment_is_recorded_once_for_its_reference(operator: Client, acme: Te
     fields = {"amount": "1.50", "reference": "b-1", "received_on": f"{NOW:%Y-%m-%d}", "typed": bill.number}
     for _ in range(2):
         send(operator, f"/operator/billing/{bill.pk}/payment", **fields)
-    (paid,) = Everybody(Payment).filter()
+    (paid,) = unscoped(Payment).filter()
     assert (paid.cents, only().state) == (150, "open")
     page = operator.get(f"/operator/billing/{bill.pk}").content.decode()
     assert "Balance due" in page and f"${(bill.total - 150) / 100:,.2f}" in page
@@ -118,7 +118,7 @@ def test_a_payment_is_recorded_once_for_its_reference(operator: Client, acme: Te
         {"amount": "x"},
     ):
         send(operator, f"/operator/billing/{bill.pk}/payment", 422, **{**fields, "reference": "b-2", **wrong})
-    assert len(Everybody(Payment).filter()) == 1
+    assert len(unscoped(Payment).filter()) == 1
 
 
 @pytest.mark.django_db
@@ -127,14 +127,14 @@ def test_a_form_sent_twice_gives_one_credit_note_and_one_credit(operator: Client
     note = {"amount": "2", "description": "Slow", "reason": "SLA", "seen": "0", "typed": bill.number}
     send(operator, f"/operator/billing/{bill.pk}/credit-note", **note)
     assert "Another credit note was issued" in send(operator, f"/operator/billing/{bill.pk}/credit-note", 422, **note)
-    (given,) = Everybody(Invoice).filter(invoice_type=Invoice.InvoiceType.CREDIT_NOTE)
+    (given,) = unscoped(Invoice).filter(invoice_type=Invoice.InvoiceType.CREDIT_NOTE)
     assert given.subtotal == 200
     page = operator.get(f"/operator/billing/{bill.pk}").content.decode()
     assert f"Credit note {given.number}" in page
     credit = {"kind": "promotional", "amount": "5", "note": "Sorry", "seen": "0", "typed": "acme"}
     send(operator, "/operator/billing/tenants/acme/credit", **credit)
     assert "Another credit was added" in send(operator, "/operator/billing/tenants/acme/credit", 422, **credit)
-    (grant,) = Everybody(CreditGrant).filter()
+    (grant,) = unscoped(CreditGrant).filter()
     assert (grant.nano, grant.note) == (5 * 10**9, "Sorry")
     assert "advance payments are too low" in send(
         operator, "/operator/billing/tenants/acme/credit", 422, **{**credit, "kind": "prepaid", "seen": "1"}
@@ -153,7 +153,7 @@ def test_an_invoice_is_taken_back_or_given_up(operator: Client, acme: Tenant, de
     assert only().state == state
     with all_tenants_scope(BypassReason.BILLING):
         assert balance(acme.pk, Account.RECEIVABLE) == 0
-    (entry,) = Everybody(AuditEntry).filter(action=verb)
+    (entry,) = unscoped(AuditEntry).filter(action=verb)
     assert (entry.after["reason"], entry.actor) == ("Wrong tenant", "op@example.com")
     send(operator, f"/operator/billing/{bill.pk}/{deed}", 422, typed=bill.number, reason="Again")
 
@@ -165,7 +165,7 @@ def test_a_line_is_the_sum_of_the_events_it_leads_to(
     monkeypatch.setattr("frontend.tenant.invoices.tracing.PAGE_SIZE", 2)
     bill = final(operator)
     operator.force_login(User.objects.get(email="owner@example.com"))
-    for line in Everybody(InvoiceLine).filter(invoice_id=bill.pk):
+    for line in unscoped(InvoiceLine).filter(invoice_id=bill.pk):
         url, tokens, cost, names = f"/t/acme/invoices/{bill.pk}/lines/{line.position}", 0, Decimal(0), []
         while url:
             page = unescape(operator.get(url).content.decode())
@@ -191,13 +191,13 @@ def test_the_month_under_way_is_what_its_draft_will_be(client: Client, acme: Ten
     found = preview(acme, LAST)
     assert found is not None
     shown, lines = found
-    assert not Everybody(Invoice).filter() and len(Everybody(CreditGrant).filter()) == 1  # nothing was written
+    assert not unscoped(Invoice).filter() and len(unscoped(CreditGrant).filter()) == 1  # nothing was written
     (draft,) = do_draft(month(), acme)
     same = ("subtotal", "taxable", "total", "credits", "taxes", "rounding_femto", "saved_femto", "events")
     assert [getattr(shown, name) for name in same] == [getattr(draft, name) for name in same]
     assert len(shown.credits) == 2
     assert [(line.tokens, line.cents) for line in lines] == [
-        (line.tokens, line.cents) for line in sorted(Everybody(InvoiceLine).filter(), key=lambda line: line.position)
+        (line.tokens, line.cents) for line in sorted(unscoped(InvoiceLine).filter(), key=lambda line: line.position)
     ]
 
 
@@ -247,7 +247,7 @@ def test_invoices_are_for_who_may_see_them(operator: Client, acme: Tenant) -> No
 @pytest.mark.django_db
 def test_an_invoice_that_is_not_its_usage_says_so(operator: Client, acme: Tenant) -> None:
     bill = final(operator)
-    event = Everybody(UsageEvent).filter()[0]
+    event = unscoped(UsageEvent).filter()[0]
     event.request_id = "req_that_nobody_billed"
     with all_tenants_scope(BypassReason.SETTLER):
         UsageEvent.objects.all_tenants().bulk_create([event])

@@ -27,7 +27,7 @@ from tenants.outbox import propagation
 from tenants.outbox.email_outbox import send_emails
 from tests.support.billing import books
 from tests.support.frontend.console import meter, remembered
-from tests.support.rows import Everybody, only_project
+from tests.support.rows import only_project, unscoped
 
 NEW = {
     **{"name": "One cent", "owner": "account", "counts": "money", "period": "day", "amount": "0.01", "mode": "hard"},
@@ -90,30 +90,30 @@ def test_the_toast_says_where_a_change_has_taken_effect():
 def test_a_new_budget_names_the_gateways_that_have_not_applied_it(client, acme, monkeypatch):
     monkeypatch.setattr(propagation, "wait_for_gateways", lambda _: ("gw-silent",))
     assert "do not respond: gw-silent." in client.post("/t/acme/budgets/new", NEW, follow=True).content.decode()
-    path = f"/t/acme/budgets/{Everybody(Budget).get().pk}"
+    path = f"/t/acme/budgets/{unscoped(Budget).get().pk}"
     assert "gw-silent" in client.post(f"{path}/edit", NEW | {"amount": "0.02"}, follow=True).content.decode()
 
 
 @db
 def test_a_budget_is_made_raised_and_removed(client, acme):
     assert client.post("/t/acme/budgets/new", NEW).status_code == 303
-    row = Everybody(Budget).get()
+    row = unscoped(Budget).get()
     assert (row.amount, row.unit, row.period, row.mode, row.thresholds) == (10**7, "money", "day", "hard", [50, 80])
     until = (datetime.now(UTC) + timedelta(days=2)).date()
     path = f"/t/acme/budgets/{row.pk}"
     assert client.post(f"{path}/raise", {"more": "0.05", "until": "2001-01-01"}).status_code == 422
     assert client.post(f"{path}/raise", {"more": "0.05", "until": until.isoformat()}).status_code == 303
-    row = Everybody(Budget).get()
+    row = unscoped(Budget).get()
     assert (row.temporary_increase, row.increase_expires_at.date()) == (5 * 10**7, until + timedelta(days=1))
     assert "0.06" in get(client, f"{path}/")
     assert client.post(f"{path}/lower").status_code == 303
-    assert Everybody(Budget).get().temporary_increase == 0
+    assert unscoped(Budget).get().temporary_increase == 0
     assert client.post(f"{path}/edit", NEW | {"amount": "0.02", "mode": "soft", "thresholds": ""}).status_code == 303
-    row = Everybody(Budget).get()
+    row = unscoped(Budget).get()
     assert (row.amount, row.mode, row.thresholds) == (2 * 10**7, "soft", [])
     assert client.post(f"{path}/remove", {"typed": "Two cents"}).status_code == 422
     assert client.post(f"{path}/remove", {"typed": "One cent"}).status_code == 303
-    assert not Everybody(Budget).get().active
+    assert not unscoped(Budget).get().active
     assert client.get(f"{path}/edit").status_code == 404
     assert "was removed" in get(client, f"{path}/")
 
@@ -135,7 +135,7 @@ def test_a_form_says_what_is_wrong(client, acme, changes, said):
     answer = client.post("/t/acme/budgets/new", NEW | changes)
     assert answer.status_code == 422
     assert said in answer.content.decode()
-    assert Everybody(Budget).count() == 0
+    assert unscoped(Budget).count() == 0
 
 
 @db
@@ -145,7 +145,7 @@ def test_what_a_budget_would_have_refused(client, acme):
     for hour in range(10):
         at = datetime.now(UTC) - timedelta(hours=hour + 1)
         meter(acme, at=at, key_id=key.pk, uncached=1000, price_version=version, project_id=key.project_id)
-    cost = int(Everybody(UsageEvent).first().cost_femto) // 10**6
+    cost = int(unscoped(UsageEvent).first().cost_femto) // 10**6
     assert cost > 0
     query = f"counts=money&period=lifetime&amount={input_text(4 * cost, 'money')}"
     said = get(client, f"/t/acme/budgets/try?owner=account&mode=hard&{query}")
@@ -183,19 +183,19 @@ def test_limits_are_set_changed_and_lifted(client, acme):
     key, _ = actions.do_create_api_key(only_project(acme), "prod")
     form = {"owner": f"key:{key.pk}", "model": "", "mode": "hard", "requests_per_minute": "1,200", "concurrency": "4"}
     assert client.post("/t/acme/limits/new", form).status_code == 303
-    row = Everybody(LimitSet).get()
+    row = unscoped(LimitSet).get()
     assert (row.key_id, row.requests_per_minute, row.concurrency, row.tokens_per_day) == (key.pk, 1200, 4, None)
     answer = client.post("/t/acme/limits/new", form | {"concurrency": "9"})
     assert answer.status_code == 422
     assert "already has limits" in answer.content.decode()
     path = f"/t/acme/limits/{row.pk}"
     assert client.post(f"{path}/edit", {"mode": "dry_run", "concurrency": "9"}).status_code == 303
-    row = Everybody(LimitSet).get()
+    row = unscoped(LimitSet).get()
     assert (row.dry_run, row.requests_per_minute, row.concurrency) == (True, None, 9)
     path = f"/t/acme/limits/{row.pk}"
     assert client.post(f"{path}/edit", {"mode": "dry_run"}).status_code == 422
     assert client.post(f"{path}/remove", {"typed": "prod"}).status_code == 303
-    assert Everybody(LimitSet).count() == 0
+    assert unscoped(LimitSet).count() == 0
 
 
 @db

@@ -25,7 +25,7 @@ from inference_worker.contract import env
 from millrace.conf.environment import PlatformSettings, effective_environ
 from tenants import actions, invitations
 from tenants.models import ApiKey, Invitation, User
-from tests.support.rows import Everybody, only_project
+from tests.support.rows import only_project, unscoped
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery staple"
@@ -197,13 +197,13 @@ def test_an_operators_key_needs_no_session(operator, secret):
     tenant = actions.do_create_tenant("acme", "Acme")
     _, key = actions.do_create_api_key(only_project(tenant), "k", scopes=["manage"])
     assert Client().get("/api/tenant", headers={"Authorization": f"Bearer {key}"}).status_code == 200
-    assert len(Everybody(ApiKey).all()) == 1
+    assert len(unscoped(ApiKey).all()) == 1
 
 
 def test_an_accepted_invitation_signs_in_by_the_same_steps(client):
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_invite(tenant, "new@example.com", "owner")
-    url = f"/invitations/{invitations.token(Everybody(Invitation).get(email='new@example.com'))}"
+    url = f"/invitations/{invitations.token(unscoped(Invitation).get(email='new@example.com'))}"
     answer = client.post(url, {"name": "New", "password": PASSWORD})
     assert answer.url == "/t/acme/"
     assert client.get("/t/acme/").status_code == 200

@@ -22,7 +22,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, User
 from tests.support.frontend.console import remembered
 from tests.support.frontend.screens.operator_health import speak
-from tests.support.rows import Everybody, only_project
+from tests.support.rows import only_project, unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PAGES = (
@@ -72,7 +72,7 @@ def aside() -> UsageQuarantine:
 
 
 def audited(verb: str) -> AuditEntry:
-    (entry,) = Everybody(AuditEntry).filter(action=verb)
+    (entry,) = unscoped(AuditEntry).filter(action=verb)
     return entry
 
 
@@ -93,8 +93,8 @@ def test_others_are_not_told_of_any_of_it(client: Client, aside: UsageQuarantine
     ):
         assert client.get(address).status_code == 404, address
         assert client.post(address, {"typed": "m-0", "reason": "x", "amount": "1"}).status_code == 404, address
-    assert Everybody(Cordon).count() == Everybody(MachineCost).count() == 0
-    assert Everybody(UsageQuarantine).get().resolved_at is None
+    assert unscoped(Cordon).count() == unscoped(MachineCost).count() == 0
+    assert unscoped(UsageQuarantine).get().resolved_at is None
 
 
 @pytest.mark.usefixtures("operator")
@@ -129,7 +129,7 @@ def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.R
     speak(broker, "smollm2-135m-1.bb", "smollm2-135m", running=0)
     assert "1 other replica of smollm2-135m" in client.get(f"{address}/drain").content.decode()
     assert client.post(f"{address}/cordon", {"typed": "smollm2"}).status_code == 422
-    assert Everybody(Cordon).count() == 0
+    assert unscoped(Cordon).count() == 0
     answer = client.post(f"{address}/cordon", {"typed": "smollm2-135m-0", "reason": "new disk"})
     assert (answer.status_code, answer["Location"]) == (303, "/operator/models/")
     assert broker.hgetall(CORDONS_KEY) == {b"smollm2-135m-0": b"cordon"}
@@ -153,7 +153,7 @@ def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.R
 def test_money_in_quarantine_wants_a_proof_of_who_one_is(client: Client, aside: UsageQuarantine) -> None:
     address = f"/operator/quarantine/{aside.pk}"
     assert client.post(f"{address}/dismiss", {"reason": "a stray script"}).status_code == 302
-    assert Everybody(UsageQuarantine).get().resolved_at is None
+    assert unscoped(UsageQuarantine).get().resolved_at is None
     remembered(client.session)
     assert client.post(f"{address}/dismiss", {"reason": ""}).status_code == 422
     again = client.post(f"{address}/replay")
@@ -161,7 +161,7 @@ def test_money_in_quarantine_wants_a_proof_of_who_one_is(client: Client, aside: 
     assert "still cannot be settled" in again.content.decode()
     assert "undecodable" in client.get("/operator/").content.decode()
     assert client.post(f"{address}/dismiss", {"reason": "a stray script"}).status_code == 303
-    assert Everybody(UsageQuarantine).get().resolved_at is not None
+    assert unscoped(UsageQuarantine).get().resolved_at is not None
     assert audited("quarantine.dismissed").after["why"] == "a stray script"
     assert "Quarantine is empty" in client.get("/operator/").content.decode()
 
@@ -171,7 +171,7 @@ def test_what_a_machine_costs_is_set(client: Client) -> None:
     for wrong in ("", "much", "-1", "0.0000000001", "1e30"):
         assert client.post("/operator/fleet/costs/smollm2-135m", {"amount": wrong}).status_code == 422, wrong
     assert client.post("/operator/fleet/costs/smollm2-135m", {"amount": "$0.40"}).status_code == 303
-    assert Everybody(MachineCost).get().nano_per_hour == 400_000_000
+    assert unscoped(MachineCost).get().nano_per_hour == 400_000_000
     assert audited("machine_cost.updated").after == {"model": "smollm2-135m", "nano_per_hour": 400_000_000}
     assert client.get("/operator/fleet/costs/gpt-9").status_code == 404
 
@@ -213,7 +213,7 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
 
 
 def newest_of(tenant: Any) -> str:
-    return str(Everybody(AuditEntry).filter(tenant_id=tenant.pk)[0].object_name)
+    return str(unscoped(AuditEntry).filter(tenant_id=tenant.pk)[0].object_name)
 
 
 @pytest.mark.usefixtures("operator", "broker")

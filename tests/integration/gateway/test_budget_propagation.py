@@ -22,7 +22,7 @@ from tenants.outbox import propagation
 from tenants.outbox.change_feed import GATEWAYS_KEY, gateway_heartbeat_key
 from tests.support.gateway import process_checks
 from tests.support.gateway.budget_gateways import Admitted
-from tests.support.gateway.budgets import RESERVED, change, take_up
+from tests.support.gateway.budgets import RESERVED, admit_requests, change
 from tests.support.gateway.process_checks import (
     codes,
     done,
@@ -33,18 +33,18 @@ from tests.support.gateway.process_checks import (
     set_budget,
     settled_events,
 )
-from tests.support.gateway.processes import House, house
+from tests.support.gateway.processes import GatewayCluster, gateway_cluster
 from tests.support.rows import only_project
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table"), pytest.mark.timeout(300)]
 REQUESTS = 30
 
 
-async def ask_now(inside: House, fit: int) -> None:
+async def ask_now(inside: GatewayCluster, fit: int) -> None:
     """Send many requests to all gateways; so many are admitted, though nothing is settled meanwhile."""
     inside.worker.may_answer.clear()
     gateways = list(inside.gateways.values())
-    asked = [asyncio.create_task(gateways[number % len(gateways)].ask_until_told()) for number in range(REQUESTS)]
+    asked = [asyncio.create_task(gateways[number % len(gateways)].ask_with_retries()) for number in range(REQUESTS)]
     await eventually(lambda: done(asked, REQUESTS - fit))
     inside.worker.may_answer.set()
     answers = await asyncio.gather(*asked)
@@ -55,10 +55,10 @@ async def ask_now(inside: House, fit: int) -> None:
 async def test_it_bounds_the_very_next_requests(
     broker: redis.asyncio.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
-    async with house(broker, database, secret, "ab", longest=120, poll=60) as inside:
+    async with gateway_cluster(broker, database, secret, "ab", longest=120, poll=60) as inside:
         reservation = await reservation_of_one(inside)
         for gateway in inside.gateways.values():
-            assert await passes(await gateway.ask_until_told())  # each has looked, and found no budget
+            assert await passes(await gateway.ask_with_retries())  # each has looked, and found no budget
         budget = await set_budget(tenant, 3 * reservation + reservation // 2)
         assert budget.pending_gateways == ()
         await ask_now(inside, 3)
@@ -66,7 +66,7 @@ async def test_it_bounds_the_very_next_requests(
         used = await process_checks.used() // 10**6 + 1
         raised = await sync_to_async(do_change_budget)(budget, amount=10**12)
         for gateway in inside.gateways.values():
-            assert await passes(await gateway.ask_until_told())  # it has a lease of the raised budget
+            assert await passes(await gateway.ask_with_retries())  # it has a lease of the raised budget
         await eventually(lambda: is_settled(inside))
         lowered = await sync_to_async(do_change_budget)(raised, amount=used + 5 * reservation)
         assert lowered.pending_gateways == ()
@@ -74,7 +74,7 @@ async def test_it_bounds_the_very_next_requests(
         await ask_now(inside, left // reservation)
 
 
-async def is_settled(inside: House) -> bool:
+async def is_settled(inside: GatewayCluster) -> bool:
     answered = {event.billing_context.request_id for event in inside.worker.answered}
     return {each.request_id for each in await settled_events()} >= answered
 
@@ -82,11 +82,11 @@ async def is_settled(inside: House) -> bool:
 async def test_a_stopped_gateway_is_named_and_bound_once_it_goes_on(
     broker: redis.asyncio.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
-    async with house(broker, database, secret, "ab") as inside:
+    async with gateway_cluster(broker, database, secret, "ab") as inside:
         reservation = await reservation_of_one(inside)
         a, b = inside.gateways.values()
         for gateway in (a, b):
-            assert await passes(await gateway.ask_until_told())
+            assert await passes(await gateway.ask_with_retries())
         live = {name async for name in _live(broker)}
         assert len(live) == 2
         b.signal(signal.SIGSTOP)
@@ -97,7 +97,7 @@ async def test_a_stopped_gateway_is_named_and_bound_once_it_goes_on(
         assert refused is not None
         assert refused.status_code == 429
         await asyncio.sleep(1)  # longer than what was read of the change log counts
-        asking = asyncio.create_task(b.ask_until_told())
+        asking = asyncio.create_task(b.ask_with_retries())
         await asyncio.sleep(0.2)  # the request waits at its socket
         b.signal(signal.SIGCONT)
         refused = await asking
@@ -118,7 +118,7 @@ async def test_without_the_change_log_each_request_reads_its_budgets(gateway: An
     """So a gateway that continues after a pause admits nothing by an old limit, nor beside a new budget."""
     made = await sync_to_async(budget)(amount=100 * RESERVED)
     mine = await gateway()
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     mine.budget_admission.polled(float("-inf"))
     await sync_to_async(change)(made, amount=2 * RESERVED)
     mine.budget_admission.polled(float("-inf"))

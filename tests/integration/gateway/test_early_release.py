@@ -25,20 +25,20 @@ from millrace.gateway.core.errors import ApiError
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
-from tests.support.gateway.budget_gateways import Admitted, Purse, purse
+from tests.support.gateway.budget_gateways import Admitted, BudgetGateway, budget_gateway
 from tests.support.gateway.budgets import (
     COST,
     DOLLAR,
     RESERVED,
+    admit_requests,
     budget_period,
     reclaim_all,
     run,
     see,
-    take_up,
     tell,
     tell_in_a_thread,
 )
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 
@@ -49,7 +49,7 @@ def early_rows() -> list[EarlyRelease]:
 
 
 def released_by() -> list[str | None]:
-    return [each.released_by for each in Everybody(UsageEvent).order_by("admitted_at")]
+    return [each.released_by for each in unscoped(UsageEvent).order_by("admitted_at")]
 
 
 async def test_one_after_another_without_any_settlement(gateway: Any, budget: Any) -> None:
@@ -57,7 +57,7 @@ async def test_one_after_another_without_any_settlement(gateway: Any, budget: An
     mine = await gateway()
     events = []
     for _ in range(20):
-        (admitted,) = await take_up(mine, 1)
+        (admitted,) = await admit_requests(mine, 1)
         events.append(await mine.end(admitted))
         await see()
     refused = await mine.admit()
@@ -76,7 +76,7 @@ async def test_a_quota_of_tokens_has_room_again_too(gateway: Any, budget: Any) -
     made = await sync_to_async(budget)(unit="tokens", amount=14_096 + 10_500)
     mine = await gateway()
     for _ in range(2):
-        (admitted,) = await take_up(mine, 1)
+        (admitted,) = await admit_requests(mine, 1)
         await mine.end(admitted)
     assert (await sync_to_async(budget_period)(made)).reserved == 2 * 10_500
     await see()
@@ -86,7 +86,7 @@ async def test_while_there_is_room_the_settlement_releases(gateway: Any, budget:
     """No call of the database more than before, and no row."""
     made = await sync_to_async(budget)(amount=1000 * DOLLAR)
     mine = await gateway()
-    (admitted,) = await take_up(mine, 1)
+    (admitted,) = await admit_requests(mine, 1)
     held = (await sync_to_async(budget_period)(made)).reserved
     event = await mine.end(admitted)
     assert (await sync_to_async(budget_period)(made)).reserved == held
@@ -99,7 +99,7 @@ async def test_while_there_is_room_the_settlement_releases(gateway: Any, budget:
 async def test_after_an_early_release_outcomes_still_outrank(gateway: Any, budget: Any, order: Sequence[str]) -> None:
     made = await sync_to_async(budget)(amount=2 * RESERVED)
     mine = await gateway()
-    (admitted,) = await take_up(mine, 1)
+    (admitted,) = await admit_requests(mine, 1)
     await mine.end(admitted)
     for outcome in order:
         await sync_to_async(tell)(admitted.event(outcome))
@@ -112,7 +112,7 @@ async def test_the_second_release_of_an_execution_does_nothing(gateway: Any, bud
     """The answer to the first was lost; and once more after the settlement, and after the lease was reclaimed."""
     made = await sync_to_async(budget)(amount=3 * RESERVED)
     mine = await gateway()
-    settled, reclaimed = await take_up(mine, 2)
+    settled, reclaimed = await admit_requests(mine, 2)
     event = await mine.end(settled)
     await mine.end(settled)
     assert (await sync_to_async(budget_period)(made)).reserved == COST + RESERVED
@@ -137,7 +137,7 @@ async def test_a_settlement_that_a_release_overtakes_is_done_again(
     """The event is inserted, and the release comes before the settlement locks the lease."""
     made = await sync_to_async(budget)(amount=2 * RESERVED)
     mine = await gateway()
-    (admitted,) = await take_up(mine, 1)
+    (admitted,) = await admit_requests(mine, 1)
     inserted, released = threading.Event(), threading.Event()
     real, calls = reservations.settle, []
 
@@ -165,13 +165,13 @@ async def test_more_than_was_kept_is_not_settled(gateway: Any, budget: Any) -> N
     """A gateway and a worker that disagree are an internal error: the budget is not overrun by it."""
     made = await sync_to_async(budget)(amount=RESERVED)
     mine = await gateway()
-    (admitted,) = await take_up(mine, 1)
+    (admitted,) = await admit_requests(mine, 1)
     await mine.end(admitted)
     (second,) = [await mine.admit(max_tokens=(RESERVED - COST - 30_000_000) // 15_000)]
     assert isinstance(second, Admitted)
     outcome = await sync_to_async(tell)(admitted.event(uncached=10_000, output=501))
     assert (outcome.settled, outcome.quarantined) == (0, 1)
-    (row,) = await sync_to_async(Everybody(UsageQuarantine).all)()
+    (row,) = await sync_to_async(unscoped(UsageQuarantine).all)()
     assert row.detail == "billing_early_release_retained"
     assert (await sync_to_async(budget_period)(made)).used == 0
     await see()
@@ -184,7 +184,7 @@ async def test_a_database_that_is_away_leaves_it_to_the_settlement(
 ) -> None:
     made = await sync_to_async(budget)(amount=2 * RESERVED)
     mine = await gateway()
-    (admitted,) = await take_up(mine, 1)
+    (admitted,) = await admit_requests(mine, 1)
 
     async def away(*_: Any) -> None:
         raise psycopg.OperationalError("the connection is lost")
@@ -204,7 +204,7 @@ async def test_the_last_byte_does_not_wait_for_a_slow_release(
     """The release continues, and the next request waits for it before it is rejected."""
     await sync_to_async(budget)(amount=RESERVED + COST)
     mine = await gateway()
-    (admitted,) = await take_up(mine, 1)
+    (admitted,) = await admit_requests(mine, 1)
     store, may_release = mine.budget_admission._store, asyncio.Event()
     real = store.release_unused
 
@@ -226,13 +226,13 @@ async def test_the_last_byte_does_not_wait_for_a_slow_release(
 async def test_a_rejection_says_when_waiting_helps(gateway: Any, budget: Any) -> None:
     await sync_to_async(budget)(amount=RESERVED + COST, period="day", name="daily")
     mine = await gateway()
-    (running,) = await take_up(mine, 1)
+    (running,) = await admit_requests(mine, 1)
     refused = await mine.admit()
     assert refused.retry_after == 1
     assert "Active requests reserve $0.09144" in refused.message
     assert "resets at" in refused.message
     await mine.end(running)
-    (second,) = await take_up(mine, 1)
+    (second,) = await admit_requests(mine, 1)
     await mine.end(second)
     refused = await mine.admit()
     assert "Running requests" not in refused.message
@@ -244,7 +244,7 @@ async def test_a_rejection_says_when_waiting_helps(gateway: Any, budget: Any) ->
 async def test_a_rejection_without_a_reset_has_no_time_to_come_back(gateway: Any, budget: Any) -> None:
     await sync_to_async(budget)(amount=1, unit="requests", period="lifetime")
     mine = await gateway()
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     refused = await mine.admit()
     assert (refused.code, refused.retry_after) == ("quota_exceeded", None)
     assert refused.message.endswith("It does not reset. Raise the quota.")
@@ -282,11 +282,11 @@ OPERATIONS = st.one_of(
 )
 
 
-async def _operate(mine: Purse, model: Model, name: str, *given: int) -> None:
+async def _operate(mine: BudgetGateway, model: Model, name: str, *given: int) -> None:
     if name == "admit":
         (max_tokens,) = given
         fits = model.fits(_hold(max_tokens))
-        found = await mine.admit_when_told(max_tokens=max_tokens)
+        found = await mine.admit_with_retries(max_tokens=max_tokens)
         assert isinstance(found, Admitted) == fits, (found, model)
         if isinstance(found, Admitted):
             assert found.grant.reserved_nano == _hold(max_tokens)
@@ -314,7 +314,7 @@ async def _operate(mine: Purse, model: Model, name: str, *given: int) -> None:
         await sync_to_async(tell)(model.events[given[0] % len(model.events)])
 
 
-async def _check(mine: Purse, model: Model, budget_id: int, operations: Sequence[tuple[Any, ...]]) -> None:
+async def _check(mine: BudgetGateway, model: Model, budget_id: int, operations: Sequence[tuple[Any, ...]]) -> None:
     for operation in operations:
         await _operate(mine, model, *operation)
         await see()
@@ -335,7 +335,7 @@ def test_exactly_what_fits_is_admitted(
     made = budget(amount=3 * RESERVED)
 
     async def life() -> None:
-        async with purse(url, key) as mine:
+        async with budget_gateway(url, key) as mine:
             await _check(mine, Model(3 * RESERVED), made, operations)
 
     run(life())

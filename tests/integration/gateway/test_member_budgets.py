@@ -24,14 +24,14 @@ from tenants.isolation import db_roles
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.models import Tenant, User
 from tests.support.billing.books import rate_card
-from tests.support.gateway.budget_gateways import Admitted, Purse, key_of, purse
-from tests.support.rows import Everybody, only_project
+from tests.support.gateway.budget_gateways import Admitted, BudgetGateway, budget_gateway, key_of
+from tests.support.rows import only_project, unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
 RESERVED, COST = 91_440_000, 13_200_000  # nano-USD: 10,000 tokens and 4,096 of answer by list A, and what they come to
 
 
-class House(NamedTuple):
+class MemberKeys(NamedTuple):
     """A tenant with two members; `ana` made a key in each of two projects."""
 
     tenant: Tenant
@@ -40,7 +40,7 @@ class House(NamedTuple):
 
 
 @pytest.fixture
-def house(transactional_db: None, as_owner: Any) -> Any:
+def members(transactional_db: None, as_owner: Any) -> Any:
     rate_card()
     ana, bo = (User.objects.create_user(f"{name}@acme.example") for name in ("ana", "bo"))
     tenant = actions.do_create_tenant("acme", "Acme", owner=ana)
@@ -56,7 +56,7 @@ def house(transactional_db: None, as_owner: Any) -> Any:
     ):
         made, _ = actions.do_create_api_key(project, name, created_by=by)
         keys[name] = key_of(tenant.pk, project.pk, made.pk)
-    yield House(tenant, ana, keys)
+    yield MemberKeys(tenant, ana, keys)
     with as_owner(), connection.cursor() as cursor:
         cursor.execute("ALTER TABLE billing_usageevent DISABLE TRIGGER USER")
         cursor.execute("DELETE FROM billing_usageevent")
@@ -64,28 +64,28 @@ def house(transactional_db: None, as_owner: Any) -> Any:
 
 
 @pytest_asyncio.fixture
-async def gateway(house: House) -> AsyncIterator[Callable[[str], Any]]:
+async def gateway(members: MemberKeys) -> AsyncIterator[Callable[[str], Any]]:
     """Start a gateway of its own for requests of the key."""
     role = db_roles.as_role(platform_settings().database_url, db_roles.SYSTEM)
     url = make_conninfo(role, dbname=connection.settings_dict["NAME"])
     async with AsyncExitStack() as running:
 
-        async def start(name: str) -> Purse:
-            return await running.enter_async_context(purse(url, house.keys[name], f"gw-{name}"))
+        async def start(name: str) -> BudgetGateway:
+            return await running.enter_async_context(budget_gateway(url, members.keys[name], f"gw-{name}"))
 
         yield start
     await sync_to_async(lambda: connection.close())()
 
 
 def only_budget_period() -> BudgetPeriod:
-    (found,) = Everybody(BudgetPeriod).all()
+    (found,) = unscoped(BudgetPeriod).all()
     return found
 
 
-async def test_all_their_keys_share_it_and_others_do_not(house: House, gateway: Callable[[str], Any]) -> None:
+async def test_all_their_keys_share_it_and_others_do_not(members: MemberKeys, gateway: Callable[[str], Any]) -> None:
     make = sync_to_async(do_make_budget)
     fields = {"name": "Ana's", "unit": "money", "period": "month", "amount": 2 * RESERVED, "thresholds": [10]}
-    budget = await make(house.tenant, member=house.ana, **fields)
+    budget = await make(members.tenant, member=members.ana, **fields)
     one, lab = await gateway("ana"), await gateway("ana-lab")
     first, second, third = await one.admit(), await lab.admit(), await one.admit()
     assert isinstance(first, Admitted)
@@ -103,13 +103,13 @@ async def test_all_their_keys_share_it_and_others_do_not(house: House, gateway: 
     assert (budget_period.used, budget_period.reserved) == (2 * COST * 10**6, 0)
     assert isinstance(await lab.admit(), Admitted)  # what was not used went back
     assert await sync_to_async(alerts.check_thresholds)(datetime.now(UTC)) == 1
-    (alert,) = await sync_to_async(Everybody(BudgetAlert).all)()
+    (alert,) = await sync_to_async(unscoped(BudgetAlert).all)()
     assert (alert.budget_id, alert.threshold, alert.used) == (budget.pk, "10", 2 * COST)
 
 
-async def test_a_quota_of_requests(house: House, gateway: Callable[[str], Any]) -> None:
+async def test_a_quota_of_requests(members: MemberKeys, gateway: Callable[[str], Any]) -> None:
     fields = {"name": "Three a day", "unit": "requests", "period": "day", "amount": 3}
-    await sync_to_async(do_make_budget)(house.tenant, member=house.ana, **fields)
+    await sync_to_async(do_make_budget)(members.tenant, member=members.ana, **fields)
     one, lab = await gateway("ana"), await gateway("ana-lab")
     found = [await each.admit() for each in (one, lab, lab, one, lab)]
     assert [isinstance(each, Admitted) for each in found] == [True, True, True, False, False]

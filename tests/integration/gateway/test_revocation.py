@@ -24,7 +24,7 @@ from tenants import actions
 from tenants.keys import playground_tokens, snapshot
 from tenants.models import ApiKey, ApiKeySnapshotRow, ApiKeyUsage, AuditEntry, User
 from tests.support.gateway.watched_keys import Watched
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("close_connection")]
 WITHIN = 1.0  # what is promised; measured here with everything on one machine
@@ -174,7 +174,7 @@ async def test_last_uses_are_written_down(watched: Watched, new_key: Any, monkey
     await watched.fault(secret)
 
     async def written() -> bool:
-        return bool(await sync_to_async(Everybody(ApiKeyUsage).filter)(key_id=key.pk))
+        return bool(await sync_to_async(unscoped(ApiKeyUsage).filter)(key_id=key.pk))
 
     await soon(written)
 
@@ -199,8 +199,8 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
     old = snapshot.hash_key(secret, "an older pepper, of forty characters or so")
 
     def store_under_the_old_one() -> None:
-        Everybody(ApiKey).update(key_hash=old, pepper="old")
-        Everybody(ApiKeySnapshotRow).update(key_hash=old)
+        unscoped(ApiKey).update(key_hash=old, pepper="old")
+        unscoped(ApiKeySnapshotRow).update(key_hash=old)
 
     await sync_to_async(store_under_the_old_one)()
     await broker.flushdb()
@@ -208,8 +208,8 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
     assert await watched.fault(secret) is None
 
     def stored() -> tuple[bytes, bytes, str]:
-        row = Everybody(ApiKey).get(pk=key.pk)
-        return bytes(row.key_hash), bytes(Everybody(ApiKeySnapshotRow).get(key_id=key.pk).key_hash), row.pepper
+        row = unscoped(ApiKey).get(pk=key.pk)
+        return bytes(row.key_hash), bytes(unscoped(ApiKeySnapshotRow).get(key_id=key.pk).key_hash), row.pepper
 
     new = snapshot.hash_key(secret, newest)
 
@@ -218,7 +218,7 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
 
     await soon(moved)
     assert await watched.fault(secret) is None
-    (entry,) = await sync_to_async(Everybody(AuditEntry).filter)(action="key.rehashed")
+    (entry,) = await sync_to_async(unscoped(AuditEntry).filter)(action="key.rehashed")
     assert (entry.actor, entry.before, entry.after) == (
         "gateway",
         {"pepper": "old"},

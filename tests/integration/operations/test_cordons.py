@@ -16,7 +16,7 @@ from millrace.apps.operations.fleet_status import ReplicaState, read_fleet_statu
 from millrace.apps.operations.models import Cordon
 from tenants.actions import ActionRefused, Conflict
 from tenants.models import AuditEntry
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,8 +36,8 @@ def test_it_works(broker: redis.Redis, speak: Callable[..., None]) -> None:
     do_uncordon("m-0")
     do_uncordon("m-1")
     assert {one.state for one in read_fleet_status().replicas} == {ReplicaState.READY}
-    assert Everybody(Cordon).count() == 0
-    entries = Everybody(AuditEntry).order_by("id")
+    assert unscoped(Cordon).count() == 0
+    entries = unscoped(AuditEntry).order_by("id")
     assert [(entry.action, entry.object_name, entry.tenant_id) for entry in entries] == [
         ("worker.cordoned", "m-0", None),
         ("worker.drain_started", "m-1", None),
@@ -94,7 +94,7 @@ def test_many_at_once_leave_a_true_copy(broker: redis.Redis) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(change, range(24)))
-    said = {row.worker.encode() for row in Everybody(Cordon).all()}
+    said = {row.worker.encode() for row in unscoped(Cordon).all()}
     assert set(broker.hkeys(CORDONS_KEY)) == said
 
 

@@ -29,7 +29,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import OutboxEmail, Tenant, WebhookEndpoint
 from tests.support.billing.books import rate_card
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
 NOW = datetime.now(UTC)
@@ -258,7 +258,7 @@ def test_an_event_lasts_from_its_first_sight_to_its_end(broker: redis.Redis) -> 
     assert tasks.run_health_checks() == 1
     settled(broker, age_ms=11_000)
     assert tasks.run_health_checks() == 1
-    (event,) = Everybody(HealthEvent).all()
+    (event,) = unscoped(HealthEvent).all()
     assert (event.issue_type, event.urgent, event.title, event.closed_at) == (
         "settler",
         True,
@@ -269,7 +269,7 @@ def test_an_event_lasts_from_its_first_sight_to_its_end(broker: redis.Redis) -> 
     assert tasks.run_health_checks() == 0
     settled(broker, age_ms=11_000)
     tasks.run_health_checks()
-    again, first = Everybody(HealthEvent).all()
+    again, first = unscoped(HealthEvent).all()
     assert first.opened_at < first.closed_at <= again.opened_at
     assert again.closed_at is None
     assert health.purge_expired(NOW + timedelta(days=91)) == 1

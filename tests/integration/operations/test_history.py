@@ -17,7 +17,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry
 from tests.support.operations.heartbeats import metrics
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -80,7 +80,7 @@ def test_what_is_old_goes(speak: Callable[..., None]) -> None:
     history.sample(read_fleet_status(), NOON)
     history.sample(read_fleet_status(), NOON + history.RETENTION)
     assert history.purge_expired(NOON + history.RETENTION + MINUTE) == 1
-    assert [row.sampled_at for row in Everybody(ReplicaSample).all()] == [NOON + history.RETENTION]
+    assert [row.sampled_at for row in unscoped(ReplicaSample).all()] == [NOON + history.RETENTION]
 
 
 def test_tokens_cost_what_their_machines_cost(speak: Callable[..., None]) -> None:
@@ -98,7 +98,7 @@ def test_tokens_cost_what_their_machines_cost(speak: Callable[..., None]) -> Non
     assert after.cost == 2 * 590_000_000 * 10**6
     assert after.cost_per_million == 10**14  # ten cents
     do_set_machine_cost("m", 1)
-    entries = Everybody(AuditEntry).order_by("id")
+    entries = unscoped(AuditEntry).order_by("id")
     assert [(entry.action, entry.before, entry.after) for entry in entries] == [
         ("machine_cost.updated", None, {"model": "m", "nano_per_hour": 590_000_000}),
         ("machine_cost.updated", {"nano_per_hour": 590_000_000}, {"nano_per_hour": 1}),

@@ -14,7 +14,7 @@ from tenants import actions
 from tenants.keys import snapshot
 from tenants.keys.key_snapshots import notify_gateways
 from tenants.models import ApiKey, ApiKeySnapshotRow, Membership, Project, Tenant, User
-from tests.support.rows import Everybody, of, only_project
+from tests.support.rows import of, only_project, unscoped
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_create_tenant_works(db):
 def test_create_tenant_refuses_what_is_no_slug(db, slug):
     with pytest.raises(actions.ActionRefused, match="slug: "):
         actions.do_create_tenant(slug, "Acme")
-    assert not Everybody(Tenant).exists()
+    assert not unscoped(Tenant).exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -60,7 +60,7 @@ def test_of_two_tenants_of_one_name_at_once_one_is_made():
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(make, range(4))) == 1
-    assert only_project(Everybody(Tenant).get())
+    assert only_project(unscoped(Tenant).get())
 
 
 def test_create_project_works(tenant):
@@ -83,7 +83,7 @@ def test_create_api_key_works(project, row):
     key, secret = actions.do_create_api_key(project, "k", allowed_models=["m"], expires_at=expires)
     assert len(secret) == len("sk-mr-") + 43
     assert key.prefix == secret[:12]
-    assert secret not in repr(Everybody(ApiKey).values())
+    assert secret not in repr(unscoped(ApiKey).values())
     assert row(secret) == snapshot.ApiKeySnapshot(
         key_id=key.pk,
         tenant_id=project.tenant_id,
@@ -104,14 +104,14 @@ def test_create_api_key_refuses(project):
         actions.do_create_api_key(project, "k", scopes=["omnipotence"])
     with pytest.raises(actions.ActionRefused, match="past"):
         actions.do_create_api_key(project, "k", expires_at=datetime.now(UTC) - timedelta(seconds=1))
-    assert not Everybody(ApiKey).exists()
+    assert not unscoped(ApiKey).exists()
 
 
 def test_revoke_works(project, row):
     key, secret = actions.do_create_api_key(project, "k")
     assert actions.do_revoke_api_key(key)
     assert not actions.do_revoke_api_key(key)
-    key = Everybody(ApiKey).get(pk=key.pk)
+    key = unscoped(ApiKey).get(pk=key.pk)
     assert not key.is_live
     assert (row(secret).revoked, row(secret).version) == (True, 2)
 
@@ -183,7 +183,7 @@ def test_changes_at_once_leave_the_last_word_in_the_snapshot(row):
     assert answers[:4] == [True] * 4
     assert sorted(answers[4:]) == [False, True]
     assert all(row(secret).revoked and row(secret).suspended for _, secret in made)
-    assert Everybody(ApiKeySnapshotRow).count() == 4
+    assert unscoped(ApiKeySnapshotRow).count() == 4
 
 
 @pytest.mark.django_db(transaction=True)

@@ -30,7 +30,7 @@ from tenants.models import (
 )
 from tenants.permissions import KEY, ROLES, STEP_UP, Permission
 from tenants.views import TenantView
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 from tests.support.tenants.management_api import (
     BODY,
     Row,
@@ -179,7 +179,7 @@ def test_operators(acme):
     made = client.post("/api/operator/tenants", {"slug": "lab", "name": "Lab", "owner_email": "o@lab.example"})
     assert made.status_code == 201, made.content
     url = f"/api/operator/tenants/{made.json()['id']}"
-    assert [row.email for row in Everybody(Invitation).filter(tenant_id=made.json()["id"])] == ["o@lab.example"]
+    assert [row.email for row in unscoped(Invitation).filter(tenant_id=made.json()["id"])] == ["o@lab.example"]
     assert client.patch(url, {"name": "Labs"}).json()["name"] == "Labs"
     assert client.post(f"{url}/suspend").json()["status"] == "suspended"
     assert client.post(f"{url}/resume").json()["status"] == "active"
@@ -206,7 +206,7 @@ def test_that_an_operator_uses_a_tenants_api_is_on_record_once_an_hour(acme, mon
     assert client.get("/api/keys?tenant=acme").status_code == 200
     assert client.get("/api/usage?tenant=acme").status_code == 200
     assert noted() == [("op@example.com", str(acme.tenant), "GET /api/keys")]
-    assert len(Everybody(AuditEntry).filter(action="tenant.api_accessed")) == 2
+    assert len(unscoped(AuditEntry).filter(action="tenant.api_accessed")) == 2
     monkeypatch.setattr("tenants.actions.tenancy.API_ACCESS_INTERVAL", timedelta(0))  # an hour later
     client.get("/api/usage?tenant=acme")
     assert [request for *_, request in noted()] == ["GET /api/usage", "GET /api/keys"]
@@ -290,7 +290,7 @@ def test_what_is_another_tenants_is_not_there(route, acme):
     """By any id, with any method, for keys, members and owners: 404, as for what nobody has."""
     other = furnished("other")
     callers = [by_key(acme.tenant), by_role(acme.tenant, "owner")]
-    before = {model: sorted(map(repr, Everybody(model).values())) for model in (ApiKey, Membership, LimitSet, Project)}
+    before = {model: sorted(map(repr, unscoped(model).values())) for model in (ApiKey, Membership, LimitSet, Project)}
     for client in callers:
         for method in routes(TenantView)[route][1].permissions:
             answers = []
@@ -300,7 +300,7 @@ def test_what_is_another_tenants_is_not_there(route, acme):
                 assert client.generic(method, f"{url}?tenant=other", **_body(SENT.get(route))).status_code == 404
             assert [answer.status_code for answer in answers] == [404, 404], (method, answers[0].content)
             assert answers[0].content == answers[1].content
-    assert before == {model: sorted(map(repr, Everybody(model).values())) for model in before}
+    assert before == {model: sorted(map(repr, unscoped(model).values())) for model in before}
 
 
 def test_foreign_rows_are_in_no_list(acme):
@@ -395,15 +395,15 @@ def again(client: APIClient, name: str = "once", url: str = "/api/keys", data: o
 
 
 def test_the_same_post_twice_is_done_once(client, acme):
-    before = Everybody(ApiKey).count()
+    before = unscoped(ApiKey).count()
     first, second = again(client), again(client)
     assert (first.status_code, second.status_code) == (201, 201)
     assert first.content == second.content
     assert second.headers["idempotent-replayed"] == "true"
     assert "idempotent-replayed" not in first.headers
-    assert Everybody(ApiKey).count() == before + 1
+    assert unscoped(ApiKey).count() == before + 1
     secret = first.json()["secret"].encode()
-    assert all(secret not in bytes(row.body) for row in Everybody(IdempotentResponse).all())
+    assert all(secret not in bytes(row.body) for row in unscoped(IdempotentResponse).all())
 
 
 def test_another_body_conflicts(client):
@@ -422,7 +422,7 @@ def test_a_refusal_is_not_kept(client, acme):
     refused = again(client, url="/api/projects", data={"slug": "spare", "name": "Spare"})
     assert refused.status_code == 409
     assert refused.json()["code"] == "conflict"
-    actions.do_delete_project(Everybody(Project).get(pk=acme.ids["api-project"]))
+    actions.do_delete_project(unscoped(Project).get(pk=acme.ids["api-project"]))
     assert again(client, url="/api/projects", data={"slug": "spare", "name": "Spare"}).status_code == 201
 
 
@@ -453,7 +453,7 @@ def test_at_once_it_is_done_once():
     for answer in answers:
         if answer.status_code == 409:
             assert answer.headers["Retry-After"] == "1"
-    assert Everybody(ApiKey).count() == 2
+    assert unscoped(ApiKey).count() == 2
 
 
 @pytest.mark.django_db(transaction=True)
@@ -471,11 +471,11 @@ def test_a_call_that_died_may_be_made_again(monkeypatch):
         patch.setattr(actions, "do_create_api_key", dies)
         patch.setattr("tenants.api.idempotency._IdempotentRequest.forget", lambda self: None)
         again(client)
-    assert Everybody(ApiKey).count() == 1
+    assert unscoped(ApiKey).count() == 1
     assert again(client).status_code == 409
     monkeypatch.setattr("tenants.api.idempotency.STALE", timedelta(0))
     assert again(client).status_code == 201
-    assert Everybody(ApiKey).count() == 2
+    assert unscoped(ApiKey).count() == 2
 
 
 # Bad input

@@ -17,7 +17,7 @@ from django.db import connection
 from tenants import actions
 from tenants.authentication import accesses
 from tenants.models import ApiKey, Membership, Project, Tenant, User
-from tests.support.rows import Everybody, of, only_project
+from tests.support.rows import of, only_project, unscoped
 
 
 def manage(*words: str) -> str:
@@ -40,7 +40,7 @@ def credentials() -> Path:
 
 
 def keys() -> list[ApiKey]:
-    return Everybody(ApiKey).all()
+    return unscoped(ApiKey).all()
 
 
 @pytest.mark.django_db
@@ -64,7 +64,7 @@ def test_bootstrap_works(credentials, row):
     assert operator.check_password(said["operator_password"])
     assert set(row(said["demo_key"]).scopes) == {"inference", "manage", "models"}
     assert row(said["demo_key"]).tenant_slug == said["tenant"] == "demo"
-    assert Everybody(Tenant).get().is_demo
+    assert unscoped(Tenant).get().is_demo
     assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
     assert json.loads(credentials.read_text()) == said
 
@@ -72,7 +72,7 @@ def test_bootstrap_works(credentials, row):
 @pytest.mark.django_db
 def test_bootstrap_twice_changes_nothing(credentials):
     assert bootstrap() == bootstrap()
-    assert (Everybody(Tenant).count(), User.objects.count(), len(keys())) == (1, 2, 1)
+    assert (unscoped(Tenant).count(), User.objects.count(), len(keys())) == (1, 2, 1)
 
 
 @pytest.mark.django_db
@@ -122,7 +122,7 @@ def test_bootstraps_at_once_agree(credentials):
     with ThreadPoolExecutor(4) as pool:
         said = list(pool.map(run, range(4)))
     assert said == [json.loads(credentials.read_text())] * 4
-    assert (Everybody(Tenant).count(), User.objects.count(), len(keys())) == (1, 2, 1)
+    assert (unscoped(Tenant).count(), User.objects.count(), len(keys())) == (1, 2, 1)
 
 
 @pytest.mark.django_db
@@ -161,4 +161,4 @@ def test_revoke_key_works(row):
 @pytest.mark.django_db
 def test_the_operator_is_no_member(credentials):
     said = bootstrap()
-    assert list(Everybody(Membership).values_list("user__email", flat=True)) == [said["owner_email"]]
+    assert list(unscoped(Membership).values_list("user__email", flat=True)) == [said["owner_email"]]

@@ -12,7 +12,7 @@ from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, LimitSet, Project, RoutingPolicy, Tenant
 from tenants.tasks import purge_deleted
-from tests.support.rows import Everybody, of, only_project
+from tests.support.rows import of, only_project, unscoped
 from tests.support.tenants.concurrency import at_once
 
 
@@ -56,7 +56,7 @@ def test_setting_again_replaces_and_keeps_the_row(acme, row):
 def test_limits_refuse(acme, limits):
     with pytest.raises(ActionRefused):
         actions.do_set_limits(acme, limits)
-    assert not Everybody(LimitSet).exists()
+    assert not unscoped(LimitSet).exists()
 
 
 def test_limits_are_of_ones_own(acme):
@@ -139,8 +139,8 @@ def test_purge_removes_what_there_was_and_nothing_else(acme):
     assert purge_deleted() == 1
     assert purge_deleted() == 0
     for model in (ApiKey, Project, LimitSet, RoutingPolicy):
-        assert {row.tenant_id for row in Everybody(model).all()} == {other.pk}, model
-    left = Everybody(Tenant).get(pk=acme.pk)
+        assert {row.tenant_id for row in unscoped(model).all()} == {other.pk}, model
+    left = unscoped(Tenant).get(pk=acme.pk)
     assert (left.status, left.slug, left.name) == ("purged", f"purged-{acme.pk}", f"Purged tenant {acme.pk}")
     with pytest.raises(Conflict, match="no longer exists"):
         actions.do_restore_tenant(acme)

@@ -17,7 +17,7 @@ from tenants.keys import playground_tokens
 from tenants.models import AuditEntry, User
 from tenants.outbox import user_emails
 from tenants.tasks import send_second_factor_removed_email
-from tests.support.rows import Everybody, only_project
+from tests.support.rows import only_project, unscoped
 from tests.support.tenants.concurrency import at_once
 from tests.support.tenants.management_api import by_person
 
@@ -42,7 +42,7 @@ def dev() -> User:
 
 
 def entries(user: User) -> list[tuple[str, Any, Any]]:
-    rows = sorted(Everybody(AuditEntry).filter(object_type="user", object_id=user.pk), key=lambda row: row.pk)
+    rows = sorted(unscoped(AuditEntry).filter(object_type="user", object_id=user.pk), key=lambda row: row.pk)
     return [(row.action, row.before, row.after) for row in rows]
 
 
@@ -220,7 +220,7 @@ def test_actions_are_carried_out_for_operators(operator, dev, monkeypatch):
     assert client.post(f"{url}/remove-second-factor").json()["has_second_factor"] is False
     assert client.post(f"{url}/deactivate").json()["is_active"] is False
     assert client.post(f"{url}/reactivate").json()["is_active"] is True
-    assert {row.actor for row in Everybody(AuditEntry).filter(object_id=dev.pk, object_type="user")} == {operator.email}
+    assert {row.actor for row in unscoped(AuditEntry).filter(object_id=dev.pk, object_type="user")} == {operator.email}
     refused = client.post(f"/api/operator/users/{operator.pk}/deactivate")
     assert (refused.status_code, "Ask another operator" in refused.json()["detail"]) == (409, True)
 

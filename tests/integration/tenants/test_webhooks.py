@@ -42,7 +42,7 @@ from tenants.webhooks import sending, targets
 from tenants.webhooks.event_types import EVENT_TYPES
 from tenants.webhooks.outbox import enqueue
 from tenants.webhooks.queries import endpoints_with_last
-from tests.support.rows import Everybody, of
+from tests.support.rows import of, unscoped
 from tests.support.tenants.webhook_receiver import Receiver, is_genuine, receiving
 
 pytestmark = pytest.mark.django_db
@@ -132,7 +132,7 @@ def test_what_is_rolled_back_is_not_told(tenant, server):
     with pytest.raises(RuntimeError), tenant_scope(tenant), transaction.atomic():
         enqueue(tenant.pk, "invoice.paid", "k", PAID)
         raise RuntimeError
-    assert Everybody(WebhookEvent).count() == 0
+    assert unscoped(WebhookEvent).count() == 0
     assert sending.send_all() == 0
 
 
@@ -253,7 +253,7 @@ def test_a_rotated_secret_is_valid_for_a_day_more(tenant, server):
     sending.send_all()
     assert not is_genuine(old, receiver.received[1])
     assert is_genuine(new, receiver.received[1])
-    dumped = repr(list(Everybody(WebhookEndpoint).values()))
+    dumped = repr(list(unscoped(WebhookEndpoint).values()))
     assert old not in dumped
     assert new not in dumped
 
@@ -339,7 +339,7 @@ def test_each_verb_is_audited_without_secrets(tenant, server):
         "webhook.deleted",
     ]
     assert sorted(each.action for each in entries) == sorted(verbs)
-    nonces = [row.nonce for row in Everybody(WebhookEndpoint).all()]
+    nonces = [row.nonce for row in unscoped(WebhookEndpoint).all()]
     assert not any(word in f"{each.before}{each.after}" for each in entries for word in [secret, *nonces])
     with pytest.raises(Conflict):
         do_rotate_webhook_secret(endpoint)

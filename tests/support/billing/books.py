@@ -149,7 +149,7 @@ LIST_A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cac
 
 
 def rate_card(model: str = "smollm2-135m", *, tenant_id: int | None = None, **usd: str) -> int:
-    """Everybody's rate card for the model, list A of the specification if nothing else is said; its version."""
+    """Add a rate card of a model, for all tenants unless one is named; return its version. The default is list A."""
     rates = []
     for component, amount in (usd or LIST_A).items():
         rates.append(Rate(price(amount, component, model=model), Component(component), dollars(amount)))

@@ -9,7 +9,7 @@ from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.models import CompiledRateCard
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import Component, Tier
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cache_read": "0.30", "output": "15"}
 
@@ -18,7 +18,7 @@ def publish(usd: dict[str, str], tier: Tier = Tier.STANDARD, at: datetime | None
     """Returns the price version that an admission pins then."""
     prices = [NewPrice("m", tier, Component(name), nano_per_million(each)) for name, each in usd.items()]
     do_publish_prices(do_propose_prices(Proposal(tuple(prices)), effective_from=at), by=None)
-    return Everybody(CompiledRateCard).filter(tier=tier)[-1].pk
+    return unscoped(CompiledRateCard).filter(tier=tier)[-1].pk
 
 
 def usd(femto: Decimal | int) -> Decimal:

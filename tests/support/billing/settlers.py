@@ -6,7 +6,7 @@ import redis
 
 from billing.models import UsageQuarantine
 from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 
 def pending(broker: redis.Redis) -> int:
@@ -14,4 +14,4 @@ def pending(broker: redis.Redis) -> int:
 
 
 def quarantined() -> list[tuple[str, bytes]]:
-    return [(item.reason, bytes(item.payload)) for item in Everybody(UsageQuarantine).order_by("id")]
+    return [(item.reason, bytes(item.payload)) for item in unscoped(UsageQuarantine).order_by("id")]

@@ -15,7 +15,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, User
 from tests.support.billing import books
 from tests.support.frontend.console import PASSWORD, meter
-from tests.support.rows import Everybody, only_project
+from tests.support.rows import only_project, unscoped
 
 NOW = datetime.now(UTC)
 LAST = (NOW.replace(day=1) - timedelta(days=1)).replace(day=1, hour=3, minute=0, second=0, microsecond=0)
@@ -42,9 +42,9 @@ def month() -> Period:
 
 
 def only() -> Invoice:
-    (found,) = Everybody(Invoice).filter(invoice_type=Invoice.InvoiceType.INVOICE)
+    (found,) = unscoped(Invoice).filter(invoice_type=Invoice.InvoiceType.INVOICE)
     return found
 
 
 def verbs() -> list[str]:
-    return [entry.action for entry in sorted(Everybody(AuditEntry).filter(), key=lambda entry: entry.pk)]
+    return [entry.action for entry in sorted(unscoped(AuditEntry).filter(), key=lambda entry: entry.pk)]

@@ -58,7 +58,7 @@ class Admitted:
 
 
 @dataclass
-class Purse:
+class BudgetGateway:
     """One gateway's budget admission."""
 
     budget_admission: BudgetAdmission
@@ -85,13 +85,13 @@ class Purse:
         await self.budget_admission.early.end(event.billing_context, admitted.grant, event.usage)
         return event
 
-    async def admit_when_told(self, **asked: Any) -> Admitted | ApiError:
+    async def admit_with_retries(self, **asked: Any) -> Admitted | ApiError:
         """The same of a caller that comes again, as SDKs do, while it is told to come later."""
         while isinstance(found := await self.admit(**asked), ApiError) and found.status == 503:
             await asyncio.sleep(0.2)
         return found
 
-    async def all_is_back(self) -> None:
+    async def wait_until_returned(self) -> None:
         """Wait until it neither leases nor has anything left to return."""
         while self.budget_admission._leasing or self.budget_admission._unreturned:
             await asyncio.sleep(0.01)
@@ -119,7 +119,7 @@ def key_of(tenant_id: int, project_id: int, key_id: int) -> ApiKeySnapshot:
 
 
 @asynccontextmanager
-async def purse(url: str, key: ApiKeySnapshot, name: str = "gw-a") -> AsyncIterator[Purse]:
+async def budget_gateway(url: str, key: ApiKeySnapshot, name: str = "gw-a") -> AsyncIterator[BudgetGateway]:
     """A gateway's money; it is not returned at the end: the gateway just dies."""
     broker = redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"])
     async with AsyncConnectionPool(url, min_size=1, max_size=3, open=False, kwargs={"autocommit": True}) as pool:
@@ -131,7 +131,7 @@ async def purse(url: str, key: ApiKeySnapshot, name: str = "gw-a") -> AsyncItera
         await budget_admission.start()
         await asyncio.sleep(0.05)  # it listens now, or when it is asked again
         try:
-            yield Purse(budget_admission, key, name)
+            yield BudgetGateway(budget_admission, key, name)
         finally:
             await cancel_and_wait(budget_admission._tasks)
             await broker.aclose()
@@ -141,9 +141,9 @@ def admit_elsewhere(url: str, key: ApiKeySnapshot, name: str, number: int, meeti
     """What becomes of so many requests at once in a process of its own: usage events of 500 tokens, or refusals."""
 
     async def run() -> list[Any]:
-        async with asyncio.timeout(MEETING_SECONDS), purse(url, key, name) as gateway:
+        async with asyncio.timeout(MEETING_SECONDS), budget_gateway(url, key, name) as gateway:
             await meeting.all_have_come("begin")
-            found = await asyncio.gather(*(gateway.admit_when_told() for _ in range(number)))
+            found = await asyncio.gather(*(gateway.admit_with_retries() for _ in range(number)))
             # What one that ends has not admitted can be recalled no more, and the others would wait for it.
             await meeting.all_have_come("end")
             return [encode(each.event()) if isinstance(each, Admitted) else each.code for each in found]

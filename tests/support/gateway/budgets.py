@@ -20,9 +20,9 @@ from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from tenants.isolation import db_roles
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tests.support.balance import assert_books_balance
-from tests.support.gateway.budget_gateways import Admitted, Purse
-from tests.support.rows import Everybody
+from tests.support.gateway.budget_gateways import Admitted, BudgetGateway
+from tests.support.invariants import assert_ledger_invariants
+from tests.support.rows import unscoped
 
 RESERVED = 91_440_000  # nano-USD: 10,000 tokens of prompt and 4,096 of answer by list A
 COST = 13_200_000  # 1,000 in, 9,000 read, 500 out
@@ -42,12 +42,12 @@ def tell(*events: Any) -> SettleResult:
 
 
 def budget_period(budget_id: int) -> BudgetPeriod:
-    (found,) = [each for each in Everybody(BudgetPeriod).all() if each.budget_id == budget_id]
+    (found,) = [each for each in unscoped(BudgetPeriod).all() if each.budget_id == budget_id]
     return found
 
 
 def check_invariants() -> None:
-    assert_books_balance(database_url())
+    assert_ledger_invariants(database_url())
 
 
 def reclaim_all() -> int:
@@ -60,13 +60,13 @@ def reclaim_all() -> int:
 see = sync_to_async(check_invariants)
 
 
-async def take_up(mine: Purse, number: int) -> list[Admitted]:
+async def admit_requests(mine: BudgetGateway, number: int) -> list[Admitted]:
     found = [await mine.admit() for _ in range(number)]
     assert all(isinstance(each, Admitted) for each in found), found
     return found
 
 
-async def deafen(stopped: Purse) -> None:
+async def drop_revocations(stopped: BudgetGateway) -> None:
     """As good as stopped: it neither hears recalls nor returns anything."""
     await cancel_and_wait(stopped.budget_admission._tasks)
 

@@ -1,6 +1,6 @@
 """The gateway as `millrace up` starts it, with short leases, and killed at a step of a hold's life if one is named.
 
-HOUSE_LEASE=3 HOUSE_KILL_AT=held uvicorn tests.support.gateway.killable_app:application
+CLUSTER_LEASE=3 CLUSTER_KILL_AT=held uvicorn tests.support.gateway.killable_app:application
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tests.support.gateway.kill_points import arm
 
 __all__ = ["application"]
 
-budget_leases.LEASE_SECONDS = float(os.environ["HOUSE_LEASE"])
+budget_leases.LEASE_SECONDS = float(os.environ["CLUSTER_LEASE"])
 budget_leases.SETTLING_SECONDS = 0.5
-revocation.POLL_SECONDS = float(os.environ["HOUSE_POLL"])
+revocation.POLL_SECONDS = float(os.environ["CLUSTER_POLL"])
 authentication.FRESH_SECONDS = budget_admission.FRESH_SECONDS = 3 * revocation.POLL_SECONDS
 early_release.MAX_AGE_SECONDS = 600.0  # longer than a test
-budget_admission.REVOKE_LEASES_SECONDS = float(os.environ["HOUSE_RECALL"])
-if step := os.environ.get("HOUSE_KILL_AT"):
+budget_admission.REVOKE_LEASES_SECONDS = float(os.environ["CLUSTER_RECALL"])
+if step := os.environ.get("CLUSTER_KILL_AT"):
     arm(step)

@@ -12,12 +12,12 @@ from asgiref.sync import sync_to_async
 from billing.actions.budgets import do_make_budget
 from billing.models import Budget, BudgetPeriod, UsageEvent
 from tenants.models import Tenant
-from tests.support.balance import assert_books_balance
 from tests.support.gateway.budgets import database_url
-from tests.support.gateway.processes import House
-from tests.support.rows import Everybody
+from tests.support.gateway.processes import GatewayCluster
+from tests.support.invariants import assert_ledger_invariants
+from tests.support.rows import unscoped
 
-see = sync_to_async(lambda: assert_books_balance(database_url()))
+see = sync_to_async(lambda: assert_ledger_invariants(database_url()))
 
 
 async def eventually(true: Callable[[], Awaitable[Any]], seconds: float = 120) -> None:
@@ -33,14 +33,14 @@ def set_budget(tenant: Tenant, amount: int, name: str = "b") -> Budget:
 
 @sync_to_async
 def used() -> int:
-    return int(sum(each.used for each in Everybody(BudgetPeriod).all()))
+    return int(sum(each.used for each in unscoped(BudgetPeriod).all()))
 
 
-async def reservation_of_one(inside: House) -> int:
+async def reservation_of_one(inside: GatewayCluster) -> int:
     """What a request of 100 tokens holds; asked without any budget."""
     inside.worker.may_answer.set()
     gateway = next(iter(inside.gateways.values()))
-    answer = await gateway.ask_until_told()
+    answer = await gateway.ask_with_retries()
     assert answer is not None
     assert answer.status_code == 200, answer.text
     return int(inside.worker.answered[-1].billing_context.reserved_nano or 0)
@@ -56,7 +56,7 @@ async def done(asked: list[asyncio.Task[Any]], number: int) -> bool:
 
 @sync_to_async
 def settled_events() -> list[UsageEvent]:
-    return list(Everybody(UsageEvent).all())
+    return list(unscoped(UsageEvent).all())
 
 
 async def passes(answer: Any) -> bool:

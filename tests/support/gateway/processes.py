@@ -61,7 +61,7 @@ class GatewayProcess:
         except httpx.TransportError:
             return None
 
-    async def ask_until_told(self, max_tokens: int | None = 100) -> httpx.Response | None:
+    async def ask_with_retries(self, max_tokens: int | None = 100) -> httpx.Response | None:
         """The same of a caller that comes again, as SDKs do, while it is told to come later: on a busy machine a lease
         may not be answered in time."""
         while (answer := await self.ask(max_tokens)) is not None and answer.status_code == 503:
@@ -129,14 +129,14 @@ class Worker:
 
 
 @dataclass
-class House:
+class GatewayCluster:
     gateways: dict[str, GatewayProcess]
     worker: Worker
     settler: subprocess.Popen[bytes]
 
 
 @asynccontextmanager
-async def house(
+async def gateway_cluster(
     broker: redis.Redis,
     database: str,
     key: str,
@@ -147,20 +147,20 @@ async def house(
     recall: float | None = None,
     poll: float | None = None,
     **kill_at: str,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[GatewayCluster]:
     """Gateways of these names, ready; some die at a step. One settler, and the test's worker. No request runs for
     more than `longest` seconds, a recall waits `recall` seconds, and without a push a change is read after `poll`."""
     environ = os.environ | {
         "MILLRACE_DATABASE_URL": database,
         "MILLRACE_MODELS": f"{MODEL}=embedded",
         "MILLRACE_REQUEST_TIMEOUT_SECONDS": str(longest),
-        "HOUSE_LEASE": str(lease),
-        "HOUSE_POLL": str(poll or revocation.POLL_SECONDS),
-        "HOUSE_RECALL": str(recall or budget_admission.REVOKE_LEASES_SECONDS),
+        "CLUSTER_LEASE": str(lease),
+        "CLUSTER_POLL": str(poll or revocation.POLL_SECONDS),
+        "CLUSTER_RECALL": str(recall or budget_admission.REVOKE_LEASES_SECONDS),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
     }
     started: dict[str, GatewayProcess] = {}
-    settler = _start("manage.py", "run_settler", "--name", "house", environ=environ)
+    settler = _start("manage.py", "run_settler", "--name", "cluster", environ=environ)
     worker = Worker(broker, Replica(broker, f"{MODEL}-0.stub", model=MODEL))
     working = asyncio.create_task(worker.run())
     try:
@@ -169,7 +169,7 @@ async def house(
             arguments = ("tests.support.gateway.killable_app:application", "--port", port, "--log-level", "warning")
             process = _start(
                 *("-m", "uvicorn", *arguments, "--loop", "uvloop", "--http", HTTP_PROTOCOL, "--no-access-log"),
-                environ=environ | ({"HOUSE_KILL_AT": kill_at[name]} if name in kill_at else {}),
+                environ=environ | ({"CLUSTER_KILL_AT": kill_at[name]} if name in kill_at else {}),
             )
             headers = {"authorization": f"Bearer {key}"}
             client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120)
@@ -178,7 +178,7 @@ async def house(
             for gateway in started.values():
                 while not await gateway.ready():
                     await asyncio.sleep(0.1)
-        yield House(started, worker, settler)
+        yield GatewayCluster(started, worker, settler)
     finally:
         await cancel_and_wait([working, worker.replica._task])
         for process in (settler, *(each.process for each in started.values())):

@@ -9,9 +9,9 @@ from tests.support.frontend.console import Screen, World, register
 
 def prepare(world: World) -> None:
     from tenants.models import AuditEntry  # here: this file is read before Django is set up
-    from tests.support.rows import Everybody
+    from tests.support.rows import unscoped
 
-    world.rows["populated.entry"] = Everybody(AuditEntry).filter(tenant_id=world.tenants["populated"].pk)[0].pk
+    world.rows["populated.entry"] = unscoped(AuditEntry).filter(tenant_id=world.tenants["populated"].pk)[0].pk
 
 
 def _newest(tenant: Any) -> int:

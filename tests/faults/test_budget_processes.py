@@ -27,8 +27,14 @@ from tests.support.gateway.process_checks import (
     settled_events,
     used,
 )
-from tests.support.gateway.processes import LEASE_SECONDS, REQUEST_SECONDS, GatewayProcess, House, house
-from tests.support.rows import Everybody
+from tests.support.gateway.processes import (
+    LEASE_SECONDS,
+    REQUEST_SECONDS,
+    GatewayCluster,
+    GatewayProcess,
+    gateway_cluster,
+)
+from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 LONG_LEASE_SECONDS = 10.0
@@ -37,7 +43,7 @@ GONE_SECONDS = LEASE_SECONDS + REQUEST_SECONDS + 90  # and by then it has been r
 
 @sync_to_async
 def reserved() -> int:
-    return sum(each.reserved for each in Everybody(BudgetPeriod).all())
+    return sum(each.reserved for each in unscoped(BudgetPeriod).all())
 
 
 async def all_know(budget: Budget, reservation: int, *gateways: GatewayProcess) -> None:
@@ -58,14 +64,14 @@ async def test_worked_example_7_a_hundred_at_once_before_three_gateways(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, rounds: int
 ) -> None:
     """Exactly ten are admitted, none settling before the last admission; then nothing is held."""
-    async with house(async_broker, database, secret, "abc", longest=120) as inside:
+    async with gateway_cluster(async_broker, database, secret, "abc", longest=120) as inside:
         reservation = await reservation_of_one(inside)
         gateways = list(inside.gateways.values())
         for number in range(rounds):
             budget = await set_budget(tenant, 10 * reservation + reservation // 2, f"b{number}")
             await all_know(budget, reservation, *gateways)
             inside.worker.may_answer.clear()
-            asked = [asyncio.create_task(gateways[number % 3].ask_until_told()) for number in range(100)]
+            asked = [asyncio.create_task(gateways[number % 3].ask_with_retries()) for number in range(100)]
             await eventually(lambda asked=asked: done(asked, 90))  # type: ignore[misc]
             await eventually(lambda: has_claimed(inside, 10))
             await see()
@@ -82,7 +88,7 @@ async def test_an_ended_request_makes_room_for_the_next_before_it_is_settled(
 ) -> None:
     """The budget has room for one reservation beside what the others used. Nothing is settled meanwhile, and the
     requests go to two gateways in turn, each after the last byte of the one before."""
-    async with house(async_broker, database, secret, "ab") as inside:
+    async with gateway_cluster(async_broker, database, secret, "ab") as inside:
         reservation = await reservation_of_one(inside)
         a, b = inside.gateways.values()
         await all_settled(inside)
@@ -115,7 +121,7 @@ async def test_what_another_gateway_has_not_released_is_recalled(
 ) -> None:
     """While there is room, a gateway leaves the unused part to the settlement. It releases it before another gateway
     rejects a request, though nothing is settled."""
-    async with house(async_broker, database, secret, "ab", lease=LONG_LEASE_SECONDS, recall=10.0) as inside:
+    async with gateway_cluster(async_broker, database, secret, "ab", lease=LONG_LEASE_SECONDS, recall=10.0) as inside:
         reservation = await reservation_of_one(inside)
         a, b = inside.gateways.values()
         await all_settled(inside)
@@ -125,18 +131,18 @@ async def test_what_another_gateway_has_not_released_is_recalled(
         await all_know(budget, reservation, a, b)
         await asyncio.sleep(CONTENDED_SECONDS + 1)  # it was contended just now
         for _ in range(10):
-            assert await passes(await a.ask_until_told())
+            assert await passes(await a.ask_with_retries())
         usage = inside.worker.answered[-1].usage
         cost = -(-(usage.uncached * 3_000_000_000 + usage.output * 15_000_000_000) // 10**6)
         assert await reserved() > 10 * cost + 10 * (reservation - cost) // 2  # the unused parts are reserved still
-        assert await passes(await b.ask_until_told(_tokens(limit - 10 * cost, reservation)))
+        assert await passes(await b.ask_with_retries(_tokens(limit - 10 * cost, reservation)))
         await see()
         inside.settler.send_signal(signal.SIGCONT)
         await all_settled(inside)
         await see()
 
 
-async def has_claimed(inside: House, number: int) -> bool:
+async def has_claimed(inside: GatewayCluster, number: int) -> bool:
     return inside.worker.has_claimed(number)
 
 
@@ -146,11 +152,11 @@ async def is_held(amount: int) -> bool:
 
 @sync_to_async
 def lease_of(lease_id: int | None) -> BudgetLease:
-    (found,) = [each for each in Everybody(BudgetLease).all() if each.pk == lease_id]
+    (found,) = [each for each in unscoped(BudgetLease).all() if each.pk == lease_id]
     return found
 
 
-async def all_settled(inside: House) -> None:
+async def all_settled(inside: GatewayCluster) -> None:
     answered = {event.billing_context.request_id for event in inside.worker.answered}
 
     async def settled() -> bool:
@@ -164,27 +170,27 @@ async def test_a_stopped_gateway_delays_and_never_denies(
 ) -> None:
     """Four gateways hold leases. What fits is admitted, by recall. With one of them stopped by SIGSTOP the answer is
     503 and when to come back, and then it is admitted; the stopped one, once it continues, changes nothing."""
-    async with house(async_broker, database, secret, "abcd", lease=LONG_LEASE_SECONDS) as inside:
+    async with gateway_cluster(async_broker, database, secret, "abcd", lease=LONG_LEASE_SECONDS) as inside:
         reservation = await reservation_of_one(inside)
         limit = 70 * reservation
         budget = await set_budget(tenant, limit)
         await all_know(budget, reservation, *inside.gateways.values())
         a, b, _, d = inside.gateways.values()
         for gateway in inside.gateways.values():
-            assert await passes(await gateway.ask_until_told())
+            assert await passes(await gateway.ask_with_retries())
         await all_settled(inside)
 
         # By recall: more than what is not leased, and no more than what is not used.
         left = limit - -(-await used() // 10**6)
         free = left - await reserved()
         async with asyncio.timeout(LONG_LEASE_SECONDS - 2):  # else leases end, and it passes by that
-            assert await passes(await a.ask_until_told(_tokens((free + left) // 2, reservation)))
+            assert await passes(await a.ask_with_retries(_tokens((free + left) // 2, reservation)))
         await all_settled(inside)
         await see()
 
         # One is stopped. What needs its part may come back, what does not passes, what never fits is told so.
         for gateway in (a, b):
-            assert await passes(await gateway.ask_until_told())
+            assert await passes(await gateway.ask_with_retries())
         its = await stop_with_a_lease(inside, d)
         left = limit - -(-await used() // 10**6)
         big = _tokens(left - its.money // 2, reservation)
@@ -194,8 +200,8 @@ async def test_a_stopped_gateway_delays_and_never_denies(
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_is_overloaded")
         comes_back = float(refused.headers["retry-after"])
         assert 1 <= comes_back <= LONG_LEASE_SECONDS + REQUEST_SECONDS + 2
-        assert await passes(await b.ask_until_told())
-        never = await b.ask_until_told(_tokens(left + reservation, reservation))
+        assert await passes(await b.ask_with_retries())
+        never = await b.ask_with_retries(_tokens(left + reservation, reservation))
         assert never is not None
         assert (never.status_code, never.json()["error"]["code"]) == (429, "budget_exceeded")
         await all_settled(inside)
@@ -209,17 +215,17 @@ async def test_a_stopped_gateway_delays_and_never_denies(
         await see()
 
         d.signal(signal.SIGCONT)
-        assert await passes(await d.ask_until_told(1))
+        assert await passes(await d.ask_with_retries(1))
         await all_settled(inside)
         assert inside.worker.answered[-1].billing_context.lease_id != its.pk
         await eventually(lambda: is_held_by_none(its.pk))
         await see()
 
 
-async def stop_with_a_lease(inside: House, gateway: GatewayProcess) -> BudgetLease:
+async def stop_with_a_lease(inside: GatewayCluster, gateway: GatewayProcess) -> BudgetLease:
     """Stop it while it has a lease of which something is left: not for a moment after a recall, nor as a lease ends."""
     while True:
-        assert await passes(await gateway.ask_until_told())
+        assert await passes(await gateway.ask_with_retries())
         await all_settled(inside)
         gateway.signal(signal.SIGSTOP)
         found = await lease_of(inside.worker.answered[-1].billing_context.lease_id)
@@ -255,14 +261,14 @@ async def test_a_gateway_killed_at_any_step_leaves_books_that_balance(
     """Invariants 1 to 7 hold at once, and when its lease has ended and its requests must have, nothing is held and all
     that was not used can be had: worked example 9, for every step."""
     kill_at = {f"victim{number}": step for number, step in enumerate(steps)}
-    async with house(async_broker, database, secret, ["healthy", *kill_at], **kill_at) as inside:
+    async with gateway_cluster(async_broker, database, secret, ["healthy", *kill_at], **kill_at) as inside:
         reservation = await reservation_of_one(inside)
         budget = await set_budget(tenant, limit := 60 * reservation)
         assert budget.pending_gateways == ()
         healthy = inside.gateways["healthy"]
         for name, step in kill_at.items():
             victim = inside.gateways[name]
-            answer = await victim.ask_until_told()
+            answer = await victim.ask_with_retries()
             if answer is None and step in ("releasing", "released"):
                 pass  # the budget was contended, so it died before the last byte
             elif step in ("recalled", "returning", "returned", "releasing", "released"):
@@ -285,6 +291,6 @@ async def test_a_gateway_killed_at_any_step_leaves_books_that_balance(
         await see()
         assert len({each.request_id for each in await settled_events()}) == len(await settled_events())
         left = limit - -(-await used() // 10**6)
-        assert await passes(await healthy.ask_until_told(_tokens(left, reservation)))
+        assert await passes(await healthy.ask_with_retries(_tokens(left, reservation)))
         await all_settled(inside)
         await see()

@@ -9,7 +9,7 @@ from django.test import Client
 from tenants import actions
 from tenants.models import AuditEntry, User
 from tests.support.frontend.console import remembered
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
 VERBS = ("deactivate", "reactivate", "grant-operator", "revoke-operator", "remove-second-factor")
@@ -70,7 +70,7 @@ def test_actions_want_the_email_address_and_are_recorded(client, operator, dev):
         url = f"/operator/users/{dev.pk}/{verb}"
         assert client.post(url, {"typed": "other@example.com"}).status_code == 422
         assert client.post(url, {"typed": dev.email}).url == f"/operator/users/{dev.pk}/"
-    rows = sorted(Everybody(AuditEntry).filter(object_type="user", object_id=dev.pk), key=lambda row: row.pk)
+    rows = sorted(unscoped(AuditEntry).filter(object_type="user", object_id=dev.pk), key=lambda row: row.pk)
     assert [row.action.removeprefix("user.") for row in rows] == [
         *("operator_granted", "operator_revoked", "second_factor_removed", "deactivated", "reactivated")
     ]

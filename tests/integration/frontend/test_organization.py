@@ -13,7 +13,7 @@ from tenants import actions, invitations
 from tenants.actions import webhooks
 from tenants.models import Invitation, Membership, RoutingPolicy, Tenant, User, WebhookDelivery, WebhookEndpoint
 from tests.support.frontend.console import PASSWORD, remembered
-from tests.support.rows import Everybody, of
+from tests.support.rows import of, unscoped
 
 HX = {"HX-Request": "true"}
 GOOD = {"rules": [{"targets": [{"model": "smollm2-135m"}]}]}
@@ -35,7 +35,7 @@ def log_in(role: str = "owner") -> Client:
 
 
 def member(role: str) -> Membership:
-    row: Membership = Everybody(Membership).get(user__email=f"{role}@acme.example")
+    row: Membership = unscoped(Membership).get(user__email=f"{role}@acme.example")
     return row
 
 

@@ -27,28 +27,28 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.outbox.change_feed import ChangeEvent
-from tests.support.gateway.budget_gateways import MODEL, Admitted, Meeting, Purse, admit_elsewhere, key_of
+from tests.support.gateway.budget_gateways import MODEL, Admitted, BudgetGateway, Meeting, admit_elsewhere, key_of
 from tests.support.gateway.budgets import (
     DOLLAR,
     RESERVED,
+    admit_requests,
     budget_period,
     change,
     check_invariants,
-    deafen,
+    drop_revocations,
     reclaim_all,
     see,
-    take_up,
     tell,
 )
-from tests.support.rows import Everybody, only_project
+from tests.support.rows import only_project, unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 
 
-async def told_of_changes(*gateways: Purse) -> None:
+async def told_of_changes(*gateways: BudgetGateway) -> None:
     for each in gateways:
         each.budget_admission.drop([ChangeEvent(1, "limits", each.key.tenant_id, None)])
-        await each.all_is_back()
+        await each.wait_until_returned()
 
 
 def reserved(budget_id: int) -> int:
@@ -89,7 +89,7 @@ def noon(days: int) -> int:
 
 
 def budget_periods(budget_id: int) -> list[BudgetPeriod]:
-    found = [each for each in Everybody(BudgetPeriod).all() if each.budget_id == budget_id]
+    found = [each for each in unscoped(BudgetPeriod).all() if each.budget_id == budget_id]
     return sorted(found, key=lambda each: each.period_start)
 
 
@@ -100,7 +100,7 @@ async def test_a_period_without_requests_leaves_all_of_it_to_the_next(
     """Two a day, one of them used today; then nothing for some days."""
     made = await sync_to_async(budget)(period="day", amount=2 * RESERVED, rollover_limit=cap * RESERVED)
     mine = await gateway()
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     found = [await mine.admit(at=noon(days)) for _ in range(passed + 1)]
     assert [isinstance(each, Admitted) for each in found] == [True] * passed + [False]
     assert len(await sync_to_async(budget_periods)(made)) == days + 1
@@ -120,7 +120,7 @@ async def test_what_was_rolled_over_cannot_be_spent_where_it_came_from_too(gatew
     """A request admitted before midnight may take its hold after it, when the new day has what the old one left."""
     made = await sync_to_async(budget)(period="day", amount=3 * RESERVED, rollover_limit=2 * RESERVED)
     mine = await gateway()
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     mine.budget_admission.forget()
     found = [await mine.admit(at=noon(1)) for _ in range(6)]
     assert [isinstance(each, Admitted) for each in found] == [True] * 5 + [False]
@@ -159,7 +159,7 @@ def test_many_open_a_new_period_at_once(key: Any, budget: Any, url: str) -> None
 async def test_a_budget_that_was_lowered_holds_for_what_is_leased_already(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
-    await take_up(mine, 2)
+    await admit_requests(mine, 2)
     await sync_to_async(change)(made, amount=3 * RESERVED)
     await told_of_changes(mine)
     assert isinstance(await mine.admit(), Admitted)
@@ -167,7 +167,7 @@ async def test_a_budget_that_was_lowered_holds_for_what_is_leased_already(gatewa
     await see()
 
 
-# Everybody at once.
+# unscoped at once.
 
 
 @pytest.mark.usefixtures("patient")
@@ -177,7 +177,7 @@ async def test_a_large_request_finds_room_among_many_small_ones(gateway: Any, bu
     others = [await gateway(f"gw-{n}") for n in range(3)]
     going = True
 
-    async def keep_on(other: Purse) -> None:
+    async def keep_on(other: BudgetGateway) -> None:
         while going:
             assert isinstance(await other.admit(max_tokens=10), Admitted)
             await asyncio.sleep(0.002)
@@ -197,15 +197,15 @@ async def test_after_a_recall_a_gateway_takes_no_more_than_each_request_needs(ga
     """Or it would take again what it just gave back, before the one who asked is there."""
     await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     (path,) = mine.budget_admission._chains.values()
     await mine.budget_admission._handle_revocation(set(path.ids))
-    await take_up(mine, 2)
-    newest = sorted(await sync_to_async(Everybody(BudgetLease).all)(), key=lambda each: each.pk)
+    await admit_requests(mine, 2)
+    newest = sorted(await sync_to_async(unscoped(BudgetLease).all)(), key=lambda each: each.pk)
     assert [(each.money, each.requests) for each in newest[-2:]] == [(RESERVED, 1)] * 2
     path.contended_until = time.monotonic()  # the moment is over
-    await take_up(mine, 1)
-    newest = sorted(await sync_to_async(Everybody(BudgetLease).all)(), key=lambda each: each.pk)
+    await admit_requests(mine, 1)
+    newest = sorted(await sync_to_async(unscoped(BudgetLease).all)(), key=lambda each: each.pk)
     assert newest[-1].requests > 1
     await see()
 
@@ -216,7 +216,7 @@ async def test_an_answer_of_any_length_gets_what_others_hold_too(gateway: Any, b
     await sync_to_async(budget)(amount=50_000_000)
     other, mine = await gateway("gw-other"), await gateway("gw-mine")
     assert isinstance(await other.admit(prompt=10, max_tokens=1), Admitted)
-    assert await sync_to_async(lambda: sum(each.money for each in Everybody(BudgetLease).all()))() > 1_000_000
+    assert await sync_to_async(lambda: sum(each.money for each in unscoped(BudgetLease).all()))() > 1_000_000
     found = await mine.admit(max_tokens=None)
     assert isinstance(found, Admitted), found
     assert found.grant.max_tokens == (50_000_000 - 45_000 - 30_000_000) // 15_000  # less what the other admitted
@@ -257,7 +257,7 @@ async def test_the_reclaimer_keeps_to_the_clock_that_leases_are_given_by(gateway
     """The broker's clock, by which it is told what is settled, may be hours ahead."""
     made = await sync_to_async(budget)()
     mine = await gateway()
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     assert await sync_to_async(reservations.reclaim)(datetime.now(UTC) + timedelta(hours=3)) == 0
     assert await sync_to_async(reserved)(made) >= RESERVED
 
@@ -271,7 +271,7 @@ async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 0.2)
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     mine.budget_admission.forget()  # the next one must lease
     store = mine.budget_admission._store
     ask = store._ask
@@ -291,7 +291,7 @@ async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
     assert isinstance(await mine.admit(), Admitted)
     goes_on.set()
     mine.budget_admission.forget()
-    await mine.all_is_back()
+    await mine.wait_until_returned()
     assert await sync_to_async(reserved)(made) == 2 * RESERVED
     await see()
 
@@ -343,7 +343,7 @@ async def test_what_could_not_be_returned_is_returned_later(gateway: Any, budget
     """However long the database is away."""
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     store = mine.budget_admission._store
     ask = store._ask
 
@@ -362,7 +362,7 @@ async def test_what_could_not_be_returned_is_returned_later(gateway: Any, budget
 async def test_a_gateway_that_ends_while_it_returns_leaves_nothing(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
-    (first,) = await take_up(mine, 1)
+    (first,) = await admit_requests(mine, 1)
     store = mine.budget_admission._store
     ask = store._ask
     begun = asyncio.Event()
@@ -392,14 +392,14 @@ async def test_a_period_that_is_forgotten_meanwhile_keeps_no_lease(gateway: Any,
         return await lease(*given)
 
     store.lease = forget_first  # type: ignore[method-assign]
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     await eventually_reserved(made, RESERVED)
 
 
 async def test_each_lease_goes_back_once_however_often_it_is_said(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     (path,) = mine.budget_admission._chains.values()
     leased, store = path.lease, mine.budget_admission._store
     assert leased is not None
@@ -424,10 +424,10 @@ async def test_a_gateway_that_was_stopped_and_goes_on_changes_nothing(gateway: A
     """It admitted before it stopped; all of it was reclaimed; then it dispatches and settles after all."""
     made = await sync_to_async(budget)(amount=3 * RESERVED)
     stopped, mine = await gateway("gw-stopped"), await gateway("gw-mine")
-    before = await take_up(stopped, 3)
-    await deafen(stopped)
+    before = await admit_requests(stopped, 3)
+    await drop_revocations(stopped)
     await sync_to_async(reclaim_all)()
-    after = await take_up(mine, 3)
+    after = await admit_requests(mine, 3)
     await sync_to_async(tell)(*(each.event() for each in before))
     assert isinstance(await stopped.admit(), ApiError)
     now = await sync_to_async(budget_period)(made)

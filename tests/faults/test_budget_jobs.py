@@ -21,9 +21,9 @@ from billing.metering.reconciler import reconcile
 from billing.models import BudgetCorrection, BudgetLease, BudgetPeriod, Reconciliation
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tests.support.gateway.budget_gateways import Admitted, purse
-from tests.support.gateway.budgets import RESERVED, budget_period, check_invariants, see, take_up, tell
-from tests.support.rows import Everybody
+from tests.support.gateway.budget_gateways import Admitted, budget_gateway
+from tests.support.gateway.budgets import RESERVED, admit_requests, budget_period, check_invariants, see, tell
+from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ async def test_a_killed_reclaimer_takes_back_all_of_a_lease_or_nothing(
 ) -> None:
     """Worked example 9, with the reclaimer killed too."""
     made = await sync_to_async(budget)()
-    await take_up(await gateway(), 1)
+    await admit_requests(await gateway(), 1)
     before = (await sync_to_async(budget_period)(made)).reserved
     await sync_to_async(change)("UPDATE billing_budgetlease SET reclaim_at = now() - interval '1 hour'")
     await sync_to_async(run)("reclaim", words)
@@ -82,7 +82,7 @@ async def test_a_killed_reclaimer_takes_back_all_of_a_lease_or_nothing(
     await sync_to_async(run)("reclaim")
     await sync_to_async(run)("reclaim")
     assert (await sync_to_async(budget_period)(made)).reserved == 0
-    (its,) = await sync_to_async(Everybody(BudgetLease).all)()
+    (its,) = await sync_to_async(unscoped(BudgetLease).all)()
     assert its.fencing_token == 2
     await see()
 
@@ -93,13 +93,13 @@ async def test_a_killed_reclaimer_takes_back_all_of_a_lease_or_nothing(
 async def test_a_killed_reconciler_repairs_once_and_says_so(gateway: Any, budget: Any, words: str) -> None:
     """A repair and the row that tells of it come together or not at all."""
     made = await sync_to_async(budget)()
-    one, _ = await take_up(await gateway(), 2)
+    one, _ = await admit_requests(await gateway(), 2)
     await sync_to_async(tell)(one.event())
     before = await sync_to_async(budget_period)(made)
     await sync_to_async(change)("UPDATE billing_budgetperiod SET reserved = reserved + 5, used = used - 7")
     await sync_to_async(run)("reconcile", words)
     now = await sync_to_async(budget_period)(made)
-    corrections = await sync_to_async(Everybody(BudgetCorrection).all)()
+    corrections = await sync_to_async(unscoped(BudgetCorrection).all)()
     assert (now.reserved, now.used) == (
         before.reserved + 5 + sum(each.reserved for each in corrections),
         before.used - 7 + sum(each.used for each in corrections),
@@ -107,7 +107,7 @@ async def test_a_killed_reconciler_repairs_once_and_says_so(gateway: Any, budget
     report = await sync_to_async(reconcile)()
     after = await sync_to_async(budget_period)(made)
     assert (after.reserved, after.used) == (before.reserved, before.used)
-    (correction,) = await sync_to_async(Everybody(BudgetCorrection).all)()
+    (correction,) = await sync_to_async(unscoped(BudgetCorrection).all)()
     assert (correction.reserved, correction.used) == (-5, 7)
     assert report.is_clean == bool(corrections)
     await see()
@@ -118,7 +118,7 @@ def test_reconcilers_reclaimers_and_the_settler_do_not_disturb_each_other(key: A
     made = budget(amount=1000 * RESERVED)
 
     async def admit() -> list[Admitted]:
-        async with purse(url, key) as mine:
+        async with budget_gateway(url, key) as mine:
             found = [await mine.admit() for _ in range(120)]
             await mine.budget_admission.stop()
             return [each for each in found if isinstance(each, Admitted)]
@@ -139,8 +139,8 @@ def test_reconcilers_reclaimers_and_the_settler_do_not_disturb_each_other(key: A
     with ThreadPoolExecutor(4) as pool:
         for running in [pool.submit(settle, 0), pool.submit(settle, 1), pool.submit(compare), pool.submit(compare)]:
             running.result()
-    assert not Everybody(BudgetCorrection).all()
-    assert all(not each.differences for each in Everybody(Reconciliation).all())
+    assert not unscoped(BudgetCorrection).all()
+    assert all(not each.differences for each in unscoped(Reconciliation).all())
     assert budget_period(made).reserved == 0
-    assert len({each.budget_id for each in Everybody(BudgetPeriod).all()}) == 1
+    assert len({each.budget_id for each in unscoped(BudgetPeriod).all()}) == 1
     check_invariants()

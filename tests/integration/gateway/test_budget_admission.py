@@ -19,22 +19,22 @@ from millrace.gateway.core.errors import ApiError
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
-from tests.support.balance import assert_books_balance
 from tests.support.gateway.budget_gateways import Admitted, Meeting, admit_elsewhere
 from tests.support.gateway.budgets import (
     COST,
     DOLLAR,
     RESERVED,
+    admit_requests,
     budget_period,
     check_invariants,
     database_url,
-    deafen,
+    drop_revocations,
     reclaim_all,
     see,
-    take_up,
     tell,
 )
-from tests.support.rows import Everybody
+from tests.support.invariants import assert_ledger_invariants
+from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 ROUNDS = [5, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
@@ -112,18 +112,18 @@ async def test_a_gateway_that_stopped_holds_its_lease_until_it_is_reclaimed(
     monkeypatch.setattr(budget_leases, "SETTLING_SECONDS", 0.0)
     await sync_to_async(budget)(amount=10 * DOLLAR)
     dead, mine = await gateway("gw-dead"), await gateway("gw-mine")
-    await take_up(dead, 1)
-    await deafen(dead)
+    await admit_requests(dead, 1)
+    await drop_revocations(dead)
     refused = await mine.admit(max_tokens=(10 * DOLLAR - RESERVED - 30_000_000) // 15_000)
     assert isinstance(refused, ApiError)
     assert (refused.status, refused.code) == (503, "server_is_overloaded")
     assert 1 <= refused.retry_after <= 6
-    assert isinstance(await mine.admit_when_told(), Admitted)  # what fits beside it is not refused
-    never = await mine.admit_when_told(max_tokens=10 * DOLLAR // 15_000)
+    assert isinstance(await mine.admit_with_retries(), Admitted)  # what fits beside it is not refused
+    never = await mine.admit_with_retries(max_tokens=10 * DOLLAR // 15_000)
     assert never.code == "budget_exceeded"  # it would not fit even then
     await asyncio.sleep(refused.retry_after + 0.2)
     await sync_to_async(reservations.reclaim)(datetime.now(UTC))
-    found = await mine.admit_when_told(max_tokens=(10 * DOLLAR - 3 * RESERVED) // 15_000)
+    found = await mine.admit_with_retries(max_tokens=(10 * DOLLAR - 3 * RESERVED) // 15_000)
     assert isinstance(found, Admitted), found
     await see()
 
@@ -134,10 +134,10 @@ async def test_a_stopped_gateway_admits_nothing_from_a_lease_that_ended(
     monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 4.0)
     await sync_to_async(budget)(amount=100 * DOLLAR)
     mine = await gateway()
-    (first,) = await take_up(mine, 1)
-    await deafen(mine)
+    (first,) = await admit_requests(mine, 1)
+    await drop_revocations(mine)
     await asyncio.sleep(3.1)  # a second before its end the lease does not count any more
-    (second,) = await take_up(mine, 1)
+    (second,) = await admit_requests(mine, 1)
     assert second.grant.lease_id != first.grant.lease_id
     await see()
 
@@ -167,19 +167,19 @@ async def test_worked_example_8_a_shorter_answer_where_the_budget_says_so(gatewa
 async def test_worked_example_9_the_gateway_dies_before_dispatch(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=RESERVED)
     mine = await gateway()
-    (lost,) = await take_up(mine, 1)
+    (lost,) = await admit_requests(mine, 1)
     assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
     assert await sync_to_async(reservations.reclaim)(datetime.now(UTC)) == 0  # its lease runs
     assert await sync_to_async(reclaim_all)() == 1
     assert (await sync_to_async(budget_period)(made)).reserved == 0
     await see()
-    (next_,) = await take_up(mine, 1)
+    (next_,) = await admit_requests(mine, 1)
     late = lost.event()
     for _ in range(2):  # it ran after all, and is told twice: there is no room, so nobody pays for it
         await sync_to_async(tell)(late)
         after = await sync_to_async(budget_period)(made)
         assert (after.used, after.reserved) == (0, RESERVED)
-        (adjustment,) = await sync_to_async(Everybody(Adjustment).all)()
+        (adjustment,) = await sync_to_async(unscoped(Adjustment).all)()
         assert (adjustment.outcome, adjustment.cost_femto) == ("late", -COST * 10**6)
     await sync_to_async(tell)(next_.event(), next_.event())
     after = await sync_to_async(budget_period)(made)
@@ -190,7 +190,7 @@ async def test_worked_example_9_the_gateway_dies_before_dispatch(gateway: Any, b
 async def test_what_comes_late_and_still_fits_is_paid(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)()
     mine = await gateway()
-    (admitted,) = await take_up(mine, 1)
+    (admitted,) = await admit_requests(mine, 1)
     await sync_to_async(reclaim_all)()
     for _ in range(2):
         await sync_to_async(tell)(admitted.event())
@@ -204,7 +204,7 @@ async def test_what_the_caller_was_told_has_failed_costs_nothing(gateway: Any, b
     made = await sync_to_async(budget)()
     quota = await sync_to_async(budget)(name="quota", unit="tokens", amount=10**6)
     mine = await gateway()
-    (admitted,) = await take_up(mine, 1)
+    (admitted,) = await admit_requests(mine, 1)
     for outcome in order:
         result = await sync_to_async(tell)(
             admitted.event(outcome) if outcome != "failed" else admitted.event(outcome, uncached=700)
@@ -243,7 +243,7 @@ async def test_soft_and_dry_run_budgets_only_count(gateway: Any, budget: Any) ->
     dry = await sync_to_async(budget)(name="dry", mode="dry_run", amount=2 * RESERVED)
     calls = await sync_to_async(budget)(name="calls", unit="requests", mode="dry_run", amount=4)
     mine = await gateway()
-    admitted = await take_up(mine, 5)
+    admitted = await admit_requests(mine, 5)
     assert (await sync_to_async(budget_period)(dry)).rejected == 3
     assert (await sync_to_async(budget_period)(calls)).rejected == 1
     await sync_to_async(tell)(*(each.event() for each in admitted))
@@ -256,13 +256,13 @@ async def test_soft_and_dry_run_budgets_only_count(gateway: Any, budget: Any) ->
 async def test_a_new_period_is_a_new_row_and_takes_over_what_was_not_used(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(period="day", amount=2 * RESERVED, rollover_limit=RESERVED)
     mine = await gateway()
-    (today,) = await take_up(mine, 1)
+    (today,) = await admit_requests(mine, 1)
     midnight = (datetime.now(UTC) + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
     tomorrow = int(midnight.timestamp()) * 1_000_000
     passed = [await mine.admit(at=tomorrow + number) for number in range(4)]
     assert [isinstance(each, Admitted) for each in passed] == [True] * 3 + [False]  # two, and one taken over
     first, second = sorted(
-        (each for each in await sync_to_async(Everybody(BudgetPeriod).all)() if each.budget_id == made),
+        (each for each in await sync_to_async(unscoped(BudgetPeriod).all)() if each.budget_id == made),
         key=lambda each: each.period_start,
     )
     assert (first.reserved, second.reserved, second.rolled_over) == (RESERVED, 3 * RESERVED, RESERVED)
@@ -283,11 +283,11 @@ async def test_a_budget_set_later_counts_from_the_next_change_on(
     gateway: Any, budget: Any, key: ApiKeySnapshot
 ) -> None:
     mine = await gateway()
-    (before,) = await take_up(mine, 1)
+    (before,) = await admit_requests(mine, 1)
     assert before.grant.lease_id is None
     made = await sync_to_async(budget)(amount=RESERVED)
     mine.budget_admission.forget()
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     assert (await mine.admit()).code == "budget_exceeded"
     await sync_to_async(tell)(before.event())
     assert (await sync_to_async(budget_period)(made)).used == 0
@@ -297,22 +297,22 @@ async def test_a_budget_set_later_counts_from_the_next_change_on(
 async def test_a_caller_who_leaves_while_a_lease_is_leased_leaves_nothing_held(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=2 * RESERVED)
     mine = await gateway()
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     leaving = asyncio.create_task(mine.admit())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.wait([leaving])
-    await mine.all_is_back()
+    await mine.wait_until_returned()
     assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
-    await take_up(mine, 1)
+    await admit_requests(mine, 1)
     await see()
 
 
 async def test_the_reconciler_finds_what_a_hand_changed_and_says_so(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)()
     mine = await gateway()
-    one, _ = await take_up(mine, 2)
+    one, _ = await admit_requests(mine, 2)
     await sync_to_async(tell)(one.event())
     report = await sync_to_async(reconcile)()
     assert report.is_clean
@@ -325,12 +325,12 @@ async def test_the_reconciler_finds_what_a_hand_changed_and_says_so(gateway: Any
     before = await sync_to_async(budget_period)(made)
     await sync_to_async(meddle)()
     with pytest.raises(AssertionError, match="invariant 2"):
-        await sync_to_async(assert_books_balance)(database_url())
+        await sync_to_async(assert_ledger_invariants)(database_url())
     report = await sync_to_async(reconcile)()
     assert (report.corrected, report.differences[0]["reserved"], report.differences[0]["used"]) == (1, -5, "7")
     after = await sync_to_async(budget_period)(made)
     assert (after.reserved, after.used) == (before.reserved, before.used)
-    (correction,) = await sync_to_async(Everybody(BudgetCorrection).all)()
+    (correction,) = await sync_to_async(unscoped(BudgetCorrection).all)()
     assert (correction.reserved, correction.used) == (-5, 7)
     assert (await sync_to_async(reconcile)()).is_clean
 

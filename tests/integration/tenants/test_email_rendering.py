@@ -13,7 +13,7 @@ from tenants.actions.webhooks import do_create_endpoint, do_disable_endpoint
 from tenants.models import User
 from tenants.outbox.email_outbox import send_emails
 from tenants.outbox.email_rendering import render_email
-from tests.support.mails import alike, html
+from tests.support.emails import alike, html
 
 
 def test_words_are_escaped_in_html_alone():

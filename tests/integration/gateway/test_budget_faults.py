@@ -21,9 +21,9 @@ from billing.models import Budget, BudgetPeriod
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
-from tests.support.gateway.budget_gateways import Admitted, Purse, purse
+from tests.support.gateway.budget_gateways import Admitted, BudgetGateway, budget_gateway
 from tests.support.gateway.budgets import RESERVED, check_invariants, reclaim_all, run, tell, tell_in_a_thread
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 LIMIT = 30 * RESERVED
@@ -39,13 +39,13 @@ class World:
 
     def __init__(self, url: str, key: ApiKeySnapshot, chance: random.Random, running: AsyncExitStack) -> None:
         self.url, self.key, self.chance, self.running = url, key, chance, running
-        self.gateways: list[Purse] = []
+        self.gateways: list[BudgetGateway] = []
         self.flying: list[Admitted] = []
         self.told: list[Any] = []
 
     async def start(self) -> None:
         name = f"gw-{self.chance.getrandbits(64):x}"
-        self.gateways.append(await self.running.enter_async_context(purse(self.url, self.key, name)))
+        self.gateways.append(await self.running.enter_async_context(budget_gateway(self.url, self.key, name)))
 
     async def admit(self) -> None:
         many = [self.chance.choice(self.gateways).admit(max_tokens=self._length()) for _ in range(4)]
@@ -164,7 +164,7 @@ async def live(url: str, key: ApiKeySnapshot, made: int, steps: Sequence[str], s
         await sync_to_async(tell)(*world.told, *reversed(world.told))
         await world.reclaim()
         await see()
-        after = [each for each in await sync_to_async(Everybody(BudgetPeriod).all)() if each.budget_id == made]
+        after = [each for each in await sync_to_async(unscoped(BudgetPeriod).all)() if each.budget_id == made]
         assert all(each.reserved == 0 for each in after)
         # Nothing that fits is refused: all that is left can be had at once.
         await world.start()

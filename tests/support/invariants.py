@@ -72,7 +72,7 @@ _BROKEN: dict[str, LiteralString] = {
 }
 
 
-def assert_books_balance(url: str) -> None:
+def assert_ledger_invariants(url: str) -> None:
     """Fail with the rows that break an invariant. The role of `url` must see every tenant."""
     with psycopg.connect(url) as snapshot:
         snapshot.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

@@ -27,7 +27,7 @@ from millrace.gateway.lifecycle import request_log
 from millrace.gateway.lifecycle.request_log import RequestLogWriter, RequestTrace
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tests.support.gateway.keys import KEY
-from tests.support.rows import Everybody
+from tests.support.rows import unscoped
 
 LIMIT = LimitSetSnapshot(7, "key", requests_per_minute=3, tokens_per_day=1000)
 TRIAL = LimitSetSnapshot(8, "tenant", dry_run=True, max_prompt_tokens=5)
@@ -193,7 +193,7 @@ class Lost:
         self.count += number
 
 
-everything = sync_to_async(lambda model: list(Everybody(model).order_by("request_id")))
+everything = sync_to_async(lambda model: list(unscoped(model).order_by("request_id")))
 
 
 async def test_records_come_to_the_database_once(rows: TenantConnectionPool) -> None:
