@@ -148,7 +148,7 @@ def test_a_ticket_opens_one_socket_and_nothing_else(page, stack):
     })"""
     assert page.evaluate(opening, ticket)["type"] == "ready"
     again = page.evaluate(opening, ticket)
-    assert again["type"] == "error" and "taken before" in again["error"]["message"]
+    assert again["type"] == "error" and "used before" in again["error"]["message"]
     assert page.evaluate(opening, ticket[:-4] + "AAAA")["error"]["code"] == "invalid_api_key"
     answer = httpx.get(f"{stack.url}/v1/models", headers={"authorization": f"Bearer {ticket}"})
     assert answer.status_code == 401
