@@ -77,7 +77,7 @@ def readiness(stack: Stack) -> dict[str, Any]:
 def issues(stack: Stack) -> list[tuple[str, str, bool]]:
     """Issues with the disk that the operators' Health has noted: subject, title, and whether each is over."""
     with psycopg.connect(stack.database_url) as connection:
-        noted = "SELECT subject, title, closed_at IS NOT NULL FROM operations_healthevent WHERE kind = 'disk'"
+        noted = "SELECT subject, title, closed_at IS NOT NULL FROM operations_healthevent WHERE issue_type = 'disk'"
         rows = connection.execute(f"{noted} ORDER BY subject")
         return rows.fetchall()
 

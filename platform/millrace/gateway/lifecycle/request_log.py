@@ -44,7 +44,7 @@ _ROUTE = ("policy", "targets", "prompt_tokens", "skipped")
 
 
 class Record(msgspec.Struct):
-    """A row of records_requestrecord; `at` in microseconds since 1970."""
+    """A row of request_log_requestrecord. Times are microseconds since 1970."""
 
     tenant_id: int
     started_at: int
@@ -78,7 +78,7 @@ class Record(msgspec.Struct):
 
 
 class LoggedContent(msgspec.Struct):
-    """A row of records_requestcontent."""
+    """A row of request_log_requestcontent."""
 
     tenant_id: int
     request_id: str
