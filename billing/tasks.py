@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog
 from celery import shared_task
+from django.conf import settings
 
 from billing.actions.credits import do_expire_credits
 from billing.budgets import alerts
@@ -12,7 +13,6 @@ from billing.metering import rollups
 from billing.metering.partitions import ensure_partitions
 from billing.metering.reconciler import reconcile
 from billing.payments.file_drop import collect
-from millrace.conf.environment import platform_settings
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +61,7 @@ def expire_credits() -> int:
 @shared_task(name="billing.collect_payments")
 def collect_payments() -> int:
     """Record payments from files in the data directory's `payments`. Return how many were new."""
-    return collect(platform_settings().data_dir / "payments")
+    return collect(settings.MILLRACE.data_dir / "payments")
 
 
 @shared_task(name="billing.check_thresholds")
@@ -79,4 +79,4 @@ def check_forecasts() -> int:
 @shared_task(name="billing.reconcile")
 def run_reconciler() -> bool:
     """Compare budget periods, leases, events and journals. Return whether all agreed."""
-    return reconcile(platform_settings().data_dir / "journal").is_clean
+    return reconcile(settings.MILLRACE.data_dir / "journal").is_clean

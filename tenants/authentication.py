@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework import exceptions
@@ -16,12 +17,11 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys import ip_allowlist, snapshot
-from tenants.keys.wrong_keys import process_throttle
+from tenants.keys.process_throttle import process_throttle
 from tenants.models import ApiKey, Membership, Tenant
 from tenants.permissions import EVERYTHING, KEY, ROLES, Permission
 
@@ -131,7 +131,7 @@ def accesses(user: Any, slug: str | None = None) -> list[Access]:
 
 def find_key(secret: str) -> ApiKey | None:
     """Return the key with this secret in any state. A hash under an old pepper is replaced."""
-    peppers = platform_settings().key_peppers
+    peppers = settings.MILLRACE.key_peppers
     with all_tenants_scope(BypassReason.KEY_LOOKUP):
         rows = ApiKey.objects.all_tenants().select_related("tenant")
         key = rows.filter(key_hash__in=snapshot.possible_hashes(secret, peppers)).first()

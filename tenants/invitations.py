@@ -12,7 +12,6 @@ from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.module_loading import import_string
 from kombu.exceptions import OperationalError
 
-from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Invitation
@@ -27,7 +26,7 @@ def token(invitation: Invitation) -> str:
 
 
 def link(invitation: Invitation) -> str:
-    return f"{platform_settings().base_url}/invitations/{token(invitation)}"
+    return f"{settings.MILLRACE.base_url}/invitations/{token(invitation)}"
 
 
 def find(text: str) -> Invitation | None:

@@ -8,6 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import structlog
+from django.conf import settings
 from django.db import connection
 from django.db.models import QuerySet
 
@@ -20,7 +21,6 @@ from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
 from billing.metering.archives import require_usage
 from billing.models import ADDRESS, BillingProfile, Commitment, CreditGrant, Invoice, InvoiceLine, Period
 from billing.periods import default_entity
-from millrace.conf.environment import platform_settings
 from tenants import audit
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -33,7 +33,7 @@ SETTLING = timedelta(minutes=10)  # to settle the usage of a request that ran to
 
 def close_after() -> timedelta:
     """Return how long after its end a period accepts usage: until every request admitted in it has ended."""
-    return timedelta(seconds=platform_settings().request_timeout_seconds) + SETTLING
+    return timedelta(seconds=settings.MILLRACE.request_timeout_seconds) + SETTLING
 
 
 def do_close_period(period: Period, now: datetime | None = None) -> bool:

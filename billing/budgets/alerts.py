@@ -14,13 +14,13 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
 
+from django.conf import settings
 from django.db import connection
 from django.db.models import Q, QuerySet
 
 from billing.amounts import decimal
 from billing.budgets.forecast import Forecast, forecast_budget_period
 from billing.models import Budget, BudgetAlert, BudgetPeriod
-from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -170,7 +170,7 @@ def _mail(alerts: Sequence[BudgetAlert], budget_period: BudgetPeriod) -> tuple[s
         text += f"\nThe period ends on {budget_period.period_end:%-d %B %Y, %H:%M} UTC."
     if budget.mode == Budget.Mode.HARD:
         text += "\nRequests over the remaining budget are rejected."
-    return subject, f"{text}\n\n{platform_settings().base_url}/t/{budget.tenant.slug}/budgets/"
+    return subject, f"{text}\n\n{settings.MILLRACE.base_url}/t/{budget.tenant.slug}/budgets/"
 
 
 def _reached(thresholds: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import smtplib
 from datetime import UTC, date, datetime
 
 import structlog
+from django.conf import settings
 from django.core.mail import EmailMessage
 from django.db import connection
 
@@ -13,7 +14,6 @@ from billing.actions.payments import outstanding
 from billing.amounts import dollars
 from billing.invoicing.webhook_events import emit_past_due
 from billing.models import BillingProfile, Invoice, InvoiceEmail, InvoiceFile
-from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Membership
@@ -74,7 +74,7 @@ def _written(pk: int) -> EmailMessage:
     if email.email_type == InvoiceEmail.EmailType.REMINDER:
         subject = f"Reminder: {subject}"
         text = f"{dollars(owed)} of invoice {invoice.number} was due on {invoice.due_on:%-d %B %Y} and is unpaid."
-    link = f"{platform_settings().base_url}/t/{invoice.tenant.slug}/invoices/{invoice.pk}"
+    link = f"{settings.MILLRACE.base_url}/t/{invoice.tenant.slug}/invoices/{invoice.pk}"
     subject = f"{subject} from {invoice.seller['name']}"
     why = f"You receive this email as a billing contact, owner or billing member of {invoice.tenant.name}."
     message = render_email(subject, f"{text}\n\n{link}", to, button=f"View {noun.lower()}", reason=why)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from django.conf import settings
+
 from billing.payments import Provider
 from billing.payments.stripe import Stripe
-from millrace.conf.environment import platform_settings
 
 
 def by_webhook() -> dict[str, Provider]:
     """Return the providers by name: `/api/webhooks/payments/<name>`."""
-    providers: list[Provider] = [Stripe(platform_settings().stripe_webhook_secret)]
+    providers: list[Provider] = [Stripe(settings.MILLRACE.stripe_webhook_secret)]
     return {provider.name: provider for provider in providers}

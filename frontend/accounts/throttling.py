@@ -22,7 +22,6 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.crypto import constant_time_compare, salted_hmac
 
-from millrace.conf.environment import platform_settings
 from tenants.login_throttle import Attempt, Throttle, Throttled
 from tenants.models import User
 
@@ -35,7 +34,7 @@ _WAIT, _REMEMBER = "_throttle_wait", "_throttle_remember"
 @cache
 def throttle() -> Throttle:
     """Return the throttle of this process."""
-    return Throttle(redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=2))
+    return Throttle(redis.Redis.from_url(settings.MILLRACE.valkey_url, socket_timeout=2))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from allauth.account.internal.flows.login import perform_password_login
 from allauth.account.models import Login
 from allauth.account.views import LoginView
 from django import forms
+from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.password_validation import validate_password
 from django.contrib.auth.views import LogoutView
@@ -22,7 +23,6 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from frontend.core import impersonation
 from frontend.core.layout import signed_in_user, user_layout
-from millrace.conf.environment import platform_settings
 from tenants import actions, audit, invitations
 from tenants.authentication import accesses
 from tenants.models import Invitation, User
@@ -33,7 +33,7 @@ class LogIn(LoginView):
     """The sign-in page. A user who is already signed in is redirected."""
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        chosen = platform_settings()
+        chosen = settings.MILLRACE
         sso = {"sso": bool(chosen.oidc_issuer), "sso_name": chosen.oidc_name}
         return {**super().get_context_data(**kwargs), **sso}
 

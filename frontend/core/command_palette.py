@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
+from django.conf import settings
 from django.db.models import Q
 from django.http import HttpResponse
 from django.urls import reverse
@@ -17,7 +18,6 @@ from frontend.core.navigation import sections
 from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.rendering import render_page
 from millrace.apps.request_log.models import RequestRecord
-from millrace.conf.environment import platform_settings
 from tenants.models import ApiKey, Tenant, User
 from tenants.permissions import Permission
 
@@ -91,7 +91,7 @@ def find_users(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
 
 def find_models(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
     """Yield served models by name."""
-    for spec in platform_settings().models:
+    for spec in settings.MILLRACE.models:
         if typed.lower() in spec.name:
             yield SearchResult(spec.name, f"{reverse('operator-fleet')}?model={spec.name}", "models", "fleet")
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import connection
 
-from millrace.conf.environment import platform_settings
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check
 from tenants.isolation.db_roles import BypassReason
@@ -128,13 +128,13 @@ def do_revoke_api_key(key: ApiKey) -> bool:
 
 def do_rehash_api_key(key: ApiKey, secret: str) -> bool:
     """Store the key's hash with the newest pepper. Returns False if it already has that pepper."""
-    newest = platform_settings().key_peppers[0]
+    newest = settings.MILLRACE.key_peppers[0]
     return _rehash(key, snapshot.hash_key(secret, newest), newest)
 
 
 def do_rehash_unpeppered() -> int:
     """Add the newest pepper to all hashes without one, which needs no secrets. Returns the number of changed keys."""
-    newest = platform_settings().key_peppers[0]
+    newest = settings.MILLRACE.key_peppers[0]
     with all_tenants_scope(BypassReason.COMMAND):
         keys = list(ApiKey.objects.all_tenants().filter(pepper="").select_related("tenant"))
     keys = [key for key in keys if key.tenant.status != Tenant.Status.PURGED]
@@ -155,7 +155,7 @@ def do_create_playground_token(key: ApiKey, user: User) -> str:
         if "inference" not in row.scopes:
             raise Conflict("This key has no inference permission.")
         audit.record("key.playground_token_created", row, tenant_id=row.tenant_id, after={"user_id": user.pk})
-    secret = platform_settings().secret_key
+    secret = settings.MILLRACE.secret_key
     return playground_tokens.give(
         secret,
         key_id=row.pk,
@@ -190,7 +190,7 @@ def _rehash(key: ApiKey, key_hash: bytes, pepper: str) -> bool:
 
 def _issue(key: ApiKey) -> str:
     """Generate the key's secret, save the new key and return the secret."""
-    pepper = platform_settings().key_peppers[0]
+    pepper = settings.MILLRACE.key_peppers[0]
     secret = snapshot.new_secret()
     key.prefix = snapshot.visible_prefix(secret)
     key.key_hash, key.pepper = snapshot.hash_key(secret, pepper), snapshot.pepper_id(pepper)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from django.conf import settings
 from django.db import connection
 
-from millrace.conf.environment import platform_settings
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check, insert
 from tenants.actions.members import do_add_member
@@ -90,7 +90,7 @@ def do_delete_tenant(tenant: Tenant) -> bool:
     with changing(tenant) as locked:
         if locked.purge_after is not None:
             return False
-        grace = timedelta(days=platform_settings().deletion_grace_days)
+        grace = timedelta(days=settings.MILLRACE.deletion_grace_days)
         return _set(locked, "tenant.deleted", purge_after=datetime.now(UTC) + grace)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from django.conf import settings
 
-from millrace.conf.environment import platform_settings
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, FieldRefused, changing, check
 from tenants.models import Tenant, WebhookDelivery, WebhookEndpoint, WebhookEvent
@@ -78,7 +77,7 @@ def check_endpoint_url(url: str) -> CheckedUrl:
     if isinstance(url, CheckedUrl):
         return url
     try:
-        return check_url(url, platform_settings().webhook_allowed_private_hosts)
+        return check_url(url, settings.MILLRACE.webhook_allowed_private_hosts)
     except TargetRefused as exc:
         raise FieldRefused("url", "webhook_url_refused", str(exc)) from exc
 
@@ -98,7 +97,7 @@ def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
         text = (
             f"Millrace no longer sends events of {tenant.name} to\n{row.url}\n\n{because}\n\n"
             "Fix the endpoint, then enable it again. Failed deliveries can be replayed.\n\n"
-            f"{platform_settings().base_url}/t/{tenant.slug}/webhooks/"
+            f"{settings.MILLRACE.base_url}/t/{tenant.slug}/webhooks/"
         )
         enqueue_email(tenant.pk, ["owner", "admin"], f"Webhook of {tenant.name} disabled", text)
     return True

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import redis
+from django.conf import settings
 from drf_spectacular.utils import extend_schema
 from rest_framework import exceptions
 from rest_framework.authentication import SessionAuthentication
@@ -17,7 +18,6 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from inference_worker.contract.messages import REPLICAS_KEY, decode_heartbeat
-from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
@@ -129,7 +129,7 @@ class Models(OperatorView):
     def get(self, request: Request) -> Response:
         """Return the models this platform serves."""
         serving = [worker["model"] for worker in _workers() if worker["state"] == "ready"]
-        models = platform_settings().models
+        models = settings.MILLRACE.models
         rows = [{"name": m.name, "origin": m.source, "workers": serving.count(m.name)} for m in models]
         return Response(s.ModelOut(rows, many=True).data)
 
@@ -153,7 +153,7 @@ class Unreachable(exceptions.APIException):
 
 def _workers() -> list[dict[str, Any]]:
     try:
-        with redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=2) as broker:
+        with redis.Redis.from_url(settings.MILLRACE.valkey_url, socket_timeout=2) as broker:
             board: Any = broker.hgetall(REPLICAS_KEY)
     except redis.RedisError as exc:
         raise Unreachable from exc

@@ -12,11 +12,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from functools import cache
 
 import structlog
 
-from millrace.conf.environment import platform_settings
 from tenants.keys.ip_allowlist import client_network
 
 log = structlog.get_logger(__name__)
@@ -80,9 +78,3 @@ class WrongKeyThrottle:
         now = time.monotonic()
         tokens, at = self._buckets.get(name, (float(self._per_minute), now))
         return min(float(self._per_minute), tokens + (now - at) * self._per_minute / 60), now
-
-
-@cache
-def process_throttle() -> WrongKeyThrottle:
-    """Return the throttle of this process."""
-    return WrongKeyThrottle(platform_settings().wrong_keys_per_minute)

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from django.conf import settings
 from django.core.mail import EmailMultiAlternatives
 from django.template.loader import render_to_string
-
-from millrace.conf.environment import platform_settings
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def render_email(
         headers: additional headers.
     """
     subject = " ".join(subject.split())  # a line break would begin another header
-    home = home or platform_settings().base_url
+    home = home or settings.MILLRACE.base_url
     paragraphs = [_paragraph(part, home, button) for part in text.strip().split("\n\n") if part.strip()]
     context = {"subject": subject, "paragraphs": paragraphs, "reason": reason, "home": home}
     message = EmailMultiAlternatives(

@@ -7,7 +7,6 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 from kombu.exceptions import OperationalError
 
-from millrace.conf.environment import platform_settings
 from tenants.models import User
 from tenants.outbox.email_rendering import render_email
 
@@ -32,7 +31,7 @@ def send_second_factor_removed_email(user_id: int) -> None:
         "An operator removed two-factor authentication and recovery codes from your Millrace account. You were"
         " signed out on all devices.\n\n"
         "Sign in with your password and set up two-factor authentication again:\n\n"
-        f"{platform_settings().base_url}/account/\n\n"
+        f"{settings.MILLRACE.base_url}/account/\n\n"
         "If you did not request this, contact your operator and change your password."
     )
     reason = "You receive this email because you have a Millrace account."

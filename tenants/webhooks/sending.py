@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import structlog
+from django.conf import settings
 from django.db import connection
 
-from millrace.conf.environment import platform_settings
 from tenants.actions.webhooks import do_disable_endpoint
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -110,7 +110,7 @@ def _attempt(claimed: _Claimed) -> WebhookResponse:
         "webhook-timestamp": str(at),
         "webhook-signature": signature(secrets_of(claimed.endpoint, now), claimed.event.public_id, at, body),
     }
-    return post(claimed.endpoint.url, headers, body, private_hosts=platform_settings().webhook_allowed_private_hosts)
+    return post(claimed.endpoint.url, headers, body, private_hosts=settings.MILLRACE.webhook_allowed_private_hosts)
 
 
 def _release_connection() -> None:

@@ -97,13 +97,13 @@ class Stack:
 
 
 def eventually(true: Callable[[], object], seconds: float = 60) -> None:
-    """Wait until the condition holds; connection errors count as not yet."""
+    """Wait until the condition holds. Connection errors, and a service that is not ready, count as not yet."""
     give_up_at = time.monotonic() + seconds
     while True:
         try:
             if true():
                 return
-        except (httpx.TransportError, LookupError):
+        except (httpx.TransportError, LookupError, openai.APIConnectionError, openai.InternalServerError):
             pass
         assert time.monotonic() < give_up_at, "it did not happen in time"
         time.sleep(0.05)

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from billing import demo_prices
@@ -16,7 +17,6 @@ from billing.metering.usage import instant
 from billing.models import PriceBook, PriceVersion
 from billing.pricing.price_files import Imported, read_csv, read_public
 from billing.pricing.rerating import Comparison, last_month, preview
-from millrace.conf.environment import platform_settings
 from tenants.actions.common import ActionRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -122,7 +122,7 @@ class Command(BaseCommand):
             self.stdout.write(f"{version.pk}: {version.book}{owner}, {version.state}{since} {version.note}".rstrip())
 
     def _backfill(self, options: dict[str, Any]) -> None:
-        specs = [spec for spec in platform_settings().models if spec.source.startswith("embedded")]
+        specs = [spec for spec in settings.MILLRACE.models if spec.source.startswith("embedded")]
         proposal = demo_prices.proposal(
             [spec.name for spec in specs if spec.source == "embedded"],
             [spec.name for spec in specs if spec.source != "embedded"],

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import connection
 
 from billing.metering.settler import Settler, connect
-from millrace.conf.environment import platform_settings
 
 
 class Command(BaseCommand):
@@ -37,7 +37,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, name: str, threads: int, once: bool, **options: Any) -> None:
         stopping = threading.Event()
         names = [name, *(f"{name}.{number}" for number in range(2, threads + 1))]
-        url = platform_settings().valkey_url
+        url = settings.MILLRACE.valkey_url
         settlers = [Settler(connect(url), consumer=each, stopping=stopping) for each in names]
         if once:
             self.stdout.write(f"{settlers[0].drain()} messages settled")

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import urlencode
 
 import redis
+from django.conf import settings
 from django.urls import reverse
 
 from frontend.core.charts import Chart, Series, Unit, format_value
@@ -18,7 +19,6 @@ from millrace.apps.operations.costs import ModelCost, costs
 from millrace.apps.operations.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
 from millrace.apps.operations.history import FleetPoint, span
 from millrace.apps.operations.models import ReplicaSample
-from millrace.conf.environment import platform_settings
 
 CHARTS = 5
 COLORS = ("spend", "output", "cached", "written", "failed")
@@ -110,7 +110,7 @@ def query_of(ctx: PageContext) -> FleetQuery:
     """Return the range and the model of the query string; the defaults for invalid values."""
     name = ctx.query.get("span", DEFAULT_RANGE)
     name = name if name in RANGES else DEFAULT_RANGE
-    known = [spec.name for spec in platform_settings().models]
+    known = [spec.name for spec in settings.MILLRACE.models]
     model = ctx.query.get("model", "")
     model = model if model in known else ""
     label, length, bucket = RANGES[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 
@@ -17,7 +18,6 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 from frontend.operator.fleet import page
 from millrace.apps.operations.costs import do_set_machine_cost
-from millrace.conf.environment import platform_settings
 
 PANELS = Panels(
     "operator-fleet-panel",
@@ -55,7 +55,7 @@ def fleet(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM)
 def cost(ctx: PageContext) -> HttpResponse:
     model = ctx.arguments["model"]
-    if model not in {spec.name for spec in platform_settings().models}:
+    if model not in {spec.name for spec in settings.MILLRACE.models}:
         raise Http404
     form = FleetMachineCost(bound_data(ctx))
     title, back = f"Machine cost of {model}", reverse("operator-fleet")

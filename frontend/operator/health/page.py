@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import redis
+from django.conf import settings
 from django.db import connection
 from django.urls import NoReverseMatch, reverse
 
@@ -16,7 +17,6 @@ from frontend.core.page_context import PageContext
 from millrace.apps.operations import health
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, read_fleet_status
 from millrace.apps.operations.health import HealthIssue, IssueType
-from millrace.conf.environment import platform_settings
 from tenants.models import Tenant
 
 MAX_ROWS = 20  # rows in quarantine, differences
@@ -136,7 +136,7 @@ def queues(ctx: PageContext) -> HealthQueues:
     board = _replica_board()
     if board is None:
         return HealthQueues(None, 0)
-    return HealthQueues(tuple(_queue(board, spec.name) for spec in platform_settings().models), len(board.gateways))
+    return HealthQueues(tuple(_queue(board, spec.name) for spec in settings.MILLRACE.models), len(board.gateways))
 
 
 def reconciliation(ctx: PageContext) -> ReconciliationReport:
@@ -244,7 +244,7 @@ def _other_stats(board: FleetStatus) -> str:
 
 
 def _ttft(ctx: PageContext) -> HealthStat:
-    objective = platform_settings().ttft_slo_ms
+    objective = settings.MILLRACE.ttft_slo_ms
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms), count(ttft_ms)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 
@@ -17,7 +18,6 @@ from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 from frontend.operator.health import page
-from millrace.conf.environment import platform_settings
 
 PANELS = Panels(
     "operator-health-panel",
@@ -37,7 +37,7 @@ class Dismissal(forms.Form):
 
 @operator_page()
 def health(ctx: PageContext) -> HttpResponse:
-    context: dict[str, Any] = {"metering": metering(ctx.now), "objective": platform_settings().ttft_slo_ms}
+    context: dict[str, Any] = {"metering": metering(ctx.now), "objective": settings.MILLRACE.ttft_slo_ms}
     return render_page(ctx, "operator/health/page.html", "Health", panels=PANELS, **context)
 
 

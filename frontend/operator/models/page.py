@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import redis
+from django.conf import settings
 from django.db import connection
 from django.urls import NoReverseMatch, reverse
 
@@ -18,7 +19,6 @@ from inference_worker.contract.settings import ModelSpec
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, ReplicaStatus, read_fleet_status
 from millrace.apps.operations.history import ttft_p95
 from millrace.apps.operations.models import Cordon
-from millrace.conf.environment import platform_settings
 
 HOUR = timedelta(hours=1)
 _BADGES = {
@@ -123,10 +123,10 @@ def models(ctx: PageContext) -> OperatorModelList:
         cursor.execute(_TRAFFIC, [ctx.now - HOUR])
         traffic = {model: (number, p95) for model, number, p95 in cursor.fetchall()}
     prices = _prices(ctx.now)
-    objective = platform_settings().ttft_slo_ms
+    objective = settings.MILLRACE.ttft_slo_ms
     rows = (
         _model(spec, board, prices.get(spec.name, ()), *traffic.get(spec.name, (0, None)), objective)
-        for spec in platform_settings().models
+        for spec in settings.MILLRACE.models
     )
     return OperatorModelList(tuple(rows), _url("operator-prices"), duration(objective * 1000))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from django.conf import settings
 from django.http import Http404, HttpResponse
 from django.urls import path
 from django.utils.http import url_has_allowed_host_and_scheme
@@ -22,7 +23,6 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 from frontend.operator.tenants import detail, forms, page
 from frontend.tenant.budgets.effect import effect_of
-from millrace.conf.environment import platform_settings
 from tenants import actions, invitations
 from tenants.models import Invitation, Membership, Tenant
 
@@ -97,12 +97,12 @@ def _create(ctx: PageContext, data: dict[str, Any]) -> tuple[Tenant, Invitation]
 
 def _invitation_page(ctx: PageContext, found: Tenant, made: Invitation) -> HttpResponse:
     """Return the page that shows the invitation link once. The link works also if no email is sent."""
-    settings = platform_settings()
+    platform = settings.MILLRACE
     context: dict[str, Any] = {
         "tenant": found,
         "invitation": made,
         "link": invitations.link(made),
-        "files": "" if settings.email_url else settings.data_dir.absolute() / "mail",
+        "files": "" if platform.email_url else platform.data_dir.absolute() / "mail",
         "url": ctx.url("operator-tenants-detail", found.pk),
     }
     return render_page(

@@ -7,10 +7,10 @@ from datetime import date, datetime, time, timedelta, tzinfo
 from typing import Any
 
 from django import forms
+from django.conf import settings
 
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.page import SCOPES, owner
-from millrace.conf.environment import platform_settings
 from tenants.models import ApiKey, Project, RoutingPolicy
 from tenants.permissions import Permission
 
@@ -121,7 +121,7 @@ def _initial(ctx: PageContext, key: ApiKey | None) -> dict[str, Any]:
 def _models(ctx: PageContext) -> list[str]:
     """Return the names that callers may request: the platform's models and the tenant's aliases."""
     own = RoutingPolicy.objects.for_tenant(ctx.tenant).filter(active=True).order_by("name")
-    return [*own.values_list("name", flat=True), *(model.name for model in platform_settings().models)]
+    return [*own.values_list("name", flat=True), *(model.name for model in settings.MILLRACE.models)]
 
 
 def revocation_effect(key: ApiKey, requests: int) -> str:

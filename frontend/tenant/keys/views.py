@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse
 from django.urls import path
@@ -25,7 +26,6 @@ from frontend.tenant.keys.forms import (
     RotationForm,
     revocation_effect,
 )
-from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
@@ -214,8 +214,8 @@ def _secret_page(ctx: PageContext, row: ApiKey, secret: str) -> HttpResponse:
     context: dict[str, Any] = {
         "row": row,
         "secret": secret,
-        "model": (row.allowed_models or [model.name for model in platform_settings().models])[0],
-        "base_url": platform_settings().base_url,
+        "model": (row.allowed_models or [model.name for model in settings.MILLRACE.models])[0],
+        "base_url": settings.MILLRACE.base_url,
         "url": ctx.url("keys-detail", row.pk),
         "keys_url": ctx.url("keys"),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse
 from django.urls import path, reverse
@@ -16,7 +17,6 @@ from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.tenant.members import page
-from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.models import Invitation, Membership
 from tenants.permissions import Permission
@@ -161,7 +161,7 @@ def leave(ctx: PageContext) -> HttpResponse:
 
 def _unsent() -> str:
     """Return the directory of emails if no mail server is configured. Inviters never see the link itself."""
-    if platform_settings().email_url:
+    if settings.MILLRACE.email_url:
         return ""
     return " No mail server is configured. The operator can find the email in the platform’s data directory."
 

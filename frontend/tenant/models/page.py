@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 import redis
+from django.conf import settings
 
 from billing.pricing.price_book import current_prices
 from billing.pricing.pricing import Component, Tier
@@ -16,7 +17,6 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.playground.page import EMBEDS
 from inference_worker.contract.settings import ModelSpec
 from millrace.apps.operations.fleet_status import FleetStatus, read_fleet_status
-from millrace.conf.environment import platform_settings
 from tenants.models import RoutingPolicy
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
@@ -97,14 +97,14 @@ def models(ctx: PageContext) -> tuple[ModelPageEntry, ...]:
     except redis.RedisError:
         board = None  # the catalog is useful without it
     prices, aliases = _prices(ctx), _aliases(ctx)
-    return tuple(_model(ctx, spec, board, prices, aliases) for spec in platform_settings().models)
+    return tuple(_model(ctx, spec, board, prices, aliases) for spec in settings.MILLRACE.models)
 
 
 def snippets(ctx: PageContext, name: str) -> Snippets | None:
     """Return API examples for the model; None if it does not exist."""
-    settings = platform_settings()
-    spec = next((spec for spec in settings.models if spec.name == name), None)
-    return None if spec is None else Snippets(f"{settings.base_url}/v1", name, spec.source == EMBEDS)
+    platform = settings.MILLRACE
+    spec = next((spec for spec in platform.models if spec.name == name), None)
+    return None if spec is None else Snippets(f"{platform.base_url}/v1", name, spec.source == EMBEDS)
 
 
 def _model(

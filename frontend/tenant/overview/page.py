@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from django.conf import settings
+
 from billing.metering.usage import UsageReport
 from frontend.core.date_ranges import DateRange, date_range_of
 from frontend.core.metering import Metering, metering
 from frontend.core.page_context import PageContext
-from millrace.conf.environment import platform_settings
 from tenants.permissions import Permission
 
 
@@ -70,5 +71,5 @@ def _first_steps(ctx: PageContext) -> tuple[str, str]:
 
 
 def _first_request() -> FirstRequest:
-    settings = platform_settings()
-    return FirstRequest(f"{settings.base_url}/v1", settings.models[0].name)
+    platform = settings.MILLRACE
+    return FirstRequest(f"{platform.base_url}/v1", platform.models[0].name)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Q
 
 from billing.pricing.price_book import NewPrice, current_prices
 from billing.pricing.pricing import Tier
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log.selectors import stored_content
-from millrace.conf.environment import platform_settings
 from tenants.models import ApiKey, RoutingPolicy
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
@@ -75,7 +75,7 @@ def playground(ctx: PageContext) -> Playground:
         tuple(ModelChoice(name, detail, name in chosen[:MAX_MODELS]) for name, detail in names.items()),
         again,
         {
-            "base_url": f"{platform_settings().base_url}/v1",
+            "base_url": f"{settings.MILLRACE.base_url}/v1",
             "ticket": ctx.url("playground-ticket"),
             "budgets": ctx.link("budgets"),
             "request": ctx.link("requests-detail", "-id-"),
@@ -107,7 +107,7 @@ def _keys(ctx: PageContext) -> Iterable[KeyChoice]:
 def _models(ctx: PageContext) -> dict[str, str]:
     """Return the names that can be requested, with a description."""
     own = {name: f"Alias for {', '.join(targets)}" for name, targets in _policies(ctx).items()}
-    served = [spec.name for spec in platform_settings().models if spec.source != EMBEDS]
+    served = [spec.name for spec in settings.MILLRACE.models if spec.source != EMBEDS]
     return {name: "" for name in served if name not in own} | own
 
 

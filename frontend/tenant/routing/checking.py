@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from django.conf import settings
+
 from frontend.core.page_context import PageContext
 from frontend.tenant.routing import dry_runs, page, positions
 from frontend.tenant.routing.dry_runs import RoutingDryRun
 from frontend.tenant.routing.page import RoutingDiffLine, RoutingPanel
 from frontend.tenant.routing.positions import PolicyError
-from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.actions import Conflict
 from tenants.isolation.scopes import tenant_scope
@@ -30,7 +31,7 @@ class CheckResult:
 
 def served() -> tuple[str, ...]:
     """Return the names of the platform's models."""
-    return tuple(spec.name for spec in platform_settings().models)
+    return tuple(spec.name for spec in settings.MILLRACE.models)
 
 
 def check(ctx: PageContext, name: str, text: str) -> CheckResult:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django.conf import settings as django_settings
+
 from billing.models import BillingEntity, BillingProfile
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log.selectors import ttft_slo_ms
-from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -75,7 +76,7 @@ def settings(ctx: PageContext) -> Settings:
         leave_url=ctx.url("members-leave") if is_member else "",
         delete_url=url("settings-delete", Permission.TENANT_DELETE, shown=not leaving),
         restore_url=url("settings-restore", Permission.TENANT_DELETE, shown=leaving),
-        purge_on=ctx.now + timedelta(days=platform_settings().deletion_grace_days),
+        purge_on=ctx.now + timedelta(days=django_settings.MILLRACE.deletion_grace_days),
     )
 
 
@@ -124,6 +125,6 @@ def _general(tenant: Tenant) -> General:
         since=tenant.created_at,
         purge_after=tenant.purge_after,
         ttft_us=ttft_slo_ms() * 1000,
-        request_log_retention_days=platform_settings().request_log_retention_days,
+        request_log_retention_days=django_settings.MILLRACE.request_log_retention_days,
         content_days=tenant.content_retention_days,
     )

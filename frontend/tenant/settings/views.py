@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 from django.http import HttpResponse
@@ -17,7 +18,6 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.rendering import render_page
 from frontend.tenant.settings import page
-from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.models import MAX_CONTENT_DAYS
 from tenants.permissions import Permission
@@ -128,7 +128,7 @@ def billing(ctx: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.TENANT_DELETE, methods=FORM)
 def delete(ctx: PageContext) -> HttpResponse:
-    days = platform_settings().deletion_grace_days
+    days = django_settings.MILLRACE.deletion_grace_days
     return form_view(
         ctx,
         f"Delete {ctx.tenant.name}",

@@ -9,6 +9,7 @@ from millrace.conf.environment import database_parameters, email_parameters, pla
 from tenants.isolation.db_roles import APP
 
 _settings = platform_settings()
+MILLRACE = _settings  # the typed settings, for the apps
 _https = _settings.public_url.startswith("https://")
 
 BASE_DIR = Path(__file__).resolve().parents[3]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db import connection, transaction
 
-from millrace.conf.environment import platform_settings
 from millrace.devserver.state_file import write_private
 from tenants import actions
 from tenants.authentication import find_key
@@ -34,7 +34,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         actions.do_rehash_unpeppered()
-        path = platform_settings().data_dir / "credentials.json"
+        path = settings.MILLRACE.data_dir / "credentials.json"
         with transaction.atomic():
             with connection.cursor() as cursor:
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
@@ -97,7 +97,7 @@ def _demo_tenant() -> Tenant:
     if known is not None:
         return known
     tenant = actions.do_create_tenant(DEMO, "Demo", is_demo=True)
-    embedded = [spec.name for spec in platform_settings().models if spec.source == "embedded"]
+    embedded = [spec.name for spec in settings.MILLRACE.models if spec.source == "embedded"]
     if len(embedded) > 1:
         targets = [{"model": name, "weight": 1} for name in embedded]
         actions.do_publish_policy(tenant, DEMO_POLICY, {"rules": [{"targets": targets}]})

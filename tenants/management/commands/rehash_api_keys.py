@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db.models import Count
 
-from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -27,7 +27,7 @@ class Command(BaseCommand):
         with all_tenants_scope(BypassReason.COMMAND):
             live = ApiKey.objects.all_tenants().filter(revoked_at__isnull=True).order_by()
             held = dict(live.values_list("pepper").annotate(Count("id")))
-        for place, pepper in enumerate(platform_settings().key_peppers, 1):
+        for place, pepper in enumerate(settings.MILLRACE.key_peppers, 1):
             name = snapshot.pepper_id(pepper)
             self.stdout.write(f"pepper {place} ({name}): {held.pop(name, 0)} live keys")
         for name, count in held.items():

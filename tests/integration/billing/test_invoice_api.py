@@ -13,7 +13,6 @@ import pytest
 from rest_framework.test import APIClient
 
 from billing.models import Invoice, InvoiceFile, Payment
-from millrace.conf.environment import platform_settings
 from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.models import AuditEntry, Tenant, User
 from tests.support.billing.books import OCTOBER, draft_for, invoiced, make_months, period, price, use
@@ -166,10 +165,9 @@ def test_operators_grant_credit_and_agree_on_commitments(operator, client, acme)
     assert [row["fee"] for row in client.get("/api/commitments").json()["results"]] == [45_000]
 
 
-def test_the_webhook_takes_what_is_signed(acme, invoice, monkeypatch):
+def test_the_webhook_takes_what_is_signed(acme, invoice, settings):
     secret, url = "whsec_" + "x" * 30, "/api/webhooks/payments/stripe"
-    changed = replace(platform_settings(), stripe_webhook_secret=secret)
-    monkeypatch.setattr("billing.payments.providers.platform_settings", lambda: changed)
+    settings.MILLRACE = replace(settings.MILLRACE, stripe_webhook_secret=secret)
     item = {"id": "pi_9", "currency": "usd", "amount_received": 500, "created": int(time.time())}
     body = json.dumps(
         {"type": "payment_intent.succeeded", "data": {"object": item | {"metadata": {"invoice": invoice.number}}}}

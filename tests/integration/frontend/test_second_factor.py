@@ -179,15 +179,12 @@ def test_nobody_signs_up_by_themselves(client):
     assert "/account/signup" not in client.get("/login").content.decode()
 
 
-def test_single_sign_on_has_a_button_if_there_is_a_provider(client, monkeypatch):
+def test_single_sign_on_has_a_button_if_there_is_a_provider(client, settings):
     import dataclasses
 
-    from frontend.accounts import views
-    from millrace.conf.environment import platform_settings
-
     assert "Our provider" not in client.get("/login").content.decode()
-    chosen = dataclasses.replace(platform_settings(), oidc_issuer="https://id.example.com", oidc_name="Our provider")
-    monkeypatch.setattr(views, "platform_settings", lambda: chosen)
+    chosen = {"oidc_issuer": "https://id.example.com", "oidc_name": "Our provider"}
+    settings.MILLRACE = dataclasses.replace(settings.MILLRACE, **chosen)
     page = client.get("/login").content.decode()
     assert "Our provider" in page
     assert 'action="/account/oidc/sso/login/"' in page

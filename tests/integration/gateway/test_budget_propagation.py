@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from billing.actions.budgets import do_change_budget, do_make_budget
 from billing.models import Budget
 from tenants import actions
 from tenants.models import Tenant
-from tenants.outbox import propagation
 from tenants.outbox.change_feed import GATEWAYS_KEY, gateway_heartbeat_key
 from tests.support.gateway import process_checks
 from tests.support.gateway.budget_gateways import Admitted
@@ -160,11 +160,8 @@ def test_the_answer_names_gateways_that_have_not_applied_it(
         assert "pending_gateways" not in client.get(url, headers=headers).json()
 
 
-def test_while_valkey_is_away_it_is_not_known(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Settings:
-        valkey_url = "redis://127.0.0.1:1"
-
-    monkeypatch.setattr(propagation, "platform_settings", Settings)
+def test_while_valkey_is_away_it_is_not_known(tenant: Tenant, settings: Any) -> None:
+    settings.MILLRACE = replace(settings.MILLRACE, valkey_url="redis://127.0.0.1:1")
     made = do_make_budget(tenant, name="b", unit="money", period="month", amount=5)
     assert made.pending_gateways is None
 

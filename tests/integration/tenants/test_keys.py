@@ -7,18 +7,16 @@ import hashlib
 import io
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from django.core.management import call_command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.conf import environment
 from tenants import actions, authentication
 from tenants.actions import ActionRefused, Conflict
-from tenants.actions import keys as key_verbs
 from tenants.keys import ip_allowlist, snapshot
-from tenants.management.commands import rehash_api_keys
 from tenants.models import ApiKey, ApiKeySnapshotRow, ApiKeyUsage, LimitSet, Project
 from tests.support.rows import of, only_project, unscoped
 from tests.support.tenants.concurrency import at_once
@@ -28,13 +26,11 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.fixture
-def peppers(monkeypatch) -> Callable[..., None]:
+def peppers(settings: Any) -> Callable[..., None]:
     """Sets MILLRACE_KEY_PEPPERS for this process, newest first."""
-    real = environment.platform_settings()
 
     def set_to(*values: str) -> None:
-        for module in (key_verbs, authentication, rehash_api_keys):
-            monkeypatch.setattr(module, "platform_settings", lambda: dataclasses.replace(real, key_peppers=values))
+        settings.MILLRACE = dataclasses.replace(settings.MILLRACE, key_peppers=values)
 
     return set_to
 

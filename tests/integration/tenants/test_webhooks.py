@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.test import Client
 
-from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.actions.common import ActionRefused, Conflict
 from tenants.actions.webhooks import (
@@ -50,11 +50,9 @@ PAID = {"number": "INV-2026-000001"}
 
 
 @pytest.fixture(autouse=True)
-def _private(monkeypatch) -> None:
+def _private(settings: Any) -> None:
     """As an operator who allows webhooks to this machine."""
-    ours = replace(platform_settings(), webhook_allowed_private_hosts=("127.0.0.1",))
-    for place in ("tenants.webhooks.sending", "tenants.actions.webhooks"):
-        monkeypatch.setattr(f"{place}.platform_settings", lambda: ours)
+    settings.MILLRACE = replace(settings.MILLRACE, webhook_allowed_private_hosts=("127.0.0.1",))
 
 
 @pytest.fixture

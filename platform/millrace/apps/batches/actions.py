@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import IO
 
 import structlog
+from django.conf import settings
 from django.db import connection
 from django.db.models import Q
 
@@ -20,7 +21,6 @@ from millrace.apps.batches.models import Batch, File, Line
 from millrace.apps.batches.reading import BadFile, ParsedLine, read_lines
 from millrace.apps.batches.results import WRITERS, line_outcome
 from millrace.apps.batches.storage import Storage, new_name
-from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -32,7 +32,7 @@ LIVE = (Batch.Status.VALIDATING, Batch.Status.IN_PROGRESS, Batch.Status.FINALIZI
 
 
 def storage() -> Storage:
-    return Storage(platform_settings().data_dir)
+    return Storage(settings.MILLRACE.data_dir)
 
 
 def live_batches() -> list[int]:
@@ -65,7 +65,7 @@ def _read_in(batch: Batch) -> None:
     now = datetime.now(UTC)
     try:
         with storage().path(batch.input_file).open("rb") as file:
-            found = read_lines(file, batch.endpoint, platform_settings().max_request_body_bytes)
+            found = read_lines(file, batch.endpoint, settings.MILLRACE.max_request_body_bytes)
     except (BadFile, FileNotFoundError) as exc:
         missing = {"code": "file_not_found", "line": None, "message": "The file no longer exists.", "param": None}
         errors = exc.errors if isinstance(exc, BadFile) else [missing]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import redis
-
-from millrace.conf.environment import platform_settings
+from django.conf import settings
 
 
 def connect() -> redis.Redis:
     """Return a client whose commands fail within two seconds."""
-    return redis.Redis.from_url(platform_settings().valkey_url, socket_timeout=1, socket_connect_timeout=1)
+    return redis.Redis.from_url(settings.MILLRACE.valkey_url, socket_timeout=1, socket_connect_timeout=1)

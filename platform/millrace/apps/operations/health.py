@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 import redis
+from django.conf import settings
 from django.db import connection
 from django.db.models import Count, Min, Q, Sum
 from django.utils.timesince import timesince
@@ -22,7 +23,6 @@ from billing.pricing.pricing import Tier
 from inference_worker.contract.disk import FreeSpace
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, read_fleet_status
 from millrace.apps.operations.models import Cordon, HealthEvent
-from millrace.conf.environment import platform_settings
 from millrace.devserver.disk_reserve import watched_directories
 from millrace.devserver.processes import read_processes
 from tenants.isolation.db_roles import BypassReason
@@ -146,8 +146,8 @@ def purge_expired(now: datetime | None = None) -> int:
 
 
 def _disk() -> Iterator[HealthIssue]:
-    settings = platform_settings()
-    space = FreeSpace(watched_directories(settings.data_dir), settings.min_free_disk)
+    platform = settings.MILLRACE
+    space = FreeSpace(watched_directories(platform.data_dir), platform.min_free_disk)
     is_low = space.look()
     if space.free < space.resume_at:
         yield HealthIssue(
@@ -162,7 +162,7 @@ def _disk() -> Iterator[HealthIssue]:
 
 def _processes() -> Iterator[HealthIssue]:
     """Yield processes of `millrace up` that are down, or were restarted several times recently."""
-    for process in read_processes(platform_settings().data_dir):
+    for process in read_processes(settings.MILLRACE.data_dir):
         if process.running and process.deaths < MANY_RESTARTS:
             continue
         yield HealthIssue(
@@ -188,7 +188,7 @@ def _broker_away() -> HealthIssue:
 
 
 def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
-    for spec in platform_settings().models:
+    for spec in settings.MILLRACE.models:
         if board.ready(spec.name):
             continue
         there = [
@@ -242,7 +242,7 @@ def _queues(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             if not queue.batch:  # batches have no maximum wait
                 depth, oldest = waits.get(queue.model, (0, 0))
                 waits[queue.model] = depth + queue.requests, max(oldest, queue.oldest_ms)
-    longest = platform_settings().queue_timeout_seconds * 1000
+    longest = settings.MILLRACE.queue_timeout_seconds * 1000
     for model, (depth, oldest) in sorted(waits.items()):
         if oldest * QUEUE_SHARE > longest:
             yield HealthIssue(
@@ -345,7 +345,7 @@ def _prices(now: datetime) -> Iterator[HealthIssue]:
             "model", flat=True
         )
     )
-    for spec in platform_settings().models:
+    for spec in settings.MILLRACE.models:
         if spec.name not in priced:
             yield HealthIssue(
                 IssueType.PRICE,
@@ -389,7 +389,7 @@ def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
 
 
 def _requests(now: datetime) -> Iterator[HealthIssue]:
-    objective = platform_settings().ttft_slo_ms
+    objective = settings.MILLRACE.ttft_slo_ms
     with connection.cursor() as cursor:
         cursor.execute(_REQUESTS, [now - LOOKBACK])
         rows = cursor.fetchall()

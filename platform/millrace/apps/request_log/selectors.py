@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import connection
 from django.db.models import Q, QuerySet
 
@@ -21,7 +22,6 @@ from billing.models import TOKEN_CLASSES, Adjustment, Budget, BudgetPeriod, Pric
 from billing.pricing.pricing import COMPONENTS
 from millrace.apps.batches.models import Batch
 from millrace.apps.request_log.models import RequestContent, RequestOutcome, RequestRecord
-from millrace.conf.environment import platform_settings
 from tenants.models import Tenant
 
 PAGE, MAX_PAGE = 50, 200
@@ -375,7 +375,7 @@ def rates(tenant_id: int, start: datetime, end: datetime, bucket: Bucket = "hour
 
 def ttft_slo_ms() -> int:
     """Return the target of the 95th percentile of the time to the first token, in milliseconds."""
-    return platform_settings().ttft_slo_ms
+    return settings.MILLRACE.ttft_slo_ms
 
 
 # Cursors: the direction and the last row.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from celery import shared_task
+from django.conf import settings
 from django.db import connection
 
-from millrace.conf.environment import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -31,7 +31,7 @@ DELETE FROM request_log_requestcontent WHERE ctid = ANY(ARRAY(
 def purge_expired(now: datetime | None = None) -> int:
     """Remove expired records and contents, and those of purged tenants. Returns the number of removed rows."""
     now = now or datetime.now(UTC)
-    before = now - timedelta(days=platform_settings().request_log_retention_days)
+    before = now - timedelta(days=settings.MILLRACE.request_log_retention_days)
     return sum(_delete(statement, now, before) for statement in (_RECORDS, _CONTENT))
 
 

@@ -28,8 +28,9 @@ from millrace.gateway.core.errors import OVERLOADED, ApiError
 from tenants.keys import snapshot
 from tenants.keys.ip_allowlist import allowed
 from tenants.keys.playground_tokens import PlaygroundToken
+from tenants.keys.process_throttle import process_throttle
 from tenants.keys.snapshot import ApiKeySnapshot
-from tenants.keys.wrong_keys import WrongKeyThrottle, process_throttle
+from tenants.keys.wrong_keys import WrongKeyThrottle
 from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)

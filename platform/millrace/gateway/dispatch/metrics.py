@@ -11,7 +11,7 @@ from billing.metering import status
 from millrace.gateway.connections.guard import process_guard
 from millrace.gateway.dispatch.replica_metrics import ReplicaMetrics
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
-from tenants.keys.wrong_keys import process_throttle
+from tenants.keys.process_throttle import process_throttle
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
