@@ -39,7 +39,7 @@ settings.register_profile("millrace", settings(), deadline=None, suppress_health
 settings.load_profile("millrace")
 
 UNIT = ROOT / "tests" / "unit"
-BROWSER = ROOT / "tests" / "browser"
+PLATFORM = [ROOT / "tests" / name for name in ("browser", "e2e", "faults")]  # a whole platform, or a browser
 # A unit test uses none of these, neither directly nor through another fixture.
 INTEGRATION_FIXTURES = {
     "async_broker",  # Valkey
@@ -53,7 +53,7 @@ INTEGRATION_FIXTURES = {
     "stack",  # the whole platform
     "start_settler",
 }
-BROWSER_TIMEOUT_SECONDS = 300  # a busy machine's browser may use several of its own bounds up
+PLATFORM_TIMEOUT_SECONDS = 300  # with the start of the platform, on a busy machine
 
 _services: list[Services] = []
 
@@ -66,8 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(BROWSER) and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(BROWSER_TIMEOUT_SECONDS))
+        if any(item.path.is_relative_to(path) for path in PLATFORM) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(PLATFORM_TIMEOUT_SECONDS))
     _check_unit_tests([item for item in items if item.path.is_relative_to(UNIT)])
     if "slow" in str(config.getoption("markexpr")):
         return

@@ -14,8 +14,6 @@ import pytest
 from tests.support.e2e.batches import finished, line, results, upload
 from tests.support.stack import MODEL, Stack, eventually
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_a_batch_by_openais_sdk(stack: Stack) -> None:
     client = stack.client()

@@ -17,7 +17,6 @@ from tests.support.e2e.batches import finished, line, upload
 from tests.support.e2e.keys import make_key
 from tests.support.stack import MODEL, Stack, eventually
 
-pytestmark = pytest.mark.timeout(180)
 MAKE_TENANT = """
 import django; django.setup()
 from tenants.actions import do_create_api_key, do_create_tenant

@@ -36,7 +36,7 @@ from tests.support.gateway.processes import (
 )
 from tests.support.rows import unscoped
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.django_db(transaction=True)
 LONG_LEASE_SECONDS = 10.0
 GONE_SECONDS = LEASE_SECONDS + REQUEST_SECONDS + 90  # and by then it has been reclaimed, on a busy machine too
 

@@ -10,11 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.support.stack import MODEL, Stack, eventually
 
-pytestmark = pytest.mark.timeout(240)
 WORKER = f"{MODEL}-0"
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.support.e2e.streams import Stream, sse_events, usage_of
 from tests.support.stack import MODEL, Stack, eventually
 
-pytestmark = [pytest.mark.usefixtures("balanced_books"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.usefixtures("balanced_books")
 
 
 def resume(stack: Stack, request_id: str, last_id: str = "") -> tuple[list[str], list[str]]:

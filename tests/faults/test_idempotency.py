@@ -14,8 +14,6 @@ import pytest
 from tests.support.e2e.idempotency import PATH, body, named, post
 from tests.support.stack import Stack, eventually
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture
 def name() -> str:

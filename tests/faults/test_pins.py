@@ -9,11 +9,8 @@ from typing import Any
 
 import anthropic
 import httpx
-import pytest
 
 from tests.support.stack import MODEL, Stack, eventually
-
-pytestmark = pytest.mark.timeout(240)
 
 WORDS = "Answer briefly. " + "apple pear plum cherry quince " * 30
 ASKED = "What is the capital of France?"

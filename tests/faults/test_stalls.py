@@ -29,7 +29,7 @@ from millrace.devserver.program import die_with_parent
 from tests.support.e2e.streams import Stream, usage_of
 from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 
-pytestmark = [pytest.mark.usefixtures("balanced_books"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.usefixtures("balanced_books")
 
 
 @contextmanager

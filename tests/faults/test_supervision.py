@@ -7,12 +7,10 @@ import signal
 import time
 
 import httpx
-import pytest
 
 from tests.support.invariants import assert_ledger_invariants
 from tests.support.stack import MODEL, Stack, eventually
 
-pytestmark = pytest.mark.timeout(300)
 KILLS = 6
 # Words of the command lines of the processes that must live on.
 OTHERS = (("bin/postgres", "-D"), ("valkey-server",), ("uvicorn",), ("django", "run_settler"), ("celery", "beat"))

@@ -1,4 +1,4 @@
-"""The steps of a hold's life at which tests kill a gateway."""
+"""The steps of a reservation at which tests kill a gateway."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from millrace.gateway.dispatch.dispatcher import Dispatcher
 
 # Step -> what is patched, and whether the process dies before it does anything or after it has.
 STEPS: dict[str, tuple[type, str, str]] = {
-    "budget_periods opened": (BudgetLeaseStore, "open_budget_periods", "after"),
-    "lease asked for": (BudgetLeaseStore, "lease", "before"),
+    "periods opened": (BudgetLeaseStore, "open_budget_periods", "after"),
+    "lease requested": (BudgetLeaseStore, "lease", "before"),
     "lease granted": (BudgetLeaseStore, "lease", "after"),
     "reserved": (BudgetAdmission, "take", "after"),
     "dispatching": (Dispatcher, "_write", "before"),
     "dispatched": (Dispatcher, "_write", "after"),
     "ended": (EarlyReleases, "end", "before"),
-    "recalled": (BudgetAdmission, "_recalled", "before"),
+    "recalled": (BudgetAdmission, "_handle_revocation", "before"),
     "returning": (BudgetLeaseStore, "return_leases", "before"),
     "returned": (BudgetLeaseStore, "return_leases", "after"),
     "releasing": (BudgetLeaseStore, "release_unused", "before"),

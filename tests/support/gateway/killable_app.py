@@ -1,6 +1,6 @@
-"""The gateway as `millrace up` starts it, with short leases, and killed at a step of a hold's life if one is named.
+"""The gateway as `millrace up` starts it, with short leases, and killed at a step of a reservation if one is named.
 
-CLUSTER_LEASE=3 CLUSTER_KILL_AT=held uvicorn tests.support.gateway.killable_app:application
+CLUSTER_LEASE=3 CLUSTER_KILL_AT=reserved uvicorn tests.support.gateway.killable_app:application
 """
 
 from __future__ import annotations
