@@ -37,8 +37,6 @@ setup: $(VENV)/installed ## install what `make up` needs
 # quickest, would come first else and the long ones last. Of several -m the last counts: ARGS="-m slow".
 # A suite's directories are left out if ARGS names some.
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-# One process more than there are cores: many tests wait for a platform that they started.
-test: private JOBS := $(shell expr $(JOBS) + 1)
 TESTS = $(if $(filter tests/%,$(ARGS)),,$(1))
 
 test: $(VENV)/installed-dev ## run all tests except test-browser and test-faults (ARGS="tests/integration/gateway -k name")
