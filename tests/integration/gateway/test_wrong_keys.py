@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
@@ -34,6 +35,14 @@ async def outcome(watched: Watched, secret: str, address: str = NAT) -> int:
     return 200
 
 
+async def changes_applied(watched: Watched) -> None:
+    """Wait for a poll that begins now or later: until then a new key's change may still clear it from the cache."""
+    now = time.monotonic()
+    async with asyncio.timeout(60):
+        while watched.keys._polled_at < now:
+            await asyncio.sleep(0.02)
+
+
 @pytest.fixture
 def throttle(watched: Watched) -> WrongKeyThrottle:
     watched.keys._wrong_keys = WrongKeyThrottle(per_minute=10)
@@ -61,6 +70,7 @@ async def test_300_wrong_keys_are_throttled_and_valid_ones_behind_the_same_addre
     monkeypatch.setattr(authentication, "FRESH_SECONDS", 60.0)  # a busy machine may poll later than after 0.75 s
     _, cached = await sync_to_async(new_key)()
     _, uncached = await sync_to_async(new_key)()
+    await changes_applied(watched)
     assert await outcome(watched, cached) == 200
     queries.clear()
     wrong = [outcome(watched, f"sk-mr-wrong-{n}") for n in range(300)]
@@ -94,6 +104,7 @@ async def test_wrong_keys_do_not_push_valid_ones_out(
     monkeypatch.setattr(authentication, "CACHED_UNKNOWN_KEYS", 20)
     monkeypatch.setattr(authentication, "FRESH_SECONDS", 60.0)  # a busy machine may poll later than after 0.75 s
     _, secret = await sync_to_async(new_key)()
+    await changes_applied(watched)
     assert await outcome(watched, secret) == 200
     await asyncio.gather(*(outcome(watched, f"sk-mr-{n}") for n in range(100)))
     queries.clear()
