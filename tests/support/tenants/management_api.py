@@ -6,10 +6,10 @@ import time
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from millrace.apps.records.models import RequestRecord
 from rest_framework.test import APIClient
 
 from billing.actions.budgets import do_make_budget
+from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
 from tenants.actions.webhooks import do_create_endpoint, do_send_test_event
 from tenants.isolation.scopes import tenant_scope

@@ -1,4 +1,4 @@
-"""The request log: a record of each request (millrace.apps.records), buffered in memory and written once a second.
+"""The request log: a record of each request (millrace.apps.request_log), buffered in memory and written once a second.
 
 No request waits for it or fails with it. While the database is unavailable, the newest `MAX_PENDING_RECORDS` are
 buffered and the rest is counted as dropped. If a gateway is killed, up to a second of records is lost. The records are
