@@ -23,8 +23,7 @@ from billing.budgets import reservations
 from billing.metering.reconciler import reconcile
 from billing.metering.settler import Settler
 from billing.models import Adjustment, BudgetPeriod, EarlyRelease, UsageEvent, UsageQuarantine
-from inference_worker.contract.messages import USAGE_STREAM
-from inference_worker.contract.messages import ExecutionUsage as Told
+from inference_worker.contract.messages import USAGE_STREAM, ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
@@ -46,7 +45,7 @@ class Books:
     alive: tuple[int, int]
     reclaimed: tuple[int, int]
 
-    def execution(self, lease: tuple[int, int], **changes: Any) -> Told:
+    def execution(self, lease: tuple[int, int], **changes: Any) -> ExecutionUsage:
         given = {"uncached": 1000, "cache_read": 9000, "output": 500, "price_version": self.price}
         held = {"lease_id": lease[0], "fencing_token": lease[1], "reserved_nano": RESERVED, "reserved_tokens": 14_096}
         who = {"tenant_id": self.key.tenant_id, "project_id": self.key.project_id, "key_id": self.key.key_id}
@@ -81,7 +80,7 @@ def lease(cursor: Any, key: ApiKeySnapshot, lasting: timedelta) -> tuple[int, in
     return found
 
 
-def release(executions: Sequence[Told]) -> int:
+def release(executions: Sequence[ExecutionUsage]) -> int:
     """Release early what these executions do not use; how many such releases are not settled."""
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         for execution in executions:

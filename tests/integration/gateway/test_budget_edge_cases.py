@@ -167,7 +167,7 @@ async def test_a_budget_that_was_lowered_holds_for_what_is_leased_already(gatewa
     await see()
 
 
-# unscoped at once.
+# Several gateways at the same time.
 
 
 @pytest.mark.usefixtures("patient")

@@ -27,7 +27,7 @@ WEATHER = {"name": "weather", "description": "Tells the weather", "input_schema"
 ANY: Any = None
 
 
-class Told(NamedTuple):
+class CountedTokens(NamedTuple):
     uncached: int
     written: int
     short: int
@@ -44,7 +44,7 @@ class Calls:
         self._engine, _ = fake_engine(runner=FakeRunner(200), clock=self.clock)
         self._count = 0
 
-    def __call__(self, **fields: Any) -> Told:
+    def __call__(self, **fields: Any) -> CountedTokens:
         body = {"model": "m", "messages": [{"role": "user", "content": "Which is the best?"}], **fields}
         prompt = asyncio.run(tokenize(self._model, read_messages(msgspec.json.encode({**body, "max_tokens": 1}))))
         counted = asyncio.run(tokenize(self._model, read_count(msgspec.json.encode(body))))
@@ -53,7 +53,7 @@ class Calls:
             [End("req_1", 1, 0, "length", None, usage)]
         )
         classes, made = told["usage"], told["usage"]["cache_creation"]
-        found = Told(
+        found = CountedTokens(
             classes["input_tokens"],
             classes["cache_creation_input_tokens"],
             made["ephemeral_5m_input_tokens"],
@@ -99,7 +99,7 @@ def test_first_call_hit_and_expiry(calls: Calls) -> None:
     calls.clock.now = 299.0
     calls.crowd_out()
     hit = calls(system=system(WORDS, SHORT))
-    assert hit == Told(first.uncached, 0, 0, 0, first.written)
+    assert hit == CountedTokens(first.uncached, 0, 0, 0, first.written)
     calls.clock.now = 599.0  # the hit began its time again, and now that is up
     calls.crowd_out()
     assert calls(system=system(WORDS, SHORT)) == first
@@ -113,7 +113,7 @@ def test_two_breakpoints(calls: Calls) -> None:
     calls.clock.now = 301.0
     calls.crowd_out()
     again = calls(system=both)
-    assert again == Told(first.uncached, first.short, first.short, 0, first.long)
+    assert again == CountedTokens(first.uncached, first.short, first.short, 0, first.long)
 
 
 def test_changed_tools(calls: Calls) -> None:

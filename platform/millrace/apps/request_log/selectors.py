@@ -173,7 +173,7 @@ class RequestExecution:
 
 @dataclass(frozen=True)
 class HeldFrom:
-    """A budget that the request had to fit, by the window it was held from."""
+    """A budget that the request had to fit, with the budget period it was reserved from."""
 
     budget_id: int
     name: str
