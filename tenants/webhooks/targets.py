@@ -88,7 +88,8 @@ def check_url(url: str, private_hosts: Collection[str], seconds: float = LOOKUP_
 
 def _resolve(target: WebhookTarget, seconds: float) -> list[str]:
     """Return the host's IP addresses, or none if the name server does not respond in time."""
-    if not _lookups.acquire(timeout=seconds):
+    lookups = _lookups
+    if not lookups.acquire(timeout=seconds):
         return []
     found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
 
@@ -98,7 +99,7 @@ def _resolve(target: WebhookTarget, seconds: float) -> list[str]:
         except (OSError, UnicodeError):
             found.put([])
         finally:
-            _lookups.release()
+            lookups.release()
 
     # A DNS query cannot be interrupted. A daemon thread does not delay the end of the process.
     threading.Thread(target=look_up, name="webhook-lookup", daemon=True).start()

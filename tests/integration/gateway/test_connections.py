@@ -41,7 +41,7 @@ class Application:
         if scope["path"] == "/authenticated":
             mark_authenticated(scope)
         size = 0
-        if scope["path"] != "/hello":
+        if scope["path"] not in ("/hello", "/early"):
             more = True
             while more:
                 message = await receive()
@@ -64,8 +64,19 @@ class Application:
             return None
         headers = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if scope["path"] == "/early":
+            return await self.discard(receive, send)
         await send({"type": "http.response.body", "body": body})
         return None
+
+    async def discard(self, receive: Any, send: Any) -> None:
+        """Send a response as the gateway's rejections are sent: before the body, which is dropped."""
+        await send({"type": "http.response.body", "body": b"POST /early 0", "more_body": True})
+        message = {"more_body": True}
+        while message.get("more_body"):
+            message = await receive()
+            self.received += len(message.get("body", b""))
+        await send({"type": "http.response.body", "body": b""})
 
     async def socket(self, scope: Any, receive: Any, send: Any) -> None:
         await receive()
@@ -338,6 +349,22 @@ def test_the_rest_of_a_body_answered_early_is_dropped_and_the_connection_kept(ap
         assert status(read_response(client)) == 200
         assert rejections(served) == {}
         assert served.guard.buffered_bytes == 0
+
+
+def test_a_rejected_body_larger_than_the_limits_does_not_reset_the_connection(application: Application) -> None:
+    """The application discards it, so neither the size of a body nor the unauthenticated bytes limit it."""
+    limits = {"body_bytes": 300_000, "unauthenticated_bytes": 1_000_000}
+    with serving(application, **limits) as served, served.connect() as client:
+        client.sendall(post("/early", 6_000_000))
+        response = read_response(client)
+        assert status(response) == 200
+        for _ in range(60):
+            client.sendall(b"x" * 100_000)
+        client.sendall(GET)
+        assert read_response(client).endswith(b"GET /hello 0")
+        assert application.received == 6_000_000
+        assert rejections(served) == {}
+        wait_until(lambda: served.guard.buffered_bytes == 0)
 
 
 @pytest.mark.parametrize("path", ["/hello", "/echo"])

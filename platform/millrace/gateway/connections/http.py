@@ -137,6 +137,8 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
     def check(self, now: float, elapsed: float) -> None:
         """Enforce the deadlines."""
+        if self._is_discarding():
+            self._release()  # also if the guard has blocked the connection
         if self.transport.is_closing():
             if self._closing_at is None:
                 self._closing_at = now
@@ -187,7 +189,9 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             return
         if phase == RECEIVED:
             self._begin_head()
-        if phase != DRAIN and not (phase == BODY and self._is_authenticated):
+        if self._is_discarding():
+            self._release()
+        elif phase != DRAIN and not (phase == BODY and self._is_authenticated):
             self._buffered_bytes += size
             self._guard.count_bytes(self._peer, size)
         self._fed_bytes = self._head_bytes + size
@@ -258,7 +262,15 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
     def _is_unauthenticated_body_too_large(self) -> bool:
         max_bytes = self._limits.body_bytes + 2 * guard.READ_BYTES  # the application rejects the body earlier
-        return not self._is_authenticated and self._body_bytes > max_bytes
+        return not self._is_authenticated and self._body_bytes > max_bytes and not self._is_discarding()
+
+    def _is_discarding(self) -> bool:
+        """Return whether the response was sent before the whole body arrived. The application drops the rest then.
+
+        The application limits the rest itself. If the connection is reset, the client may not receive the response.
+        """
+        cycle = self.cycle
+        return self._phase == BODY and cycle is not None and cycle.response_started and not self.pipeline
 
     def _is_large(self) -> bool:
         return self._phase == BODY and self._body_bytes > guard.SMALL_BODY_BYTES
