@@ -43,8 +43,12 @@ class Visited:
 
 @contextmanager
 def chromium(config: pytest.Config) -> Iterator[Browser]:
-    """The system's Chromium; the test skips if there is none, or fails where `--browser-must-run` was said."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    """Start the system's Chromium. Without one the test is skipped, or fails with `--browser-must-run`.
+
+    Chromium's build without a window is preferred: it takes less CPU time.
+    """
+    programs = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+    program = next(filter(None, map(shutil.which, programs)), None)
     if program is None:
         give_up = pytest.fail if config.getoption("--browser-must-run") else pytest.skip
         give_up("no Chromium on this machine: install the package `chromium` to run the browser tests")
