@@ -7,6 +7,7 @@ create databases. The broker is emptied by tests: give it one of its own.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -40,6 +41,7 @@ settings.load_profile("millrace")
 
 UNIT = ROOT / "tests" / "unit"
 PLATFORM = [ROOT / "tests" / name for name in ("browser", "e2e", "faults")]  # a whole platform, or a browser
+WAITING = ROOT / "tests" / "integration" / "gateway"  # its tests wait for timeouts more than they compute
 # A unit test uses none of these, neither directly nor through another fixture.
 INTEGRATION_FIXTURES = {
     "async_broker",  # Valkey
@@ -73,7 +75,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in slow]
+    items[:] = _spread([item for item in items if not item.get_closest_marker("slow")])
+
+
+def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Put the files of WAITING between the other files, at equal distances: while they wait, other tests compute."""
+    waiting, computing = [], []
+    for path, tests in itertools.groupby(items, key=lambda item: item.path):
+        (waiting if path.is_relative_to(WAITING) else computing).append(list(tests))
+    distance = len(computing) / (len(waiting) + 1)
+    for number, tests in reversed(list(enumerate(waiting, 1))):
+        computing.insert(round(number * distance), tests)
+    return [item for tests in computing for item in tests]
 
 
 def _check_unit_tests(items: list[pytest.Item]) -> None:

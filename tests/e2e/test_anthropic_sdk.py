@@ -69,7 +69,7 @@ class Sdk:
         return asyncio.run(call())
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=["sync", pytest.param("async", marks=pytest.mark.slow)])
 def sdk(stack: Stack, request: pytest.FixtureRequest) -> Sdk:
     return Sdk(stack, request.param)
 
@@ -90,6 +90,7 @@ def test_a_message_is_answered_and_metered(stack: Stack) -> None:
     assert (event["input"], event["output"]) == (prompt_tokens(message), message.usage.output_tokens)
 
 
+@pytest.mark.parametrize("sdk", ["sync", "async"], indirect=True)
 def test_a_stream_says_the_same(sdk: Sdk) -> None:
     whole, streamed = sdk.create(), sdk.stream()
     assert streamed.content[0].text == whole.content[0].text  # type: ignore[union-attr]
@@ -145,6 +146,7 @@ def test_an_answer_follows_a_schema(sdk: Sdk) -> None:
     assert json.loads(message.content[0].text)["n"] <= 9
 
 
+@pytest.mark.parametrize("sdk", ["sync", "async"], indirect=True)
 def test_a_count_is_what_a_call_counts(sdk: Sdk) -> None:
     for fields in (
         {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from tests.support.stack import MODEL, Stack
 # Bounded, so that what is accepted is answered soon.
 SHORT = {"max_tokens": st.integers(-1, 4), "n": st.integers(-1, 3), "stream": st.booleans()}
 SECONDS = 30
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "50"))
 IGNORED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
@@ -41,7 +43,7 @@ def some(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[st
     nonsense=st.just({}) | st.dictionaries(NAMES, ANY_JSON, max_size=1),
     likely=some({**LIKELY, **SHORT}),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=IGNORED)
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=IGNORED)
 def test_it_is_answered(stack: Stack, path: str, nonsense: dict[str, Any], likely: dict[str, Any]) -> None:
     prompt = {"messages": HELLO} if path == "chat/completions" else {"prompt": "Hello"}
     body = {"model": MODEL, "max_tokens": 2, **prompt, **nonsense, **likely}
@@ -49,6 +51,6 @@ def test_it_is_answered(stack: Stack, path: str, nonsense: dict[str, Any], likel
 
 
 @given(st.binary(max_size=60) | st.text().map(lambda text: f'{{"model": {text}'.encode(errors="replace")))
-@settings(max_examples=50, deadline=None, suppress_health_check=IGNORED)
+@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=IGNORED)
 def test_no_json_is_answered_too(stack: Stack, body: bytes) -> None:
     answered(stack, "chat/completions", body)

@@ -50,15 +50,15 @@ def test_another_body_under_the_key_is_a_conflict(stack: Stack, name: str) -> No
 
 def test_while_the_first_call_runs_others_are_told_to_wait(stack: Stack, name: str) -> None:
     answers: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: answers.append(post(stack, name, body(150))))
+    asking = threading.Thread(target=lambda: answers.append(post(stack, name, body(80))))
     asking.start()
     time.sleep(0.5)
-    early = post(stack, name, body(150))
+    early = post(stack, name, body(80))
     asking.join()
     assert (early.status_code, early.json()["error"]["code"]) == (409, "idempotency_conflict")
     assert early.headers["retry-after"] == "1"
     assert "x-should-retry" not in early.headers
-    assert post(stack, name, body(150)).content == answers[0].content
+    assert post(stack, name, body(80)).content == answers[0].content
 
 
 def test_a_refusal_is_not_kept(stack: Stack, name: str) -> None:
@@ -70,7 +70,7 @@ def test_a_refusal_is_not_kept(stack: Stack, name: str) -> None:
 
 
 def test_whoever_lost_the_connection_gets_the_answer_that_was_begun(stack: Stack, name: str) -> None:
-    asked = body(120, stream=True, stream_options={"include_usage": True})
+    asked = body(40, stream=True, stream_options={"include_usage": True})
     with httpx.stream("POST", stack.url + PATH, json=asked, headers=named(stack, name), timeout=60) as response:
         request_id = response.headers["x-request-id"]
         lines = response.iter_lines()
@@ -79,7 +79,7 @@ def test_whoever_lost_the_connection_gets_the_answer_that_was_begun(stack: Stack
     whole = post(stack, name, asked)
     assert whole.headers["x-request-id"] == request_id
     assert whole.text.splitlines()[:12] == begun
-    assert '"completion_tokens":120' in whole.text
+    assert '"completion_tokens":40' in whole.text
     assert whole.text.rstrip().endswith("data: [DONE]")
     event = stack.event(request_id)
-    assert (event["outcome"], event["output"]) == ("completed", 120)
+    assert (event["outcome"], event["output"]) == ("completed", 40)

@@ -18,7 +18,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 Ask = Callable[..., tuple[openai.APIStatusError, int]]
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=["sync", pytest.param("async", marks=pytest.mark.slow)])
 def ask(stack: Stack, request: pytest.FixtureRequest) -> Ask:
     """Send a chat that fails, with the SDK's own retries; what it raised, and how often it was sent."""
 
@@ -75,6 +75,7 @@ def test_bad_input_is_not_sent_again(ask: Ask) -> None:
     assert (told(fault), sent) == ((openai.APIStatusError, 413, invalid, "request_too_large"), 1)
 
 
+@pytest.mark.parametrize("ask", ["sync", "async"], indirect=True)
 def test_who_may_not(stack: Stack, ask: Ask) -> None:
     fault, sent = ask("sk-mr-nobody")
     assert (told(fault), sent) == ((openai.AuthenticationError, 401, "invalid_request_error", "invalid_api_key"), 1)
@@ -86,6 +87,7 @@ def test_who_may_not(stack: Stack, ask: Ask) -> None:
     assert told(fault) == (openai.PermissionDeniedError, 403, "permission_error", "insufficient_scope")
 
 
+@pytest.mark.parametrize("ask", ["sync", "async"], indirect=True)
 def test_a_large_body_with_a_wrong_key_gets_its_answer(ask: Ask) -> None:
     fault, sent = ask("sk-mr-nobody", messages=[{"role": "user", "content": "x" * (7 << 20)}])
     assert (told(fault), sent) == ((openai.AuthenticationError, 401, "invalid_request_error", "invalid_api_key"), 1)

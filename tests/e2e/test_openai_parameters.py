@@ -70,7 +70,7 @@ def _find(client: Any, method: str) -> Any:
     return client
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=["sync", pytest.param("async", marks=pytest.mark.slow)])
 def sdk(stack: Stack, request: pytest.FixtureRequest) -> Sdk:
     return Sdk(stack, request.param)
 
@@ -104,6 +104,7 @@ def test_several_answers(sdk: Sdk) -> None:
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens  # the prompt is counted once
 
 
+@pytest.mark.parametrize("sdk", ["sync", "async"], indirect=True)
 def test_log_probabilities(sdk: Sdk) -> None:
     options = {"logprobs": True, "top_logprobs": 2, "temperature": 0}
     choice = sdk.chat(**options).choices[0]
@@ -231,6 +232,7 @@ def test_marked_prefixes_are_written_to_the_cache_and_read_from_it(sdk: Sdk) -> 
     assert second.cache_write_tokens == 0
 
 
+@pytest.mark.parametrize("sdk", ["sync", "async"], indirect=True)
 def test_completions_of_several_prompts(stack: Stack, sdk: Sdk) -> None:
     options = {"prompt": ["One, two, three,", "Monday, Tuesday,"], "n": 2}
     whole: Completion = sdk.complete(**options)

@@ -53,7 +53,7 @@ class Sdk:
             return [event async for event in answer] if options.get("stream") else answer
 
 
-@pytest.fixture(params=["sync", "async"])
+@pytest.fixture(params=["sync", pytest.param("async", marks=pytest.mark.slow)])
 def sdk(stack: Stack, request: pytest.FixtureRequest) -> Sdk:
     return Sdk(stack, request.param)
 
@@ -75,6 +75,7 @@ def test_an_incomplete_one_says_why(sdk: Sdk) -> None:
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
+@pytest.mark.parametrize("sdk", ["sync", "async"], indirect=True)
 def test_a_stream_is_numbered_and_resumes_after_any_number(sdk: Sdk) -> None:
     whole, events = sdk.create(), sdk.create(stream=True)
     assert [event.sequence_number for event in events] == list(range(len(events)))
