@@ -3,15 +3,11 @@
     python -m benchmarks.gateway --litellm /path/to/its/venv/bin/python
 
 Millrace: one gateway process with authentication, limits, metering and settlement; behind it, through the broker, a
-Celery
-worker whose engine responds immediately. LiteLLM: one process with a master key; behind it a server that responds
-immediately. Both are measured in turn with 1 and with 16 connections; the results are medians over the rounds. Then
-many
-streams of 50 tokens per second each run through one gateway. Every token must arrive in time, and clients that stop
-reading
-must not affect the others. The load, the databases and both systems share the machine's cores. The exit status is 1 if
-a
-request failed.
+Celery worker whose engine responds immediately. LiteLLM: one process with a master key; behind it a server that
+responds immediately. Both are measured in turn with 1, 16 and 64 connections; the results are medians over the rounds.
+The CPU time of Millrace's processes is printed per request. Then many streams of 50 tokens per second each run through
+one gateway. Every token must arrive in time, and clients that stop reading must not affect the others. The load, the
+databases and both systems share the machine's cores. The exit status is 1 if a request failed.
 
 LiteLLM is optional: `pip install 'litellm[proxy]'` in a separate virtual environment.
 """
@@ -40,6 +36,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
+from benchmarks.connections import cpu_seconds  # noqa: E402
 from benchmarks.gateway_load import ClosedLoopResult, StreamsResult, closed_loop, many_streams, request_bytes  # noqa: E402
 from benchmarks.options import parse  # noqa: E402
 from millrace.devserver.program import Program, free_port  # noqa: E402
@@ -48,6 +45,8 @@ from millrace.devserver.stack import Stack  # noqa: E402
 MODEL = "bench"
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Say something nice."}], "max_tokens": 8}
 MASTER_KEY = "sk-" + "b7" * 24
+CONNECTIONS = (1, 16, 64)
+Processes = dict[str, "subprocess.Popen[bytes]"]
 LIMITS = {
     "requests_per_minute": 10**9,
     "input_tokens_per_minute": 10**9,
@@ -78,7 +77,7 @@ def main() -> int:
         if not options.litellm:
             print("Without LiteLLM: --litellm names the python of its virtual environment.\n")
         millrace, processes = running.enter_context(platform(pace=options.pace if options.quick else 0))
-        report |= compare(options, millrace, running)
+        report |= compare(options, millrace, processes, running)
         if options.quick:  # one platform is enough to see that everything works
             report |= stream(options, millrace, processes)
     if options.streams and not options.quick:
@@ -105,44 +104,63 @@ def parse_arguments() -> argparse.Namespace:
     return parse(parser, {"seconds": 1.0, "rounds": 1, "streams": 4, "stalled": 1, "tokens": 20})
 
 
-def compare(options: argparse.Namespace, millrace: ChatEndpoint, running: ExitStack) -> dict[str, Any]:
+def compare(
+    options: argparse.Namespace, millrace: ChatEndpoint, processes: Processes, running: ExitStack
+) -> dict[str, Any]:
     servers = [millrace]
     mock = running.enter_context(upstream())
     if options.litellm:
         servers.append(running.enter_context(litellm(options.litellm, mock)))
     servers.append(mock)
-    figures: dict[str, dict[int, list[ClosedLoopResult]]] = {server.name: {1: [], 16: []} for server in servers}
+    figures: dict[str, dict[int, list[ClosedLoopResult]]] = {
+        server.name: {connections: [] for connections in CONNECTIONS} for server in servers
+    }
+    costs: dict[str, list[float]] = {name: [] for name in processes}  # CPU microseconds per request
     for server in servers:  # warm up
         measured = asyncio.run(closed_loop(server.url, server.request(), 16, min(3.0, options.seconds)))
         assert not measured.errors, (server.name, measured.errors[:3])
     for _ in range(options.rounds):
-        for connections in (1, 16):
+        for connections in CONNECTIONS:
             for server in servers:
-                run = closed_loop(server.url, server.request(), connections, options.seconds)
-                figures[server.name][connections].append(asyncio.run(run))
-    return {"compared": table(figures, [server.name for server in servers])}
+                before = cpu_times(processes)
+                result = asyncio.run(closed_loop(server.url, server.request(), connections, options.seconds))
+                figures[server.name][connections].append(result)
+                if server is millrace and connections == 16:
+                    for name, seconds in cpu_times(processes).items():
+                        costs[name].append(1e6 * (seconds - before[name]) / max(1, len(result.latencies)))
+    rows = table(figures, [server.name for server in servers])
+    medians = {name: statistics.median(values) for name, values in costs.items()}
+    print("CPU per request at 16 connections: " + ", ".join(f"{name} {cost:.0f} us" for name, cost in medians.items()))
+    print("resident memory: " + ", ".join(f"{name} {mib:.0f} MiB" for name, mib in memory(processes).items()) + "\n")
+    return {"compared": rows, "cpu_us_per_request": medians}
 
 
 def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str]) -> dict[str, Any]:
     """Print and return the medians, and the ratios between Millrace and LiteLLM."""
     rows: dict[str, dict[str, float]] = {}
     bare = median(figures["mock"][1], lambda run: statistics.median(run.latencies))
-    print(f"{'':10} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10} {'p50, 16':>9} errors")
+    print(
+        f"{'':10} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10}"
+        f" {'p50, 16':>9} {'req/s, 64':>10} {'p50, 64':>9} errors"
+    )
     for name in names:
-        single, parallel = figures[name][1], figures[name][16]
+        single, parallel, many = (figures[name][connections] for connections in CONNECTIONS)
         row = {
             "p50_ms": 1e3 * median(single, lambda run: statistics.median(run.latencies)),
             "p99_ms": 1e3 * median(single, lambda run: percentile(run.latencies, 0.99)),
             "rate_16": median(parallel, lambda run: run.rate),
             "p50_16_ms": 1e3 * median(parallel, lambda run: statistics.median(run.latencies)),
-            "errors": sum(len(run.errors) for run in single + parallel),
+            "rate_64": median(many, lambda run: run.rate),
+            "p50_64_ms": 1e3 * median(many, lambda run: statistics.median(run.latencies)),
+            "errors": sum(len(run.errors) for run in single + parallel + many),
         }
         # Millrace includes its worker. For LiteLLM, the latency of the mock server is subtracted.
         row["added_ms"] = row["p50_ms"] - (1e3 * bare if name == "litellm" else 0.0)
         rows[name] = row
         print(
             f"{name:10} {row['p50_ms']:>9.2f} ms {row['added_ms']:>6.2f} ms {row['p99_ms']:>9.2f} ms"
-            f" {row['rate_16']:>10.0f} {row['p50_16_ms']:>6.2f} ms {row['errors']:>7.0f}"
+            f" {row['rate_16']:>10.0f} {row['p50_16_ms']:>6.2f} ms {row['rate_64']:>10.0f} {row['p50_64_ms']:>6.2f} ms"
+            f" {row['errors']:>6.0f}"
         )
     if "litellm" in rows:
         rate = rows["millrace"]["rate_16"] / rows["litellm"]["rate_16"]
@@ -153,9 +171,7 @@ def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str
     return rows
 
 
-def stream(
-    options: argparse.Namespace, millrace: ChatEndpoint, processes: dict[str, subprocess.Popen[bytes]]
-) -> dict[str, Any]:
+def stream(options: argparse.Namespace, millrace: ChatEndpoint, processes: Processes) -> dict[str, Any]:
     """Measure parallel streams, without and with clients that stop reading."""
     request = millrace.request(stream=True, max_tokens=options.tokens)
     seconds = options.tokens / options.pace + 30
@@ -163,10 +179,12 @@ def stream(
     report = {}
     print(f"{options.streams} streams at {options.pace:g} tokens/s, {options.tokens} tokens each, one gateway:")
     for stalled in (0, options.stalled):
-        before = memory(processes)
+        before, cpu_before = memory(processes), cpu_times(processes)
         result = asyncio.run(many_streams(millrace.url, request, options.streams, options.tokens, stalled, seconds))
         after = memory(processes)
         report[f"{stalled} stalled"] = line = describe(result, before, after)
+        for name, seconds in cpu_times(processes).items():
+            line[f"{name} CPU per token"] = f"{1e6 * (seconds - cpu_before[name]) / max(1, result.received):.0f} us"
         print(f"  {stalled} readers stalled: " + ", ".join(f"{name} {value}" for name, value in line.items()))
         for error in result.errors[:3]:
             print(f"    ! {error}")
@@ -195,7 +213,12 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
-def memory(processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, float]:
+def cpu_times(processes: Processes) -> dict[str, float]:
+    """Return the CPU time that each process has used, in seconds."""
+    return {name: cpu_seconds(process.pid) for name, process in processes.items()}
+
+
+def memory(processes: Processes) -> dict[str, float]:
     """Return the resident memory of each process in MiB."""
     result = {}
     for name, process in processes.items():
@@ -205,7 +228,7 @@ def memory(processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, float]:
 
 
 @contextmanager
-def platform(pace: float) -> Iterator[tuple[ChatEndpoint, dict[str, subprocess.Popen[bytes]]]]:
+def platform(pace: float) -> Iterator[tuple[ChatEndpoint, Processes]]:
     """Run the platform with an engine that computes nothing."""
     with ExitStack() as running:
         state = Path(tempfile.mkdtemp(prefix="millrace-gateway-"))
@@ -225,8 +248,7 @@ def platform(pace: float) -> Iterator[tuple[ChatEndpoint, dict[str, subprocess.P
         }
         stack = Stack(environ_base)
         stack.store_secrets()
-        for program in stack.prepare_services():
-            start(program, state, running)
+        services = {program.name: start(program, state, running) for program in stack.prepare_services()}
         assert stack.postgres is not None
         stack.postgres.make_roles()
         key = set_up(stack, state)
@@ -234,10 +256,11 @@ def platform(pace: float) -> Iterator[tuple[ChatEndpoint, dict[str, subprocess.P
         worker = programs[f"worker-{MODEL}"]
         environ = {**worker.environ, "MILLRACE_INSTANT_PACE": str(pace)}
         instant = with_changes(worker, argv=(sys.executable, "-m", "benchmarks.instant_worker"), environ=environ)
-        start(programs["settler"], state, running)
         processes = {
+            "settler": start(programs["settler"], state, running),
             "worker": start(instant, state, running),
             "gateway": start(programs["gateway"], state, running),
+            "valkey": services["valkey"],
         }
         url = f"http://127.0.0.1:{environ_base['MILLRACE_PORT']}/v1/chat/completions"
         yield ChatEndpoint("millrace", url, key), processes
