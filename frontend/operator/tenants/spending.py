@@ -13,7 +13,7 @@ from django.db.models.functions import Coalesce
 
 from billing.models import TOKEN_CLASSES, RollupState, UsageChange, UsageRollup
 from frontend.core.numbers import Margin, Money, compact, exact, share
-from millrace.apps.operations.budget_usage import BudgetUsage
+from millrace.apps.operations.budget_usage import BudgetPeriodUsage
 from millrace.apps.operations.costs import costs
 from millrace.apps.operations.models import MachineCost
 
@@ -39,7 +39,7 @@ class Spent:
 class BudgetText:
     """The usage of a budget as text."""
 
-    usage: BudgetUsage
+    usage: BudgetPeriodUsage
 
     @property
     def share(self) -> str:

@@ -41,7 +41,7 @@ WHERE is_near ORDER BY tenant_id, NOT is_at_limit, part DESC NULLS FIRST, found.
 
 
 @dataclass(frozen=True)
-class BudgetUsage:
+class BudgetPeriodUsage:
     """A budget with the used amount and the limit of its current period, in its unit. `used` includes reservations."""
 
     id: int
@@ -65,17 +65,17 @@ class BudgetUsage:
 class TenantNearLimit:
     """An active tenant near or at a limit: the budget that is at its limit or else has the highest usage."""
 
-    budget: BudgetUsage
+    budget: BudgetPeriodUsage
     budgets: int  # how many of its budgets are near or at their limits
 
 
-def highest_budgets(now: datetime, tenant_id: int | None = None, most: int = 1) -> dict[int, list[BudgetUsage]]:
+def highest_budgets(now: datetime, tenant_id: int | None = None, most: int = 1) -> dict[int, list[BudgetPeriodUsage]]:
     """Return the budgets of each tenant, highest usage first. Call inside `all_tenants_scope(…)`."""
-    found: dict[int, list[BudgetUsage]] = defaultdict(list)
+    found: dict[int, list[BudgetPeriodUsage]] = defaultdict(list)
     with connection.cursor() as cursor:
         cursor.execute(_HIGHEST, {**_limits(now), "tenant": tenant_id, "most": most})
         for tenant, *values, _part, _place in cursor.fetchall():
-            found[tenant].append(BudgetUsage(*values))
+            found[tenant].append(BudgetPeriodUsage(*values))
     return found
 
 
@@ -88,7 +88,7 @@ def tenants_near_limits(now: datetime) -> dict[int, TenantNearLimit]:
     with connection.cursor() as cursor:
         cursor.execute(_NEAR, {**_limits(now), "active": Tenant.Status.ACTIVE})
         return {
-            tenant: TenantNearLimit(BudgetUsage(*values), number)
+            tenant: TenantNearLimit(BudgetPeriodUsage(*values), number)
             for tenant, *values, _part, number in cursor.fetchall()
         }
 
