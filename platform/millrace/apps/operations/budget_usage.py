@@ -93,5 +93,5 @@ def tenants_near_limits(now: datetime) -> dict[int, TenantNearLimit]:
         }
 
 
-def _limits(now: datetime) -> dict[str, object]:
+def _limits(now: datetime) -> dict[str, datetime | int | str | None]:
     return {"now": now, "near": NEAR_PERCENT, "full": HARD_IS_FULL_AT}
