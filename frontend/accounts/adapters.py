@@ -102,6 +102,7 @@ class LogInForm(LoginForm):
         address.widget.attrs |= {"autocomplete": "username", "autofocus": True}
         for field in self.fields.values():
             field.widget.attrs.pop("placeholder", None)  # the label says it
+        self.fields["password"].help_text = ""  # allauth's link to the password reset; login.html has one
 
 
 class _Code:

@@ -25,7 +25,7 @@ from frontend.core import impersonation
 from frontend.core.layout import signed_in_user, user_layout
 from tenants import actions, audit, invitations
 from tenants.authentication import accesses
-from tenants.models import Invitation, User
+from tenants.models import Invitation, Tenant, User
 from tenants.reauthentication import has_totp
 
 
@@ -108,7 +108,7 @@ def _newcomer(found: Invitation, form: JoinForm | None) -> User:
 def account(request: HttpRequest) -> HttpResponse:
     """Show the user's account: password and second factor."""
     user = signed_in_user(request)
-    context = {"layout": user_layout(request, "Account"), "totp": has_totp(user)}
+    context = {"layout": user_layout(request, "Account", _tenants(user)), "totp": has_totp(user)}
     return render(request, "frontend/account.html", context)
 
 
@@ -120,8 +120,13 @@ def home(request: HttpRequest) -> HttpResponse:
     user = signed_in_user(request)
     if user.is_staff:
         return redirect("operator-health")
-    tenants = [access.tenant for access in accesses(user)]
+    tenants = _tenants(user)
     if len(tenants) == 1:
         return redirect("overview", tenants[0].slug)
-    context = {"layout": user_layout(request, "Your organizations"), "tenants": tenants}
+    context = {"layout": user_layout(request, "Your organizations", tenants), "tenants": tenants}
     return render(request, "frontend/select_tenant.html", context)
+
+
+def _tenants(user: User) -> list[Tenant]:
+    """Return the tenants that a user is a member of; none for operators, whose list is the operator console."""
+    return [] if user.is_staff else [access.tenant for access in accesses(user)]

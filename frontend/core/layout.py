@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django.http import HttpRequest
@@ -11,7 +12,7 @@ from frontend.core import timezones
 from frontend.core.impersonation import ImpersonationSession, impersonation_of
 from frontend.core.navigation import Link, Section, sections
 from frontend.core.page_context import PageContext
-from tenants.models import Membership, User
+from tenants.models import Membership, Tenant, User
 
 _MAX_TENANTS = 12
 
@@ -85,21 +86,33 @@ def layout_for(ctx: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...]
         sections=sections(ctx),
         breadcrumbs=(Breadcrumb(tenant.name, ctx.url("overview")), *breadcrumbs, Breadcrumb(title)),
         tenants=tuple(others),
+        # The list of a user's only tenant redirects to that tenant.
+        more=(_all_tenants(ctx.user),) if ctx.others or ctx.user.is_staff else (),
         palette=ctx.url("search"),
     )
 
 
-def user_layout(request: HttpRequest, title: str) -> Layout:
-    """Return the layout of a page without a tenant."""
+def user_layout(request: HttpRequest, title: str, tenants: Sequence[Tenant]) -> Layout:
+    """Return the layout of a page without a tenant. `tenants` are those of the user; none for operators."""
+    user = signed_in_user(request)
+    link = _all_tenants(user)
+    if len(tenants) == 1:
+        link = Link(tenants[0].name, reverse("overview", args=[tenants[0].slug]), "tenants")
     return _layout(
         request,
-        signed_in_user(request),
+        user,
         title=title,
         heading="Millrace",
         detail="Console",
-        sections=(Section("", (Link("Organizations", reverse("home"), "tenants"),)),),
+        sections=(Section("", (link,)),),
         breadcrumbs=(Breadcrumb(title),),
     )
+
+
+def _all_tenants(user: User) -> Link:
+    if user.is_staff:
+        return Link("All tenants", reverse("operator-tenants"), "tenants")
+    return Link("All organizations", reverse("home"), "tenants")
 
 
 def _layout(
@@ -112,13 +125,9 @@ def _layout(
     sections: tuple[Section, ...],
     breadcrumbs: tuple[Breadcrumb, ...],
     tenants: tuple[Link, ...] = (),
+    more: tuple[Link, ...] = (),
     palette: str | None = None,
 ) -> Layout:
-    all_tenants = (
-        Link("All tenants", reverse("operator-tenants"), "tenants")
-        if user.is_staff
-        else Link("All organizations", reverse("home"), "tenants")
-    )
     theme = request.COOKIES.get("theme", "")
     return Layout(
         title=title,
@@ -127,7 +136,7 @@ def _layout(
         initials=initials(heading),
         sections=sections,
         tenants=tenants,
-        more=(all_tenants, Link("API reference", reverse("docs"), "reference")),
+        more=(*more, Link("API reference", reverse("docs"), "reference")),
         breadcrumbs=breadcrumbs,
         palette=palette,
         user_name=user.name or user.email,

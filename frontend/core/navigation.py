@@ -1,6 +1,6 @@
 """Navigation: the entries of the sidebar, of the command palette and of `g` + letter.
 
-An entry is shown if its URL name exists and the user's role has the permission.
+An entry is shown if the user's role has the permission. The Django admin is shown if its URLs exist.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ OPERATOR = (
         (
             NavigationEntry("Models and workers", "operator-models", "models", "m"),
             NavigationEntry("Fleet", "operator-fleet", "fleet", "f"),
-            NavigationEntry("Capacity", "operator-capacity", "capacity", "c"),
         ),
     ),
     NavigationGroup(

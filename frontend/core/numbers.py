@@ -56,6 +56,32 @@ class Money:
         return f"{sign}${dollars:,}", f".{cents:02}"
 
 
+@dataclass(frozen=True)
+class Margin:
+    """A price and its cost in femto-USD. The console shows every margin in percent of the price."""
+
+    price: int
+    cost: int
+
+    @property
+    def amount(self) -> Money:
+        return Money(self.price - self.cost)
+
+    @property
+    def is_loss(self) -> bool:
+        return self.cost > self.price
+
+    @property
+    def share(self) -> str:
+        """The margin in percent of the price, rounded down: 62.4%, −1,850%. Empty without a price."""
+        if self.price <= 0:
+            return ""
+        tenths = self.amount.femto * 1000 // self.price
+        whole, tenth = divmod(abs(tenths), 10)
+        sign = "−" if tenths < 0 else ""
+        return f"{sign}{whole:,}%" if whole >= 1000 else f"{sign}{whole}.{tenth}%"
+
+
 def exact(value: int) -> str:
     """Return all digits in groups of three: 12,510,000."""
     return f"{value:,}"

@@ -15,7 +15,7 @@ from allauth.account.internal.flows.reauthentication import suspend_request
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
-from django.urls import NoReverseMatch, reverse
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
@@ -86,13 +86,6 @@ class PageContext:
     def url(self, name: str, *arguments: Any) -> str:
         """Return the URL of a page of the same tenant, or of an operator page."""
         return reverse(name, args=arguments if self.access is None else (self.access.tenant.slug, *arguments))
-
-    def link(self, name: str, *arguments: Any) -> str:
-        """Return `url`, or an empty string if the page does not exist."""
-        try:
-            return self.url(name, *arguments)
-        except NoReverseMatch:
-            return ""
 
 
 View = Callable[[PageContext], HttpResponse]

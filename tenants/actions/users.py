@@ -65,7 +65,7 @@ def do_grant_operator(user: User) -> bool:
 
 
 def do_revoke_operator(user: User) -> bool:
-    """Remove operator rights. The user and the user's memberships stay. Returns False if the user had no such rights.
+    """Revoke operator rights. The user and the user's memberships stay. Returns False if the user had no such rights.
 
     Raises:
         Conflict: the user is the caller or the last active operator, or no longer exists.

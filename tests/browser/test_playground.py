@@ -15,6 +15,7 @@ from playwright.sync_api import Page, expect
 from tests.support.frontend.pages import chromium, windows
 from tests.support.stack import MODEL, Stack, eventually
 
+ANSWERED = re.compile("Complete|Cut at the output limit")  # whether it fits is up to the model
 LONG = "Tell me a very long story about a miller and a goose."
 
 
@@ -71,7 +72,7 @@ def figure(page: Page, name: str) -> str:
 
 def test_an_answer_streams_and_costs_what_its_usage_event_says(page, stack):
     ask(page, "What is the capital of France?", 24)
-    expect(state(page)).to_have_text("Complete", timeout=60_000)
+    expect(state(page)).to_have_text(ANSWERED, timeout=60_000)
     assert "Paris" in column(page).locator(".chat-message.assistant").inner_text()
     assert re.fullmatch(r"\d+ ms|\d+\.\d\d s", figure(page, "ttft"))
     (request_id,) = re.findall(r"req_[0-9a-f]{32}", column(page).inner_html())[:1]
@@ -82,7 +83,7 @@ def test_an_answer_streams_and_costs_what_its_usage_event_says(page, stack):
     assert exact is not None and Decimal(exact.removeprefix("$")) == Decimal(event["cost"]["usd"]) > 0
     # What it continues with is read from the cache.
     ask(page, "And of Italy?", 8)
-    expect(state(page)).to_have_text("Complete", timeout=60_000)
+    expect(state(page)).to_have_text(ANSWERED, timeout=60_000)
     expect(column(page).locator(".chat-message")).to_have_count(4)
 
 
@@ -115,7 +116,7 @@ def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
         def passes() -> bool:
             ask(page, "Hello!", 8)
             expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=60_000)
-            return str(state(page).inner_text()) == "Complete"
+            return ANSWERED.fullmatch(state(page).inner_text()) is not None
 
         eventually(passes)
     finally:

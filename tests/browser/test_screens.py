@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.frontend.pages import COLORS, accessible
+from tests.support.frontend.pages import PHONE_RULES, accessible
 from tests.support.frontend.screen_cases import EACH
 
 KB = 1024
@@ -20,7 +20,7 @@ def test_a_screen_is_as_it_should_be(visit, screen, state):
     assert state == "error" or page.locator(".panel-error").count() == 0, "a panel failed"
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 390, "height": 844})
-    accessible(page, COLORS)
+    accessible(page, PHONE_RULES)
     assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
     assert seen.complaints == []
     assert "secret detail" not in page.content()

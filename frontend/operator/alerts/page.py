@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.db.models import QuerySet
-from django.urls import NoReverseMatch, reverse
+from django.urls import reverse
 from django.utils.timesince import timesince
 
 from billing.models import BudgetAlert, BudgetPeriod
@@ -131,7 +131,7 @@ def _alert(row: BudgetAlert, deliveries: tuple[BudgetDelivery, ...]) -> Operator
     is_forecast = row.threshold == BudgetAlert.FORECAST
     return OperatorAlertsAlertRow(
         tenant=row.tenant.name,
-        tenant_url=_budgets(row.tenant),
+        tenant_url=reverse("budgets", args=[row.tenant.slug]),
         budget=row.budget.name,
         threshold="Forecast" if is_forecast else f"{row.threshold}%",
         is_forecast=is_forecast,
@@ -142,13 +142,6 @@ def _alert(row: BudgetAlert, deliveries: tuple[BudgetDelivery, ...]) -> Operator
         period_start=row.budget_period.period_start,
         deliveries=deliveries,
     )
-
-
-def _budgets(tenant: Tenant) -> str:
-    try:
-        return reverse("budgets", args=[tenant.slug])
-    except NoReverseMatch:
-        return reverse("overview", args=[tenant.slug])
 
 
 def _amount(unit: str, amount: int) -> str:

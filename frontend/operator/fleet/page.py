@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from frontend.core.charts import Chart, Series, Unit, format_value
 from frontend.core.date_ranges import DateRangeChoice
-from frontend.core.numbers import Money
+from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
 from millrace.apps.operations.costs import ModelCost, costs
 from millrace.apps.operations.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
@@ -94,8 +94,7 @@ class CostRow:
     served: int
     cost: Money | None  # per 1M tokens
     price: Money | None  # billed per 1M tokens
-    margin: str
-    good: bool
+    margin: Margin | None
     set_url: str
 
 
@@ -227,7 +226,6 @@ def _chart(
 
 def _cost(model_cost: ModelCost) -> CostRow:
     cost, price = model_cost.cost_per_million, model_cost.price_per_million
-    margin = None if cost is None or not price else (price - cost) * 10_000 // price
     tenths = model_cost.machine_minutes * 10 // 60
     return CostRow(
         model=model_cost.model,
@@ -236,18 +234,9 @@ def _cost(model_cost: ModelCost) -> CostRow:
         served=model_cost.served,
         cost=None if cost is None else Money(cost),
         price=None if price is None else Money(price),
-        margin="–" if margin is None else _signed(margin),
-        good=margin is not None and margin >= 0,
+        margin=None if cost is None or not price else Margin(price, cost),
         set_url=reverse("operator-fleet-cost", args=[model_cost.model]),
     )
-
-
-def _signed(hundredths: int) -> str:
-    """Return a share of the price with its sign. Very large losses are shortened."""
-    if hundredths < -99_900:
-        return f"−{-hundredths // 100:,}%"
-    tenths = abs(hundredths) // 10
-    return f"{'−' if hundredths < 0 else ''}{tenths // 10}.{tenths % 10}%"
 
 
 def _minutes(bucket: timedelta) -> str:

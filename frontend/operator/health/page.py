@@ -9,7 +9,7 @@ from typing import Any
 import redis
 from django.conf import settings
 from django.db import connection
-from django.urls import NoReverseMatch, reverse
+from django.urls import reverse
 
 from billing.models import Reconciliation, UsageQuarantine
 from frontend.core.numbers import duration
@@ -195,17 +195,8 @@ def _item(issue: HealthIssue) -> HealthIssueItem:
     label, url = _PLACES.get(issue.issue_type, ("", ""))
     if issue.issue_type in _SCREENS:
         label, name = _SCREENS[issue.issue_type]
-        url = _url(name, issue.tenant)
-    if issue.tenant is not None and not url:
-        label, url = "Tenant", reverse("overview", args=[issue.tenant.slug])
+        url = reverse(name, args=[] if issue.tenant is None else [issue.tenant.slug])
     return HealthIssueItem(issue.urgent, issue.title, issue.todo, label, url)
-
-
-def _url(name: str, tenant: Tenant | None) -> str:
-    try:
-        return reverse(name, args=[] if tenant is None else [tenant.slug])
-    except NoReverseMatch:
-        return ""
 
 
 def _board_stats(board: FleetStatus | None) -> tuple[HealthStat, ...]:
@@ -266,7 +257,7 @@ def _queue(board: FleetStatus, model: str) -> QueueRow:
     oldest = max((queue.oldest_ms for queue in waits if not queue.batch), default=None)
     return QueueRow(
         model=model,
-        url=f"{_url('operator-fleet', None)}?model={model}",
+        url=f"{reverse('operator-fleet')}?model={model}",
         ready=board.ready(model),
         replicas=len(replicas),
         running=sum(status.load for status in replicas if status.state != ReplicaState.SILENT),

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import redis
 from django.conf import settings
 from django.db import connection
-from django.urls import NoReverseMatch, reverse
+from django.urls import reverse
 
 from billing.models import CompiledRateCard
 from billing.pricing.pricing import Component, Tier
@@ -128,7 +128,7 @@ def models(ctx: PageContext) -> OperatorModelList:
         _model(spec, board, prices.get(spec.name, ()), *traffic.get(spec.name, (0, None)), objective)
         for spec in settings.MILLRACE.models
     )
-    return OperatorModelList(tuple(rows), _url("operator-prices"), duration(objective * 1000))
+    return OperatorModelList(tuple(rows), reverse("operator-prices"), duration(objective * 1000))
 
 
 def replicas(ctx: PageContext) -> Replicas:
@@ -192,7 +192,7 @@ def _model(
         requests=requests,
         p95="–" if p95_ms is None else duration(p95_ms * 1000),
         late=p95_ms is not None and p95_ms > objective,
-        fleet_url=f"{_url('operator-fleet')}?model={spec.name}",
+        fleet_url=f"{reverse('operator-fleet')}?model={spec.name}",
     )
 
 
@@ -243,10 +243,3 @@ def _replica(status: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> R
 
 def _cordon_reason(cordon: Cordon) -> str:
     return f"{cordon.reason or 'No reason given'} · {cordon.cordoned_by}"
-
-
-def _url(name: str) -> str:
-    try:
-        return reverse(name)
-    except NoReverseMatch:
-        return ""

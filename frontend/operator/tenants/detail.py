@@ -24,11 +24,12 @@ from billing.models import (
 )
 from frontend.core.charts import Chart, Series
 from frontend.core.layout import initials
-from frontend.core.numbers import Money, exact, share
+from frontend.core.numbers import Margin, Money, exact
 from frontend.core.page_context import PageContext
 from frontend.operator.tenants import spending
 from frontend.operator.tenants.page import commitments
 from inference_worker.contract.messages import decode_usage
+from millrace.apps.operations.budget_usage import highest_budgets
 from tenants.models import LIMITS, ApiKey, AuditEntry, Invitation, LimitSet, Membership, Tenant
 
 MAX_ROWS = 8
@@ -56,8 +57,7 @@ class TenantDetailStats:
     before_label: str
     requests: int
     tokens: int
-    margin: Money | None
-    margin_share: str
+    margin: Margin | None
     credit: Money
     owed: Money
     open_invoices: int
@@ -79,7 +79,7 @@ class TenantPlan:
 
 @dataclass(frozen=True)
 class TenantDetailBudgetRow:
-    room: spending.Room
+    budget: spending.BudgetText
     mode: str
     level: str  # color of the badge
     raise_url: str
@@ -202,7 +202,6 @@ def stats(ctx: PageContext) -> TenantDetailStats:
     last = this_month(start - timedelta(days=1))[0]
     used = spending.spent(start).get(tenant.pk, spending.Spent())
     before = sums(UsageReport(tenant.pk, last, min(last + (now - start), start)))
-    margin = spending.margin(used, spending.token_costs(now))
     owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, invoice_type=Invoice.InvoiceType.INVOICE)
     return TenantDetailStats(
         spend=Money(used.femto),
@@ -210,8 +209,7 @@ def stats(ctx: PageContext) -> TenantDetailStats:
         before_label=f"{last:%B}",
         requests=used.requests,
         tokens=used.all_tokens,
-        margin=margin,
-        margin_share=share(margin.femto, used.femto) if margin is not None and margin.femto >= 0 else "",
+        margin=spending.margin(used, spending.token_costs(now)),
         credit=_credit_left(tenant, ctx.now),
         owed=Money.nano(max(0, balance(tenant.pk, Account.RECEIVABLE))),
         open_invoices=owed.count(),
@@ -255,7 +253,7 @@ def plan(ctx: PageContext) -> TenantPlan:
 def limits(ctx: PageContext) -> TenantDetailLimits:
     """Return budgets, highest usage first, and rate limits."""
     tenant = tenant_of(ctx)
-    rooms = spending.budgets(ctx.now, tenant.pk, MAX_BUDGETS).get(tenant.pk, [])
+    budgets = highest_budgets(ctx.now, tenant.pk, MAX_BUDGETS).get(tenant.pk, [])
     modes = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
     rows = (
         LimitSet.objects.for_tenant(tenant).select_related("project", "key").order_by("project_id", "key_id", "model")
@@ -263,13 +261,13 @@ def limits(ctx: PageContext) -> TenantDetailLimits:
     return TenantDetailLimits(
         tuple(
             TenantDetailBudgetRow(
-                room,
-                modes[room.mode],
-                "bad" if room.mode == "hard" and room.per_mille >= 1000 else "warn" if room.is_near else "",
-                ctx.url("operator-tenants-raise", tenant.pk, room.id),
-                room.increase_expires_at is not None and room.increase_expires_at > ctx.now,
+                spending.BudgetText(budget),
+                modes[budget.mode],
+                "bad" if budget.is_at_limit else "warn" if budget.is_near else "",
+                ctx.url("operator-tenants-raise", tenant.pk, budget.id),
+                budget.increase_expires_at is not None and budget.increase_expires_at > ctx.now,
             )
-            for room in rooms
+            for budget in budgets
         ),
         tuple(_limits(row) for row in rows[:MAX_BUDGETS]),
         f"/t/{tenant.slug}/budgets/",
@@ -342,7 +340,7 @@ def invoices(ctx: PageContext) -> tuple[InvoiceRow, ...]:
     return tuple(
         InvoiceRow(
             number=row.number or "Draft",
-            url=ctx.link("operator-billing-detail", row.pk),
+            url=ctx.url("operator-billing-detail", row.pk),
             month=row.period.label,
             state=row.get_state_display()
             if row.invoice_type == Invoice.InvoiceType.INVOICE

@@ -13,10 +13,11 @@ from django.db.models import Q
 
 from billing.metering.usage import this_month
 from billing.models import Commitment, PriceBook, PriceBookAssignment
-from frontend.core.numbers import Money, share
+from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
 from frontend.operator.tenants import spending
-from frontend.operator.tenants.spending import Room, Spent
+from frontend.operator.tenants.spending import BudgetText, Spent
+from millrace.apps.operations.budget_usage import highest_budgets, tenants_near_limits
 from tenants.models import Tenant
 
 PAGE_SIZE = 50
@@ -36,23 +37,21 @@ SORTS = (
 
 @dataclass(frozen=True)
 class TenantAdminRow:
-    """One tenant. `room` is its budget with the highest usage; `margin` is None if costs are unknown."""
+    """One tenant. `budget` is the one with the highest usage; `margin` is None if costs are unknown."""
 
     tenant: Tenant
     url: str
     plan: str
     commitments: str
     used: Spent
-    margin: Money | None
-    room: Room | None
+    margin: Margin | None
+    budget: BudgetText | None
+    is_near: bool  # near or at a limit
+    is_at_limit: bool
 
     @property
     def spend(self) -> Money:
         return Money(self.used.femto)
-
-    @property
-    def margin_share(self) -> str:
-        return share(self.margin.femto, self.used.femto) if self.margin is not None and self.margin.femto >= 0 else ""
 
     @property
     def status_label(self) -> str:
@@ -97,7 +96,7 @@ class TenantSums:
     near: int
     full: int
     spend: Money
-    margin: Money | None
+    margin: Margin | None
     month: datetime
 
 
@@ -114,8 +113,8 @@ class TenantAdminFilters:
 _KEYS: dict[str, Callable[[TenantAdminRow], Any]] = {
     "name": lambda row: row.tenant.name.casefold(),
     "spend": lambda row: row.used.femto,
-    "margin": lambda row: -(10**30) if row.margin is None else row.margin.femto,
-    "limit": lambda row: -1 if row.room is None else row.room.per_mille,
+    "margin": lambda row: -(10**30) if row.margin is None else row.margin.amount.femto,
+    "limit": lambda row: _usage(row.budget),
     "requests": lambda row: row.used.requests,
     "since": lambda row: row.tenant.created_at,
 }
@@ -129,14 +128,13 @@ def filters(ctx: PageContext) -> TenantAdminFilters:
 
 def stats(ctx: PageContext) -> TenantSums:
     rows = [row for row in _all(ctx) if row.tenant.status != Tenant.Status.PURGED]
-    near = [row.room for row in rows if row.room is not None and row.room.is_near]
     return TenantSums(
         active=sum(not row.tenant.is_suspended for row in rows),
         suspended=sum(row.tenant.is_suspended for row in rows),
-        near=len(near),
-        full=sum(room.per_mille >= 1000 for room in near),
+        near=sum(row.is_near for row in rows),
+        full=sum(row.is_at_limit for row in rows),
         spend=Money(sum(row.used.femto for row in rows)),
-        margin=spending.margins(row.margin for row in rows),
+        margin=spending.sum_margins(row.margin for row in rows),
         month=this_month(ctx.now)[0],
     )
 
@@ -172,7 +170,9 @@ def _all(ctx: PageContext) -> list[TenantAdminRow]:
 
 def _tenant_rows(ctx: PageContext) -> list[TenantAdminRow]:
     start, now = this_month(ctx.now)
-    used, rates, rooms = spending.spent(start), spending.token_costs(now), spending.budgets(now)
+    used, rates = spending.spent(start), spending.token_costs(now)
+    highest, near = highest_budgets(now), tenants_near_limits(now)
+    enforced = {tenant: BudgetText(budget) for tenant, (budget,) in highest.items() if budget.mode != "dry_run"}
     books = dict(PriceBookAssignment.objects.all_tenants().values_list("tenant_id", "book__name"))
     agreed = commitments(now)
     none = Spent()
@@ -184,7 +184,9 @@ def _tenant_rows(ctx: PageContext) -> list[TenantAdminRow]:
             commitments=", ".join(agreed[tenant.pk]),
             used=used.get(tenant.pk, none),
             margin=spending.margin(used[tenant.pk], rates) if tenant.pk in used else None,
-            room=rooms[tenant.pk][0] if tenant.pk in rooms and rooms[tenant.pk][0].mode != "dry_run" else None,
+            budget=enforced.get(tenant.pk),
+            is_near=tenant.pk in near,
+            is_at_limit=tenant.pk in near and near[tenant.pk].budget.is_at_limit,
         )
         for tenant in Tenant.objects.all_tenants()
     ]
@@ -202,7 +204,7 @@ def commitments(now: datetime) -> Mapping[int, list[str]]:
 
 def _is_shown(row: TenantAdminRow, view: str, typed: str) -> bool:
     if view == "near":
-        right = row.room is not None and row.room.is_near
+        right = row.is_near
     elif view == "suspended":
         right = row.tenant.is_suspended and row.tenant.status != Tenant.Status.PURGED
     elif view == "active":
@@ -210,6 +212,13 @@ def _is_shown(row: TenantAdminRow, view: str, typed: str) -> bool:
     else:
         right = (row.tenant.status == Tenant.Status.PURGED) == (view == "purged")
     return right and (typed in row.tenant.name.casefold() or typed in row.tenant.slug)
+
+
+def _usage(budget: BudgetText | None) -> int:
+    """Return a sort key for the used part of a budget."""
+    if budget is None:
+        return -1
+    return budget.usage.used * 10_000 // budget.usage.limit if budget.usage.limit > 0 else 10**9
 
 
 def _heading(ctx: PageContext, name: str, label: str, kind: str, sort: str) -> Heading:

@@ -8,33 +8,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db import connection
 from django.db.models import F, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
 from billing.models import TOKEN_CLASSES, RollupState, UsageChange, UsageRollup
-from frontend.core import gauges
-from frontend.core.numbers import Money, compact, exact, share
+from frontend.core.numbers import Margin, Money, compact, exact, share
+from millrace.apps.operations.budget_usage import BudgetPeriodUsage
 from millrace.apps.operations.costs import costs
 from millrace.apps.operations.models import MachineCost
 
 COSTED_OVER = timedelta(days=1)  # the period of the cost per 1M tokens
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMNS = ("tenant_id", "model", "cost", "requests", "tokens")
-# Budgets with their current period, highest usage of each tenant first. Dry runs reject nothing and come last.
-_BUDGETS = """
-SELECT * FROM (
-    SELECT b.tenant_id, b.id, b.name, b.mode, b.unit, b.period, b.increase_expires_at, u.used, r.room,
-        row_number() OVER (PARTITION BY b.tenant_id
-            ORDER BY b.mode = 'dry_run', u.used::numeric / nullif(r.room, 0) DESC NULLS FIRST, b.id) AS place
-    FROM billing_budget b LEFT JOIN billing_budgetperiod w ON w.budget_id = b.id AND w.period_start <= %(now)s
-        AND (w.period_end IS NULL OR w.period_end > %(now)s)
-    CROSS JOIN LATERAL (SELECT coalesce(w.used / 1000000 + w.reserved, 0)::bigint AS used) u
-    CROSS JOIN LATERAL (SELECT b.amount + coalesce(w.rolled_over, 0)
-        + CASE WHEN b.increase_expires_at > %(now)s THEN b.temporary_increase ELSE 0 END AS room) r
-    WHERE b.active AND (%(tenant)s::bigint IS NULL OR b.tenant_id = %(tenant)s)
-) found WHERE place <= %(most)s ORDER BY tenant_id, place
-"""
 
 
 @dataclass
@@ -51,37 +36,22 @@ class Spent:
 
 
 @dataclass(frozen=True)
-class Room:
-    """A budget with its used amount, in its unit."""
+class BudgetText:
+    """The usage of a budget as text."""
 
-    id: int
-    name: str
-    mode: str
-    unit: str
-    period: str
-    increase_expires_at: datetime | None
-    used: int
-    room: int
-
-    @property
-    def is_near(self) -> bool:
-        return self.mode != "dry_run" and (self.room <= 0 or gauges.level(self.used, self.room) != "")
+    usage: BudgetPeriodUsage
 
     @property
     def share(self) -> str:
-        return share(self.used, self.room) if self.room > 0 else "no budget left"
-
-    @property
-    def per_mille(self) -> int:
-        return self.used * 1000 // self.room if self.room > 0 else 10**6
+        return share(self.usage.used, self.usage.limit) if self.usage.limit > 0 else "no budget left"
 
     @property
     def of(self) -> str:
-        return f"{amount(self.room, self.unit)} {PERIODS[self.period]}"
+        return f"{amount(self.usage.limit, self.usage.unit)} {PERIODS[self.usage.period]}"
 
     @property
-    def used_text(self) -> str:
-        return amount(self.used, self.unit)
+    def used(self) -> str:
+        return amount(self.usage.used, self.usage.unit)
 
 
 PERIODS = {"day": "per day", "month": "per month", "lifetime": "in total"}
@@ -125,25 +95,17 @@ def token_costs(now: datetime) -> Mapping[str, int]:
     return {budget.model: budget.cost_per_million for budget in found if budget.cost_per_million is not None}
 
 
-def margin(used: Spent, rates: Mapping[str, int]) -> Money | None:
-    """Return the spend minus the machine costs; None if the cost of a model is unknown."""
+def margin(used: Spent, rates: Mapping[str, int]) -> Margin | None:
+    """Return the margin of the spend over the machine costs; None if the cost of a model is unknown."""
     if not rates or any(tokens and model not in rates for model, tokens in used.tokens.items()):
         return None
     machines = sum(tokens * rates[model] // 10**6 for model, tokens in used.tokens.items() if tokens)
-    return Money(used.femto - machines)
+    return Margin(used.femto, machines)
 
 
-def margins(found: Iterable[Money | None]) -> Money | None:
-    """Return the sum of the known margins."""
-    known = [budget for budget in found if budget is not None]
-    return Money(sum(budget.femto for budget in known)) if known else None
-
-
-def budgets(now: datetime, tenant_id: int | None = None, most: int = 1) -> dict[int, list[Room]]:
-    """Return the budgets of each tenant, highest usage first. Call inside `system(…)`."""
-    found: dict[int, list[Room]] = defaultdict(list)
-    with connection.cursor() as cursor:
-        cursor.execute(_BUDGETS, {"now": now, "tenant": tenant_id, "most": most})
-        for tenant, *values, _ in cursor.fetchall():
-            found[tenant].append(Room(*values))
-    return found
+def sum_margins(margins: Iterable[Margin | None]) -> Margin | None:
+    """Return the sum of the known margins; None if there is none."""
+    known = [margin for margin in margins if margin is not None]
+    if not known:
+        return None
+    return Margin(sum(margin.price for margin in known), sum(margin.cost for margin in known))

@@ -35,7 +35,6 @@ class UserRow:
 class UserList:
     rows: tuple[UserRow, ...]
     number: int
-    is_filtered: bool
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,6 @@ def user_list(ctx: PageContext) -> UserList:
             for user in found
         ),
         rows.count(),
-        bool(typed or chosen),
     )
 
 
@@ -146,8 +144,8 @@ def user_page(ctx: PageContext) -> UserPage:
     is_you = user.pk == ctx.user.pk
     offered = (
         ("Remove 2FA", "remove-second-factor", "lock", has_factor),
-        ("Revoke operator", "revoke-operator", "undo", user.is_staff),
-        ("Make operator", "grant-operator", "admin", not user.is_staff and user.is_active),
+        ("Revoke operator rights", "revoke-operator", "undo", user.is_staff),
+        ("Grant operator rights", "grant-operator", "admin", not user.is_staff and user.is_active),
         ("Deactivate", "deactivate", "ban", user.is_active),
         ("Reactivate", "reactivate", "play", not user.is_active),
     )

@@ -62,10 +62,10 @@ ACTIONS = {
     ),
     "grant-operator": Action(
         actions.do_grant_operator,
-        "Make {} an operator",
-        "Make operator",
+        "Grant operator rights to {}",
+        "Grant",
         "{} gets every permission in every tenant, and this operator console.",
-        "{} is an operator.",
+        "Operator rights were granted to {}.",
         "{} was already an operator.",
     ),
     "revoke-operator": Action(
@@ -73,7 +73,7 @@ ACTIONS = {
         "Revoke operator rights of {}",
         "Revoke",
         "{} loses the operator console and is signed out on all devices. Memberships stay.",
-        "{} is no longer an operator.",
+        "Operator rights of {} were revoked.",
         "{} was not an operator.",
     ),
     "remove-second-factor": Action(

@@ -81,20 +81,36 @@ if (form) {
     $("[type=submit]", form).disabled = running.size > 0;
   };
 
+  // What to do about a response without JSON, by its status. A redirect leads to the login page.
+  const advice = (response) => {
+    if (response.type === "opaqueredirect") return "You are signed out. Reload the page and sign in.";
+    const id = response.headers.get("x-request-id");
+    const failed = `The server responded with status ${response.status}${id ? ` to ${id}` : ""}.`;
+    if (response.status === 429) return `${failed} Wait a minute, then try again.`;
+    if (response.status < 500) return `${failed} Your session expired or you lack permission. Reload the page and try again.`;
+    return `${failed} Try again. If it keeps failing, contact the operator.`;
+  };
+  const fetchToken = async (key) => {
+    const body = new URLSearchParams({ key });
+    const headers = { "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
+    const response = await fetch(data.ticket, { method: "POST", body, headers, redirect: "manual" }).catch(() => {
+      throw new Error("Cannot reach the console. Check your connection and try again.");
+    });
+    const message = await response.json().catch(() => ({})); // an error may be a page of HTML
+    if (!message.ticket) throw new Error(message.error || advice(response));
+    return message.ticket;
+  };
+
   // Opens a WebSocket with a playground token for the selected key.
   const connect = async (key) => {
     if (socket && socket.key === key && socket.readyState === WebSocket.OPEN && Date.now() < socket.until) return socket;
     if (socket) socket.close();
-    const body = new URLSearchParams({ key });
-    const headers = { "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
-    const response = await fetch(data.ticket, { method: "POST", body, headers, redirect: "error" });
-    const message = await response.json();
-    if (!response.ok) throw new Error(message.error);
+    const ticket = await fetchToken(key);
     const opened = new WebSocket(`${location.origin.replace(/^http/, "ws")}/v1/realtime/chat`);
     opened.key = key;
     opened.until = Date.now() + 12 * 60 * 1000;
     await new Promise((ready, broken) => {
-      opened.onopen = () => opened.send(JSON.stringify({ type: "auth", ticket: message.ticket }));
+      opened.onopen = () => opened.send(JSON.stringify({ type: "auth", ticket }));
       opened.onmessage = ({ data: text }) => {
         const first = JSON.parse(text);
         first.type === "ready" ? ready() : broken(new Error(first.error?.message || "The WebSocket was rejected."));
@@ -104,7 +120,7 @@ if (form) {
     opened.onmessage = ({ data: text }) => receive(JSON.parse(text));
     opened.onerror = null;
     opened.onclose = () => {
-      for (const run of [...running.values()]) if (run.socket === opened) end(run, "bad", "Disconnected", "The connection to the gateway was lost. Send the prompt again.");
+      for (const run of [...running.values()]) if (run.socket === opened) end(run, "bad", "Connection lost", "The connection to the gateway was lost. Send the prompt again.");
     };
     return (socket = opened);
   };
@@ -116,7 +132,9 @@ if (form) {
       run.id = message.request_id;
       state(run.column, "info", "Answering");
     } else if (message.type === "chunk") {
-      const text = message.chunk.choices[0]?.delta?.content;
+      const [choice] = message.chunk.choices;
+      run.reason = choice?.finish_reason || run.reason;
+      const text = choice?.delta?.content;
       if (text) {
         run.first ||= performance.now();
         run.text += text;
@@ -126,11 +144,20 @@ if (form) {
       }
       if (message.chunk.usage) show(run, message.chunk.usage, message.chunk.model);
     } else if (message.type === "done") {
-      end(run, "good", "Complete");
+      const [kind, label, text] = endOf(run);
+      end(run, kind, label, text);
     } else if (message.type === "error") {
       if (message.error.code === "cancelled") end(run, "warn", "Stopped");
-      else end(run, "bad", message.error.code === "rate_limit_exceeded" || /budget|quota/.test(message.error.code) ? "Rate limited" : "Rejected", errorText(message));
+      else end(run, "bad", message.error.code === "rate_limit_exceeded" || /budget|quota/.test(message.error.code) ? "Rate limited" : run.id ? "Failed" : "Rejected", errorText(message));
     }
+  };
+  // The badge and the note of a finish reason.
+  const endOf = ({ reason, limit, usage }) => {
+    if (reason === "stop") return ["good", "Complete"];
+    if (reason === "tool_calls") return ["good", "Tool call"];
+    if (reason !== "length") return ["warn", `Ended: ${reason}`];
+    const cause = usage?.completion_tokens >= limit ? `reached Max output tokens (${limit}). Increase it, or ask for the rest.` : "used the rest of the model’s context or of a budget. Start a new conversation, or raise the budget.";
+    return ["warn", "Cut at the output limit", `The answer ${cause}`];
   };
   const errorText = ({ error, retry_after }) => {
     const later = retry_after && !/try again/.test(error.message) ? ` Try again in ${Math.ceil(retry_after)} s.` : "";
@@ -165,20 +192,19 @@ if (form) {
     }
     if (text) {
       if (!run.text) form.elements.prompt.value ||= run.prompt; // so that it can be sent again
-      const note = addMessage(run.column, "field-error", text);
-      const link = /budget|quota|limit/.test(text) && data.budgets;
-      if (link) {
+      const note = addMessage(run.column, kind === "bad" ? "field-error" : "text-muted", text);
+      if (/budget|quota|limit/.test(text)) {
         const go = document.createElement("a");
         go.className = "link";
-        go.href = link;
+        go.href = data.budgets;
         go.textContent = "Budgets and quotas";
         note.append(" ", go);
       }
     }
     if (run.id) {
-      const go = document.createElement(data.request ? "a" : "span");
+      const go = document.createElement("a");
       go.className = "mono text-muted";
-      if (data.request) go.href = data.request.replace("-id-", run.id);
+      go.href = data.request.replace("-id-", run.id);
       go.textContent = run.id;
       const log = $(".chat-messages", run.column.card);
       log.append(go);
@@ -209,7 +235,7 @@ if (form) {
       for (const name of ["ttft", "speed", "input", "cached", "output", "cost"]) setText(column, name, "–");
       state(column, "", "Waiting");
       const name = `${++count}`;
-      running.set(name, { name, model, prompt, column, socket: opened, text: "", element: addMessage(column, "assistant", ""), began: performance.now() });
+      running.set(name, { name, model, prompt, column, limit: number("max_tokens"), socket: opened, text: "", element: addMessage(column, "assistant", ""), began: performance.now() });
       const options = { include_usage: true, continuous_usage_stats: true };
       opened.send(JSON.stringify({ id: name, model, messages: messagesWith(column.turns), stream_options: options, ...settings() }));
     }
@@ -233,7 +259,7 @@ if (form) {
     const quoted = json.replaceAll("'", "'\\''");
     $("[data-curl] code", form).textContent = `curl ${data.base_url}/chat/completions \\\n  -H "Authorization: Bearer $MILLRACE_API_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d '${quoted}'`;
     const more = Object.entries(settings()).filter(([, value]) => value !== undefined).map(([name, value]) => `    ${name}=${value},\n`).join("");
-    $("[data-python] code", form).textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${data.base_url}", api_key=os.environ["MILLRACE_API_KEY"])\nanswer = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},\n${more})\nprint(response.choices[0].message.content)`;
+    $("[data-python] code", form).textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${data.base_url}", api_key=os.environ["MILLRACE_API_KEY"])\nresponse = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},\n${more})\nprint(response.choices[0].message.content)`;
   };
   const updateChoices = () => {
     const allowed = form.elements.key.selectedOptions[0].dataset.models.split(" ").filter(Boolean);

@@ -51,7 +51,7 @@ def alerts(ctx: PageContext, budget_id: int | None = None) -> BudgetAlertList:
     deliveries = deliveries_of(rows, ctx.tenant.pk)
     return BudgetAlertList(
         tuple(_alert(ctx, row, deliveries[row.pk]) for row in rows),
-        ctx.link("webhooks") if ctx.may(Permission.WEBHOOKS_READ) else "",
+        ctx.url("webhooks") if ctx.may(Permission.WEBHOOKS_READ) else "",
     )
 
 

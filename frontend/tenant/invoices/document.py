@@ -14,8 +14,6 @@ from billing.models import Account, Invoice, InvoiceEmail, InvoiceLine, LedgerEn
 from frontend.core.numbers import Money
 from frontend.tenant.invoices.states import State, owed_on, state_of, today_of
 
-_SHORT_HASH = 4
-
 
 @dataclass(frozen=True)
 class InvoiceLineItem:
@@ -29,10 +27,6 @@ class InvoiceLineItem:
     amount: Money
     events: int
     url: str  # URL of the usage; empty without usage
-
-    @property
-    def is_rounded(self) -> bool:
-        return self.exact != self.amount
 
 
 @dataclass(frozen=True)

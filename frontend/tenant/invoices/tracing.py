@@ -121,7 +121,7 @@ def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str,
 
 def _request(ctx: PageContext, route: str, name: str) -> str:
     """Return the URL of a request. A prompt of a request with several prompts leads to that request."""
-    return ctx.link(route, name.partition(".")[0]) if route else ""
+    return ctx.url(route, name.partition(".")[0]) if route else ""
 
 
 def _rows(invoice: Invoice, line: InvoiceLine, cursor: Mapping[str, Any]) -> list[tuple[Any, ...]]:

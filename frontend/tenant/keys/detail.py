@@ -163,8 +163,8 @@ def limits(ctx: PageContext) -> KeyDetailLimits:
     return KeyDetailLimits(
         tuple(rows),
         any(row.is_own for row in rows),
-        f"{ctx.link('budgets-limits-new')}?owner=key:{key.pk}" if writes else "",
-        f"{ctx.link('budgets-new')}?owner=key:{key.pk}" if writes else "",
+        f"{ctx.url('budgets-limits-new')}?owner=key:{key.pk}" if writes else "",
+        f"{ctx.url('budgets-new')}?owner=key:{key.pk}" if writes else "",
     )
 
 

@@ -66,7 +66,6 @@ class KeyListRow:
     restrictions: str
     last_used: datetime | None
     bound: KeyLimitRow | None  # the tightest limit
-    others: int
     spend: Money
     status: str
     status_kind: str
@@ -216,7 +215,6 @@ def _row(
         restrictions=restrictions(key),
         last_used=getattr(key, "last_used", None),
         bound=rows[0] if rows else None,
-        others=max(0, len(rows) - 1),
         spend=Money(spent["cost_femto"] if spent else 0),
         status=label,
         status_kind=kind,

@@ -120,7 +120,7 @@ def _model(
     state, badge = ("Unknown", "") if board is None else ("Ready", "good")
     if board is not None and not board.ready(spec.name):
         state, badge = ("Starting", "info") if beats else ("Not running", "warn")
-    play = ctx.link("playground") if ctx.may(Permission.KEYS_WRITE) and not embeds else ""
+    play = ctx.url("playground") if ctx.may(Permission.KEYS_WRITE) and not embeds else ""
     return ModelPageEntry(
         name=spec.name,
         context=min(lengths) if lengths else spec.max_model_len,
@@ -153,7 +153,7 @@ def _aliases(ctx: PageContext) -> Mapping[str, list[Alias]]:
             named = policy.parse(row.body).models
         except ValueError:
             continue  # written by a release with other rules
-        url = ctx.link("routing-detail", row.pk) if ctx.may(Permission.POLICIES_READ) else ""
+        url = ctx.url("routing-detail", row.pk) if ctx.may(Permission.POLICIES_READ) else ""
         for model in named:
             found[model].append(Alias(row.name, url))
     return found

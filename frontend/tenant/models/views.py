@@ -16,7 +16,7 @@ PANELS = Panels("models-panel", (Panel("catalog", "Models", "models/catalog.html
 
 @tenant_page()
 def models(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "models/page.html", "Models", panels=PANELS, prices_url=ctx.link("prices"))
+    return render_page(ctx, "models/page.html", "Models", panels=PANELS, prices_url=ctx.url("prices"))
 
 
 @tenant_page()

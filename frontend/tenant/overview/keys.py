@@ -86,8 +86,8 @@ def keys(ctx: PageContext) -> OverviewKeys:
         everything,
         share(shown.femto, everything.femto),
         len(rows),
-        ctx.link("keys"),
-        ctx.link("keys-new"),
+        ctx.url("keys"),
+        ctx.url("keys-new"),
     )
 
 
@@ -102,7 +102,7 @@ def _key(
     return OverviewKeyRow(
         name=key.name if key else f"Key {row['key_id']}, deleted",
         prefix=f"{key.prefix}…" if key else "",
-        url=ctx.link("keys-detail", key.pk) if key else "",
+        url=ctx.url("keys-detail", key.pk) if key else "",
         tokens=all_input(row) + row["output"],
         hit=share(row["cache_read"], all_input(row)),
         hit_tokens=row["cache_read"],

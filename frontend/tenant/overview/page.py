@@ -56,7 +56,7 @@ def header(ctx: PageContext) -> OverviewHeader:
     """Return the header of the page."""
     seen = UsageReport(ctx.tenant.pk).events().exists()
     first = None if seen else _first_request()
-    csv = ctx.link("usage-csv")
+    csv = ctx.url("usage-csv")
     export = f"{csv}?{ctx.request.GET.urlencode()}" if csv and ctx.query else csv
     return OverviewHeader(
         date_range_of(ctx), metering(ctx.now), ctx.tenant.is_suspended, first, export, *_first_steps(ctx)
@@ -67,7 +67,7 @@ def _first_steps(ctx: PageContext) -> tuple[str, str]:
     """Return the URLs for creating a key and for the playground; empty without permission."""
     if not ctx.may(Permission.KEYS_WRITE):
         return "", ""
-    return ctx.link("keys-new"), ctx.link("playground")
+    return ctx.url("keys-new"), ctx.url("playground")
 
 
 def _first_request() -> FirstRequest:

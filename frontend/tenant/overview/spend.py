@@ -123,7 +123,7 @@ def spend(ctx: PageContext) -> Spend:
         running.append(row["cost_femto"] + (running[-1] if running else 0))
     chart = _chart(start, now, running, expected, tightest)
     forecast = Money.nano(expected.point) if expected else None
-    budgets = ctx.link("budgets")
+    budgets = ctx.url("budgets")
     if tightest is None:
         return Spend(amount, forecast, None, "", None, None, "", None, chart, budgets)
     return Spend(
@@ -218,7 +218,7 @@ def notices(ctx: PageContext) -> OverviewNotices:
     """Return notices for budgets that are full or will be."""
     found = []
     budgets = hard_budgets(ctx)
-    url = ctx.link("budgets")
+    url = ctx.url("budgets")
     for status in budgets:
         if status.is_full:
             ends = status.budget_period.period_end if status.budget_period else None

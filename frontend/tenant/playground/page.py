@@ -59,7 +59,7 @@ class Playground:
     models: tuple[ModelChoice, ...]
     again: ReplayedRequest
     data: dict[str, Any]  # for the script
-    new_key_url: str  # empty if the page does not exist
+    new_key_url: str
     most: int = MAX_MODELS
 
 
@@ -77,12 +77,12 @@ def playground(ctx: PageContext) -> Playground:
         {
             "base_url": f"{settings.MILLRACE.base_url}/v1",
             "ticket": ctx.url("playground-ticket"),
-            "budgets": ctx.link("budgets"),
-            "request": ctx.link("requests-detail", "-id-"),
+            "budgets": ctx.url("budgets"),
+            "request": ctx.url("requests-detail", "-id-"),
             "served": {name: targets[0] for name, targets in _policies(ctx).items()},
             "prices": _rates(price for price in prices if price.tier == Tier.STANDARD),
         },
-        ctx.link("keys-new"),
+        ctx.url("keys-new"),
     )
 
 

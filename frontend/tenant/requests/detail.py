@@ -81,7 +81,6 @@ class PlaceRow:
     reason: str
     queued_us: int
     load: int
-    credits: int
 
 
 @dataclass(frozen=True)
@@ -288,7 +287,6 @@ def _place(placement: Mapping[str, Any]) -> PlaceRow:
         BY.get(str(placement["by"]), str(placement["by"])),
         int(placement.get("queued_ms", 0)) * 1000,
         int(placement.get("load", 0)),
-        int(placement.get("credits", 0)),
     )
 
 
@@ -354,7 +352,7 @@ def _replays(found: RequestStory) -> list[RequestRecord]:
 
 def _replay(ctx: PageContext, found: RequestStory) -> str:
     """Return the URL of the playground with this request; its prompt is included if it is stored."""
-    url = ctx.link("playground") if ctx.may(Permission.KEYS_READ) else ""
+    url = ctx.url("playground") if ctx.may(Permission.KEYS_READ) else ""
     if not url or found.record is None or found.record.endpoint == "embeddings":
         return ""
     context = {"request": found.request_id} if found.content is not None else {"model": found.record.requested_model}

@@ -116,7 +116,7 @@ def _moved(ctx: PageContext, decision: _Decision) -> MovedRequest:
     record = decision.record
     return MovedRequest(
         request_id=record.request_id,
-        url=ctx.link("requests-detail", record.request_id),
+        url=ctx.url("requests-detail", record.request_id),
         at=record.started_at,
         prompt_tokens=record.prompt_tokens or 0,
         was=decision.was,

@@ -81,7 +81,6 @@ class RejectionLimit:
     kind: str
     requests: int
     part: str
-    most: int
     url: str
 
 
@@ -196,16 +195,14 @@ def rejections(ctx: PageContext) -> Rejections:
     now = query_of(ctx)
     traffic = rates(ctx.tenant.pk, now.date_range.start, now.date_range.end, "day")
     params = {name: value for name, value in ctx.query.items() if name in ("range", "from", "to")}
-    log = ctx.link("requests")
-    most = max((limit.requests for limit in traffic.bounds), default=0)
+    log = ctx.url("requests")
     bounds = tuple(
         RejectionLimit(
             bound_label(limit.kind, limit.scope, limit.name, limit.model),
             limit.kind,
             limit.requests,
             share(limit.requests, traffic.total.limited),
-            most,
-            ctx.link("budgets") if limit.kind == "budget" else "",
+            ctx.url("budgets") if limit.kind == "budget" else "",
         )
         for limit in traffic.bounds[:MAX_LIMITS]
     )

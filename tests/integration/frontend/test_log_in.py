@@ -32,6 +32,10 @@ def test_it_works(client, user):
     assert client.get("/login").url == "/"
 
 
+def test_the_forgotten_password_has_one_link(client):
+    assert client.get("/login").content.decode().count('href="/account/password/reset"') == 1
+
+
 def test_it_goes_where_one_wanted(client, user):
     assert log_in(client, next="/t/acme/").url == "/t/acme/"
     client.logout()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,10 +11,13 @@ from billing.actions.budgets import do_make_budget
 from billing.models import Budget, BudgetPeriod, CreditGrant
 from billing.pricing.price_book import current_prices
 from frontend.core import impersonation
+from frontend.operator.tenants import spending
+from millrace.apps.operations.health import IssueType, find_issues
 from tenants import actions, invitations
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Invitation, Tenant, User
+from tests.support.billing import books
 from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.rows import of, only_project, unscoped
 
@@ -73,6 +77,61 @@ def test_a_budget_shows_how_full_it_is(client, operator, acme):
     page = client.get(f"/operator/tenants/{acme.pk}/").content.decode()
     assert "$9.00" in page
     assert "Dry run" in page
+
+
+def spender(slug: str, *budgets: tuple[str, int]) -> Tenant:
+    """A tenant with budgets, each of a mode and used to so many percent."""
+    tenant = actions.do_create_tenant(slug, slug)
+    for mode, percent in budgets:
+        budget = do_make_budget(tenant, name=mode, unit="tokens", period="lifetime", amount=1000, mode=mode)
+        with all_tenants_scope(BypassReason.BILLING):
+            BudgetPeriod.objects.create(
+                tenant_id=tenant.pk,
+                budget_id=budget.pk,
+                unit="tokens",
+                period_start=datetime(1970, 1, 1, tzinfo=UTC),
+                used=percent * 10**7 - 10**6,
+                reserved=1,
+            )
+    return tenant
+
+
+def test_health_and_tenants_agree_on_who_is_near_and_at_a_limit(client, operator):
+    """At a limit is an active tenant whose requests a hard budget rejects."""
+    spender("hard-99", ("hard", 99))
+    spender("hard-98", ("hard", 98))
+    spender("soft-150", ("soft", 150))
+    spender("both", ("soft", 150), ("hard", 99))
+    spender("room", ("hard", 79), ("dry_run", 200))
+    actions.do_suspend_tenant(spender("paused", ("hard", 100)))
+    unused = actions.do_create_tenant("zero", "zero")
+    do_make_budget(unused, name="hard", unit="tokens", period="lifetime", amount=0)
+    near, full = {"hard-99", "hard-98", "soft-150", "both", "zero"}, {"hard-99", "both", "zero"}
+    assert set(rows(client, "?show=near")) == near
+    page = client.get("/operator/tenants/").content.decode()
+    counts = dict(re.findall(r"<dt>(Near a limit|At a limit)</dt><dd[^>]*>(\d+)</dd>", page))
+    assert counts == {"Near a limit": str(len(near)), "At a limit": str(len(full))}
+    with all_tenants_scope(BypassReason.OPERATOR):
+        found = {issue for issue in find_issues(None) if issue.issue_type == IssueType.BUDGET and issue.tenant}
+    assert {issue.tenant.slug for issue in found} == near
+    assert {issue.tenant.slug for issue in found if issue.urgent} == full
+    assert {issue.title for issue in found if issue.tenant.slug in ("both", "zero")} == {
+        "both: budget “hard” is 99% used, and 1 more",
+        "zero: budget “hard” has no budget left",
+    }
+
+
+@pytest.mark.parametrize(
+    ("dollars_an_hour", "text"), [(1, "cost exceeds the price"), (0, "100.0%")], ids=["loss", "profit"]
+)
+def test_a_margin_is_in_percent_of_the_price(client, operator, use, acme, monkeypatch, dollars_an_hour, text):
+    use(acme, uncached=1000, output=234, price_version=books.rate_card())
+    monkeypatch.setattr(spending, "token_costs", lambda now: {"smollm2-135m": dollars_an_hour * 10**18})
+    for address in ("/operator/tenants/", f"/operator/tenants/{acme.pk}/"):
+        page = client.get(address).content.decode()
+        assert "Margin" in page
+        assert text in page
+        assert ("−" in page) == bool(dollars_an_hour)
 
 
 def test_no_tenant_yet(client, operator):
@@ -146,7 +205,6 @@ def test_a_budget_is_raised_for_a_while(client, operator, acme):
 
 def test_another_book_is_assigned(client, operator, acme):
     from billing.models import PriceBook
-    from tests.support.billing import books
 
     books.rate_card()
     with all_tenants_scope(BypassReason.PRICES):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from allauth.mfa.models import Authenticator
 from django.test import Client
@@ -77,6 +79,33 @@ def test_actions_want_the_email_address_and_are_recorded(client, operator, dev):
     assert {row.actor for row in rows} == {"op@example.com"}
     dev.refresh_from_db()
     assert dev.is_active and not dev.is_staff
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_an_action_has_one_verb(client, operator, dev, name):
+    """In its button, its title, its submit button, its message and the audit log."""
+    verb = name.partition("-")[0]
+    if name == "revoke-operator":
+        actions.do_grant_operator(dev)
+    if name == "reactivate":
+        actions.do_deactivate_user(dev)
+    url = f"/operator/users/{dev.pk}/{name}"
+    buttons = dict(
+        re.findall(r'href="([^"]+)" hx-get[^>]*><svg.*?</svg>([^<]+)</a>', text(client, url.rpartition("/")[0]))
+    )
+    assert buttons[url].startswith(verb.capitalize())
+    form = text(client, url)
+    assert re.search(rf"<h1>{verb.capitalize()} ", form)
+    assert re.search(rf'type="submit">{verb.capitalize()}</button>', form)
+    message = text(client, client.post(url, {"typed": dev.email}).url)
+    past = {"grant": "granted"}.get(verb, f"{verb.removesuffix('e')}ed")
+    assert re.search(rf'class="toast[^>]*>.*? {past}[ .]', message)
+    rows = unscoped(AuditEntry).filter(object_type="user", object_id=dev.pk)
+    assert max(rows, key=lambda row: row.pk).action.endswith(past)
+
+
+def text(client: Client, url: str) -> str:
+    return client.get(url, follow=True).content.decode()
 
 
 def test_actions_need_reauthentication_and_are_not_there_for_members(client, operator, dev):

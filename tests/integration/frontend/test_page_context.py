@@ -18,9 +18,10 @@ from allauth.mfa.totp.internal.auth import (
 from django import forms
 from django.core.cache import cache
 from django.http import HttpResponse
-from django.urls import include, path
+from django.test import Client
+from django.urls import include, path, reverse
 
-from frontend.core import command_palette
+from frontend.core import command_palette, navigation
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data
 from frontend.core.page_context import FORM, PageContext, operator_page, tenant_page
@@ -282,6 +283,44 @@ def test_a_member_of_two_can_switch(client, acme):
     page = client.get("/t/acme/").content.decode()
     assert 'href="/t/lab/"' in page
     assert "/t/third/" not in page
+
+
+def more(client: Client, address: str) -> dict[str, str]:
+    """The links below "More", by label."""
+    return {link.label: link.url for link in client.get(address).context["layout"].more}
+
+
+def test_all_organizations_are_a_link_for_members_of_several(client, acme):
+    """Home redirects a member of one tenant to that tenant."""
+    user = join(client, acme, "owner")
+    assert "All organizations" not in more(client, "/t/acme/")
+    (section,) = client.get("/account/").context["layout"].sections
+    assert [(link.label, link.url) for link in section.links] == [("Acme", "/t/acme/")]
+    actions.do_add_member(actions.do_create_tenant("lab", "Lab"), user, "readonly")
+    assert more(client, "/t/acme/")["All organizations"] == "/"
+    page = client.get("/")
+    assert [tenant.slug for tenant in page.context["tenants"]] == ["acme", "lab"]
+    for address in ("/", "/account/"):
+        (section,) = client.get(address).context["layout"].sections
+        assert [(link.label, link.url) for link in section.links] == [("All organizations", "/")]
+
+
+def test_all_tenants_are_a_link_for_operators_outside_their_console(client, acme):
+    operator = User.objects.create_superuser("op@example.com")
+    client.force_login(operator)
+    assert list(more(client, "/operator/tenants/")) == ["API reference"]  # the sidebar has Tenants
+    (section,) = client.get("/account/").context["layout"].sections
+    assert [link.url for link in section.links] == ["/operator/tenants/"]
+    client.post(f"/operator/tenants/{acme.pk}/view", {"reason": "ticket 12"})
+    assert more(client, "/t/acme/")["All tenants"] == "/operator/tenants/"
+
+
+@pytest.mark.urls("tests.support.frontend.admin_urls")
+@pytest.mark.parametrize(("groups", "arguments"), [(navigation.TENANT, ["acme"]), (navigation.OPERATOR, [])])
+def test_every_entry_of_the_sidebar_is_a_page(groups, arguments):
+    entries = [entry for group in groups for entry in group.entries]
+    assert {entry.route for entry in entries if not reverse(entry.route, args=arguments)} == set()
+    assert len({entry.letter for entry in entries}) == len(entries)
 
 
 def test_the_sidebar_has_what_the_role_may_see(client, acme):

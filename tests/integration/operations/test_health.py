@@ -109,7 +109,9 @@ def test_the_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("well")
-@pytest.mark.parametrize(("used", "mode", "urgent"), [(90, "hard", False), (100, "hard", True), (120, "soft", False)])
+@pytest.mark.parametrize(
+    ("used", "mode", "urgent"), [(80, "hard", False), (98, "hard", False), (99, "hard", True), (120, "soft", False)]
+)
 def test_a_tenant_near_its_budget(used: int, mode: str, urgent: bool) -> None:
     tenant = spender(used, mode)
     assert (only().issue_type, only().urgent, only().tenant) == (IssueType.BUDGET, urgent, tenant)
@@ -119,7 +121,7 @@ def test_a_tenant_near_its_budget(used: int, mode: str, urgent: bool) -> None:
 
 
 @pytest.mark.usefixtures("well")
-@pytest.mark.parametrize(("used", "mode"), [(89, "hard"), (120, "dry_run")])
+@pytest.mark.parametrize(("used", "mode"), [(79, "hard"), (79, "soft"), (120, "dry_run")])
 def test_a_tenant_with_room(used: int, mode: str) -> None:
     spender(used, mode)
     assert found() == []
@@ -128,7 +130,7 @@ def test_a_tenant_with_room(used: int, mode: str) -> None:
 def spender(used: int, mode: str) -> Tenant:
     """A tenant with a budget used by so many percent, and another one a little less."""
     tenant = do_create_tenant("acme", "Acme")
-    for name, percent in (("month", used), ("day", max(used - 1, 90) if used >= 90 else used)):
+    for name, percent in (("month", used), ("day", max(used - 1, 80) if used >= 80 else used)):
         budget = do_make_budget(tenant, name=name, unit="money", period="month", amount=10**9, mode=mode)
         with all_tenants_scope(BypassReason.COMMAND):
             BudgetPeriod.objects.create(

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 # Bounds for machines that are busy, not what anything should take.
 EXPECT_SECONDS, ACT_SECONDS = 30, 60
-COLORS = {"runOnly": ["color-contrast"]}
+# The rules that depend on the theme or, as names in hidden text do, on the window's width.
+PHONE_RULES = {"runOnly": ["color-contrast", "link-name", "button-name"]}
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
 SETTLED = """document.fonts.status === "loaded" && !document.querySelector(".panel-loading")
   && (!document.querySelector("[data-chart]") || "drawn" in document.documentElement.dataset)"""

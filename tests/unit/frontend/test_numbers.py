@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.core.numbers import compact, duration, exact, share
+from frontend.core.numbers import Margin, compact, duration, exact, share
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,24 @@ def test_exact():
 
 def test_share():
     assert (share(604, 1000), share(1, 3), share(5, 5), share(0, 0)) == ("60.4%", "33.3%", "100.0%", "–")
+
+
+@pytest.mark.parametrize(
+    ("price", "cost", "share"),
+    [
+        (1000, 376, "62.4%"),
+        (1000, 1000, "0.0%"),
+        (3, 2, "33.3%"),
+        (1000, 1350, "−35.0%"),
+        (10_000, 10_001, "−0.1%"),
+        (100, 1950, "−1,850%"),
+        (0, 5, ""),
+        (0, 0, ""),
+    ],
+)
+def test_a_margin_is_a_part_of_the_price(price, cost, share):
+    margin = Margin(price, cost)
+    assert (margin.share, margin.is_loss, margin.amount.femto) == (share, cost > price, price - cost)
 
 
 def test_duration():

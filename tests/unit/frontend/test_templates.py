@@ -7,6 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 TEMPLATES = ROOT / "frontend/templates"
+STATIC = ROOT / "frontend/static/frontend"
+STRING = re.compile(r"""["'`]([^"'`\n]*)["'`]""")
 # Django and allauth find these by their own names.
 BY_NAME = re.compile(r"(account|mfa|socialaccount)/|\d{3}(_csrf)?\.html$")
 IN_PYTHON = re.compile(r'"([a-z_]+(?:/[a-z_]+)+\.html)"')
@@ -31,12 +33,36 @@ def test_every_template_is_used_and_every_reference_exists() -> None:
     assert {name for name in templates - named if not BY_NAME.match(name)} == set()
 
 
+def defined_classes() -> set[str]:
+    css = re.sub(r"/\*.*?\*/", "", (STATIC / "console.css").read_text(), flags=re.DOTALL)
+    return {name for selector in re.findall(r"([^{}]+){", css) for name in re.findall(r"\.([a-z][\w-]*)", selector)}
+
+
+def template_classes() -> set[str]:
+    """The classes in templates. A variable part of a name is a star."""
+    values = (value for path in TEMPLATES.rglob("*.html") for value in CLASSES.findall(path.read_text()))
+    return {name for value in values for name in VARIABLE.sub("*", TAG.sub(" ", value)).split()}
+
+
 def test_every_class_is_defined() -> None:
-    css = re.sub(r"/\*.*?\*/", "", (ROOT / "frontend/static/frontend/console.css").read_text(), flags=re.DOTALL)
-    defined = {name for selector in re.findall(r"([^{}]+){", css) for name in re.findall(r"\.([a-z][\w-]*)", selector)}
-    used = set()
-    for path in TEMPLATES.rglob("*.html"):
-        for value in CLASSES.findall(path.read_text()):
-            names = VARIABLE.sub("*", TAG.sub(" ", value)).split()
-            used |= {name for name in names if "*" not in name}
-    assert used - defined == set()
+    assert {name for name in template_classes() if "*" not in name} - defined_classes() == set()
+
+
+def test_every_defined_class_is_used() -> None:
+    """In a template, or as a string of Python or of a script, which may be a part of it."""
+    sources = [path.read_text() for area in ("frontend", "tenants", "billing") for path in (ROOT / area).rglob("*.py")]
+    sources += [path.read_text() for path in STATIC.rglob("*.js")]
+    strings = {word for source in sources for text in STRING.findall(source) for word in re.findall(r"[\w-]+", text)}
+    in_tags = {word for path in TEMPLATES.rglob("*.html") for word in re.findall(r"[\w-]+", path.read_text())}
+    patterns = [re.escape(name).replace(r"\*", ".+") for name in template_classes() if name.strip("*")]
+    unused = {name for name in defined_classes() - strings if not any(re.fullmatch(one, name) for one in patterns)}
+    assert unused - in_tags == set()
+
+
+def test_every_tag_and_filter_is_used() -> None:
+    library = (ROOT / "frontend/templatetags/console.py").read_text()
+    names = re.findall(r"@register\.(filter|simple_tag)[^\n]*\ndef (\w+)", library)
+    text = "".join(path.read_text() for path in TEMPLATES.rglob("*.html"))
+    used = {"filter": set(re.findall(r"\|(\w+)", text)), "simple_tag": set(re.findall(r"{%-? *(\w+)", text))}
+    assert names
+    assert [name for kind, name in names if name not in used[kind]] == []

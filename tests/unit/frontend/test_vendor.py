@@ -24,9 +24,12 @@ def test_nothing_is_vendored_without_an_entry():
     assert {path.relative_to(VENDOR).as_posix() for path in VENDOR.rglob("*") if path.is_file()} == known
 
 
-def test_every_icon_a_template_names_is_there():
+def test_every_icon_a_template_names_is_there_and_no_other_one():
     there = set(re.findall(r'<symbol id="([^"]+)"', (VENDOR / "icons.svg").read_text()))
-    templates = Path(__file__).parents[3] / "frontend/templates"
-    named = {name for path in templates.rglob("*.html") for name in re.findall(r'{% icon "([^"]+)"', path.read_text())}
+    frontend = Path(__file__).parents[3] / "frontend"
+    templates = "".join(path.read_text() for path in (frontend / "templates").rglob("*.html"))
+    named = set(re.findall(r'{% icon "([^"]+)"', templates))
     assert named
     assert named <= there
+    sources = templates + "".join(path.read_text() for path in frontend.rglob("*.py"))
+    assert {name for name in there - named if f'"{name}"' not in sources} == set()

@@ -17,10 +17,10 @@ from django.db import connection
 from django.db.models import Count, Min, Q, Sum
 from django.utils.timesince import timesince
 
-from billing.budgets.alerts import HARD_IS_FULL_AT
 from billing.models import CompiledRateCard, InvoiceEmail, Reconciliation, UsageQuarantine, UsageRollup
 from billing.pricing.pricing import Tier
 from inference_worker.contract.disk import FreeSpace
+from millrace.apps.operations.budget_usage import tenants_near_limits
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, read_fleet_status
 from millrace.apps.operations.models import Cordon, HealthEvent
 from millrace.devserver.disk_reserve import watched_directories
@@ -76,17 +76,6 @@ class HealthIssue:
     tenant: Tenant | None = None
 
 
-# Tenants' current budgets that are used to 90% or more, the fullest of each tenant first, without dry runs.
-_BUDGETS = """
-SELECT DISTINCT ON (b.tenant_id) b.tenant_id, b.name, b.mode, count(*) OVER (PARTITION BY b.tenant_id),
-    trunc(100 * (w.used / 1000000 + w.reserved) / nullif(r.room, 0))
-FROM billing_budget b JOIN billing_budgetperiod w ON w.budget_id = b.id
-CROSS JOIN LATERAL (SELECT b.amount + w.rolled_over
-    + CASE WHEN b.increase_expires_at > %(now)s THEN b.temporary_increase ELSE 0 END AS room) r
-WHERE b.active AND b.mode <> 'dry_run' AND w.period_start <= %(now)s
-    AND (w.period_end IS NULL OR w.period_end > %(now)s) AND (w.used / 1000000 + w.reserved) * 10 >= r.room * 9
-ORDER BY b.tenant_id, b.mode <> 'hard', 5 DESC NULLS FIRST
-"""
 _REQUESTS = """
 SELECT served_model, count(*), count(*) FILTER (WHERE outcome = 'failed'),
     percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
@@ -278,25 +267,18 @@ def _settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
 
 
 def _budgets(now: datetime) -> Iterator[HealthIssue]:
-    with connection.cursor() as cursor:
-        cursor.execute(_BUDGETS, {"now": now})
-        rows = cursor.fetchall()
-    tenants = Tenant.objects.all_tenants().filter(status=Tenant.Status.ACTIVE).in_bulk([row[0] for row in rows])
-    for tenant_id, name, mode, number, percent in rows:
-        tenant = tenants.get(tenant_id)
-        if tenant is None:
-            continue
-        full = percent is None or percent >= HARD_IS_FULL_AT
-        blocked = full and mode == "hard"
-        used = "has no budget left" if percent is None else f"is {percent:.0f}% used"
+    near = tenants_near_limits(now)
+    for tenant in Tenant.objects.all_tenants().filter(pk__in=near).order_by("pk"):
+        budget, number = near[tenant.pk].budget, near[tenant.pk].budgets
+        used = "has no budget left" if budget.percent is None else f"is {budget.percent}% used"
         more = f", and {number - 1} more" if number > 1 else ""
         yield HealthIssue(
             IssueType.BUDGET,
-            str(tenant_id),
-            urgent=blocked,
-            title=f"{tenant.name}: budget “{name}” {used}{more}",
+            str(tenant.pk),
+            urgent=budget.is_at_limit,
+            title=f"{tenant.name}: budget “{budget.name}” {used}{more}",
             todo="Requests are being rejected. Raise the budget or contact the tenant."
-            if blocked
+            if budget.is_at_limit
             else "Contact the tenant about raising the budget.",
             tenant=tenant,
         )

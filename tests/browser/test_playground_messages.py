@@ -1,0 +1,155 @@
+"""What the playground shows if a server fails, and how an answer ended; the test is the gateway."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, Route, WebSocketRoute, expect
+
+from tenants import actions
+from tenants.models import User
+from tests.support.rows import only_project
+
+pytestmark = pytest.mark.usefixtures("table")
+MODEL = "smollm2-135m"
+TICKET = "**/t/acme/playground/ticket"
+STARTED = {"type": "started", "request_id": "req_1", "model": MODEL}
+DONE = {"type": "done"}
+
+
+@pytest.fixture
+def page(opened: Callable[[str, str], Page]) -> Page:
+    tenant = actions.do_create_tenant("acme", "Acme")
+    actions.do_add_member(tenant, User.objects.create_user("owner@example.com"), "owner")
+    actions.do_create_api_key(only_project(tenant), "prod")
+    return opened("owner@example.com", "/t/acme/playground/")
+
+
+def send(page: Page) -> None:
+    page.get_by_label("Message").fill("Hello!")
+    page.get_by_role("button", name="Send").click()
+
+
+def chunk(text: str = "", reason: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason}
+    return {"type": "chunk", "chunk": {"model": MODEL, "choices": [choice]}}
+
+
+def usage(output: int) -> dict[str, Any]:
+    details = {"cached_tokens": 0, "cache_write_tokens": 0}
+    counts = {"prompt_tokens": 5, "completion_tokens": output, "prompt_tokens_details": details}
+    return {"type": "chunk", "chunk": {"model": MODEL, "choices": [], "usage": counts}}
+
+
+def answer_with(page: Page, *messages: dict[str, Any] | None) -> None:
+    """Play the gateway: it answers each request with these messages. None closes the connection."""
+
+    def serve(socket: WebSocketRoute) -> None:
+        def receive(text: str | bytes) -> None:
+            sent = json.loads(text)
+            if sent.get("type") == "auth":
+                socket.send(json.dumps({"type": "ready"}))
+                return
+            for message in messages:
+                if message is None:
+                    socket.close()
+                else:
+                    socket.send(json.dumps({"id": sent["id"], **message}))
+
+        socket.on_message(receive)
+
+    page.route_web_socket("**/v1/realtime/chat", serve)
+    page.reload()
+
+
+def state(page: Page) -> Locator:
+    return page.locator("[data-state]")
+
+
+def notes(page: Page) -> Locator:
+    return page.locator(".chat-message:not(.user):not(.assistant)")
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (500, "The server responded with status 500 to req_7. Try again. If it keeps failing, contact the operator."),
+        (502, "The server responded with status 502 to req_7. Try again. If it keeps failing, contact the operator."),
+        (429, "The server responded with status 429 to req_7. Wait a minute, then try again."),
+    ],
+)
+def test_an_error_page_is_a_message_with_its_status(page, status, text):
+    def fail(route: Route) -> None:
+        route.fulfill(
+            status=status, headers={"x-request-id": "req_7"}, content_type="text/html", body="<!doctype html>"
+        )
+
+    page.route(TICKET, fail)
+    send(page)
+    expect(page.get_by_role("alert")).to_have_text(text)
+    expect(page.get_by_label("Message")).to_have_value("Hello!")
+    page.unroute(TICKET)
+    answer_with(page, STARTED, chunk("Hi", "stop"), DONE)
+    send(page)
+    expect(state(page)).to_have_text("Complete")
+
+
+def test_a_page_without_session_token_or_server_asks_to_sign_in_to_reload_or_to_wait(page):
+    page.context.clear_cookies(name="sessionid")
+    send(page)
+    expect(page.get_by_role("alert")).to_have_text("You are signed out. Reload the page and sign in.")
+    page.context.clear_cookies(name="csrftoken")
+    send(page)
+    expect(page.get_by_role("alert")).to_contain_text("status 403")
+    expect(page.get_by_role("alert")).to_contain_text("Reload the page and try again.")
+    page.route(TICKET, lambda route: route.abort())
+    send(page)
+    expect(page.get_by_role("alert")).to_have_text("Cannot reach the console. Check your connection and try again.")
+
+
+def test_a_rejected_token_shows_the_servers_reason(page):
+    key = page.get_by_label("API key")
+    key.evaluate("element => (element.selectedOptions[0].value = '999999')")
+    send(page)
+    expect(page.get_by_role("alert")).to_contain_text("This key was deleted or has no inference permission.")
+
+
+@pytest.mark.parametrize(
+    ("messages", "limit", "badge", "note"),
+    [
+        ([chunk("Paris", "stop"), usage(1), DONE], 9, "Complete", ""),
+        ([chunk("Par", "length"), usage(9), DONE], 9, "Cut at the output limit", "reached Max output tokens (9)"),
+        ([chunk("Par", "length"), usage(7), DONE], 9, "Cut at the output limit", "Start a new conversation"),
+        ([chunk("Par", "length"), usage(7), DONE], None, "Cut at the output limit", "or raise the budget"),
+        ([chunk("Par", "tool_calls"), DONE], None, "Tool call", ""),
+        ([chunk("Par", "content_filter"), DONE], None, "Ended: content_filter", ""),
+        ([chunk("Par"), None], None, "Connection lost", "Send the prompt again."),
+        (
+            [chunk("Par"), {"type": "error", "error": {"code": "internal_error", "message": "It failed."}}],
+            None,
+            "Failed",
+            "It failed. (internal_error)",
+        ),
+    ],
+    ids=["stop", "limit", "budget", "context", "tool", "other", "lost", "failed"],
+)
+def test_the_badge_is_how_the_answer_ended(page, messages, limit, badge, note):
+    answer_with(page, STARTED, *messages)
+    page.get_by_label("Max output tokens").fill("" if limit is None else str(limit))
+    send(page)
+    expect(state(page)).to_have_text(badge)
+    expect(page.locator("[data-status]")).to_contain_text(f"{MODEL}: {badge}")
+    expect(notes(page)).to_have_count(1 if note else 0)
+    if note:
+        expect(notes(page)).to_contain_text(note)
+
+
+def test_a_request_that_never_started_is_rejected(page):
+    error = {"code": "context_length_exceeded", "message": "The prompt is too long."}
+    answer_with(page, {"type": "error", "error": error})
+    send(page)
+    expect(state(page)).to_have_text("Rejected")
+    expect(notes(page)).to_have_text("The prompt is too long. (context_length_exceeded)")
