@@ -22,7 +22,11 @@ ENGINE_MAY = {
     "inference_worker.engine",
     "inference_worker.models",
 }
-BILLING_MAY = {"inference_worker.contract.messages", "inference_worker.contract.journal"}
+BILLING_MAY = {
+    "inference_worker.contract.journal",
+    "inference_worker.contract.messages",
+    "inference_worker.contract.valkey",
+}
 GATEWAY_MAY = {
     *(
         "inference_worker.contract",

@@ -21,6 +21,7 @@ from django.db.models import F, QuerySet, Sum
 from billing.metering.usage import UsageReport, sums, total
 from billing.models import Budget, BudgetPeriod, UsageEvent
 from billing.periods import billing_zone
+from inference_worker.contract import valkey
 from tenants.models import ApiKey
 
 DAYS = 7
@@ -207,7 +208,7 @@ def _counters(tenant_id: int, end: datetime, days: int) -> Iterator[tuple[str, i
     """Yield the counters of rejections in Valkey; none if Valkey cannot be reached."""
     names = [f"millrace:limit_counters:{{{tenant_id}}}:{end - timedelta(days=day):%Y%m%d}" for day in range(days + 1)]
     try:
-        with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
+        with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
             pipe = broker.pipeline(transaction=False)
             for name in names:
                 pipe.hgetall(name)

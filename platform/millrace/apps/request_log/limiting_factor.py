@@ -16,6 +16,7 @@ from django.conf import settings
 from django.db.models import Q
 
 from billing.models import Budget, BudgetPeriod
+from inference_worker.contract import valkey
 from millrace.apps.request_log.selectors import budget_scope
 from tenants.limits.token_buckets import WINDOWS, remaining, start_of
 from tenants.models import ApiKey, LimitSet
@@ -119,7 +120,7 @@ def _held(
         return {}
     now = time.time_ns() // 1_000_000
     try:
-        with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
+        with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
             pipe = broker.pipeline(transaction=False)
             for name in buckets.values():
                 pipe.get(name)
