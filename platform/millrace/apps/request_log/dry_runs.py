@@ -18,6 +18,7 @@ import redis
 from django.conf import settings
 from django.db.models import F, QuerySet, Sum
 
+from billing.amounts import FEMTO_A_NANO
 from billing.metering.usage import UsageReport, sums, total
 from billing.models import Budget, BudgetPeriod, UsageEvent
 from billing.periods import billing_zone
@@ -88,7 +89,7 @@ def budget_would_refuse(
     """
     end = now or datetime.now(UTC)
     start, zone = end - timedelta(days=days), billing_zone(scope.tenant_id)
-    most = amount * 10**6 if unit == "money" else amount
+    most = amount * FEMTO_A_NANO if unit == "money" else amount
     window = _window(period, start, zone)
     used = 0 if period == Budget.Period.LIFETIME else scope.used_before(unit, window, start)
     column = {"money": F("cost_femto"), "tokens": sum((F(name) for name in _INPUTS), F("output"))}.get(unit)

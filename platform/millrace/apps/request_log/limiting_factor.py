@@ -15,6 +15,7 @@ import redis
 from django.conf import settings
 from django.db.models import Q
 
+from billing.amounts import whole_units
 from billing.models import Budget, BudgetPeriod
 from inference_worker.contract import valkey
 from millrace.apps.request_log.selectors import budget_scope
@@ -151,7 +152,7 @@ def _of_budget(row: Budget, budget_period: BudgetPeriod | None, now: datetime) -
     limit = row.amount + (budget_period.rolled_over if budget_period else 0)
     if row.increase_expires_at is not None and row.increase_expires_at > now:
         limit += row.temporary_increase
-    used = -(-int(budget_period.used) // 10**6) + budget_period.reserved if budget_period else 0
+    used = whole_units(int(budget_period.used)) + budget_period.reserved if budget_period else 0
     return LimitingFactor(
         "budget",
         budget_scope(row),
