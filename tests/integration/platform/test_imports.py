@@ -33,6 +33,7 @@ GATEWAY_MAY = {
         "inference_worker.models.model_source",
         "inference_worker.engine.scheduling.ordered",
     ),
+    "tenants.idempotency_rules",
     *("tenants.isolation.db_roles", "tenants.keys", "tenants.limits.token_buckets", "tenants.outbox.change_feed"),
     *("tenants.permissions", "tenants.routing_policies.policy"),
     *("billing.amounts", "billing.pricing.pricing", "billing.budgets.budget_leases", "billing.metering.status"),
