@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 
 import redis
@@ -94,10 +94,17 @@ def describe_machine(config: EngineConfig) -> Machine:
     )
 
 
+ENGINES: dict[str, Callable[[EngineConfig], Engine]] = {"embeddings": EmbeddingEngine, "generation": LLMEngine}
+
+
+def engine_name(config: EngineConfig) -> str:
+    """Return the name in `ENGINES` of the engine that runs the model."""
+    return "embeddings" if isinstance(read_model_config(config.model_dir), EncoderConfig) else "generation"
+
+
 def make_engine(config: EngineConfig) -> Engine:
     """Return the engine for the model directory."""
-    embeds = isinstance(read_model_config(config.model_dir), EncoderConfig)
-    return EmbeddingEngine(config) if embeds else LLMEngine(config)
+    return ENGINES[engine_name(config)](config)
 
 
 class Worker:
