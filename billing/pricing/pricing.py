@@ -34,7 +34,6 @@ class Component(StrEnum):
 
 COMPONENTS = tuple(Component)  # NOTE: in the order of `UsageEvent.price_ids`; append, never reorder
 OUTPUTS = (Component.OUTPUT, Component.ANSWER_HIT_OUTPUT)
-INPUTS = tuple(component for component in COMPONENTS if component not in OUTPUTS)
 _OUTPUT_PLACES = tuple(COMPONENTS.index(each) for each in OUTPUTS)
 _PLAIN = {each: Component.OUTPUT if each in OUTPUTS else Component.UNCACHED for each in COMPONENTS}  # without a cache
 

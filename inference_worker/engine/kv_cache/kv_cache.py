@@ -124,12 +124,11 @@ class KVCacheManager:
         leader = None if seq.awaited is None else self._pending.get(seq.awaited)
         return None if leader is None or leader.rank > seq.rank else leader
 
-    def can_start(self, seq: Sequence, hit: PrefixHit, spare: int) -> bool:
-        """Return whether all of the sequence's tokens fit, with `spare` blocks left for running sequences."""
-        return self.shortage(seq, hit, spare) <= 0
-
     def shortage(self, seq: Sequence, hit: PrefixHit, spare: int) -> int:
-        """Return the number of blocks that `can_start` lacks; negative if there are more than enough."""
+        """Return how many blocks are missing to start `seq` with `spare` blocks left for running sequences.
+
+        The number is negative if there are more than enough.
+        """
         held = [block_id for block_id in hit.block_ids if block_id is not None]
         waking = sum(self.pool.is_idle(block_id) for block_id in held)
         needed = self.num_blocks_for(seq.num_tokens) - len(held)

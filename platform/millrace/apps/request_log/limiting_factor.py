@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -60,16 +60,6 @@ def binding(tenant_id: int, keys: Iterable[ApiKey]) -> dict[int, tuple[LimitingF
         holds += [bound for row, bound in budgets if _applies(row, key)]
         found[key.pk] = tuple(sorted(holds, key=lambda bound: (bound.per_mille, bound.limit)))
     return found
-
-
-def effective(bounds: Sequence[LimitingFactor]) -> tuple[LimitingFactor, ...]:
-    """Return the lowest limit of each name and period that applies to all models."""
-    lowest: dict[tuple[str, str, str], LimitingFactor] = {}
-    for bound in bounds:
-        kind = (bound.kind, bound.name if bound.kind == "limit" else bound.unit, bound.period)
-        if not bound.model and (kind not in lowest or bound.limit < lowest[kind].limit):
-            lowest[kind] = bound
-    return tuple(lowest.values())
 
 
 def _applies(row: LimitSet | Budget, key: ApiKey) -> bool:
