@@ -131,6 +131,7 @@ def _change() -> datetime:
 
 def _prices(number: int, start: datetime, end: datetime | None) -> dict[str, list[int | None]]:
     """Return the ids of a version's prices by model, in the order of the events' columns."""
+    from billing.amounts import NANO_A_DOLLAR
     from billing.models import Price, PriceBook, PriceVersion
     from billing.pricing.pricing import COMPONENTS as ORDER
 
@@ -139,7 +140,9 @@ def _prices(number: int, start: datetime, end: datetime | None) -> dict[str, lis
     values = {"version": version, "book": book, "tier": "standard", "effective_from": start, "effective_until": end}
     return {
         model: [
-            Price.objects.create(model=model, component=name, nano_per_million=COMPONENTS[name] * 10**9, **values).pk
+            Price.objects.create(
+                model=model, component=name, nano_per_million=COMPONENTS[name] * NANO_A_DOLLAR, **values
+            ).pk
             if name in COMPONENTS
             else None
             for name in ORDER

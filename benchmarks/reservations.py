@@ -22,9 +22,9 @@ sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in
 
 from benchmarks.options import parse  # noqa: E402  (after the path it needs)
 from benchmarks.settler import set_up  # noqa: E402
+from billing.amounts import NANO_A_DOLLAR  # noqa: E402
 
-DOLLAR = 10**9
-RECALLED = 100 * DOLLAR
+RECALLED = 100 * NANO_A_DOLLAR
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
         set_up(running)
         url, key = _prepare(), _make_key("bench")
         without = asyncio.run(_admissions(url, key, options))
-        _set_budgets(key.tenant_id, 90_000_000 * DOLLAR)
+        _set_budgets(key.tenant_id, 90_000_000 * NANO_A_DOLLAR)
         budgeted = asyncio.run(_admissions(url, key, options))
         print(f"CPU an admission, us: {without:.1f} without budgets, {budgeted:.1f} with three")
         keys = [_make_key(f"bench-{number}") for number in range(options.rounds)]

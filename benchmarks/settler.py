@@ -138,10 +138,11 @@ def _drain_twice(batch: int, threads: int, events: int, rate_card: int) -> tuple
 def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, float]:
     from django.db import connection
 
-    from billing.metering.settler import Settler, connect
+    from billing.metering.settler import Settler
+    from inference_worker.contract import valkey
     from inference_worker.contract.messages import USAGE_STREAM
 
-    broker = connect(os.environ["MILLRACE_VALKEY_URL"])
+    broker = valkey.connect(os.environ["MILLRACE_VALKEY_URL"], valkey.SETTLER)
     for start in range(0, len(messages), 1000):
         pipe = broker.pipeline(transaction=False)
         for message in messages[start : start + 1000]:
@@ -149,7 +150,12 @@ def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, floa
         pipe.execute()
     stopping = threading.Event()
     settlers = [
-        Settler(connect(os.environ["MILLRACE_VALKEY_URL"]), consumer=f"b{number}", stopping=stopping, batch=batch)
+        Settler(
+            valkey.connect(os.environ["MILLRACE_VALKEY_URL"], valkey.SETTLER),
+            consumer=f"b{number}",
+            stopping=stopping,
+            batch=batch,
+        )
         for number in range(threads)
     ]
 
@@ -188,13 +194,14 @@ def _until_rows(rate_card: int, samples: int) -> list[float]:
     """Seconds from sending an event until its row is there, one after another."""
     from django.db import connection
 
-    from billing.metering.settler import Settler, connect
+    from billing.metering.settler import Settler
+    from inference_worker.contract import valkey
     from inference_worker.contract.messages import USAGE_STREAM, decode_usage
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
 
-    broker, stopping, times = connect(os.environ["MILLRACE_VALKEY_URL"]), threading.Event(), []
-    own = connect(os.environ["MILLRACE_VALKEY_URL"])
+    broker, stopping, times = valkey.connect(os.environ["MILLRACE_VALKEY_URL"], valkey.SETTLER), threading.Event(), []
+    own = valkey.connect(os.environ["MILLRACE_VALKEY_URL"], valkey.SETTLER)
     thread = threading.Thread(target=Settler(broker, consumer="benchmark", stopping=stopping).run)
     thread.start()
     for _ in range(samples):

@@ -1,14 +1,28 @@
-"""Integer amounts of money and their formats. Does not import Django.
+"""Integer amounts of money: units, conversions and formats. Does not import Django.
 
-femto-USD for costs (tokens x nano-USD per million is exact), nano-USD for credits and the ledger, cents on invoices.
+| unit | USD | amounts |
+|---|---|---|
+| femto-USD | 10^-15 | costs of usage, since tokens times a price is a whole number of them |
+| nano-USD | 10^-9 | prices per million tokens, budgets, reservations, credit and the ledger |
+| cent | 10^-2 | lines and totals of invoices, payments |
+
+The used amount of a budget period is in millionths of the budget's unit. For money, these are femto-USD.
 Amounts are rounded only once, and no amount is a float.
 """
 
 from __future__ import annotations
 
+FEMTO_DIGITS = 15  # decimals of a dollar in femto-USD
+NANO_DIGITS = 9  # decimals of a dollar in nano-USD
+NANO_A_DOLLAR = 10**9
 NANO_A_CENT = 10**7
+FEMTO_A_NANO = 10**6
 FEMTO_A_CENT = 10**13
-PPM = 10**6  # tax rates are in millionths: 8.875 % is 88,750
+MILLIONTHS = 10**6  # in a nano-USD, token or request of a budget
+TOKENS_A_PRICE = 10**6  # a price is per million tokens
+PPM = 10**6  # tax rates and exchange rates are in millionths: 8.875 % is 88,750
+MAX_BUDGET = 10**17  # nano-USD (100 million dollars), tokens or requests; sums of several fit in a bigint
+MAX_CENTS = 10**12  # of one invoice line or payment
 
 
 def half_up(amount: int, unit: int) -> int:
@@ -20,6 +34,11 @@ def half_up(amount: int, unit: int) -> int:
 def cents(femto: int) -> int:
     """Return an invoice line's amount."""
     return half_up(femto, FEMTO_A_CENT)
+
+
+def whole_units(millionths: int) -> int:
+    """Return femto-USD as nano-USD, or millionths of tokens or requests as whole ones, rounded up."""
+    return -(-millionths // MILLIONTHS)
 
 
 def tax(base_cents: int, rate_ppm: int) -> int:

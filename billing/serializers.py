@@ -11,7 +11,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from billing.amounts import decimal
+from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
 from billing.metering.usage import BUCKETS, GROUPS, instant, span
 from billing.models import TOKEN_CLASSES, ExecutionOutcome, Price, UsageEvent
 from billing.pricing.pricing import COMPONENTS
@@ -184,7 +184,7 @@ class CostOut(serializers.Serializer[Any]):
 
 def usd(femto: int) -> str:
     """Convert femto-USD to decimal USD with all digits."""
-    return decimal(femto, 15, 2)
+    return decimal(femto, FEMTO_DIGITS, 2)
 
 
 class CountsOut(serializers.Serializer[Any]):
@@ -256,7 +256,7 @@ class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
                         "component": component.value,
                         "tokens": tokens,
                         "price_id": price_id,
-                        "usd_per_million": decimal(price.nano_per_million, 9, 2),
+                        "usd_per_million": decimal(price.nano_per_million, NANO_DIGITS, 2),
                         "usd": usd(tokens * price.nano_per_million),
                     }
                 )

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import structlog
 from celery import shared_task
 
-from tenants import invitations
+from tenants import idempotency_rules, invitations
 from tenants.actions import do_purge_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -26,7 +26,6 @@ from tenants.outbox import change_feed, email_outbox, user_emails
 from tenants.webhooks import sending
 
 log = structlog.get_logger(__name__)
-IDEMPOTENT_RESPONSE_RETENTION = timedelta(hours=24)
 EVENT_RETENTION = timedelta(days=90)
 
 
@@ -65,7 +64,7 @@ def purge_expired() -> None:
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         old = now - timedelta(seconds=change_feed.RETENTION_SECONDS)
         ChangeEventRow.objects.all_tenants().filter(created_at__lt=old).delete()
-        IdempotentResponse.objects.all_tenants().filter(created_at__lt=now - IDEMPOTENT_RESPONSE_RETENTION).delete()
+        IdempotentResponse.objects.all_tenants().filter(created_at__lt=now - idempotency_rules.RETENTION).delete()
         oldest = now - EVENT_RETENTION
         WebhookAttempt.objects.all_tenants().filter(delivery__event__created_at__lt=oldest).delete()
         WebhookDelivery.objects.all_tenants().filter(event__created_at__lt=oldest).delete()

@@ -217,14 +217,3 @@ def do_commit(
         row.save(force_insert=True)
         audit.record("commitment.created", row, tenant_id=locked.pk, after=audit.described(row))
     return row
-
-
-def do_end_commitment(commitment: Commitment, last_month: str) -> Commitment:
-    """End a commitment with that month."""
-    with booking(commitment.tenant_id):
-        row = Commitment.objects.for_tenant(commitment.tenant_id).select_for_update().get(pk=commitment.pk)
-        before = audit.described(row)
-        row.last_month = last_month
-        row.save(update_fields=["last_month"])
-        audit.record("commitment.ended", row, tenant_id=row.tenant_id, before=before, after=audit.described(row))
-    return row

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import date
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -95,17 +94,6 @@ def do_add_tax_rule(**fields: Any) -> TaxRule:
         insert(rule, "There is a rule for the same buyers from that day on.")
         audit.record("tax_rule.created", rule, tenant_id=None, after=audit.described(rule))
     return rule
-
-
-def do_end_tax_rule(rule: TaxRule, ends_on: date) -> TaxRule:
-    """End a tax rule on that day."""
-    with all_tenants_scope(BypassReason.BILLING):
-        row = TaxRule.objects.select_for_update().get(pk=rule.pk)
-        before = audit.described(row)
-        row.ends_on = ends_on
-        row.save(update_fields=["ends_on"])
-        audit.record("tax_rule.ended", row, tenant_id=None, before=before, after=audit.described(row))
-    return row
 
 
 def do_add_exchange_rate(**fields: Any) -> ExchangeRate:

@@ -22,15 +22,13 @@ from billing.actions.budgets import (
     do_remove_budget,
     is_raised,
 )
+from billing.amounts import MAX_BUDGET, MILLIONTHS, whole_units
 from billing.models import Budget, BudgetPeriod
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, Strict
 from tenants.models import ApiKey, Membership, Project
 from tenants.permissions import Permission
 from tenants.views import TenantView, given
-
-MAX_AMOUNT = 10**17
-MILLIONTHS = 10**6
 
 
 def _id(text: str) -> serializers.IntegerField:
@@ -48,7 +46,7 @@ class BudgetPeriodOut(serializers.ModelSerializer[BudgetPeriod]):
         fields = ("period_start", "period_end", "rolled_over", "used", "reserved", "left", "rejected")
 
     def get_used(self, budget_period: BudgetPeriod) -> int:
-        return -(-int(budget_period.used) // MILLIONTHS)
+        return whole_units(int(budget_period.used))
 
     def get_left(self, budget_period: BudgetPeriod) -> int:
         budget = self.context["budget"]
@@ -105,7 +103,7 @@ class BudgetSaved(BudgetOut):
 class BudgetChange(Strict):
     name = serializers.CharField(max_length=100)
     amount = serializers.IntegerField(
-        min_value=0, max_value=MAX_AMOUNT, help_text="Of each period: nano-USD, tokens or requests."
+        min_value=0, max_value=MAX_BUDGET, help_text="Of each period: nano-USD, tokens or requests."
     )
     mode = serializers.ChoiceField(
         Budget.Mode.choices, required=False, help_text="hard rejects, soft counts, dry_run counts what it would reject"
@@ -114,12 +112,12 @@ class BudgetChange(Strict):
         required=False, help_text="Reduce max_tokens of a request that does not fit, instead of rejecting it."
     )
     temporary_increase = serializers.IntegerField(
-        min_value=0, max_value=MAX_AMOUNT, required=False, help_text="Added to the limit until increase_expires_at."
+        min_value=0, max_value=MAX_BUDGET, required=False, help_text="Added to the limit until increase_expires_at."
     )
     increase_expires_at = serializers.DateTimeField(required=False, allow_null=True)
     rollover_limit = serializers.IntegerField(
         min_value=0,
-        max_value=MAX_AMOUNT,
+        max_value=MAX_BUDGET,
         required=False,
         help_text="Most of the unused amount that rolls over to the next period.",
     )

@@ -8,7 +8,7 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from billing.amounts import decimal
+from billing.amounts import NANO_DIGITS, decimal
 from billing.models import PriceBook, PriceVersion
 from billing.pricing.price_book import MAX_NAME_LENGTH, nano_per_million, parse
 from billing.pricing.price_files import minute
@@ -144,7 +144,7 @@ class PriceOut(serializers.Serializer[Any]):
             "model": instance.model,
             "tier": str(instance.tier),
             "component": str(instance.component),
-            "usd_per_million": decimal(instance.nano_per_million, 9, 2),
+            "usd_per_million": decimal(instance.nano_per_million, NANO_DIGITS, 2),
             "from_tokens": instance.from_tokens,
             "until_tokens": None if instance.until_tokens == NO_END else instance.until_tokens,
             "from_time": _time(instance.from_minute),

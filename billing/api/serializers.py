@@ -6,6 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
+from billing.amounts import MAX_CENTS
 from billing.models import (
     BillingEntity,
     BillingProfile,
@@ -34,7 +35,7 @@ class StrictModel(serializers.ModelSerializer[Any]):
 
 
 def _cents(**options: Any) -> serializers.IntegerField:
-    return serializers.IntegerField(min_value=1, max_value=10**12, **options)
+    return serializers.IntegerField(min_value=1, max_value=MAX_CENTS, **options)
 
 
 class InvoiceOut(serializers.ModelSerializer[Invoice]):
@@ -141,7 +142,7 @@ class CommitmentOut(serializers.ModelSerializer[Commitment]):
 
 class CommitmentIn(Strict):
     name = serializers.CharField(max_length=100)
-    fee = serializers.IntegerField(min_value=0, max_value=10**12, help_text="cents a month")
+    fee = serializers.IntegerField(min_value=0, max_value=MAX_CENTS, help_text="cents a month")
     included_nano = serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, help_text="nano-USD of use a month")
     priority = serializers.IntegerField(required=False, min_value=0, max_value=1000)
     first_month = serializers.RegexField(_MONTH)
@@ -161,7 +162,7 @@ class PaymentIn(Strict):
     """A manually recorded payment. Negative `cents` are a refund."""
 
     reference = serializers.CharField(max_length=200)
-    cents = serializers.IntegerField(min_value=-(10**12), max_value=10**12)
+    cents = serializers.IntegerField(min_value=-MAX_CENTS, max_value=MAX_CENTS)
     received_at = serializers.DateTimeField()
     invoice = serializers.CharField(required=False, max_length=40, help_text="The number of the one to pay first.")
     as_credit = serializers.BooleanField(required=False, help_text="Buys prepaid credit.")

@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Q, QuerySet
 
-from billing.amounts import decimal
+from billing.amounts import NANO_DIGITS, decimal, whole_units
 from billing.budgets.forecast import Forecast, forecast_budget_period
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from tenants.isolation.db_roles import BypassReason
@@ -29,7 +29,6 @@ from tenants.webhooks.outbox import enqueue
 
 ROLES = ("owner", "admin", "billing")
 AFTERWARDS = timedelta(hours=1)  # how long a period is checked after its end, because its last requests settle then
-MILLIONTHS = 10**6
 # A hard budget rejects what does not fit, so its usage seldom reaches the limit exactly.
 HARD_IS_FULL_AT = 99
 
@@ -61,7 +60,7 @@ def budget_status(budget: Budget, budget_period: BudgetPeriod, now: datetime) ->
     raised = (
         budget.temporary_increase if budget.increase_expires_at is not None and budget.increase_expires_at > now else 0
     )
-    return BudgetStatus(-(-int(budget_period.used) // MILLIONTHS), budget.amount + budget_period.rolled_over + raised)
+    return BudgetStatus(whole_units(int(budget_period.used)), budget.amount + budget_period.rolled_over + raised)
 
 
 def check_thresholds(now: datetime | None = None) -> int:
@@ -185,7 +184,7 @@ def _reached(thresholds: Sequence[str]) -> str:
 
 def _text(amount: int, budget: Budget) -> str:
     return (
-        f"${Decimal(decimal(amount, 9, 2)):,}"
+        f"${Decimal(decimal(amount, NANO_DIGITS, 2)):,}"
         if budget.unit == BudgetPeriod.Unit.MONEY
         else f"{amount:,} {budget.unit}"
     )

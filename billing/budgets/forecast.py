@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 from django.db.models import F, Q, QuerySet, Sum
 from django.db.models.functions import TruncDay
 
+from billing.amounts import FEMTO_A_NANO, whole_units
 from billing.budgets.projection import FEWEST_DAYS, fit, project
 from billing.metering.usage import UsageReport, sums, total
 from billing.models import Budget, BudgetPeriod, UsageRollup
@@ -21,8 +22,6 @@ from billing.periods import billing_zone, month_bounds
 from tenants.models import ApiKey
 
 HISTORY = timedelta(days=56)  # eight weeks; older usage says little about today
-FEMTO_A_NANO = 10**6
-MILLIONTHS = 10**6
 _COUNTED = {
     BudgetPeriod.Unit.MONEY: F("cost_femto"),
     BudgetPeriod.Unit.REQUESTS: F("completed") + F("cancelled"),
@@ -57,7 +56,7 @@ def forecast_budget_period(budget: Budget, budget_period: BudgetPeriod, now: dat
     unit = BudgetPeriod.Unit(budget.unit)
     daily = _daily(_rollups(budget), unit, budget_period.period_start, now := now or datetime.now(UTC))
     return _forecast(
-        daily, budget_period.period_start, budget_period.period_end, -(-int(budget_period.used) // MILLIONTHS), now
+        daily, budget_period.period_start, budget_period.period_end, whole_units(int(budget_period.used)), now
     )
 
 
@@ -72,7 +71,7 @@ def forecast_tenant(tenant_id: int, now: datetime | None = None, zone: ZoneInfo 
     rollups = UsageRollup.objects.for_tenant(tenant_id)
     daily = _daily(rollups, BudgetPeriod.Unit.MONEY, start, now)
     used = total(sums(UsageReport(tenant_id, start=start, end=now)))["cost_femto"]
-    return _forecast(daily, start, end, -(-used // FEMTO_A_NANO), now)
+    return _forecast(daily, start, end, whole_units(used), now)
 
 
 def _rollups(budget: Budget) -> QuerySet[UsageRollup]:

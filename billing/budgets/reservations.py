@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 from django.db import connection
 
+from billing.amounts import FEMTO_A_NANO
 from billing.metering.arrays import array
 from inference_worker.contract.messages import ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-
-FEMTO_PER_NANO = 10**6
 
 _SETTLE = """
 SELECT billing_settle(%s::bigint[], %s::integer[], %s::bigint[], %s::bigint[], %s::bigint[], %s::numeric[],
@@ -56,7 +55,7 @@ def exceeds_reservation(event: ExecutionUsage, cost_femto: int) -> str | None:
     reserved_nano, reserved_tokens = billing_context.reserved_nano, billing_context.reserved_tokens
     if billing_context.lease_id is not None:
         reserved_nano, reserved_tokens = reserved_nano or 0, reserved_tokens or 0
-    if reserved_nano is not None and used.femto > reserved_nano * FEMTO_PER_NANO:
+    if reserved_nano is not None and used.femto > reserved_nano * FEMTO_A_NANO:
         return f"costs {used.femto} femto-USD, more than its reservation"
     if reserved_tokens is not None and used.tokens > reserved_tokens:
         return f"used {used.tokens} tokens, more than its reservation"

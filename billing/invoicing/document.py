@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from billing.amounts import PPM, decimal, dollars, half_up
+from billing.amounts import NANO_DIGITS, PPM, cents, decimal, dollars, half_up
 from billing.models import Invoice, InvoiceLine
 
 COMPONENTS = {
@@ -166,7 +166,7 @@ def _line_words(line: Mapping[str, Any]) -> dict[str, str]:
         "what": COMPONENTS[line["component"]],
         "note": ", ".join(part for part in note if part),
         "quantity": f"{line['tokens']:,}",
-        "price": f"${decimal(line['nano_per_million'], 9, 2)} / M",
+        "price": f"${decimal(line['nano_per_million'], NANO_DIGITS, 2)} / M",
         "amount": dollars(line["cents"]),
     }
 
@@ -190,5 +190,5 @@ def _display_words(display: Mapping[str, Any] | None) -> str:
 
 
 def _saved(document: Mapping[str, Any]) -> str:
-    saved = half_up(int(document["saved_femto"]), 10**13)
+    saved = cents(int(document["saved_femto"]))
     return dollars(saved) if saved else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.template.loader import render_to_string
 
-from billing.amounts import decimal
+from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
 from billing.invoicing.document import in_words
 from tenants import csv_tables
 
@@ -39,8 +39,8 @@ def as_csv(document: Mapping[str, Any]) -> str:
     for line in document["lines"]:
         price = line["nano_per_million"]
         amounts = (
-            "" if price is None else decimal(price, 9),
-            decimal(int(line["femto"]), 15),
+            "" if price is None else decimal(price, NANO_DIGITS),
+            decimal(int(line["femto"]), FEMTO_DIGITS),
             decimal(line["cents"], 2, 2),
         )
         rows.append([document["number"], *(line[name] for name in _COLUMNS), *amounts])

@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree.ElementTree import Element, SubElement, register_namespace, tostring
 from zoneinfo import ZoneInfo
 
-from billing.amounts import decimal
+from billing.amounts import NANO_DIGITS, TOKENS_A_PRICE, decimal
 
 PROFILE = "EN 16931"
 _GUIDELINE = "urn:cen.eu:en16931:2017"
@@ -86,8 +86,8 @@ def _line(parent: Element, line: Mapping[str, Any], tax: Mapping[str, Any]) -> N
         quantity = 1
         _add(price, "ram:ChargeAmount", decimal(line["cents"], 2, 2))
     else:
-        _add(price, "ram:ChargeAmount", decimal(line["nano_per_million"], 9, 2))
-        _add(price, "ram:BasisQuantity", "1000000", unitCode="C62")
+        _add(price, "ram:ChargeAmount", decimal(line["nano_per_million"], NANO_DIGITS, 2))
+        _add(price, "ram:BasisQuantity", str(TOKENS_A_PRICE), unitCode="C62")
     delivery = _add(parent, "ram:SpecifiedLineTradeDelivery")
     _add(delivery, "ram:BilledQuantity", str(quantity), unitCode="C62")
     settlement = _add(parent, "ram:SpecifiedLineTradeSettlement")

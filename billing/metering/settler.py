@@ -18,8 +18,6 @@ import django.db
 import redis
 import structlog
 from django.db import connection
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from billing.budgets import reservations
 from billing.metering import status
@@ -38,18 +36,6 @@ REPORT_SECONDS = 1.0
 PARTITIONS_SECONDS = 3600.0
 FORGET_IDLE_MS = 3_600_000  # a consumer without pending messages and without a read for longer is removed
 MAX_BACKOFF_SECONDS = 5.0
-
-
-def connect(url: str) -> redis.Redis:
-    """Return a connection to the broker without retries: a repeated read would leave messages pending."""
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=5,
-        socket_connect_timeout=2,
-        retry=Retry(NoBackoff(), 0),
-        health_check_interval=10,
-        protocol=2,
-    )
 
 
 class Settler:

@@ -8,11 +8,10 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 
+from billing.amounts import MAX_BUDGET
 from billing.models.budget_leases import BudgetPeriod
 from tenants.isolation.scopes import TenantManager
 from tenants.models import ApiKey, OutboxEmail, Project, Tenant, User, WebhookEvent
-
-MAX_BUDGET_NANO = 10**17  # a hundred million dollars in nano-USD; sums of several fit in a bigint
 
 
 def default_thresholds() -> list[int]:
@@ -85,7 +84,9 @@ class Budget(models.Model):
             models.CheckConstraint(
                 name="budget_amounts",
                 condition=Q(
-                    amount__range=(0, 10**17), temporary_increase__range=(0, 10**17), rollover_limit__range=(0, 10**17)
+                    amount__range=(0, MAX_BUDGET),
+                    temporary_increase__range=(0, MAX_BUDGET),
+                    rollover_limit__range=(0, MAX_BUDGET),
                 ),
             ),
             models.CheckConstraint(

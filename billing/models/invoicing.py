@@ -9,6 +9,7 @@ from django.core.validators import MaxValueValidator, RegexValidator
 from django.db import models
 from django.db.models import F, Q
 
+from billing.amounts import PPM
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant
 
@@ -96,7 +97,7 @@ class TaxRule(models.Model):
     region = models.CharField(max_length=100, blank=True)
     buyer = models.CharField(max_length=10, blank=True, choices=Buyer)
     category = models.CharField(max_length=2, choices=TaxCategory)
-    rate_ppm = models.IntegerField(default=0, validators=[MaxValueValidator(1_000_000)])
+    rate_ppm = models.IntegerField(default=0, validators=[MaxValueValidator(PPM)])
     label = models.CharField(max_length=40, default="VAT")
     note = models.CharField(max_length=200, blank=True)
     starts_on = models.DateField()
@@ -107,7 +108,7 @@ class TaxRule(models.Model):
             models.UniqueConstraint(fields=["entity", "country", "region", "buyer", "starts_on"], name="tax_rule_once"),
             models.CheckConstraint(
                 name="tax_rule_rate",
-                condition=Q(category="S", rate_ppm__gt=0, rate_ppm__lte=1_000_000) | (~Q(category="S") & Q(rate_ppm=0)),
+                condition=Q(category="S", rate_ppm__gt=0, rate_ppm__lte=PPM) | (~Q(category="S") & Q(rate_ppm=0)),
             ),
         ]
 

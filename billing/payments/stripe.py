@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from billing.actions.payments import Received
+from billing.amounts import MAX_CENTS
 from billing.payments import NotGenuine, Unreadable
 
 TOLERANCE = 300  # seconds between the signature's time and the local clock
@@ -64,7 +65,7 @@ class Stripe:
             at = datetime.fromtimestamp(item.created, UTC)
         except (OverflowError, ValueError, OSError) as exc:
             raise Unreadable(f"{item.id}: `created` is no time") from exc
-        if not amount or abs(amount) > 10**12:
+        if not amount or abs(amount) > MAX_CENTS:
             raise Unreadable(f"{item.id}: {amount} is no amount")
         owner = {name: item.metadata.get(name, "") for name in ("tenant", "invoice")}
         return [Received(self.name, item.id, amount, at, as_credit="credit" in item.metadata, **owner)]

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from django.db.models import Q
 
+from billing.amounts import NANO_DIGITS
 from billing.models import CompiledRateCard, Price, PriceBook, PriceBookAssignment
 from billing.models.prices import MAX_NANO_PER_MILLION
 from billing.pricing.pricing import COMPONENTS, MINUTES_A_DAY, NO_END, Component, Rate, Tier, encode_rates
@@ -58,7 +59,7 @@ def nano_per_million(usd_per_million: str | Decimal) -> int:
     """
     try:
         with localcontext(prec=60):
-            exact = Decimal(usd_per_million).scaleb(9)
+            exact = Decimal(usd_per_million).scaleb(NANO_DIGITS)
             whole = int(exact)
     except (DecimalException, ValueError, OverflowError):
         raise ValueError(f"{usd_per_million!r} is not a number") from None

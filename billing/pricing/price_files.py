@@ -11,6 +11,7 @@ from decimal import ROUND_HALF_UP, Decimal, localcontext
 from itertools import pairwise
 from typing import Any
 
+from billing.amounts import NANO_DIGITS
 from billing.pricing.price_book import MAX_NAME_LENGTH, NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from tenants import csv_tables
@@ -121,7 +122,7 @@ def _nano(place: str, value: Any, imported: Imported) -> int | None:
             imported.not_whole.append(f"{place} = {value}")
             if not imported.rounded:
                 return None
-            return nano_per_million(per_million.quantize(Decimal("1e-9"), ROUND_HALF_UP))
+            return nano_per_million(per_million.quantize(Decimal(1).scaleb(-NANO_DIGITS), ROUND_HALF_UP))
 
 
 def _rows(model: str, tier: Tier, found: Found) -> Iterator[NewPrice]:

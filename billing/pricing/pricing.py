@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
-FEMTO_PER_NANO = 1_000_000
+from billing.amounts import FEMTO_A_NANO, whole_units
+
 MINUTES_A_DAY = 1440
 NO_END = 2**31 - 1  # of a range of prompt lengths: above any prompt
 UNBOUNDED = 2**31 - 1  # output tokens without a cost
@@ -33,7 +34,6 @@ class Component(StrEnum):
 
 COMPONENTS = tuple(Component)  # NOTE: in the order of `UsageEvent.price_ids`; append, never reorder
 OUTPUTS = (Component.OUTPUT, Component.ANSWER_HIT_OUTPUT)
-INPUTS = tuple(component for component in COMPONENTS if component not in OUTPUTS)
 _OUTPUT_PLACES = tuple(COMPONENTS.index(each) for each in OUTPUTS)
 _PLAIN = {each: Component.OUTPUT if each in OUTPUTS else Component.UNCACHED for each in COMPONENTS}  # without a cache
 
@@ -120,7 +120,7 @@ def reservation_nano(
     femto = prompt_tokens * _dearest_input(rate_card, found, writes_5m, writes_1h)
     if max_output * n:
         femto += max_output * n * _price(rate_card, found, Component.OUTPUT).nano_per_million
-    return nano(femto)
+    return whole_units(femto)
 
 
 def affordable_output(
@@ -140,7 +140,7 @@ def affordable_output(
         UnknownPriceError: a component it may use has no price.
     """
     found = prices(rate_card, prompt_tokens, at)
-    left = money * FEMTO_PER_NANO - prompt_tokens * _dearest_input(rate_card, found, writes_5m, writes_1h)
+    left = money * FEMTO_A_NANO - prompt_tokens * _dearest_input(rate_card, found, writes_5m, writes_1h)
     a_token = n * _price(rate_card, found, Component.OUTPUT).nano_per_million
     if left < 0:
         return 0
@@ -196,11 +196,6 @@ def rate(rate_card: RateCard, usage: Mapping[Component, int], at: int) -> Rated:
         UnknownPriceError: a component used has no price.
     """
     return Rater(rate_card).rate([usage.get(component, 0) for component in COMPONENTS], at)
-
-
-def nano(femto: int) -> int:
-    """Convert femto-USD to whole nano-USD, rounded up."""
-    return -(-femto // FEMTO_PER_NANO)
 
 
 def _dearest_input(rate_card: RateCard, found: Mapping[Component, Rate], writes_5m: bool, writes_1h: bool) -> int:

@@ -49,7 +49,6 @@ class ModelConfig:
     mlp_bias: bool
     dtype: str  # of the checkpoint: "bfloat16", "float16" or "float32"
     rope: RopeConfig = field(default_factory=RopeConfig)
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
     @property
@@ -201,7 +200,6 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], directory: Path) -> 
     if heads % kv_heads or head_dim % 2:
         raise read.error(f"{heads} heads, {kv_heads} KV heads and head_dim {head_dim} do not fit together")
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))
-    bos = raw.get("bos_token_id")
     return ModelConfig(
         architecture=architecture,
         vocab_size=read.integer("vocab_size"),
@@ -218,7 +216,6 @@ def _parse(raw: dict[str, Any], generation: dict[str, Any], directory: Path) -> 
         mlp_bias=read.flag("mlp_bias", False),
         dtype=read.dtype(),
         rope=_rope(raw, read),
-        bos_token_id=bos if isinstance(bos, int) else None,
         eos_token_ids=token_ids(eos),
     )
 

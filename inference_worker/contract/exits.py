@@ -19,13 +19,13 @@ from pathlib import Path
 import redis
 import structlog
 
+from inference_worker.contract import valkey
 from inference_worker.contract.journal import is_free
 from inference_worker.contract.messages import EXITS_KEY, REPLICAS_KEY, beat_key
 
 log = structlog.get_logger(__name__)
 
 EXIT_TTL_SECONDS = 3600
-REPORT_TIMEOUT_SECONDS = 1.0  # for one response of the broker; the supervisor delays the restart until then
 LOCK_SECONDS = 0.5  # until forked children, which inherited the lock, have ended too
 _FILE = "replica"
 
@@ -66,9 +66,7 @@ def report_last_exit(broker_url: str, directory: Path) -> None:
     if replica_id is None or not is_free(directory, wait_seconds=LOCK_SECONDS):
         return
     try:
-        with redis.Redis.from_url(
-            broker_url, socket_timeout=REPORT_TIMEOUT_SECONDS, socket_connect_timeout=REPORT_TIMEOUT_SECONDS
-        ) as broker:
+        with valkey.connect(broker_url, valkey.SUPERVISOR) as broker:
             report_exit(broker, replica_id)
     except (redis.RedisError, OSError) as exc:
         log.warning("exit_report_failed", replica_id=replica_id, error=str(exc))

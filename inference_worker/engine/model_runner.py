@@ -181,8 +181,7 @@ class ModelRunner:
             row[: len(block_ids)] = block_ids
         rows = np.repeat(np.arange(len(scheduled)), query_lens)
         slots = block_table[rows, positions // block_size] * block_size + positions % block_size
-        places = self._to_device(positions)
-        cos, sin = self._rope(places)
+        cos, sin = self._rope(self._to_device(positions))
         metadata = StepMetadata(
             num_seqs=len(scheduled),
             num_tokens=output.num_tokens,
@@ -193,7 +192,6 @@ class ModelRunner:
             seq_lens=self._to_device(starts + query_lens),
             block_table=self._to_device(block_table),
             slot_mapping=self._to_device(slots),
-            positions=places,
             cos=cos,
             sin=sin,
         )

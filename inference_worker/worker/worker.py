@@ -9,16 +9,14 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 
 import redis
 import structlog
 import torch
-from redis.backoff import ExponentialBackoff
-from redis.retry import Retry
 
-from inference_worker.contract import claims
+from inference_worker.contract import claims, valkey
 from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
@@ -82,12 +80,6 @@ def new_replica_id(settings: WorkerSettings) -> str:
     return f"{worker_name(settings)}.{secrets.token_hex(4)}"
 
 
-def connect(url: str) -> redis.Redis:
-    """Return a client for the threads of one process. It retries during short outages and raises in longer ones."""
-    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 3)
-    return redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=2, retry=retry, health_check_interval=10)
-
-
 def describe_machine(config: EngineConfig) -> Machine:
     """Return the description of the device and dtype of an engine with this configuration."""
     device = pick_device(config.device)
@@ -102,10 +94,17 @@ def describe_machine(config: EngineConfig) -> Machine:
     )
 
 
+ENGINES: dict[str, Callable[[EngineConfig], Engine]] = {"embeddings": EmbeddingEngine, "generation": LLMEngine}
+
+
+def engine_name(config: EngineConfig) -> str:
+    """Return the name in `ENGINES` of the engine that runs the model."""
+    return "embeddings" if isinstance(read_model_config(config.model_dir), EncoderConfig) else "generation"
+
+
 def make_engine(config: EngineConfig) -> Engine:
     """Return the engine for the model directory."""
-    embeds = isinstance(read_model_config(config.model_dir), EncoderConfig)
-    return EmbeddingEngine(config) if embeds else LLMEngine(config)
+    return ENGINES[engine_name(config)](config)
 
 
 class Worker:
@@ -115,7 +114,7 @@ class Worker:
         self.settings = settings
         self.replica_id = replica_id
         self.spec = model_spec(settings)
-        self._broker = connect(settings.valkey_url)
+        self._broker = valkey.connect(settings.valkey_url, valkey.WORKER)
         self._claim_script = self._broker.register_script(claims.CLAIM)
         self._shared_pins = SharedPins(self._broker, settings.block_size)
         self._draining = threading.Event()

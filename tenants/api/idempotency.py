@@ -1,9 +1,10 @@
-"""`Idempotency-Key`: a repeated POST is executed once and gets the stored response of the first call.
+"""`Idempotency-Key` on /api: a repeated POST is executed once and gets the stored response of the first call.
+tenants.idempotency_rules has the rules that also apply to the inference API.
 
 The first call commits a row that marks it as running. It then executes and stores its response in one transaction. A
 repeated call is rejected while the first one runs. If the first call crashed, it has changed nothing, and a repeated
-call takes over the row after `STALE`. Rejections are not stored, so a repeated call is decided again. A response can
-contain the secret of a new key, so it is encrypted with a key derived from the header's value, which is not stored.
+call takes over the row after `STALE`. A response can contain the secret of a new key, so it is encrypted with a key
+derived from the header's value, which is not stored.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from tenants import idempotency_rules as rules
 from tenants.authentication import KeyCaller
 from tenants.models import IdempotentResponse
 from tenants.problems import StateConflict
 
 STALE = timedelta(seconds=60)
 HEADER = OpenApiParameter(
-    "Idempotency-Key",
+    rules.KEY_HEADER,
     str,
     OpenApiParameter.HEADER,
     description="Identifies the call. A repeated call with the same body within a day returns the stored response.",
@@ -40,14 +42,14 @@ H = TypeVar("H", bound=Callable[..., Response])
 
 
 class KeyReused(StateConflict):
-    default_detail = "This Idempotency-Key was used for another request."
-    default_code = "idempotency_conflict"
+    default_detail = rules.KEY_REUSED
+    default_code = rules.CONFLICT
 
 
 class StillRunning(StateConflict):
-    default_detail = "The first request with this Idempotency-Key is still running."
-    default_code = "idempotency_conflict"
-    wait = 1
+    default_detail = rules.STILL_RUNNING
+    default_code = rules.CONFLICT
+    wait = rules.RETRY_AFTER_SECONDS
 
 
 def idempotent(handler: H) -> H:
@@ -58,15 +60,15 @@ def idempotent(handler: H) -> H:
 
     @wraps(handler)
     def once(self: Any, request: Request, *args: Any, **kwargs: Any) -> Any:
-        name = request.headers.get("Idempotency-Key")
+        name = request.headers.get(rules.KEY_HEADER)
         prepare = getattr(self, "prepare", lambda _: None)
         if name is None:
             prepare(request)
             return handler(self, request, *args, **kwargs)
-        if not 0 < len(name) <= 255:
-            raise exceptions.ValidationError({"Idempotency-Key": ["Send 1 to 255 characters."]})
+        if not rules.is_valid_key(name):
+            raise exceptions.ValidationError({rules.KEY_HEADER: [rules.INVALID_KEY]})
         caller = f"key:{request.user.key.pk}" if isinstance(request.user, KeyCaller) else f"user:{request.user.pk}"
-        sent = hashlib.sha256(f"{request.method} {request.get_full_path()}\n".encode() + request.body).digest()
+        sent = rules.fingerprint(f"{request.method} {request.get_full_path()}", request.body)
         call = _IdempotentRequest(self, caller, name, sent)
         if (stored := call.begin()) is not None:
             return stored
@@ -122,7 +124,7 @@ class _IdempotentRequest:
             raise StillRunning
         body = self._cipher.decrypt(bytes(found.body))
         response = HttpResponse(body, status=found.status, content_type="application/json")
-        response.headers["idempotent-replayed"] = "true"
+        response.headers[rules.REPLAYED_HEADER] = "true"
         return response
 
     def end(self, response: Response) -> Response:

@@ -17,6 +17,7 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from inference_worker.contract import valkey
 from inference_worker.contract.messages import REPLICAS_KEY, decode_heartbeat
 from tenants import actions
 from tenants.api import serializers as s
@@ -153,7 +154,7 @@ class Unreachable(exceptions.APIException):
 
 def _workers() -> list[dict[str, Any]]:
     try:
-        with redis.Redis.from_url(settings.MILLRACE.valkey_url, socket_timeout=2) as broker:
+        with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
             board: Any = broker.hgetall(REPLICAS_KEY)
     except redis.RedisError as exc:
         raise Unreachable from exc

@@ -13,6 +13,7 @@ import structlog
 from django.conf import settings
 from django.db import transaction
 
+from inference_worker.contract import valkey
 from tenants.keys import snapshot
 from tenants.models import LIMITS, ApiKey, ApiKeySnapshotRow, ChangeEventRow, LimitSet, RoutingPolicy, Tenant
 from tenants.outbox import change_feed
@@ -125,7 +126,7 @@ def notify_gateways(compiled: Sequence[Compiled], tenant_id: int) -> None:
     copy. Messages of two changes can arrive in any order.
     """
     try:
-        with redis.Redis.from_url(settings.MILLRACE.valkey_url, socket_timeout=2) as broker:
+        with valkey.connect(settings.MILLRACE.valkey_url, valkey.NOTIFICATIONS) as broker:
             for start in range(0, len(compiled), _BATCH_SIZE):
                 batch = compiled[start : start + _BATCH_SIZE]
                 names = [snapshot.valkey_name(key_hash) for key_hash, _ in batch]

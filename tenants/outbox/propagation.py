@@ -16,6 +16,7 @@ import structlog
 from django.conf import settings
 from django.db import transaction
 
+from inference_worker.contract import valkey
 from tenants.models import ChangeEventRow
 from tenants.outbox.change_feed import CHANNEL, GATEWAYS_KEY, applied_key, gateway_heartbeat_key
 
@@ -36,7 +37,7 @@ def wait_for_gateways(change_id: int) -> Pending:
     """Wake the gateways, and wait up to `WAIT_SECONDS` until all running ones have applied the change."""
     ends = time.monotonic() + WAIT_SECONDS
     try:
-        with redis.Redis.from_url(settings.MILLRACE.valkey_url, socket_timeout=WAIT_SECONDS / 2) as broker:
+        with valkey.connect(settings.MILLRACE.valkey_url, valkey.CONFIRMATIONS) as broker:
             broker.publish(CHANNEL, str(change_id))
             while (pending := _pending(broker, change_id)) and time.monotonic() < ends:
                 time.sleep(POLL_SECONDS)

@@ -14,8 +14,8 @@ from inference_worker.contract.journal import Journal
 from inference_worker.contract.messages import (
     USAGE_STREAM,
 )
+from inference_worker.contract.valkey import WORKER, connect
 from inference_worker.worker.engine_client import ActiveJob
-from inference_worker.worker.worker import connect
 from millrace.devserver.valkey import Valkey, is_accepting
 from tests.support.worker.jobs import make_job
 from tests.support.worker.publishing import eventually, last, new_publisher, usage_events
@@ -30,9 +30,9 @@ def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, mon
     with (tmp_path / "log").open("ab") as log:
         process: subprocess.Popen[bytes] = program.start(log)
         eventually(lambda: is_accepting(server.url))
-        broker = connect(server.url)
+        broker = connect(server.url, WORKER)
         journal = Journal(tmp_path / "journal")
-        publisher = new_publisher(connect(server.url), journal)
+        publisher = new_publisher(connect(server.url, WORKER), journal)
         try:
             live = ActiveJob(make_job(), 1)
             publisher.deliver([last(live, 1)])

@@ -41,7 +41,7 @@ def test_valkey_stopped_for_a_while(table, event, until, tmp_path_factory):
     """A server of its own, so that the tests' is left alone."""
     import subprocess
 
-    from billing.metering.settler import connect
+    from inference_worker.contract.valkey import SETTLER, connect
     from millrace.devserver.valkey import Valkey
 
     folder = tmp_path_factory.mktemp("valkey")
@@ -50,15 +50,15 @@ def test_valkey_stopped_for_a_while(table, event, until, tmp_path_factory):
     with (folder / "log").open("ab") as log:
         process: subprocess.Popen[bytes] = program.start(log)
         stopping = threading.Event()
-        thread = threading.Thread(target=Settler(connect(server.url), consumer="a", stopping=stopping).run)
+        thread = threading.Thread(target=Settler(connect(server.url, SETTLER), consumer="a", stopping=stopping).run)
         try:
-            connect(server.url).xadd(USAGE_STREAM, {"e": encode(event())})
+            connect(server.url, SETTLER).xadd(USAGE_STREAM, {"e": encode(event())})
             thread.start()
             until(lambda: unscoped(UsageEvent).count() == 1)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             process = program.start(log)
-            connect(server.url).xadd(USAGE_STREAM, {"e": encode(event())})
+            connect(server.url, SETTLER).xadd(USAGE_STREAM, {"e": encode(event())})
             until(lambda: unscoped(UsageEvent).count() == 2)
         finally:
             stopping.set()

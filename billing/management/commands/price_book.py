@@ -13,6 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from billing import demo_prices
 from billing.actions.prices import do_discard_prices, do_price_unpriced, do_propose_prices, do_publish_prices
+from billing.amounts import FEMTO_DIGITS
 from billing.metering.usage import instant
 from billing.models import PriceBook, PriceVersion
 from billing.pricing.price_files import Imported, read_csv, read_public
@@ -132,7 +133,7 @@ class Command(BaseCommand):
 
 
 def _line(row: Comparison) -> str:
-    was, would_be = (Decimal(femto).scaleb(-15) for femto in (row.was_femto, row.would_be_femto))
+    was, would_be = (Decimal(femto).scaleb(-FEMTO_DIGITS) for femto in (row.was_femto, row.would_be_femto))
     refused = f", {row.unpriced} events without a price" if row.unpriced else ""
     return f"tenant {row.tenant_id}, {row.model}: {row.events} events, {was:f} -> {would_be:f}{refused}"
 

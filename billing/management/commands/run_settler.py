@@ -14,7 +14,8 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import connection
 
-from billing.metering.settler import Settler, connect
+from billing.metering.settler import Settler
+from inference_worker.contract import valkey
 
 
 class Command(BaseCommand):
@@ -38,7 +39,7 @@ class Command(BaseCommand):
         stopping = threading.Event()
         names = [name, *(f"{name}.{number}" for number in range(2, threads + 1))]
         url = settings.MILLRACE.valkey_url
-        settlers = [Settler(connect(url), consumer=each, stopping=stopping) for each in names]
+        settlers = [Settler(valkey.connect(url, valkey.SETTLER), consumer=each, stopping=stopping) for each in names]
         if once:
             self.stdout.write(f"{settlers[0].drain()} messages settled")
             return

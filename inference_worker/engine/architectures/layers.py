@@ -16,7 +16,6 @@ class Linear:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pack: bool | None = None) -> None:
-        self.out_features, self.in_features = weight.shape
         packs = weight.device.type == "cpu" and torch._C._has_mkldnn if pack is None else pack
         self.bias = bias
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if packs else None

@@ -40,7 +40,6 @@ class StepMetadata:
     seq_lens: torch.Tensor  # [num_seqs]
     block_table: torch.Tensor  # [num_seqs, max_blocks]
     slot_mapping: torch.Tensor  # [num_tokens]
-    positions: torch.Tensor  # [num_tokens]
     cos: torch.Tensor  # [num_tokens, head_dim / 2], float32
     sin: torch.Tensor
     plan: Any = None  # data of the backend

@@ -9,11 +9,11 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from inference_worker.contract.request import CacheReport, TokenUsage
 from inference_worker.engine.kv_cache.block_pool import BlockPool
 from inference_worker.engine.kv_cache.cpu_offload import KVOffloadCache
 from inference_worker.engine.kv_cache.pins import Pins
 from inference_worker.engine.kv_cache.prefix_history import PrefixHistory
+from inference_worker.engine.kv_cache.prompt_accounting import PromptAccounting
 from inference_worker.engine.scheduling.sequence import Sequence
 
 HASH_BYTES = 32
@@ -85,6 +85,7 @@ class KVCacheManager:
         self.host = KVOffloadCache(num_host_blocks, self.pins.__contains__)
         self.restores = True  # whether restores are worth their time; the engine measures them
         self._history = PrefixHistory(HISTORY_PER_BLOCK * (num_blocks + num_host_blocks))
+        self._accounting = PromptAccounting(block_size, self.pool, self.pins, self._history)
         self._operations: list[BlockOperation] = []
         self._pending: dict[bytes, Sequence] = {}  # hashes of blocks -> the sequence that computes them
         self._pending_of: dict[Sequence, list[bytes]] = {}
@@ -124,8 +125,10 @@ class KVCacheManager:
         return None if leader is None or leader.rank > seq.rank else leader
 
     def shortage(self, seq: Sequence, hit: PrefixHit, spare: int) -> int:
-        """Return the number of blocks that are missing for all of the sequence's tokens, with `spare` blocks left for
-        running sequences; negative if there are more than enough."""
+        """Return how many blocks are missing to start `seq` with `spare` blocks left for running sequences.
+
+        The number is negative if there are more than enough.
+        """
         held = [block_id for block_id in hit.block_ids if block_id is not None]
         waking = sum(self.pool.is_idle(block_id) for block_id in held)
         needed = self.num_blocks_for(seq.num_tokens) - len(held)
@@ -275,68 +278,13 @@ class KVCacheManager:
             raise RuntimeError("KV cache integrity: a block is awaited from a request that does not run")
 
     def _account(self, seq: Sequence, hit: PrefixHit, now: float) -> None:
-        """Determine the prompt's billing classes once, and create or refresh its pins."""
+        """Refresh the pins of the reused blocks. Account the prompt at its first start."""
         if self.prefix_cache:
             for block_hash in seq.block_hashes[: len(hit.block_ids)]:
                 self.pins.refresh(block_hash, now)
-        if seq.group.prompt_usage is not None:
-            return
-        size, prompt = self.block_size, seq.num_prompt_tokens
-        hashes = self._hashes(seq, prompt // size) if self.prefix_cache else []
-        cached = min(hit.num_cached_tokens // size, len(hashes))
-        paid, report = seq.request.paid, CacheReport()
-        if self._reads(seq):
-            report = self._explain(seq, hashes, cached)
-            while cached < len(hashes) and (hashes[cached] in self.pins or hashes[cached] in paid):
-                self.pins.refresh(hashes[cached], now)
-                cached += 1  # paid for, and evicted here or cached on another replica
-            seq.group.pins = {h: paid[h] for h in hashes[:cached] if h in paid} if paid else {}
-        written = {300: 0, 3600: 0}
-        unpinned = pinned = 0
-        for point in seq.request.breakpoints:
-            end = min(point.num_tokens // size, len(hashes))
-            for index in range(pinned, end):
-                is_pinned = self._pin(seq, hashes[index], point.seconds, index, now)
-                if index >= cached and is_pinned:
-                    written[point.seconds] += size
-                unpinned += 0 if is_pinned else size
-            pinned = max(pinned, end)
-        read = cached * size
-        uncached = prompt - read - sum(written.values())
-        seq.group.prompt_usage = TokenUsage(uncached, read, written[300], written[3600])
-        seq.group.cache_report = CacheReport(report.miss, report.changed_at, unpinned)
-
-    def _pin(self, seq: Sequence, block_hash: bytes, seconds: int, index: int, now: float) -> bool:
-        """Pin a block of the prompt. Return False if a limit is reached and the block is not already paid for."""
-        request, is_new = seq.request, block_hash not in self.pins
-        paid = request.paid.get(block_hash, 0)
-        if is_new and not paid and request.pin_room is not None and len(seq.new_pins) >= request.pin_room:
-            return False
-        seconds = max(seconds, paid)
-        if self.pins.add(block_hash, request.tenant, seconds, index, now):
-            seconds = self.pins[block_hash].seconds
-            block_id = self.pool.find(block_hash) if is_new else None
-            if block_id is not None:
-                self.pool.pin(block_id)
-            if is_new and not paid:
-                seq.new_pins.append(block_hash)
-        elif not paid:
-            return False
-        seq.group.pins[block_hash] = seconds
-        return True
-
-    def _explain(self, seq: Sequence, hashes: Items[bytes], cached: int) -> CacheReport:
-        if not hashes:
-            return CacheReport("too_short")
-        if cached == len(hashes):
-            return CacheReport()
-        if self._history.was_cached(hashes[cached]):
-            return CacheReport("expired_or_evicted")
-        if not cached:
-            return CacheReport("first_use")
-        start = cached * self.block_size
-        same = self._history.leaves_at(hashes[cached - 1], seq.tokens[start : start + self.block_size])
-        return CacheReport() if same is None else CacheReport("prefix_changed", start + same)
+        if seq.group.prompt_usage is None:
+            hashes = self._hashes(seq, seq.num_prompt_tokens // self.block_size) if self.prefix_cache else []
+            self._accounting.account(seq, hashes, hit.num_cached_tokens, reads_cache=self._reads(seq), now=now)
 
     def _allocate(self, count: int) -> list[int]:
         if count > self.pool.num_free:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from millrace.conf.environment import database_parameters, email_parameters, platform_settings
@@ -12,7 +11,6 @@ _settings = platform_settings()
 MILLRACE = _settings  # the typed settings, for the apps
 _https = _settings.public_url.startswith("https://")
 
-BASE_DIR = Path(__file__).resolve().parents[3]
 SECRET_KEY = _settings.secret_key
 DEBUG = _settings.debug
 ALLOWED_HOSTS = list(_settings.allowed_hosts)

@@ -128,9 +128,9 @@ def broker_answers(url: str) -> None:
     """Check that the configured Valkey or Redis responds."""
     import redis
 
-    from millrace.devserver.valkey import NO_RETRIES
+    from inference_worker.contract import valkey
 
-    client = redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5, retry=NO_RETRIES)
+    client = valkey.connect(url, valkey.STARTUP_CHECK)
     try:
         client.ping()
     except (redis.RedisError, ValueError) as exc:

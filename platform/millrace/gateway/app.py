@@ -16,11 +16,10 @@ import psycopg
 import redis.asyncio as redis
 import structlog
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from billing.budgets.budget_leases import BudgetLeaseStore
 from billing.metering import status
+from inference_worker.contract import valkey
 from millrace.apps.batches.storage import Storage
 from millrace.conf.environment import PlatformSettings, platform_settings
 from millrace.gateway.admission.admission import RateLimitAdmission
@@ -51,8 +50,6 @@ from tenants.isolation import db_roles
 
 log = structlog.get_logger(__name__)
 
-CONNECTIONS = 256
-BROKER_SECONDS = 0.4  # for one reply of Valkey; a request needs at most two, and fails within a second
 CHECK_SECONDS = 1.0  # a dependency that takes longer is not ready
 
 
@@ -62,8 +59,8 @@ class Gateway:
     def __init__(self, settings: PlatformSettings, models: Mapping[str, ServedModel]) -> None:
         self.settings = settings
         self.id = f"gw-{secrets.token_hex(6)}"
-        self.broker = _connect(settings.valkey_url)
-        self.blocking_broker = _connect(settings.valkey_url, is_blocking=True)
+        self.broker = valkey.connect_async(settings.valkey_url, valkey.REQUEST_PATH)
+        self.blocking_broker = valkey.connect_async(settings.valkey_url, valkey.GATEWAY_READS)
         self.database = AsyncConnectionPool(
             db_roles.as_role(settings.database_url, db_roles.SYSTEM),  # a key is looked up before its tenant is known
             min_size=1,
@@ -194,24 +191,6 @@ class Gateway:
                 return await read_present(self.broker)
         except (redis.RedisError, OSError, TimeoutError):
             return None
-
-
-def _connect(url: str, *, is_blocking: bool = False) -> redis.Redis:
-    """Return a Valkey client for the whole process. If all connections are in use, callers wait briefly for one.
-
-    Requests do not retry, so that an unavailable Valkey is reported to the client within a second. A blocking client
-    may wait for messages. Its users retry by themselves.
-    """
-    pool = redis.BlockingConnectionPool.from_url(
-        url,
-        max_connections=CONNECTIONS,
-        timeout=5 if is_blocking else BROKER_SECONDS / 2,
-        retry=Retry(NoBackoff(), 0),
-        socket_timeout=5 if is_blocking else BROKER_SECONDS,
-        socket_connect_timeout=BROKER_SECONDS,
-        health_check_interval=10 if is_blocking else 0,
-    )
-    return redis.Redis.from_pool(pool)
 
 
 _running: list[Gateway] = []

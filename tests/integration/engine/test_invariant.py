@@ -322,7 +322,6 @@ class Pages:
             seq_lens=torch.tensor([span.stop for span in spans.values()]),
             block_table=torch.tensor([self.tables[i] + [0] * (widest - len(self.tables[i])) for i in spans]),
             slot_mapping=torch.tensor([self.tables[i][p // size] * size + p % size for i in spans for p in spans[i]]),
-            positions=positions,
             cos=self.cos[positions],
             sin=self.sin[positions],
         )

@@ -15,10 +15,10 @@ from asgiref.sync import sync_to_async
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from billing.amounts import whole_units
 from billing.budgets import reservations
 from billing.metering.reconciler import reconcile
 from billing.models import Budget, EarlyRelease, UsageEvent, UsageQuarantine
-from billing.pricing.pricing import nano
 from inference_worker.contract.request import TokenUsage
 from millrace.gateway.admission import early_release
 from millrace.gateway.core.errors import ApiError
@@ -265,7 +265,7 @@ class Model:
         return sum(each.grant.reserved_nano or 0 for each in self.running) + sum(kept for *_, kept in self.ended)
 
     def fits(self, amount: int) -> bool:
-        return nano(self.used_femto) + self.reserved + amount <= self.limit
+        return whole_units(self.used_femto) + self.reserved + amount <= self.limit
 
 
 def _hold(max_tokens: int) -> int:

@@ -140,10 +140,10 @@ async def test_the_oldest_answers_go_first(
         await replayed(store, b"%d" % n)
     held = sum([await broker.strlen(name) for name in await broker.keys("millrace:idempotency:*:answer")])
     assert held == int(await broker.get("millrace:idempotency:{1}:sum") or 0) <= 350_000
-    assert 0 < await broker.ttl("millrace:idempotency:{1}:sum") <= idempotency.IDEMPOTENCY_TTL_SECONDS
+    assert 0 < await broker.ttl("millrace:idempotency:{1}:sum") <= idempotency.RETENTION_SECONDS
     assert all(
         [
-            0 < await broker.ttl(name) <= idempotency.IDEMPOTENCY_TTL_SECONDS
+            0 < await broker.ttl(name) <= idempotency.RETENTION_SECONDS
             for name in await broker.keys("millrace:idempotency:*")
         ]
     )

@@ -22,13 +22,18 @@ ENGINE_MAY = {
     "inference_worker.engine",
     "inference_worker.models",
 }
-BILLING_MAY = {"inference_worker.contract.messages", "inference_worker.contract.journal"}
+BILLING_MAY = {
+    "inference_worker.contract.journal",
+    "inference_worker.contract.messages",
+    "inference_worker.contract.valkey",
+}
 GATEWAY_MAY = {
     *(
         "inference_worker.contract",
         "inference_worker.models.model_source",
         "inference_worker.engine.scheduling.ordered",
     ),
+    "tenants.idempotency_rules",
     *("tenants.isolation.db_roles", "tenants.keys", "tenants.limits.token_buckets", "tenants.outbox.change_feed"),
     *("tenants.permissions", "tenants.routing_policies.policy"),
     *("billing.amounts", "billing.pricing.pricing", "billing.budgets.budget_leases", "billing.metering.status"),

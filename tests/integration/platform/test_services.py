@@ -18,11 +18,12 @@ import psycopg
 import pytest
 import redis
 
+from inference_worker.contract.valkey import STARTUP_CHECK, connect
 from millrace.devserver import data_dir as directories
 from millrace.devserver.postgres import Postgres
 from millrace.devserver.program import Program, ServiceError, UnixUser
 from millrace.devserver.state_file import ServiceState
-from millrace.devserver.valkey import NO_RETRIES, Valkey
+from millrace.devserver.valkey import Valkey
 from tenants.isolation import db_roles
 
 NOBODY = UnixUser(65534, 65534)
@@ -224,7 +225,7 @@ def test_valkey_keeps_what_it_was_told_and_asks_for_its_password(data_dir: Path)
         assert (settings["appendonly"], settings["appendfsync"]) == ("yes", "everysec")
         assert (settings["maxmemory-policy"], settings["bind"]) == ("noeviction", "127.0.0.1")
         with pytest.raises(redis.AuthenticationError):
-            redis.Redis(port=int(ServiceState(data_dir, "valkey")["port"]), retry=NO_RETRIES).ping()
+            connect(f"redis://127.0.0.1:{ServiceState(data_dir, 'valkey')['port']}/0", STARTUP_CHECK).ping()
         client.close()
     with running(server.prepare(), data_dir) as process:
         assert redis.Redis.from_url(server.url).get("kept") == b"7"

@@ -18,7 +18,7 @@ from millrace.apps.request_log.dry_runs import (
     limits_would_refuse,
     refused_counts,
 )
-from millrace.apps.request_log.limiting_factor import LimitingFactor, binding, effective
+from millrace.apps.request_log.limiting_factor import LimitingFactor, binding
 from millrace.gateway.admission.limits import LimitCost, LimitStore, counters_key, make_checks
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
@@ -177,8 +177,9 @@ def test_a_key_is_bound_by_its_parents(acme, key, broker):
     actions.do_set_limits(acme, {"requests_per_minute": 2}, project=spare)
     bounds = of_key(acme, key)
     assert other.pk == key.project_id
-    assert [(each.scope, each.name, each.limit, each.left) for each in effective(bounds)] == [
+    assert [(each.scope, each.name, each.limit, each.left) for each in bounds] == [
         ("tenant", "requests_per_minute", 10, 10),
+        ("key", "requests_per_minute", 60, 60),
         ("tenant", "max_output_tokens", 99, 99),
     ]
 

@@ -35,7 +35,8 @@ def main() -> None:
     django.setup()
     from django.utils.module_loading import import_string
 
-    from billing.metering.settler import Settler, connect
+    from billing.metering.settler import Settler
+    from inference_worker.contract import valkey
     from millrace.conf.environment import platform_settings
 
     step, time = sys.argv[1], int(sys.argv[2])
@@ -57,7 +58,9 @@ def main() -> None:
         return result
 
     setattr(place, name, deadly)
-    Settler(connect(platform_settings().valkey_url), consumer="a", stopping=threading.Event()).drain()
+    Settler(
+        valkey.connect(platform_settings().valkey_url, valkey.SETTLER), consumer="a", stopping=threading.Event()
+    ).drain()
 
 
 if __name__ == "__main__":

@@ -52,7 +52,6 @@ class Batch:
             seq_lens=torch.tensor([self.lengths[i] for i in order]),
             block_table=torch.tensor([self.tables[i] + [0] * (widest - len(self.tables[i])) for i in order]),
             slot_mapping=torch.tensor(slots),
-            positions=places,
             cos=self.cos[places],
             sin=self.sin[places],
         )

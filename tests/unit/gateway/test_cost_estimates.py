@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from billing.amounts import whole_units
 from billing.budgets.budget_leases import ReservedAmount
-from billing.pricing.pricing import Component, Rate, RateCard, Tier, nano, rate
+from billing.pricing.pricing import Component, Rate, RateCard, Tier, rate
 from millrace.gateway.admission.admission import AdmissionRequest
 from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.admission.cost_estimate import CostEstimate
@@ -54,7 +55,7 @@ def test_all_that_are_billed_cost_no_more_than_their_reservation(
             Component.CACHE_WRITE_5M: prompt - cuts[1],
             Component.OUTPUT: output,
         }
-        used = ReservedAmount(nano(rate(rate_card, usage, 0).cost_femto), prompt + output, 1)
+        used = ReservedAmount(whole_units(rate(rate_card, usage, 0).cost_femto), prompt + output, 1)
         assert all(each <= bound for each, bound in zip(used, part, strict=True))
         spent = ReservedAmount(*(before + each for before, each in zip(spent, used, strict=True)))
     assert all(each <= bound for each, bound in zip(spent, amount, strict=True))

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import redis
 import structlog
+from django.conf import settings
 from django.db import connection, transaction
 
+from inference_worker.contract import valkey
 from inference_worker.contract.messages import CORDONS_KEY
-from millrace.apps.operations.broker import connect
 from millrace.apps.operations.models import Cordon
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
@@ -72,7 +73,7 @@ def copy_cordons() -> int:
     Raises:
         redis.RedisError: Valkey cannot be reached.
     """
-    with all_tenants_scope(BypassReason.OPERATOR), connect() as broker:
+    with all_tenants_scope(BypassReason.OPERATOR), valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
         _lock()  # NOTE: locked while the copy is written, so that an older copy cannot replace a newer one
         wanted = {row.worker: DRAIN if row.drain else CORDON for row in Cordon.objects.all()}
         with broker.pipeline(transaction=True) as pipe:

@@ -8,17 +8,15 @@ from datetime import datetime
 from django.db import connection
 from django.db.models import F, Sum
 
+from billing.amounts import FEMTO_A_NANO, TOKENS_A_PRICE
 from billing.models import TOKEN_CLASSES, UsageRollup
 from millrace.apps.operations.history import span
-from millrace.apps.operations.models import MachineCost, ReplicaSample
+from millrace.apps.operations.models import MAX_NANO_PER_HOUR, MachineCost, ReplicaSample
 from tenants import audit
 from tenants.actions import ActionRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
-MAX_NANO_PER_HOUR = 10**15  # nano-USD per hour, one million dollars; more is a typing error
-FEMTO = 10**6  # femto in a nano
-_MILLION = 10**6
 _LOCK = 0x6D636F73  # the number of an advisory lock; unique in the database
 
 
@@ -36,16 +34,16 @@ class ModelCost:
     @property
     def cost(self) -> int | None:
         """Cost of its machines; None if no hourly cost is set."""
-        return None if self.nano_per_hour is None else self.nano_per_hour * FEMTO * self.machine_minutes // 60
+        return None if self.nano_per_hour is None else self.nano_per_hour * FEMTO_A_NANO * self.machine_minutes // 60
 
     @property
     def cost_per_million(self) -> int | None:
-        return None if self.cost is None or not self.served else self.cost * _MILLION // self.served
+        return None if self.cost is None or not self.served else self.cost * TOKENS_A_PRICE // self.served
 
     @property
     def price_per_million(self) -> int | None:
         """Mean billed price."""
-        return None if not self.billed else self.revenue * _MILLION // self.billed
+        return None if not self.billed else self.revenue * TOKENS_A_PRICE // self.billed
 
 
 def do_set_machine_cost(model: str, nano_per_hour: int) -> MachineCost:

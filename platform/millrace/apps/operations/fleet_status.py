@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 import redis
 import structlog
+from django.conf import settings
 
 from billing.metering import status
 from billing.metering.status import SettlerStatus
+from inference_worker.contract import valkey
 from inference_worker.contract.messages import (
     CORDONS_KEY,
     HEARTBEAT_TTL_MS,
@@ -26,7 +28,6 @@ from inference_worker.contract.messages import (
     decode_heartbeat,
     worker_of,
 )
-from millrace.apps.operations.broker import connect
 from millrace.apps.operations.gateway_heartbeat import (
     GATEWAY_HEARTBEAT_TTL_SECONDS,
     GATEWAYS_KEY,
@@ -98,7 +99,7 @@ def read_fleet_status() -> FleetStatus:
     Raises:
         redis.RedisError: Valkey cannot be reached.
     """
-    with connect() as broker:
+    with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
         with broker.pipeline(transaction=False) as pipe:
             pipe.hgetall(REPLICAS_KEY)
             pipe.hgetall(CORDONS_KEY)

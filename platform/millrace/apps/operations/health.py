@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
-import redis
 from django.conf import settings
 from django.db import connection
 from django.db.models import Count, Min, Q, Sum
@@ -21,7 +20,7 @@ from billing.models import CompiledRateCard, InvoiceEmail, Reconciliation, Usage
 from billing.pricing.pricing import Tier
 from inference_worker.contract.disk import FreeSpace
 from millrace.apps.operations.budget_usage import tenants_near_limits
-from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, read_fleet_status
+from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState
 from millrace.apps.operations.models import Cordon, HealthEvent
 from millrace.devserver.disk_reserve import watched_directories
 from millrace.devserver.processes import read_processes
@@ -91,16 +90,6 @@ def find_issues(board: FleetStatus | None, now: datetime | None = None) -> list[
     found += [issue for question in _OF_ROWS for issue in question(now)]
     found += [*_disk(), *_processes()]
     return sorted(found, key=lambda issue: not issue.urgent)
-
-
-def read_issues() -> tuple[FleetStatus | None, list[HealthIssue]]:
-    """Read the fleet status and find the issues. The status is None if Valkey cannot be reached."""
-    try:
-        board = read_fleet_status()
-    except redis.RedisError:
-        board = None
-    with all_tenants_scope(BypassReason.OPERATOR):
-        return board, find_issues(board)
 
 
 def record_issues(board: FleetStatus | None, now: datetime | None = None) -> list[HealthIssue]:

@@ -9,6 +9,10 @@ from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 from django.db.models import Q
 
+from billing.amounts import NANO_A_DOLLAR
+
+MAX_NANO_PER_HOUR = 1_000_000 * NANO_A_DOLLAR  # more is a typing error
+
 
 class Cordon(models.Model):
     """An operator's mark that sends a worker no new work.
@@ -39,7 +43,7 @@ class MachineCost(models.Model):
 
     class Meta:
         constraints: ClassVar = [
-            models.CheckConstraint(name="machine_cost_range", condition=Q(nano_per_hour__range=(0, 10**15)))
+            models.CheckConstraint(name="machine_cost_range", condition=Q(nano_per_hour__range=(0, MAX_NANO_PER_HOUR)))
         ]
 
     def __str__(self) -> str:

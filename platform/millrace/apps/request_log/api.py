@@ -14,7 +14,7 @@ from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.amounts import decimal
+from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
 from billing.metering.usage import BUCKETS
 from billing.models import TOKEN_CLASSES, Adjustment
 from billing.serializers import InstantField
@@ -29,7 +29,7 @@ MAX_RATES_PERIOD = timedelta(days=92)  # of one query of rates
 
 
 def _usd(femto: int) -> str:
-    return decimal(femto, 15, 2)
+    return decimal(femto, FEMTO_DIGITS, 2)
 
 
 class _Times(Query):
@@ -178,7 +178,7 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
             {
                 "component": line.component,
                 "tokens": line.tokens,
-                "usd_per_million": decimal(line.nano_per_million, 9, 2),
+                "usd_per_million": decimal(line.nano_per_million, NANO_DIGITS, 2),
                 "usd": _usd(line.femto),
                 "price_id": line.price_id,
                 "effective_from": line.effective_from,

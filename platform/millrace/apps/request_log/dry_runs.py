@@ -18,9 +18,11 @@ import redis
 from django.conf import settings
 from django.db.models import F, QuerySet, Sum
 
+from billing.amounts import FEMTO_A_NANO
 from billing.metering.usage import UsageReport, sums, total
 from billing.models import Budget, BudgetPeriod, UsageEvent
 from billing.periods import billing_zone
+from inference_worker.contract import valkey
 from tenants.models import ApiKey
 
 DAYS = 7
@@ -87,7 +89,7 @@ def budget_would_refuse(
     """
     end = now or datetime.now(UTC)
     start, zone = end - timedelta(days=days), billing_zone(scope.tenant_id)
-    most = amount * 10**6 if unit == "money" else amount
+    most = amount * FEMTO_A_NANO if unit == "money" else amount
     window = _window(period, start, zone)
     used = 0 if period == Budget.Period.LIFETIME else scope.used_before(unit, window, start)
     column = {"money": F("cost_femto"), "tokens": sum((F(name) for name in _INPUTS), F("output"))}.get(unit)
@@ -207,7 +209,7 @@ def _counters(tenant_id: int, end: datetime, days: int) -> Iterator[tuple[str, i
     """Yield the counters of rejections in Valkey; none if Valkey cannot be reached."""
     names = [f"millrace:limit_counters:{{{tenant_id}}}:{end - timedelta(days=day):%Y%m%d}" for day in range(days + 1)]
     try:
-        with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
+        with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
             pipe = broker.pipeline(transaction=False)
             for name in names:
                 pipe.hgetall(name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,7 +15,9 @@ import redis
 from django.conf import settings
 from django.db.models import Q
 
+from billing.amounts import whole_units
 from billing.models import Budget, BudgetPeriod
+from inference_worker.contract import valkey
 from millrace.apps.request_log.selectors import budget_scope
 from tenants.limits.token_buckets import WINDOWS, remaining, start_of
 from tenants.models import ApiKey, LimitSet
@@ -58,16 +60,6 @@ def binding(tenant_id: int, keys: Iterable[ApiKey]) -> dict[int, tuple[LimitingF
         holds += [bound for row, bound in budgets if _applies(row, key)]
         found[key.pk] = tuple(sorted(holds, key=lambda bound: (bound.per_mille, bound.limit)))
     return found
-
-
-def effective(bounds: Sequence[LimitingFactor]) -> tuple[LimitingFactor, ...]:
-    """Return the lowest limit of each name and period that applies to all models."""
-    lowest: dict[tuple[str, str, str], LimitingFactor] = {}
-    for bound in bounds:
-        kind = (bound.kind, bound.name if bound.kind == "limit" else bound.unit, bound.period)
-        if not bound.model and (kind not in lowest or bound.limit < lowest[kind].limit):
-            lowest[kind] = bound
-    return tuple(lowest.values())
 
 
 def _applies(row: LimitSet | Budget, key: ApiKey) -> bool:
@@ -119,7 +111,7 @@ def _held(
         return {}
     now = time.time_ns() // 1_000_000
     try:
-        with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
+        with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
             pipe = broker.pipeline(transaction=False)
             for name in buckets.values():
                 pipe.get(name)
@@ -150,7 +142,7 @@ def _of_budget(row: Budget, budget_period: BudgetPeriod | None, now: datetime) -
     limit = row.amount + (budget_period.rolled_over if budget_period else 0)
     if row.increase_expires_at is not None and row.increase_expires_at > now:
         limit += row.temporary_increase
-    used = -(-int(budget_period.used) // 10**6) + budget_period.reserved if budget_period else 0
+    used = whole_units(int(budget_period.used)) + budget_period.reserved if budget_period else 0
     return LimitingFactor(
         "budget",
         budget_scope(row),

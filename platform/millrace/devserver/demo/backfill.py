@@ -15,6 +15,7 @@ import msgspec
 from django.db import connection
 
 from billing.actions.budgets import do_make_budget
+from billing.amounts import FEMTO_A_NANO, NANO_A_CENT
 from billing.budgets.budget_leases import LEASE_SECONDS, SETTLING_SECONDS, UNITS
 from billing.metering import rollups
 from billing.metering.ingest import SettleResult, UsageMessage, settle
@@ -33,7 +34,6 @@ from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey
 
 BATCH = 2000
-FEMTO_PER_NANO = 10**6
 _OPEN = "SELECT budget_period_id, unit FROM billing_open_budget_periods(%s, %s, %s, %s)"
 _LEASE = """
 SELECT lease_id, fencing_token, budget_period_id, room
@@ -125,9 +125,8 @@ def _amount(budget: BudgetSpec, history: Sequence[DemoUsage], now: datetime) -> 
         "ever": datetime.min.replace(tzinfo=UTC),
     }[budget.of]
     events = [use.event for use in history if _moment(use) >= since]
-    spent = sum(rated.cost_femto for rated in rate(events) if not isinstance(rated, Exception)) // FEMTO_PER_NANO
-    cent = 10**7
-    return max(cent, round(spent * budget.amount / cent) * cent)
+    spent = sum(rated.cost_femto for rated in rate(events) if not isinstance(rated, Exception)) // FEMTO_A_NANO
+    return max(NANO_A_CENT, round(spent * budget.amount / NANO_A_CENT) * NANO_A_CENT)
 
 
 class _Sending:

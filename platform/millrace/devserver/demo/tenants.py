@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from billing.amounts import NANO_A_DOLLAR
 from billing.pricing.pricing import Component, Tier
-
-DOLLAR = 10**9  # nano-USD
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,13 @@ HARBOR = TenantSpec(
     budgets=(
         BudgetSpec("The month", "money", "month", 1.6, of="days"),
         BudgetSpec(
-            "Noor, watched", "money", "month", 60 * DOLLAR, mode="soft", member="dev", rollover_limit=20 * DOLLAR
+            "Noor, watched",
+            "money",
+            "month",
+            60 * NANO_A_DOLLAR,
+            mode="soft",
+            member="dev",
+            rollover_limit=20 * NANO_A_DOLLAR,
         ),
     ),
     limits={"requests_per_minute": 1200, "tokens_per_day": 90_000_000},
@@ -137,7 +142,7 @@ LANTERN = TenantSpec(
     ),
     budgets=(BudgetSpec("Monthly cap", "money", "month", 1.06, reduce_max_tokens=True),),
     operator_limits={"requests_per_minute": 900},
-    welcome=25 * DOLLAR,
+    welcome=25 * NANO_A_DOLLAR,
 )
 COPPER = TenantSpec(
     slug="demo-copper",
@@ -179,8 +184,10 @@ MEADOW = TenantSpec(
             project="papers",
             by="dev",
             budgets=(
-                BudgetSpec("Reader, a month", "money", "month", 75 * DOLLAR, temporary_increase=25 * DOLLAR),
-                BudgetSpec("Reader, a trial", "money", "day", 2 * DOLLAR, mode="dry_run"),
+                BudgetSpec(
+                    "Reader, a month", "money", "month", 75 * NANO_A_DOLLAR, temporary_increase=25 * NANO_A_DOLLAR
+                ),
+                BudgetSpec("Reader, a trial", "money", "day", 2 * NANO_A_DOLLAR, mode="dry_run"),
             ),
         ),
         KeySpec("Corpus vectors", DemoWorkload(3, 240, 0, model="embedding", reused=0.0), project="papers", by="admin"),

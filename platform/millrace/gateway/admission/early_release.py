@@ -19,8 +19,9 @@ import psycopg
 import structlog
 from psycopg_pool import PoolTimeout
 
+from billing.amounts import whole_units
 from billing.budgets.budget_leases import BudgetLeaseStore, UnusedPart
-from billing.pricing.pricing import Rater, UnknownPriceError, nano
+from billing.pricing.pricing import Rater, UnknownPriceError
 from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import TokenUsage
 from millrace.gateway.admission.admission import AdmissionGrant
@@ -108,7 +109,7 @@ class EarlyReleases:
             pricer = self._pricers[rate_card.version] = Rater(rate_card)
         inputs = (usage.uncached, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
         try:
-            cost = nano(pricer.rate((*inputs, usage.output, 0, 0), billing_context.admitted_at).cost_femto)
+            cost = whole_units(pricer.rate((*inputs, usage.output, 0, 0), billing_context.admitted_at).cost_femto)
         except UnknownPriceError:
             return None
         used_tokens = sum(inputs) + usage.output

@@ -1,4 +1,5 @@
 """Idempotency keys on /v1: a repeated POST is executed and charged once, and receives the first call's response.
+tenants.idempotency_rules has the rules that also apply to the management API.
 
 For each key, Valkey stores a record with a hash of the request, the ID of the call that owns the record (`owner`), the
 ID of the request that runs for it, and a lease that the owner's gateway renews. The response is stored before its last
@@ -7,8 +8,6 @@ byte is sent. Therefore:
 - while the lease is valid, other calls are rejected and may retry later;
 - if the owner left without a response (its client disconnected or its gateway failed), the next call takes over the
   record and resumes the running request from its log; if no request is running, it starts a new one.
-
-Rejections and failures are not stored: a repeated call is decided again.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ import structlog
 
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError, invalid
+from tenants import idempotency_rules as rules
 from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
 
-IDEMPOTENCY_TTL_SECONDS = 24 * 3600
 LEASE_MS = 15_000
-MAX_KEY_BYTES = 255
+RETENTION_SECONDS = int(rules.RETENTION.total_seconds())
 MAX_RESPONSE_BYTES = 2 * 2**20  # of one response; a longer one is not stored and not executed again
 MAX_TENANT_BYTES = 64 * 2**20  # of a tenant's responses, compressed; the oldest are removed first
-CONFLICT = "idempotency_conflict"
 
 # KEYS record, response; ARGV request hash, call ID, request ID, lease in ms, record TTL in seconds.
 _BEGIN = """
@@ -200,33 +198,30 @@ class IdempotencyStore:
         if self._renewing is not None:
             await cancel_and_wait([self._renewing])
 
-    async def begin(self, key: ApiKeySnapshot, name: bytes, content: bytes, request_id: str) -> IdempotentCall:
+    async def begin(self, key: ApiKeySnapshot, name: bytes, fingerprint: bytes, request_id: str) -> IdempotentCall:
         """Take or resume the record of an idempotency key.
 
         Args:
-            content: what identifies the call: the path and the body, or the body's hash.
+            fingerprint: the hash that identifies the call.
 
         Raises:
             Replay: the call was made before.
             ApiError: 400, the key is invalid; 409, the call is still running, or the key was used for another call.
         """
-        if not 0 < len(name) <= MAX_KEY_BYTES:
-            raise invalid("Idempotency-Key", f"Idempotency-Key must have 1 to {MAX_KEY_BYTES} characters.")
+        if not rules.is_valid_key(name):
+            raise invalid(rules.KEY_HEADER, rules.INVALID_KEY)
         digest = hashlib.sha256(b"%d\0%s" % (key.key_id, name)).hexdigest()
         start = f"millrace:idempotency:{{{key.tenant_id}}}:"
         valkey_keys = IdempotencyKeys(f"{start}{digest}", f"{start}{digest}:answer", f"{start}by_age", f"{start}sum")
         state, *reply = await self._begin_script(
             keys=[valkey_keys.record, valkey_keys.response],
-            args=[hashlib.sha256(content).digest(), request_id, request_id, LEASE_MS, IDEMPOTENCY_TTL_SECONDS],
+            args=[fingerprint, request_id, request_id, LEASE_MS, RETENTION_SECONDS],
         )
         if state == b"other":
-            raise ApiError(CONFLICT, "This Idempotency-Key was used for another request. Use a new key.")
+            raise ApiError(rules.CONFLICT, rules.KEY_REUSED)
         if state == b"done":
             if not reply or reply[0] is None:
-                raise ApiError(
-                    CONFLICT,
-                    "This request was completed before. Its response is too large to be sent again. Use a new key.",
-                )
+                raise ApiError(rules.CONFLICT, rules.RESPONSE_NOT_STORED)
             raise Replay(msgspec.msgpack.decode(zlib.decompress(reply[0]), type=StoredResponse))
         if state == b"running":
             raise still_running_error()
@@ -242,7 +237,7 @@ class IdempotencyStore:
         packed = b"" if response is None else zlib.compress(msgspec.msgpack.encode(response), 1)
         try:
             await self._store_script(
-                keys=list(call.valkey_keys), args=[call.call_id, packed, IDEMPOTENCY_TTL_SECONDS, MAX_TENANT_BYTES]
+                keys=list(call.valkey_keys), args=[call.call_id, packed, RETENTION_SECONDS, MAX_TENANT_BYTES]
             )
         except redis.RedisError as exc:  # the client still gets the response; the lease expires
             log.warning("response_store_failed", error=str(exc))
@@ -274,6 +269,4 @@ class IdempotencyStore:
 
 
 def still_running_error() -> ApiError:
-    return ApiError(
-        CONFLICT, "The first request with this Idempotency-Key is still running. Retry later.", retry_after=1
-    )
+    return ApiError(rules.CONFLICT, rules.STILL_RUNNING, retry_after=rules.RETRY_AFTER_SECONDS)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tenants import idempotency_rules
+
 if TYPE_CHECKING:
     from millrace.gateway.core.limit_status import LimitStatus
 
@@ -33,7 +35,7 @@ _BY_CODE = {
     "method_not_allowed": (405, "invalid_request_error"),
     "request_timeout": (408, "invalid_request_error"),
     "conflict": (409, "invalid_request_error"),
-    "idempotency_conflict": (409, "invalid_request_error"),
+    idempotency_rules.CONFLICT: (409, "invalid_request_error"),
     "feedback_conflict": (409, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
     "uri_too_long": (414, "invalid_request_error"),

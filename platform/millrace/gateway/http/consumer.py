@@ -30,6 +30,7 @@ from millrace.gateway.core.request_body import ClientGone, RequestBody
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.protocols.dialects import OPENAI, Dialect
 from millrace.gateway.protocols.prompt_bounds import FORM_BODY_BYTES
+from tenants import idempotency_rules as rules
 from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
@@ -123,8 +124,8 @@ class HttpConsumer(AsyncConsumer):
         """
         name = self.headers.get(b"idempotency-key")
         if name is not None and self.key is not None:
-            description = self.scope["path"].encode() + b"\0" + content
-            self.idempotent_call = await self.gateway.idempotency.begin(self.key, name, description, self.request_id)
+            fingerprint = rules.fingerprint(self.scope["path"], content)
+            self.idempotent_call = await self.gateway.idempotency.begin(self.key, name, fingerprint, self.request_id)
 
     async def handle(self) -> None:
         """Handle the request. Implementations authenticate it before they receive the body."""
@@ -211,7 +212,7 @@ class HttpConsumer(AsyncConsumer):
         self.request_id = response.request_id
         if self.trace is not None:
             self.trace.replay_of = response.request_id
-        await self._start(response.status, [*response.headers, (b"idempotent-replayed", b"true")])
+        await self._start(response.status, [*response.headers, (rules.REPLAYED_HEADER.encode(), b"true")])
         await self._send({"type": "http.response.body", "body": response.body, "more_body": False})
 
     async def respond_error(self, error: ApiError) -> None:

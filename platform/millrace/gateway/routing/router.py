@@ -16,8 +16,6 @@ from millrace.gateway.core.errors import ApiError
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.routing_policies.policy import RoutingFacts, decide
 
-EVERY_FALLBACK = ("error", "overload", "context")
-
 
 @dataclass(frozen=True)
 class Candidate:
