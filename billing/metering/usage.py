@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Literal, get_args
@@ -9,7 +10,7 @@ from typing import Any, Literal, get_args
 from django.db.models import DecimalField, Q, QuerySet, Subquery, Sum, Value
 from django.db.models.functions import Coalesce, TruncDay, TruncHour, TruncMonth
 
-from billing.models import SUMMED, RollupState, UsageChange, UsageEvent, UsageRollup
+from billing.models import SUMMED, ExecutionOutcome, RollupState, UsageChange, UsageEvent, UsageRollup
 
 Group = Literal["model", "key", "project", "tier", "miss_reason"]
 Bucket = Literal["hour", "day", "month"]
@@ -131,6 +132,11 @@ def sums(
         for row in merged.values():
             row["start"] = row["start"].astimezone(zone)
     return [merged[group] for group in sorted(merged)]
+
+
+def accepted(counts: Mapping[str, int]) -> int:
+    """Return the number of accepted requests in `sums`: completed, cancelled and failed ones."""
+    return sum(counts[outcome] for outcome in ExecutionOutcome.values)
 
 
 def _require_whole_hours(question: UsageReport, zone: tzinfo) -> None:

@@ -11,6 +11,13 @@ _OUTCOMES = {
 }
 
 
+REQUEST_COUNTS = {
+    "received": "Requests with a valid API key: accepted and rejected ones.",
+    "accepted": "Requests that passed all limits and were run. They ended as completed, cancelled or failed.",
+    "completed": "Accepted requests whose response was sent completely.",
+}
+
+
 def outcome_label(outcome: str) -> str:
     """Return the label of a request's outcome."""
     return _OUTCOMES.get(outcome, outcome.capitalize())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from billing.amounts import decimal, half_up
@@ -10,6 +11,7 @@ _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 _FEMTO_DIGITS = 15
 _CENT = 10**13
 _SMALLEST = 10**9  # amounts below a cent are shown to the millionth of a dollar
+_MIN_PLACES, _MAX_PLACES = 2, 9  # decimals of a column: from cents to nano-dollars
 
 
 @dataclass(frozen=True, order=True)
@@ -54,6 +56,33 @@ class Money:
             return f"{sign}{'' if shown != '0.00' else '<'}${whole}", f".{rest}"
         dollars, cents = divmod(half_up(amount, _CENT), 100)
         return f"{sign}${dollars:,}", f".{cents:02}"
+
+    def parts_at(self, places: int) -> tuple[str, str]:
+        """Return the dollars and exactly `places` decimals: ("$0", ".0042"). A smaller amount: ("<$0", ".0001")."""
+        sign, amount = "−" if self.femto < 0 else "", abs(self.femto)
+        shown = half_up(amount, 10 ** (_FEMTO_DIGITS - places))
+        if amount and not shown:
+            sign, shown = f"{sign}<", 1
+        whole, rest = divmod(shown, 10**places)
+        return f"{sign}${whole:,}", f".{rest:0{places}}"
+
+
+def common_places(amounts: Iterable[Money | None]) -> int:
+    """Return the number of decimals for all amounts of a column: two digits of the smallest amount below a cent.
+
+    At least 2, at most 9. Amounts of 0 do not count.
+    """
+    smallest = min((abs(amount.femto) for amount in amounts if amount and amount.femto), default=_CENT)
+    places = _MIN_PLACES
+    if smallest < _CENT:
+        while places < _MAX_PLACES and smallest < 10 ** (_FEMTO_DIGITS - places + 1):
+            places += 1
+    return places
+
+
+def exact_places(amounts: Iterable[Money]) -> int:
+    """Return the number of decimals, at least 2, that shows all digits of every amount."""
+    return max((len(amount.exact.partition(".")[2]) for amount in amounts), default=_MIN_PLACES)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
-from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from functools import wraps
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from allauth.account.internal.flows.reauthentication import suspend_request
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
@@ -21,6 +19,7 @@ from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 
 from frontend.core.impersonation import READ_PERMISSIONS, impersonation_of
+from frontend.core.suspended_forms import resume_form, suspend_form
 from frontend.core.timezones import zone_of
 from tenants.audit import current_actor
 from tenants.authentication import Access, accesses
@@ -177,6 +176,8 @@ def _run(
         return leave_for(request, HttpResponseRedirect(exc.url))
     if not ctx.may(needs):
         raise PermissionDenied
+    if step_up and not (user.is_staff and ctx.access):  # an impersonation is read-only
+        resume_form(request)
     if request.method not in methods:
         return HttpResponseNotAllowed(methods)
     if step_up and request.method == "POST" and not recently_authenticated(request):
@@ -186,15 +187,9 @@ def _run(
 
 
 def require_reauthentication(request: HttpRequest, user: User) -> HttpResponse:
-    """Ask for the TOTP code, or for the password if TOTP is not enrolled, and then process the submitted form.
-
-    allauth does so if `next` is the path without the query string, which is stored with the form.
-    """
+    """Ask for the TOTP code, or for the password if TOTP is not enrolled, and then process the submitted form."""
     page = reverse("mfa_reauthenticate" if has_totp(user) else "account_reauthenticate")
-    whole = copy(request)  # the next page is complete, also if a part of a page made the request
-    whole.META = {name: value for name, value in request.META.items() if name != "HTTP_HX_REQUEST"}
-    suspend_request(whole, page)
-    return leave_for(request, HttpResponseRedirect(f"{page}?{urlencode({'next': request.path})}"))
+    return leave_for(request, suspend_form(request, page))
 
 
 def leave_for(request: HttpRequest, answer: HttpResponseRedirect) -> HttpResponse:

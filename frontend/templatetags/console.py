@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from frontend.core import gauges, numbers
 from frontend.core.charts import Chart
+from frontend.core.labels import REQUEST_COUNTS
 from frontend.core.numbers import Money
 from frontend.core.panels import RenderedPanel
 
@@ -27,13 +28,23 @@ def money(amount: Money | None, how: str = "") -> str:
         return "–"
     if how == "less":
         amount = Money(-amount.femto)
-    whole, rest = amount.parts
+    return _money(amount, amount.parts, is_exact=amount.femto % 10**13 == 0)
+
+
+@register.filter
+def money_at(amount: Money | None, places: int) -> str:
+    """Return an amount with this number of decimals, which is the same in all rows of a column."""
+    if amount is None:
+        return "–"
+    return _money(amount, amount.parts_at(places), is_exact=amount.femto % 10 ** (15 - places) == 0)
+
+
+def _money(amount: Money, parts: tuple[str, str], *, is_exact: bool) -> str:
     return format_html(
         '<data class="tabular" value="{}"{}>{}<span class="cents">{}</span></data>',
         amount.exact,
-        mark_safe("") if amount.femto % 10**13 == 0 else format_html(' title="${}"', amount.exact),
-        whole,
-        rest,
+        mark_safe("") if is_exact else format_html(' title="${}"', amount.exact),
+        *parts,
     )
 
 
@@ -94,6 +105,12 @@ def icon(name: str, kind: str = "") -> SafeString:
     """Return a symbol of icons.svg. It is hidden from assistive technology, so it needs a text or a label."""
     address = static("frontend/vendor/icons.svg")
     return format_html('<svg class="icon {}" aria-hidden="true"><use href="{}#{}"/></svg>', kind, address, name)
+
+
+@register.simple_tag
+def request_count(kind: str, label: str = "") -> SafeString:
+    """Return the label of a number of received, accepted or completed requests, with the definition as title."""
+    return format_html('<span title="{}">{}</span>', REQUEST_COUNTS[kind], label or f"{kind.capitalize()} requests")
 
 
 @register.simple_tag

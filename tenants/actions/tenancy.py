@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
 from django.db import connection
+from django.utils.text import slugify
 
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, changing, check, insert
@@ -14,6 +15,7 @@ from tenants.isolation.scopes import tenant_scope
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import (
     MAX_CONTENT_DAYS,
+    MAX_SLUG_LENGTH,
     ApiKey,
     ApiKeySnapshotRow,
     ApiKeyUsage,
@@ -156,13 +158,13 @@ def do_note_api_access(tenant: Tenant, request: str) -> None:
 
 
 def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
-    """Create a project of the tenant.
+    """Create a project of the tenant. An empty slug is derived from the name.
 
     Raises:
         ActionRefused: the slug is not valid. Conflict: the slug is taken.
     """
     with changing(tenant) as locked:
-        project = Project(tenant=locked, slug=slug, name=name)
+        project = Project(tenant=locked, slug=slug or _free_slug(locked, name), name=name)
         insert(project, f"A project with the slug {slug!r} already exists. Choose another slug.")
         audit.record("project.created", project, tenant_id=locked.pk, after=audit.described(project))
     return project
@@ -192,6 +194,18 @@ def do_delete_project(project: Project) -> None:
             raise Conflict("This project has or had API keys, so it cannot be deleted.")
         audit.record("project.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
         row.delete()
+
+
+def _free_slug(tenant: Tenant, name: str) -> str:
+    """Return a slug for the name that no project of the locked tenant has: search-bot, search-bot-2."""
+    base = slugify(name)[:MAX_SLUG_LENGTH].strip("-_") or "project"
+    taken = set(Project.objects.for_tenant(tenant).values_list("slug", flat=True))
+    slug, number = base, 1
+    while slug in taken:
+        number += 1
+        ending = f"-{number}"
+        slug = base[: MAX_SLUG_LENGTH - len(ending)].rstrip("-_") + ending
+    return slug
 
 
 def _project(project: Project) -> Project:

@@ -98,7 +98,9 @@ class ProjectOut(serializers.ModelSerializer[Project]):
 
 
 class ProjectIn(Strict):
-    slug = serializers.SlugField(max_length=50)
+    slug = serializers.SlugField(
+        max_length=50, required=False, help_text="Cannot be changed. Derived from the name if omitted."
+    )
     name = serializers.CharField(max_length=200)
 
 

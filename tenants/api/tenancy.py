@@ -85,7 +85,8 @@ class Projects(TenantView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a project."""
-        project = actions.do_create_project(self.access.tenant, **given(s.ProjectIn, request.data))
+        fields = given(s.ProjectIn, request.data)
+        project = actions.do_create_project(self.access.tenant, fields.get("slug", ""), fields["name"])
         return Response(s.ProjectOut(project).data, status=201)
 
 

@@ -86,11 +86,14 @@ class ChangeEventRow(models.Model):
 
 
 class IdempotentResponse(models.Model):
-    """The response of a POST with an `Idempotency-Key`. While the first call runs, the row has no response."""
+    """The response of a POST with an `Idempotency-Key`. While the first call runs, the row has no response.
+
+    The console stores the results of forms that create secrets here (`frontend.core.one_time_secrets`).
+    """
 
     tenant_id = models.BigIntegerField(null=True)
-    caller = models.CharField(max_length=40)  # `key:<id>` or `user:<id>`
-    name = models.CharField(max_length=255)  # the header's value
+    caller = models.CharField(max_length=40)  # `key:<id>`, `user:<id>` or `console:<user id>`
+    name = models.CharField(max_length=255)  # hash of the header's value
     request_hash = models.BinaryField(max_length=32)
     status = models.SmallIntegerField(null=True)
     body = models.BinaryField(null=True)

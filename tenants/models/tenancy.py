@@ -10,6 +10,7 @@ from django.db.models import Q
 from tenants.isolation.scopes import TenantManager, TenantsManager
 
 MAX_CONTENT_DAYS = 90
+MAX_SLUG_LENGTH = 50
 
 
 class Tenant(models.Model):
@@ -26,7 +27,7 @@ class Tenant(models.Model):
         SUSPENDED = "suspended"
         PURGED = "purged"
 
-    slug = models.SlugField(max_length=50, unique=True)
+    slug = models.SlugField(max_length=MAX_SLUG_LENGTH, unique=True)
     name = models.CharField(max_length=200)
     status = models.CharField(max_length=20, choices=Status, default=Status.ACTIVE)
     is_demo = models.BooleanField(default=False)
@@ -64,7 +65,7 @@ class Project(models.Model):
     AUDITED: ClassVar = ("slug", "name")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
-    slug = models.SlugField(max_length=50)
+    slug = models.SlugField(max_length=MAX_SLUG_LENGTH)
     name = models.CharField(max_length=200)
     created_at = models.DateTimeField(auto_now_add=True)
 

@@ -86,7 +86,11 @@ def test_it_works(open_page, busy):
     log_in(page)
     page.wait_for_url("**/t/acme/")
     assert page.get_by_role("heading", level=1).inner_text() == "Overview"
-    assert page.locator("#panel-stats").inner_text().startswith(f"Key figures\nRequests\n{datetime.now(UTC).day + 2}\n")
+    assert (
+        page.locator("#panel-stats")
+        .inner_text()
+        .startswith(f"Key figures\nAccepted requests\n{datetime.now(UTC).day + 2}\n")
+    )
     page.get_by_role("button", name="Sign out").click()
     page.wait_for_url("**/login")
     page.goto("/t/acme/")

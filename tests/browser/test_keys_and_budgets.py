@@ -74,7 +74,7 @@ def test_a_key_is_made_used_bounded_and_let_on(page, stack):
     expect(page.locator(".banner.bad")).to_contain_text("A cent")
     raise_budget(page)
     eventually(lambda: ask(stack, secret).status_code == 200)
-    disable(page)
+    revoke(page)
     eventually(lambda: ask(stack, secret).status_code == 401)
 
 
@@ -111,7 +111,7 @@ def raise_budget(page: Page) -> None:
     expect(page.locator(".banner.bad")).to_have_count(0)
 
 
-def disable(page: Page) -> None:
+def revoke(page: Page) -> None:
     page.goto("/t/demo/keys/")
     row(page).get_by_role("link", name=NAME).click()
     moved(page, page.get_by_role("link", name="Revoke"))

@@ -7,14 +7,15 @@ from datetime import datetime, timedelta
 
 from django.http import Http404
 
+from billing.metering.usage import accepted
 from frontend.core.labels import outcome_label
-from frontend.core.numbers import Money
+from frontend.core.numbers import Money, common_places
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.key_limits import KeyLimitRow, row_of
 from frontend.tenant.keys.page import SCOPES, owner, restrictions, spending, status, successors, with_last_used
 from millrace.apps.request_log.limiting_factor import binding
 from millrace.apps.request_log.models import RequestOutcome
-from millrace.apps.request_log.selectors import Filters, requests_page
+from millrace.apps.request_log.selectors import Filters, requests_page, served_model
 from tenants.models import ApiKey, AuditEntry
 from tenants.permissions import Permission
 
@@ -47,7 +48,7 @@ class KeyDetailHeader:
 @dataclass(frozen=True)
 class KeyDetailStats:
     spend: Money
-    requests: int
+    accepted: int
     tokens: int
     last_used: datetime | None
     expires_at: datetime | None
@@ -89,6 +90,7 @@ class RequestRow:
 class LatestRequests:
     rows: tuple[RequestRow, ...]
     all_url: str
+    cost_places: int
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def stats(ctx: PageContext) -> KeyDetailStats:
     inputs = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
     return KeyDetailStats(
         Money(spent["cost_femto"] if spent else 0),
-        spent["completed"] + spent["cancelled"] if spent else 0,
+        accepted(spent) if spent else 0,
         sum(spent[name] for name in inputs) if spent else 0,
         getattr(key, "last_used", None),
         key.expires_at,
@@ -187,21 +189,20 @@ def latest_requests(ctx: PageContext) -> LatestRequests:
     """Return the newest requests of the key."""
     key = key_of(ctx)
     page = requests_page(Filters(ctx.tenant.pk, start=ctx.now - 4 * _WEEK, key_id=key.pk), size=MAX_REQUESTS)
-    return LatestRequests(
-        tuple(
-            RequestRow(
-                listed.record.request_id,
-                ctx.url("requests-detail", listed.record.request_id),
-                listed.record.started_at,
-                outcome_label(listed.record.outcome),
-                _KINDS.get(RequestOutcome(listed.record.outcome), ""),
-                listed.record.served_model or listed.record.requested_model,
-                Money(listed.usage.cost_femto) if listed.usage else None,
-            )
-            for listed in page.rows
-        ),
-        f"{ctx.url('requests')}?range=30d&key={key.pk}",
+    rows = tuple(
+        RequestRow(
+            listed.record.request_id,
+            ctx.url("requests-detail", listed.record.request_id),
+            listed.record.started_at,
+            outcome_label(listed.record.outcome),
+            _KINDS.get(RequestOutcome(listed.record.outcome), ""),
+            served_model(listed.record) or listed.record.requested_model,
+            Money(listed.usage.cost_femto) if listed.usage else None,
+        )
+        for listed in page.rows
     )
+    all_url = f"{ctx.url('requests')}?range=30d&key={key.pk}"
+    return LatestRequests(rows, all_url, common_places(row.cost for row in rows))
 
 
 def history(ctx: PageContext) -> KeyDetailHistory:

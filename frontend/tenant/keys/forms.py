@@ -9,6 +9,7 @@ from typing import Any
 from django import forms
 from django.conf import settings
 
+from frontend.core.one_time_secrets import OnceForm
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.page import SCOPES, owner
 from tenants.models import ApiKey, Project, RoutingPolicy
@@ -72,7 +73,7 @@ class KeyForm(forms.Form):
         }
 
 
-class NewKeyForm(KeyForm):
+class NewKeyForm(OnceForm, KeyForm):
     """A new key, with its project, which cannot be changed later."""
 
     project = forms.ChoiceField(help_text="Usage is billed to this project. You can’t change it later.")
@@ -83,7 +84,7 @@ class NewKeyForm(KeyForm):
         self.fields["project"].choices = [(str(row.pk), row.name) for row in projects]  # type: ignore[attr-defined]
 
 
-class RotationForm(forms.Form):
+class RotationForm(OnceForm):
     overlap = forms.ChoiceField(
         label="Keep old key active for",
         choices=OVERLAPS,
@@ -96,8 +97,9 @@ class NewProjectForm(forms.Form):
     name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN))
     slug = forms.SlugField(
         max_length=50,
+        required=False,
         widget=forms.TextInput(_PLAIN),
-        help_text="Used in the API. Can’t be changed. For example: support-bot",
+        help_text="Used in the API. Can’t be changed. For example: support-bot. Leave blank to derive it from the name",
     )
 
 
@@ -126,7 +128,7 @@ def _models(ctx: PageContext) -> list[str]:
 
 def revocation_effect(key: ApiKey, requests: int) -> str:
     """Return a description of the effect of revoking the key."""
-    used = f" It handled {requests:,} request{'' if requests == 1 else 's'} this month." if requests else ""
+    used = f" It had {requests:,} accepted request{'' if requests == 1 else 's'} this month." if requests else ""
     return (
         f"{key.name} ({key.prefix}…), created by {owner(key)}, stops working immediately. Its running streams "
         f"end.{used} This cannot be undone. Past usage is still billed."

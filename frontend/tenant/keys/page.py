@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet
 
-from billing.metering.usage import UsageReport, sums
+from billing.metering.usage import UsageReport, accepted, sums
 from billing.models import Budget
 from frontend.core.date_ranges import month_of
-from frontend.core.numbers import Money
+from frontend.core.numbers import Money, common_places
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.key_limits import KeyLimitRow, row_of
 from millrace.apps.request_log.limiting_factor import binding
@@ -81,6 +81,7 @@ class KeyListPanel:
     new_url: str
     older_url: str
     first_url: str
+    spend_places: int  # decimals of the column
 
 
 @dataclass(frozen=True)
@@ -100,16 +101,17 @@ class ProjectRow:
     slug: str
     keys: int
     spend: Money
-    requests: int
+    accepted: int
     keys_url: str
     edit_url: str
-    remove_url: str
+    delete_url: str
 
 
 @dataclass(frozen=True)
 class KeyProjects:
     rows: tuple[ProjectRow, ...]
     new_url: str
+    spend_places: int
 
 
 def is_active(ctx: PageContext) -> Q:
@@ -171,14 +173,16 @@ def keys(ctx: PageContext) -> KeyListPanel:
     spent = spending(ctx, "key") if shown else {}
     replaced = successors(ctx, shown)
     filtered = bool(typed or project is not None or _view(ctx))
+    listed = tuple(_row(ctx, key, bounds[key.pk], spent.get(key.pk), key.pk in replaced) for key in shown)
     return KeyListPanel(
         dict((name, label) for name, label, _ in VIEWS)[_view(ctx)],
-        tuple(_row(ctx, key, bounds[key.pk], spent.get(key.pk), key.pk in replaced) for key in shown),
+        listed,
         filtered,
         not shown and not filtered and not ApiKey.objects.for_tenant(ctx.tenant).exists(),
         ctx.url("keys-new") if ctx.may(Permission.KEYS_WRITE) else "",
         _url(ctx, before=str(shown[-1].pk)) if len(found) > PAGE_SIZE else "",
         _url(ctx) if before is not None else "",
+        common_places(row.spend for row in listed),
     )
 
 
@@ -264,22 +268,21 @@ def projects(ctx: PageContext) -> KeyProjects:
     rows = Project.objects.for_tenant(ctx.tenant).annotate(live=works).order_by("name", "pk")[:MAX_PROJECTS]
     spent = spending(ctx, "project")
     writes = ctx.may(Permission.PROJECTS_WRITE)
-    return KeyProjects(
-        tuple(
-            ProjectRow(
-                row.name,
-                row.slug,
-                row.live,
-                Money(spent[row.pk]["cost_femto"] if row.pk in spent else 0),
-                spent[row.pk]["completed"] + spent[row.pk]["cancelled"] if row.pk in spent else 0,
-                f"{ctx.url('keys')}?{urlencode({'project': row.pk})}",
-                ctx.url("keys-project", row.pk) if writes else "",
-                ctx.url("keys-project-remove", row.pk) if writes else "",
-            )
-            for row in rows
-        ),
-        ctx.url("keys-project-new") if writes else "",
+    found = tuple(
+        ProjectRow(
+            row.name,
+            row.slug,
+            row.live,
+            Money(spent[row.pk]["cost_femto"] if row.pk in spent else 0),
+            accepted(spent[row.pk]) if row.pk in spent else 0,
+            f"{ctx.url('keys')}?{urlencode({'project': row.pk})}",
+            ctx.url("keys-project", row.pk) if writes else "",
+            ctx.url("keys-project-delete", row.pk) if writes else "",
+        )
+        for row in rows
     )
+    new_url = ctx.url("keys-project-new") if writes else ""
+    return KeyProjects(found, new_url, common_places(row.spend for row in found))
 
 
 def number(text: str) -> int | None:

@@ -10,10 +10,12 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponse
 from django.urls import path
 
+from billing.metering.usage import accepted
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
+from frontend.core.one_time_secrets import create_secret, take_secret
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
@@ -89,13 +91,14 @@ def new_key(ctx: PageContext) -> HttpResponse:
         form = NewKeyForm(ctx, projects, bound_data(ctx))
     context = _form_context(ctx, "Create key", ctx.url("keys"))
 
-    def make(data: dict[str, Any]) -> tuple[ApiKey, str]:
+    def make(data: dict[str, Any]) -> tuple[str, str]:
         project = next(row for row in projects if str(row.pk) == data["project"])
-        return actions.do_create_api_key(project, **form.chosen(), created_by=ctx.user)
+        row, secret = actions.do_create_api_key(project, **form.chosen(), created_by=ctx.user)
+        return ctx.url("keys-secret", row.pk), secret
 
     if ctx.request.method == "POST":
-        if result := run_action(form, make):
-            return _secret_page(ctx, *result.value)
+        if created := create_secret(ctx, form, make):
+            return created
         return render_form_errors(ctx, "frontend/form.html", "New API key", form, **context)
     return render_page(ctx, "frontend/form.html", "New API key", form=form, **context)
 
@@ -131,14 +134,37 @@ def rotate_key(ctx: PageContext) -> HttpResponse:
     effect = f"Creates a new key with the same permissions and limits as {row.name}. The old key then expires."
     context = _form_context(ctx, "Rotate", ctx.url("keys-detail", row.pk), effect=effect, row=row)
 
-    def rotate(data: dict[str, Any]) -> tuple[ApiKey, str]:
-        return actions.do_rotate_api_key(row, timedelta(hours=int(data["overlap"])), created_by=ctx.user)
+    def rotate(data: dict[str, Any]) -> tuple[str, str]:
+        overlap = timedelta(hours=int(data["overlap"]))
+        successor, secret = actions.do_rotate_api_key(row, overlap, created_by=ctx.user)
+        return ctx.url("keys-secret", successor.pk), secret
 
     if ctx.request.method == "POST":
-        if result := run_action(form, rotate):
-            return _secret_page(ctx, *result.value)
+        if created := create_secret(ctx, form, rotate):
+            return created
         return render_form_errors(ctx, "frontend/form.html", f"Rotate {row.name}", form, **context)
     return render_page(ctx, "frontend/form.html", f"Rotate {row.name}", form=form, **context)
+
+
+@tenant_page(Permission.KEYS_WRITE)
+def key_secret(ctx: PageContext) -> HttpResponse:
+    """Show the secret of a key that the user has just created. Later requests are redirected to the key."""
+    with ctx.scope():
+        row = _editable_key(ctx)
+    url = ctx.url("keys-detail", row.pk)
+    secret = take_secret(ctx) if ctx.request.method == "GET" else None
+    if secret is None:
+        message = f"The secret of {row.name} was shown once and cannot be shown again. Rotate the key to get a new one."
+        return redirect_with_message(ctx, url, message)
+    context: dict[str, Any] = {
+        "row": row,
+        "secret": secret,
+        "model": (row.allowed_models or [model.name for model in settings.MILLRACE.models])[0],
+        "base_url": settings.MILLRACE.base_url,
+        "url": url,
+        "keys_url": ctx.url("keys"),
+    }
+    return render_page(ctx, "keys/secret.html", "Save your key", breadcrumbs=_crumbs(ctx), **context)
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
@@ -146,7 +172,7 @@ def revoke_key(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         row = _editable_key(ctx)
         spent = page.spending(ctx, "key").get(row.pk)
-    effect = revocation_effect(row, spent["completed"] + spent["cancelled"] if spent else 0)
+    effect = revocation_effect(row, accepted(spent) if spent else 0)
     form = Confirm(row.name, bound_data(ctx))
     back = ctx.url("keys-detail", row.pk)
     context = _form_context(ctx, "Revoke key", back, effect=effect, row=row) | {"danger": True}
@@ -181,7 +207,7 @@ def edit_project(ctx: PageContext) -> HttpResponse:
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
-def remove_project(ctx: PageContext) -> HttpResponse:
+def delete_project(ctx: PageContext) -> HttpResponse:
     row = _project(ctx)
     form = Confirm(row.name, bound_data(ctx))
     effect = f"Deletes {row.name} with its limits and budgets. Only projects that never had a key can be deleted."
@@ -207,19 +233,6 @@ def _project(ctx: PageContext) -> Project:
     if row is None:
         raise Http404
     return row
-
-
-def _secret_page(ctx: PageContext, row: ApiKey, secret: str) -> HttpResponse:
-    """Return the only response that contains the secret. It is not stored and must not be cached."""
-    context: dict[str, Any] = {
-        "row": row,
-        "secret": secret,
-        "model": (row.allowed_models or [model.name for model in settings.MILLRACE.models])[0],
-        "base_url": settings.MILLRACE.base_url,
-        "url": ctx.url("keys-detail", row.pk),
-        "keys_url": ctx.url("keys"),
-    }
-    return render_page(ctx, "keys/secret.html", "Save your key", breadcrumbs=_crumbs(ctx), **context)
 
 
 def _crumbs(ctx: PageContext, row: ApiKey | None = None) -> tuple[Breadcrumb, ...]:
@@ -249,9 +262,10 @@ urlpatterns = [
     path("t/<slug:slug>/keys/<int:key>/", key, name="keys-detail"),
     path("t/<slug:slug>/keys/<int:key>/edit", edit_key, name="keys-edit"),
     path("t/<slug:slug>/keys/<int:key>/rotate", rotate_key, name="keys-rotate"),
-    path("t/<slug:slug>/keys/<int:key>/disable", revoke_key, name="keys-revoke"),
+    path("t/<slug:slug>/keys/<int:key>/secret", key_secret, name="keys-secret"),
+    path("t/<slug:slug>/keys/<int:key>/revoke", revoke_key, name="keys-revoke"),
     DETAIL_PANELS.tenant_url("t/<slug:slug>/keys/<int:key>/", Permission.KEYS_READ),
     path("t/<slug:slug>/projects/new", new_project, name="keys-project-new"),
     path("t/<slug:slug>/projects/<int:project>/edit", edit_project, name="keys-project"),
-    path("t/<slug:slug>/projects/<int:project>/delete", remove_project, name="keys-project-remove"),
+    path("t/<slug:slug>/projects/<int:project>/delete", delete_project, name="keys-project-delete"),
 ]

@@ -65,7 +65,7 @@ class InvitationRow:
     expires_at: datetime
     has_expired: bool
     resend_url: str
-    withdraw_url: str
+    revoke_url: str
 
 
 @dataclass(frozen=True)
@@ -169,5 +169,5 @@ def _invitation_row(ctx: PageContext, row: Invitation) -> InvitationRow:
         expires_at=row.expires_at,
         has_expired=row.expires_at <= ctx.now,
         resend_url=ctx.url("members-resend", row.pk) if may_edit else "",
-        withdraw_url=ctx.url("members-withdraw", row.pk) if may_edit else "",
+        revoke_url=ctx.url("members-invitation-revoke", row.pk) if may_edit else "",
     )

@@ -96,7 +96,7 @@ def resend(ctx: PageContext) -> HttpResponse:
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
-def withdraw(ctx: PageContext) -> HttpResponse:
+def revoke_invitation(ctx: PageContext) -> HttpResponse:
     row = _invitation(ctx)
     return form_view(
         ctx,
@@ -198,6 +198,8 @@ urlpatterns = [
     path("t/<slug:slug>/members/<int:member>/role", role, name="members-role"),
     path("t/<slug:slug>/members/<int:member>/remove", remove, name="members-remove"),
     path("t/<slug:slug>/members/invitations/<int:invitation>/resend", resend, name="members-resend"),
-    path("t/<slug:slug>/members/invitations/<int:invitation>/withdraw", withdraw, name="members-withdraw"),
+    path(
+        "t/<slug:slug>/members/invitations/<int:invitation>/revoke", revoke_invitation, name="members-invitation-revoke"
+    ),
     PANELS.tenant_url("t/<slug:slug>/members/", Permission.MEMBERS_READ),
 ]

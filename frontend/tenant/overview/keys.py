@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from billing.metering.usage import UsageReport, sums
+from billing.metering.usage import UsageReport, accepted, sums
 from billing.models import Budget, BudgetPeriod
+from billing.pricing.pricing import Tier
 from frontend.core.date_ranges import date_range_of
-from frontend.core.numbers import Money, share
+from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.spend import OverviewStatus, budget_statuses, hard_budgets
-from frontend.tenant.overview.usage import all_input
+from frontend.tenant.overview.usage import all_input, by_tier
 from millrace.apps.batches.models import Batch
 from tenants.models import ApiKey
 
@@ -50,6 +51,7 @@ class OverviewKeys:
     others: int
     keys_url: str
     new_url: str
+    spend_places: int  # decimals of the column
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,11 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class Batches:
+    """The latest batch jobs. Usage stays when its job is deleted: `used` counts the batch requests of the range."""
+
     rows: tuple[BatchRow, ...]
+    used: int  # accepted requests of deleted jobs; 0 if jobs are listed
+    cost: Money
 
 
 def keys(ctx: PageContext) -> OverviewKeys:
@@ -88,6 +94,7 @@ def keys(ctx: PageContext) -> OverviewKeys:
         len(rows),
         ctx.url("keys"),
         ctx.url("keys-new"),
+        common_places(Money(row["cost_femto"]) for row in top),
     )
 
 
@@ -131,9 +138,13 @@ def _status(key: ApiKey | None, budget: OverviewStatus | None) -> tuple[str, Lit
 
 
 def batches(ctx: PageContext) -> Batches:
-    """Return the latest batch jobs."""
-    rows = Batch.objects.for_tenant(ctx.tenant).order_by("-id")[:MAX_BATCHES]
-    return Batches(tuple(_batch(row) for row in rows))
+    """Return the latest batch jobs; without one, the batch usage in the date range."""
+    rows = tuple(_batch(row) for row in Batch.objects.for_tenant(ctx.tenant).order_by("-id")[:MAX_BATCHES])
+    if rows:
+        return Batches(rows, 0, Money(0))
+    date_range = date_range_of(ctx)
+    used = [row for row in by_tier(ctx, date_range.start, date_range.end) if row["tier"] == Tier.BATCH]
+    return Batches((), sum(accepted(row) for row in used), Money(sum(row["cost_femto"] for row in used)))
 
 
 def _batch(row: Batch) -> BatchRow:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from billing.metering.usage import UsageReport, sums, this_month, total
-from billing.models import ExecutionOutcome
+from billing.metering.usage import UsageReport, accepted, sums, this_month, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import DateRange, date_range_of, days_of
@@ -48,14 +47,15 @@ class Delta:
 
 @dataclass(frozen=True)
 class OverviewStats:
-    requests: int
-    requests_delta: Delta | None
-    cost: Money | None  # of 1,000 requests
+    accepted: int
+    accepted_delta: Delta | None
+    cost: Money | None  # of 1,000 accepted requests
     cost_delta: Delta | None
     failed: str
     failed_of: str
     limited: str
     limited_of: str
+    limited_by: str  # share of the most frequent limit or budget; empty if none rejected
     before: str
 
 
@@ -80,6 +80,12 @@ def by_day(ctx: PageContext, start: datetime, end: datetime) -> list[dict[str, A
     rows = ctx.once(question, lambda: sums(question, bucket="day"))
     found = {row["start"].date(): row for row in rows}
     return [found.get(at.date(), {**total([]), "start": at}) for at in days_of(start, end)]
+
+
+def by_tier(ctx: PageContext, start: datetime, end: datetime) -> list[dict[str, Any]]:
+    """Return the sums of each tier from start to end, loaded once per page."""
+    question = UsageReport(ctx.tenant.pk, start=start, end=end)
+    return ctx.once(("tier", question), lambda: sums(question, group_by=("tier",)))
 
 
 def all_input(counts: Mapping[str, Any]) -> int:
@@ -127,22 +133,23 @@ def stats(ctx: PageContext) -> OverviewStats:
     traffic = rates(ctx.tenant.pk, date_range.start, date_range.end, "day")
     first, last = start.astimezone(date_range.zone), (end - timedelta(microseconds=1)).astimezone(date_range.zone)
     return OverviewStats(
-        requests=now[0],
-        requests_delta=_delta(now[0], then[0], ""),
+        accepted=now[0],
+        accepted_delta=_delta(now[0], then[0], ""),
         cost=_per_thousand(*now),
         cost_delta=_delta(now[1] * then[0], then[1] * now[0], "good"),
         failed=_rate(traffic.total.failed, traffic),
         failed_of=f"{traffic.total.failed:,} of {traffic.total.requests:,}",
         limited=_rate(traffic.total.limited, traffic),
-        limited_of=_bound(traffic),
+        limited_of=f"{traffic.total.limited:,} of {traffic.total.requests:,}",
+        limited_by=_bound(traffic),
         before=f"vs {first:{'%-d' if first.month == last.month else '%-d %b'}} – {last:%-d %b}",
     )
 
 
 def _metered(ctx: PageContext, start: datetime, end: datetime) -> tuple[int, int]:
-    """Return the number of requests and their cost in femto-USD."""
-    counts = total(sums(UsageReport(ctx.tenant.pk, start=start, end=end)))
-    return sum(counts[outcome] for outcome in ExecutionOutcome.values), counts["cost_femto"]
+    """Return the number of accepted requests and their cost in femto-USD."""
+    counts = total(by_tier(ctx, start, end))
+    return accepted(counts), counts["cost_femto"]
 
 
 def _before(date_range: DateRange) -> tuple[datetime, datetime]:
@@ -177,7 +184,7 @@ def _rate(part: int, traffic: Rates) -> str:
 
 def _bound(traffic: Rates) -> str:
     if not traffic.bounds or not traffic.total.limited:
-        return f"{traffic.total.limited:,} of {traffic.total.requests:,}"
+        return ""
     most = traffic.bounds[0]
     name = most.name if most.kind == "budget" else most.name.replace("_", " ")
     return f"{share(most.requests, traffic.total.limited)} by {name or most.kind}"

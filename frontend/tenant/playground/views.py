@@ -26,7 +26,7 @@ def ticket(ctx: PageContext) -> HttpResponse:
         key = page.usable_key(ctx, ctx.request.POST.get("key", ""))
     if key is None:
         return JsonResponse(
-            {"error": "This key was deleted or has no inference permission. Choose another key."}, status=409
+            {"error": "This key was revoked or has no inference permission. Choose another key."}, status=409
         )
     try:
         return JsonResponse({"ticket": actions.do_create_playground_token(key, ctx.user)})

@@ -10,15 +10,14 @@ from typing import Any
 
 from django.utils.http import urlencode
 
-from billing.amounts import decimal
 from billing.models import Adjustment, UsageEvent
 from frontend.core.labels import outcome_label
-from frontend.core.numbers import Money, duration, exact
+from frontend.core.numbers import Money, duration, exact, exact_places
 from frontend.core.page_context import PageContext
-from frontend.tenant.requests.log import KINDS, bound_label, status_text
+from frontend.tenant.requests.log import KINDS, bound_text, status_text
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
-from millrace.apps.request_log.selectors import RequestExecution, RequestStory
+from millrace.apps.request_log.selectors import HeldFrom, RequestExecution, RequestStory
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
 
@@ -69,7 +68,10 @@ class RequestDetailLimitRow:
 class RequestDetailBudgetRow:
     name: str
     of: str
-    amount: str
+    limit: str  # present limit
+    raised: str  # the part of the limit that is a temporary increase; empty without one
+    raised_until: datetime | None
+    url: str
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class RequestDetailStep:
 class LineRow:
     label: str
     tokens: int
-    price: str  # USD per 1M tokens
+    price: Money  # per 1M tokens
     cost: Money
 
 
@@ -121,7 +123,9 @@ class ExecutionCard:
     lines: tuple[LineRow, ...]
     adjustments: tuple[AdjustmentRow, ...]
     cost: Money
-    price_version: int | None
+    price_places: int  # decimals that show all digits of every price
+    cost_places: int
+    prices_from: tuple[datetime, ...]  # effective times of the prices
     settled_at: datetime
 
 
@@ -144,6 +148,7 @@ class RequestDetailDelivery:
     facts: tuple[RequestDetailEntry, ...]
     limits: tuple[RequestDetailLimitRow, ...]
     budgets: tuple[RequestDetailBudgetRow, ...]
+    rejecting_budget: RequestDetailBudgetRow | None
     route: tuple[RequestDetailEntry, ...]
     skipped: tuple[RequestDetailEntry, ...]
     places: tuple[PlaceRow, ...]
@@ -168,6 +173,7 @@ def request_detail(ctx: PageContext, request_id: str) -> RequestDetailDelivery |
         return None
     record, first = found.record, found.executions[0].event if found.executions else None
     code, bound = (record.code, record.limited_by) if record else ("", None)
+    rejecting = found.rejecting_budget
     outcome = record.outcome if record else str(getattr(first, "outcome", RequestOutcome.COMPLETED))
     return RequestDetailDelivery(
         request_id=found.request_id,
@@ -179,9 +185,8 @@ def request_detail(ctx: PageContext, request_id: str) -> RequestDetailDelivery |
         bound=tuple(_bound(bound)) if bound else (),
         facts=tuple(_entries(ctx, record, first)),
         limits=tuple(_limit(limit) for limit in record.limits) if record else (),
-        budgets=tuple(
-            RequestDetailBudgetRow(b.name, f"{b.scope}, {b.period}", _amount(b.amount, b.unit)) for b in found.budgets
-        ),
+        budgets=tuple(_budget(ctx, budget) for budget in found.budgets),
+        rejecting_budget=_budget(ctx, rejecting) if rejecting else None,
         route=tuple(_route(record)) if record else (),
         skipped=tuple(
             RequestDetailEntry(entry["model"], entry["reason"].replace("_", " "), mono=True)
@@ -212,10 +217,7 @@ def _writing(ctx: PageContext, found: RequestStory) -> bool:
 
 def _bound(bound: Mapping[str, Any]) -> list[RequestDetailEntry]:
     unit = str(bound.get("unit", ""))
-    kind, scope = str(bound["kind"]), str(bound.get("scope", ""))
-    facts = [
-        RequestDetailEntry("Limit or budget", bound_label(kind, scope, str(bound["name"]), str(bound.get("model", ""))))
-    ]
+    facts = [RequestDetailEntry("Limit or budget", bound_text(bound))]
     for name, label in (("limit", "Limit"), ("left", "Left"), ("needed", "Needed")):
         if name in bound:
             facts.append(RequestDetailEntry(label, _amount(int(bound[name]), unit)))
@@ -239,7 +241,8 @@ def _entries(ctx: PageContext, record: RequestRecord | None, first: UsageEvent |
     if record is not None:
         facts += [RequestDetailEntry("Endpoint", record.endpoint + (", streamed" if record.stream else ""))]
         facts += [RequestDetailEntry("Requested model", record.requested_model or "–", mono=True)]
-        facts += [RequestDetailEntry("Served model", record.served_model or "None", mono=True)]
+        if served := selectors.served_model(record):
+            facts.append(RequestDetailEntry("Served model", served, mono=True))
         if record.ttft_ms is not None:
             facts.append(RequestDetailEntry("Time to first token", duration(record.ttft_ms * 1000)))
         facts.append(RequestDetailEntry("Total latency (client)", duration(record.total_ms * 1000)))
@@ -251,6 +254,17 @@ def _entries(ctx: PageContext, record: RequestRecord | None, first: UsageEvent |
             facts.append(RequestDetailEntry("Batch line", exact((record.batch_line or 0) + 1)))
         facts.append(RequestDetailEntry("Gateway", record.gateway_id, mono=True))
     return facts
+
+
+def _budget(ctx: PageContext, budget: HeldFrom) -> RequestDetailBudgetRow:
+    return RequestDetailBudgetRow(
+        budget.name,
+        f"{budget.scope}, {budget.period}",
+        _amount(budget.limit, budget.unit),
+        _amount(budget.temporary_increase, budget.unit) if budget.temporary_increase else "",
+        budget.increase_expires_at,
+        ctx.link("budgets-detail", budget.budget_id) if ctx.may(Permission.LIMITS_READ) else "",
+    )
 
 
 def _limit(check: Mapping[str, Any]) -> RequestDetailLimitRow:
@@ -293,6 +307,15 @@ def _place(placement: Mapping[str, Any]) -> PlaceRow:
 def _execution(execution: RequestExecution) -> ExecutionCard:
     event, adjusted = execution.event, sum(int(adjustment.cost_femto) for adjustment in execution.adjustments)
     whole = max(event.duration_us, 1)
+    lines = tuple(
+        LineRow(COMPONENTS[line.component], line.tokens, Money.nano(line.nano_per_million), Money(line.femto))
+        for line in execution.lines
+    )
+    adjustments = tuple(
+        AdjustmentRow(_place_reason(adjustment), adjustment.created_at, Money(int(adjustment.cost_femto)))
+        for adjustment in execution.adjustments
+    )
+    cost = Money(int(event.cost_femto) + adjusted)
     parts = (
         ("Queue", event.queue_us),
         ("Prefill", execution.prefill_us),
@@ -308,16 +331,12 @@ def _execution(execution: RequestExecution) -> ExecutionCard:
         tuple(RequestDetailStep(label, us, whole) for label, us in parts),
         tuple((COMPONENTS[name], getattr(event, name)) for name in TOKENS),
         _miss(event),
-        tuple(
-            LineRow(COMPONENTS[line.component], line.tokens, decimal(line.nano_per_million, 9, 2), Money(line.femto))
-            for line in execution.lines
-        ),
-        tuple(
-            AdjustmentRow(_place_reason(adjustment), adjustment.created_at, Money(int(adjustment.cost_femto)))
-            for adjustment in execution.adjustments
-        ),
-        Money(int(event.cost_femto) + adjusted),
-        event.price_version,
+        lines,
+        adjustments,
+        cost,
+        exact_places(line.price for line in lines),
+        exact_places([*(line.cost for line in lines), *(row.cost for row in adjustments), cost]),
+        tuple(sorted({line.effective_from for line in execution.lines})),
         event.settled_at,
     )
 

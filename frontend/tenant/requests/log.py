@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -9,7 +10,7 @@ from urllib.parse import urlencode
 
 from frontend.core.date_ranges import date_range_of
 from frontend.core.labels import outcome_label
-from frontend.core.numbers import Money, share
+from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome
@@ -76,6 +77,7 @@ class RequestLogPanel:
     newer_url: str
     error: str
     filtered: bool
+    cost_places: int  # decimals of the column
 
 
 @dataclass(frozen=True)
@@ -148,12 +150,14 @@ def log(ctx: PageContext) -> RequestLogPanel:
         page = selectors.requests_page(_filters(ctx), None, PAGE_SIZE)
     key_ids = {row.record.key_id for row in page.rows}
     keys = dict(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=key_ids).values_list("pk", "name"))
+    rows = tuple(_row(ctx, row, keys) for row in page.rows)
     return RequestLogPanel(
-        tuple(_row(ctx, row, keys) for row in page.rows),
+        rows,
         _turned(ctx, page.older),
         _turned(ctx, page.newer),
         error,
         any(ctx.query.get(name) for name in _FILTERS),
+        common_places(row.cost for row in rows),
     )
 
 
@@ -165,6 +169,7 @@ def _turned(ctx: PageContext, cursor: str | None) -> str:
 
 def _row(ctx: PageContext, listed: ListedRequest, keys: dict[int, str]) -> RequestLogRow:
     record, usage = listed.record, listed.usage
+    served = selectors.served_model(record)
     tokens = usage.tokens if usage else None
     prompt = sum(count for name, count in tokens.items() if name != "output") if tokens else record.prompt_tokens
     return RequestLogRow(
@@ -176,7 +181,7 @@ def _row(ctx: PageContext, listed: ListedRequest, keys: dict[int, str]) -> Reque
         record.status,
         status_text(record.code, record.limited_by),
         record.requested_model,
-        record.served_model if record.served_model != record.requested_model else "",
+        served if served != record.requested_model else "",
         keys.get(record.key_id, f"Key {record.key_id}, deleted"),
         record.endpoint,
         None if record.ttft_ms is None else record.ttft_ms * 1000,
@@ -188,17 +193,21 @@ def _row(ctx: PageContext, listed: ListedRequest, keys: dict[int, str]) -> Reque
     )
 
 
-def status_text(code: str, bound: dict[str, object] | None) -> str:
+def status_text(code: str, bound: Mapping[str, object] | None) -> str:
     """Return a short reason why a request was not answered."""
-    if bound is None:
-        return code.replace("_", " ")
-    return bound_label(str(bound["kind"]), str(bound.get("scope", "")), str(bound["name"]), str(bound.get("model", "")))
+    return code.replace("_", " ") if bound is None else bound_text(bound)
+
+
+def bound_text(bound: Mapping[str, object]) -> str:
+    """Return the label of the limit or budget that rejected a request, from its record."""
+    kind, scope, name, model = (str(bound.get(field, "")) for field in ("kind", "scope", "name", "model"))
+    return bound_label(kind, scope, name, model)
 
 
 def bound_label(kind: str, scope: str, name: str, model: str) -> str:
     """Return the label of a limit or budget."""
     if kind == "budget":
-        return f"budget {name}"
+        return f"budget {name}".strip()
     return f"{name.replace('_', ' ')} of the {scope}" + (f", {model}" if model else "")
 
 

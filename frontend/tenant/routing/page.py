@@ -93,7 +93,7 @@ class RoutingDetail:
     versions: tuple[RoutingVersion, ...]
     edit_url: str  # empty without permission, or if not possible
     revert_url: str
-    withdraw_url: str
+    unpublish_url: str
 
 
 def versions(ctx: PageContext) -> QuerySet[RoutingPolicy]:
@@ -136,7 +136,7 @@ def detail(ctx: PageContext, row: RoutingPolicy) -> RoutingDetail:
         ),
         edit_url=f"{ctx.url('routing-edit')}?from={row.pk}" if may else "",
         revert_url=ctx.url("routing-revert", row.pk) if may and not row.active else "",
-        withdraw_url=ctx.url("routing-withdraw", row.pk) if may and row.active else "",
+        unpublish_url=ctx.url("routing-unpublish", row.pk) if may and row.active else "",
     )
 
 

@@ -114,7 +114,7 @@ def revert(ctx: PageContext) -> HttpResponse:
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
-def withdraw(ctx: PageContext) -> HttpResponse:
+def unpublish(ctx: PageContext) -> HttpResponse:
     row = _version(ctx, ctx.arguments["policy"])
     return form_view(
         ctx,
@@ -164,6 +164,6 @@ urlpatterns = [
     path(f"{_ROOT}check", check, name="routing-check"),
     path(f"{_ROOT}<int:policy>", policy, name="routing-detail"),
     path(f"{_ROOT}<int:policy>/revert", revert, name="routing-revert"),
-    path(f"{_ROOT}<int:policy>/withdraw", withdraw, name="routing-withdraw"),
+    path(f"{_ROOT}<int:policy>/unpublish", unpublish, name="routing-unpublish"),
     PANELS.tenant_url(_ROOT, Permission.POLICIES_READ),
 ]

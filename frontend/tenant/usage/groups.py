@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 
 from django.db import connection
 
-from billing.metering.usage import GROUP_COLUMNS, Group, TooManyRows, UsageReport, sums, total
+from billing.metering.usage import GROUP_COLUMNS, Group, TooManyRows, UsageReport, accepted, sums, total
 from billing.models import SUMMED, UsageChange
-from frontend.core.numbers import Money, share
+from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.usage.query import GROUPS, UsageReportQuery, query_of
 from tenants.models import ApiKey, Project, User
@@ -68,6 +68,8 @@ class Groups:
     total: UsageGroupsRow
     others: int
     too_many: bool
+    cost_places: int  # decimals of the column
+    saved_places: int
 
 
 Name = tuple[str, str, str]  # name, detail, URL
@@ -79,8 +81,19 @@ def groups(ctx: PageContext) -> Groups:
     try:
         rows = all_rows(ctx, now)
     except TooManyRows:
-        return Groups(GROUPS[now.group], (), _row(("", "", ""), total([]), 0), 0, too_many=True)
-    return Groups(GROUPS[now.group], tuple(rows[:MAX_ROWS]), whole(rows), max(0, len(rows) - MAX_ROWS), too_many=False)
+        return Groups(
+            GROUPS[now.group], (), _row(("", "", ""), total([]), 0), 0, too_many=True, cost_places=2, saved_places=2
+        )
+    shown = tuple(rows[:MAX_ROWS])
+    return Groups(
+        GROUPS[now.group],
+        shown,
+        whole(rows),
+        len(rows) - len(shown),
+        too_many=False,
+        cost_places=common_places(row.cost for row in shown),
+        saved_places=common_places(row.saved for row in shown),
+    )
 
 
 def all_rows(ctx: PageContext, now: UsageReportQuery) -> list[UsageGroupsRow]:
@@ -111,7 +124,7 @@ def _row(name: Name, counts: Mapping[str, int], all_cost: int) -> UsageGroupsRow
     context = sum(counts[component] for component in INPUT)
     return UsageGroupsRow(
         *name,
-        requests=counts["completed"] + counts["cancelled"] + counts["failed"],
+        requests=accepted(counts),
         failed=counts["failed"],
         uncached=counts["uncached"],
         cached=counts["cache_read"],

@@ -8,7 +8,7 @@ from datetime import UTC, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
-from billing.metering.usage import sums, total
+from billing.metering.usage import accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import days_of
@@ -34,7 +34,8 @@ REASONS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class UsageStats:
-    requests: int
+    accepted: int
+    completed: int
     failed: int
     input: int
     output: int
@@ -55,7 +56,7 @@ class UsageChart:
 class CacheMissReason:
     label: str
     message: str
-    requests: int
+    accepted: int
     uncached: int
     part: str
     part_of: int
@@ -87,7 +88,7 @@ class RejectionLimit:
 @dataclass(frozen=True)
 class Rejections:
     limited: int
-    requests: int
+    received: int
     part: str
     bounds: tuple[RejectionLimit, ...]
     log_url: str
@@ -111,7 +112,8 @@ def stats(ctx: PageContext) -> UsageStats:
     context, cost = _all_input(counts), Money(counts["cost_femto"])
     tokens = context + counts["output"]
     return UsageStats(
-        counts["completed"] + counts["cancelled"] + counts["failed"],
+        accepted(counts),
+        counts["completed"],
         counts["failed"],
         context,
         counts["output"],
@@ -186,8 +188,9 @@ def caches(ctx: PageContext) -> CachePerformance:
 
 def _miss(row: Mapping[str, Any], all_missed: int) -> CacheMissReason:
     label, message = REASONS.get(row["miss_reason"], (row["miss_reason"].replace("_", " "), ""))
-    requests = row["completed"] + row["cancelled"] + row["failed"]
-    return CacheMissReason(label, message, requests, row["uncached"], share(row["uncached"], all_missed), all_missed)
+    return CacheMissReason(
+        label, message, accepted(row), row["uncached"], share(row["uncached"], all_missed), all_missed
+    )
 
 
 def rejections(ctx: PageContext) -> Rejections:

@@ -11,9 +11,10 @@ from django.urls import path
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
+from frontend.core.one_time_secrets import OnceForm, create_secret, take_secret
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import render_form_errors, render_page, run_action
+from frontend.core.rendering import redirect_with_message, render_form_errors, render_page
 from frontend.tenant.webhooks import page
 from tenants.actions import webhooks as actions
 from tenants.models import WebhookDelivery, WebhookEndpoint
@@ -47,6 +48,10 @@ class EndpointForm(forms.Form):
         widget=forms.CheckboxSelectMultiple,
         help_text="Leave blank for all events, including future event types",
     )
+
+
+class NewEndpointForm(OnceForm, EndpointForm):
+    """A new endpoint, whose signing secret is shown once."""
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
@@ -86,15 +91,16 @@ def delivery(ctx: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def new(ctx: PageContext) -> HttpResponse:
-    form = EndpointForm(bound_data(ctx))
+    form = NewEndpointForm(bound_data(ctx))
     title, sheet = "Add endpoint", {"action": ctx.request.path, "submit": "Add endpoint", **_sheet(ctx)}
     if ctx.request.method != "POST":
         return render_page(ctx, "frontend/form.html", title, form=form, **sheet)
-    made = run_action(form, lambda data: actions.do_create_endpoint(ctx.tenant, data.pop("url"), **data))
-    if made is None:
-        return render_form_errors(ctx, "frontend/form.html", title, form, **sheet)
-    endpoint, secret = made.value
-    return _secret(ctx, f"{endpoint.url} now receives events", secret, "")
+
+    def create(data: dict[str, Any]) -> tuple[str, str]:
+        row, secret = actions.do_create_endpoint(ctx.tenant, data.pop("url"), **data)
+        return ctx.url("webhooks-secret", row.pk), secret
+
+    return create_secret(ctx, form, create) or render_form_errors(ctx, "frontend/form.html", title, form, **sheet)
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
@@ -115,16 +121,30 @@ def edit(ctx: PageContext) -> HttpResponse:
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def rotate(ctx: PageContext) -> HttpResponse:
     row = _endpoint(ctx)
-    form = forms.Form(bound_data(ctx))
+    form = OnceForm(bound_data(ctx))
     title = "Rotate secret"
     effect = "Creates a new secret, shown once. Events are signed with both secrets for 24 hours."
     sheet = {"action": ctx.request.path, "submit": "Rotate", "effect": effect, **_sheet(ctx)}
     if ctx.request.method != "POST":
         return render_page(ctx, "frontend/form.html", title, form=form, **sheet)
-    made = run_action(form, lambda _: actions.do_rotate_webhook_secret(row))
-    if made is None:
-        return render_form_errors(ctx, "frontend/form.html", title, form, **sheet)
-    return _secret(ctx, f"New signing secret of {row.url}", made.value, "The previous secret stays valid for 24 hours.")
+
+    def change(_: dict[str, Any]) -> tuple[str, str]:
+        return ctx.url("webhooks-secret", row.pk), actions.do_rotate_webhook_secret(row)
+
+    return create_secret(ctx, form, change) or render_form_errors(ctx, "frontend/form.html", title, form, **sheet)
+
+
+@tenant_page(Permission.WEBHOOKS_WRITE)
+def secret(ctx: PageContext) -> HttpResponse:
+    """Show the signing secret that the user has just created. Later requests are redirected to the endpoints."""
+    row = _endpoint(ctx)
+    back = ctx.url("webhooks")
+    found = take_secret(ctx) if ctx.request.method == "GET" else None
+    if found is None:
+        message = f"The signing secret of {row.url} was shown once. Rotate it to get a new one."
+        return redirect_with_message(ctx, back, message)
+    context: dict[str, Any] = {"endpoint": row, "secret": found, "back": back}
+    return render_page(ctx, "webhooks/secret.html", "Signing secret", breadcrumbs=_crumbs(ctx), **context)
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
@@ -200,11 +220,6 @@ def replay(ctx: PageContext) -> HttpResponse:
     )
 
 
-def _secret(ctx: PageContext, message: str, secret: str, also: str) -> HttpResponse:
-    context: dict[str, Any] = {"message": message, "secret": secret, "also": also, "back": ctx.url("webhooks")}
-    return render_page(ctx, "webhooks/secret.html", "Signing secret", breadcrumbs=_crumbs(ctx), **context)
-
-
 def _endpoint(ctx: PageContext) -> WebhookEndpoint:
     with ctx.scope():
         row: WebhookEndpoint | None = (
@@ -230,6 +245,7 @@ urlpatterns = [
     path(f"{_ROOT}<int:endpoint>/", endpoint, name="webhooks-detail"),
     path(f"{_ROOT}<int:endpoint>/edit", edit, name="webhooks-edit"),
     path(f"{_ROOT}<int:endpoint>/rotate", rotate, name="webhooks-rotate"),
+    path(f"{_ROOT}<int:endpoint>/secret", secret, name="webhooks-secret"),
     path(f"{_ROOT}<int:endpoint>/test", test, name="webhooks-test"),
     path(f"{_ROOT}<int:endpoint>/toggle", toggle, name="webhooks-toggle"),
     path(f"{_ROOT}<int:endpoint>/delete", delete, name="webhooks-delete"),

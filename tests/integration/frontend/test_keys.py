@@ -7,12 +7,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.contrib.sessions.models import Session
+from django.test import Client
 
 from billing.actions.budgets import do_make_budget
 from tenants import actions
-from tenants.models import ApiKey, AuditEntry, Project, Tenant, User
+from tenants.models import ApiKey, AuditEntry, IdempotentResponse, Project, Tenant, User
 from tests.support.frontend.console import remembered
 from tests.support.rows import only_project, unscoped
+from tests.support.tenants.concurrency import at_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NEW = {"name": "prod", "scopes": ["inference", "models"], "addresses": "", "expires_on": ""}
@@ -49,6 +52,9 @@ def test_a_secret_is_shown_once(client, acme, log_in):
     user = log_in()
     answer = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk, "models": ["smollm2-135m"]})
     key = unscoped(ApiKey).get()
+    assert (answer.status_code, answer.url) == (303, f"/t/acme/keys/{key.pk}/secret")
+    assert client.head(answer.url).status_code == 303  # shows nothing, so it takes nothing
+    answer = client.get(answer.url)
     (secret,) = set(re.findall(r"sk-mr-[\w-]{20,}", answer.content.decode()))
     assert secret.startswith(key.prefix)
     assert answer.headers["Cache-Control"] == "max-age=0, no-cache, no-store, must-revalidate, private"
@@ -59,10 +65,70 @@ def test_a_secret_is_shown_once(client, acme, log_in):
         None,
     )
     assert key.created_by_id == user.pk
+    again = client.get(f"/t/acme/keys/{key.pk}/secret")
+    assert (again.status_code, again.url) == (303, f"/t/acme/keys/{key.pk}/")
+    assert "was shown once and cannot be shown again" in client.get(again.url).content.decode()
     for path in ("/t/acme/keys/", f"/t/acme/keys/{key.pk}/", "/t/acme/audit/"):
         page = client.get(path).content.decode()
         assert secret not in page, path
         assert key.prefix in page, path
+
+
+def test_a_secret_that_waits_is_stored_encrypted_and_is_its_users(client, acme, log_in, monkeypatch, capfd):
+    owner = log_in()
+    sent: list[tuple[Any, str]] = []
+    real = actions.do_create_api_key
+    monkeypatch.setattr(actions, "do_create_api_key", lambda *a, **b: sent.append(made := real(*a, **b)) or made)
+    form = NEW | {"project": only_project(acme).pk}
+    url = client.post("/t/acme/keys/new", form).url
+    ((_, secret),) = sent
+    stored = b"".join(bytes(row.body) for row in unscoped(IdempotentResponse).all())
+    stored += "".join(str(row.get_decoded()) for row in Session.objects.all()).encode()
+    assert len(stored) > 100 and secret.encode() not in stored
+    assert secret not in "".join(capfd.readouterr())
+    log_in("admin")
+    assert client.get(url).status_code == 303  # another user of the tenant
+    client.force_login(owner)
+    with monkeypatch.context() as patch:
+        patch.setattr("frontend.core.one_time_secrets.SECRET_TTL", timedelta(0))
+        assert client.get(url).status_code == 303
+    assert client.get(url).status_code == 303  # too old means deleted
+    assert [row for row in unscoped(IdempotentResponse).all() if row.body] == []
+
+
+def test_a_form_sent_twice_makes_one_key(client, acme, log_in):
+    """By a double click, by a reload, or by going back: the second answer leads to the same page."""
+    user = log_in()
+    page = client.get("/t/acme/keys/new").content.decode()
+    (token,) = re.findall(r'name="form_token" value="([^"]+)"', page)
+    form = NEW | {"project": only_project(acme).pk, "form_token": token}
+
+    def send() -> Any:
+        mine = Client()
+        mine.force_login(user)
+        remembered(mine.session)
+        return mine.post("/t/acme/keys/new", form)
+
+    answers = at_once(*[send] * 4)
+    key = unscoped(ApiKey).get()
+    assert {(answer.status_code, answer.url) for answer in answers} == {(303, f"/t/acme/keys/{key.pk}/secret")}
+    assert client.get(answers[0].url).status_code == 200
+    assert client.post("/t/acme/keys/new", form).url == answers[0].url
+    assert client.get(answers[0].url).status_code == 303
+    assert unscoped(ApiKey).count() == 1
+    assert client.post("/t/acme/keys/new", form | {"name": ""}).status_code == 422
+    assert client.post("/t/acme/keys/new", form | {"name": "another"}).status_code == 303
+    assert unscoped(ApiKey).count() == 2
+
+
+def test_the_secret_of_a_form_in_a_dialog_is_shown_in_the_dialog(client, acme, log_in):
+    log_in()
+    headers = {"HX-Request": "true"}
+    answer = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk}, headers=headers)
+    assert answer.status_code == 303  # which the browser follows, with the same headers
+    inside = client.get(answer.url, headers=headers).content.decode()
+    assert "<html" not in inside and "sk-mr-" in inside
+    assert client.get(answer.url, headers=headers).headers["HX-Redirect"].startswith("/t/acme/keys/")
 
 
 @pytest.mark.parametrize(
@@ -100,10 +166,10 @@ def test_roles(client, acme, log_in):
     log_in("developer")
     form = NEW | {"project": only_project(acme).pk}
     assert client.post("/t/acme/keys/new", form | {"scopes": ["manage"]}).status_code == 422
-    for what in ("edit", "rotate", "disable"):
+    for what in ("edit", "rotate", "revoke"):
         assert client.get(f"/t/acme/keys/{manager.pk}/{what}").status_code == 403
     assert client.get("/t/acme/projects/new").status_code == 403
-    assert client.post("/t/acme/keys/new", form).status_code == 200
+    assert client.post("/t/acme/keys/new", form).status_code == 303
     log_in("readonly")
     assert "Create key" not in client.get("/t/acme/keys/").content.decode()
     assert client.post("/t/acme/keys/new", form).status_code == 403
@@ -141,20 +207,21 @@ def test_safety_views(client, acme, log_in):
     assert names("ended") == {"gone"}
 
 
-def test_rotating_and_disabling(client, acme, log_in):
+def test_rotating_and_revoking(client, acme, log_in):
     log_in()
     key = make(acme)
     answer = client.post(f"/t/acme/keys/{key.pk}/rotate", {"overlap": "24"})
     old, new = sorted(unscoped(ApiKey).all(), key=lambda row: row.pk)
-    assert new.prefix in answer.content.decode()
+    assert (answer.status_code, answer.url) == (303, f"/t/acme/keys/{new.pk}/secret")
+    assert new.prefix in client.get(answer.url).content.decode()
     assert new.replaces_id == old.pk
     assert old.expires_at is not None
     assert "Being replaced" in client.get(f"/t/acme/keys/{old.pk}/").content.decode()
-    assert client.post(f"/t/acme/keys/{new.pk}/disable", {"typed": "another"}).status_code == 422
+    assert client.post(f"/t/acme/keys/{new.pk}/revoke", {"typed": "another"}).status_code == 422
     assert unscoped(ApiKey).get(pk=new.pk).revoked_at is None
-    said = client.get(f"/t/acme/keys/{new.pk}/disable").content.decode()
+    said = client.get(f"/t/acme/keys/{new.pk}/revoke").content.decode()
     assert "stops working immediately" in said
-    assert client.post(f"/t/acme/keys/{new.pk}/disable", {"typed": "prod"}).status_code == 303
+    assert client.post(f"/t/acme/keys/{new.pk}/revoke", {"typed": "prod"}).status_code == 303
     assert unscoped(ApiKey).get(pk=new.pk).revoked_at is not None
     assert unscoped(AuditEntry).filter(action="key.revoked")[0].actor == "owner@example.com"
 
@@ -184,3 +251,16 @@ def test_projects(client, acme, log_in):
     answer = client.post(f"/t/acme/projects/{default.pk}/delete", {"typed": default.name})
     assert answer.status_code == 422
     assert "has or had API keys" in answer.content.decode()
+
+
+def test_a_blank_slug_is_derived_from_the_name(client, acme, log_in):
+    log_in()
+    for slug in ("search", "search-2"):
+        assert client.post("/t/acme/projects/new", {"name": "Search!", "slug": ""}).status_code == 303
+        assert unscoped(Project).get(slug=slug).name == "Search!"
+
+
+def test_projects_of_one_name_made_at_once_have_slugs_of_their_own(acme):
+    found = at_once(*[lambda: actions.do_create_project(acme, "", "Search bot")] * 4)
+    assert {project.slug for project in found} == {"search-bot", "search-bot-2", "search-bot-3", "search-bot-4"}
+    assert actions.do_create_project(acme, "mine", "Search bot").slug == "mine"

@@ -78,15 +78,15 @@ def test_a_member_leaves(acme):
     assert client.get("/t/acme/").status_code == 404
 
 
-def test_invitations_are_sent_again_and_withdrawn(acme):
+def test_invitations_are_sent_again_and_revoked(acme):
     client = log_in()
     assert client.post("/t/acme/members/invite", {"email": "new@x.example", "role": "billing"}).status_code == 303
     (first,) = of(Invitation, acme)
     assert client.post(f"/t/acme/members/invitations/{first.pk}/resend").status_code == 303
     second = max(of(Invitation, acme), key=lambda row: row.pk)
     assert invitations.token(first) != invitations.token(second)
-    assert client.post(f"/t/acme/members/invitations/{first.pk}/withdraw").status_code == 404  # it is closed
-    assert client.post(f"/t/acme/members/invitations/{second.pk}/withdraw").status_code == 303
+    assert client.post(f"/t/acme/members/invitations/{first.pk}/revoke").status_code == 404  # it is closed
+    assert client.post(f"/t/acme/members/invitations/{second.pk}/revoke").status_code == 303
     assert not any(row.is_open for row in of(Invitation, acme))
 
 
@@ -94,16 +94,23 @@ def test_a_webhooks_secret_is_shown_once(acme):
     client = log_in()
     url = "/t/acme/webhooks/new"
     assert "https" in client.post(url, {"url": "http://x.example"}).content.decode()
-    made = client.post(
-        url, {"url": "https://x.example/h", "event_types": ["invoice.paid"]}, headers=HX
-    ).content.decode()
+    (token,) = re.findall(r'name="form_token" value="([^"]+)"', client.get(url).content.decode())
+    form = {"url": "https://x.example/h", "event_types": ["invoice.paid"], "form_token": token}
+    sent = client.post(url, form, headers=HX)
+    assert sent.status_code == 303
+    assert client.post(url, form, headers=HX).url == sent.url  # twice, as by a double click
+    made = client.get(sent.url, headers=HX).content.decode()
     (secret,) = re.findall(r"whsec_[\w+/=]+", made)
     (endpoint,) = of(WebhookEndpoint, acme)
     assert endpoint.event_types == ["invoice.paid"]
     assert secret not in client.get(f"/t/acme/webhooks/{endpoint.pk}/", headers=HX).content.decode()
-    rotated = client.post(f"/t/acme/webhooks/{endpoint.pk}/rotate").content.decode()
+    assert client.get(sent.url).url == "/t/acme/webhooks/"
+    sent = client.post(f"/t/acme/webhooks/{endpoint.pk}/rotate")
+    assert (sent.status_code, sent.url) == (303, f"/t/acme/webhooks/{endpoint.pk}/secret")
+    rotated = client.get(sent.url).content.decode()
     assert secret not in rotated
     assert "whsec_" in rotated
+    assert client.get(sent.url).status_code == 303
     assert "whsec_" not in client.get("/t/acme/webhooks/").content.decode()
 
 
@@ -183,7 +190,7 @@ def test_a_policy_is_published_reverted_and_withdrawn(acme):
     assert client.post(f"/t/acme/routing/{first.pk}/revert").status_code == 303
     assert {row.version: row.active for row in of(RoutingPolicy, acme)} == {1: False, 2: False, 3: True}
     newest = max(row.pk for row in of(RoutingPolicy, acme))
-    assert client.post(f"/t/acme/routing/{newest}/withdraw", {"typed": "mine"}).status_code == 303
+    assert client.post(f"/t/acme/routing/{newest}/unpublish", {"typed": "mine"}).status_code == 303
     assert not any(row.active for row in of(RoutingPolicy, acme))
     assert log_in("readonly").post(edit, {"name": "x", "body": json.dumps(GOOD)}).status_code == 403
 

@@ -128,7 +128,7 @@ def test_figures_are_exact(client, acme, member, use):
     tokens = {one.label: one.values[-1] for one in panel_of(client, "tokens").chart.series}
     assert tokens == {"Output": 200, "Uncached input": 20, "Cache writes": 60, "Cached input": 120}
     figures = panel_of(client, "stats")
-    assert (figures.requests, figures.cost.femto) == (3, femto * 1000 // 3)
+    assert (figures.accepted, figures.cost.femto) == (3, femto * 1000 // 3)
 
 
 def test_the_span_is_the_addresss(client, acme, member, use):
@@ -221,10 +221,10 @@ def test_at_a_months_end_the_month_is_that_of_who_bills(client, acme, member, us
     by = {one.label: one.values for one in spent.chart.series}
     done = [value for value in by["Spend so far"] if value is not None]
     assert (len(done), done[-1]) == (len([day for day in expected.path if day.actual is not None]), spent.amount.femto)
-    assert figures.requests == len(counted)
+    assert figures.accepted == len(counted)
     as_long = before.astimezone(UTC) + (late.astimezone(UTC) - month.astimezone(UTC))  # of the month before
     then = 2 if as_long > month - timedelta(minutes=30) else 1
-    assert figures.requests_delta.text == f"{(len(counted) - then) * 100 // then}.0%"
+    assert figures.accepted_delta.text == f"{(len(counted) - then) * 100 // then}.0%"
     assert figures.before == f"vs 1 – {min(late.day, (month - timedelta(days=1)).day)} {before:%b}"
     assert f"1 – {late:%-d %B %Y}, {name}" in page_of(client)
 

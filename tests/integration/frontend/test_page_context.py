@@ -120,6 +120,8 @@ def test_a_form_waits_for_a_proof_and_is_then_carried_out(client, acme):
     asked = client.post("/t/acme/rename", {"name": "Acme Two"})
     assert asked.url == "/account/confirm?next=%2Ft%2Facme%2Frename"
     response = client.post(asked.url, {"password": PASSWORD, "next": "/t/acme/rename"})
+    assert (response.status_code, response.url) == (302, "/t/acme/rename")
+    response = client.get(response.url)
     assert (response.status_code, response.url) == (303, "/t/acme/")
     page = client.get("/t/acme/").content.decode()
     assert "It is Acme Two now." in page
@@ -131,7 +133,30 @@ def test_a_form_in_a_dialog_is_answered_by_a_page_after_the_proof(client, acme):
     asked = client.post("/t/acme/rename", {"name": "Acme Two"}, headers={"HX-Request": "true"})
     assert asked.headers["HX-Redirect"] == "/account/confirm?next=%2Ft%2Facme%2Frename"
     response = client.post(asked.headers["HX-Redirect"], {"password": PASSWORD, "next": "/t/acme/rename"})
+    assert (response.status_code, response.url) == (302, "/t/acme/rename")
+    response = client.get(response.url)
     assert (response.status_code, response.url) == (303, "/t/acme/")
+
+
+def test_a_form_that_waited_is_processed_once_at_its_own_address(client, acme, monkeypatch):
+    """A wrong form is shown below its own address, where a reload shows the empty form and changes nothing."""
+    join(client, acme, "owner")
+    asked = client.post("/t/acme/rename", {"name": ""})
+    assert client.get("/t/acme/rename").status_code == 200  # before the proof it is a form as any other
+    back = client.post(asked.url, {"password": PASSWORD, "next": "/t/acme/rename"})
+    assert client.get("/t/acme/").status_code == 200
+    wrong = client.get(back.url)
+    assert (wrong.status_code, wrong.wsgi_request.path) == (422, "/t/acme/rename")
+    assert "This field is required." in wrong.content.decode()
+    assert client.get(back.url).status_code == 200
+    session = client.session
+    session["account_authentication_methods"] = []
+    session.save()
+    asked = client.post("/t/acme/rename", {"name": "Acme Late"})
+    back = client.post(asked.url, {"password": PASSWORD, "next": "/t/acme/rename"})
+    monkeypatch.setattr("frontend.core.suspended_forms._CONFIRMED_SECONDS", -1)
+    assert client.get(back.url).status_code == 200  # of a browser that came back much later
+    assert "Acme Late" not in client.get("/t/acme/").content.decode()
 
 
 @pytest.mark.parametrize("totp", [False, True])
@@ -150,7 +175,9 @@ def test_a_form_below_an_address_with_a_query_is_carried_out_too(client, acme, t
         (after,) = re.findall(r'name="next" value="([^"]+)"', client.get(asked.url).content.decode())
         code = format_hotp_value(hotp_value(secret, next(yield_hotp_counters_from_time())))
         proof = {"code": code} if totp else {"password": PASSWORD}
-        return client.post(asked.url.partition("?")[0], proof | {"next": unescape(after)})
+        confirmed = client.post(asked.url.partition("?")[0], proof | {"next": unescape(after)})
+        assert (confirmed.status_code, confirmed.url) == (302, here)
+        return client.get(confirmed.url)
 
     long = "Acme, and so on" * 20
     wrong = prove({"name": long})

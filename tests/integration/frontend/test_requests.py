@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from billing.models import UsageEvent
+from billing.actions.budgets import do_change_budget, do_make_budget
+from billing.models import BudgetPeriod, UsageEvent
 from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
-from tenants.isolation.scopes import tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant, User
 from tests.support.billing.books import price, use
 from tests.support.rows import of, only_project
@@ -140,6 +142,51 @@ def test_a_refusal_names_what_bound(client, acme):
     assert "budget One cent" in get(client, "/t/acme/requests/")
 
 
+def test_a_refusal_names_its_budget_and_no_model(client, acme):
+    """The limit is the present one, with the temporary increase; the model was a candidate and did not run."""
+    until = datetime.now(UTC) + timedelta(days=1)
+    budget = do_make_budget(acme, name="One cent", unit="money", period="day", amount=10**7)
+    do_change_budget(budget, temporary_increase=5 * 10**9, increase_expires_at=until)
+    bound = {"kind": "budget", "id": budget.pk, "name": "One cent", "unit": "money", "period": "day"}
+    bound |= {"left": 0, "needed": 5, "resets_at": None}
+    row = record(acme, 0, outcome="limited", status="429", code="budget_exceeded", limited_by=bound)
+    page = get(client, f"/t/acme/requests/{row.request_id}")
+    assert "Served model" not in page and "alpha" not in page
+    assert f'<a class="link" href="/t/acme/budgets/{budget.pk}/">One cent</a>' in page
+    assert "Limit now $5.01, $5.00 of it until" in page
+    assert "alpha" not in get(client, "/t/acme/requests/")
+    with all_tenants_scope(BypassReason.COMMAND):
+        window = BudgetPeriod.objects.create(
+            tenant_id=acme.pk, budget_id=budget.pk, unit="money", period_start=NOW, rolled_over=10**9
+        )
+    ran = record(acme, 1, budget_periods=[window.pk])
+    page = get(client, f"/t/acme/requests/{ran.request_id}")
+    assert "Limit now $6.01, $5.00 of it until" in page
+    assert "Served model" in page and "alpha" in page
+    do_change_budget(budget, temporary_increase=0, increase_expires_at=None)
+    assert "Limit now $1.01</dd>" in get(client, f"/t/acme/requests/{ran.request_id}")
+    unnamed = record(acme, 2, outcome="limited", status="429", code="budget_exceeded", limited_by={"kind": "budget"})
+    assert "Blocked by budget" in get(client, f"/t/acme/requests/{unnamed.request_id}")
+
+
+def test_prices_are_named_by_their_effective_time(client, acme):
+    use(acme, NOW, (price("3", number=NOW.month), 1000))
+    (event,) = of(UsageEvent, acme)
+    text = " ".join(re.sub(r"<[^>]+>", "", get(client, f"/t/acme/requests/{event.request_id}")).split())
+    assert re.search(rf"Prices effective from 1 {NOW:%b}( 2026)?, 00:00, locked when received\.", text)
+    assert "ersion" not in text.split("Time, tokens and cost")[1]
+
+
+def test_costs_of_a_column_have_the_same_number_of_decimals(client, acme):
+    for number, tokens in enumerate((2_000_000, 1_000, 7)):
+        use(acme, NOW, (price("3", number=NOW.month, model=f"m{number}"), tokens), request_id=f"req_{number:08}")
+        record(acme, number)
+    shown = re.findall(
+        r'data-label="Cost"><data[^>]*>([^<]+)<span class="cents">([^<]+)<', get(client, "/t/acme/requests/")
+    )
+    assert ["".join(parts) for parts in shown] == ["$6.000000", "$0.003000", "$0.000021"]
+
+
 def test_another_tenants_request_is_not_there(client, acme):
     other = record(actions.do_create_tenant("other", "Other"), 1)
     get(client, f"/t/acme/requests/{other.request_id}", 404)
@@ -159,6 +206,8 @@ def test_what_is_still_being_written_is_asked_for_again(client, acme, monkeypatc
     page = get(client, f"/t/acme/requests/{event.request_id}")
     assert "The record is being written" in page
     assert f'hx-get="/t/acme/requests/{event.request_id}"' in page
+    assert 'hx-target="closest .request-detail"' in page
+    assert 'class="dialog-content layout-stack request-detail"' in page
     monkeypatch.setattr("frontend.tenant.requests.detail.WRITE_DELAY", timedelta(0))
     assert "No request record available" in get(client, f"/t/acme/requests/{event.request_id}")
     place = {

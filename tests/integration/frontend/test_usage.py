@@ -11,6 +11,7 @@ from decimal import Decimal
 import pytest
 
 from billing.metering.usage import UsageReport, sums, total
+from frontend.core.labels import REQUEST_COUNTS
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant, User
@@ -110,6 +111,34 @@ def test_what_refused_is_named(client, acme):
     assert "budget All of it" in panel
     assert re.search(r'data-label="Rejected">3<', panel)
     assert "/t/acme/requests/?outcome=limited" in panel
+
+
+def test_each_number_of_requests_is_named(client, acme, use):
+    """Received, accepted and completed requests are different numbers, and each has its word and its definition."""
+    use(acme, outcome="failed", finish_reason="error")
+    for path in ("/t/acme/", "/t/acme/usage/"):
+        page = client.get(path).content.decode()
+        numbers = page.split('id="panel-stats"')[1].split("</dl>")[0]
+        assert f'<span title="{REQUEST_COUNTS["accepted"]}">Accepted requests</span>' in numbers
+        assert "<dt>Requests<" not in page and 'class="numeric">Requests<' not in page
+        assert f'<span title="{REQUEST_COUNTS["received"]}">received' in page
+    assert f'4 <span title="{REQUEST_COUNTS["completed"]}">completed</span>, 1 failed (not billed)' in numbers
+
+
+def test_costs_of_a_column_have_the_same_number_of_decimals(client, acme):
+    table = client.get("/t/acme/usage/?group=key").content.decode().split('id="panel-groups"')[1].split("</table>")[0]
+    for label in ("Cost", "Saved"):
+        cells = re.findall(rf'data-label="{label}">(?:<b>)?<data[^>]*>[^<]+<span class="cents">([^<]+)<', table)
+        assert len(cells) == 4
+        assert len({len(cents) for cents in cells}) == 1, cells
+
+
+def test_batch_usage_without_a_job_is_not_called_none_yet(client, acme, use):
+    assert "No batch jobs yet" in client.get("/t/acme/").content.decode()
+    use(acme, price_version=books.rate_card(tier="batch"), uncached=10)
+    page = client.get("/t/acme/").content.decode()
+    assert "No batch jobs yet" not in page
+    assert "Batch jobs used" in page and "Their jobs were deleted. Usage is kept." in page
 
 
 def test_it_loads_when_the_records_are_gone(client, acme):

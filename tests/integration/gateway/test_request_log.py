@@ -101,6 +101,16 @@ def test_an_answered_request_tells_its_story() -> None:
     assert trace.content() is None
 
 
+@pytest.mark.parametrize(("ran", "served"), [(False, ""), (True, "m1")])
+def test_a_request_that_was_rejected_before_it_ran_has_no_model(ran: bool, served: str) -> None:
+    trace = RequestTrace(KEY, "req_1", "completions")
+    trace.active_requests.append(call())
+    if not ran:
+        del trace.active_requests[0].decision_record["executions"]
+    trace.error = ApiError("budget_exceeded", "")
+    assert told(trace, "429")["served_model"] == served
+
+
 def test_several_prompts_are_one_record() -> None:
     trace = RequestTrace(KEY, "req_1", "completions")
     trace.active_requests += [call(), call()]

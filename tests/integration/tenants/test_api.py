@@ -77,6 +77,10 @@ def test_projects(client, acme):
     assert [row["slug"] for row in client.get("/api/projects").json()["results"]] == ["lab", "spare", "default"]
     assert [row["slug"] for row in client.get("/api/projects?slug=lab").json()["results"]] == ["lab"]
     assert client.post("/api/projects", {"slug": "lab", "name": "Again"}).status_code == 409
+    for name, slug in (("Lab", "lab-2"), ("Übung 7", "ubung-7"), ("試験", "project"), ("試験", "project-2")):
+        assert client.post("/api/projects", {"name": name}).json()["slug"] == slug
+    assert client.post("/api/projects", {"name": "a" * 200}).json()["slug"] == "a" * 50
+    assert client.post("/api/projects", {"name": "a" * 200}).json()["slug"] == "a" * 48 + "-2"
     assert client.delete(url).status_code == 204
     assert client.get(url).status_code == 404
     assert client.delete(f"/api/projects/{only_default(acme.tenant).pk}").status_code == 409

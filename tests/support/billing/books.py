@@ -148,16 +148,16 @@ def invoiced(tenant: Tenant, at: datetime) -> Invoice:
 LIST_A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cache_read": "0.30", "output": "15"}
 
 
-def rate_card(model: str = "smollm2-135m", *, tenant_id: int | None = None, **usd: str) -> int:
+def rate_card(model: str = "smollm2-135m", *, tenant_id: int | None = None, tier: str = "standard", **usd: str) -> int:
     """Add a rate card of a model, for all tenants unless one is named; return its version. The default is list A."""
     rates = []
     for component, amount in (usd or LIST_A).items():
-        rates.append(Rate(price(amount, component, model=model), Component(component), dollars(amount)))
+        rates.append(Rate(price(amount, component, model=model, tier=tier), Component(component), dollars(amount)))
     with all_tenants_scope(BypassReason.COMMAND):
         return CompiledRateCard.objects.create(
             tenant_id=tenant_id,
             model=model,
-            tier="standard",
+            tier=tier,
             effective_from=datetime(2020, 1, 1, tzinfo=UTC),
             rates=encode_rates(tuple(rates)),
         ).pk

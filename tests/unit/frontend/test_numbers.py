@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from frontend.core.numbers import Margin, compact, duration, exact, share
+from frontend.core.numbers import Margin, Money, common_places, compact, duration, exact, exact_places, share
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,30 @@ from frontend.core.numbers import Margin, compact, duration, exact, share
 )
 def test_compact(value, short):
     assert compact(value) == short
+
+
+@pytest.mark.parametrize(
+    ("femto", "places", "shown"),
+    [
+        ([], 2, []),
+        ([0, 10**15], 2, ["$0.00", "$1.00"]),
+        ([10**13, 1234 * 10**15], 2, ["$0.01", "$1,234.00"]),
+        ([42 * 10**11, -(10**15)], 4, ["$0.0042", "−$1.0000"]),
+        ([10**12, 15 * 10**12], 4, ["$0.0010", "$0.0150"]),
+        ([21 * 10**9, 6 * 10**15], 6, ["$0.000021", "$6.000000"]),
+        ([10**5, 10**13], 9, ["<$0.000000001", "$0.010000000"]),
+    ],
+)
+def test_a_column_of_amounts(femto, places, shown):
+    amounts = [Money(value) for value in femto]
+    assert common_places([*amounts, None]) == places
+    assert ["".join(amount.parts_at(places)) for amount in amounts] == shown
+
+
+def test_a_column_with_all_digits():
+    assert exact_places([]) == 2
+    assert exact_places([Money(10**15), Money(45 * 10**11)]) == 4
+    assert exact_places([Money(1)]) == 15
 
 
 def test_exact():

@@ -17,6 +17,8 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Q, QuerySet
 
+from billing.actions.budgets import is_raised
+from billing.budgets.alerts import budget_status
 from billing.metering.usage import BUCKETS, Bucket, instant
 from billing.models import TOKEN_CLASSES, Adjustment, Budget, BudgetPeriod, Price, UsageEvent
 from billing.pricing.pricing import COMPONENTS
@@ -173,7 +175,10 @@ class RequestExecution:
 
 @dataclass(frozen=True)
 class HeldFrom:
-    """A budget that the request had to fit, with the budget period it was reserved from."""
+    """A budget that the request had to fit, with the budget period it was reserved from.
+
+    `limit` is the present limit of that period: `amount`, what rolled over, and an active temporary increase.
+    """
 
     budget_id: int
     name: str
@@ -182,6 +187,9 @@ class HeldFrom:
     scope: str
     mode: str
     amount: int
+    limit: int
+    temporary_increase: int  # included in `limit`; 0 if none is active
+    increase_expires_at: datetime | None
 
 
 @dataclass(frozen=True)
@@ -193,6 +201,7 @@ class RequestStory:
     others: tuple[RequestRecord, ...]  # of the same request at other gateways, and of replays of its response
     executions: tuple[RequestExecution, ...]
     budgets: tuple[HeldFrom, ...]
+    rejecting_budget: HeldFrom | None  # the budget that rejected the request, unless it was deleted
     batch: str | None  # name of its batch
     content: RequestContent | None  # if stored
     cost_femto: int
@@ -223,6 +232,7 @@ def story(tenant_id: int, request_id: str) -> RequestStory | None:
         (*found[1:], *replays),
         executions,
         _budgets(tenant_id, record.budget_periods if record else ()),
+        _rejecting_budget(tenant_id, record),
         _batch(tenant_id, record),
         stored_content(tenant_id, request_id),
         sum(int(entry.cost_femto) for entry in rated),
@@ -272,15 +282,57 @@ def _lines(event: UsageEvent, prices: Mapping[int, Price]) -> Iterable[RequestLi
         if price is not None:
             tokens = getattr(event, component)
             femto = tokens * price.nano_per_million
-            yield RequestLine(component.value, tokens, price.nano_per_million, femto, price.pk, price.effective_from)
+            yield RequestLine(
+                component.value,
+                tokens,
+                price.nano_per_million,
+                femto,
+                price.pk,
+                price.effective_from,
+            )
 
 
 def _budgets(tenant_id: int, windows: Iterable[int]) -> tuple[HeldFrom, ...]:
-    ids = BudgetPeriod.objects.for_tenant(tenant_id).filter(pk__in=list(windows)).values("budget_id")
-    rows = Budget.objects.for_tenant(tenant_id).filter(pk__in=ids).order_by("pk")
-    return tuple(
-        HeldFrom(row.pk, row.name, row.unit, row.period, budget_scope(row), row.mode, row.amount) for row in rows
+    periods = {
+        row.budget_id: row
+        for row in BudgetPeriod.objects.for_tenant(tenant_id).filter(pk__in=list(windows)).order_by("period_start")
+    }
+    rows = Budget.objects.for_tenant(tenant_id).filter(pk__in=periods).order_by("pk")
+    return tuple(_held_from(row, periods[row.pk]) for row in rows)
+
+
+def _rejecting_budget(tenant_id: int, record: RequestRecord | None) -> HeldFrom | None:
+    bound = (record.limited_by if record else None) or {}
+    if record is None or bound.get("kind") != "budget" or "id" not in bound:
+        return None
+    row = Budget.objects.for_tenant(tenant_id).filter(pk=bound["id"]).first()
+    if row is None:
+        return None
+    periods = BudgetPeriod.objects.for_tenant(tenant_id).filter(budget_id=row.pk, period_start__lte=record.started_at)
+    return _held_from(row, periods.order_by("-period_start").first() or BudgetPeriod(rolled_over=0))
+
+
+def _held_from(row: Budget, budget_period: BudgetPeriod) -> HeldFrom:
+    now = datetime.now(UTC)
+    raised = row.temporary_increase if is_raised(row, now) else 0
+    return HeldFrom(
+        row.pk,
+        row.name,
+        row.unit,
+        row.period,
+        budget_scope(row),
+        row.mode,
+        row.amount,
+        budget_status(row, budget_period, now).limit,
+        raised,
+        row.increase_expires_at if raised else None,
     )
+
+
+def served_model(record: RequestRecord) -> str:
+    """Return the model that answered, or that was attempted last; empty if the request was rejected before it ran."""
+    is_rejected = record.outcome in (RequestOutcome.LIMITED, RequestOutcome.REFUSED)
+    return "" if is_rejected and not record.placements else record.served_model
 
 
 def budget_scope(budget: Budget) -> str:

@@ -174,6 +174,9 @@ class RequestTrace:
         reserved = [item.reserved_nano for item in grants if item.reserved_nano is not None]
         decision_record = {} if first is None else first.decision_record
         code = "" if error is None else error.code
+        outcome = _outcome(status, code, complete=complete)
+        executions = decision_record.get("executions", [])
+        was_rejected = outcome in ("limited", "refused") and not executions
         ended = time.monotonic()
         return Record(
             key.tenant_id,
@@ -184,16 +187,16 @@ class RequestTrace:
             gateway_id,
             self.endpoint,
             _clean(self._requested_model, MAX_MODEL_NAME_LENGTH),
-            _clean(_served(first), MAX_MODEL_NAME_LENGTH),
+            "" if was_rejected else _clean(_served(first), MAX_MODEL_NAME_LENGTH),
             self.stream,
             status,
             code,
-            _outcome(status, code, complete=complete),
+            outcome,
             None if error is None else error.bound,
             [_limit(item) for item in limit_statuses[:MAX_LISTED]],
             grants[0].budget_period_ids if grants else (),
             {name: decision_record[name] for name in _ROUTE if name in decision_record},
-            decision_record.get("executions", [])[:MAX_LISTED],
+            executions[:MAX_LISTED],
             max(1, len(self.active_requests)),
             sum(len(active.prompt.ids) for active in self.active_requests) if self.active_requests else None,
             grants[0].max_tokens if grants else None,

@@ -56,10 +56,10 @@ register(
     Screen("keys-new", "/t/{slug}/keys/new", queries=14, states=("populated", "empty")),
     Screen("keys-edit", "/t/{slug}/keys/{key}/edit", queries=14, states=("populated",)),
     Screen("keys-rotate", "/t/{slug}/keys/{key}/rotate", queries=14, states=("populated",)),
-    Screen("keys-disable", "/t/{slug}/keys/{key}/disable", queries=16, states=("populated",)),
+    Screen("keys-revoke", "/t/{slug}/keys/{key}/revoke", queries=16, states=("populated",)),
     Screen("keys-project-new", "/t/{slug}/projects/new", queries=12, states=("populated",)),
     Screen("keys-project", "/t/{slug}/projects/{project}/edit", queries=12, states=("populated",)),
-    Screen("keys-project-remove", "/t/{slug}/projects/{project}/delete", queries=12, states=("populated",)),
+    Screen("keys-project-delete", "/t/{slug}/projects/{project}/delete", queries=12, states=("populated",)),
     prepare=prepare,
     theirs={
         "key": lambda world: world.keys["populated"][0].pk,
