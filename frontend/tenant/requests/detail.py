@@ -263,7 +263,7 @@ def _budget(ctx: PageContext, budget: HeldFrom) -> RequestDetailBudgetRow:
         _amount(budget.limit, budget.unit),
         _amount(budget.temporary_increase, budget.unit) if budget.temporary_increase else "",
         budget.increase_expires_at,
-        ctx.link("budgets-detail", budget.budget_id) if ctx.may(Permission.LIMITS_READ) else "",
+        ctx.url("budgets-detail", budget.budget_id) if ctx.may(Permission.LIMITS_READ) else "",
     )
 
 
