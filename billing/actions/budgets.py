@@ -12,7 +12,7 @@ from typing import Any
 
 from billing.models import Budget
 from tenants import audit
-from tenants.actions.common import ActionRefused, Conflict, changing, check
+from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant
 from tenants.keys.key_snapshots import record_change
 from tenants.models import ApiKey, ChangeEventRow, Membership, Project, Tenant, User
 from tenants.outbox.propagation import Pending, after_commit
@@ -40,12 +40,12 @@ def do_make_budget(
     """
     if sum(each is not None for each in (project, key, member)) > 1:
         raise ActionRefused("Choose one project, key or member.")
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         _check_owner(locked, project, key, member)
         budget = Budget(tenant=locked, project=project, key=key, member=member, **fields)
         _check(budget)
         budget.save(force_insert=True)
-        audit.record("budget.created", budget, tenant_id=locked.pk, after=audit.described(budget))
+        audit.record("budget.created", budget, tenant_id=locked.pk, after=audit.serialize_for_audit(budget))
         after_commit(record_change(locked, ChangeEventRow.ChangeType.LIMITS), partial(_report, budget))
     return budget
 
@@ -58,28 +58,32 @@ def do_change_budget(budget: Budget, **fields: Any) -> Budget:
     """
     if fixed := sorted(set(fields) - set(CHANGEABLE)):
         raise ActionRefused(f"{', '.join(fixed)} cannot be changed. Create a new budget instead.")
-    with changing(budget.tenant_id) as tenant:
+    with locked_tenant(budget.tenant_id) as tenant:
         found = _active(tenant, budget)
-        before = audit.described(found)
+        before = audit.serialize_for_audit(found)
         for name, value in fields.items():
             setattr(found, name, value)
         _check(found)
         found.save(update_fields=list(fields))
-        audit.record("budget.updated", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
+        audit.record(
+            "budget.updated", found, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(found)
+        )
         after_commit(record_change(tenant, ChangeEventRow.ChangeType.LIMITS), partial(_report, found))
     return found
 
 
 def do_remove_budget(budget: Budget) -> bool:
     """Deactivate a budget. Its budget periods are retained. Return False if it was inactive."""
-    with changing(budget.tenant_id) as tenant:
+    with locked_tenant(budget.tenant_id) as tenant:
         found = Budget.objects.for_tenant(tenant).filter(pk=budget.pk, active=True).first()
         if found is None:
             return False
-        before = audit.described(found)
+        before = audit.serialize_for_audit(found)
         found.active = False
         found.save(update_fields=["active"])
-        audit.record("budget.deleted", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
+        audit.record(
+            "budget.deleted", found, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(found)
+        )
         record_change(tenant, ChangeEventRow.ChangeType.LIMITS)
     return True
 

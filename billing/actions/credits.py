@@ -61,7 +61,7 @@ def do_grant_credit(
             note=note,
         )
         _grant(grant)
-        audit.record("credit.created", grant, tenant_id=locked.pk, after=audit.described(grant))
+        audit.record("credit.created", grant, tenant_id=locked.pk, after=audit.serialize_for_audit(grant))
     return grant
 
 
@@ -170,7 +170,7 @@ def _expire(pk: int, tenant_id: int) -> bool:
         CreditApplication.objects.create(grant=grant, tenant_id=tenant_id, invoice=None, nano=rest)
         gone_to = _GONE_TO[CreditGrant.GrantType(grant.grant_type)]
         post(tenant_id, f"expiry:{grant.pk}", [PostedEntry(Account.CREDITS, rest), PostedEntry(gone_to, -rest)])
-        audit.record("credit.expired", grant, tenant_id=tenant_id, before=audit.described(grant))
+        audit.record("credit.expired", grant, tenant_id=tenant_id, before=audit.serialize_for_audit(grant))
     return True
 
 
@@ -215,7 +215,7 @@ def do_commit(
         )
         check(row)
         row.save(force_insert=True)
-        audit.record("commitment.created", row, tenant_id=locked.pk, after=audit.described(row))
+        audit.record("commitment.created", row, tenant_id=locked.pk, after=audit.serialize_for_audit(row))
     return row
 
 
@@ -223,8 +223,10 @@ def do_end_commitment(commitment: Commitment, last_month: str) -> Commitment:
     """End a commitment with that month."""
     with booking(commitment.tenant_id):
         row = Commitment.objects.for_tenant(commitment.tenant_id).select_for_update().get(pk=commitment.pk)
-        before = audit.described(row)
+        before = audit.serialize_for_audit(row)
         row.last_month = last_month
         row.save(update_fields=["last_month"])
-        audit.record("commitment.ended", row, tenant_id=row.tenant_id, before=before, after=audit.described(row))
+        audit.record(
+            "commitment.ended", row, tenant_id=row.tenant_id, before=before, after=audit.serialize_for_audit(row)
+        )
     return row

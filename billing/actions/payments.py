@@ -64,7 +64,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
         post(
             tenant.pk, f"payment:{payment.pk}", [PostedEntry(Account.CASH, nano), PostedEntry(Account.DEPOSITS, -nano)]
         )
-        audit.record("payment.recorded", payment, tenant_id=tenant.pk, after=audit.described(payment))
+        audit.record("payment.recorded", payment, tenant_id=tenant.pk, after=audit.serialize_for_audit(payment))
         if received.cents < 0:
             _reopen(payment)
         elif received.as_credit:
@@ -118,10 +118,10 @@ def note_balance(invoice: Invoice) -> None:
     )
     if state is None or (owed == 0) != (state == Invoice.State.PAID):
         return
-    before = audit.described(invoice)
+    before = audit.serialize_for_audit(invoice)
     invoice.state = state
     invoice.save(update_fields=["state"])
-    after = audit.described(invoice)
+    after = audit.serialize_for_audit(invoice)
     action = "invoice.paid" if state == Invoice.State.PAID else "invoice.reopened"
     audit.record(action, invoice, tenant_id=invoice.tenant_id, before=before, after=after)
     if state == Invoice.State.PAID:

@@ -120,8 +120,8 @@ def _require_another_operator(row: User, operators: set[int]) -> None:
 
 def _update(row: User, action: str, **changes: object) -> None:
     """Write the audit entry, then the change."""
-    before = audit.described(row)
+    before = audit.serialize_for_audit(row)
     for name, value in changes.items():
         setattr(row, name, value)
-    audit.record_person(action, row, before=before, after=audit.described(row))
+    audit.record_person(action, row, before=before, after=audit.serialize_for_audit(row))
     row.save(update_fields=list(changes))

@@ -40,12 +40,12 @@ def do_cordon(worker: str, *, drain: bool = False, reason: str = "") -> Cordon:
         found = Cordon.objects.filter(worker=worker).first()
         if found is not None and found.drain == drain:
             raise Conflict(f"{worker} is {'drained' if drain else 'cordoned'} already.")
-        before = None if found is None else audit.described(found)
+        before = None if found is None else audit.serialize_for_audit(found)
         cordon = found or Cordon(worker=worker)
         cordon.drain, cordon.reason, cordon.cordoned_by = drain, reason, audit.current_actor().name
         cordon.save()
         action = "worker.drain_started" if drain else "worker.cordoned"
-        audit.record(action, cordon, tenant_id=None, before=before, after=audit.described(cordon))
+        audit.record(action, cordon, tenant_id=None, before=before, after=audit.serialize_for_audit(cordon))
         transaction.on_commit(_publish)
     return cordon
 
@@ -61,7 +61,7 @@ def do_uncordon(worker: str) -> None:
         found = Cordon.objects.filter(worker=worker).first()
         if found is None:
             raise Conflict(f"{worker} is not cordoned.")
-        audit.record("worker.uncordoned", found, tenant_id=None, before=audit.described(found))
+        audit.record("worker.uncordoned", found, tenant_id=None, before=audit.serialize_for_audit(found))
         found.delete()
         transaction.on_commit(_publish)
 
