@@ -130,25 +130,25 @@ def test_it_is_also_curl_and_python(page):
     assert 'content": "It\'s me"' in page.get_by_role("region", name="Request in Python").inner_text()
 
 
-def test_a_ticket_opens_one_socket_and_nothing_else(page, stack):
-    """It is no key, and cannot be taken twice."""
-    ticket = page.evaluate(
+def test_a_playground_token_opens_only_one_websocket(page, stack):
+    """A token is not an API key, and cannot be used twice."""
+    token = page.evaluate(
         """async () => {
           const form = document.querySelector("[data-playground]").elements;
-          const answer = await fetch("/t/demo/playground/ticket", { method: "POST",
+          const response = await fetch("/t/demo/playground/token", { method: "POST",
             body: new URLSearchParams({ key: form.key.value }),
             headers: { "X-CSRFToken": form.csrfmiddlewaretoken.value } });
-          return (await answer.json()).ticket;
+          return (await response.json()).playground_token;
         }"""
     )
-    opening = """(ticket) => new Promise((told) => {
+    open_websocket = """(playground_token) => new Promise((resolve) => {
       const socket = new WebSocket(location.origin.replace("http", "ws") + "/v1/realtime/chat");
-      socket.onopen = () => socket.send(JSON.stringify({ type: "auth", ticket }));
-      socket.onmessage = ({ data }) => told(JSON.parse(data));
+      socket.onopen = () => socket.send(JSON.stringify({ type: "auth", playground_token }));
+      socket.onmessage = ({ data }) => resolve(JSON.parse(data));
     })"""
-    assert page.evaluate(opening, ticket)["type"] == "ready"
-    again = page.evaluate(opening, ticket)
-    assert again["type"] == "error" and "used before" in again["error"]["message"]
-    assert page.evaluate(opening, ticket[:-4] + "AAAA")["error"]["code"] == "invalid_api_key"
-    answer = httpx.get(f"{stack.url}/v1/models", headers={"authorization": f"Bearer {ticket}"})
-    assert answer.status_code == 401
+    assert page.evaluate(open_websocket, token)["type"] == "ready"
+    second = page.evaluate(open_websocket, token)
+    assert second["type"] == "error" and "used before" in second["error"]["message"]
+    assert page.evaluate(open_websocket, token[:-4] + "AAAA")["error"]["code"] == "invalid_api_key"
+    response = httpx.get(f"{stack.url}/v1/models", headers={"authorization": f"Bearer {token}"})
+    assert response.status_code == 401

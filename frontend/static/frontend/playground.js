@@ -87,14 +87,14 @@ if (form) {
     if (socket) socket.close();
     const body = new URLSearchParams({ key });
     const headers = { "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
-    const response = await fetch(data.ticket, { method: "POST", body, headers, redirect: "error" });
+    const response = await fetch(data.token_url, { method: "POST", body, headers, redirect: "error" });
     const message = await response.json();
     if (!response.ok) throw new Error(message.error);
     const opened = new WebSocket(`${location.origin.replace(/^http/, "ws")}/v1/realtime/chat`);
     opened.key = key;
     opened.until = Date.now() + 12 * 60 * 1000;
     await new Promise((ready, broken) => {
-      opened.onopen = () => opened.send(JSON.stringify({ type: "auth", ticket: message.ticket }));
+      opened.onopen = () => opened.send(JSON.stringify({ type: "auth", playground_token: message.playground_token }));
       opened.onmessage = ({ data: text }) => {
         const first = JSON.parse(text);
         first.type === "ready" ? ready() : broken(new Error(first.error?.message || "The WebSocket was rejected."));

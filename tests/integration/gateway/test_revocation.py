@@ -226,33 +226,33 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
     )
 
 
-async def test_a_ticket_ends_with_its_users_access_and_so_does_what_runs_on_its_socket(
+async def test_a_playground_token_and_its_requests_end_with_the_users_access(
     watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, _ = await sync_to_async(new_key)()
     user = await sync_to_async(User.objects.create_user)("dev@example.com")
-    ticket = playground_tokens.read(
+    token = playground_tokens.read(
         platform_settings().secret_key, await sync_to_async(actions.do_create_playground_token)(key, user)
     )
-    assert ticket is not None
-    assert (await watched.keys.authenticate_playground_token(ticket, "inference")).key_id == key.pk
+    assert token is not None
+    assert (await watched.keys.authenticate_playground_token(token, "inference")).key_id == key.pk
     monkeypatch.setattr(websocket, "running_gateway", lambda: SimpleNamespace(keys=watched.keys))
     monkeypatch.setattr(websocket, "USER_CHECK_SECONDS", 0.05)
     socket = websocket.Socket({"headers": [], "client": None}, None, None)
     socket._tasks["a"] = answer = asyncio.create_task(asyncio.sleep(3600))
-    watching = asyncio.create_task(socket._watch_user(ticket))
+    watching = asyncio.create_task(socket._watch_user(token))
     await asyncio.sleep(0.3)
     assert not answer.done()
     await sync_to_async(actions.do_deactivate_user)(user)
     with pytest.raises(ApiError, match="Sign in again"):
-        await watched.keys.authenticate_playground_token(ticket, "inference")
+        await watched.keys.authenticate_playground_token(token, "inference")
     await soon(lambda: done(answer))
     assert socket._errors["a"].code == "invalid_api_key"
     socket._errors.clear()
     await cancel_and_wait([watching])
     await sync_to_async(actions.do_reactivate_user)(user)
-    with pytest.raises(ApiError, match="Sign in again"):  # a ticket of before does not come back
-        await watched.keys.check_user(ticket)
+    with pytest.raises(ApiError, match="Sign in again"):  # an older token stays invalid
+        await watched.keys.check_user(token)
 
 
 async def done(task: asyncio.Task[None]) -> bool:

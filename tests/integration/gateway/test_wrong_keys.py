@@ -113,7 +113,7 @@ async def test_wrong_keys_do_not_push_valid_ones_out(
     assert len(watched.keys._unknown) <= 20
 
 
-async def test_wrong_tickets_count_too(watched: Watched, throttle: WrongKeyThrottle) -> None:
+async def test_wrong_playground_tokens_are_throttled(watched: Watched, throttle: WrongKeyThrottle) -> None:
     found = [watched.keys.reject_playground_token(NAT, "wrong").status for _ in range(12)]
     assert found == [401] * 10 + [429] * 2
 

@@ -171,7 +171,7 @@ def test_a_user_who_is_gone_is_a_conflict(operator):
         actions.do_deactivate_user(User(pk=10**9, email="gone@example.com"))
 
 
-def test_a_ticket_carries_the_generation_of_sessions(dev):
+def test_a_playground_token_contains_the_generation_of_sessions(dev):
     from millrace.conf.environment import platform_settings
 
     tenant = actions.do_create_tenant("acme", "Acme")
@@ -179,8 +179,8 @@ def test_a_ticket_carries_the_generation_of_sessions(dev):
     actions.do_deactivate_user(dev)
     actions.do_reactivate_user(dev)
     dev.refresh_from_db()
-    ticket = playground_tokens.read(platform_settings().secret_key, actions.do_create_playground_token(key, dev))
-    assert ticket is not None and ticket.generation == dev.session_generation == 1
+    token = playground_tokens.read(platform_settings().secret_key, actions.do_create_playground_token(key, dev))
+    assert token is not None and token.generation == dev.session_generation == 1
 
 
 def test_a_command_removes_the_only_operators_second_factor(operator, capsys):
