@@ -65,7 +65,8 @@ class Gate:
         self.broker = broker
         self.dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, retention_seconds=60)
         self.admission = RateLimitAdmission(broker)
-        self.disk = DiskWatch(platform_settings())
+        settings = platform_settings()
+        self.disk = DiskWatch(settings.data_dir, settings.min_free_disk)
         self.service = InferenceService(
             Router(MODELS),
             self.admission,
