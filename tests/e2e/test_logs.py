@@ -1,4 +1,4 @@
-"""A request's way in the logs of gateway, worker and settler: who and which, and not a word of what was said."""
+"""Logs of gateway, worker and settler: they contain a request's IDs, and no text of prompts or outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def lines(stack: Stack, process: str, request_id: str) -> list[dict[str, Any]]:
-    """The lines of a process' log that name the request; a list of executions counts as a line for each."""
+    """Return the lines of a process's log that name the request. A list of executions counts as one line for each."""
     found = []
     for text in (stack.data_dir / "logs" / f"{process}.log").read_text().splitlines():
         if request_id in text:
@@ -35,7 +35,7 @@ def send(stack: Stack, endpoint: str, body: dict[str, Any]) -> httpx.Response:
 
 
 @pytest.mark.parametrize("endpoint", ASKED)
-def test_a_request_is_followed_from_process_to_process(stack: Stack, endpoint: str) -> None:
+def test_logs_of_all_processes_name_the_request(stack: Stack, endpoint: str) -> None:
     body = ASKED[endpoint]
     answer = send(stack, endpoint, body)
     assert answer.status_code == 200, answer.text
@@ -54,7 +54,7 @@ def test_a_request_is_followed_from_process_to_process(stack: Stack, endpoint: s
     assert len({(line["tenant_id"], line["key_id"]) for line in every}) == 1
 
 
-def test_a_batchs_line_is_followed_too(stack: Stack) -> None:
+def test_logs_of_all_processes_name_a_batchs_request(stack: Stack) -> None:
     client = stack.client()
     line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": ASKED["embeddings"]}
     file = client.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
@@ -71,7 +71,7 @@ def test_a_batchs_line_is_followed_too(stack: Stack) -> None:
     assert {line["trace_id"] for line in told} == {settled["trace_id"]}
 
 
-def test_no_log_has_a_word_of_what_was_said(stack: Stack) -> None:
+def test_logs_contain_no_text_of_prompts_or_outputs(stack: Stack) -> None:
     for endpoint, body in ASKED.items():
         send(stack, endpoint, body)
         send(stack, endpoint, {**body, "temperature": SECRET})
@@ -88,6 +88,6 @@ def test_no_log_has_a_word_of_what_was_said(stack: Stack) -> None:
         assert stack.key not in text, log
 
 
-def test_what_is_not_a_request_leaves_no_line(stack: Stack) -> None:
+def test_health_checks_are_not_logged(stack: Stack) -> None:
     answer = httpx.get(f"{stack.url}/readyz")
     assert lines(stack, "gateway", answer.headers["x-request-id"]) == []

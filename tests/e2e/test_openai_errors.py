@@ -1,4 +1,4 @@
-"""Every error of the table as the openai SDK raises it, and which of them it sends again."""
+"""Every documented error as the openai SDK raises it, and which errors it retries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ask = Callable[..., tuple[openai.APIStatusError, int]]
 
 @pytest.fixture(params=["sync", "async"])
 def ask(stack: Stack, request: pytest.FixtureRequest) -> Ask:
-    """Send a chat that fails, with the SDK's own retries; what it raised, and how often it was sent."""
+    """Send a failing chat completion with the SDK's retries; return the exception and the number of requests."""
 
     def ask(key: str | None = None, model: str = MODEL, **options: Any) -> tuple[openai.APIStatusError, int]:
         sent = 0
@@ -58,7 +58,7 @@ def told(fault: openai.APIStatusError) -> tuple[type, int, str | None, str | Non
     return type(fault), fault.status_code, fault.type, fault.code
 
 
-def test_bad_input_is_not_sent_again(ask: Ask) -> None:
+def test_invalid_input_is_not_retried(ask: Ask) -> None:
     invalid = "invalid_request_error"
     for options, code, param in (
         ({"max_tokens": 10**6}, "context_length_exceeded", "max_tokens"),
@@ -75,7 +75,7 @@ def test_bad_input_is_not_sent_again(ask: Ask) -> None:
     assert (told(fault), sent) == ((openai.APIStatusError, 413, invalid, "request_too_large"), 1)
 
 
-def test_who_may_not(stack: Stack, ask: Ask) -> None:
+def test_authentication_and_permission_errors(stack: Stack, ask: Ask) -> None:
     fault, sent = ask("sk-mr-nobody")
     assert (told(fault), sent) == ((openai.AuthenticationError, 401, "invalid_request_error", "invalid_api_key"), 1)
     elsewhere = make_key(stack, "other models", allowed_models=["another"])
@@ -86,12 +86,12 @@ def test_who_may_not(stack: Stack, ask: Ask) -> None:
     assert told(fault) == (openai.PermissionDeniedError, 403, "permission_error", "insufficient_scope")
 
 
-def test_a_large_body_with_a_wrong_key_gets_its_answer(ask: Ask) -> None:
+def test_a_large_body_with_an_invalid_key_receives_401(ask: Ask) -> None:
     fault, sent = ask("sk-mr-nobody", messages=[{"role": "user", "content": "x" * (7 << 20)}])
     assert (told(fault), sent) == ((openai.AuthenticationError, 401, "invalid_request_error", "invalid_api_key"), 1)
 
 
-def test_a_client_that_asks_first_need_not_send_a_body_in_vain(stack: Stack) -> None:
+def test_a_client_with_expect_100_continue_is_rejected_before_sending_its_body(stack: Stack) -> None:
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-mr-nobody\r\n"
         "content-length: 7000000\r\nexpect: 100-continue\r\n\r\n"
@@ -101,8 +101,8 @@ def test_a_client_that_asks_first_need_not_send_a_body_in_vain(stack: Stack) -> 
         assert connection.recv(2**16).startswith(b"HTTP/1.1 401 ")
 
 
-def test_a_large_prompt_is_answered(stack: Stack) -> None:
-    """By a prompt process, and as a small one is."""
+def test_a_large_prompt_is_completed(stack: Stack) -> None:
+    """A prompt process reads it, with the same result as for a small prompt."""
     options: dict[str, Any] = {"model": MODEL, "max_tokens": 2, "temperature": 0}
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key=stack.key) as client:
         answer = client.chat.completions.create(messages=[{"role": "user", "content": "Hello " * 1500}], **options)
@@ -113,7 +113,7 @@ def test_a_large_prompt_is_answered(stack: Stack) -> None:
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
-def test_limits(stack: Stack, ask: Ask) -> None:
+def test_rate_limit_errors_are_retried_only_if_the_wait_is_short(stack: Stack, ask: Ask) -> None:
     key = make_key(stack, "one a day", {"requests_per_day": 1})
     eventually(lambda: _served(stack, key))
     fault, sent = ask(key)
@@ -123,10 +123,10 @@ def test_limits(stack: Stack, ask: Ask) -> None:
     assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("1", "0")
     assert int(headers["retry-after"]) > 60
     assert headers["x-should-retry"] == "false"
-    assert sent == 1  # hours away: not blindly again
+    assert sent == 1  # hours away, so the SDK does not retry
     soon = make_key(stack, "thirty a minute", {"requests_per_minute": 30})
     eventually(lambda: _served(stack, soon))
-    with stack_client(stack, soon) as client:  # the SDK waits as long as it was told to, and then is served
+    with stack_client(stack, soon) as client:  # the SDK waits for the retry time, and then succeeds
         for _ in range(32):
             assert client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1).choices  # type: ignore[arg-type]
 

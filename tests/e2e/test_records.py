@@ -1,4 +1,4 @@
-"""What the platform writes down of each request, from the gateway to the management API."""
+"""Request records of the running platform, from the gateway to the management API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def get(stack: Stack, path: str, **query: str) -> dict[str, Any]:
 
 
 def story(stack: Stack, request_id: str, *, executions: int) -> dict[str, Any]:
-    """As soon as its record is written and so many executions are settled."""
+    """Return the request's record once it is written and this number of executions is settled."""
     url = f"{stack.url}/api/requests/{request_id}"
 
     def told() -> bool:
@@ -37,7 +37,7 @@ def story(stack: Stack, request_id: str, *, executions: int) -> dict[str, Any]:
     return get(stack, f"requests/{request_id}")
 
 
-def test_a_request_can_be_told_from_its_limits_to_its_cost(stack: Stack) -> None:
+def test_a_record_contains_limits_routing_and_cost(stack: Stack) -> None:
     answer = post(stack, ASKED)
     found = story(stack, answer.headers["x-request-id"], executions=1)
     record, (execution,) = found["record"], found["executions"]
@@ -56,7 +56,7 @@ def test_a_request_can_be_told_from_its_limits_to_its_cost(stack: Stack) -> None
     assert row["usage"]["usd"] == found["usd"]
 
 
-def test_a_stream_and_one_that_is_left(stack: Stack) -> None:
+def test_records_of_a_completed_and_a_cancelled_stream(stack: Stack) -> None:
     whole = post(stack, {**ASKED, "stream": True})
     assert story(stack, whole.headers["x-request-id"], executions=1)["record"]["stream"] is True
     asked = {**ASKED, "stream": True, "max_tokens": 500, "ignore_eos": True}
@@ -67,7 +67,7 @@ def test_a_stream_and_one_that_is_left(stack: Stack) -> None:
     assert (record["status"], record["outcome"]) == ("200", "cancelled")
 
 
-def test_a_generation_on_a_socket(stack: Stack) -> None:
+def test_records_of_websocket_requests(stack: Stack) -> None:
     with socket(stack, additional_headers=stack.headers) as client:
         assert client.hear() == {"type": "ready"}
         client.ask("a", max_tokens=2)
@@ -84,7 +84,7 @@ def test_a_generation_on_a_socket(stack: Stack) -> None:
     assert (rows[0]["status"], rows[0]["code"]) == ("499", "cancelled")
 
 
-def test_what_is_refused_says_which_limit_it_was(stack: Stack) -> None:
+def test_the_record_of_a_rejection_names_the_limit(stack: Stack) -> None:
     made = httpx.post(
         f"{stack.url}/api/limits",
         json={"model": "no-such-model", "requests_per_minute": 1},
@@ -114,7 +114,7 @@ def test_what_is_refused_says_which_limit_it_was(stack: Stack) -> None:
         eventually(lambda: post(stack, ASKED).status_code == 200)
 
 
-def test_a_replayed_answer_names_the_request_it_was_of(stack: Stack) -> None:
+def test_a_replayed_response_names_the_first_request(stack: Stack) -> None:
     first = post(stack, ASKED, **{"Idempotency-Key": "records-1"})
     again = post(stack, ASKED, **{"Idempotency-Key": "records-1"})
     assert again.headers["idempotent-replayed"] == "true"
@@ -137,12 +137,12 @@ def kept(stack: Stack) -> Any:
     keep(0)
 
 
-def test_prompt_and_answer_are_kept_only_if_that_is_switched_on(stack: Stack, kept: Any) -> None:
+def test_prompts_and_outputs_are_stored_only_if_logging_is_on(stack: Stack, kept: Any) -> None:
     def told() -> bool:
         answer = post(stack, ASKED)
         content = story(stack, answer.headers["x-request-id"], executions=1)["content"]
         if content is None:
-            return False  # the gateway has not heard of it yet
+            return False  # the gateway has not applied the change yet
         assert json.loads(content["body"]) == ASKED
         assert content["answers"] == [answer.json()["choices"][0]["text"]]
         return True

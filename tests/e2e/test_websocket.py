@@ -1,4 +1,4 @@
-"""/v1/realtime/chat with the websockets library, as any browser's socket would."""
+"""/v1/realtime/chat with the websockets library."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text_of(heard: list[dict[str, Any]]) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
-def test_it_answers_as_over_http_and_is_metered(stack: Stack, client: Client) -> None:
+def test_output_and_usage_are_the_same_as_over_http(stack: Stack, client: Client) -> None:
     client.ask("a")
     heard = client.hear_all("a")
     assert (heard[0]["type"], heard[0]["model"], heard[-1]["type"]) == ("started", MODEL, "done")
@@ -43,7 +43,7 @@ def test_it_answers_as_over_http_and_is_metered(stack: Stack, client: Client) ->
     assert (event["output"], event["outcome"]) == (whole["usage"]["completion_tokens"], "completed")
 
 
-def test_several_at_once_and_one_cancelled(stack: Stack, client: Client) -> None:
+def test_concurrent_requests_and_a_cancelled_one(stack: Stack, client: Client) -> None:
     for name in "abc":
         client.ask(name, **(ENDLESS if name == "b" else {"max_tokens": 12}))
     heard: dict[str, list[dict[str, Any]]] = {"a": [], "b": [], "c": []}
@@ -60,11 +60,11 @@ def test_several_at_once_and_one_cancelled(stack: Stack, client: Client) -> None
     event = stack.event(heard["b"][0]["request_id"])
     assert event["outcome"] == "cancelled"
     assert 1 <= event["output"] < 500
-    client.ask("b")  # the name is free again
+    client.ask("b")  # the ID can be used again
     assert client.hear_all("b")[-1]["type"] == "done"
 
 
-def test_a_closed_socket_cancels_what_runs(stack: Stack) -> None:
+def test_a_closed_websocket_cancels_its_requests(stack: Stack) -> None:
     with socket(stack, additional_headers=stack.headers) as client:
         client.hear()
         client.ask("a", **ENDLESS)
@@ -92,7 +92,7 @@ def test_a_closed_socket_cancels_what_runs(stack: Stack) -> None:
         (json.dumps({"id": "x", "model": "x" * (3 << 20)}), None, "request_too_large", None),
     ],
 )
-def test_what_is_wrong_is_told_and_the_socket_stays(
+def test_errors_are_sent_and_the_websocket_stays_open(
     client: Client, message: str, name: str | None, code: str, param: str | None
 ) -> None:
     client.socket.send(message)
@@ -102,7 +102,7 @@ def test_what_is_wrong_is_told_and_the_socket_stays(
     assert client.hear_all("a")[-1]["type"] == "done"
 
 
-def test_a_name_is_used_once_at_a_time(client: Client) -> None:
+def test_an_id_of_a_running_request_is_rejected(client: Client) -> None:
     client.ask("a", **ENDLESS)
     client.ask("a")
     told = client.hear()
@@ -111,7 +111,7 @@ def test_a_name_is_used_once_at_a_time(client: Client) -> None:
     assert told["error"]["code"] == "conflict"
 
 
-def test_the_key_may_come_in_the_first_message(stack: Stack) -> None:
+def test_the_key_can_be_sent_in_the_first_message(stack: Stack) -> None:
     with socket(stack) as client:
         client.say(type="auth", key=stack.key)
         assert client.hear() == {"type": "ready"}
@@ -120,7 +120,7 @@ def test_the_key_may_come_in_the_first_message(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("message", ['{"type": "auth", "key": "sk-mr-nobody"}', '{"id": "a", "model": "m"}', "x"])
-def test_without_a_good_key_it_is_closed(stack: Stack, message: str) -> None:
+def test_a_websocket_without_a_valid_key_is_closed(stack: Stack, message: str) -> None:
     with socket(stack) as client:
         client.socket.send(message)
         assert client.hear()["type"] == "error"
@@ -130,7 +130,7 @@ def test_without_a_good_key_it_is_closed(stack: Stack, message: str) -> None:
         assert closed.value.rcvd.code == 4401
 
 
-def test_a_revoked_key_ends_what_runs_and_begins_nothing(stack: Stack) -> None:
+def test_a_revoked_key_ends_running_requests_and_rejects_new_ones(stack: Stack) -> None:
     secret = make_key(stack, "for a socket")
     with socket(stack, additional_headers={"x-api-key": secret}) as client:
         client.hear()
@@ -146,7 +146,7 @@ def test_a_revoked_key_ends_what_runs_and_begins_nothing(stack: Stack) -> None:
         assert client.hear_all("b")[-1]["error"]["code"] == "invalid_api_key"
 
 
-def test_pages_of_other_sites_are_refused(stack: Stack) -> None:
+def test_pages_of_other_origins_are_rejected(stack: Stack) -> None:
     for origin in (stack.url, None):
         with socket(stack, origin=origin, additional_headers=stack.headers) as client:
             assert client.hear() == {"type": "ready"}

@@ -1,4 +1,4 @@
-"""Budgets before real gateway processes: killed at each step, stopped and resumed, all at once. The lease is short."""
+"""Budgets with several gateway processes, which are killed at each step, stopped and resumed. Leases are short."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LONG_LEASE_SECONDS = 10.0
-GONE_SECONDS = LEASE_SECONDS + REQUEST_SECONDS + 90  # and by then it has been reclaimed, on a busy machine too
+GONE_SECONDS = LEASE_SECONDS + REQUEST_SECONDS + 90  # reclaimed by then, also on a busy machine
 
 
 @sync_to_async
@@ -46,8 +46,8 @@ def reserved() -> int:
     return sum(each.reserved for each in unscoped(BudgetPeriod).all())
 
 
-async def all_know(budget: Budget, reservation: int, *gateways: GatewayProcess) -> None:
-    """Wait until each of these refuses, by that budget, what is more than all of it."""
+async def all_apply(budget: Budget, reservation: int, *gateways: GatewayProcess) -> None:
+    """Wait until each gateway rejects, by this budget, a request that exceeds it."""
 
     async def knows(gateway: GatewayProcess) -> bool:
         answer = await gateway.ask(_tokens(budget.amount + reservation, reservation))
@@ -60,16 +60,16 @@ async def all_know(budget: Budget, reservation: int, *gateways: GatewayProcess) 
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
-async def test_worked_example_7_a_hundred_at_once_before_three_gateways(
+async def test_worked_example_7_a_hundred_concurrent_requests_to_three_gateways(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, rounds: int
 ) -> None:
-    """Exactly ten are admitted, none settling before the last admission; then nothing is held."""
+    """Exactly ten are admitted, with no settlement before the last admission. Afterwards nothing is reserved."""
     async with gateway_cluster(async_broker, database, secret, "abc", longest=120) as inside:
         reservation = await reservation_of_one(inside)
         gateways = list(inside.gateways.values())
         for number in range(rounds):
             budget = await set_budget(tenant, 10 * reservation + reservation // 2, f"b{number}")
-            await all_know(budget, reservation, *gateways)
+            await all_apply(budget, reservation, *gateways)
             inside.worker.may_answer.clear()
             asked = [asyncio.create_task(gateways[number % 3].ask_with_retries()) for number in range(100)]
             await eventually(lambda asked=asked: done(asked, 90))  # type: ignore[misc]
@@ -83,11 +83,11 @@ async def test_worked_example_7_a_hundred_at_once_before_three_gateways(
             await sync_to_async(do_remove_budget)(budget)
 
 
-async def test_an_ended_request_makes_room_for_the_next_before_it_is_settled(
+async def test_an_ended_request_releases_budget_before_it_is_settled(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
-    """The budget has room for one reservation beside what the others used. Nothing is settled meanwhile, and the
-    requests go to two gateways in turn, each after the last byte of the one before."""
+    """The budget has room for one reservation besides the usage of earlier requests. Nothing is settled meanwhile. The
+    requests are sent to two gateways in turn, each after the last byte of the previous one."""
     async with gateway_cluster(async_broker, database, secret, "ab") as inside:
         reservation = await reservation_of_one(inside)
         a, b = inside.gateways.values()
@@ -97,7 +97,7 @@ async def test_an_ended_request_makes_room_for_the_next_before_it_is_settled(
         cost = -(-(usage.uncached * 3_000_000_000 + usage.output * 15_000_000_000) // 10**6)
         number = 20
         budget = await set_budget(tenant, reservation + (number - 1) * cost)
-        await all_know(budget, reservation, a, b)
+        await all_apply(budget, reservation, a, b)
         for count in range(number):
             answer = await (a, b)[count % 2].ask()
             assert answer is not None
@@ -106,7 +106,7 @@ async def test_an_ended_request_makes_room_for_the_next_before_it_is_settled(
         refused = await a.ask()
         assert refused is not None
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "budget_exceeded")
-        assert int(refused.headers["retry-after"]) > 60  # nothing but the next month makes room
+        assert int(refused.headers["retry-after"]) > 60  # only the next month makes room
         inside.settler.send_signal(signal.SIGCONT)
         await all_settled(inside)
         await eventually(lambda: is_held(0))
@@ -116,11 +116,11 @@ async def test_an_ended_request_makes_room_for_the_next_before_it_is_settled(
         await see()
 
 
-async def test_what_another_gateway_has_not_released_is_recalled(
+async def test_the_unreleased_part_of_another_gateways_lease_is_recalled(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
-    """While there is room, a gateway leaves the unused part to the settlement. It releases it before another gateway
-    rejects a request, though nothing is settled."""
+    """While there is room, a gateway leaves the unused part to the settlement. It releases this part before another
+    gateway rejects a request, though nothing is settled."""
     async with gateway_cluster(async_broker, database, secret, "ab", lease=LONG_LEASE_SECONDS, recall=10.0) as inside:
         reservation = await reservation_of_one(inside)
         a, b = inside.gateways.values()
@@ -128,13 +128,13 @@ async def test_what_another_gateway_has_not_released_is_recalled(
         inside.settler.send_signal(signal.SIGSTOP)
         limit = 60 * reservation
         budget = await set_budget(tenant, limit)
-        await all_know(budget, reservation, a, b)
+        await all_apply(budget, reservation, a, b)
         await asyncio.sleep(CONTENDED_SECONDS + 1)  # it was contended just now
         for _ in range(10):
             assert await passes(await a.ask_with_retries())
         usage = inside.worker.answered[-1].usage
         cost = -(-(usage.uncached * 3_000_000_000 + usage.output * 15_000_000_000) // 10**6)
-        assert await reserved() > 10 * cost + 10 * (reservation - cost) // 2  # the unused parts are reserved still
+        assert await reserved() > 10 * cost + 10 * (reservation - cost) // 2  # the unused parts are still reserved
         assert await passes(await b.ask_with_retries(_tokens(limit - 10 * cost, reservation)))
         await see()
         inside.settler.send_signal(signal.SIGCONT)
@@ -165,30 +165,30 @@ async def all_settled(inside: GatewayCluster) -> None:
     await eventually(settled)
 
 
-async def test_a_stopped_gateway_delays_and_never_denies(
+async def test_a_stopped_gateway_delays_requests_but_rejects_none(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
-    """Four gateways hold leases. What fits is admitted, by recall. With one of them stopped by SIGSTOP the answer is
-    503 and when to come back, and then it is admitted; the stopped one, once it continues, changes nothing."""
+    """Four gateways hold leases. Requests that fit are admitted after a recall. While one gateway is stopped, the
+    response is 503 with a retry time, and a retry is admitted. The resumed gateway changes nothing."""
     async with gateway_cluster(async_broker, database, secret, "abcd", lease=LONG_LEASE_SECONDS) as inside:
         reservation = await reservation_of_one(inside)
         limit = 70 * reservation
         budget = await set_budget(tenant, limit)
-        await all_know(budget, reservation, *inside.gateways.values())
+        await all_apply(budget, reservation, *inside.gateways.values())
         a, b, _, d = inside.gateways.values()
         for gateway in inside.gateways.values():
             assert await passes(await gateway.ask_with_retries())
         await all_settled(inside)
 
-        # By recall: more than what is not leased, and no more than what is not used.
+        # By recall: more than the unleased part, and no more than the unused part.
         left = limit - -(-await used() // 10**6)
         free = left - await reserved()
-        async with asyncio.timeout(LONG_LEASE_SECONDS - 2):  # else leases end, and it passes by that
+        async with asyncio.timeout(LONG_LEASE_SECONDS - 2):  # otherwise expired leases make room
             assert await passes(await a.ask_with_retries(_tokens((free + left) // 2, reservation)))
         await all_settled(inside)
         await see()
 
-        # One is stopped. What needs its part may come back, what does not passes, what never fits is told so.
+        # While one is stopped: requests that need its part get 503, others are admitted or get 429.
         for gateway in (a, b):
             assert await passes(await gateway.ask_with_retries())
         its = await stop_with_a_lease(inside, d)
@@ -210,7 +210,7 @@ async def test_a_stopped_gateway_delays_and_never_denies(
         await asyncio.sleep(max(0.0, began + comes_back - time.monotonic()))
         left = limit - -(-await used() // 10**6)
         big = _tokens(left - its.money // 2, reservation)
-        await eventually(lambda: _asked(a, big))  # the reclaimer looks each second
+        await eventually(lambda: _asked(a, big))  # the reclaimer runs every second
         await all_settled(inside)
         await see()
 
@@ -223,7 +223,7 @@ async def test_a_stopped_gateway_delays_and_never_denies(
 
 
 async def stop_with_a_lease(inside: GatewayCluster, gateway: GatewayProcess) -> BudgetLease:
-    """Stop it while it has a lease of which something is left: not for a moment after a recall, nor as a lease ends."""
+    """Stop the gateway while it has a lease with an unused part, not right after a recall or at a lease's end."""
     while True:
         assert await passes(await gateway.ask_with_retries())
         await all_settled(inside)
@@ -249,17 +249,16 @@ async def _asked(gateway: Any, tokens: int) -> bool:
 
 
 def _tokens(nano: int, reservation: int) -> int:
-    """Of an answer, so that it and the prompt of a request that reserves `reservation` with 100 reserve at most so
-    much."""
+    """Return the output tokens for which a request reserves at most `nano`; it reserves `reservation` with 100."""
     return (nano - (reservation - 100 * 15_000)) // 15_000
 
 
 @pytest.mark.parametrize("steps", [list(STEPS)[start::3] for start in range(3)], ids="/".join)
-async def test_a_gateway_killed_at_any_step_leaves_books_that_balance(
+async def test_a_gateway_killed_at_any_step_leaves_consistent_budgets(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, steps: list[str]
 ) -> None:
-    """Invariants 1 to 7 hold at once, and when its lease has ended and its requests must have, nothing is held and all
-    that was not used can be had: worked example 9, for every step."""
+    """Invariants 1 to 7 hold immediately. After the end of its lease and its requests, nothing is reserved and the
+    unused budget is available (worked example 9 of the specification, for every step)."""
     kill_at = {f"victim{number}": step for number, step in enumerate(steps)}
     async with gateway_cluster(async_broker, database, secret, ["healthy", *kill_at], **kill_at) as inside:
         reservation = await reservation_of_one(inside)
@@ -278,7 +277,7 @@ async def test_a_gateway_killed_at_any_step_leaves_books_that_balance(
                 free = limit - -(-await used() // 10**6) - await reserved()
                 await healthy.ask(
                     _tokens(free + reservation, reservation)
-                )  # some of what it holds must come back for that
+                )  # some of its reservations must be released for that
             else:
                 assert answer is None, step
             await eventually(lambda victim=victim: has_ended(victim))  # type: ignore[misc]

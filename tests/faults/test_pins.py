@@ -1,4 +1,4 @@
-"""What a tenant has paid to keep, after the worker that kept it was killed: billed as read, and told so."""
+"""Pinned prefixes after their worker was killed: they are billed and reported as cache reads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lose_the_worker(stack: Stack) -> None:
     eventually(answers, 60)
 
 
-def test_a_killed_workers_pins_bill_as_read(stack: Stack) -> None:
+def test_pins_of_a_killed_worker_are_billed_as_reads(stack: Stack) -> None:
     text = f"{time.time()} {WORDS}"
     client = anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
     marked: Any = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]

@@ -1,4 +1,4 @@
-"""Workers that are silent and return: what they have begun continues, the rest moves, nothing is billed twice."""
+"""Workers that pause and return: their streams continue, waiting requests move, and none is billed twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("balanced_books")
 
 @contextmanager
 def stopped(pid: int) -> Iterator[float]:
-    """Stop a process until the end of the block; gives when it was stopped."""
+    """Stop a process until the end of the block, and yield the time of the stop."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield time.monotonic()
@@ -85,7 +85,7 @@ def test_a_worker_stopped_for_twelve_seconds_fails_its_streams_once(stack: Stack
         assert REPLICA_LOST_SECONDS - 1 < time.monotonic() - since < REPLICA_LOST_SECONDS + 5
         time.sleep(max(0.0, since + 12 - time.monotonic()))
     stack.wait_until_ready()
-    eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0)  # it was stopped, and does not run to the end
+    eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0)  # it was cancelled before the end
     answer = stack.client().chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=3
     )
@@ -104,7 +104,7 @@ def broker(stack: Stack) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def second_worker(stack: Stack, broker: redis.Redis) -> Iterator[subprocess.Popen[bytes]]:
-    """Another worker of the model, which no supervisor watches."""
+    """Start another worker of the model, without a supervisor."""
     stack.wait_until_ready()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
     environ |= {
@@ -125,7 +125,7 @@ def second_worker(stack: Stack, broker: redis.Redis) -> Iterator[subprocess.Pope
         )
     try:
         eventually(lambda: len(replicas(broker)) == 2, 120)
-        time.sleep(1)  # two heartbeats: gateways take it as live
+        time.sleep(1)  # after two heartbeats, gateways treat it as live
         yield process
     finally:
         process.terminate()
@@ -134,13 +134,13 @@ def second_worker(stack: Stack, broker: redis.Redis) -> Iterator[subprocess.Pope
 
 
 def replicas(broker: redis.Redis) -> list[str]:
-    """The model's replicas on the board."""
+    """Return the model's replicas in the heartbeat table."""
     board: Any = broker.hgetall(REPLICAS_KEY)
     return [name.decode() for name, beat in board.items() if decode_heartbeat(beat).model == MODEL]
 
 
 def claimed_without_tokens(broker: redis.Redis, worker: str) -> set[str]:
-    """Requests that the worker has claimed, and that have no event yet."""
+    """Return the requests that the worker has claimed and that have no event yet."""
     found = set()
     for key in broker.scan_iter("millrace:claim:*", count=1000):
         request_id = key.decode().split(":")[2]
@@ -153,9 +153,7 @@ def claimed_without_tokens(broker: redis.Redis, worker: str) -> set[str]:
 
 
 @pytest.mark.usefixtures("second_worker")
-def test_requests_without_a_token_move_from_a_stopped_worker_and_are_billed_once(
-    stack: Stack, broker: redis.Redis
-) -> None:
+def test_waiting_requests_move_from_a_stopped_worker_and_are_billed_once(stack: Stack, broker: redis.Redis) -> None:
     first = f"{MODEL}-0"
 
     def ask(number: int) -> tuple[str, int]:
@@ -178,7 +176,7 @@ def test_requests_without_a_token_move_from_a_stopped_worker_and_are_billed_once
             left_behind = claimed_without_tokens(broker, first)
             assert left_behind
             eventually(lambda: not claimed_without_tokens(broker, first), REPLICA_LOST_SECONDS)
-            assert time.monotonic() - since < REPLICA_LOST_SECONDS  # by suspicion
+            assert time.monotonic() - since < REPLICA_LOST_SECONDS  # because it is suspected
             # A busy machine takes a minute for twelve long prompts.
             eventually(lambda: all(stack.events(request_id=request_id) for request_id in left_behind), 180)
         answers = dict(answer.result() for answer in asked)

@@ -44,7 +44,7 @@ def results(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
 
 
 def usage_events(stack: Stack) -> list[dict[str, Any]]:
-    """All of the tenant's, newest first."""
+    """Return all usage events of the tenant, newest first."""
     found: list[dict[str, Any]] = []
     url: str | None = f"{stack.url}/api/usage/events?limit=100"
     while url:

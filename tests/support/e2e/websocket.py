@@ -21,17 +21,17 @@ class Client:
     def say(self, **message: Any) -> None:
         self.socket.send(json.dumps(message))
 
-    def ask(self, name: str, **options: Any) -> None:
+    def submit(self, name: str, **options: Any) -> None:
         self.say(id=name, **{"model": MODEL, "messages": FRANCE, "max_tokens": 8, "temperature": 0, **options})
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         return dict(json.loads(self.socket.recv(30)))
 
-    def hear_all(self, name: str) -> list[dict[str, Any]]:
-        """What is said of one request, to its end; the others must have ended."""
-        heard = [self.hear()]
+    def receive_all(self, name: str) -> list[dict[str, Any]]:
+        """Receive the messages of one request until its end. All other requests must have ended."""
+        heard = [self.receive()]
         while heard[-1]["type"] not in ("done", "error"):
-            heard.append(self.hear())
+            heard.append(self.receive())
         assert {each["id"] for each in heard} == {name}
         return heard
 

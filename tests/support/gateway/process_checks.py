@@ -37,7 +37,7 @@ def used() -> int:
 
 
 async def reservation_of_one(inside: GatewayCluster) -> int:
-    """What a request of 100 tokens holds; asked without any budget."""
+    """Return the reservation of a request of 100 tokens, measured without any budget."""
     inside.worker.may_answer.set()
     gateway = next(iter(inside.gateways.values()))
     answer = await gateway.ask_with_retries()

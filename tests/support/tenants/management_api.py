@@ -26,7 +26,7 @@ BODY = {"models": ["smollm2-135m"]}
 
 
 class Row(NamedTuple):
-    """A tenant with one of everything."""
+    """A tenant with one object of each type."""
 
     tenant: Tenant
     ids: dict[str, int | str]
@@ -93,7 +93,7 @@ def by_key(tenant: Tenant) -> APIClient:
 
 
 def fresh(client: APIClient, at: float | None = None, method: str = "password", **details: Any) -> APIClient:
-    """As if the password, or a code, had been entered just now, or at another time."""
+    """Record a proof of identity, by default now."""
     session = client.session
     session["account_authentication_methods"] = [{"method": method, "at": at or time.time(), **details}]
     session["account_authentication_methods_user"] = session["_auth_user_id"]
