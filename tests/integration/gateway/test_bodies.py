@@ -1,4 +1,4 @@
-"""Request bodies: who may send one, how much of it is received, and what of it is read on the event loop."""
+"""Request bodies: checks before a body is received, its size limits, and where it is decoded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def key_of(tenant: int = 7, *sets: LimitSetSnapshot, **fields: Any) -> ApiKeySna
 
 
 class Keys:
-    """In the key store's place."""
+    """A fake key store."""
 
     def __init__(self, key: ApiKeySnapshot) -> None:
         self._key = key
@@ -64,7 +64,7 @@ class Keys:
 
 
 class Connection:
-    """A client that sends a body as fast as it is received, and what was received until the answer began."""
+    """A client that sends a body as fast as it is received, with a count of the bytes before the response."""
 
     def __init__(self, size: int, **headers: str) -> None:
         self.left = size
@@ -104,7 +104,7 @@ class Connection:
 
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What the consumers need of a gateway, where no request gets further than its body."""
+    """A gateway with only the parts that read request bodies."""
 
     async def current_limit_statuses(key: ApiKeySnapshot) -> list[Any]:
         return []
@@ -133,7 +133,7 @@ async def call(consumer: type[HttpConsumer], connection: Connection, method: str
     return connection
 
 
-# Who may send a body.
+# Authentication before the body.
 
 
 @pytest.mark.parametrize(
@@ -147,23 +147,23 @@ async def call(consumer: type[HttpConsumer], connection: Connection, method: str
         (Unknown, "POST", {}, 404),
     ],
 )
-async def test_what_is_refused_without_its_body_is_answered_before_any_of_it_is_received(
+async def test_a_request_rejected_by_its_headers_gets_a_response_before_its_body_is_received(
     gateway: SimpleNamespace, consumer: type[HttpConsumer], method: str, headers: dict[str, str], status: int
 ) -> None:
     connection = await call(consumer, Connection(BODY_BYTES, **headers), method)
     assert (connection.status, connection.received_before_answer) == (status, 0)
-    assert connection.received == BODY_BYTES  # and discarded, so that a client that sends first can read its answer
+    assert connection.received == BODY_BYTES  # then discarded, so that a client that sends first can read the response
     assert b"connection" not in connection.answer_headers
 
 
-async def test_a_key_without_the_scope_sends_no_body(gateway: SimpleNamespace) -> None:
+async def test_a_key_without_the_scope_is_rejected_before_the_body(gateway: SimpleNamespace) -> None:
     gateway.keys = Keys(key_of(scopes=("models",)))
     connection = await call(ChatCompletions, Connection(BODY_BYTES))
     assert (connection.status, connection.received_before_answer) == (403, 0)
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-length": "", "transfer-encoding": "chunked"}])
-async def test_of_a_refused_body_only_so_much_is_discarded(
+async def test_a_rejected_body_is_discarded_up_to_a_limit(
     gateway: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
 ) -> None:
     monkeypatch.setattr(request_body, "DISCARD_BYTES", 1_000_000)
@@ -173,7 +173,7 @@ async def test_of_a_refused_body_only_so_much_is_discarded(
     assert connection.answer_headers[b"connection"] == b"close"
 
 
-async def test_a_client_that_waits_is_not_waited_for_without_end(
+async def test_the_wait_for_a_rejected_body_has_a_timeout(
     gateway: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_body, "DISCARD_SECONDS", 0.05)
@@ -187,22 +187,22 @@ async def test_a_client_that_waits_is_not_waited_for_without_end(
     assert connection.status == 401
 
 
-# How large it may be.
+# Size limits.
 
 
-async def test_a_declared_body_that_is_too_large_is_not_received(gateway: SimpleNamespace) -> None:
+async def test_a_body_with_a_too_large_content_length_is_not_received(gateway: SimpleNamespace) -> None:
     connection = await call(SubmitFeedback, Connection(BODY_BYTES))
     assert (connection.status, connection.code, connection.received_before_answer) == (413, "request_too_large", 0)
 
 
-async def test_a_chunked_body_is_received_up_to_its_bound(gateway: SimpleNamespace) -> None:
+async def test_a_chunked_body_is_received_up_to_its_limit(gateway: SimpleNamespace) -> None:
     connection = Connection(BODY_BYTES, **{"content-length": "", "transfer-encoding": "chunked"})
     await call(SubmitFeedback, connection)
     assert connection.status == 413
     assert connection.received_before_answer == len(PIECE)
 
 
-def test_the_bound_of_a_body_follows_from_the_keys_models(model: ServedModel) -> None:
+def test_the_size_limit_depends_on_the_keys_models(model: ServedModel) -> None:
     longest = max_characters(model)
     assert longest == model.context_length * model.tokenizer.longest_token_bytes
     allowance = prompt_bounds.ALLOWANCE_BYTES
@@ -232,7 +232,7 @@ async def test_the_memory_of_large_bodies_is_shared_between_tenants() -> None:
     memory.lease(1).grow(1)
 
 
-async def test_a_client_that_goes_away_ends_the_reading() -> None:
+async def test_a_disconnected_client_ends_the_reading() -> None:
     messages = iter([{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.disconnect"}])
 
     async def receive() -> dict[str, Any]:
@@ -244,7 +244,7 @@ async def test_a_client_that_goes_away_ends_the_reading() -> None:
     assert body.gone
 
 
-# What is read on the event loop, and what elsewhere.
+# Decoding on the event loop and in prompt processes.
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +268,7 @@ async def pool(models: dict[str, ServedModel]) -> AsyncIterator[PromptPool]:
 
 
 class Charges:
-    """In the admission's place: counts what is charged, and refuses when `refuse` is set."""
+    """A fake admission that records charges and rejects requests if `refuse` is set."""
 
     def __init__(self) -> None:
         self.charged: list[int] = []
@@ -292,7 +292,7 @@ def reader(models: dict[str, ServedModel], pool: PromptPool, charges: Charges) -
 
 @pytest.fixture
 def work_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[int]]]:
-    """What this process decodes (bytes) and tokenizes (characters)."""
+    """Record what this process decodes (bytes) and tokenizes (characters)."""
     done: dict[str, list[int]] = {"decoded": [], "tokenized": []}
 
     def counted(read: Any) -> Any:
@@ -326,7 +326,7 @@ async def refused(reader: PromptReader, body: bytes, dialect: str = chat.DIALECT
     return caught.value
 
 
-async def test_a_small_body_is_read_here(
+async def test_a_small_body_is_decoded_on_the_event_loop(
     reader: PromptReader, model: ServedModel, work_here: dict[str, list[int]], charges: Charges
 ) -> None:
     body = chat_body(said("Hello"))
@@ -335,7 +335,7 @@ async def test_a_small_body_is_read_here(
     assert (request.tokenized, work_here["decoded"], charges.charged) == (None, [len(body)], [])
 
 
-async def test_a_large_body_is_decoded_and_tokenized_elsewhere(
+async def test_a_large_body_is_decoded_and_tokenized_by_a_prompt_process(
     reader: PromptReader, model: ServedModel, work_here: dict[str, list[int]]
 ) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -346,7 +346,7 @@ async def test_a_large_body_is_decoded_and_tokenized_elsewhere(
     request = await reader.read(key_of(), chat.DIALECT, body)
     prompt = await tokenize(model, request)
     assert work_here == {"decoded": [], "tokenized": []}
-    here = chat.read_chat(body)  # the same, but for the prompt's text
+    here = chat.read_chat(body)  # equal except for the prompt's text
     expected = await tokenize(model, here)
     assert prompt == expected
     assert len(prompt.breakpoints) == 1
@@ -356,7 +356,7 @@ async def test_a_large_body_is_decoded_and_tokenized_elsewhere(
     assert request.charged
 
 
-async def test_a_small_body_of_many_empty_messages_is_not_rendered_here(
+async def test_a_small_body_of_many_empty_messages_is_rendered_by_a_prompt_process(
     reader: PromptReader, work_here: dict[str, list[int]], charges: Charges
 ) -> None:
     body = chat_body(said(*[""] * 120))
@@ -385,7 +385,7 @@ async def test_a_small_body_of_many_empty_messages_is_not_rendered_here(
         (chat_body(said("x" * 5000), nonsense=1), "unknown_parameter", "nonsense"),
     ],
 )
-async def test_what_is_wrong_with_a_large_body_is_told_by_its_process(
+async def test_a_prompt_process_reports_the_error_of_a_large_body(
     reader: PromptReader, work_here: dict[str, list[int]], body: bytes, code: str, words: str
 ) -> None:
     fault = await refused(reader, body)
@@ -412,7 +412,7 @@ async def test_several_prompts_are_read_together(
     assert found == [model.tokenizer.encode(text) for text in texts]
 
 
-async def test_embeddings_and_socket_messages_go_the_same_way(
+async def test_embeddings_and_websocket_messages_use_prompt_processes_too(
     reader: PromptReader, models: dict[str, ServedModel], work_here: dict[str, list[int]]
 ) -> None:
     body = msgspec.json.encode({"model": "e", "input": ["Some words to embed. " * 20] * 20})
@@ -424,7 +424,7 @@ async def test_embeddings_and_socket_messages_go_the_same_way(
     assert work_here == {"decoded": [], "tokenized": []}
 
 
-async def test_another_deployments_tokenizer_gets_the_body_again(
+async def test_the_body_is_read_again_for_another_deployments_tokenizer(
     pool: PromptPool, models: dict[str, ServedModel], charges: Charges
 ) -> None:
     other = ServedModel("e", models["m"].tokenizer, 8192, 49152, 0, (), directory=models["m"].directory)
@@ -433,12 +433,12 @@ async def test_another_deployments_tokenizer_gets_the_body_again(
     reader = PromptReader(Router(both), charges, pool, 2**21)  # type: ignore[arg-type]
     request = await reader.read(key_of(policies={"p": policy}), chat.DIALECT, chat_body(said("x " * 3000), model="p"))
     assert len((await tokenize(models["m"], request)).ids) > 3000
-    assert len((await tokenize(other, request)).ids) > 3000  # the same tokenizer: nothing is read again
+    assert len((await tokenize(other, request)).ids) > 3000  # the same tokenizer, so the body is not read again
     with pytest.raises(ApiError, match="embedding model"):
         await tokenize(models["e"], request)
 
 
-def test_tools_are_bounded(model: ServedModel) -> None:
+def test_the_number_of_tools_is_limited(model: ServedModel) -> None:
     parameters = {"type": "object", "description": "x" * 300_000}
     tool = {"type": "function", "function": {"name": "a", "parameters": parameters}}
     request = chat.read_chat(chat_body(said("Hello"), tools=[tool]))
@@ -446,14 +446,14 @@ def test_tools_are_bounded(model: ServedModel) -> None:
         check_bounds(request, model.context_length, max_characters(model))
 
 
-# What it counts as.
+# Charges to rate limits.
 
 
-async def test_a_request_over_its_tenants_limit_is_not_read(
+async def test_a_request_over_its_tenants_rate_limit_is_not_read(
     reader: PromptReader, pool: PromptPool, charges: Charges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charges.refuse = ApiError("rate_limit_exceeded", "Rate limit reached.", retry_after=20)
-    monkeypatch.setattr(pool, "run", None)  # would raise
+    monkeypatch.setattr(pool, "run", None)  # it would raise
     assert (await refused(reader, chat_body(said(*[""] * 120)))).code == "rate_limit_exceeded"
 
 
@@ -464,7 +464,7 @@ async def test_a_large_body_is_charged_before_it_is_received(gateway: SimpleName
     assert (connection.status, connection.received_before_answer) == (429, 0)
 
 
-async def test_a_body_beyond_the_bound_is_charged_and_not_received(
+async def test_a_body_above_the_size_limit_is_charged_and_not_received(
     gateway: SimpleNamespace, reader: PromptReader, charges: Charges
 ) -> None:
     gateway.prompts = reader
@@ -491,7 +491,7 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
     assert (await level(1), await level(2)) == (1, 0)
     ticket = await gate.admit(AdmissionRequest("req_1", 0, key, "m", [Candidate(model)], 10, 5, charged=True))
     assert (await level(1), await level(2)) == (1, 1)
-    await ticket.close(None)  # it never ran: what was charged stays
+    await ticket.close(None)  # it never ran, but the charge remains
     assert (await level(1), await level(2)) == (1, 0)
     await gate.charge(key)
     await gate.charge(key)

@@ -1,4 +1,7 @@
-"""Budgets under several gateways: never overrun, never refusing what fits. Numbers are the specification's."""
+"""Budgets with several gateways: never exceeded, and every request that fits is admitted.
+
+The numbers are those of the specification.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 ROUNDS = [5, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 
 
-async def test_worked_example_6_what_is_not_used_goes_back(gateway: Any, budget: Any) -> None:
+async def test_worked_example_6_the_unused_part_is_released(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)()
     mine = await gateway()
     admitted = await mine.admit()
@@ -58,7 +61,7 @@ async def test_worked_example_6_what_is_not_used_goes_back(gateway: Any, budget:
 def test_worked_example_7_exactly_ten_of_a_hundred_pass(
     key: ApiKeySnapshot, budget: Any, url: str, rounds: int
 ) -> None:
-    """Three gateway processes, a hundred requests at once, several times, each with a budget of its own."""
+    """Three gateway processes receive a hundred concurrent requests, several times, each with a separate budget."""
     spawn = multiprocessing.get_context("spawn")
     counts = {"a": 34, "b": 33, "c": 33}
     with ProcessPoolExecutor(3, mp_context=spawn) as pool:
@@ -73,7 +76,7 @@ def test_worked_example_7_exactly_ten_of_a_hundred_pass(
             assert {each for each in found if isinstance(each, str)} == {"budget_exceeded"}
             check_invariants()
             tell(*events)
-            reclaim_all()  # what the dead gateways had not admitted
+            reclaim_all()  # the unused leases of the dead gateways
             after = budget_period(made)
             assert (after.used, after.reserved) == (132_000_000 * 10**6, 0)
             check_invariants()
@@ -82,30 +85,30 @@ def test_worked_example_7_exactly_ten_of_a_hundred_pass(
 
 
 @pytest.mark.usefixtures("patient")
-async def test_what_others_hold_and_have_not_admitted_is_recalled(gateway: Any, budget: Any) -> None:
-    """Four gateways hold leases, and a request needs most of what is left."""
+async def test_unused_leases_of_other_gateways_are_recalled(gateway: Any, budget: Any) -> None:
+    """Four gateways hold leases, and a request needs most of the remaining budget."""
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
     others = [await gateway(f"gw-{n}") for n in range(4)]
     admitted = [await other.admit() for other in others]
     assert (
         await sync_to_async(budget_period)(made)
-    ).reserved > 4 * 50 * RESERVED  # they hold far more than they admitted
+    ).reserved > 4 * 50 * RESERVED  # they lease far more than they have admitted
     mine = await gateway("gw-mine")
     left = 100 * DOLLAR - 4 * RESERVED
-    huge = (left - 30_000_000) // 15_000  # tokens of output
+    huge = (left - 30_000_000) // 15_000  # output tokens
     found = await mine.admit(max_tokens=huge)
     assert isinstance(found, Admitted), found
     await see()
     refused = await mine.admit(max_tokens=1000)
     assert isinstance(refused, ApiError)
-    assert refused.code == "budget_exceeded"  # all of it is held by requests now
+    assert refused.code == "budget_exceeded"  # all of it is reserved by requests
     assert (b"x-should-retry", b"false") in refused.headers()
     await sync_to_async(tell)(found.event(), *(each.event() for each in admitted))
     assert isinstance(await mine.admit(), Admitted)
     await see()
 
 
-async def test_a_gateway_that_stopped_holds_its_lease_until_it_is_reclaimed(
+async def test_a_stopped_gateway_keeps_its_lease_until_it_is_reclaimed(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 4.0)
@@ -118,9 +121,9 @@ async def test_a_gateway_that_stopped_holds_its_lease_until_it_is_reclaimed(
     assert isinstance(refused, ApiError)
     assert (refused.status, refused.code) == (503, "server_is_overloaded")
     assert 1 <= refused.retry_after <= 6
-    assert isinstance(await mine.admit_with_retries(), Admitted)  # what fits beside it is not refused
+    assert isinstance(await mine.admit_with_retries(), Admitted)  # a request that fits beside it is admitted
     never = await mine.admit_with_retries(max_tokens=10 * DOLLAR // 15_000)
-    assert never.code == "budget_exceeded"  # it would not fit even then
+    assert never.code == "budget_exceeded"  # it would not fit even after that
     await asyncio.sleep(refused.retry_after + 0.2)
     await sync_to_async(reservations.reclaim)(datetime.now(UTC))
     found = await mine.admit_with_retries(max_tokens=(10 * DOLLAR - 3 * RESERVED) // 15_000)
@@ -128,7 +131,7 @@ async def test_a_gateway_that_stopped_holds_its_lease_until_it_is_reclaimed(
     await see()
 
 
-async def test_a_stopped_gateway_admits_nothing_from_a_lease_that_ended(
+async def test_a_stopped_gateway_admits_nothing_from_an_expired_lease(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 4.0)
@@ -136,21 +139,21 @@ async def test_a_stopped_gateway_admits_nothing_from_a_lease_that_ended(
     mine = await gateway()
     (first,) = await admit_requests(mine, 1)
     await drop_revocations(mine)
-    await asyncio.sleep(3.1)  # a second before its end the lease does not count any more
+    await asyncio.sleep(3.1)  # the lease is not used in its last second
     (second,) = await admit_requests(mine, 1)
     assert second.grant.lease_id != first.grant.lease_id
     await see()
 
 
-async def test_worked_example_8_a_shorter_answer_where_the_budget_says_so(gateway: Any, budget: Any) -> None:
+async def test_worked_example_8_max_tokens_is_reduced_if_the_budget_allows_it(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=50_000_000)
     mine = await gateway()
     refused = await mine.admit(max_tokens=4096)
     assert refused.code == "budget_exceeded"
     assert "$0.05 left" in str(refused)
     assert "resets at" in str(refused)
-    assert (await mine.admit(prompt=16_667, max_tokens=None)).code == "budget_exceeded"  # not even the prompt
-    with_less = await mine.admit(max_tokens=None)  # who asks for no length gets what is affordable
+    assert (await mine.admit(prompt=16_667, max_tokens=None)).code == "budget_exceeded"  # not even the prompt fits
+    with_less = await mine.admit(max_tokens=None)  # a request without max_tokens gets what is affordable
     assert with_less.grant.max_tokens == 1333
     await sync_to_async(tell)(with_less.event("failed", uncached=0))
 
@@ -169,13 +172,13 @@ async def test_worked_example_9_the_gateway_dies_before_dispatch(gateway: Any, b
     mine = await gateway()
     (lost,) = await admit_requests(mine, 1)
     assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
-    assert await sync_to_async(reservations.reclaim)(datetime.now(UTC)) == 0  # its lease runs
+    assert await sync_to_async(reservations.reclaim)(datetime.now(UTC)) == 0  # its lease is active
     assert await sync_to_async(reclaim_all)() == 1
     assert (await sync_to_async(budget_period)(made)).reserved == 0
     await see()
     (next_,) = await admit_requests(mine, 1)
     late = lost.event()
-    for _ in range(2):  # it ran after all, and is told twice: there is no room, so nobody pays for it
+    for _ in range(2):  # it ran after all, and its event comes twice: there is no room, so it is not billed
         await sync_to_async(tell)(late)
         after = await sync_to_async(budget_period)(made)
         assert (after.used, after.reserved) == (0, RESERVED)
@@ -187,7 +190,7 @@ async def test_worked_example_9_the_gateway_dies_before_dispatch(gateway: Any, b
     await see()
 
 
-async def test_what_comes_late_and_still_fits_is_paid(gateway: Any, budget: Any) -> None:
+async def test_late_usage_that_still_fits_is_billed(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)()
     mine = await gateway()
     (admitted,) = await admit_requests(mine, 1)
@@ -200,7 +203,7 @@ async def test_what_comes_late_and_still_fits_is_paid(gateway: Any, budget: Any)
 
 
 @pytest.mark.parametrize("order", [("completed", "failed"), ("failed", "completed"), ("completed", "failed", "failed")])
-async def test_what_the_caller_was_told_has_failed_costs_nothing(gateway: Any, budget: Any, order: tuple[str]) -> None:
+async def test_a_request_reported_as_failed_costs_nothing(gateway: Any, budget: Any, order: tuple[str]) -> None:
     made = await sync_to_async(budget)()
     quota = await sync_to_async(budget)(name="quota", unit="tokens", amount=10**6)
     mine = await gateway()
@@ -216,7 +219,7 @@ async def test_what_the_caller_was_told_has_failed_costs_nothing(gateway: Any, b
     await see()
 
 
-async def test_all_windows_or_none(gateway: Any, budget: Any, key: ApiKeySnapshot) -> None:
+async def test_a_reservation_takes_all_budget_periods_or_none(gateway: Any, budget: Any, key: ApiKeySnapshot) -> None:
     wide = await sync_to_async(budget)(name="wide")
     narrow = await sync_to_async(budget)(name="narrow", unit="tokens", period="day", amount=14_000, key_id=key.key_id)
     calls = await sync_to_async(budget)(
@@ -238,7 +241,7 @@ async def test_all_windows_or_none(gateway: Any, budget: Any, key: ApiKeySnapsho
     await see()
 
 
-async def test_soft_and_dry_run_budgets_only_count(gateway: Any, budget: Any) -> None:
+async def test_soft_and_dry_run_budgets_reject_nothing(gateway: Any, budget: Any) -> None:
     soft = await sync_to_async(budget)(name="soft", mode="soft", amount=1)
     dry = await sync_to_async(budget)(name="dry", mode="dry_run", amount=2 * RESERVED)
     calls = await sync_to_async(budget)(name="calls", unit="requests", mode="dry_run", amount=4)
@@ -253,14 +256,14 @@ async def test_soft_and_dry_run_budgets_only_count(gateway: Any, budget: Any) ->
     await see()
 
 
-async def test_a_new_period_is_a_new_row_and_takes_over_what_was_not_used(gateway: Any, budget: Any) -> None:
+async def test_a_new_period_is_a_new_row_with_the_rolled_over_amount(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(period="day", amount=2 * RESERVED, rollover_limit=RESERVED)
     mine = await gateway()
     (today,) = await admit_requests(mine, 1)
     midnight = (datetime.now(UTC) + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
     tomorrow = int(midnight.timestamp()) * 1_000_000
     passed = [await mine.admit(at=tomorrow + number) for number in range(4)]
-    assert [isinstance(each, Admitted) for each in passed] == [True] * 3 + [False]  # two, and one taken over
+    assert [isinstance(each, Admitted) for each in passed] == [True] * 3 + [False]  # two, and one rolled over
     first, second = sorted(
         (each for each in await sync_to_async(unscoped(BudgetPeriod).all)() if each.budget_id == made),
         key=lambda each: each.period_start,
@@ -271,7 +274,7 @@ async def test_a_new_period_is_a_new_row_and_takes_over_what_was_not_used(gatewa
     await see()
 
 
-async def test_a_model_without_a_price_is_refused(gateway: Any, key: ApiKeySnapshot) -> None:
+async def test_a_model_without_a_price_is_rejected(gateway: Any, key: ApiKeySnapshot) -> None:
     mine = await gateway()
     mine.budget_admission.prices = type(mine.budget_admission.prices)()
     refused = await mine.admit()
@@ -279,9 +282,7 @@ async def test_a_model_without_a_price_is_refused(gateway: Any, key: ApiKeySnaps
     assert (b"x-should-retry", b"false") in refused.headers()
 
 
-async def test_a_budget_set_later_counts_from_the_next_change_on(
-    gateway: Any, budget: Any, key: ApiKeySnapshot
-) -> None:
+async def test_a_new_budget_applies_from_the_next_change_on(gateway: Any, budget: Any, key: ApiKeySnapshot) -> None:
     mine = await gateway()
     (before,) = await admit_requests(mine, 1)
     assert before.grant.lease_id is None
@@ -294,7 +295,7 @@ async def test_a_budget_set_later_counts_from_the_next_change_on(
     await see()
 
 
-async def test_a_caller_who_leaves_while_a_lease_is_leased_leaves_nothing_held(gateway: Any, budget: Any) -> None:
+async def test_a_disconnect_while_a_lease_is_requested_leaves_no_reservation(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=2 * RESERVED)
     mine = await gateway()
     await admit_requests(mine, 1)
@@ -309,7 +310,7 @@ async def test_a_caller_who_leaves_while_a_lease_is_leased_leaves_nothing_held(g
     await see()
 
 
-async def test_the_reconciler_finds_what_a_hand_changed_and_says_so(gateway: Any, budget: Any) -> None:
+async def test_the_reconciler_corrects_and_reports_manual_changes(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)()
     mine = await gateway()
     one, _ = await admit_requests(mine, 2)

@@ -1,4 +1,4 @@
-"""Early release: what a request does not use makes room before its usage event is settled, and is released once."""
+"""Early release: a request's unused reservation is available before its settlement, and is released once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def released_by() -> list[str | None]:
     return [each.released_by for each in unscoped(UsageEvent).order_by("admitted_at")]
 
 
-async def test_one_after_another_without_any_settlement(gateway: Any, budget: Any) -> None:
+async def test_sequential_requests_fit_without_settlement(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=RESERVED + 19 * COST)
     mine = await gateway()
     events = []
@@ -72,7 +72,7 @@ async def test_one_after_another_without_any_settlement(gateway: Any, budget: An
     await see()
 
 
-async def test_a_quota_of_tokens_has_room_again_too(gateway: Any, budget: Any) -> None:
+async def test_a_token_quota_is_released_too(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(unit="tokens", amount=14_096 + 10_500)
     mine = await gateway()
     for _ in range(2):
@@ -83,7 +83,7 @@ async def test_a_quota_of_tokens_has_room_again_too(gateway: Any, budget: Any) -
 
 
 async def test_while_there_is_room_the_settlement_releases(gateway: Any, budget: Any) -> None:
-    """No call of the database more than before, and no row."""
+    """There is no additional database call and no row."""
     made = await sync_to_async(budget)(amount=1000 * DOLLAR)
     mine = await gateway()
     (admitted,) = await admit_requests(mine, 1)
@@ -96,7 +96,9 @@ async def test_while_there_is_room_the_settlement_releases(gateway: Any, budget:
 
 
 @pytest.mark.parametrize("order", [("completed", "failed"), ("failed", "completed"), ("cancelled", "completed")])
-async def test_after_an_early_release_outcomes_still_outrank(gateway: Any, budget: Any, order: Sequence[str]) -> None:
+async def test_after_an_early_release_the_higher_ranked_outcome_still_counts(
+    gateway: Any, budget: Any, order: Sequence[str]
+) -> None:
     made = await sync_to_async(budget)(amount=2 * RESERVED)
     mine = await gateway()
     (admitted,) = await admit_requests(mine, 1)
@@ -109,7 +111,7 @@ async def test_after_an_early_release_outcomes_still_outrank(gateway: Any, budge
 
 
 async def test_the_second_release_of_an_execution_does_nothing(gateway: Any, budget: Any) -> None:
-    """The answer to the first was lost; and once more after the settlement, and after the lease was reclaimed."""
+    """The response to the first was lost. The same applies after the settlement and after the lease was reclaimed."""
     made = await sync_to_async(budget)(amount=3 * RESERVED)
     mine = await gateway()
     settled, reclaimed = await admit_requests(mine, 2)
@@ -131,10 +133,10 @@ async def test_the_second_release_of_an_execution_does_nothing(gateway: Any, bud
     await see()
 
 
-async def test_a_settlement_that_a_release_overtakes_is_done_again(
+async def test_a_settlement_that_conflicts_with_a_release_is_repeated(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The event is inserted, and the release comes before the settlement locks the lease."""
+    """The event is inserted, and the release commits before the settlement locks the lease."""
     made = await sync_to_async(budget)(amount=2 * RESERVED)
     mine = await gateway()
     (admitted,) = await admit_requests(mine, 1)
@@ -161,8 +163,8 @@ async def test_a_settlement_that_a_release_overtakes_is_done_again(
     await see()
 
 
-async def test_more_than_was_kept_is_not_settled(gateway: Any, budget: Any) -> None:
-    """A gateway and a worker that disagree are an internal error: the budget is not overrun by it."""
+async def test_usage_above_the_kept_reservation_is_not_settled(gateway: Any, budget: Any) -> None:
+    """If a gateway and a worker disagree, that is an internal error. The budget is not exceeded."""
     made = await sync_to_async(budget)(amount=RESERVED)
     mine = await gateway()
     (admitted,) = await admit_requests(mine, 1)
@@ -179,7 +181,7 @@ async def test_more_than_was_kept_is_not_settled(gateway: Any, budget: Any) -> N
     assert (await sync_to_async(budget_period)(made)).reserved == 0
 
 
-async def test_a_database_that_is_away_leaves_it_to_the_settlement(
+async def test_without_the_database_the_settlement_releases(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = await sync_to_async(budget)(amount=2 * RESERVED)
@@ -201,7 +203,7 @@ async def test_a_database_that_is_away_leaves_it_to_the_settlement(
 async def test_the_last_byte_does_not_wait_for_a_slow_release(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The release continues, and the next request waits for it before it is rejected."""
+    """The release continues. The next request waits for it before a rejection."""
     await sync_to_async(budget)(amount=RESERVED + COST)
     mine = await gateway()
     (admitted,) = await admit_requests(mine, 1)
@@ -223,7 +225,7 @@ async def test_the_last_byte_does_not_wait_for_a_slow_release(
     await see()
 
 
-async def test_a_rejection_says_when_waiting_helps(gateway: Any, budget: Any) -> None:
+async def test_a_rejection_has_a_retry_time_if_waiting_helps(gateway: Any, budget: Any) -> None:
     await sync_to_async(budget)(amount=RESERVED + COST, period="day", name="daily")
     mine = await gateway()
     (running,) = await admit_requests(mine, 1)
@@ -241,7 +243,7 @@ async def test_a_rejection_says_when_waiting_helps(gateway: Any, budget: Any) ->
     assert any(name == b"retry-after" for name, _ in refused.headers())
 
 
-async def test_a_rejection_without_a_reset_has_no_time_to_come_back(gateway: Any, budget: Any) -> None:
+async def test_a_rejection_without_a_reset_has_no_retry_time(gateway: Any, budget: Any) -> None:
     await sync_to_async(budget)(amount=1, unit="requests", period="lifetime")
     mine = await gateway()
     await admit_requests(mine, 1)
@@ -252,11 +254,13 @@ async def test_a_rejection_without_a_reset_has_no_time_to_come_back(gateway: Any
 
 @dataclass
 class Model:
-    """What a budget must have used and reserved, and the requests in each state."""
+    """The expected used and reserved amounts of a budget, and the requests in each state."""
 
     limit: int
     running: list[Admitted] = field(default_factory=list)
-    ended: list[tuple[Admitted, Any, int]] = field(default_factory=list)  # with what is reserved until its settlement
+    ended: list[tuple[Admitted, Any, int]] = field(
+        default_factory=list
+    )  # with the amount reserved until its settlement
     events: list[Any] = field(default_factory=list)
     used_femto: int = 0
 
@@ -300,7 +304,7 @@ async def _operate(mine: BudgetGateway, model: Model, name: str, *given: int) ->
         usage = {"uncached": 10_000 - read, "cache_read": read, "output": min(output, admitted.grant.max_tokens)}
         event = admitted.event(**usage)
         cost = usage["uncached"] * 3000 + read * 300 + usage["output"] * 15_000
-        if name == "end":  # else the gateway died before the release
+        if name == "end":  # otherwise the gateway died before the release
             await mine.budget_admission.early.end(event.billing_context, admitted.grant, TokenUsage(**usage))
         model.ended.append((admitted, event, cost if name == "end" else admitted.grant.reserved_nano or 0))
     elif name in ("settle", "fail") and model.ended:
@@ -325,11 +329,11 @@ async def _check(mine: BudgetGateway, model: Model, budget_id: int, operations: 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=st.lists(OPERATIONS, min_size=4, max_size=24))
-def test_exactly_what_fits_is_admitted(
+def test_exactly_the_requests_that_fit_are_admitted(
     url: str, key: ApiKeySnapshot, budget: Any, operations: list[tuple[Any, ...]]
 ) -> None:
-    """At every step a request is admitted if used + reserved + its amount is within the limit, and only then: running
-    requests reserve their amount, ended ones what they used, whether they are settled or not."""
+    """At every step, a request is admitted exactly if used + reserved + its amount is within the limit. Running
+    requests reserve their amount, and ended ones the amount they used, settled or not."""
     with all_tenants_scope(BypassReason.COMMAND):
         Budget.objects.all_tenants().update(active=False)
     made = budget(amount=3 * RESERVED)

@@ -11,7 +11,7 @@ from millrace.gateway.core.errors import ApiError
 from tests.support.gateway.keys import key_set, make_demand, make_key
 
 
-async def test_inputs_are_more_than_a_context_and_no_more_than_a_limit(broker: redis.Redis) -> None:
+async def test_embeddings_have_a_prompt_limit_and_a_rate_limit(broker: redis.Redis) -> None:
     gate = RateLimitAdmission(broker)
     key = make_key(key_set(tokens_per_minute=6000, max_prompt_tokens=5000))
     ticket = await gate.admit(make_demand(key, prompt=4500, max_tokens=0))

@@ -1,4 +1,4 @@
-"""Limits against a real Valkey: exact, all or none, given back, leased, counted."""
+"""Rate limits with Valkey: exact, all or none, refunded, leased and counted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tenant_set(**limits: Any) -> LimitSetSnapshot:
 
 @pytest.fixture
 def admit(broker: redis.Redis):
-    """Admit a request; the ticket."""
+    """Admit a request and return its lease."""
     gate = RateLimitAdmission(broker)
     count = 0
 
@@ -45,7 +45,7 @@ async def level(broker: redis.Redis, bucket: str) -> int:
 
 
 async def shift(broker: redis.Redis, bucket: str, seconds: int) -> None:
-    """Make a bucket of the day believe that it was touched at another time."""
+    """Change the time of a daily bucket's last update."""
     level, at = (await broker.get(bucket)).split()
     await broker.set(bucket, b"%d %d" % (int(level), int(at) + seconds))
 
@@ -60,7 +60,7 @@ def header(ticket: RateLimitLease | ApiError, name: str) -> str | None:
     return dict(rates.headers(ticket.limit_statuses or [])).get(name.encode(), b"").decode() or None
 
 
-async def test_what_fits_passes_and_the_next_is_told_when_to_come_back(admit: Any) -> None:
+async def test_requests_that_fit_are_admitted_and_the_next_gets_a_retry_time(admit: Any) -> None:
     key = make_key(key_set(requests_per_minute=3))
     tickets = [await admit(key) for _ in range(3)]
     assert [header(ticket, "x-ratelimit-remaining-requests") for ticket in tickets] == ["2", "1", "0"]
@@ -79,14 +79,14 @@ async def test_a_bucket_drains_at_its_limits_rate(admit: Any, broker: redis.Redi
     for _ in range(10):
         await admit(key)
     await refused(admit, key)
-    await shift(broker, "millrace:limit_state:{7}:1:rd", -3 * 8640)  # as if three tenths of a day had gone by
+    await shift(broker, "millrace:limit_state:{7}:1:rd", -3 * 8640)  # as if three tenths of a day had passed
     for _ in range(3):
         await admit(key)
     fault = await refused(admit, key)
     assert fault.retry_after
     assert 8000 < fault.retry_after <= 8640
     assert (b"x-should-retry", b"false") in fault.headers()
-    await shift(broker, "millrace:limit_state:{7}:1:rd", 86_400)  # a clock set back lifts nothing
+    await shift(broker, "millrace:limit_state:{7}:1:rd", 86_400)  # a clock that is set back resets no limit
     await refused(admit, key)
 
 
@@ -99,7 +99,7 @@ async def test_a_bucket_drains_at_its_limits_rate(admit: Any, broker: redis.Redi
         ("requests_per_day", "25 requests per day"),
     ],
 )
-async def test_each_window_counts_its_own(admit: Any, name: str, words: str) -> None:
+async def test_each_limit_counts_separately(admit: Any, name: str, words: str) -> None:
     key = make_key(key_set(**{name: 25}))
     cost = {"input_tokens_per_minute": 10, "tokens_per_day": 15, "output_tokens_per_day": 5, "requests_per_day": 1}
     for _ in range(25 // cost[name]):
@@ -107,7 +107,7 @@ async def test_each_window_counts_its_own(admit: Any, name: str, words: str) -> 
     assert words in (await refused(admit, key, max_tokens=5)).message
 
 
-async def test_all_windows_are_taken_or_none(admit: Any, broker: redis.Redis) -> None:
+async def test_all_limits_are_charged_or_none(admit: Any, broker: redis.Redis) -> None:
     key = make_key(key_set(requests_per_day=100, concurrency=9), tenant_set(tokens_per_day=50))
     ticket = await admit(key)
     assert header(ticket, "x-ratelimit-remaining-requests") == "99"
@@ -118,7 +118,7 @@ async def test_all_windows_are_taken_or_none(admit: Any, broker: redis.Redis) ->
     assert await broker.zcard("millrace:limit_state:{7}:1:c") == 1
 
 
-async def test_what_was_not_used_comes_back(admit: Any) -> None:
+async def test_the_unused_part_is_refunded(admit: Any) -> None:
     key = make_key(key_set(requests_per_day=10, input_tokens_per_day=1000, output_tokens_per_day=1000))
     first = await admit(key, prompt=400, max_tokens=600)
     await first.close(TokenUsage(uncached=100, cache_read=300, output=50))
@@ -132,7 +132,7 @@ async def test_what_was_not_used_comes_back(admit: Any) -> None:
     assert header(third, "x-ratelimit-remaining-tokens") == "1"  # output: 50 + 949
 
 
-async def test_cache_reads_cost_their_weight(broker: redis.Redis) -> None:
+async def test_cache_reads_count_by_their_weight(broker: redis.Redis) -> None:
     key = make_key(key_set(input_tokens_per_day=1000))
     gate = RateLimitAdmission(broker, cached_token_limit_percent=25)
     await (await gate.admit(make_demand(key, "a", prompt=400))).close(TokenUsage(uncached=200, cache_read=200))
@@ -140,7 +140,7 @@ async def test_cache_reads_cost_their_weight(broker: redis.Redis) -> None:
     assert header(ticket, "x-ratelimit-remaining-tokens") == str(1000 - 250 - 1)
 
 
-async def test_places_are_given_back_and_run_out(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrency_slots_are_released_and_expire(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LEASE_MS", 2000)
     monkeypatch.setattr(admission, "RENEW_SECONDS", 0.1)
     key = make_key(key_set(concurrency=2))
@@ -162,7 +162,9 @@ async def test_places_are_given_back_and_run_out(broker: redis.Redis, monkeypatc
     await living.stop()
 
 
-async def test_places_the_broker_lost_are_taken_again(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrency_slots_that_the_broker_lost_are_taken_again(
+    broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admission, "RENEW_SECONDS", 0.05)
     key = make_key(key_set(concurrency=1))
     gate = RateLimitAdmission(broker)
@@ -177,7 +179,7 @@ async def test_places_the_broker_lost_are_taken_again(broker: redis.Redis, monke
     await gate.stop()
 
 
-async def test_long_jobs_have_a_cap_of_their_own(admit: Any) -> None:
+async def test_long_jobs_have_a_separate_limit(admit: Any) -> None:
     key = make_key(key_set(long_prompt_threshold=100, long_prompt_concurrency=1))
     long = await admit(key, prompt=100)
     assert "1 concurrent long prompts" in (await refused(admit, key, prompt=200)).message
@@ -186,7 +188,7 @@ async def test_long_jobs_have_a_cap_of_their_own(admit: Any) -> None:
     await admit(key, prompt=100)
 
 
-async def test_models_have_limits_of_their_own(admit: Any) -> None:
+async def test_models_have_separate_limits(admit: Any) -> None:
     key = make_key(
         LimitSetSnapshot(1, "key", requests_per_day=10),
         LimitSetSnapshot(2, "key", model="m", requests_per_day=1),
@@ -198,7 +200,7 @@ async def test_models_have_limits_of_their_own(admit: Any) -> None:
     assert "the model 'm'" in (await refused(admit, key, name="alias")).message
 
 
-async def test_a_dry_run_refuses_nothing_and_counts(admit: Any, broker: redis.Redis) -> None:
+async def test_a_dry_run_rejects_nothing_and_counts(admit: Any, broker: redis.Redis) -> None:
     dry = LimitSetSnapshot(5, "project", dry_run=True, requests_per_day=2, max_prompt_tokens=50, tokens_per_day=10_000)
     key = make_key(key_set(requests_per_day=5), dry)
     for _ in range(4):
@@ -211,11 +213,11 @@ async def test_a_dry_run_refuses_nothing_and_counts(admit: Any, broker: redis.Re
         b"dry:5:max_prompt_tokens": b"1",
         b"refused:1:requests_per_day": b"1",
     }
-    # All or none: the three that were over took no tokens from the dry set either.
+    # All or none: the three rejected ones took no tokens from the dry-run set either.
     assert await level(broker, "millrace:limit_state:{7}:5:td") == 2 * 30 * 86_400
 
 
-async def test_what_never_fits_is_refused_for_good(admit: Any) -> None:
+async def test_a_request_that_can_never_fit_gets_400(admit: Any) -> None:
     fault = await refused(admit, make_key(key_set(tokens_per_minute=25)))
     assert (fault.status, fault.param) == (400, "max_tokens")
     fault = await refused(admit, make_key(key_set(max_prompt_tokens=9)))
@@ -227,13 +229,13 @@ async def test_what_never_fits_is_refused_for_good(admit: Any) -> None:
     assert (b"x-should-retry", b"false") in fault.headers()
 
 
-async def test_a_length_nobody_asked_for_is_what_the_limits_leave(admit: Any) -> None:
+async def test_a_default_max_tokens_is_reduced_to_the_limits(admit: Any) -> None:
     key = make_key(key_set(tokens_per_minute=100), tenant_set(output_tokens_per_day=300, max_output_tokens=200))
     assert (await admit(key, max_tokens=None)).grant.max_tokens == 90
     assert (await admit(make_key(), max_tokens=None)).grant.max_tokens == MODEL.default_max_output
 
 
-async def test_a_lower_limit_is_kept_from_now_on(admit: Any) -> None:
+async def test_a_lowered_limit_applies_immediately(admit: Any) -> None:
     for _ in range(50):
         await admit(make_key(key_set(requests_per_day=100)))
     fault = await refused(admit, make_key(key_set(requests_per_day=2)))
@@ -241,7 +243,7 @@ async def test_a_lower_limit_is_kept_from_now_on(admit: Any) -> None:
     assert fault.retry_after <= 86_400
 
 
-async def test_standing_takes_nothing(broker: redis.Redis) -> None:
+async def test_reading_the_state_of_limits_takes_nothing(broker: redis.Redis) -> None:
     gate, key = RateLimitAdmission(broker), make_key(key_set(requests_per_day=2, concurrency=1))
     await gate.admit(make_demand(key))
     for _ in range(3):
@@ -249,7 +251,7 @@ async def test_standing_takes_nothing(broker: redis.Redis) -> None:
     assert await gate.current_limit_statuses(make_key()) == []
 
 
-async def test_without_the_broker_nothing_passes() -> None:
+async def test_without_the_broker_requests_are_rejected() -> None:
     nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
     gate = RateLimitAdmission(nobody)
     with pytest.raises(ApiError) as caught:
@@ -263,8 +265,8 @@ def test_durations() -> None:
     assert {given: rates.duration(given) for given in told} == told
 
 
-def test_every_limit_of_a_set_is_kept_somewhere() -> None:
-    """A limit added to the snapshot and forgotten here would be none."""
+def test_every_limit_of_a_set_is_enforced() -> None:
+    """A limit that is added to the snapshot only would not be enforced."""
     plain = {"id", "scope", "model", "dry_run"}
     named = {field.name for field in msgspec.structs.fields(LimitSetSnapshot)} - plain
     full = replace_all(LimitSetSnapshot(1, "key", dry_run=True), named - {"long_prompt_threshold"}, 5)
@@ -277,13 +279,13 @@ def replace_all(set_: LimitSetSnapshot, names: set[str], value: int) -> LimitSet
     return msgspec.structs.replace(set_, **dict.fromkeys(names, value))
 
 
-# Two processes and one limit. Each process is a gateway's admission with connections of its own.
+# Two processes and one limit. Each process is a gateway's admission with separate connections.
 
 ROUNDS, LIMIT, TRIED, AT_ONCE = 100, 7, 12, 2
 
 
 def _one_gateway(url: str, name: str, barrier: Any) -> list[int]:
-    """Try `TRIED` requests in each round, a few at once, so that the two take turns; how many passed."""
+    """Send `TRIED` requests per round, a few concurrently, so that the two alternate; return the number admitted."""
 
     async def rounds() -> list[int]:
         client: redis.Redis = redis.Redis.from_url(url)
@@ -308,7 +310,7 @@ def _one_gateway(url: str, name: str, barrier: Any) -> list[int]:
     return asyncio.run(rounds())
 
 
-async def test_two_gateways_and_one_limit_let_exactly_so_many_pass(broker: redis.Redis) -> None:
+async def test_two_gateways_with_one_limit_admit_exactly_the_limit(broker: redis.Redis) -> None:
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, ProcessPoolExecutor(2, mp_context=context) as pool:
         barrier = manager.Barrier(2)
@@ -317,7 +319,7 @@ async def test_two_gateways_and_one_limit_let_exactly_so_many_pass(broker: redis
         first, second = [await asyncio.wrap_future(future) for future in futures]
     assert [a + b for a, b in zip(first, second, strict=True)] == [LIMIT] * ROUNDS
     assert sum(first) and sum(second)
-    # All or none: what was refused took nothing of the limit it would have kept.
+    # All or none: rejected requests took nothing from the limit that had room.
     for number in (0, ROUNDS - 1):
         assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") <= LIMIT * 86_400
         assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") > (LIMIT - 1) * 86_400

@@ -1,4 +1,4 @@
-"""What both SDKs do with our faults: which exception they raise, and how often they send the request."""
+"""Behavior of both SDKs on API errors: the exception, and the number of requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millrace.gateway.protocols.dialects import ANTHROPIC, OPENAI, Dialect
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 RETRIES = 1
 
-# code, how long to wait, the exception of each SDK, whether they may send it again
+# code, retry time, the exception of each SDK, whether the SDKs may retry
 FAULTS = [
     ("invalid_value", None, openai.BadRequestError, anthropic.BadRequestError, False),
     ("invalid_api_key", None, openai.AuthenticationError, anthropic.AuthenticationError, False),
@@ -44,7 +44,7 @@ FAULTS = [
 
 @contextmanager
 def answering(fault: ApiError, words: Dialect) -> Iterator[tuple[str, list[str]]]:
-    """A server that answers everything with the fault; its address, and the paths it was asked for."""
+    """Run a server that responds to every request with the error; yield its URL and the list of requested paths."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -102,7 +102,7 @@ def call_anthropic(url: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize(("code", "after", "of_openai", "of_anthropic", "again"), FAULTS)
-def test_faults(
+def test_errors_and_retries(
     code: str, after: float | None, of_openai: type[Exception], of_anthropic: type[Exception], again: bool, kind: str
 ) -> None:
     fault = ApiError(code, "Because.", retry_after=after)

@@ -1,4 +1,4 @@
-"""A change in Postgres reaches the gateway within a second, whether Valkey passes it on or not."""
+"""A change in PostgreSQL reaches the gateway within a second, with or without a push by Valkey."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from tests.support.gateway.watched_keys import Watched
 from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("close_connection")]
-WITHIN = 1.0  # what is promised; measured here with everything on one machine
+WITHIN = 1.0  # the guaranteed time, measured with all services on one machine
 
 
 @pytest.fixture(params=["pushed", "polled"])
 def pushing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether Valkey hears of changes."""
+    """Return whether changes are pushed by Valkey."""
     if request.param == "polled":
         monkeypatch.setattr("tenants.keys.key_snapshots.notify_gateways", lambda *_: None)
     return bool(request.param == "pushed")
 
 
 async def soon(true: Callable[[], Any], seconds: float = 60) -> float:
-    """Wait until it holds; the seconds it took."""
+    """Wait until the condition holds, and return the seconds."""
     started = time.monotonic()
     while not await true():
         assert time.monotonic() - started < seconds
@@ -79,7 +79,7 @@ async def told(ended: list[Any]) -> bool:
 
 
 @pytest.mark.usefixtures("pushing")
-async def test_a_suspended_tenants_requests_end_too(watched: Watched, new_key: Any) -> None:
+async def test_a_suspended_tenants_requests_end(watched: Watched, new_key: Any) -> None:
     key, secret = await sync_to_async(new_key)()
     ended: list[str] = []
     live = await watched.keys.find(secret)
@@ -96,10 +96,10 @@ async def test_a_suspended_tenants_requests_end_too(watched: Watched, new_key: A
     await soon(works_again, WITHIN)
 
 
-async def test_a_copy_in_valkey_is_believed_until_its_tenant_changes(
+async def test_a_cached_key_in_valkey_is_used_until_its_tenant_changes(
     watched: Watched, new_key: Any, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever revokes a key may not reach Valkey, and another gateway's copy is still there."""
+    """The process that revokes a key may not reach Valkey, which still has another gateway's copy."""
     key, secret = await sync_to_async(new_key)()
     found = await watched.keys.find(secret)
     assert found
@@ -107,9 +107,9 @@ async def test_a_copy_in_valkey_is_believed_until_its_tenant_changes(
     copy = snapshot.encode(msgspec.structs.replace(found, project_id=-1))
     await broker.set(name, copy)
     await asyncio.sleep(0.6)
-    assert await watched.keys.find(secret) == found  # from the process' cache
+    assert await watched.keys.find(secret) == found  # from the process's cache
     watched.keys._cache.clear()
-    assert await watched.keys.find(secret) == found  # from Postgres: the key was made just now
+    assert await watched.keys.find(secret) == found  # from PostgreSQL, since the key is new
     watched.keys._cache.clear()
     watched.keys._distrusted.clear()
     monkeypatch.setattr(watched.keys, "_distrust_until", 0.0)
@@ -123,7 +123,7 @@ async def test_a_copy_in_valkey_is_believed_until_its_tenant_changes(
     assert await refused(watched, secret)
 
 
-async def test_without_polls_every_request_asks_the_database(
+async def test_without_polls_every_request_queries_the_database(
     watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, secret = await sync_to_async(new_key)()
@@ -138,7 +138,7 @@ async def test_without_polls_every_request_asks_the_database(
     assert await watched.fault(secret) == "invalid_api_key"
 
 
-async def test_a_change_during_the_look_up_is_not_cached_over(
+async def test_a_change_during_a_lookup_is_not_overwritten_in_the_cache(
     watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, secret = await sync_to_async(new_key)()
@@ -152,7 +152,7 @@ async def test_a_change_during_the_look_up_is_not_cached_over(
         row = await read_row(*args)
         if looked_up == 1:
             await sync_to_async(actions.do_revoke_api_key)(key)
-            await asyncio.sleep(0.6)  # the poll comes before we do
+            await asyncio.sleep(0.6)  # the poll is earlier
         return row
 
     monkeypatch.setattr(watched.keys, "_read_row", slow)
@@ -167,7 +167,7 @@ async def test_a_key_is_used_only_from_its_addresses(watched: Watched, new_key: 
     assert await watched.fault(secret) == "invalid_api_key"
 
 
-async def test_last_uses_are_written_down(watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_last_uses_are_stored(watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(revocation, "USES_SECONDS", 0.1)
     monkeypatch.setattr(watched.watcher, "_uses_at", 0.0)
     key, secret = await sync_to_async(new_key)()
@@ -179,7 +179,7 @@ async def test_last_uses_are_written_down(watched: Watched, new_key: Any, monkey
     await soon(written)
 
 
-async def test_the_database_away_refuses_and_comes_back(broker: redis.Redis) -> None:
+async def test_without_the_database_requests_are_rejected_until_it_recovers(broker: redis.Redis) -> None:
     nobody = AsyncConnectionPool("postgresql://x@127.0.0.1:1/x", min_size=0, max_size=1, open=False)
     await nobody.open(wait=False)
     watched = Watched(broker, nobody)
@@ -191,7 +191,7 @@ async def test_the_database_away_refuses_and_comes_back(broker: redis.Redis) -> 
     await nobody.close()
 
 
-async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
+async def test_a_key_with_an_old_pepper_is_rehashed_with_the_newest(
     watched: Watched, new_key: Any, broker: redis.Redis
 ) -> None:
     key, secret = await sync_to_async(new_key)()

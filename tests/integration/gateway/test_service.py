@@ -1,4 +1,4 @@
-"""A request's life against a real Valkey, with the test in the workers' place: ways, fallbacks, and what comes back."""
+"""Request lifecycle with Valkey, and the test as the workers: routing, fallbacks and releases."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def make_key(*sets: LimitSetSnapshot, **policies: Any) -> ApiKeySnapshot:
 
 
 class Gate:
-    """One gateway's service, its replicas, and what the tests ask of both."""
+    """One gateway's service and its replicas, with helpers for tests."""
 
     def __init__(self, broker: redis.Redis) -> None:
         self.broker = broker
@@ -90,7 +90,7 @@ class Gate:
         return call.execution.written
 
     async def left(self, key: ApiKeySnapshot) -> tuple[str, str]:
-        """Requests and tokens that the key's limits leave."""
+        """Return the remaining requests and tokens of the key's limits."""
         left = dict(rates.headers(await self.admission.current_limit_statuses(key)))
         return tuple(left[f"x-ratelimit-remaining-{kind}".encode()].decode() for kind in ("requests", "tokens"))  # type: ignore[return-value]
 
@@ -142,7 +142,7 @@ def end(call: ActiveRequest, usage: TokenUsage, attempt: int = 1, seq: int = 0, 
 EITHER = {"models": ["a", "b"]}
 
 
-async def test_a_name_of_ones_own_goes_where_its_policy_says(gate: Gate, a: Replica) -> None:
+async def test_a_tenants_model_name_is_routed_by_its_policy(gate: Gate, a: Replica) -> None:
     call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
     assert call.model == "a"
     assert await a.claim(call.request_id)
@@ -173,7 +173,7 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     assert (job.billing_context.execution, job.billing_context.model) == (1, "b")
     assert await gate.broker.hget(claim_key(call.request_id, 0), "execution") == b"1"  # type: ignore[misc]
     assert await b.claim(call.request_id, 2, execution=1)
-    # Its attempts go on counting, so that the first execution's log is not mixed up with it.
+    # Its attempt numbers continue, so that the first execution's log is not confused with it.
     await b.send(end(call, TokenUsage(10, output=3), attempt=2))
     events = await reading
     assert [type(event) for event in events] == [End]
@@ -186,7 +186,7 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
 
 
 @pytest.mark.usefixtures("b")
-async def test_a_request_that_ended_the_workers_of_one_model_is_not_sent_to_another(gate: Gate, a: Replica) -> None:
+async def test_a_request_that_killed_the_workers_of_one_model_does_not_fall_back(gate: Gate, a: Replica) -> None:
     call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
     assert await a.claim(call.request_id)
     reading = asyncio.create_task(whole(gate, call))
@@ -199,7 +199,7 @@ async def test_a_request_that_ended_the_workers_of_one_model_is_not_sent_to_anot
     await gate.service.drain()
 
 
-async def test_nothing_begins_while_the_disk_is_almost_full(gate: Gate, a: Replica) -> None:
+async def test_no_request_starts_while_the_disk_is_almost_full(gate: Gate, a: Replica) -> None:
     gate.disk._space.is_low = True
     with pytest.raises(ApiError) as caught:
         await gate.begin(make_key(LIMIT), "a")
@@ -212,19 +212,19 @@ async def test_nothing_begins_while_the_disk_is_almost_full(gate: Gate, a: Repli
     gate.service.release(call)
 
 
-async def test_nobody_serving_and_a_prompt_too_long_fall_back(gate: Gate, b: Replica) -> None:
+async def test_a_model_without_replicas_falls_back(gate: Gate, b: Replica) -> None:
     call = await gate.begin(make_key(mine=EITHER), "mine")
     assert call.model == "b"
     assert (await gate.decision_record(call))["skipped"] == [{"model": "a", "reason": "model_loading"}]
 
 
 @pytest.mark.usefixtures("a", "b")
-async def test_a_prompt_too_long_falls_back(gate: Gate) -> None:
+async def test_a_too_long_prompt_falls_back(gate: Gate) -> None:
     assert (await gate.begin(make_key(mine=EITHER), "mine", prompt=200)).model == "b"
 
 
 @pytest.mark.usefixtures("b")
-async def test_what_a_policy_does_not_fall_back_on_is_an_error(gate: Gate) -> None:
+async def test_an_error_without_a_fallback_rule_is_returned(gate: Gate) -> None:
     body = {"rules": [{"targets": [{"model": "a"}, {"model": "b", "weight": 0}]}], "fallback_on": ["error"]}
     with pytest.raises(ApiError) as caught:
         await gate.begin(make_key(mine=body), "mine")
@@ -234,7 +234,7 @@ async def test_what_a_policy_does_not_fall_back_on_is_an_error(gate: Gate) -> No
     assert caught.value.code == "model_loading"
 
 
-async def test_names_nobody_knows_and_keys_that_may_not(gate: Gate) -> None:
+async def test_unknown_models_and_keys_without_permission_are_rejected(gate: Gate) -> None:
     for name, code in (("nobody", "model_not_found"), ("ghosts", "model_not_found")):
         with pytest.raises(ApiError) as caught:
             await gate.begin(make_key(ghosts={"models": ["gone"]}), name)
@@ -246,7 +246,7 @@ async def test_names_nobody_knows_and_keys_that_may_not(gate: Gate) -> None:
     assert caught.value.code == "model_not_allowed"
 
 
-async def test_what_is_refused_later_takes_nothing(gate: Gate, a: Replica) -> None:
+async def test_a_request_rejected_after_admission_uses_no_limits(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     for _ in range(2):
         await gate.begin(key, "a")
@@ -256,7 +256,7 @@ async def test_what_is_refused_later_takes_nothing(gate: Gate, a: Replica) -> No
     assert await gate.left(key) == ("98", "940")
 
 
-async def test_a_fault_of_ours_after_admission_takes_nothing(
+async def test_an_internal_error_after_admission_uses_no_limits(
     gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: object) -> bytes:
@@ -274,7 +274,7 @@ async def test_a_fault_of_ours_after_admission_takes_nothing(
 SEVERAL = InferenceRequest("a", [1] * 10, SamplingParams(n=2), 20, more_prompts=([2] * 5,), echo=True)
 
 
-async def test_several_prompts_are_several_jobs_and_one_answer(gate: Gate, a: Replica) -> None:
+async def test_several_prompts_are_several_jobs_with_one_response(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     call = await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_1")
     (part,) = call.further_prompts
@@ -300,7 +300,7 @@ async def test_several_prompts_are_several_jobs_and_one_answer(gate: Gate, a: Re
     assert await gate.left(key) == ("98", str(1000 - 22))
 
 
-async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) -> None:
+async def test_a_rejected_prompt_cancels_the_others(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     first = await gate.begin(key, "a")
     with pytest.raises(ApiError) as caught:
@@ -315,18 +315,18 @@ async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) ->
 
 
 @pytest.mark.parametrize(("fields", "name"), [({}, "prompt"), ({"inputs": ("x",)}, "input")])
-def test_a_fault_of_the_prompt_is_named_as_its_callers_know_it(fields: dict[str, Any], name: str) -> None:
+def test_an_error_of_a_prompt_uses_the_callers_parameter_name(fields: dict[str, Any], name: str) -> None:
     assert InferenceRequest("a", [1], SamplingParams(), **fields).prompt_param == name
     assert InferenceRequest("a", [{"role": "user", "content": ""}], SamplingParams()).prompt_param == "messages"
 
 
-async def test_a_prompt_too_long_is_named(gate: Gate, a: Replica) -> None:
+async def test_an_error_names_the_prompt_that_is_too_long(gate: Gate, a: Replica) -> None:
     with pytest.raises(ApiError) as caught:
         await gate.begin(make_key(LIMIT), "a", prompt=100)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
-async def test_the_job_has_the_requests_terms(gate: Gate, a: Replica) -> None:
+async def test_a_job_has_the_requests_billing_context(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     form = StructuredSpec("regex", "a+", "guided_regex")
     request = InferenceRequest(
@@ -350,7 +350,7 @@ async def test_the_job_has_the_requests_terms(gate: Gate, a: Replica) -> None:
     assert (decision_record["metadata"], decision_record["user"]) == ({"order": "7"}, "u")
 
 
-async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Replica) -> None:
+async def test_a_disconnected_client_pays_for_tokens_generated_until_then(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
     assert await a.claim(call.request_id)
@@ -365,7 +365,7 @@ async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Repli
     await eventually(cancelling)
     assert (
         await gate.broker.zcard("millrace:limit_state:{1}:1:c") == 1
-    )  # its place is its own until the engine has stopped
+    )  # it keeps its concurrency slot until the engine has stopped
     await a.send(end(call, TokenUsage(10, output=7), seq=1, reason="cancelled"))
     await gate.service.drain()
     assert await gate.left(key) == ("99", "983")
@@ -373,7 +373,9 @@ async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Repli
     assert gate.dispatcher.in_flight == 0
 
 
-async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_execution_without_an_end_costs_the_tokens_seen(
+    gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service_module, "END_SECONDS", 0.2)
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
@@ -387,10 +389,10 @@ async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, m
 
 
 @pytest.mark.parametrize("state", ["running", "done", ""])
-async def test_a_fault_of_ours_is_never_billed(
+async def test_an_internal_error_is_never_billed(
     gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """Whether the execution runs on, has ended well, or its claim is gone already when the answer cannot be written."""
+    """The response cannot be written while the execution runs, has completed, or has no claim any more."""
     consumer: Any = ChatCompletions()
     consumer.scope, consumer.headers, consumer.trace = {}, {}, None
     consumer.idempotent_call = consumer.key_error = None
@@ -420,7 +422,9 @@ async def test_a_fault_of_ours_is_never_billed(
 
 
 @pytest.mark.parametrize("code", ["stream_lost", "timeout"])
-async def test_what_is_told_as_failed_is_not_billed_though_it_ended_well(gate: Gate, a: Replica, code: str) -> None:
+async def test_a_request_reported_as_failed_is_not_billed_though_it_completed(
+    gate: Gate, a: Replica, code: str
+) -> None:
     call = await gate.begin(make_key(LIMIT), "a")
     assert await a.claim(call.request_id)
     claim, pins = claim_key(call.request_id, 0), pins_key(call.execution.tenant)
@@ -432,14 +436,14 @@ async def test_what_is_told_as_failed_is_not_billed_though_it_ended_well(gate: G
         await whole(gate, call)
     (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
     assert (told.attempt, told.outcome, told.finish_reason) == (1, "failed", code)
-    assert not await gate.broker.exists(pins)  # nor does it keep what it wrote
+    assert not await gate.broker.exists(pins)  # nor does it keep its pins
     gate.service.release(call)
 
 
 @pytest.mark.usefixtures("a")
-async def test_who_resumes_what_nobody_would_ring_for_releases_its_reservation(gate: Gate) -> None:
+async def test_resuming_an_unclaimed_execution_of_a_dead_gateway_releases_its_reservation(gate: Gate) -> None:
     call = await gate.begin(make_key(LIMIT), "a")
-    await gate.broker.delete(gateway_stream(GATEWAY))  # as that of a gateway that died
+    await gate.broker.delete(gateway_stream(GATEWAY))  # as for a gateway that died
     with pytest.raises(ApiError) as caught:
         await anext(StreamFollower(gate.dispatcher, call.request_id, 1).events())
     assert caught.value.code == "worker_lost"
@@ -448,7 +452,7 @@ async def test_who_resumes_what_nobody_would_ring_for_releases_its_reservation(g
     gate.service.release(call)
 
 
-async def test_who_leaves_the_queue_costs_nothing(gate: Gate, a: Replica) -> None:
+async def test_a_client_that_disconnects_while_queued_pays_nothing(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
     gate.service.release(call)
@@ -457,7 +461,9 @@ async def test_who_leaves_the_queue_costs_nothing(gate: Gate, a: Replica) -> Non
     assert await gate.broker.hget(claim_key(call.request_id, 0), "state") == b"cancelled"  # type: ignore[misc]
 
 
-async def test_who_means_to_return_finds_it_running(gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_resumable_request_runs_on_after_a_disconnect(
+    gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service_module, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(service_module, "RESUME_SECONDS", 0.5)
     readers, key = StreamSubscribers(gate.broker), make_key(LIMIT)
@@ -477,10 +483,10 @@ async def test_who_means_to_return_finds_it_running(gate: Gate, a: Replica, monk
     await a.send(end(call, TokenUsage(10, output=1), reason="cancelled"))
 
 
-async def test_a_reader_who_leaves_takes_nothing_from_others(broker: redis.Redis) -> None:
+async def test_a_reader_that_disconnects_does_not_affect_other_readers(broker: redis.Redis) -> None:
     readers = StreamSubscribers(broker)
     await broker.hset(claim_key("req_1", 0), mapping={"gateway": "gw-x"})  # type: ignore[misc]
-    await broker.xadd(gateway_stream("gw-x"), {"e": b""})  # that gateway lives, and its client reads
+    await broker.xadd(gateway_stream("gw-x"), {"e": b""})  # that gateway is alive, and its client reads
     await readers.refresh("req_1", "one")
     await readers.refresh("req_1", "two")
     assert not await readers.leave("req_1", "one")
@@ -491,7 +497,7 @@ async def test_a_reader_who_leaves_takes_nothing_from_others(broker: redis.Redis
 
 
 async def test_the_event_loop_runs_between_two_prompts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of many connections, tokenized without a pause, would delay the streams of all tenants."""
+    """Tokenizing the prompts of many connections without a pause would delay the streams of all tenants."""
     loop, turn, turns = asyncio.get_running_loop(), 0, []
 
     def count_turn() -> None:
