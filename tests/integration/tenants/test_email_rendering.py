@@ -1,4 +1,4 @@
-"""Mails: each is text and HTML of the same words, in one style, and loads nothing from elsewhere."""
+"""Emails: text and HTML with the same content, one style, and no external resources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tenants.outbox.email_rendering import render_email
 from tests.support.emails import alike, html
 
 
-def test_words_are_escaped_in_html_alone():
+def test_values_are_escaped_only_in_html():
     message = render_email("Ben & Jerry\nBcc: all", '5 < 6 & "7"\nnext line\n\nlast', ["a@example.com"])
     assert message.subject == "Ben & Jerry Bcc: all"
     assert '5 < 6 & "7"\nnext line\n\nlast\n' in message.body
@@ -25,7 +25,7 @@ def test_words_are_escaped_in_html_alone():
 
 
 @pytest.mark.parametrize("foreign", ["https://evil.example/", "{home}.evil.example/", "{home}/a b"])
-def test_only_the_platforms_own_addresses_are_buttons(foreign):
+def test_only_the_platforms_own_urls_are_buttons(foreign):
     home = platform_settings().base_url
     message = render_email("S", f"{foreign.format(home=home)}\n\n{home}/t/acme/", ["a@example.com"], button="Go on")
     assert re.findall(r'href="([^"]*)"', html(message)) == [f"{home}/t/acme/"]
@@ -33,7 +33,7 @@ def test_only_the_platforms_own_addresses_are_buttons(foreign):
 
 
 @pytest.mark.django_db
-def test_an_invitation():
+def test_an_invitation_email():
     acme = actions.do_create_tenant("acme", "Acme <Robotics>")
     invitation = actions.do_invite(acme, "new@acme.example", "billing")
     invitations.send_email(acme.pk, invitation.pk)
@@ -44,7 +44,7 @@ def test_an_invitation():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_webhook_that_was_disabled():
+def test_an_email_of_a_disabled_webhook():
     owner = User.objects.create_user("owner@acme.example")
     endpoint, _ = do_create_endpoint(actions.do_create_tenant("acme", "Acme", owner=owner), "https://example.com/hook")
     do_disable_endpoint(endpoint, because="Nothing has arrived for 3 days.")
@@ -56,7 +56,7 @@ def test_a_webhook_that_was_disabled():
 
 
 @pytest.mark.django_db
-def test_a_new_password(client):
+def test_an_email_of_a_password_reset(client):
     User.objects.create_user("owner@acme.example", "correct horse battery staple")
     client.post("/account/password/reset", {"email": "owner@acme.example"})
     (message,) = mail.outbox

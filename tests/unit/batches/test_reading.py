@@ -1,4 +1,4 @@
-"""A batch's input file: which lines it has, and what is wrong with it."""
+"""A batch's input file: its lines and its errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def faults(*lines: str, most: int = 1000) -> list[tuple[str, int | None]]:
     ),
     st.sampled_from(["\n", "\r\n", "\n\n", " \n\t"]),
 )
-def test_each_line_is_found_where_it_stands(names: list[str], between: str) -> None:
+def test_each_line_has_its_position(names: list[str], between: str) -> None:
     text = between.join(line(name) for name in names).encode()
     found = read_lines(io.BytesIO(text), URL, 100_000)
     assert [each.custom_id for each in found] == names
@@ -42,7 +42,7 @@ def test_each_line_is_found_where_it_stands(names: list[str], between: str) -> N
         assert json.loads(bytes(request.body)) == {"model": "m"}
 
 
-def test_what_is_wrong_is_told_line_by_line() -> None:
+def test_errors_are_reported_per_line() -> None:
     wrong = [
         ("{", "invalid_json_line"),
         ("[]", "invalid_request"),
@@ -60,15 +60,15 @@ def test_what_is_wrong_is_told_line_by_line() -> None:
     assert faults(*lines) == [(code, number) for number, (_, code) in enumerate(wrong, 2)]
 
 
-def test_a_file_without_requests_is_none() -> None:
+def test_a_file_without_requests_is_invalid() -> None:
     assert faults("", "  ") == [("empty_file", None)]
 
 
-def test_a_line_too_long_ends_the_reading() -> None:
+def test_a_too_long_line_ends_the_reading() -> None:
     assert faults(line("a"), line("b" * 200), line("c"), most=150) == [("request_too_large", 2)]
 
 
-def test_there_may_be_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_lines_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MAX_LINES", 3)
     assert len(read_lines(io.BytesIO("\n".join(line(f"n{n}") for n in range(3)).encode()), URL, 1000)) == 3
     assert faults(*(line(f"n{n}") for n in range(4))) == [("too_many_requests", 4)]

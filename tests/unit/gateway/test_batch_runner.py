@@ -1,4 +1,4 @@
-"""What becomes of one line of a batch: an answer, or another try."""
+"""Results of one line of a batch: a response, or another attempt."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BODY = {"model": "m", "prompt": "Hello"}
 
 
 class Service:
-    """Refuses every request."""
+    """A fake service that rejects every request."""
 
     def __init__(self) -> None:
         self.fault: Exception = RuntimeError()
@@ -88,7 +88,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-async def test_what_passes_is_waited_for(bench: Bench) -> None:
+async def test_temporary_errors_are_retried_later(bench: Bench) -> None:
     assert await bench.put_off(ApiError("rate_limit_exceeded", "", retry_after=7)) == (7, False)
     assert await bench.put_off(ApiError("server_is_overloaded", "", retry_after=3)) == (3, False)
     assert await bench.put_off(ApiError("model_loading", "")) == (1, False)
@@ -97,7 +97,7 @@ async def test_what_passes_is_waited_for(bench: Bench) -> None:
     assert set(bench.service.asked) == {("BATCH", "openai.completion", "req_1")}
 
 
-async def test_what_does_not_is_the_lines_answer(bench: Bench) -> None:
+async def test_permanent_errors_are_the_lines_result(bench: Bench) -> None:
     answers = [
         (await bench.answer(ApiError("quota_exceeded", "")), 429, "quota_exceeded"),
         (await bench.answer(ApiError("context_length_exceeded", "")), 400, "context_length_exceeded"),
@@ -114,7 +114,7 @@ async def test_what_does_not_is_the_lines_answer(bench: Bench) -> None:
     assert body["request_id"] == "req_1"
 
 
-async def test_nothing_runs_on_a_dead_key(bench: Bench) -> None:
+async def test_no_line_runs_with_a_revoked_key(bench: Bench) -> None:
     past = time.time_ns() // 1000 - 1
     dead = [{"revoked": True}, {"suspended": True}, {"expires_at": past}]
     keys = [None, *(msgspec.structs.replace(KEY, **why) for why in dead)]
@@ -122,15 +122,15 @@ async def test_nothing_runs_on_a_dead_key(bench: Bench) -> None:
     assert not bench.service.asked
 
 
-async def test_what_may_be_paid_is_not_run_again_for_want_of_an_answer(
+async def test_a_line_that_may_be_billed_is_not_repeated_for_a_lost_response(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line of another gateway, whose request ended, while the broker cannot be reached at first."""
+    """The line's request ran at another gateway and has ended, and the broker is unreachable at first."""
     faults: list[Exception] = [redis.ConnectionError(), redis.TimeoutError(), StreamNotFound()]
 
     class Unreachable:
         def __init__(self, *_: object) -> None:
-            """Whatever is followed."""
+            """Raise an error for every followed request."""
 
         async def events(self) -> AsyncIterator[Any]:
             raise faults.pop(0)
@@ -145,7 +145,7 @@ async def test_what_may_be_paid_is_not_run_again_for_want_of_an_answer(
 
 
 class Desk:
-    """What the runner asks of lines, keys and replicas: one batch, whose lines are claimed one after the other."""
+    """A fake of the runner's stores of lines, keys and replicas, with one batch whose lines are claimed in order."""
 
     def __init__(self, numbers: list[int]) -> None:
         self.numbers = numbers
@@ -164,7 +164,7 @@ class Desk:
         return {1: KEY}
 
 
-async def test_a_line_that_runs_here_is_not_begun_again_when_its_lease_ran_out(
+async def test_a_running_line_is_not_started_again_after_its_lease_expired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk: Any = Desk([0])
@@ -184,7 +184,7 @@ async def test_a_line_that_runs_here_is_not_begun_again_when_its_lease_ran_out(
     await runner.stop()
 
 
-async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_completed_line_has_a_request_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[dict[str, Any]] = []
 
     class Recorder:
@@ -204,11 +204,11 @@ async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: p
     line = BatchLine(BatchHeader(5, 1, 1, "openai", "/v1/completions", "file-1"), 3, 0, len(text), "req_1", 0, False)
     for bench.service.fault in (ApiError("rate_limit_exceeded", "", retry_after=7), ApiError("quota_exceeded", "")):
         await bench.runner._run(line, KEY)
-    (record,) = ended  # what is only put off has none
+    (record,) = ended  # a postponed line has none
     assert (record["endpoint"], record["batch_id"], record["batch_line"]) == ("batch", 5, 3)
     assert (record["status"], record["outcome"], record["requested_model"]) == ("429", "limited", "m")
 
 
-async def test_a_line_has_the_bounds_of_any_other_body(bench: Bench) -> None:
+async def test_a_line_has_the_limits_of_a_request_body(bench: Bench) -> None:
     status, answer = await bench.answer(RuntimeError(), prompt="x" * 600_000)
     assert (status, answer["error"]["code"], bench.service.asked) == (413, "request_too_large", [])
