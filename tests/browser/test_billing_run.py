@@ -65,7 +65,7 @@ def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
     expect(mine.locator(".page-header .badge")).to_have_text("Paid")
     expect(mine.locator(".invoice-totals")).to_contain_text("Payment")
     mine.get_by_role("link", name="Output tokens").click()
-    expect(mine.get_by_role("row")).to_have_count(4)  # the heading, and an event a day
+    expect(mine.get_by_role("row")).to_have_count(4)  # the heading, and an event per day
     with all_tenants_scope(BypassReason.BILLING):
         assert balance(tenant.pk, Account.CASH) == bill.total * 10**7
         assert balance(tenant.pk, Account.RECEIVABLE) == balance(tenant.pk, Account.DEPOSITS) == 0

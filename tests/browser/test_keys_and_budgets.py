@@ -1,4 +1,4 @@
-"""The console's keys and budgets in Chromium, on a whole platform: a key is made, works, is bounded, and is let on."""
+"""Keys and budgets in Chromium on a whole platform: a key is created, used, limited by a budget and admitted again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "made in the console"
 
 @pytest.fixture
 def page(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
-    """The browser of an owner of the demo tenant."""
+    """A browser page of an owner of the demo tenant."""
     kept = json.loads((stack.data_dir / "credentials.json").read_text())
     complaints: list[str] = []
     with chromium(pytestconfig) as browser, windows(browser) as window:
@@ -50,11 +50,11 @@ def row(page: Page) -> Any:
 
 
 def budget_row(page: Page) -> Any:
-    """Below it the alerts name the budget too, from when it is half used."""
+    """Return the budget's row. The alerts below name the budget too, once it is half used."""
     return page.locator("#panel-tree").get_by_role("row").filter(has_text="A cent")
 
 
-def test_a_key_is_made_used_bounded_and_let_on(page, stack):
+def test_a_key_is_created_used_limited_and_admitted_again(page, stack):
     secret = make_key(page)
     assert ask(stack, secret).status_code == 200
     page.get_by_role("link", name="Done").click()
@@ -79,7 +79,7 @@ def test_a_key_is_made_used_bounded_and_let_on(page, stack):
 
 
 def make_key(page: Page) -> str:
-    """In the dialog; gives the secret, which is there once."""
+    """Create a key in the dialog and return its secret, which is shown once."""
     page.goto("/t/demo/keys/")
     page.get_by_role("link", name="Create key").click()
     dialog = page.get_by_role("dialog")
@@ -92,7 +92,7 @@ def make_key(page: Page) -> str:
 
 
 def make_budget(page: Page) -> None:
-    """A cent a day, for the key whose page led here; what it would have refused shows while it is typed."""
+    """Create a budget of a cent per day for the key of the previous page. Its preview is shown during input."""
     page.get_by_label("Name").fill("A cent")
     page.get_by_label("Resets").select_option("day")
     page.get_by_role("textbox", name="Limit", exact=True).press_sequentially("0.01")

@@ -29,10 +29,8 @@ def acme(db) -> Tenant:
     return actions.do_create_tenant("acme", "Acme")
 
 
-def test_from_a_draft_to_the_tenants_page_and_a_view_that_changes_nothing(
-    window, served, table, operator, second, acme
-):
-    """One operator drafts, another publishes, and reads it in the tenant's console, where nothing can be done."""
+def test_a_price_list_from_the_draft_to_a_read_only_view_of_the_tenant(window, served, table, operator, second, acme):
+    """One operator drafts and another publishes, then reads the prices in a read-only view of the tenant's console."""
     first = page_of(window(base_url=served), served, operator)
     first.goto("/operator/prices/model")
     first.get_by_label("Model", exact=True).fill("new-model")

@@ -1,4 +1,4 @@
-"""The playground in Chromium, on a whole platform: answers stream, cost what the books say, stop, and are refused."""
+"""The playground in Chromium on a whole platform: streaming, costs, cancellation and rejections."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ask(page: Page, prompt: str, max_tokens: int | None = None) -> None:
     mine = page.locator(".chat-message.user:visible")
     before = mine.count()
     page.get_by_label("Message").press("Control+Enter")
-    expect(mine).to_have_count(before + 1)  # it is sent once the socket stands; until then one could send again
+    expect(mine).to_have_count(before + 1)  # sent once the WebSocket is open; until then the form could be sent again
 
 
 def column(page: Page) -> Any:
@@ -69,7 +69,7 @@ def figure(page: Page, name: str) -> str:
     return str(column(page).locator(f"[data-{name}]").inner_text())
 
 
-def test_an_answer_streams_and_costs_what_its_usage_event_says(page, stack):
+def test_output_is_streamed_and_its_cost_equals_the_usage_event(page, stack):
     ask(page, "What is the capital of France?", 24)
     expect(state(page)).to_have_text("Complete", timeout=60_000)
     assert "Paris" in column(page).locator(".chat-message.assistant").inner_text()
@@ -80,13 +80,13 @@ def test_an_answer_streams_and_costs_what_its_usage_event_says(page, stack):
     assert int(figure(page, "input")) + int(figure(page, "cached")) == event["uncached"] + event["cache_read"]
     exact = column(page).locator("[data-cost]").get_attribute("title")
     assert exact is not None and Decimal(exact.removeprefix("$")) == Decimal(event["cost"]["usd"]) > 0
-    # What it continues with is read from the cache.
+    # The second turn reads the first from the cache.
     ask(page, "And of Italy?", 8)
     expect(state(page)).to_have_text("Complete", timeout=60_000)
     expect(column(page).locator(".chat-message")).to_have_count(4)
 
 
-def test_escape_stops_it(page):
+def test_escape_cancels_the_request(page):
     ask(page, LONG, 1500)
     expect(state(page)).to_have_text("Answering", timeout=60_000)
     page.keyboard.press("Escape")
@@ -94,8 +94,8 @@ def test_escape_stops_it(page):
     assert int(figure(page, "output")) < 1500
 
 
-def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
-    """Its 66 tokens of output: an answer without a length takes what is left, and then nothing more fits."""
+def test_a_rejection_names_the_budget_and_a_raised_budget_admits_again(page, stack):
+    """The budget is 66 output tokens. A request without max_tokens uses the rest, and then no request fits."""
     body = {"name": "A tenth of a cent", "unit": "money", "period": "month", "amount": 1_000_000}
     answer = httpx.post(f"{stack.url}/api/budgets", json=body, headers=stack.headers)
     assert answer.status_code == 201, answer.text
@@ -122,7 +122,7 @@ def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
         assert httpx.delete(one, headers=stack.headers).status_code == 204
 
 
-def test_it_is_also_curl_and_python(page):
+def test_the_request_is_shown_as_curl_and_python(page):
     page.get_by_label("Instructions").fill("Be brief.")
     page.get_by_label("Message").fill("It's me")
     curl = page.get_by_role("region", name="Request with curl").inner_text()

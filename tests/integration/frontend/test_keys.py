@@ -1,4 +1,4 @@
-"""API keys in the console: the secret once, what binds a key, who may do what, and what asks for a proof."""
+"""API keys in the console: secrets, effective limits, permissions and reauthentication."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_secret_is_shown_once(client, acme, log_in):
         ({"project": "999999"}, "not one of the available choices"),
     ],
 )
-def test_a_form_says_what_is_wrong(client, acme, log_in, changes, said):
+def test_a_form_shows_its_errors(client, acme, log_in, changes, said):
     log_in()
     answer = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk} | changes)
     assert answer.status_code == 422
@@ -84,7 +84,7 @@ def test_a_form_says_what_is_wrong(client, acme, log_in, changes, said):
     assert unscoped(ApiKey).count() == 0
 
 
-def test_making_a_key_asks_for_a_proof(client, acme, log_in):
+def test_creating_a_key_requires_reauthentication(client, acme, log_in):
     log_in(proved=False)
     session = client.session
     session.pop("account_authentication_methods", None)
@@ -95,7 +95,7 @@ def test_making_a_key_asks_for_a_proof(client, acme, log_in):
     assert unscoped(ApiKey).count() == 0
 
 
-def test_roles(client, acme, log_in):
+def test_permissions_of_roles(client, acme, log_in):
     manager = make(acme, name="boss", scopes=["manage"])
     log_in("developer")
     form = NEW | {"project": only_project(acme).pk}
@@ -111,7 +111,7 @@ def test_roles(client, acme, log_in):
     assert client.get("/t/acme/keys/").status_code == 403
 
 
-def test_a_key_without_limits_of_its_own_is_bound_by_others(client, acme, log_in):
+def test_a_key_without_own_limits_shows_inherited_ones(client, acme, log_in):
     log_in()
     make(acme, name="free")
     assert "No limit" in row_of(client.get("/t/acme/keys/").content.decode(), "free")
@@ -159,7 +159,7 @@ def test_rotating_and_disabling(client, acme, log_in):
     assert unscoped(AuditEntry).filter(action="key.revoked")[0].actor == "owner@example.com"
 
 
-def test_editing_leaves_an_expiry_alone(client, acme, log_in):
+def test_editing_keeps_the_expiry(client, acme, log_in):
     log_in()
     at = datetime.now(UTC) + timedelta(days=9, seconds=7)
     key = make(acme, expires_at=at)

@@ -1,4 +1,4 @@
-"""`platform/` is a source root: it must never shadow the standard library's module of that name."""
+"""`platform/` is a source root and must not shadow the standard library's module of the same name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def standard(said: str) -> bool:
     return platform.__file__ in said and f"{os.uname().sysname} " in said
 
 
-def test_it_is_no_package() -> None:
+def test_platform_is_not_a_package() -> None:
     assert not (ROOT / "platform" / "__init__.py").exists()
 
 
