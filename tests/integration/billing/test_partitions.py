@@ -126,7 +126,7 @@ def test_rows_cannot_be_changed(event, statement, made_later, as_owner):
     assert unscoped(UsageEvent).get(request_id="r").output == 7
 
 
-def test_truncate_is_rejected_for_tables_with_usage(table, as_owner):
+def test_truncate_is_rejected_in_a_repeatable_read_transaction(table, as_owner):
     with (
         pytest.raises(DatabaseError, match="append-only"),
         transaction.atomic(),

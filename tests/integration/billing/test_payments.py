@@ -99,7 +99,7 @@ def test_a_refunded_amount_is_due_again(acme):
     assert on(Account.CASH, acme) == 120 * CENT
 
 
-def test_a_payment_without_a_tenant_is_rejected(acme):
+def test_a_payment_of_an_unknown_tenant_is_rejected(acme):
     for whose in ({"tenant": "nobody"}, {"invoice": "INV-1"}, {}):
         with pytest.raises(Conflict, match="has no known tenant"):
             pay(1, **whose)

@@ -66,7 +66,7 @@ def golden() -> list[Golden]:
 
 @pytest.fixture(scope="module")
 def probes(golden: list[Golden]) -> list[Request]:
-    """Greedy and sampled requests. Contexts are within a split of 128 keys and across its end, by decode and by prompt."""
+    """Greedy and sampled requests. Contexts are within a split of 128 keys, or across its end by decode or prompt."""
     greedy = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
     drawn = replace(greedy, temperature=0.9, top_p=0.9, seed=7, logprobs=2)
     params = {0: replace(greedy, prompt_logprobs=1), 120: drawn, 177: greedy, 189: greedy}

@@ -161,7 +161,7 @@ def test_the_preview_of_a_budget(client, acme):
 
 
 @db
-def test_an_exhausted_budget_is_listed_first(client, acme):
+def test_an_exhausted_budget_has_a_banner(client, acme):
     row = do_make_budget(acme, name="Tiny", unit="money", period="lifetime", amount=10**7)
     assert "hard limit reached" not in get(client, "/t/acme/budgets/")
     with all_tenants_scope(BypassReason.BILLING):

@@ -155,7 +155,7 @@ def test_a_budget_of_the_tenant_is_the_limit(client, acme, member, use):
     assert [mark.label for mark in spent.gauge.marks] == ["Limit $12.00", "50% alert", "80% alert"]
 
 
-def test_an_exhausted_budget_is_shown_first(client, acme, member, use, monkeypatch):
+def test_an_exhausted_budget_has_a_banner(client, acme, member, use, monkeypatch):
     use(acme)
     budget = do_make_budget(acme, name="All", unit="money", period="month", amount=10**10)
     full = spend.OverviewStatus(budget, None, spend.Money.nano(99 * 10**8), spend.Money(0), spend.Money.nano(10**10))

@@ -48,7 +48,7 @@ def test_a_cordon_is_stored_audited_and_copied(broker: redis.Redis, speak: Calla
     assert entries[2].before == {"worker": "m-0", "drain": False, "reason": "a new kernel"}
 
 
-def test_a_repeated_cordon_changes_nothing(broker: redis.Redis) -> None:
+def test_a_repeated_action_is_a_conflict(broker: redis.Redis) -> None:
     do_cordon("m-0")
     with pytest.raises(Conflict):
         do_cordon("m-0")

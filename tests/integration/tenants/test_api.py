@@ -121,7 +121,7 @@ def test_members_and_invitations(client, acme):
     assert not client.get(f"/api/invitations/{made.json()['id']}").json()["open"]
 
 
-def test_only_an_owner_can_create_owners(acme):
+def test_only_an_owner_can_manage_owners(acme):
     owner = by_role(acme.tenant, "owner")
     url = f"/api/members/{acme.ids['api-member']}"
     assert owner.patch(url, {"role": "owner"}).json()["role"] == "owner"

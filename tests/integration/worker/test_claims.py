@@ -86,7 +86,7 @@ def test_a_claim_repeated_after_a_lost_response_has_the_same_result(broker: redi
     assert call("one") is None
 
 
-def test_only_the_owners_claim_can_be_failed(broker: redis.Redis, queued: Queued) -> None:
+def test_only_the_owners_claim_moves_to_the_next_attempt(broker: redis.Redis, queued: Queued) -> None:
     key = queued(make_job())
     claim(broker, key, 1, "r")
     assert give_up(broker, key, 1, "another") is None
