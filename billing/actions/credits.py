@@ -143,8 +143,8 @@ def apply_credit(invoice: Invoice, applied: Iterable[tuple[CreditGrant, int]]) -
 def do_give_back(invoice: Invoice) -> int:
     """Restore the credit applied to the invoice. Return its nano-USD."""
     uses = CreditApplication.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
-    found = uses.order_by("grant_id").values_list("grant_id").annotate(sum=Sum("nano")).filter(sum__gt=0)
-    sums = [(grant_id, int(nano)) for grant_id, nano in found]
+    applied = uses.order_by("grant_id").values_list("grant_id").annotate(sum=Sum("nano")).filter(sum__gt=0)
+    sums = [(grant_id, int(nano)) for grant_id, nano in applied]
     CreditApplication.objects.all_tenants().bulk_create(
         CreditApplication(grant_id=grant_id, tenant_id=invoice.tenant_id, invoice=invoice, nano=-nano)
         for grant_id, nano in sums

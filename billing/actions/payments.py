@@ -80,9 +80,9 @@ def _payer(received: Received) -> tuple[int, int | None]:
             invoices = Invoice.objects.all_tenants().filter(number=received.invoice)
             if received.tenant:
                 invoices = invoices.filter(tenant__slug=received.tenant)
-            found = list(invoices.values_list("tenant_id", "pk")[:2])
-            if len(found) == 1:
-                return found[0]
+            matches = list(invoices.values_list("tenant_id", "pk")[:2])
+            if len(matches) == 1:
+                return matches[0]
         elif tenant := Tenant.objects.all_tenants().filter(slug=received.tenant).first():
             return tenant.pk, None
     raise Conflict(f"Payment {received.reference} has no known tenant or invoice.")

@@ -163,9 +163,9 @@ def rate_cards_to_be(version: PriceVersion) -> list[RateCard]:
         at = locked.effective_from or now
         newest = CompiledRateCard.objects.aggregate(newest=Max("pk"))["newest"] or 0
         _set_prices(locked, at)
-        found = [row.decoded() for row in CompiledRateCard.objects.filter(pk__gt=newest, effective_from=at)]
+        rate_cards = [row.decoded() for row in CompiledRateCard.objects.filter(pk__gt=newest, effective_from=at)]
         transaction.set_rollback(True)
-    return found
+    return rate_cards
 
 
 @contextmanager

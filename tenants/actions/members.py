@@ -132,8 +132,8 @@ def do_accept_invitation(invitation: Invitation, user: User) -> Membership:
             before=audit.serialize_for_audit(row) | {"accepted_at": None},
             after=audit.serialize_for_audit(row),
         )
-        if found := Membership.objects.for_tenant(tenant).filter(user=user).first():
-            return found  # added by another action, with a role that was chosen there
+        if membership := Membership.objects.for_tenant(tenant).filter(user=user).first():
+            return membership  # added by another action, with a role that was chosen there
         return do_add_member(tenant, user, row.role)
 
 
