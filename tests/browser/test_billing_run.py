@@ -18,7 +18,7 @@ from billing.models import (
 )
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tests.support.frontend.billing_run import made, month, only, verbs
+from tests.support.frontend.billing_run import made, month, only, audited_actions
 from tests.support.frontend.pages import moved
 from tests.support.rows import unscoped
 
@@ -70,4 +70,4 @@ def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
         assert balance(tenant.pk, Account.CASH) == bill.total * 10**7
         assert balance(tenant.pk, Account.RECEIVABLE) == balance(tenant.pk, Account.DEPOSITS) == 0
     assert sum(entry.nano for entry in unscoped(LedgerEntry).filter()) == 0
-    assert {"period.closed", "invoice.finalized", "payment.recorded", "invoice.paid"} <= set(verbs())
+    assert {"period.closed", "invoice.finalized", "payment.recorded", "invoice.paid"} <= set(audited_actions())

@@ -69,15 +69,15 @@ def test_records_of_a_completed_and_a_cancelled_stream(stack: Stack) -> None:
 
 def test_records_of_websocket_requests(stack: Stack) -> None:
     with socket(stack, additional_headers=stack.headers) as client:
-        assert client.hear() == {"type": "ready"}
-        client.ask("a", max_tokens=2)
-        heard = client.hear_all("a")
-        client.ask("b", max_tokens=2000, ignore_eos=True)
-        while client.hear()["type"] != "chunk":
+        assert client.receive() == {"type": "ready"}
+        client.submit("a", max_tokens=2)
+        messages = client.receive_all("a")
+        client.submit("b", max_tokens=2000, ignore_eos=True)
+        while client.receive()["type"] != "chunk":
             pass
-        client.say(type="cancel", id="b")
-        client.hear_all("b")
-    record = story(stack, heard[0]["request_id"], executions=1)["record"]
+        client.send_message(type="cancel", id="b")
+        client.receive_all("b")
+    record = story(stack, messages[0]["request_id"], executions=1)["record"]
     assert (record["endpoint"], record["outcome"], record["stream"]) == ("realtime.chat", "completed", True)
     eventually(lambda: get(stack, "requests", endpoint="realtime.chat", outcome="cancelled")["results"])
     rows = get(stack, "requests", endpoint="realtime.chat", outcome="cancelled")["results"]

@@ -46,5 +46,5 @@ def only() -> Invoice:
     return found
 
 
-def actions_of() -> list[str]:
+def audited_actions() -> list[str]:
     return [entry.action for entry in sorted(unscoped(AuditEntry).filter(), key=lambda entry: entry.pk)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenants import csv_tables
-from tests.support.imports import OURS, ROOT, imports, within
+from tests.support.imports import PACKAGES, ROOT, imports, within
 
 FORMULAS = [
     *("=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\tharmless", "\rharmless"),
@@ -60,6 +60,6 @@ def test_written_tables_are_read_unchanged(table: list[list[str]]) -> None:
 
 
 def test_no_other_module_uses_csv() -> None:
-    folders = [ROOT / name for name in OURS if name != "millrace"] + [ROOT / "platform" / "millrace"]
+    folders = [ROOT / name for name in PACKAGES if name != "millrace"] + [ROOT / "platform" / "millrace"]
     found = [where for folder in folders for where, name in imports(folder, "csv") if within(name, {"csv"})]
     assert [where.partition(":")[0] for where in found] == ["tenants/csv_tables.py"]
