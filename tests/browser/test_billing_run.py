@@ -18,7 +18,7 @@ from billing.models import (
 )
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tests.support.frontend.billing_run import made, month, only, audited_actions
+from tests.support.frontend.billing_run import audited_actions, made, month, only
 from tests.support.frontend.pages import moved
 from tests.support.rows import unscoped
 

@@ -35,7 +35,7 @@ def page(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
     assert complaints == []
 
 
-def ask(stack: Stack, secret: str, max_tokens: int = 8) -> httpx.Response:
+def send(stack: Stack, secret: str, max_tokens: int = 8) -> httpx.Response:
     messages = [{"role": "user", "content": "Tell me a story about a miller."}]
     return httpx.post(
         f"{stack.url}/v1/chat/completions",
@@ -56,7 +56,7 @@ def budget_row(page: Page) -> Any:
 
 def test_a_key_is_created_used_limited_and_admitted_again(page, stack):
     secret = make_key(page)
-    assert ask(stack, secret).status_code == 200
+    assert send(stack, secret).status_code == 200
     page.get_by_role("link", name="Done").click()
     expect(row(page)).to_contain_text("Active")
     assert secret not in page.content()
@@ -70,12 +70,12 @@ def test_a_key_is_created_used_limited_and_admitted_again(page, stack):
     page.get_by_role("link", name="Budget", exact=True).click()
     moved(page, page.get_by_role("textbox", name="Limit", exact=True))
     make_budget(page)
-    eventually(lambda: any(ask(stack, secret, 500).status_code == 429 for _ in range(3)), 90)
+    eventually(lambda: any(send(stack, secret, 500).status_code == 429 for _ in range(3)), 90)
     expect(page.locator(".banner.bad")).to_contain_text("A cent")
     raise_budget(page)
-    eventually(lambda: ask(stack, secret).status_code == 200)
+    eventually(lambda: send(stack, secret).status_code == 200)
     disable(page)
-    eventually(lambda: ask(stack, secret).status_code == 401)
+    eventually(lambda: send(stack, secret).status_code == 401)
 
 
 def make_key(page: Page) -> str:

@@ -47,14 +47,14 @@ def page(signed_in: Page) -> Iterator[Page]:
     assert complaints == []
 
 
-def ask(page: Page, prompt: str, max_tokens: int | None = None) -> None:
+def submit(page: Page, prompt: str, max_tokens: int | None = None) -> None:
     page.get_by_label("Max output tokens").fill("" if max_tokens is None else str(max_tokens))
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Message").fill(prompt)
-    mine = page.locator(".chat-message.user:visible")
-    before = mine.count()
+    user_messages = page.locator(".chat-message.user:visible")
+    before = user_messages.count()
     page.get_by_label("Message").press("Control+Enter")
-    expect(mine).to_have_count(before + 1)  # sent once the WebSocket is open; until then the form could be sent again
+    expect(user_messages).to_have_count(before + 1)  # sent once the WebSocket is open
 
 
 def column(page: Page) -> Any:
@@ -70,7 +70,7 @@ def figure(page: Page, name: str) -> str:
 
 
 def test_output_is_streamed_and_its_cost_equals_the_usage_event(page, stack):
-    ask(page, "What is the capital of France?", 24)
+    submit(page, "What is the capital of France?", 24)
     expect(state(page)).to_have_text("Complete", timeout=60_000)
     assert "Paris" in column(page).locator(".chat-message.assistant").inner_text()
     assert re.fullmatch(r"\d+ ms|\d+\.\d\d s", figure(page, "ttft"))
@@ -81,13 +81,13 @@ def test_output_is_streamed_and_its_cost_equals_the_usage_event(page, stack):
     exact = column(page).locator("[data-cost]").get_attribute("title")
     assert exact is not None and Decimal(exact.removeprefix("$")) == Decimal(event["cost"]["usd"]) > 0
     # The second turn reads the first from the cache.
-    ask(page, "And of Italy?", 8)
+    submit(page, "And of Italy?", 8)
     expect(state(page)).to_have_text("Complete", timeout=60_000)
     expect(column(page).locator(".chat-message")).to_have_count(4)
 
 
 def test_escape_cancels_the_request(page):
-    ask(page, LONG, 1500)
+    submit(page, LONG, 1500)
     expect(state(page)).to_have_text("Answering", timeout=60_000)
     page.keyboard.press("Escape")
     expect(state(page)).to_have_text("Stopped", timeout=60_000)
@@ -102,7 +102,7 @@ def test_a_rejection_names_the_budget_and_a_raised_budget_admits_again(page, sta
     one = f"{stack.url}/api/budgets/{answer.json()['id']}"
     try:
         for _ in range(20):
-            ask(page, LONG)
+            submit(page, LONG)
             expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=90_000)
             if state(page).inner_text() == "Rate limited":
                 break
@@ -113,7 +113,7 @@ def test_a_rejection_names_the_budget_and_a_raised_budget_admits_again(page, sta
         assert httpx.patch(one, json=raised, headers=stack.headers).status_code == 200
 
         def passes() -> bool:
-            ask(page, "Hello!", 8)
+            submit(page, "Hello!", 8)
             expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=60_000)
             return str(state(page).inner_text()) == "Complete"
 

@@ -160,14 +160,14 @@ def usage(sdk: Sdk, system: str, **options: Any) -> tuple[int, int, int, int]:
         {"type": "text", "text": text, "cache_control": mark}
         for text, mark in zip(system.split("|"), options.pop("marks"), strict=True)
     ]
-    told = sdk.create(system=parts, max_tokens=1, **options).usage
-    made = told.cache_creation
-    assert told.cache_creation_input_tokens == made.ephemeral_5m_input_tokens + made.ephemeral_1h_input_tokens
+    send_failing = sdk.create(system=parts, max_tokens=1, **options).usage
+    made = send_failing.cache_creation
+    assert send_failing.cache_creation_input_tokens == made.ephemeral_5m_input_tokens + made.ephemeral_1h_input_tokens
     return (
-        told.input_tokens,
+        send_failing.input_tokens,
         made.ephemeral_5m_input_tokens,
         made.ephemeral_1h_input_tokens,
-        told.cache_read_input_tokens,
+        send_failing.cache_read_input_tokens,
     )
 
 
@@ -241,21 +241,21 @@ def refused(stack: Stack, kind: str, *, key: str | None = None, **options: Any) 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_errors_raise_the_sdks_exceptions(stack: Stack, kind: str) -> None:
-    def told(**options: Any) -> tuple[type, str | None, int]:
-        fault, sent = refused(stack, kind, **options)
-        return type(fault), fault.type, sent
+    def send_failing(**options: Any) -> tuple[type, str | None, int]:
+        api_error, sent = refused(stack, kind, **options)
+        return type(api_error), api_error.type, sent
 
     bad = (anthropic.BadRequestError, "invalid_request_error", 1)
-    assert told(extra_body={"temperature": 3}) == bad
-    assert told(max_tokens=20_000) == bad
-    assert told(extra_body={"n": 2}) == bad
-    assert told(extra_headers={"anthropic-version": "2020-01-01"}) == bad
-    assert told(model="claude") == (anthropic.NotFoundError, "not_found_error", 1)
-    assert told(key="sk-mr-nobody") == (anthropic.AuthenticationError, "authentication_error", 1)
+    assert send_failing(extra_body={"temperature": 3}) == bad
+    assert send_failing(max_tokens=20_000) == bad
+    assert send_failing(extra_body={"n": 2}) == bad
+    assert send_failing(extra_headers={"anthropic-version": "2020-01-01"}) == bad
+    assert send_failing(model="claude") == (anthropic.NotFoundError, "not_found_error", 1)
+    assert send_failing(key="sk-mr-nobody") == (anthropic.AuthenticationError, "authentication_error", 1)
     large = [{"role": "user", "content": "x" * (9 << 20)}]
-    assert told(messages=large) == (anthropic.RequestTooLargeError, "request_too_large", 1)
+    assert send_failing(messages=large) == (anthropic.RequestTooLargeError, "request_too_large", 1)
     elsewhere = make_key(stack, f"{kind} elsewhere", allowed_models=["another"])
-    assert told(key=elsewhere) == (anthropic.PermissionDeniedError, "permission_error", 1)
+    assert send_failing(key=elsewhere) == (anthropic.PermissionDeniedError, "permission_error", 1)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -264,9 +264,9 @@ def test_limits_are_sent_in_anthropics_headers(stack: Stack, kind: str) -> None:
     sdk = Sdk(stack, kind)
     sdk.options["api_key"] = key
     eventually(lambda: sdk.create(max_tokens=1).content is not None)
-    fault, sent = refused(stack, kind, key=key)
-    assert (type(fault), fault.type, sent) == (anthropic.RateLimitError, "rate_limit_error", 1)
-    headers = fault.response.headers
+    api_error, sent = refused(stack, kind, key=key)
+    assert (type(api_error), api_error.type, sent) == (anthropic.RateLimitError, "rate_limit_error", 1)
+    headers = api_error.response.headers
     assert headers["anthropic-ratelimit-requests-limit"] == "1"
     assert headers["anthropic-ratelimit-requests-remaining"] == "0"
     assert headers["anthropic-ratelimit-requests-reset"].endswith("Z")

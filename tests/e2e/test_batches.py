@@ -116,9 +116,9 @@ def test_invalid_files_and_batches_are_rejected(stack: Stack) -> None:
         client.files.create(file=("x", b""), purpose="batch")
     with pytest.raises(openai.BadRequestError, match="lines"):
         client.files.create(file=("x", b"\n" * 50_001), purpose="batch")
-    with pytest.raises(openai.NotFoundError) as fault:
+    with pytest.raises(openai.NotFoundError) as exc_info:
         client.batches.create(input_file_id="file-nobody", endpoint="/v1/completions", completion_window="24h")
-    assert fault.value.param == "input_file_id"
+    assert exc_info.value.param == "input_file_id"
     file = upload(client, [line("a")])
     with pytest.raises(openai.BadRequestError, match="endpoint"):
         client.batches.create(input_file_id=file, endpoint="/v1/moderations", completion_window="24h")

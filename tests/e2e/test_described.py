@@ -34,7 +34,7 @@ SECONDS = 30
 def test_responses_conform_to_the_openapi_document(stack: Stack, operation: Any) -> None:
     @given(case=operation.as_strategy())
     @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    def answered(case: Any) -> None:
+    def check_response(case: Any) -> None:
         if isinstance(case.body, dict):
             case.body = {**case.body, **SHORT.get(operation.definition.raw["operationId"], {})}
         response = case.call(base_url=stack.url, headers=stack.headers, timeout=SECONDS)
@@ -42,4 +42,4 @@ def test_responses_conform_to_the_openapi_document(stack: Stack, operation: Any)
         if response.headers.get("content-type", [""])[0].startswith("application/json"):
             case.validate_response(response, checks=[response_schema_conformance])
 
-    answered()
+    check_response()

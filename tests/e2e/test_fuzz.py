@@ -18,7 +18,7 @@ SECONDS = 30
 IGNORED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-def answered(stack: Stack, path: str, body: bytes) -> None:
+def check_response(stack: Stack, path: str, body: bytes) -> None:
     response = httpx.post(f"{stack.url}/v1/{path}", content=body, headers=stack.headers, timeout=SECONDS)
     event(str(response.status_code))
     assert response.status_code in (200, 400, 404), response.text
@@ -45,10 +45,10 @@ def some(fields: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[st
 def test_any_fields_get_a_response(stack: Stack, path: str, nonsense: dict[str, Any], likely: dict[str, Any]) -> None:
     prompt = {"messages": HELLO} if path == "chat/completions" else {"prompt": "Hello"}
     body = {"model": MODEL, "max_tokens": 2, **prompt, **nonsense, **likely}
-    answered(stack, path, msgspec.json.encode({**body, "max_completion_tokens": None}))
+    check_response(stack, path, msgspec.json.encode({**body, "max_completion_tokens": None}))
 
 
 @given(st.binary(max_size=60) | st.text().map(lambda text: f'{{"model": {text}'.encode(errors="replace")))
 @settings(max_examples=50, deadline=None, suppress_health_check=IGNORED)
 def test_any_text_gets_a_response(stack: Stack, body: bytes) -> None:
-    answered(stack, "chat/completions", body)
+    check_response(stack, "chat/completions", body)

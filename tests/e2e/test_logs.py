@@ -12,7 +12,7 @@ from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "zanzibarquux"
-ASKED: dict[str, dict[str, Any]] = {
+BODIES: dict[str, dict[str, Any]] = {
     "chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": f"Say {SECRET}"}], "max_tokens": 8},
     "completions": {"model": MODEL, "prompt": f"{SECRET} {SECRET}", "max_tokens": 8, "echo": True, "stream": True},
     "embeddings": {"model": EMBEDDING_MODEL, "input": [SECRET]},
@@ -34,9 +34,9 @@ def send(stack: Stack, endpoint: str, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"{stack.url}/v1/{endpoint}", json=body, headers=headers, timeout=60)
 
 
-@pytest.mark.parametrize("endpoint", ASKED)
+@pytest.mark.parametrize("endpoint", BODIES)
 def test_logs_of_all_processes_name_the_request(stack: Stack, endpoint: str) -> None:
-    body = ASKED[endpoint]
+    body = BODIES[endpoint]
     answer = send(stack, endpoint, body)
     assert answer.status_code == 200, answer.text
     request_id = answer.headers["x-request-id"]
@@ -56,7 +56,7 @@ def test_logs_of_all_processes_name_the_request(stack: Stack, endpoint: str) -> 
 
 def test_logs_of_all_processes_name_a_batchs_request(stack: Stack) -> None:
     client = stack.client()
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": ASKED["embeddings"]}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": BODIES["embeddings"]}
     file = client.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
     eventually(lambda: client.batches.retrieve(batch.id).status == "completed", 90)
@@ -72,7 +72,7 @@ def test_logs_of_all_processes_name_a_batchs_request(stack: Stack) -> None:
 
 
 def test_logs_contain_no_text_of_prompts_or_outputs(stack: Stack) -> None:
-    for endpoint, body in ASKED.items():
+    for endpoint, body in BODIES.items():
         send(stack, endpoint, body)
         send(stack, endpoint, {**body, "temperature": SECRET})
         send(stack, endpoint, {**body, SECRET: 1, "model": SECRET})

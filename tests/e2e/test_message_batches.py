@@ -49,14 +49,18 @@ def client(stack: Stack) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
 
 
-def asked(custom_id: str, **more: Any) -> Any:
+def entry(custom_id: str, **more: Any) -> Any:
     params = {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": 'Hello\n"you"'}], **more}
     return {"custom_id": custom_id, "params": params}
 
 
 def test_a_message_batch_with_anthropics_sdk(stack: Stack, client: anthropic.Anthropic) -> None:
-    wrong = [asked("no-model", model="nobody"), asked("no-tokens", max_tokens=0), asked("streamed", stream=True)]
-    batch = client.messages.batches.create(requests=[*(asked(f"n{n}") for n in range(8)), *wrong])
+    wrong = [
+        entry("no-model", model="nobody"),
+        entry("no-tokens", max_tokens=0),
+        entry("streamed", stream=True),
+    ]
+    batch = client.messages.batches.create(requests=[*(entry(f"n{n}") for n in range(8)), *wrong])
     assert batch.type == "message_batch"
     assert batch.processing_status == "in_progress"
     assert (batch.request_counts.processing, batch.results_url, batch.ended_at) == (11, None, None)
@@ -88,7 +92,7 @@ def test_a_message_batch_with_anthropics_sdk(stack: Stack, client: anthropic.Ant
 
 
 def test_lists_are_paged_in_both_directions(client: anthropic.Anthropic) -> None:
-    made = [client.messages.batches.create(requests=[asked("a")]).id for _ in range(4)]
+    made = [client.messages.batches.create(requests=[entry("a")]).id for _ in range(4)]
     newest = client.messages.batches.list(limit=4)
     assert [each.id for each in newest.data] == made[::-1]
     after = client.messages.batches.list(limit=2, after_id=made[3])
@@ -100,7 +104,7 @@ def test_lists_are_paged_in_both_directions(client: anthropic.Anthropic) -> None
 
 
 def test_a_message_batch_is_cancelled(client: anthropic.Anthropic) -> None:
-    batch = client.messages.batches.create(requests=[asked(f"n{n}", max_tokens=300) for n in range(60)])
+    batch = client.messages.batches.create(requests=[entry(f"n{n}", max_tokens=300) for n in range(60)])
     batch = client.messages.batches.cancel(batch.id)
     assert batch.processing_status in ("canceling", "ended")
     assert batch.cancel_initiated_at
@@ -131,11 +135,11 @@ def test_invalid_message_batches_are_rejected(stack: Stack, body: bytes) -> None
 
 
 def test_an_idempotency_key_creates_one_batch(stack: Stack) -> None:
-    body, headers = {"requests": [asked("a")]}, {**stack.headers, "idempotency-key": "one-batch"}
+    body, headers = {"requests": [entry("a")]}, {**stack.headers, "idempotency-key": "one-batch"}
     first, again = (httpx.post(f"{stack.url}/v1/messages/batches", json=body, headers=headers) for _ in range(2))
     assert (first.status_code, again.json()) == (200, first.json())
     assert again.headers["idempotent-replayed"] == "true"
-    other = httpx.post(f"{stack.url}/v1/messages/batches", json={"requests": [asked("b")]}, headers=headers)
+    other = httpx.post(f"{stack.url}/v1/messages/batches", json={"requests": [entry("b")]}, headers=headers)
     assert (other.status_code, other.json()["error"]["type"]) == (409, "conflict_error")
 
 
@@ -144,7 +148,7 @@ def test_other_tenants_cannot_read_files_and_batches(stack: Stack, client: anthr
     file = upload(mine, [line("a")])
     batch = mine.batches.create(input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h")
     batch = finished(mine, batch.id)
-    messages = client.messages.batches.create(requests=[asked("a")]).id
+    messages = client.messages.batches.create(requests=[entry("a")]).id
     request = httpx.get(f"{stack.url}/v1/files/{batch.output_file_id}/content", headers=stack.headers)
     request_id = json.loads(request.text)["response"]["request_id"]
     theirs = {"authorization": f"Bearer {neighbor}"}

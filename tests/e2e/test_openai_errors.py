@@ -15,14 +15,14 @@ from tests.support.e2e.keys import make_key
 from tests.support.stack import MODEL, Stack, eventually
 
 HELLO = [{"role": "user", "content": "Hello"}]
-Ask = Callable[..., tuple[openai.APIStatusError, int]]
+Send = Callable[..., tuple[openai.APIStatusError, int]]
 
 
 @pytest.fixture(params=["sync", "async"])
-def ask(stack: Stack, request: pytest.FixtureRequest) -> Ask:
+def send(stack: Stack, request: pytest.FixtureRequest) -> Send:
     """Send a failing chat completion with the SDK's retries; return the exception and the number of requests."""
 
-    def ask(key: str | None = None, model: str = MODEL, **options: Any) -> tuple[openai.APIStatusError, int]:
+    def send(key: str | None = None, model: str = MODEL, **options: Any) -> tuple[openai.APIStatusError, int]:
         sent = 0
 
         def count(_: object) -> None:
@@ -51,14 +51,14 @@ def ask(stack: Stack, request: pytest.FixtureRequest) -> Ask:
         assert caught.value.request_id is not None
         return caught.value, sent
 
-    return ask
+    return send
 
 
-def told(fault: openai.APIStatusError) -> tuple[type, int, str | None, str | None]:
-    return type(fault), fault.status_code, fault.type, fault.code
+def fields(error: openai.APIStatusError) -> tuple[type, int, str | None, str | None]:
+    return type(error), error.status_code, error.type, error.code
 
 
-def test_invalid_input_is_not_retried(ask: Ask) -> None:
+def test_invalid_input_is_not_retried(send: Send) -> None:
     invalid = "invalid_request_error"
     for options, code, param in (
         ({"max_tokens": 10**6}, "context_length_exceeded", "max_tokens"),
@@ -66,29 +66,38 @@ def test_invalid_input_is_not_retried(ask: Ask) -> None:
         ({"extra_body": {"temprature": 1}}, "unknown_parameter", "temprature"),
         ({"temperature": 3}, "invalid_value", "temperature"),
     ):
-        fault, sent = ask(**options)
-        assert told(fault) == (openai.BadRequestError, 400, invalid, code)
-        assert (sent, fault.param) == (1, param)
-    fault, sent = ask(model="gpt-5")
-    assert (told(fault), sent) == ((openai.NotFoundError, 404, invalid, "model_not_found"), 1)
-    fault, sent = ask(messages=[{"role": "user", "content": "x" * (9 << 20)}])
-    assert (told(fault), sent) == ((openai.APIStatusError, 413, invalid, "request_too_large"), 1)
+        error, sent = send(**options)
+        assert fields(error) == (openai.BadRequestError, 400, invalid, code)
+        assert (sent, error.param) == (1, param)
+    error, sent = send(model="gpt-5")
+    assert (fields(error), sent) == ((openai.NotFoundError, 404, invalid, "model_not_found"), 1)
+    error, sent = send(messages=[{"role": "user", "content": "x" * (9 << 20)}])
+    assert (fields(error), sent) == ((openai.APIStatusError, 413, invalid, "request_too_large"), 1)
 
 
-def test_authentication_and_permission_errors(stack: Stack, ask: Ask) -> None:
-    fault, sent = ask("sk-mr-nobody")
-    assert (told(fault), sent) == ((openai.AuthenticationError, 401, "invalid_request_error", "invalid_api_key"), 1)
+def test_authentication_and_permission_errors(stack: Stack, send: Send) -> None:
+    error, sent = send("sk-mr-nobody")
+    assert (fields(error), sent) == (
+        (openai.AuthenticationError, 401, "invalid_request_error", "invalid_api_key"),
+        1,
+    )
     elsewhere = make_key(stack, "other models", allowed_models=["another"])
-    fault, sent = ask(elsewhere)
-    assert (told(fault), sent) == ((openai.PermissionDeniedError, 403, "permission_error", "model_not_allowed"), 1)
+    error, sent = send(elsewhere)
+    assert (fields(error), sent) == (
+        (openai.PermissionDeniedError, 403, "permission_error", "model_not_allowed"),
+        1,
+    )
     scoped = make_key(stack, "models alone", scopes=["models"])
-    fault, sent = ask(scoped)
-    assert told(fault) == (openai.PermissionDeniedError, 403, "permission_error", "insufficient_scope")
+    error, sent = send(scoped)
+    assert fields(error) == (openai.PermissionDeniedError, 403, "permission_error", "insufficient_scope")
 
 
-def test_a_large_body_with_an_invalid_key_receives_401(ask: Ask) -> None:
-    fault, sent = ask("sk-mr-nobody", messages=[{"role": "user", "content": "x" * (7 << 20)}])
-    assert (told(fault), sent) == ((openai.AuthenticationError, 401, "invalid_request_error", "invalid_api_key"), 1)
+def test_a_large_body_with_an_invalid_key_receives_401(send: Send) -> None:
+    error, sent = send("sk-mr-nobody", messages=[{"role": "user", "content": "x" * (7 << 20)}])
+    assert (fields(error), sent) == (
+        (openai.AuthenticationError, 401, "invalid_request_error", "invalid_api_key"),
+        1,
+    )
 
 
 def test_a_client_with_expect_100_continue_is_rejected_before_sending_its_body(stack: Stack) -> None:
@@ -113,13 +122,13 @@ def test_a_large_prompt_is_completed(stack: Stack) -> None:
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
-def test_rate_limit_errors_are_retried_only_if_the_wait_is_short(stack: Stack, ask: Ask) -> None:
+def test_rate_limit_errors_are_retried_only_if_the_wait_is_short(stack: Stack, send: Send) -> None:
     key = make_key(stack, "one a day", {"requests_per_day": 1})
     eventually(lambda: _served(stack, key))
-    fault, sent = ask(key)
-    assert told(fault) == (openai.RateLimitError, 429, "rate_limit_error", "rate_limit_exceeded")
-    assert "requests" in fault.message
-    headers = fault.response.headers
+    error, sent = send(key)
+    assert fields(error) == (openai.RateLimitError, 429, "rate_limit_error", "rate_limit_exceeded")
+    assert "requests" in error.message
+    headers = error.response.headers
     assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("1", "0")
     assert int(headers["retry-after"]) > 60
     assert headers["x-should-retry"] == "false"

@@ -11,7 +11,7 @@ import pytest
 from tests.support.e2e.websocket import socket
 from tests.support.stack import MODEL, Stack, eventually
 
-ASKED = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
+BODY = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
 
 
 def post(stack: Stack, body: dict[str, Any], path: str = "completions", **headers: str) -> httpx.Response:
@@ -38,7 +38,7 @@ def story(stack: Stack, request_id: str, *, executions: int) -> dict[str, Any]:
 
 
 def test_a_record_contains_limits_routing_and_cost(stack: Stack) -> None:
-    answer = post(stack, ASKED)
+    answer = post(stack, BODY)
     found = story(stack, answer.headers["x-request-id"], executions=1)
     record, (execution,) = found["record"], found["executions"]
     assert (record["endpoint"], record["requested_model"], record["served_model"]) == ("completions", MODEL, MODEL)
@@ -57,9 +57,9 @@ def test_a_record_contains_limits_routing_and_cost(stack: Stack) -> None:
 
 
 def test_records_of_a_completed_and_a_cancelled_stream(stack: Stack) -> None:
-    whole = post(stack, {**ASKED, "stream": True})
+    whole = post(stack, {**BODY, "stream": True})
     assert story(stack, whole.headers["x-request-id"], executions=1)["record"]["stream"] is True
-    asked = {**ASKED, "stream": True, "max_tokens": 500, "ignore_eos": True}
+    asked = {**BODY, "stream": True, "max_tokens": 500, "ignore_eos": True}
     url = f"{stack.url}/v1/completions"
     with httpx.stream("POST", url, json=asked, headers=stack.headers, timeout=60) as left:
         next(left.iter_lines())
@@ -92,8 +92,8 @@ def test_the_record_of_a_rejection_names_the_limit(stack: Stack) -> None:
         timeout=60,
     ).json()
     try:
-        assert post(stack, {**ASKED, "model": "no-such-model"}).status_code == 404
-        wrong = post(stack, {**ASKED, "max_tokens": -1})
+        assert post(stack, {**BODY, "model": "no-such-model"}).status_code == 404
+        wrong = post(stack, {**BODY, "max_tokens": -1})
         record = story(stack, wrong.headers["x-request-id"], executions=0)["record"]
         assert (record["status"], record["outcome"], record["requested_model"]) == ("400", "refused", "")
     finally:
@@ -102,8 +102,8 @@ def test_the_record_of_a_rejection_names_the_limit(stack: Stack) -> None:
         f"{stack.url}/api/limits", json={"model": MODEL, "requests_per_day": 0}, headers=stack.headers, timeout=60
     ).json()
     try:
-        eventually(lambda: post(stack, ASKED).status_code == 429)
-        limited = post(stack, ASKED)
+        eventually(lambda: post(stack, BODY).status_code == 429)
+        limited = post(stack, BODY)
         record = story(stack, limited.headers["x-request-id"], executions=0)["record"]
         assert (record["status"], record["outcome"], record["code"]) == ("429", "limited", "rate_limit_exceeded")
         assert (record["limited_by"]["id"], record["limited_by"]["name"]) == (made["id"], "requests_per_day")
@@ -111,12 +111,12 @@ def test_the_record_of_a_rejection_names_the_limit(stack: Stack) -> None:
         assert [each["requests"] > 0 for each in bounds if each["id"] == made["id"]] == [True]
     finally:
         httpx.delete(f"{stack.url}/api/limits/{made['id']}", headers=stack.headers, timeout=60)
-        eventually(lambda: post(stack, ASKED).status_code == 200)
+        eventually(lambda: post(stack, BODY).status_code == 200)
 
 
 def test_a_replayed_response_names_the_first_request(stack: Stack) -> None:
-    first = post(stack, ASKED, **{"Idempotency-Key": "records-1"})
-    again = post(stack, ASKED, **{"Idempotency-Key": "records-1"})
+    first = post(stack, BODY, **{"Idempotency-Key": "records-1"})
+    again = post(stack, BODY, **{"Idempotency-Key": "records-1"})
     assert again.headers["idempotent-replayed"] == "true"
     name = first.headers["x-request-id"]
     eventually(lambda: get(stack, f"requests/{name}")["others"])
@@ -125,25 +125,25 @@ def test_a_replayed_response_names_the_first_request(stack: Stack) -> None:
 
 
 @pytest.fixture
-def kept(stack: Stack) -> Any:
-    def keep(days: int) -> None:
+def retention(stack: Stack) -> Any:
+    def set_retention(days: int) -> None:
         answer = httpx.patch(
             f"{stack.url}/api/tenant", json={"content_retention_days": days}, headers=stack.headers, timeout=60
         )
         assert answer.status_code == 200, answer.text
 
-    keep(1)
+    set_retention(1)
     yield
-    keep(0)
+    set_retention(0)
 
 
-def test_prompts_and_outputs_are_stored_only_if_logging_is_on(stack: Stack, kept: Any) -> None:
+def test_prompts_and_outputs_are_stored_only_if_logging_is_on(stack: Stack, retention: Any) -> None:
     def told() -> bool:
-        answer = post(stack, ASKED)
+        answer = post(stack, BODY)
         content = story(stack, answer.headers["x-request-id"], executions=1)["content"]
         if content is None:
             return False  # the gateway has not applied the change yet
-        assert json.loads(content["body"]) == ASKED
+        assert json.loads(content["body"]) == BODY
         assert content["answers"] == [answer.json()["choices"][0]["text"]]
         return True
 

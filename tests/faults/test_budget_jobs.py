@@ -22,7 +22,7 @@ from billing.models import BudgetCorrection, BudgetLease, BudgetPeriod, Reconcil
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tests.support.gateway.budget_gateways import Admitted, budget_gateway
-from tests.support.gateway.budgets import RESERVED, admit_requests, budget_period, check_invariants, see, tell
+from tests.support.gateway.budgets import RESERVED, admit_requests, budget_period, check_invariants, see, settle_events
 from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
@@ -94,7 +94,7 @@ async def test_a_killed_reconciler_repairs_and_records_once(gateway: Any, budget
     """A repair and its row are written in one transaction."""
     made = await sync_to_async(budget)()
     one, _ = await admit_requests(await gateway(), 2)
-    await sync_to_async(tell)(one.event())
+    await sync_to_async(settle_events)(one.event())
     before = await sync_to_async(budget_period)(made)
     await sync_to_async(change)("UPDATE billing_budgetperiod SET reserved = reserved + 5, used = used - 7")
     await sync_to_async(run)("reconcile", words)
@@ -128,7 +128,7 @@ def test_concurrent_reconcilers_reclaimers_and_settlers_find_no_errors(key: Any,
 
     def settle(start: int) -> None:
         for each in admitted[start::2]:
-            tell(each.event())
+            settle_events(each.event())
         connection.close()
 
     def compare() -> None:

@@ -49,14 +49,14 @@ def reserved() -> int:
 async def all_apply(budget: Budget, reservation: int, *gateways: GatewayProcess) -> None:
     """Wait until each gateway rejects, by this budget, a request that exceeds it."""
 
-    async def knows(gateway: GatewayProcess) -> bool:
-        answer = await gateway.ask(_tokens(budget.amount + reservation, reservation))
+    async def applies(gateway: GatewayProcess) -> bool:
+        answer = await gateway.send_request(_tokens(budget.amount + reservation, reservation))
         assert answer is not None
         assert answer.status_code in (200, 429, 503), answer.text
         return answer.status_code == 429 and f"'{budget.name}'" in answer.text
 
     for gateway in gateways:
-        await eventually(lambda gateway=gateway: knows(gateway))  # type: ignore[misc]
+        await eventually(lambda gateway=gateway: applies(gateway))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
@@ -71,7 +71,7 @@ async def test_worked_example_7_a_hundred_concurrent_requests_to_three_gateways(
             budget = await set_budget(tenant, 10 * reservation + reservation // 2, f"b{number}")
             await all_apply(budget, reservation, *gateways)
             inside.worker.may_answer.clear()
-            asked = [asyncio.create_task(gateways[number % 3].ask_with_retries()) for number in range(100)]
+            asked = [asyncio.create_task(gateways[number % 3].send_with_retries()) for number in range(100)]
             await eventually(lambda asked=asked: done(asked, 90))  # type: ignore[misc]
             await eventually(lambda: has_claimed(inside, 10))
             await see()
@@ -99,11 +99,11 @@ async def test_an_ended_request_releases_budget_before_it_is_settled(
         budget = await set_budget(tenant, reservation + (number - 1) * cost)
         await all_apply(budget, reservation, a, b)
         for count in range(number):
-            answer = await (a, b)[count % 2].ask()
+            answer = await (a, b)[count % 2].send_request()
             assert answer is not None
             assert answer.status_code == 200, (count, answer.text)
             await see()
-        refused = await a.ask()
+        refused = await a.send_request()
         assert refused is not None
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "budget_exceeded")
         assert int(refused.headers["retry-after"]) > 60  # only the next month makes room
@@ -131,11 +131,11 @@ async def test_the_unreleased_part_of_another_gateways_lease_is_recalled(
         await all_apply(budget, reservation, a, b)
         await asyncio.sleep(CONTENDED_SECONDS + 1)  # it was contended just now
         for _ in range(10):
-            assert await passes(await a.ask_with_retries())
+            assert await passes(await a.send_with_retries())
         usage = inside.worker.answered[-1].usage
         cost = -(-(usage.uncached * 3_000_000_000 + usage.output * 15_000_000_000) // 10**6)
         assert await reserved() > 10 * cost + 10 * (reservation - cost) // 2  # the unused parts are still reserved
-        assert await passes(await b.ask_with_retries(_tokens(limit - 10 * cost, reservation)))
+        assert await passes(await b.send_with_retries(_tokens(limit - 10 * cost, reservation)))
         await see()
         inside.settler.send_signal(signal.SIGCONT)
         await all_settled(inside)
@@ -177,31 +177,31 @@ async def test_a_stopped_gateway_delays_requests_but_rejects_none(
         await all_apply(budget, reservation, *inside.gateways.values())
         a, b, _, d = inside.gateways.values()
         for gateway in inside.gateways.values():
-            assert await passes(await gateway.ask_with_retries())
+            assert await passes(await gateway.send_with_retries())
         await all_settled(inside)
 
         # By recall: more than the unleased part, and no more than the unused part.
         left = limit - -(-await used() // 10**6)
         free = left - await reserved()
         async with asyncio.timeout(LONG_LEASE_SECONDS - 2):  # otherwise expired leases make room
-            assert await passes(await a.ask_with_retries(_tokens((free + left) // 2, reservation)))
+            assert await passes(await a.send_with_retries(_tokens((free + left) // 2, reservation)))
         await all_settled(inside)
         await see()
 
         # While one is stopped: requests that need its part get 503, others are admitted or get 429.
         for gateway in (a, b):
-            assert await passes(await gateway.ask_with_retries())
+            assert await passes(await gateway.send_with_retries())
         its = await stop_with_a_lease(inside, d)
         left = limit - -(-await used() // 10**6)
         big = _tokens(left - its.money // 2, reservation)
         began = time.monotonic()
-        refused = await a.ask(big)
+        refused = await a.send_request(big)
         assert refused is not None
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_is_overloaded")
         comes_back = float(refused.headers["retry-after"])
         assert 1 <= comes_back <= LONG_LEASE_SECONDS + REQUEST_SECONDS + 2
-        assert await passes(await b.ask_with_retries())
-        never = await b.ask_with_retries(_tokens(left + reservation, reservation))
+        assert await passes(await b.send_with_retries())
+        never = await b.send_with_retries(_tokens(left + reservation, reservation))
         assert never is not None
         assert (never.status_code, never.json()["error"]["code"]) == (429, "budget_exceeded")
         await all_settled(inside)
@@ -210,12 +210,12 @@ async def test_a_stopped_gateway_delays_requests_but_rejects_none(
         await asyncio.sleep(max(0.0, began + comes_back - time.monotonic()))
         left = limit - -(-await used() // 10**6)
         big = _tokens(left - its.money // 2, reservation)
-        await eventually(lambda: _asked(a, big))  # the reclaimer runs every second
+        await eventually(lambda: _is_admitted(a, big))  # the reclaimer runs every second
         await all_settled(inside)
         await see()
 
         d.signal(signal.SIGCONT)
-        assert await passes(await d.ask_with_retries(1))
+        assert await passes(await d.send_with_retries(1))
         await all_settled(inside)
         assert inside.worker.answered[-1].billing_context.lease_id != its.pk
         await eventually(lambda: is_held_by_none(its.pk))
@@ -225,7 +225,7 @@ async def test_a_stopped_gateway_delays_requests_but_rejects_none(
 async def stop_with_a_lease(inside: GatewayCluster, gateway: GatewayProcess) -> BudgetLease:
     """Stop the gateway while it has a lease with an unused part, not right after a recall or at a lease's end."""
     while True:
-        assert await passes(await gateway.ask_with_retries())
+        assert await passes(await gateway.send_with_retries())
         await all_settled(inside)
         gateway.signal(signal.SIGSTOP)
         found = await lease_of(inside.worker.answered[-1].billing_context.lease_id)
@@ -244,8 +244,8 @@ async def has_ended(gateway: GatewayProcess) -> bool:
     return gateway.process.poll() is not None
 
 
-async def _asked(gateway: Any, tokens: int) -> bool:
-    return await passes(await gateway.ask(tokens))
+async def _is_admitted(gateway: Any, tokens: int) -> bool:
+    return await passes(await gateway.send_request(tokens))
 
 
 def _tokens(nano: int, reservation: int) -> int:
@@ -267,7 +267,7 @@ async def test_a_gateway_killed_at_any_step_leaves_consistent_budgets(
         healthy = inside.gateways["healthy"]
         for name, step in kill_at.items():
             victim = inside.gateways[name]
-            answer = await victim.ask_with_retries()
+            answer = await victim.send_with_retries()
             if answer is None and step in ("releasing", "released"):
                 pass  # the budget was contended, so it died before the last byte
             elif step in ("recalled", "returning", "returned", "releasing", "released"):
@@ -275,7 +275,7 @@ async def test_a_gateway_killed_at_any_step_leaves_consistent_budgets(
                 assert answer.status_code == 200, answer.text
                 await all_settled(inside)
                 free = limit - -(-await used() // 10**6) - await reserved()
-                await healthy.ask(
+                await healthy.send_request(
                     _tokens(free + reservation, reservation)
                 )  # some of its reservations must be released for that
             else:
@@ -290,6 +290,6 @@ async def test_a_gateway_killed_at_any_step_leaves_consistent_budgets(
         await see()
         assert len({each.request_id for each in await settled_events()}) == len(await settled_events())
         left = limit - -(-await used() // 10**6)
-        assert await passes(await healthy.ask_with_retries(_tokens(left, reservation)))
+        assert await passes(await healthy.send_with_retries(_tokens(left, reservation)))
         await all_settled(inside)
         await see()

@@ -65,14 +65,14 @@ def test_a_worker_killed_before_the_first_token_delays_the_request_only(stack: S
     os.kill(worker, signal.SIGSTOP)
     answers: list[Any] = []
 
-    def ask() -> None:
+    def send() -> None:
         answers.append(
             stack.client().chat.completions.with_raw_response.create(
                 model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=3
             )
         )
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=send)
     asking.start()
     time.sleep(0.5)
     os.kill(worker, signal.SIGKILL)

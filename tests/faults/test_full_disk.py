@@ -65,7 +65,7 @@ def fill_up(disk: Path) -> None:
                     break
 
 
-def ask(stack: Stack) -> httpx.Response:
+def send(stack: Stack) -> httpx.Response:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
     return httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60)
 
@@ -124,7 +124,7 @@ def test_a_full_disk_rejects_new_requests_and_recovers(small_disk: Path) -> None
 
         (small_disk / "filler").unlink()
         began = time.monotonic()
-        eventually(lambda: ask(stack).status_code == 200, RECOVERY_SECONDS)
+        eventually(lambda: send(stack).status_code == 200, RECOVERY_SECONDS)
         stack.wait_until_ready()
         assert time.monotonic() - began < RECOVERY_SECONDS
         assert readiness(stack) == {
@@ -148,7 +148,7 @@ def write_log(stack: Stack) -> None:
 
 def assert_refused(stack: Stack) -> None:
     """Check that new work of any kind is rejected, and that the reason is shown."""
-    answers = [ask(stack)]
+    answers = [send(stack)]
     upload = {"files": {"file": ("a.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}
     answers.append(httpx.post(f"{stack.url}/v1/files", headers=stack.headers, timeout=60, **upload))
     batch = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}

@@ -28,7 +28,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.billing.killed_settler import STEPS
 from tests.support.billing.usage_events import make_event
-from tests.support.gateway.budgets import COST, DOLLAR, RESERVED, check_invariants, tell
+from tests.support.gateway.budgets import COST, DOLLAR, RESERVED, check_invariants, settle_events
 from tests.support.rows import unscoped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,7 +116,7 @@ def test_a_settler_killed_at_any_step(
     books: Books, send: Any, settler_broker: redis.Redis, step: str, time: int
 ) -> None:
     known = [books.execution(books.alive) for _ in range(2)]
-    tell(*known)
+    settle_events(*known)
     executions = [books.execution(books.alive) for _ in range(EXECUTIONS)]
     failed = books.execution(
         books.alive,

@@ -156,7 +156,7 @@ def claimed_without_tokens(broker: redis.Redis, worker: str) -> set[str]:
 def test_waiting_requests_move_from_a_stopped_worker_and_are_billed_once(stack: Stack, broker: redis.Redis) -> None:
     first = f"{MODEL}-0"
 
-    def ask(number: int) -> tuple[str, int]:
+    def send(number: int) -> tuple[str, int]:
         content = f"{number} is the number. " + "apple pear plum cherry quince " * 150
         raw = stack.client(timeout=120).chat.completions.with_raw_response.create(
             model=MODEL,
@@ -169,7 +169,7 @@ def test_waiting_requests_move_from_a_stopped_worker_and_are_billed_once(stack: 
         return raw.headers["x-request-id"], usage.completion_tokens
 
     with ThreadPoolExecutor(12) as pool:
-        asked = [pool.submit(ask, number) for number in range(12)]
+        asked = [pool.submit(send, number) for number in range(12)]
         eventually(lambda: len(claimed_without_tokens(broker, first)) > 1)
         with stopped(stack.worker()) as since:
             time.sleep(0.2)

@@ -34,11 +34,11 @@ def test_a_worker_killed_six_times_in_a_minute_stops_no_other_process(stack: Sta
         eventually(kill)
     assert time.monotonic() - began < 60
 
-    def shown() -> str:
+    def worker_state() -> str:
         return str(httpx.get(f"{stack.url}/readyz", timeout=20).json()["down"].get(f"worker-{MODEL}", ""))
 
-    eventually(lambda: "last: killed by SIGKILL, next start in" in shown(), 5)
-    deaths = int(shown().removeprefix("restarting, ").split()[0])
+    eventually(lambda: "last: killed by SIGKILL, next start in" in worker_state(), 5)
+    deaths = int(worker_state().removeprefix("restarting, ").split()[0])
     assert deaths >= KILLS  # tests before this one may have killed it too
     stack.wait_until_ready()
     answer = stack.client().chat.completions.create(

@@ -12,7 +12,7 @@ def html(message: Any) -> str:
     return str(content)
 
 
-def alike(message: Any, *words: str) -> None:
+def check_email(message: Any, *words: str) -> None:
     """Check that both parts contain the words, and that the HTML loads nothing and has a dark color scheme."""
     content_html = html(message)
     for word in words:

@@ -53,13 +53,13 @@ class Desk:
 
     async def advance(self, batch: Batch) -> Batch:
         await sync_to_async(do_advance)(batch.pk)
-        return await self.seen(batch)
+        return await self.stored(batch)
 
-    async def seen(self, batch: Batch) -> Batch:
+    async def stored(self, batch: Batch) -> Batch:
         return await sync_to_async(lambda: unscoped(Batch).get(pk=batch.pk))()
 
     async def results(self, batch: Batch) -> dict[str, Any]:
-        batch = await self.seen(batch)
+        batch = await self.stored(batch)
         names = [name for name in (batch.output_file, batch.error_file) if name]
         lines = [json.loads(text) for name in names for text in storage().path(name).read_bytes().splitlines()]
         assert len({line["custom_id"] for line in lines}) == len(lines)
@@ -246,12 +246,12 @@ async def test_a_killed_job_changes_nothing(desk: Desk, monkeypatch: pytest.Monk
         await desk.advance(batch)
         for line in await desk.only(desk.one):
             await desk.one.store_response(line, 200, ANSWER)
-    before = await desk.seen(batch)
+    before = await desk.stored(batch)
     with monkeypatch.context() as patch:
         patch.setattr(actions, at, die)
         with pytest.raises(Killed):
             await desk.advance(batch)
-    after = await desk.seen(batch)
+    after = await desk.stored(batch)
     assert (after.output_file, after.total) == (before.output_file, before.total)
     if at != "_write_results":
         assert after.status == "validating"
@@ -277,13 +277,13 @@ async def test_concurrent_jobs_run_a_step_once(desk: Desk) -> None:
         do_advance(batch.pk)  # as in the next tick: a job may have left a step to another job
 
     await sync_to_async(at_once)()
-    assert (await desk.seen(batch)).status == "in_progress"
+    assert (await desk.stored(batch)).status == "in_progress"
     assert await sync_to_async(unscoped(Line).count)() == 200
     while claimed := await desk.one.due_batches():
         for line in await desk.one.claim(claimed[0], 50):
             await desk.one.store_response(line, 200, ANSWER)
     await sync_to_async(at_once)()
-    assert (await desk.seen(batch)).succeeded == 200
+    assert (await desk.stored(batch)).succeeded == 200
     assert await sync_to_async(unscoped(File).count)() == 2
 
 
@@ -292,9 +292,9 @@ async def test_other_tenants_and_projects_see_no_batch(desk: Desk) -> None:
     for key in (key_of(other), key_of(batch, project=batch.project_id + 1000)):
         async with desk.rows.tenant_transaction(key.tenant_id) as rows:
             for act in (find, cancel):
-                with pytest.raises(ApiError) as fault:
+                with pytest.raises(ApiError) as exc_info:
                     await act(rows, key, "openai", batch.name)
-                assert fault.value.status == 404
+                assert exc_info.value.status == 404
     async with desk.rows.tenant_transaction(other.tenant_id) as rows:
         for table in ("batches_batch", "batches_file", "batches_line", "feedback_submittedfeedback"):
             found = await (await rows.execute(f"SELECT tenant_id FROM {table}")).fetchall()  # noqa: S608

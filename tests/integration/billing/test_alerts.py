@@ -23,7 +23,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, OutboxEmail, Tenant, User, WebhookDelivery, WebhookEvent
 from tenants.outbox.email_outbox import send_emails
-from tests.support.emails import alike
+from tests.support.emails import check_email
 from tests.support.rows import of, only_project, unscoped
 
 pytestmark = pytest.mark.django_db
@@ -61,7 +61,7 @@ def use(budget: Budget, used: int, *, start: datetime = NOVEMBER, end: datetime 
         )[0]
 
 
-def told(tenant: Tenant) -> list[str]:
+def thresholds_of(tenant: Tenant) -> list[str]:
     return [row.threshold for row in sorted(of(BudgetAlert, tenant), key=lambda row: row.pk)]
 
 
@@ -85,10 +85,10 @@ def test_a_threshold_alerts_once_by_webhook_and_email(tenant):
     assert (send_emails(), send_emails()) == (1, 0)
     (message,) = outbox.outbox
     assert message.to == ["books@acme.example", "owner@acme.example"]
-    alike(message, "500 tokens of 1,000 tokens", "/t/acme/budgets/")
+    check_email(message, "500 tokens of 1,000 tokens", "/t/acme/budgets/")
     use(budget, 1200)
     assert check_thresholds(NOW) == 2
-    assert told(tenant) == ["50", "80", "100"]
+    assert thresholds_of(tenant) == ["50", "80", "100"]
 
 
 def test_thresholds_passed_together_send_one_email_and_an_event_each(tenant):
@@ -96,7 +96,7 @@ def test_thresholds_passed_together_send_one_email_and_an_event_each(tenant):
     budget = make(tenant)
     use(budget, 1200)
     assert [check_thresholds(NOW), check_thresholds(NOW)] == [3, 0]
-    assert told(tenant) == ["50", "80", "100"]
+    assert thresholds_of(tenant) == ["50", "80", "100"]
     (mail,) = of(OutboxEmail, tenant)
     assert mail.subject == "b: 120% of the budget used"
     assert "The highest alert threshold reached is 100%. 50% and 80% are also reached." in mail.body
@@ -136,7 +136,7 @@ def test_a_new_period_alerts_again(tenant):
     use(budget, 600, start=DECEMBER, end=DECEMBER + 31 * DAY)
     assert check_thresholds(NOW) == 0  # it has not started
     assert check_thresholds(DECEMBER + 3 * DAY) == 1
-    assert told(tenant) == ["50", "50"]
+    assert thresholds_of(tenant) == ["50", "50"]
 
 
 def test_the_last_requests_of_a_period_still_alert(tenant):
@@ -162,7 +162,7 @@ def test_a_raised_limit_does_not_repeat_an_alert(tenant):
     assert check_thresholds(NOW) == 0  # 85%, and the alert of 80% was sent
     use(budget, 2000)
     assert check_thresholds(NOW) == 1
-    assert told(tenant) == ["50", "80", "100"]
+    assert thresholds_of(tenant) == ["50", "80", "100"]
 
 
 def test_temporary_increases_and_rollovers_count_in_the_limit(tenant):
@@ -247,7 +247,7 @@ def test_concurrent_checkers_alert_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fault", "why"),
+    ("raised", "why"),
     [
         (OSError("10.0.0.7 is down"), "The mail server could not be reached."),
         (SMTPAuthenticationError(535, b"smtp-user"), "The mail server rejected the platform’s login."),
@@ -255,12 +255,12 @@ def test_concurrent_checkers_alert_once(monkeypatch):
         (SMTPDataError(451, b"of 10.0.0.7"), "The mail server responded with 451."),
     ],
 )
-def test_an_emails_error_is_stored_until_it_is_sent(tenant, monkeypatch, fault, why):
+def test_an_emails_error_is_stored_until_it_is_sent(tenant, monkeypatch, raised, why):
     use(make(tenant), 600)
     check_thresholds(NOW)
     now = datetime.now(UTC)
     with monkeypatch.context() as patch:
-        patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(fault))
+        patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(raised))
         assert send_emails(now) == 0
     (row,) = of(OutboxEmail, tenant)
     assert (row.state, row.error) == (OutboxEmail.State.QUEUED, why)

@@ -224,11 +224,11 @@ def test_any_order_and_any_duplication_give_the_same_invoice(table, event, seed)
         for start in range(0, len(messages), 300):
             settle([UsageMessage(f"{n}-0", body) for n, body in enumerate(messages[start : start + 300])])
         assert len(unscoped(UsageEvent).filter(tenant_id=tenant.pk)) == len(usages)
-        said.append(said_of(tenant, at))
+        said.append(content_of(tenant, at))
     assert said[0] == said[1]
 
 
-def said_of(tenant: Tenant, at: datetime) -> bytes:
+def content_of(tenant: Tenant, at: datetime) -> bytes:
     """Return the draft's content without its tenant."""
     (draft,) = do_draft(period(at), tenant)
     with all_tenants_scope(BypassReason.BILLING):

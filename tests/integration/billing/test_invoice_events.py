@@ -31,7 +31,7 @@ def invoice(acme) -> Invoice:
     return invoiced(acme, OCTOBER)
 
 
-def told(tenant: Tenant) -> list[WebhookEvent]:
+def events_of(tenant: Tenant) -> list[WebhookEvent]:
     return sorted(of(WebhookEvent, tenant), key=lambda event: event.pk)
 
 
@@ -40,7 +40,7 @@ def pay(invoice: Invoice, cents: int, reference: str) -> None:
 
 
 def test_a_finalized_invoice_sends_an_event(acme, invoice):
-    (event,) = told(acme)
+    (event,) = events_of(acme)
     assert event.event_type == "invoice.finalized"
     expected = {
         **{"invoice_id": invoice.pk, "number": invoice.number, "invoice_type": "invoice", "state": "open"},
@@ -56,7 +56,7 @@ def test_a_paid_invoice_sends_an_event_each_time(acme, invoice):
     pay(invoice, 1, "p2")
     pay(invoice, -200, "back")
     pay(invoice, 200, "p3")
-    events = told(acme)[1:]
+    events = events_of(acme)[1:]
     assert [event.event_type for event in events] == ["invoice.paid", "invoice.paid"]
     assert {event.payload["state"] for event in events} == {"paid"}
     assert len({event.deduplication_key for event in events}) == 2
@@ -65,7 +65,7 @@ def test_a_paid_invoice_sends_an_event_each_time(acme, invoice):
 def test_an_overdue_invoice_sends_an_event(acme, invoice):
     for days in (0, 1, 1, 8):
         emails.remind(emails.datetime.combine(invoice.due_on, NOVEMBER.timetz()) + timedelta(days=days))
-    events = told(acme)[1:]
+    events = events_of(acme)[1:]
     assert [(event.event_type, event.payload["reminder"], event.payload["owed_cents"]) for event in events] == [
         ("invoice.past_due", 1, 200),
         ("invoice.past_due", 2, 200),
@@ -74,17 +74,17 @@ def test_an_overdue_invoice_sends_an_event(acme, invoice):
 
 def test_a_credit_note_sends_an_event(acme, invoice):
     note = do_issue_credit_note(invoice, [("A gesture", 200)], "gesture")
-    kinds = [event.event_type for event in told(acme)[1:]]
+    kinds = [event.event_type for event in events_of(acme)[1:]]
     assert kinds == ["credit_note.finalized", "invoice.paid"]
-    assert told(acme)[1].payload["refers_to"] == invoice.number
-    assert told(acme)[1].payload["number"] == note.number
+    assert events_of(acme)[1].payload["refers_to"] == invoice.number
+    assert events_of(acme)[1].payload["number"] == note.number
 
 
 def test_an_immediately_paid_invoice_sends_finalized_before_paid(acme):
     do_record_payment(Received("manual", "early", 500, OCTOBER, tenant="acme"))
     use(acme, OCTOBER, (price("2"), 10**6))
     invoiced(acme, OCTOBER)
-    assert [event.event_type for event in told(acme)] == ["invoice.finalized", "invoice.paid"]
+    assert [event.event_type for event in events_of(acme)] == ["invoice.finalized", "invoice.paid"]
 
 
 def test_no_event_is_sent_if_killed_before_the_commit(acme, monkeypatch):

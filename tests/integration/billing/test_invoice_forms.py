@@ -33,7 +33,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
 from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
-from tests.support.emails import alike
+from tests.support.emails import check_email
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
@@ -82,7 +82,7 @@ def month(tenant: Tenant) -> Invoice:
     return invoiced(tenant, OCTOBER)
 
 
-def said(invoice: Invoice) -> dict:
+def document_of(invoice: Invoice) -> dict:
     with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
         return document.described(row, lines_of(row))
@@ -173,7 +173,7 @@ def test_characters_that_the_fonts_lack_are_replaced(acme):
 
 def test_html_is_escaped_and_complete(acme):
     furnish(acme)
-    page = html(said(month(acme)))
+    page = html(document_of(month(acme)))
     assert "Łąka &amp; Söhne GmbH &lt;#emph&gt;" in page
     for text in ("1 – 31 October 2026", "8,743,224", "$0.62 / M", "$5.42", "reverse charge 0 %", "4500-88213"):
         assert text in page
@@ -181,7 +181,7 @@ def test_html_is_escaped_and_complete(acme):
 
 
 def test_csv_has_exact_amounts_and_no_formulas(acme):
-    rows = list(csv.DictReader(io.StringIO(as_csv(said(month(acme))))))
+    rows = list(csv.DictReader(io.StringIO(as_csv(document_of(month(acme))))))
     assert [row["model"] for row in rows] == ["'=qwen", "llama", "llama", "llama"]
     assert (rows[0]["usd_exact"], rows[0]["usd"]) == ("0.000000000000007", "0.00")
     assert (rows[1]["tokens"], rows[1]["usd_per_million"]) == ("8743224", "0.62")
@@ -189,7 +189,7 @@ def test_csv_has_exact_amounts_and_no_formulas(acme):
 
 
 def test_json_is_byte_identical(acme):
-    shown = said(month(acme))
+    shown = document_of(month(acme))
     once = document.encoded(shown)
     assert document.encoded(json.loads(once)) == once
     assert pdf.rendered(json.loads(once)) == pdf.rendered(shown)
@@ -243,7 +243,7 @@ def test_an_invoice_is_emailed_once(acme):
         *(["bills@acme.example"], f"Invoice {invoice.number} from Northgate Inference B.V."),
     )
     due = f"for October 2026 is attached. It is due on {invoice.due_on:%-d %B %Y}."
-    alike(sent, invoice.number, due, f"/t/acme/invoices/{invoice.pk}")
+    check_email(sent, invoice.number, due, f"/t/acme/invoices/{invoice.pk}")
     name, body, kind = sent.attachments[0]
     assert (name, kind, body[:5]) == (f"{invoice.number}.pdf", "application/pdf", b"%PDF-")
     assert unscoped(InvoiceEmail).get().sent_to == ["bills@acme.example"]
@@ -281,7 +281,7 @@ def test_reminders_of_overdue_invoices(acme):
     assert found == [0, 1, 0, 0, 1, 0, 1, 0]
     assert emails.send_all() == 3
     assert mail.outbox[-1].subject.startswith("Reminder: Invoice")
-    alike(mail.outbox[-1], "is unpaid", invoice.number)
+    check_email(mail.outbox[-1], "is unpaid", invoice.number)
     do_record_payment(Received("manual", "p", invoice.total, NOVEMBER, tenant="acme"))
     assert emails.remind(due + timedelta(days=90)) == 0
 

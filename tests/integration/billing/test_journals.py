@@ -37,7 +37,7 @@ def old(number: int, **changes: Any) -> ExecutionUsage:
     return make_event(request_id=f"req_{number}", admitted_at=at, tenant_id=1 + number % 2, **changes)
 
 
-def told(*events: ExecutionUsage) -> None:
+def settle_events(*events: ExecutionUsage) -> None:
     settle([UsageMessage(f"{number}-0", encode(event)) for number, event in enumerate(events)])
 
 
@@ -45,7 +45,7 @@ def test_unsent_events_of_a_lost_worker_are_reported(tmp_path: Path, journalled:
     events = [old(number) for number in range(4)]
     journalled("gone", *events[:3])
     journalled("alive", events[3])
-    told(events[3])
+    settle_events(events[3])
     report = reconcile(tmp_path)
     tokens = events[0].usage.prompt + events[0].usage.output
     assert report.differences == [
@@ -53,7 +53,7 @@ def test_unsent_events_of_a_lost_worker_are_reported(tmp_path: Path, journalled:
         {"journal": "gone", "tenant": 2, "requests": 1, "tokens": tokens},
     ]
     assert not report.is_clean
-    told(*events)  # the worker has returned
+    settle_events(*events)  # the worker has returned
     assert reconcile(tmp_path).is_clean
 
 
@@ -65,14 +65,14 @@ def test_events_that_can_still_be_sent_are_not_reported(tmp_path: Path, journall
 def test_an_attempt_replaced_by_another_is_not_reported(tmp_path: Path, journalled: Callable[..., None]) -> None:
     first = old(1, attempt=1)
     journalled("a", first)
-    told(msgspec.structs.replace(first, attempt=2))
+    settle_events(msgspec.structs.replace(first, attempt=2))
     assert reconcile(tmp_path).is_clean
 
 
 def test_quarantined_events_are_reported_only_there(tmp_path: Path, journalled: Callable[..., None]) -> None:
     refused = old(1, block_size=-1)
     journalled("a", refused)
-    told(refused)
+    settle_events(refused)
     report = reconcile(tmp_path)
     assert (report.differences, report.quarantined) == ([], 1)
 

@@ -285,7 +285,7 @@ def test_an_error_in_a_thread_stops_the_others_and_is_raised(broker, table, send
 
     def fall_over(self, messages):
         if self._consumer == "two":
-            raise RuntimeError("a fault nobody expected")
+            raise RuntimeError("an unexpected error")
         real(self, messages)
 
     monkeypatch.setattr(Settler, "_settle", fall_over)

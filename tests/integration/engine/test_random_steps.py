@@ -139,7 +139,7 @@ class Engine(RuleBasedStateMachine):
         assert self.engine.reset_prefix_cache() == (self.engine.stats().kv_blocks_used == 0)
 
     def take(self, outputs: list[RequestOutput]) -> None:
-        assert not self.runner.faults
+        assert not self.runner.errors
         for output in outputs:
             name = output.request_id
             assert name not in self.ended, "an output after the last"

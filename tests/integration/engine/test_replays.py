@@ -36,7 +36,7 @@ def play_mooncake(num_blocks: int, window: int) -> Replay:
     result = replayer.play(mooncake(most_output=MOST_OUTPUT), window)
     replayer.engine.check_integrity()
     assert result.requests == 5606
-    assert not result.faults
+    assert not result.errors
     assert not replayer.engine.stats().kv_blocks_used
     return result
 
@@ -78,7 +78,7 @@ def test_less_than_4_percent_of_allocated_memory_is_wasted() -> None:
     block_size, lengths = 32, azure()[::10]
     replayer = Replayer(30_000, block_size, max_num_seqs=64, max_num_batched_tokens=2048)
     result = replayer.play(unrelated(lengths), window=96)
-    assert not result.faults
+    assert not result.errors
     assert result.requests == len(lengths) == 974
     assert result.output_tokens == sum(length.output for length in lengths)
     assert result.cached_tokens == 0  # no block is shared, so no token counts twice
@@ -101,7 +101,7 @@ def test_an_agents_turns_reuse_shared_prompts_and_earlier_turns(tokenizer: Token
     replayer = Replayer(20_000, block_size, max_num_seqs=8, max_num_batched_tokens=2048)
     result = replayer.play(conversations, window=8)
     replayer.engine.check_integrity()
-    assert not result.faults
+    assert not result.errors
     assert result.requests == sum(len(turns) for turns in conversations) > 300
     assert result.hit_rate == pytest.approx(ideal.hit_rate, abs=0.01)
     assert result.computed_tokens == pytest.approx(ideal.computed_tokens, rel=0.01)

@@ -231,7 +231,7 @@ def test_an_alert_shows_the_state_of_its_email_and_webhooks(client, acme, monkey
     operator = Client()
     operator.force_login(User.objects.create_superuser("op@example.com"))
 
-    def told() -> list[tuple[str, str]]:
+    def alert_states() -> list[tuple[str, str]]:
         pages = get(client, "/t/acme/budgets/panels/alerts"), get(operator, "/operator/alerts/?show=budgets")
         with all_tenants_scope(BypassReason.OPERATOR):
             (row,) = BudgetAlert.objects.all_tenants().select_related("email")
@@ -243,16 +243,16 @@ def test_an_alert_shows_the_state_of_its_email_and_webhooks(client, acme, monkey
         with all_tenants_scope(BypassReason.WEBHOOKS):
             model.objects.all_tenants().update(**fields)
 
-    assert told() == [("Email queued", ""), ("3 webhooks pending", "")]
+    assert alert_states() == [("Email queued", ""), ("3 webhooks pending", "")]
     with monkeypatch.context() as patch:
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(SMTPServerDisconnected))
         send_emails()
-    assert told()[0] == ("Email queued", "The mail server could not be reached.")
+    assert alert_states()[0] == ("Email queued", "The mail server could not be reached.")
     change(OutboxEmail, attempts=OutboxEmail.MAX_ATTEMPTS)
-    assert told()[0] == ("Email failed", "The mail server could not be reached.")
+    assert alert_states()[0] == ("Email failed", "The mail server could not be reached.")
     change(OutboxEmail, attempts=1, claimed_at=None)
     send_emails()
-    assert told()[0] == ("Email sent", "")
+    assert alert_states()[0] == ("Email sent", "")
 
     with all_tenants_scope(BypassReason.WEBHOOKS):
         first, *others = WebhookDelivery.objects.all_tenants().order_by("pk")
@@ -261,13 +261,13 @@ def test_an_alert_shows_the_state_of_its_email_and_webhooks(client, acme, monkey
             WebhookAttempt.objects.create(delivery=one, **tried)
         WebhookDelivery.objects.all_tenants().filter(pk=first.pk).update(state="failed")
         WebhookDelivery.objects.all_tenants().filter(pk=others[1].pk).update(state="delivered")
-    assert told()[1:] == [
+    assert alert_states()[1:] == [
         ("Webhook delivered", ""),
         ("Webhook failed", "The answer was 500."),
         ("Webhook pending", "it takes too long"),
     ]
     change(WebhookDelivery, state="delivered")
-    assert told()[1:] == [("3 webhooks delivered", "")]
+    assert alert_states()[1:] == [("3 webhooks delivered", "")]
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         OutboxEmail.objects.all_tenants().delete()  # as they are after 90 days
-    assert told()[0] == ("Email", "no longer stored")
+    assert alert_states()[0] == ("Email", "no longer stored")

@@ -54,15 +54,15 @@ def test_the_page_of_404(client, operator):
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "heading"),
+    ("raised", "status", "heading"),
     [
         (RuntimeError("secret detail"), 500, "Internal error"),
         (PermissionDenied("secret detail"), 403, "Access denied"),
     ],
 )
-def test_the_page_of_500_has_no_details(client, owner, monkeypatch, fault, status, heading):
+def test_the_page_of_500_has_no_details(client, owner, monkeypatch, raised, status, heading):
     def fail(visit):
-        raise fault
+        raise raised
 
     monkeypatch.setattr(overview, "header", fail)
     client.force_login(owner)

@@ -312,7 +312,7 @@ def work_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[int]]]
     return done
 
 
-def said(*contents: str) -> list[dict[str, str]]:
+def messages_of(*contents: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": content} for content in contents]
 
 
@@ -320,7 +320,7 @@ def chat_body(messages: Any, **fields: Any) -> bytes:
     return msgspec.json.encode({"model": "m", "messages": messages, "max_tokens": 8, **fields})
 
 
-async def refused(reader: PromptReader, body: bytes, dialect: str = chat.DIALECT) -> ApiError:
+async def rejection(reader: PromptReader, body: bytes, dialect: str = chat.DIALECT) -> ApiError:
     with pytest.raises(ApiError) as caught:
         await reader.read(key_of(), dialect, body)
     return caught.value
@@ -329,7 +329,7 @@ async def refused(reader: PromptReader, body: bytes, dialect: str = chat.DIALECT
 async def test_a_small_body_is_decoded_on_the_event_loop(
     reader: PromptReader, model: ServedModel, work_here: dict[str, list[int]], charges: Charges
 ) -> None:
-    body = chat_body(said("Hello"))
+    body = chat_body(messages_of("Hello"))
     request = await reader.read(key_of(), chat.DIALECT, body)
     assert (await tokenize(model, request)).ids
     assert (request.tokenized, work_here["decoded"], charges.charged) == (None, [len(body)], [])
@@ -340,7 +340,7 @@ async def test_a_large_body_is_decoded_and_tokenized_by_a_prompt_process(
 ) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     mark = {"type": "text", "text": "A long text. " * 900, "prompt_cache_breakpoint": {}}
-    messages = [{"role": "system", "content": [mark]}, *said("What is it about?")]
+    messages = [{"role": "system", "content": [mark]}, *messages_of("What is it about?")]
     body = chat_body(messages, tools=tools, stop=["x"], temperature=0.5, metadata={"a": "b"}, stream=True)
     assert len(body) > SMALL_BODY_BYTES
     request = await reader.read(key_of(), chat.DIALECT, body)
@@ -359,7 +359,7 @@ async def test_a_large_body_is_decoded_and_tokenized_by_a_prompt_process(
 async def test_a_small_body_of_many_empty_messages_is_rendered_by_a_prompt_process(
     reader: PromptReader, work_here: dict[str, list[int]], charges: Charges
 ) -> None:
-    body = chat_body(said(*[""] * 120))
+    body = chat_body(messages_of(*[""] * 120))
     assert len(body) <= SMALL_BODY_BYTES
     request = await reader.read(key_of(), chat.DIALECT, body)
     assert request.tokenized is not None
@@ -370,31 +370,35 @@ async def test_a_small_body_of_many_empty_messages_is_rendered_by_a_prompt_proce
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [
-        (chat_body(said(*[""] * 65_000)), "context_length_exceeded", "65000 messages"),
+        (chat_body(messages_of(*[""] * 65_000)), "context_length_exceeded", "65000 messages"),
         (
             chat_body([{"role": "user", "content": [{"type": "text", "text": ""}] * 9000}]),
             "context_length_exceeded",
             "9000",
         ),
-        (chat_body(said("x" * 1_900_000)), "context_length_exceeded", "1900000 characters"),
-        (chat_body(said("The quick brown fox. " * 30_000)), "context_length_exceeded", "the first 131072 characters"),
-        (chat_body(said("Hello " * 9000)), "context_length_exceeded", "9031 tokens"),
+        (chat_body(messages_of("x" * 1_900_000)), "context_length_exceeded", "1900000 characters"),
+        (
+            chat_body(messages_of("The quick brown fox. " * 30_000)),
+            "context_length_exceeded",
+            "the first 131072 characters",
+        ),
+        (chat_body(messages_of("Hello " * 9000)), "context_length_exceeded", "9031 tokens"),
         (b'{"model": "m", "messages": %s' % (b"[" * 50_000), "invalid_json", "not valid JSON"),
-        (chat_body(said("x" * 5000), model="none"), "model_not_found", "none"),
-        (chat_body(said("x" * 5000), model="e"), "invalid_value", "embedding model"),
-        (chat_body(said("x" * 5000), nonsense=1), "unknown_parameter", "nonsense"),
+        (chat_body(messages_of("x" * 5000), model="none"), "model_not_found", "none"),
+        (chat_body(messages_of("x" * 5000), model="e"), "invalid_value", "embedding model"),
+        (chat_body(messages_of("x" * 5000), nonsense=1), "unknown_parameter", "nonsense"),
     ],
 )
 async def test_a_prompt_process_reports_the_error_of_a_large_body(
     reader: PromptReader, work_here: dict[str, list[int]], body: bytes, code: str, words: str
 ) -> None:
-    fault = await refused(reader, body)
-    assert (fault.code, work_here) == (code, {"decoded": [], "tokenized": []})
-    assert words in fault.message
+    api_error = await rejection(reader, body)
+    assert (api_error.code, work_here) == (code, {"decoded": [], "tokenized": []})
+    assert words in api_error.message
 
 
 async def test_tokens_are_counted_beyond_the_context(reader: PromptReader, model: ServedModel) -> None:
-    body = msgspec.json.encode({"model": "m", "messages": said("Hello " * 9000)})
+    body = msgspec.json.encode({"model": "m", "messages": messages_of("Hello " * 9000)})
     request = await reader.read(key_of(), COUNT, body)
     assert len((await tokenize(model, request)).ids) > model.context_length
 
@@ -418,7 +422,9 @@ async def test_embeddings_and_websocket_messages_use_prompt_processes_too(
     body = msgspec.json.encode({"model": "e", "input": ["Some words to embed. " * 20] * 20})
     prompt = await tokenize(models["e"], await reader.read(key_of(), "openai.embedding", body))
     assert len(prompt.input_lengths) == 20
-    message = msgspec.json.encode({"id": "a", "type": "request", "model": "m", "messages": said("Hello " * 1000)})
+    message = msgspec.json.encode(
+        {"id": "a", "type": "request", "model": "m", "messages": messages_of("Hello " * 1000)}
+    )
     request = await reader.read(key_of(), SOCKET, message)
     assert (request.stream, len((await tokenize(models["m"], request)).ids) > 1000) == (True, True)
     assert work_here == {"decoded": [], "tokenized": []}
@@ -431,7 +437,9 @@ async def test_the_body_is_read_again_for_another_deployments_tokenizer(
     both = {"m": models["m"], "e": models["e"]}
     policy = parse({"rules": [{"targets": [{"model": "m"}, {"model": "e"}]}]}, version=1)
     reader = PromptReader(Router(both), charges, pool, 2**21)  # type: ignore[arg-type]
-    request = await reader.read(key_of(policies={"p": policy}), chat.DIALECT, chat_body(said("x " * 3000), model="p"))
+    request = await reader.read(
+        key_of(policies={"p": policy}), chat.DIALECT, chat_body(messages_of("x " * 3000), model="p")
+    )
     assert len((await tokenize(models["m"], request)).ids) > 3000
     assert len((await tokenize(other, request)).ids) > 3000  # the same tokenizer, so the body is not read again
     with pytest.raises(ApiError, match="embedding model"):
@@ -441,7 +449,7 @@ async def test_the_body_is_read_again_for_another_deployments_tokenizer(
 def test_the_number_of_tools_is_limited(model: ServedModel) -> None:
     parameters = {"type": "object", "description": "x" * 300_000}
     tool = {"type": "function", "function": {"name": "a", "parameters": parameters}}
-    request = chat.read_chat(chat_body(said("Hello"), tools=[tool]))
+    request = chat.read_chat(chat_body(messages_of("Hello"), tools=[tool]))
     with pytest.raises(ApiError, match="Tools may have"):
         check_bounds(request, model.context_length, max_characters(model))
 
@@ -454,7 +462,7 @@ async def test_a_request_over_its_tenants_rate_limit_is_not_read(
 ) -> None:
     charges.refuse = ApiError("rate_limit_exceeded", "Rate limit reached.", retry_after=20)
     monkeypatch.setattr(pool, "run", None)  # it would raise
-    assert (await refused(reader, chat_body(said(*[""] * 120)))).code == "rate_limit_exceeded"
+    assert (await rejection(reader, chat_body(messages_of(*[""] * 120)))).code == "rate_limit_exceeded"
 
 
 async def test_a_large_body_is_charged_before_it_is_received(gateway: SimpleNamespace, reader: PromptReader) -> None:
@@ -489,9 +497,9 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
 
     await gate.charge(key)
     assert (await level(1), await level(2)) == (1, 0)
-    ticket = await gate.admit(AdmissionRequest("req_1", 0, key, "m", [Candidate(model)], 10, 5, charged=True))
+    admission_lease = await gate.admit(AdmissionRequest("req_1", 0, key, "m", [Candidate(model)], 10, 5, charged=True))
     assert (await level(1), await level(2)) == (1, 1)
-    await ticket.close(None)  # it never ran, but the charge remains
+    await admission_lease.close(None)  # it never ran, but the charge remains
     assert (await level(1), await level(2)) == (1, 0)
     await gate.charge(key)
     await gate.charge(key)

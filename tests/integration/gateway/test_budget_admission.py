@@ -34,7 +34,7 @@ from tests.support.gateway.budgets import (
     drop_revocations,
     reclaim_all,
     see,
-    tell,
+    settle_events,
 )
 from tests.support.invariants import assert_ledger_invariants
 from tests.support.rows import unscoped
@@ -51,7 +51,7 @@ async def test_worked_example_6_the_unused_part_is_released(gateway: Any, budget
     held = (await sync_to_async(budget_period)(made)).reserved
     assert held >= RESERVED
     await see()
-    await sync_to_async(tell)(admitted.event())
+    await sync_to_async(settle_events)(admitted.event())
     after = await sync_to_async(budget_period)(made)
     assert (after.used, held - after.reserved) == (COST * 10**6, RESERVED)
     await see()
@@ -75,7 +75,7 @@ def test_worked_example_7_exactly_ten_of_a_hundred_pass(
             assert len(events) == 10
             assert {each for each in found if isinstance(each, str)} == {"budget_exceeded"}
             check_invariants()
-            tell(*events)
+            settle_events(*events)
             reclaim_all()  # the unused leases of the dead gateways
             after = budget_period(made)
             assert (after.used, after.reserved) == (132_000_000 * 10**6, 0)
@@ -103,7 +103,7 @@ async def test_unused_leases_of_other_gateways_are_recalled(gateway: Any, budget
     assert isinstance(refused, ApiError)
     assert refused.code == "budget_exceeded"  # all of it is reserved by requests
     assert (b"x-should-retry", b"false") in refused.headers()
-    await sync_to_async(tell)(found.event(), *(each.event() for each in admitted))
+    await sync_to_async(settle_events)(found.event(), *(each.event() for each in admitted))
     assert isinstance(await mine.admit(), Admitted)
     await see()
 
@@ -155,7 +155,7 @@ async def test_worked_example_8_max_tokens_is_reduced_if_the_budget_allows_it(ga
     assert (await mine.admit(prompt=16_667, max_tokens=None)).code == "budget_exceeded"  # not even the prompt fits
     with_less = await mine.admit(max_tokens=None)  # a request without max_tokens gets what is affordable
     assert with_less.grant.max_tokens == 1333
-    await sync_to_async(tell)(with_less.event("failed", uncached=0))
+    await sync_to_async(settle_events)(with_less.event("failed", uncached=0))
 
     def reduce_max_tokens() -> None:
         with all_tenants_scope(BypassReason.COMMAND):
@@ -179,12 +179,12 @@ async def test_worked_example_9_the_gateway_dies_before_dispatch(gateway: Any, b
     (next_,) = await admit_requests(mine, 1)
     late = lost.event()
     for _ in range(2):  # it ran after all, and its event comes twice: there is no room, so it is not billed
-        await sync_to_async(tell)(late)
+        await sync_to_async(settle_events)(late)
         after = await sync_to_async(budget_period)(made)
         assert (after.used, after.reserved) == (0, RESERVED)
         (adjustment,) = await sync_to_async(unscoped(Adjustment).all)()
         assert (adjustment.outcome, adjustment.cost_femto) == ("late", -COST * 10**6)
-    await sync_to_async(tell)(next_.event(), next_.event())
+    await sync_to_async(settle_events)(next_.event(), next_.event())
     after = await sync_to_async(budget_period)(made)
     assert (after.used, after.reserved) == (COST * 10**6, 0)
     await see()
@@ -196,7 +196,7 @@ async def test_late_usage_that_still_fits_is_billed(gateway: Any, budget: Any) -
     (admitted,) = await admit_requests(mine, 1)
     await sync_to_async(reclaim_all)()
     for _ in range(2):
-        await sync_to_async(tell)(admitted.event())
+        await sync_to_async(settle_events)(admitted.event())
         after = await sync_to_async(budget_period)(made)
         assert (after.used, after.reserved) == (COST * 10**6, 0)
     await see()
@@ -209,7 +209,7 @@ async def test_a_request_reported_as_failed_costs_nothing(gateway: Any, budget: 
     mine = await gateway()
     (admitted,) = await admit_requests(mine, 1)
     for outcome in order:
-        result = await sync_to_async(tell)(
+        result = await sync_to_async(settle_events)(
             admitted.event(outcome) if outcome != "failed" else admitted.event(outcome, uncached=700)
         )
         assert result.quarantined == 0
@@ -235,7 +235,7 @@ async def test_a_reservation_takes_all_budget_periods_or_none(gateway: Any, budg
     admitted = await mine.admit(max_tokens=3000)
     held = [(await sync_to_async(budget_period)(each)).reserved for each in (wide, narrow, calls)]
     assert held == [75_000_000, 13_000, 1]
-    await sync_to_async(tell)(admitted.event())
+    await sync_to_async(settle_events)(admitted.event())
     used = [(await sync_to_async(budget_period)(each)).used for each in (wide, narrow, calls)]
     assert used == [COST * 10**6, 10_500 * 10**6, 10**6]
     await see()
@@ -249,7 +249,7 @@ async def test_soft_and_dry_run_budgets_reject_nothing(gateway: Any, budget: Any
     admitted = await admit_requests(mine, 5)
     assert (await sync_to_async(budget_period)(dry)).rejected == 3
     assert (await sync_to_async(budget_period)(calls)).rejected == 1
-    await sync_to_async(tell)(*(each.event() for each in admitted))
+    await sync_to_async(settle_events)(*(each.event() for each in admitted))
     for each in (soft, dry):
         after = await sync_to_async(budget_period)(each)
         assert (after.used, after.reserved) == (5 * COST * 10**6, 0)
@@ -270,7 +270,7 @@ async def test_a_new_period_is_a_new_row_with_the_rolled_over_amount(gateway: An
     )
     assert (first.reserved, second.reserved, second.rolled_over) == (RESERVED, 3 * RESERVED, RESERVED)
     assert first.period_end == second.period_start == midnight
-    await sync_to_async(tell)(today.event())
+    await sync_to_async(settle_events)(today.event())
     await see()
 
 
@@ -290,7 +290,7 @@ async def test_a_new_budget_applies_from_the_next_change_on(gateway: Any, budget
     mine.budget_admission.forget()
     await admit_requests(mine, 1)
     assert (await mine.admit()).code == "budget_exceeded"
-    await sync_to_async(tell)(before.event())
+    await sync_to_async(settle_events)(before.event())
     assert (await sync_to_async(budget_period)(made)).used == 0
     await see()
 
@@ -314,7 +314,7 @@ async def test_the_reconciler_corrects_and_reports_manual_changes(gateway: Any, 
     made = await sync_to_async(budget)()
     mine = await gateway()
     one, _ = await admit_requests(mine, 2)
-    await sync_to_async(tell)(one.event())
+    await sync_to_async(settle_events)(one.event())
     report = await sync_to_async(reconcile)()
     assert report.is_clean
     assert report.budget_periods == 1

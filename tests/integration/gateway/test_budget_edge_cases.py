@@ -38,14 +38,14 @@ from tests.support.gateway.budgets import (
     drop_revocations,
     reclaim_all,
     see,
-    tell,
+    settle_events,
 )
 from tests.support.rows import only_project, unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 
 
-async def told_of_changes(*gateways: BudgetGateway) -> None:
+async def apply_changes(*gateways: BudgetGateway) -> None:
     for each in gateways:
         each.budget_admission.drop([ChangeEvent(1, "limits", each.key.tenant_id, None)])
         await each.wait_until_returned()
@@ -161,7 +161,7 @@ async def test_a_lowered_budget_applies_to_existing_leases(gateway: Any, budget:
     mine = await gateway()
     await admit_requests(mine, 2)
     await sync_to_async(change)(made, amount=3 * RESERVED)
-    await told_of_changes(mine)
+    await apply_changes(mine)
     assert isinstance(await mine.admit(), Admitted)
     assert (await mine.admit()).code == "budget_exceeded"
     await see()
@@ -235,7 +235,7 @@ def test_exactly_as_many_requests_are_admitted_from_leases_as_fit(key: Any, budg
     events = [each for each in found if isinstance(each, bytes)]
     assert len(events) == 200
     check_invariants()
-    tell(*events)
+    settle_events(*events)
     assert reserved(made) == 0
     check_invariants()
 
@@ -379,7 +379,7 @@ async def test_a_gateway_that_ends_during_a_return_keeps_no_lease(gateway: Any, 
     await begun.wait()
     await mine.budget_admission.stop()
     assert await sync_to_async(reserved)(made) == RESERVED
-    await sync_to_async(tell)(first.event())
+    await sync_to_async(settle_events)(first.event())
     assert await sync_to_async(reserved)(made) == 0
 
 
@@ -430,9 +430,9 @@ async def test_a_resumed_gateway_changes_nothing_by_reclaimed_leases(gateway: An
     await drop_revocations(stopped)
     await sync_to_async(reclaim_all)()
     after = await admit_requests(mine, 3)
-    await sync_to_async(tell)(*(each.event() for each in before))
+    await sync_to_async(settle_events)(*(each.event() for each in before))
     assert isinstance(await stopped.admit(), ApiError)
     now = await sync_to_async(budget_period)(made)
     assert (now.used, now.reserved) == (0, 3 * RESERVED)
-    await sync_to_async(tell)(*(each.event() for each in after))
+    await sync_to_async(settle_events)(*(each.event() for each in after))
     await see()

@@ -1,4 +1,4 @@
-"""Invariants of budgets under random faults: operations in any order, killed gateways and settlers, lost responses."""
+"""Invariants of budgets under random errors: operations in any order, killed gateways and settlers, lost responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,14 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.gateway.budget_gateways import Admitted, BudgetGateway, budget_gateway
-from tests.support.gateway.budgets import RESERVED, check_invariants, reclaim_all, run, tell, tell_in_a_thread
+from tests.support.gateway.budgets import (
+    RESERVED,
+    check_invariants,
+    reclaim_all,
+    run,
+    settle_events,
+    settle_in_a_thread,
+)
 from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
@@ -66,7 +73,7 @@ class World:
         self.told += events
         messages = [*events, *again, *self.chance.sample(events, len(events) // 2)]
         self.chance.shuffle(messages)
-        await sync_to_async(tell)(*messages)
+        await sync_to_async(settle_events)(*messages)
 
     def _end(self, admitted: Admitted) -> Any:
         output = min(admitted.grant.max_tokens, 500)
@@ -99,10 +106,10 @@ class World:
         if self.chance.random() < 0.5:  # concurrent settlement and release of the same request
             budget_periods = {budget_period for each in ended for budget_period in each.grant.budget_period_ids}
             releases = [gateway.budget_admission.early.release(budget_periods) for gateway in self.gateways]
-            await asyncio.gather(sync_to_async(tell_in_a_thread, thread_sensitive=False)(*events), *releases)
+            await asyncio.gather(sync_to_async(settle_in_a_thread, thread_sensitive=False)(*events), *releases)
 
     async def settle_what_was_told(self) -> None:
-        await sync_to_async(tell)(*self.chance.sample(self.told, len(self.told)))
+        await sync_to_async(settle_events)(*self.chance.sample(self.told, len(self.told)))
 
     async def lose(self) -> None:
         """Replace a gateway that dies with its leases."""
@@ -140,9 +147,9 @@ class World:
 
         real = reservations.settle
         with patch.object(reservations, "settle", settle), contextlib.suppress(Killed):
-            await sync_to_async(tell)(event)
+            await sync_to_async(settle_events)(event)
         await see()
-        await sync_to_async(tell)(event)
+        await sync_to_async(settle_events)(event)
 
     async def reclaim(self) -> None:
         """Reclaim all leases, also active ones, since fencing tokens protect them."""
@@ -163,7 +170,7 @@ async def live(url: str, key: ApiKeySnapshot, made: int, steps: Sequence[str], s
             await see()
         while world.flying:
             await world.settle()
-        await sync_to_async(tell)(*world.told, *reversed(world.told))
+        await sync_to_async(settle_events)(*world.told, *reversed(world.told))
         await world.reclaim()
         await see()
         after = [each for each in await sync_to_async(unscoped(BudgetPeriod).all)() if each.budget_id == made]

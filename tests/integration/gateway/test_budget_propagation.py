@@ -40,11 +40,11 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 REQUESTS = 30
 
 
-async def ask_now(inside: GatewayCluster, fit: int) -> None:
+async def count_admitted(inside: GatewayCluster, fit: int) -> None:
     """Send many requests to all gateways, with no settlement meanwhile, and return the number admitted."""
     inside.worker.may_answer.clear()
     gateways = list(inside.gateways.values())
-    asked = [asyncio.create_task(gateways[number % len(gateways)].ask_with_retries()) for number in range(REQUESTS)]
+    asked = [asyncio.create_task(gateways[number % len(gateways)].send_with_retries()) for number in range(REQUESTS)]
     await eventually(lambda: done(asked, REQUESTS - fit))
     inside.worker.may_answer.set()
     answers = await asyncio.gather(*asked)
@@ -58,20 +58,20 @@ async def test_a_budget_applies_to_the_next_requests(
     async with gateway_cluster(broker, database, secret, "ab", longest=120, poll=60) as inside:
         reservation = await reservation_of_one(inside)
         for gateway in inside.gateways.values():
-            assert await passes(await gateway.ask_with_retries())  # each has read its budgets and found none
+            assert await passes(await gateway.send_with_retries())  # each has read its budgets and found none
         budget = await set_budget(tenant, 3 * reservation + reservation // 2)
         assert budget.pending_gateways == ()
-        await ask_now(inside, 3)
+        await count_admitted(inside, 3)
         await eventually(lambda: is_settled(inside))
         used = await process_checks.used() // 10**6 + 1
         raised = await sync_to_async(do_change_budget)(budget, amount=10**12)
         for gateway in inside.gateways.values():
-            assert await passes(await gateway.ask_with_retries())  # it has leased from the raised budget
+            assert await passes(await gateway.send_with_retries())  # it has leased from the raised budget
         await eventually(lambda: is_settled(inside))
         lowered = await sync_to_async(do_change_budget)(raised, amount=used + 5 * reservation)
         assert lowered.pending_gateways == ()
         left = used + 5 * reservation - await process_checks.used() // 10**6
-        await ask_now(inside, left // reservation)
+        await count_admitted(inside, left // reservation)
 
 
 async def is_settled(inside: GatewayCluster) -> bool:
@@ -86,18 +86,18 @@ async def test_a_stopped_gateway_is_reported_and_applies_the_budget_when_resumed
         reservation = await reservation_of_one(inside)
         a, b = inside.gateways.values()
         for gateway in (a, b):
-            assert await passes(await gateway.ask_with_retries())
+            assert await passes(await gateway.send_with_retries())
         live = {name async for name in _live(broker)}
         assert len(live) == 2
         b.signal(signal.SIGSTOP)
         budget = await set_budget(tenant, reservation // 2)
         (pending,) = budget.pending_gateways or ()
         assert pending in live
-        refused = await a.ask()
+        refused = await a.send_request()
         assert refused is not None
         assert refused.status_code == 429
         await asyncio.sleep(1)  # longer than a read of the change log is valid
-        asking = asyncio.create_task(b.ask_with_retries())
+        asking = asyncio.create_task(b.send_with_retries())
         await asyncio.sleep(0.2)  # the request waits in its socket
         b.signal(signal.SIGCONT)
         refused = await asking

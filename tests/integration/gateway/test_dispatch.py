@@ -589,9 +589,9 @@ async def test_a_request_that_kills_its_replicas_fails(broker: redis.Redis, disp
     failed = await next_event(generation)
     assert isinstance(failed, Failed)
     assert failed.code == "not_served"
-    fault = ApiError(failed.code, failed.message)
-    assert fault.status == 500
-    assert (b"x-should-retry", b"false") in fault.headers()
+    api_error = ApiError(failed.code, failed.message)
+    assert api_error.status == 500
+    assert (b"x-should-retry", b"false") in api_error.headers()
     assert await outcomes(broker) == ["failed"]
 
 
@@ -641,8 +641,8 @@ async def test_without_the_broker_a_request_is_rejected_and_its_reservation_rele
     dispatcher.broker = kept
     await eventually(partial(broker.xlen, USAGE_STREAM))
     ((_, fields),) = await broker.xrange(USAGE_STREAM)
-    told = decode_usage(fields[b"e"])
-    assert (told.outcome, told.finish_reason, told.usage.output) == ("cancelled", "never_ran", 0)
+    is_reported = decode_usage(fields[b"e"])
+    assert (is_reported.outcome, is_reported.finish_reason, is_reported.usage.output) == ("cancelled", "never_ran", 0)
     assert isinstance(failed, Failed)
     assert failed.code == "server_is_overloaded"
     assert dispatcher.placement.load("r1") == 0
@@ -700,11 +700,11 @@ async def test_gateways_report_their_queues(broker: redis.Redis, dispatcher: Dis
     await broker.hset(CORDONS_KEY, "r1", "cordon")  # type: ignore[misc]
     await send(dispatcher, make_job())
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         payload = await broker.get(gateway_heartbeat_key(GATEWAY))
         presence = None if payload is None else decode_gateway_heartbeat(payload)
         return presence is not None and [(w.model, w.requests) for w in presence.waiting] == [("m", 1)]
 
-    await eventually(told)
+    await eventually(is_reported)
     assert await broker.smembers(GATEWAYS_KEY) == {GATEWAY.encode()}  # type: ignore[misc]
     assert 0 < await broker.pttl(gateway_heartbeat_key(GATEWAY)) <= 5000

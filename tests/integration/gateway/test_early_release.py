@@ -35,8 +35,8 @@ from tests.support.gateway.budgets import (
     reclaim_all,
     run,
     see,
-    tell,
-    tell_in_a_thread,
+    settle_events,
+    settle_in_a_thread,
 )
 from tests.support.rows import unscoped
 
@@ -63,7 +63,7 @@ async def test_sequential_requests_fit_without_settlement(gateway: Any, budget: 
     refused = await mine.admit()
     assert refused.code == "budget_exceeded"
     assert (await sync_to_async(budget_period)(made)).reserved == 20 * COST
-    await sync_to_async(tell)(*events, *events)
+    await sync_to_async(settle_events)(*events, *events)
     after = await sync_to_async(budget_period)(made)
     assert (after.used, after.reserved) == (20 * COST * 10**6, 0)
     assert await sync_to_async(released_by)() == ["gateway"] * 20
@@ -90,7 +90,7 @@ async def test_while_there_is_room_the_settlement_releases(gateway: Any, budget:
     held = (await sync_to_async(budget_period)(made)).reserved
     event = await mine.end(admitted)
     assert (await sync_to_async(budget_period)(made)).reserved == held
-    await sync_to_async(tell)(event)
+    await sync_to_async(settle_events)(event)
     assert await sync_to_async(released_by)() == ["settler"]
     await see()
 
@@ -104,7 +104,7 @@ async def test_after_an_early_release_the_higher_ranked_outcome_still_counts(
     (admitted,) = await admit_requests(mine, 1)
     await mine.end(admitted)
     for outcome in order:
-        await sync_to_async(tell)(admitted.event(outcome))
+        await sync_to_async(settle_events)(admitted.event(outcome))
         await see()
     after = await sync_to_async(budget_period)(made)
     assert (after.used, after.reserved) == (0 if "failed" in order else COST * 10**6, 0)
@@ -118,7 +118,7 @@ async def test_the_second_release_of_an_execution_does_nothing(gateway: Any, bud
     event = await mine.end(settled)
     await mine.end(settled)
     assert (await sync_to_async(budget_period)(made)).reserved == COST + RESERVED
-    await sync_to_async(tell)(event)
+    await sync_to_async(settle_events)(event)
     await mine.end(settled)
     assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
     await mine.end(reclaimed)
@@ -128,7 +128,7 @@ async def test_the_second_release_of_an_execution_does_nothing(gateway: Any, bud
     await mine.end(reclaimed)
     assert (await sync_to_async(budget_period)(made)).reserved == 0
     await see()
-    await sync_to_async(tell)(reclaimed.event())
+    await sync_to_async(settle_events)(reclaimed.event())
     assert (await sync_to_async(budget_period)(made)).used == 2 * COST * 10**6
     await see()
 
@@ -150,7 +150,7 @@ async def test_a_settlement_that_conflicts_with_a_release_is_repeated(
         return real(*arguments)
 
     monkeypatch.setattr(reservations, "settle", settle)
-    telling = asyncio.create_task(sync_to_async(tell_in_a_thread, thread_sensitive=False)(admitted.event()))
+    telling = asyncio.create_task(sync_to_async(settle_in_a_thread, thread_sensitive=False)(admitted.event()))
     assert await asyncio.to_thread(inserted.wait, 60)
     await mine.end(admitted)
     assert (await sync_to_async(budget_period)(made)).reserved == COST
@@ -171,7 +171,7 @@ async def test_usage_above_the_kept_reservation_is_not_settled(gateway: Any, bud
     await mine.end(admitted)
     (second,) = [await mine.admit(max_tokens=(RESERVED - COST - 30_000_000) // 15_000)]
     assert isinstance(second, Admitted)
-    outcome = await sync_to_async(tell)(admitted.event(uncached=10_000, output=501))
+    outcome = await sync_to_async(settle_events)(admitted.event(uncached=10_000, output=501))
     assert (outcome.settled, outcome.quarantined) == (0, 1)
     (row,) = await sync_to_async(unscoped(UsageQuarantine).all)()
     assert row.detail == "billing_early_release_retained"
@@ -195,7 +195,7 @@ async def test_without_the_database_the_settlement_releases(
         patched.setattr(mine.budget_admission._store, "release_unused", away)
         event = await mine.end(admitted)
     assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
-    await sync_to_async(tell)(event)
+    await sync_to_async(settle_events)(event)
     assert (await sync_to_async(budget_period)(made)).reserved == 0
     await see()
 
@@ -310,12 +310,12 @@ async def _operate(mine: BudgetGateway, model: Model, name: str, *given: int) ->
     elif name in ("settle", "fail") and model.ended:
         admitted, event, _ = model.ended.pop(given[0] % len(model.ended))
         messages = [event, admitted.event("failed", uncached=0)][: 1 + (name == "fail")]
-        await sync_to_async(tell)(*messages)
+        await sync_to_async(settle_events)(*messages)
         model.events += messages
         cost = event.usage.uncached * 3000 + event.usage.cache_read * 300 + event.usage.output * 15_000
         model.used_femto += 0 if name == "fail" else cost * 10**6
     elif name == "repeat" and model.events:
-        await sync_to_async(tell)(model.events[given[0] % len(model.events)])
+        await sync_to_async(settle_events)(model.events[given[0] % len(model.events)])
 
 
 async def _check(mine: BudgetGateway, model: Model, budget_id: int, operations: Sequence[tuple[Any, ...]]) -> None:

@@ -35,13 +35,13 @@ async def answer(once: IdempotentCall, body: bytes = b"yes", request_id: str = "
     await once.end()
 
 
-async def refused(
+async def rejection(
     store: IdempotencyStore, name: bytes = b"n", sent: bytes = BODY, key: ApiKeySnapshot = KEY
 ) -> ApiError:
-    with pytest.raises(ApiError) as fault:
+    with pytest.raises(ApiError) as error:
         await store.begin(key, name, sent, "req_other")
-    assert (fault.value.status, fault.value.code) == (409, "idempotency_conflict")
-    return fault.value
+    assert (error.value.status, error.value.code) == (409, "idempotency_conflict")
+    return error.value
 
 
 async def replayed(store: IdempotencyStore, name: bytes = b"n") -> StoredResponse:
@@ -58,7 +58,7 @@ async def test_one_of_many_concurrent_calls_runs(store: IdempotencyStore, broker
     assert all(isinstance(each, ApiError) and each.retry_after == 1 for each in found if each is not once)
     await answer(once)
     assert await replayed(other) == StoredResponse("req_1", 200, [(b"content-type", b"text/plain")], b"yes")
-    assert (await refused(store, sent=BODY + b" ")).retry_after is None
+    assert (await rejection(store, sent=BODY + b" ")).retry_after is None
 
 
 async def test_idempotency_keys_belong_to_an_api_key(store: IdempotencyStore) -> None:
@@ -83,10 +83,10 @@ async def test_a_running_request_is_resumed(store: IdempotencyStore) -> None:
     once = await store.begin(KEY, b"n", BODY, "req_1")
     once.keeps_running = True
     await once.end()
-    await refused(store, sent=b"another body")
+    await rejection(store, sent=b"another body")
     second = await store.begin(KEY, b"n", BODY, "req_2")
     assert second.unfinished_request_id == "req_1"
-    await refused(store)
+    await rejection(store)
     second.keeps_running = True
     await second.end()  # this client disconnects too
     third = await store.begin(KEY, b"n", BODY, "req_3")
@@ -103,7 +103,7 @@ async def test_calls_of_a_dead_gateway_are_taken_over(broker: redis.Redis, monke
     await dead.start()
     once = await dead.begin(KEY, b"n", BODY, "req_1")
     await asyncio.sleep(2.5)
-    await refused(living)  # its lease is renewed
+    await rejection(living)  # its lease is renewed
     await dead.stop()
     await asyncio.sleep(2.1)
     taken = await living.begin(KEY, b"n", BODY, "req_2")
@@ -111,7 +111,7 @@ async def test_calls_of_a_dead_gateway_are_taken_over(broker: redis.Redis, monke
     with pytest.raises(ApiError):
         await once.restart("req_9")
     await answer(once, b"late")  # it is alive after all
-    await refused(living)
+    await rejection(living)
     await answer(taken, b"first")
     assert (await replayed(living)).body == b"first"
 
@@ -120,7 +120,7 @@ async def test_a_too_long_response_is_not_stored_and_not_repeated(store: Idempot
     once = await store.begin(KEY, b"n", BODY, "req_1")
     once.record_body(b"x" * idempotency.MAX_RESPONSE_BYTES)
     await answer(once)
-    assert (await refused(store)).retry_after is None
+    assert (await rejection(store)).retry_after is None
 
 
 async def stored(broker: redis.Redis) -> int:
@@ -135,7 +135,7 @@ async def test_the_oldest_responses_are_deleted_first(
         await answer(await store.begin(KEY, b"%d" % n, BODY, f"req_{n}"), os.urandom(100_000))
     assert await stored(broker) == 3
     for n in range(3):
-        await refused(store, b"%d" % n)  # and is not repeated
+        await rejection(store, b"%d" % n)  # and is not repeated
     for n in range(3, 6):
         await replayed(store, b"%d" % n)
     held = sum([await broker.strlen(name) for name in await broker.keys("millrace:idempotency:*:answer")])
@@ -151,6 +151,6 @@ async def test_the_oldest_responses_are_deleted_first(
 
 @pytest.mark.parametrize("name", [b"", b"x" * 256])
 async def test_the_length_of_an_idempotency_key_is_limited(store: IdempotencyStore, name: bytes) -> None:
-    with pytest.raises(ApiError) as fault:
+    with pytest.raises(ApiError) as error:
         await store.begin(KEY, name, BODY, "req_1")
-    assert (fault.value.status, fault.value.param) == (400, "Idempotency-Key")
+    assert (error.value.status, error.value.param) == (400, "Idempotency-Key")

@@ -50,44 +50,48 @@ async def shift(broker: redis.Redis, bucket: str, seconds: int) -> None:
     await broker.set(bucket, b"%d %d" % (int(level), int(at) + seconds))
 
 
-async def refused(admit: Any, key: ApiKeySnapshot, **demand: Any) -> ApiError:
+async def rejection(admit: Any, key: ApiKeySnapshot, **demand: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         await admit(key, **demand)
     return caught.value
 
 
-def header(ticket: RateLimitLease | ApiError, name: str) -> str | None:
-    return dict(rates.headers(ticket.limit_statuses or [])).get(name.encode(), b"").decode() or None
+def header(rate_limit_lease: RateLimitLease | ApiError, name: str) -> str | None:
+    return dict(rates.headers(rate_limit_lease.limit_statuses or [])).get(name.encode(), b"").decode() or None
 
 
 async def test_requests_that_fit_are_admitted_and_the_next_gets_a_retry_time(admit: Any) -> None:
     key = make_key(key_set(requests_per_minute=3))
-    tickets = [await admit(key) for _ in range(3)]
-    assert [header(ticket, "x-ratelimit-remaining-requests") for ticket in tickets] == ["2", "1", "0"]
-    fault = await refused(admit, key)
-    assert (fault.status, fault.code, fault.type) == (429, "rate_limit_exceeded", "rate_limit_error")
-    assert "3 requests per minute for this API key" in fault.message
-    assert (b"retry-after", b"20") in fault.headers()
-    assert header(fault, "x-ratelimit-limit-requests") == "3"
-    assert header(fault, "x-ratelimit-remaining-requests") == "0"
-    assert header(fault, "x-ratelimit-reset-requests") == "1m0s"
-    assert header(fault, "x-ratelimit-limit-tokens") is None
+    leases = [await admit(key) for _ in range(3)]
+    assert [header(lease, "x-ratelimit-remaining-requests") for lease in leases] == [
+        "2",
+        "1",
+        "0",
+    ]
+    error = await rejection(admit, key)
+    assert (error.status, error.code, error.type) == (429, "rate_limit_exceeded", "rate_limit_error")
+    assert "3 requests per minute for this API key" in error.message
+    assert (b"retry-after", b"20") in error.headers()
+    assert header(error, "x-ratelimit-limit-requests") == "3"
+    assert header(error, "x-ratelimit-remaining-requests") == "0"
+    assert header(error, "x-ratelimit-reset-requests") == "1m0s"
+    assert header(error, "x-ratelimit-limit-tokens") is None
 
 
 async def test_a_bucket_drains_at_its_limits_rate(admit: Any, broker: redis.Redis) -> None:
     key = make_key(key_set(requests_per_day=10))
     for _ in range(10):
         await admit(key)
-    await refused(admit, key)
+    await rejection(admit, key)
     await shift(broker, "millrace:limit_state:{7}:1:rd", -3 * 8640)  # as if three tenths of a day had passed
     for _ in range(3):
         await admit(key)
-    fault = await refused(admit, key)
-    assert fault.retry_after
-    assert 8000 < fault.retry_after <= 8640
-    assert (b"x-should-retry", b"false") in fault.headers()
+    error = await rejection(admit, key)
+    assert error.retry_after
+    assert 8000 < error.retry_after <= 8640
+    assert (b"x-should-retry", b"false") in error.headers()
     await shift(broker, "millrace:limit_state:{7}:1:rd", 86_400)  # a clock that is set back resets no limit
-    await refused(admit, key)
+    await rejection(admit, key)
 
 
 @pytest.mark.parametrize(
@@ -104,17 +108,17 @@ async def test_each_limit_counts_separately(admit: Any, name: str, words: str) -
     cost = {"input_tokens_per_minute": 10, "tokens_per_day": 15, "output_tokens_per_day": 5, "requests_per_day": 1}
     for _ in range(25 // cost[name]):
         await admit(key, max_tokens=5)
-    assert words in (await refused(admit, key, max_tokens=5)).message
+    assert words in (await rejection(admit, key, max_tokens=5)).message
 
 
 async def test_all_limits_are_charged_or_none(admit: Any, broker: redis.Redis) -> None:
     key = make_key(key_set(requests_per_day=100, concurrency=9), tenant_set(tokens_per_day=50))
-    ticket = await admit(key)
-    assert header(ticket, "x-ratelimit-remaining-requests") == "99"
-    assert header(ticket, "x-ratelimit-remaining-tokens") == "20"
-    fault = await refused(admit, key)
-    assert "50 tokens per day for this account" in fault.message
-    assert header(fault, "x-ratelimit-remaining-requests") == "99"
+    rate_limit_lease = await admit(key)
+    assert header(rate_limit_lease, "x-ratelimit-remaining-requests") == "99"
+    assert header(rate_limit_lease, "x-ratelimit-remaining-tokens") == "20"
+    error = await rejection(admit, key)
+    assert "50 tokens per day for this account" in error.message
+    assert header(error, "x-ratelimit-remaining-requests") == "99"
     assert await broker.zcard("millrace:limit_state:{7}:1:c") == 1
 
 
@@ -136,8 +140,8 @@ async def test_cache_reads_count_by_their_weight(broker: redis.Redis) -> None:
     key = make_key(key_set(input_tokens_per_day=1000))
     gate = RateLimitAdmission(broker, cached_token_limit_percent=25)
     await (await gate.admit(make_demand(key, "a", prompt=400))).close(TokenUsage(uncached=200, cache_read=200))
-    ticket = await gate.admit(make_demand(key, "b", prompt=0 + 1))
-    assert header(ticket, "x-ratelimit-remaining-tokens") == str(1000 - 250 - 1)
+    rate_limit_lease = await gate.admit(make_demand(key, "b", prompt=0 + 1))
+    assert header(rate_limit_lease, "x-ratelimit-remaining-tokens") == str(1000 - 250 - 1)
 
 
 async def test_concurrency_slots_are_released_and_expire(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +186,7 @@ async def test_concurrency_slots_that_the_broker_lost_are_taken_again(
 async def test_long_jobs_have_a_separate_limit(admit: Any) -> None:
     key = make_key(key_set(long_prompt_threshold=100, long_prompt_concurrency=1))
     long = await admit(key, prompt=100)
-    assert "1 concurrent long prompts" in (await refused(admit, key, prompt=200)).message
+    assert "1 concurrent long prompts" in (await rejection(admit, key, prompt=200)).message
     await admit(key, prompt=99)
     await long.close(None)
     await admit(key, prompt=100)
@@ -196,8 +200,8 @@ async def test_models_have_separate_limits(admit: Any) -> None:
         LimitSetSnapshot(4, "key", model="alias", requests_per_day=2),
     )
     await admit(key)
-    assert "the model 'm'" in (await refused(admit, key)).message
-    assert "the model 'm'" in (await refused(admit, key, name="alias")).message
+    assert "the model 'm'" in (await rejection(admit, key)).message
+    assert "the model 'm'" in (await rejection(admit, key, name="alias")).message
 
 
 async def test_a_dry_run_rejects_nothing_and_counts(admit: Any, broker: redis.Redis) -> None:
@@ -206,7 +210,7 @@ async def test_a_dry_run_rejects_nothing_and_counts(admit: Any, broker: redis.Re
     for _ in range(4):
         await admit(key)
     await admit(key, prompt=60)
-    await refused(admit, key)
+    await rejection(admit, key)
     counted = await broker.hgetall(counters_key(7, datetime.now(UTC)))
     assert counted == {
         b"dry:5:requests_per_day": b"3",
@@ -218,15 +222,15 @@ async def test_a_dry_run_rejects_nothing_and_counts(admit: Any, broker: redis.Re
 
 
 async def test_a_request_that_can_never_fit_gets_400(admit: Any) -> None:
-    fault = await refused(admit, make_key(key_set(tokens_per_minute=25)))
-    assert (fault.status, fault.param) == (400, "max_tokens")
-    fault = await refused(admit, make_key(key_set(max_prompt_tokens=9)))
-    assert (fault.status, fault.param) == (400, "messages")
-    fault = await refused(admit, make_key(key_set(max_output_tokens=19)))
-    assert (fault.status, fault.param) == (400, "max_tokens")
-    fault = await refused(admit, make_key(key_set(requests_per_day=0)))
-    assert (fault.status, fault.retry_after) == (429, None)
-    assert (b"x-should-retry", b"false") in fault.headers()
+    error = await rejection(admit, make_key(key_set(tokens_per_minute=25)))
+    assert (error.status, error.param) == (400, "max_tokens")
+    error = await rejection(admit, make_key(key_set(max_prompt_tokens=9)))
+    assert (error.status, error.param) == (400, "messages")
+    error = await rejection(admit, make_key(key_set(max_output_tokens=19)))
+    assert (error.status, error.param) == (400, "max_tokens")
+    error = await rejection(admit, make_key(key_set(requests_per_day=0)))
+    assert (error.status, error.retry_after) == (429, None)
+    assert (b"x-should-retry", b"false") in error.headers()
 
 
 async def test_a_default_max_tokens_is_reduced_to_the_limits(admit: Any) -> None:
@@ -238,9 +242,9 @@ async def test_a_default_max_tokens_is_reduced_to_the_limits(admit: Any) -> None
 async def test_a_lowered_limit_applies_immediately(admit: Any) -> None:
     for _ in range(50):
         await admit(make_key(key_set(requests_per_day=100)))
-    fault = await refused(admit, make_key(key_set(requests_per_day=2)))
-    assert fault.retry_after
-    assert fault.retry_after <= 86_400
+    error = await rejection(admit, make_key(key_set(requests_per_day=2)))
+    assert error.retry_after
+    assert error.retry_after <= 86_400
 
 
 async def test_reading_the_state_of_limits_takes_nothing(broker: redis.Redis) -> None:

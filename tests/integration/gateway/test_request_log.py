@@ -72,7 +72,7 @@ def call(texts: Sequence[str] = (), **grant: Any) -> Any:
     )
 
 
-def told(trace: RequestTrace, status: str = "200", *, complete: bool = True) -> dict[str, Any]:
+def record_of(trace: RequestTrace, status: str = "200", *, complete: bool = True) -> dict[str, Any]:
     return dict(msgspec.to_builtins(trace.record("gw-1", status, complete=complete)))
 
 
@@ -80,7 +80,7 @@ def test_the_record_of_a_completed_request() -> None:
     trace = RequestTrace(KEY, "req_1", "completions")
     trace.set_request(request(stream=True), b"{}")
     trace.active_requests.append(call())
-    record = told(trace)
+    record = record_of(trace)
     assert (record["requested_model"], record["served_model"], record["stream"], record["outcome"]) == (
         "m",
         "m1",
@@ -104,7 +104,7 @@ def test_the_record_of_a_completed_request() -> None:
 def test_several_prompts_are_one_record() -> None:
     trace = RequestTrace(KEY, "req_1", "completions")
     trace.active_requests += [call(), call()]
-    record = told(trace)
+    record = record_of(trace)
     assert (record["prompts"], record["prompt_tokens"], record["reserved_nano"]) == (2, 20, 600)
 
 
@@ -127,7 +127,7 @@ def test_several_prompts_are_one_record() -> None:
 def test_outcomes(status: str, code: str, complete: bool, verdict: str) -> None:
     trace = RequestTrace(KEY, "req_1", "messages")
     trace.error = ApiError(code, "") if code else None
-    assert told(trace, status, complete=complete)["outcome"] == verdict
+    assert record_of(trace, status, complete=complete)["outcome"] == verdict
 
 
 async def test_a_record_names_the_limit_that_rejected_the_request(broker: Any) -> None:
@@ -150,7 +150,7 @@ async def test_a_record_names_the_limit_that_rejected_the_request(broker: Any) -
         await admission.admit(demand)
     trace = RequestTrace(key, "req_1", "completions")
     trace.error = refused.value
-    record = told(trace, "429")
+    record = record_of(trace, "429")
     assert record["limited_by"].pop("reset_ms") > 50_000
     assert record["limited_by"] == {
         **{"kind": "limit", "scope": "project", "id": 9, "model": "m", "name": "requests_per_minute"},

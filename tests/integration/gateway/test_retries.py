@@ -21,7 +21,7 @@ HELLO: Any = [{"role": "user", "content": "Hello"}]
 RETRIES = 1
 
 # code, retry time, the exception of each SDK, whether the SDKs may retry
-FAULTS = [
+ERRORS = [
     ("invalid_value", None, openai.BadRequestError, anthropic.BadRequestError, False),
     ("invalid_api_key", None, openai.AuthenticationError, anthropic.AuthenticationError, False),
     ("tenant_suspended", None, openai.PermissionDeniedError, anthropic.PermissionDeniedError, False),
@@ -43,7 +43,7 @@ FAULTS = [
 
 
 @contextmanager
-def answering(fault: ApiError, words: Dialect) -> Iterator[tuple[str, list[str]]]:
+def error_server(api_error: ApiError, words: Dialect) -> Iterator[tuple[str, list[str]]]:
     """Run a server that responds to every request with the error; yield its URL and the list of requested paths."""
     asked: list[str] = []
 
@@ -51,9 +51,9 @@ def answering(fault: ApiError, words: Dialect) -> Iterator[tuple[str, list[str]]
         def do_POST(self) -> None:
             asked.append(self.path)
             self.rfile.read(int(self.headers["content-length"]))
-            body = json.dumps(words.body(fault, "req_1")).encode()
-            self.send_response(words.status(fault))
-            for name, value in [*fault.headers(), (b"content-length", str(len(body)).encode())]:
+            body = json.dumps(words.body(api_error, "req_1")).encode()
+            self.send_response(words.status(api_error))
+            for name, value in [*api_error.headers(), (b"content-length", str(len(body)).encode())]:
                 self.send_header(name.decode(), value.decode())
             self.end_headers()
             self.wfile.write(body)
@@ -101,16 +101,16 @@ def call_anthropic(url: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize(("code", "after", "of_openai", "of_anthropic", "again"), FAULTS)
+@pytest.mark.parametrize(("code", "after", "of_openai", "of_anthropic", "again"), ERRORS)
 def test_errors_and_retries(
     code: str, after: float | None, of_openai: type[Exception], of_anthropic: type[Exception], again: bool, kind: str
 ) -> None:
-    fault = ApiError(code, "Because.", retry_after=after)
+    api_error = ApiError(code, "Because.", retry_after=after)
     for words, call, class_ in (
         (OPENAI, call_openai, of_openai),
         (ANTHROPIC, call_anthropic, of_anthropic),
     ):
-        with answering(fault, words) as (url, asked):
+        with error_server(api_error, words) as (url, asked):
             with pytest.raises(class_) as raised:
                 call(url, kind)
             assert type(raised.value) is class_

@@ -51,30 +51,30 @@ async def soon(true: Callable[[], Any], seconds: float = 60) -> float:
 async def test_a_revoked_key_and_its_requests_end_within_a_second(watched: Watched, new_key: Any) -> None:
     key, secret = await sync_to_async(new_key)()
     _, other = await sync_to_async(new_key)()
-    assert await watched.fault(secret) is await watched.fault(other) is None
+    assert await watched.error_code(secret) is await watched.error_code(other) is None
     ended: list[tuple[float, str]] = []
     live = await watched.keys.find(secret)
     bystander = await watched.keys.find(other)
     assert live and bystander
-    watched.live.add(live, lambda fault: ended.append((time.monotonic(), fault.code)))
-    watched.live.add(bystander, lambda fault: ended.append((0, "the wrong one")))
+    watched.live.add(live, lambda error: ended.append((time.monotonic(), error.code)))
+    watched.live.add(bystander, lambda error: ended.append((0, "the wrong one")))
     await asyncio.sleep(0.3)
     await sync_to_async(actions.do_revoke_api_key)(key)
     committed = time.monotonic()
-    took = await soon(lambda: refused(watched, secret))
+    took = await soon(lambda: is_rejected(watched, secret))
     assert took < WITHIN
-    await soon(lambda: told(ended))
+    await soon(lambda: has_ended(ended))
     ((at, code),) = ended
     assert code == "invalid_api_key"
     assert at - committed < WITHIN
-    assert await watched.fault(other) is None
+    assert await watched.error_code(other) is None
 
 
-async def refused(watched: Watched, secret: str) -> bool:
-    return await watched.fault(secret) is not None
+async def is_rejected(watched: Watched, secret: str) -> bool:
+    return await watched.error_code(secret) is not None
 
 
-async def told(ended: list[Any]) -> bool:
+async def has_ended(ended: list[Any]) -> bool:
     return bool(ended)
 
 
@@ -84,14 +84,14 @@ async def test_a_suspended_tenants_requests_end(watched: Watched, new_key: Any) 
     ended: list[str] = []
     live = await watched.keys.find(secret)
     assert live
-    watched.live.add(live, lambda fault: ended.append(fault.code))
+    watched.live.add(live, lambda error: ended.append(error.code))
     await sync_to_async(lambda: actions.do_suspend_tenant(key.tenant))()
-    await soon(lambda: told(ended), WITHIN)
+    await soon(lambda: has_ended(ended), WITHIN)
     assert ended == ["tenant_suspended"]
     await sync_to_async(lambda: actions.do_resume_tenant(key.tenant))()
 
     async def works_again() -> bool:
-        return await watched.fault(secret) is None
+        return await watched.error_code(secret) is None
 
     await soon(works_again, WITHIN)
 
@@ -117,17 +117,17 @@ async def test_a_cached_key_in_valkey_is_used_until_its_tenant_changes(
     assert believed and believed.project_id == -1
     monkeypatch.setattr("tenants.keys.key_snapshots.notify_gateways", lambda *_: None)
     await sync_to_async(actions.do_revoke_api_key)(key)
-    await soon(lambda: refused(watched, secret), WITHIN)
+    await soon(lambda: is_rejected(watched, secret), WITHIN)
     await asyncio.sleep(0.6)
     assert await broker.get(name) == copy
-    assert await refused(watched, secret)
+    assert await is_rejected(watched, secret)
 
 
 async def test_without_polls_every_request_queries_the_database(
     watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, secret = await sync_to_async(new_key)()
-    assert await watched.fault(secret) is None
+    assert await watched.error_code(secret) is None
 
     async def hang(self: Any) -> None:
         await asyncio.sleep(60)
@@ -135,7 +135,7 @@ async def test_without_polls_every_request_queries_the_database(
     monkeypatch.setattr(ChangeFeedReader, "_poll", hang)
     await asyncio.sleep(authentication.FRESH_SECONDS + 0.3)
     await sync_to_async(actions.do_revoke_api_key)(key)
-    assert await watched.fault(secret) == "invalid_api_key"
+    assert await watched.error_code(secret) == "invalid_api_key"
 
 
 async def test_a_change_during_a_lookup_is_not_overwritten_in_the_cache(
@@ -156,22 +156,22 @@ async def test_a_change_during_a_lookup_is_not_overwritten_in_the_cache(
         return row
 
     monkeypatch.setattr(watched.keys, "_read_row", slow)
-    assert await watched.fault(secret) == "invalid_api_key"
+    assert await watched.error_code(secret) == "invalid_api_key"
     assert looked_up == 2
 
 
 async def test_a_key_is_used_only_from_its_addresses(watched: Watched, new_key: Any) -> None:
     _, secret = await sync_to_async(new_key)(allowed_ip_ranges=["10.0.0.0/8"])
-    assert await watched.fault(secret) is None
+    assert await watched.error_code(secret) is None
     _, secret = await sync_to_async(new_key)(allowed_ip_ranges=["192.168.0.0/16"])
-    assert await watched.fault(secret) == "invalid_api_key"
+    assert await watched.error_code(secret) == "invalid_api_key"
 
 
 async def test_last_uses_are_stored(watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(revocation, "USES_SECONDS", 0.1)
     monkeypatch.setattr(watched.watcher, "_uses_at", 0.0)
     key, secret = await sync_to_async(new_key)()
-    await watched.fault(secret)
+    await watched.error_code(secret)
 
     async def written() -> bool:
         return bool(await sync_to_async(unscoped(ApiKeyUsage).filter)(key_id=key.pk))
@@ -185,7 +185,7 @@ async def test_without_the_database_requests_are_rejected_until_it_recovers(brok
     watched = Watched(broker, nobody)
     await watched.watcher.start()
     started = time.monotonic()
-    assert await watched.fault("sk-mr-any") == "server_is_overloaded"
+    assert await watched.error_code("sk-mr-any") == "server_is_overloaded"
     assert time.monotonic() - started < WITHIN
     await watched.watcher.stop()
     await nobody.close()
@@ -205,7 +205,7 @@ async def test_a_key_with_an_old_pepper_is_rehashed_with_the_newest(
     await sync_to_async(store_under_the_old_one)()
     await broker.flushdb()
     watched.keys._peppers = (newest, "an older pepper, of forty characters or so")
-    assert await watched.fault(secret) is None
+    assert await watched.error_code(secret) is None
 
     def stored() -> tuple[bytes, bytes, str]:
         row = unscoped(ApiKey).get(pk=key.pk)
@@ -217,7 +217,7 @@ async def test_a_key_with_an_old_pepper_is_rehashed_with_the_newest(
         return await sync_to_async(stored)() == (new, new, snapshot.pepper_id(newest))
 
     await soon(moved)
-    assert await watched.fault(secret) is None
+    assert await watched.error_code(secret) is None
     (entry,) = await sync_to_async(unscoped(AuditEntry).filter)(action="key.rehashed")
     assert (entry.actor, entry.before, entry.after) == (
         "gateway",

@@ -130,7 +130,7 @@ async def serving(gate: Gate, model: str) -> bool:
     return bool(gate.dispatcher.replicas.serving(model))
 
 
-async def whole(gate: Gate, call: ActiveRequest) -> list[Tokens | End]:
+async def events_of(gate: Gate, call: ActiveRequest) -> list[Tokens | End]:
     async with asyncio.timeout(60):
         return [event async for event in gate.service.events(call)]
 
@@ -147,7 +147,7 @@ async def test_a_tenants_model_name_is_routed_by_its_policy(gate: Gate, a: Repli
     assert call.model == "a"
     assert await a.claim(call.request_id)
     await a.send(Tokens(call.request_id, 1, 0, [5], "Hi"), end(call, TokenUsage(10, output=1), seq=1))
-    assert [type(event) for event in await whole(gate, call)] == [Tokens, End]
+    assert [type(event) for event in await events_of(gate, call)] == [Tokens, End]
     gate.service.release(call)
     decision_record = await gate.decision_record(call)
     assert (
@@ -162,7 +162,7 @@ async def test_a_tenants_model_name_is_routed_by_its_policy(gate: Gate, a: Repli
 async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replica, b: Replica) -> None:
     call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
     assert await a.claim(call.request_id)
-    reading = asyncio.create_task(whole(gate, call))
+    reading = asyncio.create_task(events_of(gate, call))
     await a.send(Failed(call.request_id, 1, 0, "internal_error", "the engine failed"))
 
     async def second_execution() -> bool:
@@ -189,7 +189,7 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
 async def test_a_request_that_killed_the_workers_of_one_model_does_not_fall_back(gate: Gate, a: Replica) -> None:
     call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
     assert await a.claim(call.request_id)
-    reading = asyncio.create_task(whole(gate, call))
+    reading = asyncio.create_task(events_of(gate, call))
     await a.send(Failed(call.request_id, 1, 0, "not_served", "3 workers were lost"))
     with pytest.raises(ApiError) as caught:
         await reading
@@ -433,7 +433,7 @@ async def test_a_request_reported_as_failed_is_not_billed_though_it_completed(
     await gate.broker.hset(claim, "state", "done")  # type: ignore[misc]
     gate.dispatcher.fail_locally(call.execution, code, "lost")
     with pytest.raises(ApiError, match="lost"):
-        await whole(gate, call)
+        await events_of(gate, call)
     (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
     assert (told.attempt, told.outcome, told.finish_reason) == (1, "failed", code)
     assert not await gate.broker.exists(pins)  # nor does it keep its pins

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SEE = "import platform; print(platform.system(), platform.__file__)"
+SCRIPT = "import platform; print(platform.system(), platform.__file__)"
 
 
 def standard(said: str) -> bool:
@@ -30,10 +30,10 @@ def test_under_pytest() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["manage.py", "shell", "--no-imports", "-c", SEE],
-        ["-c", f"import millrace.conf.celery; {SEE}"],
-        ["-c", f"import uvicorn.importer as i; i.import_from_string('millrace.conf.asgi:application'); {SEE}"],
-        ["-c", f"import inference_worker.worker.app; {SEE}"],
+        ["manage.py", "shell", "--no-imports", "-c", SCRIPT],
+        ["-c", f"import millrace.conf.celery; {SCRIPT}"],
+        ["-c", f"import uvicorn.importer as i; i.import_from_string('millrace.conf.asgi:application'); {SCRIPT}"],
+        ["-c", f"import inference_worker.worker.app; {SCRIPT}"],
     ],
     ids=["manage.py", "celery app", "asgi", "worker"],
 )

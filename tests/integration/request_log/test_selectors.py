@@ -58,7 +58,7 @@ def names(page: selectors.RequestPage) -> list[str]:
     return [row.record.request_id for row in page.rows]
 
 
-def asked(tenant: Tenant, cursor: str | None = None, size: int = 50, **filters: Any) -> selectors.RequestPage:
+def page_of(tenant: Tenant, cursor: str | None = None, size: int = 50, **filters: Any) -> selectors.RequestPage:
     with tenant_scope(tenant):
         return selectors.requests_page(Filters(tenant.pk, **filters), cursor, size)
 
@@ -67,19 +67,19 @@ def test_lists_are_paged_in_both_directions(acme):
     for number in range(5):
         record(acme, number)
     record(acme, 5, started_at=NOW - timedelta(minutes=4), request_id="req_0035")  # at the same time as another
-    first = asked(acme, size=2)
+    first = page_of(acme, size=2)
     assert (names(first), first.newer) == (["req_000", "req_001"], None)
-    second = asked(acme, first.older, 2)
-    third = asked(acme, second.older, 2)
+    second = page_of(acme, first.older, 2)
+    third = page_of(acme, second.older, 2)
     assert names(second) + names(third) == ["req_002", "req_003", "req_004", "req_0035"]
     assert third.older is None
-    back = asked(acme, third.newer, 2)
+    back = page_of(acme, third.newer, 2)
     assert names(back) == names(second)
-    assert names(asked(acme, back.newer, 2)) == names(first)
-    assert asked(acme, back.newer, 2).newer is None
+    assert names(page_of(acme, back.newer, 2)) == names(first)
+    assert page_of(acme, back.newer, 2).newer is None
     for cursor in ("", "x", "eA", "Zg==", "ÿ"):
         with pytest.raises(BadCursor):
-            asked(acme, cursor)
+            page_of(acme, cursor)
 
 
 def test_filters(acme):
@@ -99,7 +99,7 @@ def test_filters(acme):
         ({"start": NOW - timedelta(minutes=1)}, [0, 1]),
         ({"end": NOW - timedelta(minutes=1)}, [2]),
     ):
-        assert names(asked(acme, **filters)) == [f"req_{number:03}" for number in found], filters
+        assert names(page_of(acme, **filters)) == [f"req_{number:03}" for number in found], filters
 
 
 def test_pages_contain_usage_for_any_length(acme):
@@ -108,9 +108,9 @@ def test_pages_contain_usage_for_any_length(acme):
         use(acme, NOW - timedelta(minutes=number), line)
         record(acme, number, request_id=of(UsageEvent, acme)[-1].request_id)
     with CaptureQueriesContext(connection) as few:
-        assert len(asked(acme, size=2).rows) == 2
+        assert len(page_of(acme, size=2).rows) == 2
     with CaptureQueriesContext(connection) as many:
-        page = asked(acme)
+        page = page_of(acme)
     assert len(few) == len(many)
     events = {event.request_id: event for event in of(UsageEvent, acme)}
     for row in page.rows:
@@ -154,7 +154,7 @@ def test_the_details_of_a_request_with_several_prompts(acme):
         story = selectors.story(acme.pk, "req_a")
     assert story is not None
     assert [execution.event.request_id for execution in story.executions] == ["req_a", "req_a.1", "req_a.2"]
-    (row,) = asked(acme).rows
+    (row,) = page_of(acme).rows
     assert row.usage is not None
     assert (row.usage.cost_femto, row.usage.executions) == (story.cost_femto, 3) == (3 * 30 * 10**9, 3)
 
@@ -178,7 +178,7 @@ def test_another_tenants_requests_are_not_visible(acme):
     with tenant_scope(acme):
         assert selectors.story(acme.pk, event.request_id) is None
         assert selectors.rates(acme.pk, NOW - timedelta(days=9), NOW + timedelta(days=1)).total.requests == 0
-    assert names(asked(acme)) == []
+    assert names(page_of(acme)) == []
     client = by_key(acme)
     for name in (event.request_id, "req_001", "req_nobody"):
         assert client.get(f"/api/requests/{name}").status_code == 404

@@ -13,7 +13,7 @@ from tenants.actions.webhooks import do_create_endpoint, do_disable_endpoint
 from tenants.models import User
 from tenants.outbox.email_outbox import send_emails
 from tenants.outbox.email_rendering import render_email
-from tests.support.emails import alike, html
+from tests.support.emails import check_email, html
 
 
 def test_values_are_escaped_only_in_html():
@@ -38,7 +38,7 @@ def test_an_invitation_email():
     invitation = actions.do_invite(acme, "new@acme.example", "billing")
     invitations.send_email(acme.pk, invitation.pk)
     (message,) = mail.outbox
-    alike(message, invitations.link(invitation), "Billing", f"{invitation.expires_at:%-d %B %Y, %H:%M} UTC")
+    check_email(message, invitations.link(invitation), "Billing", f"{invitation.expires_at:%-d %B %Y, %H:%M} UTC")
     assert "Acme &lt;Robotics&gt;" in html(message)
     assert "Accept invitation</a>" in html(message)
 
@@ -50,7 +50,7 @@ def test_an_email_of_a_disabled_webhook():
     do_disable_endpoint(endpoint, because="Nothing has arrived for 3 days.")
     assert send_emails() == 1
     (message,) = mail.outbox
-    alike(message, "https://example.com/hook", "Nothing has arrived for 3 days.", "/t/acme/webhooks/")
+    check_email(message, "https://example.com/hook", "Nothing has arrived for 3 days.", "/t/acme/webhooks/")
     assert "Message-ID" in message.extra_headers
     assert 'href="https://example.com/hook"' not in html(message)
 
@@ -62,5 +62,5 @@ def test_an_email_of_a_password_reset(client):
     (message,) = mail.outbox
     assert message.subject == "Set a new password"
     (link,) = re.findall(r"http\S+/account/password/reset/\S+", message.body)
-    alike(message, link)
+    check_email(message, link)
     assert f'href="{link}"' in html(message)

@@ -66,7 +66,7 @@ def server() -> Iterator[tuple[Receiver, str]]:
         yield receiver, f"http://127.0.0.1:{port}/hook?a=1"
 
 
-def tell(tenant: Tenant, key: str = "paid:1", kind: str = "invoice.paid") -> WebhookEvent | None:
+def enqueue_event(tenant: Tenant, key: str = "paid:1", kind: str = "invoice.paid") -> WebhookEvent | None:
     with tenant_scope(tenant):
         return enqueue(tenant.pk, kind, key, PAID)
 
@@ -89,7 +89,7 @@ def only_delivery(tenant: Tenant) -> WebhookDelivery:
 def test_a_delivery_is_signed_and_logged(tenant, server):
     receiver, url = server
     endpoint, secret = do_create_endpoint(tenant, url)
-    event = tell(tenant)
+    event = enqueue_event(tenant)
     assert sending.send_all() == 1
     (got,) = receiver.received
     assert got.path == "/hook?a=1"
@@ -116,13 +116,13 @@ def test_the_standards_test_vector():
 
 def test_the_same_event_is_recorded_once(tenant, server):
     do_create_endpoint(tenant, server[1])
-    assert tell(tenant) is not None
-    assert tell(tenant) is None
+    assert enqueue_event(tenant) is not None
+    assert enqueue_event(tenant) is None
     other = actions.do_create_tenant("other", "Other")
-    assert tell(other) is not None  # keys belong to a tenant
+    assert enqueue_event(other) is not None  # keys belong to a tenant
     assert len(of(WebhookDelivery, tenant)) == 1
     with pytest.raises(ValueError, match="unknown event type"):
-        tell(tenant, "x", "invoice.lost")
+        enqueue_event(tenant, "x", "invoice.lost")
 
 
 def test_a_rolled_back_event_is_not_sent(tenant, server):
@@ -140,7 +140,7 @@ def test_endpoints_receive_their_event_types(tenant, server):
     every, _ = do_create_endpoint(tenant, url)
     off, _ = do_create_endpoint(tenant, url)
     do_update_endpoint(off, active=False)
-    tell(tenant)
+    enqueue_event(tenant)
     assert only_delivery(tenant).endpoint_id == every.pk
 
 
@@ -148,7 +148,7 @@ def test_a_failed_delivery_is_retried_with_the_same_id(tenant, server):
     receiver, url = server
     receiver.status = 500
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     assert [sending.send_all(), sending.send_all()] == [1, 0]
     row = only_delivery(tenant)
     wait = (row.next_attempt_at - datetime.now(UTC)).total_seconds()
@@ -167,7 +167,7 @@ def test_a_delivery_fails_after_eight_attempts_and_can_be_replayed(tenant, serve
     receiver, url = server
     receiver.status, receiver.answer = 503, b"\x00\xff" + b"y" * 5000
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     for _ in range(10):
         sending.send_all()
         later()
@@ -188,7 +188,7 @@ def test_redirects_are_not_followed(tenant, server):
     receiver, url = server
     receiver.status, receiver.headers = 302, {"Location": url}
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     sending.send_all()
     assert len(receiver.received) == 1
     assert of(WebhookAttempt, tenant)[0].error == "The response status was 302."
@@ -204,12 +204,12 @@ def test_an_endpoint_that_fails_for_days_is_disabled_with_an_email(tenant, serve
     receiver, url = server
     receiver.status = 500
     endpoint, _ = do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     sending.send_all()
     with all_tenants_scope(BypassReason.COMMAND):
         WebhookEndpoint.objects.all_tenants().update(failing_since=datetime.now(UTC) - timedelta(days=4))
     later()
-    tell(tenant, "another")
+    enqueue_event(tenant, "another")
     fail_for_good(tenant)
     row = of(WebhookEndpoint, tenant)[0]
     assert not row.active
@@ -230,7 +230,7 @@ def test_an_endpoint_that_returns_410_is_disabled_immediately(tenant, server):
     receiver, url = server
     receiver.status = 410
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     sending.send_all()
     assert not of(WebhookEndpoint, tenant)[0].active
     assert only_delivery(tenant).state == "failed"
@@ -346,7 +346,7 @@ def test_actions_are_audited_without_secrets(tenant, server):
 def test_old_events_are_deleted(tenant, server):
     do_send_test_event(do_create_endpoint(tenant, server[1])[0])
     sending.send_all()
-    tell(tenant)
+    enqueue_event(tenant)
     with all_tenants_scope(BypassReason.COMMAND):
         WebhookEvent.objects.all_tenants().filter(event_type="webhook.test").update(
             created_at=datetime.now(UTC) - EVENT_RETENTION
@@ -366,7 +366,7 @@ def test_concurrent_senders_send_each_delivery_once(server):
     for tenant in tenants:
         do_create_endpoint(tenant, url)
         for number in range(5):
-            tell(tenant, f"k{number}")
+            enqueue_event(tenant, f"k{number}")
     with ThreadPoolExecutor(3) as pool:
         tried = list(pool.map(lambda _: send_webhooks(), range(3)))
     tried.append(send_webhooks())  # deliveries for which no sender was free
@@ -383,7 +383,7 @@ def test_one_tenants_hanging_server_delays_no_other(server):
         for tenant, where in ((slow, f"http://127.0.0.1:{port}/"), (quick, url)):
             do_create_endpoint(tenant, where)
             for number in range(3):
-                tell(tenant, f"k{number}")
+                enqueue_event(tenant, f"k{number}")
         with ThreadPoolExecutor(1) as pool:
             busy = pool.submit(send_webhooks)
             while len(receiver.received) < 3:
@@ -402,7 +402,7 @@ def test_concurrent_calls_record_an_event_once():
     def note(_: int) -> bool:
         start.wait()
         try:
-            return tell(tenant) is not None
+            return enqueue_event(tenant) is not None
         finally:
             connection.close()
 
@@ -418,7 +418,7 @@ class Killed(BaseException):
 def test_another_sender_takes_over_from_a_killed_one(tenant, server, monkeypatch, place):
     receiver, url = server
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
 
     def die(*_: object) -> None:
         raise Killed
@@ -438,7 +438,7 @@ def test_a_sender_with_an_expired_lease_does_not_postpone_anothers_delivery(tena
     """Its lease expired and another sender took over. Its attempt is logged, and the other continues."""
     _, url = server
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     slow = sending._claim(datetime.now(UTC))
     later(hours=0.1)
     other = sending._claim(datetime.now(UTC))
@@ -452,7 +452,7 @@ def test_a_sender_with_an_expired_lease_does_not_postpone_anothers_delivery(tena
 
 def test_an_endpoint_deleted_during_a_delivery(tenant, server):
     endpoint, _ = do_create_endpoint(tenant, server[1])
-    tell(tenant)
+    enqueue_event(tenant)
     claimed = sending._claim(datetime.now(UTC))
     do_delete_endpoint(endpoint)
     assert not sending._record(claimed, sending.WebhookResponse(200, 1), datetime.now(UTC))

@@ -80,7 +80,7 @@ class Replicas:
         self.broker.hset(self._queued(job), "tenant", job.billing_context.tenant_id)
         return job.billing_context.request_id, 0, 1
 
-    def ask(self, worker: Worker, prompt: list[int], *points: tuple[int, int], tenant: int = 1) -> TokenUsage:
+    def usage_of(self, worker: Worker, prompt: list[int], *points: tuple[int, int], tenant: int = 1) -> TokenUsage:
         """Run a request and return its usage, which is also billed."""
         job = self.job(prompt, *points, tenant=tenant)
         worker.serve([self.queue(job)])
@@ -145,10 +145,10 @@ def test_a_prefix_written_by_one_replica_is_read_at_another(
     replicas: Replicas, seconds: int, written: TokenUsage
 ) -> None:
     one, two = replicas.start("one"), replicas.start("two")
-    assert replicas.ask(one, PROMPT, (96, seconds)) == written
-    assert replicas.ask(two, PROMPT, (96, seconds)) == READ
+    assert replicas.usage_of(one, PROMPT, (96, seconds)) == written
+    assert replicas.usage_of(two, PROMPT, (96, seconds)) == READ
     assert list(replicas.runners[1].steps[0].values()) == [100]  # although it was computed again
-    assert replicas.ask(replicas.start("three"), [*PROMPT[:64], *distinct(36, 2)]) == TokenUsage(36, 64, output=1)
+    assert replicas.usage_of(replicas.start("three"), [*PROMPT[:64], *distinct(36, 2)]) == TokenUsage(36, 64, output=1)
 
 
 def test_the_miss_reason_is_that_another_replica_had_the_prefix(replicas: Replicas) -> None:
@@ -160,9 +160,9 @@ def test_the_miss_reason_is_that_another_replica_had_the_prefix(replicas: Replic
 
 def test_a_restarted_worker_bills_as_read(replicas: Replicas) -> None:
     worker = replicas.start("one")
-    assert replicas.ask(worker, PROMPT, (96, FIVE)) == WRITTEN
+    assert replicas.usage_of(worker, PROMPT, (96, FIVE)) == WRITTEN
     replicas.stop(worker)
-    assert replicas.ask(replicas.start("one"), PROMPT, (96, FIVE)) == READ
+    assert replicas.usage_of(replicas.start("one"), PROMPT, (96, FIVE)) == READ
 
 
 def test_pins_with_the_embedded_model(broker: redis.Redis, queued: Queued, settings: WorkerSettings) -> None:
@@ -170,60 +170,60 @@ def test_pins_with_the_embedded_model(broker: redis.Redis, queued: Queued, setti
     replicas = Replicas(broker, queued, replace(settings, max_num_seqs=4, cpu_threads=1))
     one, two = replicas.start("one"), replicas.start("two")
     try:
-        assert replicas.ask(one, PROMPT, (96, FIVE)) == WRITTEN
-        assert replicas.ask(two, PROMPT) == READ
+        assert replicas.usage_of(one, PROMPT, (96, FIVE)) == WRITTEN
+        assert replicas.usage_of(two, PROMPT) == READ
     finally:
         for worker in (one, two):
             replicas.stop(worker)
 
 
 def test_a_pin_expires(replicas: Replicas) -> None:
-    replicas.ask(replicas.start("one"), PROMPT, (32, HOUR), (96, FIVE))
+    replicas.usage_of(replicas.start("one"), PROMPT, (32, HOUR), (96, FIVE))
     replicas.pass_time(270)
-    assert replicas.ask(replicas.start("two"), PROMPT) == READ
+    assert replicas.usage_of(replicas.start("two"), PROMPT) == READ
     replicas.pass_time(300)
-    usage = replicas.ask(replicas.start("three"), PROMPT, (32, HOUR), (96, FIVE))
+    usage = replicas.usage_of(replicas.start("three"), PROMPT, (32, HOUR), (96, FIVE))
     assert usage == TokenUsage(4, 32, 64, output=1)
     replicas.pass_time(3600)
-    assert replicas.ask(replicas.start("four"), PROMPT) == TokenUsage(100, output=1)
+    assert replicas.usage_of(replicas.start("four"), PROMPT) == TokenUsage(100, output=1)
 
 
 def test_a_hit_restarts_the_time(replicas: Replicas) -> None:
-    replicas.ask(replicas.start("one"), PROMPT, (96, FIVE))
+    replicas.usage_of(replicas.start("one"), PROMPT, (96, FIVE))
     for number in range(3):
         replicas.pass_time(200)
-        assert replicas.ask(replicas.start(f"hit {number}"), PROMPT) == READ
+        assert replicas.usage_of(replicas.start(f"hit {number}"), PROMPT) == READ
     replicas.pass_time(300)
-    assert replicas.ask(replicas.start("too late"), PROMPT, (96, FIVE)) == WRITTEN
+    assert replicas.usage_of(replicas.start("too late"), PROMPT, (96, FIVE)) == WRITTEN
 
 
 def test_a_hit_at_the_writing_replica_restarts_the_time_too(replicas: Replicas) -> None:
     one = replicas.start("one")
-    replicas.ask(one, PROMPT, (96, FIVE))
+    replicas.usage_of(one, PROMPT, (96, FIVE))
     replicas.pass_time(200)
-    assert replicas.ask(one, PROMPT) == READ
+    assert replicas.usage_of(one, PROMPT) == READ
     replicas.pass_time(200)
-    assert replicas.ask(replicas.start("two"), PROMPT) == READ
+    assert replicas.usage_of(replicas.start("two"), PROMPT) == READ
 
 
 def test_a_pin_of_an_hour_stays_for_an_hour(replicas: Replicas) -> None:
-    replicas.ask(replicas.start("one"), PROMPT, (96, HOUR))
-    replicas.ask(replicas.start("two"), PROMPT, (96, FIVE))
+    replicas.usage_of(replicas.start("one"), PROMPT, (96, HOUR))
+    replicas.usage_of(replicas.start("two"), PROMPT, (96, FIVE))
     replicas.pass_time(3500)
-    assert replicas.ask(replicas.start("three"), PROMPT) == READ
+    assert replicas.usage_of(replicas.start("three"), PROMPT) == READ
 
 
 def test_another_tenant_does_not_read_the_prefix(replicas: Replicas) -> None:
-    replicas.ask(replicas.start("one"), PROMPT, (96, FIVE))
+    replicas.usage_of(replicas.start("one"), PROMPT, (96, FIVE))
     two = replicas.start("two")
-    assert replicas.ask(two, PROMPT, (96, FIVE), tenant=2) == WRITTEN
-    assert replicas.ask(two, PROMPT, tenant=3) == TokenUsage(100, output=1)
+    assert replicas.usage_of(two, PROMPT, (96, FIVE), tenant=2) == WRITTEN
+    assert replicas.usage_of(two, PROMPT, tenant=3) == TokenUsage(100, output=1)
 
 
 def test_another_tenants_salt_does_not_read_the_prefix(replicas: Replicas) -> None:
     """The tenant is in the key and in the hashes; either would suffice."""
     one, two = replicas.start("one"), replicas.start("two")
-    replicas.ask(one, PROMPT, (96, FIVE))
+    replicas.usage_of(one, PROMPT, (96, FIVE))
     stolen = msgspec.structs.replace(replicas.job(PROMPT, tenant=2), cache_salt=b"of tenant 1")
     two.serve([replicas.queue(stolen)])
     assert replicas.billed(stolen).usage.cache_read == 0
@@ -241,7 +241,7 @@ def test_a_pin_is_shared_before_its_request_ends(replicas: Replicas) -> None:
     serving.start()
     try:
         assert replicas.is_pinned()
-        assert replicas.ask(two, PROMPT) == READ
+        assert replicas.usage_of(two, PROMPT) == READ
         assert not replicas.is_billed(long)
     finally:
         steps.release(100)
@@ -264,33 +264,33 @@ def test_a_failed_write_leaves_no_pin(replicas: Replicas) -> None:
     one.serve([replicas.queue(job)])
     assert told.is_set()
     assert replicas.billed(job).outcome == "failed"
-    assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
+    assert replicas.usage_of(two, PROMPT, (96, FIVE)) == WRITTEN
 
 
 def test_pins_lost_by_the_broker_cost_a_write_and_cause_no_error(replicas: Replicas) -> None:
     one, two = replicas.start("one"), replicas.start("two")
-    replicas.ask(one, PROMPT, (96, FIVE))
+    replicas.usage_of(one, PROMPT, (96, FIVE))
     replicas.broker.flushdb()
-    assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
+    assert replicas.usage_of(two, PROMPT, (96, FIVE)) == WRITTEN
     replicas.broker.flushdb()
-    assert replicas.ask(one, PROMPT, (96, FIVE)) == READ  # its engine has the pin and reports it again
-    assert replicas.ask(replicas.start("three"), PROMPT) == READ
+    assert replicas.usage_of(one, PROMPT, (96, FIVE)) == READ  # its engine has the pin and reports it again
+    assert replicas.usage_of(replicas.start("three"), PROMPT) == READ
 
 
 def test_a_failed_lookup_costs_a_write_and_is_logged_once(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = replicas.start("one"), replicas.start("two")
-    replicas.ask(one, PROMPT, (96, FIVE))
-    replicas.ask(one, distinct(100, 2), (96, FIVE))
+    replicas.usage_of(one, PROMPT, (96, FIVE))
+    replicas.usage_of(one, distinct(100, 2), (96, FIVE))
 
     def away(**_: object) -> None:
         raise redis.ConnectionError("away")
 
     with structlog.testing.capture_logs() as logs, monkeypatch.context() as patched:
         patched.setattr(two._shared_pins, "_look_up", away)
-        assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
-        assert replicas.ask(two, distinct(100, 3), (96, FIVE)) == WRITTEN
+        assert replicas.usage_of(two, PROMPT, (96, FIVE)) == WRITTEN
+        assert replicas.usage_of(two, distinct(100, 3), (96, FIVE)) == WRITTEN
     assert [each["event"] for each in logs].count("pin_lookup_failed") == 1
-    assert replicas.ask(two, distinct(100, 2)) == READ
+    assert replicas.usage_of(two, distinct(100, 2)) == READ
 
 
 def test_above_the_limit_nothing_is_pinned_or_billed_as_written(
@@ -298,7 +298,7 @@ def test_above_the_limit_nothing_is_pinned_or_billed_as_written(
 ) -> None:
     monkeypatch.setattr(shared_pins, "MAX_PINS", 8)
     one, two = replicas.start("one"), replicas.start("two")
-    assert replicas.ask(one, PROMPT, (96, FIVE)) == WRITTEN
+    assert replicas.usage_of(one, PROMPT, (96, FIVE)) == WRITTEN
     job = replicas.job(distinct(100, 2), (96, FIVE))
     two.serve([replicas.queue(job)])
     event = replicas.billed(job)
@@ -313,11 +313,11 @@ def test_above_the_limit_nothing_is_pinned_or_billed_as_written(
 def test_requests_without_pins_need_no_lookup(replicas: Replicas) -> None:
     one, two = replicas.start("one"), replicas.start("two")
     replicas.broker.config_resetstat()  # type: ignore[no-untyped-call]
-    replicas.ask(one, PROMPT, tenant=2)
-    replicas.ask(two, PROMPT, tenant=2)
+    replicas.usage_of(one, PROMPT, tenant=2)
+    replicas.usage_of(two, PROMPT, tenant=2)
     assert not {"cmdstat_zmscore", "cmdstat_zadd"} & set(replicas.broker.info("commandstats"))
-    replicas.ask(one, PROMPT, (96, FIVE))
-    replicas.ask(two, PROMPT)
+    replicas.usage_of(one, PROMPT, (96, FIVE))
+    replicas.usage_of(two, PROMPT)
     assert replicas.broker.info("commandstats")["cmdstat_zmscore"]["calls"] == 3  # reported, looked up, reported
 
 

@@ -80,7 +80,7 @@ class MemoryRunner(FakeRunner):
         self.slots: dict[int, list[int | None]] = {i: [None] * block_size for i in range(num_host_blocks)}
         self._sampled: dict[Sequence, int] = {}  # the last token of each request
         self._queue: list[Callable[[], None]] = []
-        self.faults: list[str] = []  # the engine survives them as failed steps, but a test must fail
+        self.errors: list[str] = []  # the engine survives them as failed steps, but a test must fail
 
     def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
         self.steps.append({s.seq.request_id: s.num_new_tokens for s in output.scheduled})
@@ -119,8 +119,8 @@ class MemoryRunner(FakeRunner):
             block[position % self.block_size] = tokens[position]
         held = [token for block_id in table for token in self.blocks[block_id]]
         if held[:end] != tokens[:end]:
-            self.faults.append(f"{scheduled.seq} finds other tokens than its own")
-            raise RuntimeError(self.faults[-1])
+            self.errors.append(f"{scheduled.seq} finds other tokens than its own")
+            raise RuntimeError(self.errors[-1])
         if scheduled.samples:
             self._sampled[scheduled.seq] = 100 + (end - scheduled.seq.num_prompt_tokens) % 800
 

@@ -202,7 +202,7 @@ class Replay:
     step_seconds: float = 0.0  # of the engine, without the fake model's time
     schedule_seconds: float = 0.0  # of these
     output_seconds: float = 0.0  # of these
-    faults: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     @property
     def hit_rate(self) -> float:
@@ -270,7 +270,7 @@ class Replayer:
             for output in outputs:
                 if output.finished:
                     if output.error is not None:
-                        result.faults.append(f"{output.request_id}: {output.error.message}")
+                        result.errors.append(f"{output.request_id}: {output.error.message}")
                     if output.usage is not None:
                         result.cached_tokens += output.usage.cache_read
                     self._send(under_way.pop(output.request_id), under_way)

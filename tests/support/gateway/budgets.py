@@ -35,7 +35,7 @@ def database_url() -> str:
     )
 
 
-def tell(*events: Any) -> SettleResult:
+def settle_events(*events: Any) -> SettleResult:
     """Settle events or messages."""
     payloads = [each if isinstance(each, bytes) else encode(each) for each in events]
     return settle([UsageMessage(f"{place}-0", payload) for place, payload in enumerate(payloads, start=1)])
@@ -71,10 +71,10 @@ async def drop_revocations(stopped: BudgetGateway) -> None:
     await cancel_and_wait(stopped.budget_admission._tasks)
 
 
-def tell_in_a_thread(*events: Any) -> None:
+def settle_in_a_thread(*events: Any) -> None:
     """Settle events, and return the thread's connection to the pool before the thread ends."""
     try:
-        tell(*events)
+        settle_events(*events)
     finally:
         connection.close()
 

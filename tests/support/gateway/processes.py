@@ -53,7 +53,7 @@ class GatewayProcess:
     process: subprocess.Popen[bytes]
     client: httpx.AsyncClient
 
-    async def ask(self, max_tokens: int | None = 100, *, content: str = "Hello") -> httpx.Response | None:
+    async def send_request(self, max_tokens: int | None = 100, *, content: str = "Hello") -> httpx.Response | None:
         """Send a request and return the response, or None if the gateway died."""
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}
         try:
@@ -61,9 +61,9 @@ class GatewayProcess:
         except httpx.TransportError:
             return None
 
-    async def ask_with_retries(self, max_tokens: int | None = 100) -> httpx.Response | None:
+    async def send_with_retries(self, max_tokens: int | None = 100) -> httpx.Response | None:
         """Send a request and retry on 503, as SDKs do. On a busy machine, a lease may not be granted in time."""
-        while (answer := await self.ask(max_tokens)) is not None and answer.status_code == 503:
+        while (answer := await self.send_request(max_tokens)) is not None and answer.status_code == 503:
             await asyncio.sleep(0.2)
         return answer
 

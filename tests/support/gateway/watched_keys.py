@@ -20,7 +20,7 @@ class Watched:
         self.keys = KeyStore(broker, database, platform_settings().key_peppers)
         self.watcher = ChangeFeedReader(database, broker, self.keys, self.live, gateway_id="gw-test")
 
-    async def fault(self, secret: str) -> str | None:
+    async def error_code(self, secret: str) -> str | None:
         """Return the error code of an authentication with this key, or None."""
         try:
             await self.keys.authenticate({b"x-api-key": secret.encode()}, "inference", "10.1.2.3")

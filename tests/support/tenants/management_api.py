@@ -92,7 +92,7 @@ def by_key(tenant: Tenant) -> APIClient:
     return client
 
 
-def fresh(client: APIClient, at: float | None = None, method: str = "password", **details: Any) -> APIClient:
+def reauthenticated(client: APIClient, at: float | None = None, method: str = "password", **details: Any) -> APIClient:
     """Record a proof of identity, by default now."""
     session = client.session
     session["account_authentication_methods"] = [{"method": method, "at": at or time.time(), **details}]
@@ -104,7 +104,7 @@ def fresh(client: APIClient, at: float | None = None, method: str = "password", 
 def by_person(user: User) -> APIClient:
     client = APIClient()
     client.force_login(user)
-    return fresh(client)
+    return reauthenticated(client)
 
 
 def by_role(tenant: Tenant, role: str) -> APIClient:

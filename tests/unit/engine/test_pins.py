@@ -19,7 +19,7 @@ def engine_with(clock: Clock, blocks: int = 40, host: int = 0, **settings: float
     return fake_engine(runner=runner, clock=clock, **settings)
 
 
-def ask(
+def usage_of(
     engine: LLMEngine, name: str, prompt: list[int], *points: tuple[int, int], tenant: str = "a", salt: bytes = b""
 ) -> TokenUsage:
     breakpoints = tuple(CacheBreakpoint(*point) for point in points)
@@ -33,24 +33,24 @@ def ask(
 def crowd_out(engine: LLMEngine, mark: int) -> None:
     """Use every block except the pinned ones."""
     blocks = engine.scheduler.cache.pool.num_free
-    ask(engine, f"crowd {mark}", distinct(16 * blocks - 1, mark), tenant="crowd")
+    usage_of(engine, f"crowd {mark}", distinct(16 * blocks - 1, mark), tenant="crowd")
 
 
 def test_whole_blocks_up_to_a_breakpoint_are_written_and_then_read() -> None:
     engine, _ = engine_with(Clock())
-    assert ask(engine, "first", distinct(100, 1), (50, FIVE)) == TokenUsage(100 - 48, 0, 48, 0, output=1)
-    assert ask(engine, "second", distinct(100, 1), (50, FIVE)) == TokenUsage(100 - 96, 96, output=1)
+    assert usage_of(engine, "first", distinct(100, 1), (50, FIVE)) == TokenUsage(100 - 48, 0, 48, 0, output=1)
+    assert usage_of(engine, "second", distinct(100, 1), (50, FIVE)) == TokenUsage(100 - 96, 96, output=1)
 
 
 def test_two_breakpoints_have_separate_times() -> None:
     clock = Clock()
     engine, _ = engine_with(clock)
-    usage = ask(engine, "first", distinct(100, 1), (32, HOUR), (80, FIVE))
+    usage = usage_of(engine, "first", distinct(100, 1), (32, HOUR), (80, FIVE))
     assert usage == TokenUsage(20, 0, 48, 32, output=1)
     clock.now = 301.0
     crowd_out(engine, 2)
     crowd_out(engine, 3)
-    assert ask(engine, "second", distinct(100, 1)) == TokenUsage(
+    assert usage_of(engine, "second", distinct(100, 1)) == TokenUsage(
         68, 32, output=1
     )  # the blocks pinned for an hour remain
 
@@ -58,35 +58,35 @@ def test_two_breakpoints_have_separate_times() -> None:
 def test_a_pinned_prefix_is_kept_until_its_time_is_over() -> None:
     clock = Clock()
     engine, _ = engine_with(clock)
-    ask(engine, "pinned", distinct(100, 1), (96, FIVE))
-    ask(engine, "plain", distinct(100, 2))
+    usage_of(engine, "pinned", distinct(100, 1), (96, FIVE))
+    usage_of(engine, "plain", distinct(100, 2))
     clock.now = 299.0
     crowd_out(engine, 3)
-    assert ask(engine, "plain again", distinct(100, 2)).cache_read == 0
-    assert ask(engine, "pinned again", distinct(100, 1)).cache_read == 96
+    assert usage_of(engine, "plain again", distinct(100, 2)).cache_read == 0
+    assert usage_of(engine, "pinned again", distinct(100, 1)).cache_read == 96
     clock.now = 299.0 + 300.0  # the hit restarted the time, which is over now
-    ask(engine, "somebody", [7])
+    usage_of(engine, "somebody", [7])
     assert len(engine.scheduler.cache.pins) == 0
     crowd_out(engine, 4)
-    assert ask(engine, "too late", distinct(100, 1)).cache_read == 0
+    assert usage_of(engine, "too late", distinct(100, 1)).cache_read == 0
 
 
 def test_a_hit_restarts_the_time() -> None:
     clock = Clock()
     engine, _ = engine_with(clock)
-    ask(engine, "first", distinct(100, 1), (96, FIVE))
+    usage_of(engine, "first", distinct(100, 1), (96, FIVE))
     for number in range(5):
         clock.now += 299.0
         crowd_out(engine, 10 + number)
-        assert ask(engine, f"hit {number}", distinct(100, 1)).cache_read == 96
+        assert usage_of(engine, f"hit {number}", distinct(100, 1)).cache_read == 96
 
 
 def test_automatically_cached_blocks_are_pinned_without_a_charge() -> None:
     engine, _ = engine_with(Clock())
-    ask(engine, "plain", distinct(100, 1))
-    assert ask(engine, "pins", distinct(100, 1), (96, FIVE)).cache_write_5m == 0
+    usage_of(engine, "plain", distinct(100, 1))
+    assert usage_of(engine, "pins", distinct(100, 1), (96, FIVE)).cache_write_5m == 0
     crowd_out(engine, 2)
-    assert ask(engine, "again", distinct(100, 1)).cache_read == 96
+    assert usage_of(engine, "again", distinct(100, 1)).cache_read == 96
 
 
 def test_pins_are_limited_per_tenant_and_in_total() -> None:
@@ -97,9 +97,9 @@ def test_pins_are_limited_per_tenant_and_in_total() -> None:
     assert last.usage == TokenUsage(40, 0, 160, 0, output=1)
     assert last.cache is not None
     assert last.cache.unpinned_tokens == 32
-    assert ask(engine, "second", distinct(100, 2), (96, FIVE)).cache_write_5m == 0
-    assert ask(engine, "other", distinct(200, 3), (192, FIVE), tenant="b").cache_write_5m == 160
-    assert ask(engine, "third", distinct(200, 4), (192, FIVE), tenant="c").cache_write_5m == 0
+    assert usage_of(engine, "second", distinct(100, 2), (96, FIVE)).cache_write_5m == 0
+    assert usage_of(engine, "other", distinct(200, 3), (192, FIVE), tenant="b").cache_write_5m == 160
+    assert usage_of(engine, "third", distinct(200, 4), (192, FIVE), tenant="c").cache_write_5m == 0
     pins = engine.scheduler.cache.pins
     assert (pins.held_by("a"), pins.held_by("b"), pins.held_by("c"), len(pins)) == (10, 10, 0, 20)
 
@@ -107,24 +107,24 @@ def test_pins_are_limited_per_tenant_and_in_total() -> None:
 def test_a_request_as_large_as_the_cache_evicts_all_pins() -> None:
     engine, _ = engine_with(Clock(), blocks=40)
     for number, tenant in enumerate("ab"):
-        ask(engine, tenant, distinct(160, number), (160, FIVE), tenant=tenant)
-    usage = ask(engine, "large", distinct(16 * 40 - 1, 9), tenant="c")
+        usage_of(engine, tenant, distinct(160, number), (160, FIVE), tenant=tenant)
+    usage = usage_of(engine, "large", distinct(16 * 40 - 1, 9), tenant="c")
     assert usage == TokenUsage(16 * 40 - 1, output=1)
 
 
 def test_a_lost_pin_is_billed_as_read() -> None:
     engine, runner = engine_with(Clock(), blocks=40)
-    ask(engine, "first", distinct(100, 1), (96, FIVE))
-    ask(engine, "large", distinct(16 * 40 - 1, 9), tenant="c")  # there is no KV offload, so the pinned blocks are lost
-    assert ask(engine, "second", distinct(100, 1), (96, FIVE)) == TokenUsage(4, 96, output=1)
+    usage_of(engine, "first", distinct(100, 1), (96, FIVE))
+    usage_of(engine, "large", distinct(16 * 40 - 1, 9), tenant="c")  # without KV offload, pinned blocks are lost
+    assert usage_of(engine, "second", distinct(100, 1), (96, FIVE)) == TokenUsage(4, 96, output=1)
     assert runner.steps[-1] == {"second": 100}  # although it was computed again
 
 
 def test_evicted_pinned_blocks_are_restored_from_cpu_memory() -> None:
     engine, runner = engine_with(Clock(), blocks=40, host=8)
-    ask(engine, "first", distinct(100, 1), (96, FIVE))
-    ask(engine, "large", distinct(16 * 40 - 1, 9), tenant="c")
-    assert ask(engine, "second", distinct(100, 1), (96, FIVE)) == TokenUsage(4, 96, output=1)
+    usage_of(engine, "first", distinct(100, 1), (96, FIVE))
+    usage_of(engine, "large", distinct(16 * 40 - 1, 9), tenant="c")
+    assert usage_of(engine, "second", distinct(100, 1), (96, FIVE)) == TokenUsage(4, 96, output=1)
     assert runner.steps[-1] == {"second": 4}
 
 
@@ -140,7 +140,7 @@ def test_a_failed_request_leaves_no_pin() -> None:
     assert failed.error is not None
     assert len(engine.scheduler.cache.pins) == 0
     runner.during = lambda _: None
-    assert ask(engine, "again", distinct(100, 1), (96, FIVE)).cache_write_5m == 96
+    assert usage_of(engine, "again", distinct(100, 1), (96, FIVE)).cache_write_5m == 96
 
 
 @pytest.mark.parametrize(("billed", "kept"), [(True, 4), (False, 2)])
@@ -174,7 +174,7 @@ def test_a_prefix_pinned_at_another_replica_does_not_count_towards_the_limit() -
     engine.add_request(request("pinned", distinct(200, 1), breakpoints=(CacheBreakpoint(160, FIVE),)))
     pins = run(engine)["pinned"][-1].pins
     other, _ = engine_with(Clock())
-    ask(other, "full", distinct(200, 2), (160, FIVE))
+    usage_of(other, "full", distinct(200, 2), (160, FIVE))
     points = (CacheBreakpoint(192, FIVE),)
     other.add_request(replace(request("again", distinct(200, 1), breakpoints=points, tenant="a"), paid=pins))
     last = run(other)["again"][-1]
@@ -215,8 +215,8 @@ def test_preemption_does_not_change_the_billed_tokens() -> None:
 
 def test_a_reset_keeps_pinned_blocks() -> None:
     engine, runner = engine_with(Clock())
-    ask(engine, "first", distinct(100, 1), (96, FIVE))
+    usage_of(engine, "first", distinct(100, 1), (96, FIVE))
     assert engine.reset_prefix_cache()
     engine.check_integrity()
-    assert ask(engine, "again", distinct(100, 1)).cache_read == 96
+    assert usage_of(engine, "again", distinct(100, 1)).cache_read == 96
     assert runner.steps[-1] == {"again": 100}

@@ -39,7 +39,7 @@ def read(**fields: Any) -> InferenceRequest:
     return read_messages(msgspec.json.encode({"model": "m", "max_tokens": 5, "messages": HELLO, **fields}))
 
 
-def refused(**fields: Any) -> ApiError:
+def error_of(**fields: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         read(**fields)
     assert caught.value.status == 400
@@ -125,7 +125,7 @@ def test_breakpoints_in_the_prompts_order() -> None:
 def test_the_last_blocks_cache_control_overrides_the_bodys() -> None:
     marked = [{"role": "user", "content": [block("Hello", SHORT)]}]
     assert read(messages=marked, cache_control=SHORT).breakpoints == (Breakpoint(300, messages=1, characters=5),)
-    assert refused(messages=marked, cache_control=LONG).param == "cache_control"
+    assert error_of(messages=marked, cache_control=LONG).param == "cache_control"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_last_blocks_cache_control_overrides_the_bodys() -> None:
     ],
 )
 def test_errors_name_the_invalid_parameter(fields: dict[str, Any], param: str) -> None:
-    assert refused(**fields).param == param
+    assert error_of(**fields).param == param
 
 
 def test_count_tokens_accepts_the_parameters_of_a_prompt() -> None:
@@ -192,7 +192,7 @@ def test_any_body_is_parsed_or_rejected(fields: dict[str, Any], messages: list[A
 # Responses.
 
 USAGE = TokenUsage(uncached=1, cache_read=2, cache_write_5m=3, cache_write_1h=4, output=5)
-TOLD = {"input_tokens": 1, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 2, "output_tokens": 5}
+USAGE_JSON = {"input_tokens": 1, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 2, "output_tokens": 5}
 
 
 def events(text: str, *, reason: Any = "stop", stop: str | None = None) -> list[AnswerEvent]:
@@ -225,7 +225,7 @@ def test_a_message() -> None:
         "stop_reason": "end_turn",
         "stop_sequence": None,
         "usage": {
-            **TOLD,
+            **USAGE_JSON,
             "cache_creation": {"ephemeral_5m_input_tokens": 3, "ephemeral_1h_input_tokens": 4},
             "service_tier": "standard",
         },
@@ -249,7 +249,7 @@ def test_a_stream() -> None:
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
         *deltas,
         {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": TOLD},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": USAGE_JSON},
         {"type": "message_stop"},
     ]
 
@@ -343,9 +343,9 @@ def test_event_names_equal_their_types() -> None:
     ],
 )
 def test_errors(code: str, status: int, type_: str, class_: type[Exception]) -> None:
-    fault = ApiError(code, "Because.")
+    api_error = ApiError(code, "Because.")
     body = {"type": "error", "error": {"type": type_, "message": "Because."}, "request_id": "req_1"}
-    assert (ANTHROPIC.status(fault), ANTHROPIC.body(fault, "req_1")) == (status, body)
+    assert (ANTHROPIC.status(api_error), ANTHROPIC.body(api_error, "req_1")) == (status, body)
     client = anthropic.Anthropic(api_key="sk-x")
     request = client._build_request(anthropic._models.FinalRequestOptions(method="get", url="/"))
     response = anthropic._client.httpx2.Response(status, request=request, json=body)

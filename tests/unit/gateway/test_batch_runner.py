@@ -34,12 +34,12 @@ class Service:
     """A fake service that rejects every request."""
 
     def __init__(self) -> None:
-        self.fault: Exception = RuntimeError()
+        self.error_to_raise: Exception = RuntimeError()
         self.asked: list[Any] = []
 
     async def begin(self, key: ApiKeySnapshot, request: Any, dialect: str, request_id: str, trace: Any) -> None:
         self.asked.append((request.service_class.name, dialect, request_id))
-        raise self.fault
+        raise self.error_to_raise
 
 
 class Bench:
@@ -62,13 +62,13 @@ class Bench:
 
     async def answer(
         self,
-        fault: Exception,
+        error_to_raise: Exception,
         key: ApiKeySnapshot | None = KEY,
         lost_count: int = 0,
         dialect: str = "openai",
         **body: Any,
     ) -> tuple[int, Any]:
-        self.service.fault = fault
+        self.service.error_to_raise = error_to_raise
         url = "/v1/completions"
         text = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": BODY | body}).encode()
         with self.storage.writing("file-1") as file:
@@ -77,9 +77,9 @@ class Bench:
         status, answer = await self.runner._respond(line, key)
         return status, json.loads(answer)
 
-    async def put_off(self, fault: Exception, **more: Any) -> tuple[float, bool]:
+    async def put_off(self, error_to_raise: Exception, **more: Any) -> tuple[float, bool]:
         with pytest.raises(RetryLater) as later:
-            await self.answer(fault, **more)
+            await self.answer(error_to_raise, **more)
         return later.value.seconds, later.value.lost
 
 
@@ -126,14 +126,14 @@ async def test_a_line_that_may_be_billed_is_not_repeated_for_a_lost_response(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line's request ran at another gateway and has ended, and the broker is unreachable at first."""
-    faults: list[Exception] = [redis.ConnectionError(), redis.TimeoutError(), StreamNotFound()]
+    errors_to_raise: list[Exception] = [redis.ConnectionError(), redis.TimeoutError(), StreamNotFound()]
 
     class Unreachable:
         def __init__(self, *_: object) -> None:
             """Raise an error for every followed request."""
 
         async def events(self) -> AsyncIterator[Any]:
-            raise faults.pop(0)
+            raise errors_to_raise.pop(0)
             yield
 
     monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.StreamFollower", Unreachable)
@@ -141,7 +141,7 @@ async def test_a_line_that_may_be_billed_is_not_repeated_for_a_lost_response(
     line = BatchLine(BatchHeader(1, 1, 1, "openai", "/v1/completions", "file-1"), 0, 0, 0, "req_1", 0, True)
     with pytest.raises(RetryLater):
         await bench.runner._respond(line, KEY)
-    assert not faults
+    assert not errors_to_raise
 
 
 class Desk:
@@ -202,7 +202,10 @@ async def test_a_completed_line_has_a_request_record(bench: Bench, monkeypatch: 
         text = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}).encode()
         file.write(text)
     line = BatchLine(BatchHeader(5, 1, 1, "openai", "/v1/completions", "file-1"), 3, 0, len(text), "req_1", 0, False)
-    for bench.service.fault in (ApiError("rate_limit_exceeded", "", retry_after=7), ApiError("quota_exceeded", "")):
+    for bench.service.error_to_raise in (
+        ApiError("rate_limit_exceeded", "", retry_after=7),
+        ApiError("quota_exceeded", ""),
+    ):
         await bench.runner._run(line, KEY)
     (record,) = ended  # a postponed line has none
     assert (record["endpoint"], record["batch_id"], record["batch_line"]) == ("batch", 5, 3)

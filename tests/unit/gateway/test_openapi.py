@@ -64,7 +64,7 @@ EXAMPLES = {
 
 
 @cache
-def theirs(name: str) -> dict[str, Any]:
+def vendor_document(name: str) -> dict[str, Any]:
     file = {"openai": "openai.trimmed", "anthropic": "anthropic_unofficial.trimmed"}[name]
     return dict(in_31(json.loads(gzip.decompress((SPECS / f"{file}.openapi.json.gz").read_bytes()))))
 
@@ -137,10 +137,10 @@ def test_request_bodies_agree_with_the_code_and_the_vendor(
     assert set(told.get("required", [])) == {field.name for field in fields if field.required}
     assert told["additionalProperties"] is False
     if vendor is not None:
-        unknown = set(told["properties"]) - fields_of(theirs(vendor), schema)
+        unknown = set(told["properties"]) - fields_of(vendor_document(vendor), schema)
         # Completions accept the same parameters as chat completions.
         more = (
-            EXTENSIONS | fields_of(theirs(vendor), "CreateChatCompletionRequest")
+            EXTENSIONS | fields_of(vendor_document(vendor), "CreateChatCompletionRequest")
             if name == "CompletionBody"
             else EXTENSIONS
         )
@@ -173,8 +173,8 @@ EVENTS: list[AnswerEvent] = [
     Tokens("req_1", 1, 1, [1], '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'),
     End("req_1", 1, 2, "stop", None, TokenUsage(uncached=2, output=2)),
 ]
-ASKED = read_response(b'{"model": "m", "input": "?", "tools": [{"type": "function", "name": "f"}]}').echoed_parameters
-FORM = ResponseSpec("d", "req_1", "m", 1, 2, include_usage=True, tools=["f"], echoed_parameters=ASKED)
+ECHOED = read_response(b'{"model": "m", "input": "?", "tools": [{"type": "function", "name": "f"}]}').echoed_parameters
+FORM = ResponseSpec("d", "req_1", "m", 1, 2, include_usage=True, tools=["f"], echoed_parameters=ECHOED)
 ANY: Any = None
 
 
@@ -201,20 +201,20 @@ def test_responses_agree_with_our_document_and_the_vendors(
     answer = msgspec.json.decode(msgspec.json.encode(made.whole(EVENTS)))
     check(OURS, ours, answer)
     if whole is not None:
-        check(theirs(vendor), whole, answer)
+        check(vendor_document(vendor), whole, answer)
     made = writer(FORM, ANY)
     for data in (data for event in EVENTS for data in made.stream(event) if data != b"[DONE]"):
         check(OURS, of_stream, json.loads(data))
         if streamed is not None:
-            check(theirs(vendor), streamed, json.loads(data))
+            check(vendor_document(vendor), streamed, json.loads(data))
 
 
 def test_errors_agree_with_the_document() -> None:
-    fault = ApiError("invalid_value", "Because.", "x")
-    check(OURS, "Error", OPENAI.body(fault, "req_1"))
-    check(OURS, "AnthropicError", ANTHROPIC.body(fault, "req_1"))
-    check(theirs("openai"), "ErrorResponse", OPENAI.body(fault, "req_1"))
-    check(theirs("anthropic"), "ErrorResponse", ANTHROPIC.body(fault, "req_1"))
+    error = ApiError("invalid_value", "Because.", "x")
+    check(OURS, "Error", OPENAI.body(error, "req_1"))
+    check(OURS, "AnthropicError", ANTHROPIC.body(error, "req_1"))
+    check(vendor_document("openai"), "ErrorResponse", OPENAI.body(error, "req_1"))
+    check(vendor_document("anthropic"), "ErrorResponse", ANTHROPIC.body(error, "req_1"))
 
 
 def test_files_agree_with_the_document() -> None:
@@ -222,4 +222,4 @@ def test_files_agree_with_the_document() -> None:
     row = {"name": "file-1", "size": 1, "created_at": at, "expires_at": at, "filename": "a", "purpose": "batch"}
     told = files.file_object(row)
     check(OURS, "File", told)
-    check(theirs("openai"), "OpenAIFile", {name: value for name, value in told.items() if value is not None})
+    check(vendor_document("openai"), "OpenAIFile", {name: value for name, value in told.items() if value is not None})

@@ -27,7 +27,7 @@ def completion(**fields: Any) -> InferenceRequest:
     return read_completion(msgspec.json.encode({"model": "m", "prompt": "Hello", **fields}))
 
 
-def fault_of(**fields: Any) -> ApiError:
+def error_of(**fields: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         chat(**fields)
     assert caught.value.status == 400
@@ -180,8 +180,8 @@ def test_a_harmless_value_is_accepted(name: str, value: object) -> None:
     ],
 )
 def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None:
-    fault = fault_of(**{name: value})
-    assert (fault.code, fault.param) == ("unsupported_parameter", name)
+    api_error = error_of(**{name: value})
+    assert (api_error.code, api_error.param) == ("unsupported_parameter", name)
 
 
 @pytest.mark.parametrize(
@@ -255,11 +255,11 @@ def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None
     ],
 )
 def test_errors_name_the_invalid_parameter(fields: dict[str, Any], code: str, param: str | None) -> None:
-    fault = fault_of(**fields)
-    assert fault.code == code
+    api_error = error_of(**fields)
+    assert api_error.code == code
     if param is not None:
-        assert fault.param == param
-    assert fault.message
+        assert api_error.param == param
+    assert api_error.message
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b'{"model": NaN}', b"[" * 100_000])

@@ -58,9 +58,9 @@ def test_other_requests_run_while_a_grammar_is_compiled(harness: Harness, gramma
     assert [harness.next()[0].job.billing_context.request_id for _ in range(2)] == ["req_2", "req_2"]
     assert harness.client.live() == [held]
     grammars.allowed.set()
-    live, fault = harness.next()
+    live, error = harness.next()
     assert live is held
-    assert isinstance(fault, RequestError)
+    assert isinstance(error, RequestError)
     assert harness.client.live() == []
     assert grammars.compiling_on == ["grammars_0"]
 

@@ -89,10 +89,10 @@ def test_counters_can_be_read_during_steps_and_only_increase(harness: Harness) -
 
 def test_a_request_that_can_never_fit_is_rejected_with_the_reason(harness: Harness) -> None:
     live = harness.submit("req_1", prompt=500, max_tokens=100)
-    refused, fault = harness.next()
+    refused, error = harness.next()
     assert refused is live
-    assert isinstance(fault, RequestError)
-    assert fault.code == "context_length_exceeded"
+    assert isinstance(error, RequestError)
+    assert error.code == "context_length_exceeded"
     assert harness.client.live() == []
 
 
