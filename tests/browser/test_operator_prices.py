@@ -52,8 +52,8 @@ def test_a_price_list_from_the_draft_to_a_read_only_view_of_the_tenant(window, s
     expect(other.get_by_role("row", name="new-model")).to_contain_text("$0.123456789")
     expect(other.get_by_text("You are viewing Acme as an operator.")).to_be_visible()
     token = other.locator("[name=csrfmiddlewaretoken]").first.input_value()
-    refused = other.request.post("/t/acme/keys/new", form={"name": "x", "csrfmiddlewaretoken": token})
-    assert refused.status == 403
+    response = other.request.post("/t/acme/keys/new", form={"name": "x", "csrfmiddlewaretoken": token})
+    assert response.status == 403
     other.get_by_role("button", name="End view").click()
     expect(other.get_by_role("heading", name="Acme", exact=True)).to_be_visible()
     expect(other.get_by_role("button", name="End view")).to_have_count(0)

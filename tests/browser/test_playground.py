@@ -97,9 +97,9 @@ def test_escape_cancels_the_request(page):
 def test_a_rejection_names_the_budget_and_a_raised_budget_admits_again(page, stack):
     """The budget is 66 output tokens. A request without max_tokens uses the rest, and then no request fits."""
     body = {"name": "A tenth of a cent", "unit": "money", "period": "month", "amount": 1_000_000}
-    answer = httpx.post(f"{stack.url}/api/budgets", json=body, headers=stack.headers)
-    assert answer.status_code == 201, answer.text
-    one = f"{stack.url}/api/budgets/{answer.json()['id']}"
+    response = httpx.post(f"{stack.url}/api/budgets", json=body, headers=stack.headers)
+    assert response.status_code == 201, response.text
+    one = f"{stack.url}/api/budgets/{response.json()['id']}"
     try:
         for _ in range(20):
             submit(page, LONG)

@@ -99,9 +99,9 @@ def test_a_stream_contains_the_same_message(sdk: Sdk) -> None:
 
 def test_events_are_named_by_their_types(stack: Stack) -> None:
     body = {"model": MODEL, "messages": FRANCE, "max_tokens": 3, "stream": True}
-    answer = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
+    response = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
     names = []
-    for block in answer.text.strip().split("\n\n"):
+    for block in response.text.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n"))
         assert fields["event"] == json.loads(fields["data"])["type"]
         names.append(fields["event"])
@@ -113,8 +113,8 @@ def test_events_are_named_by_their_types(stack: Stack) -> None:
 
 def test_a_stream_resumes_with_anthropics_events(stack: Stack) -> None:
     body = {"model": MODEL, "messages": FRANCE, "max_tokens": 8, "stream": True}
-    answer = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
-    name, events = answer.headers["request-id"], answer.text.split("\n\n")
+    response = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
+    name, events = response.headers["request-id"], response.text.split("\n\n")
     resumed = httpx.get(
         f"{stack.url}/v1/streams/{name}", headers={**stack.headers, "last-event-id": f"{name}:2"}, timeout=60
     )
@@ -210,9 +210,9 @@ def test_changed_tools_invalidate_the_cached_prompt(sdk: Sdk) -> None:
 def test_the_beta_client_and_the_batches_api_are_supported(stack: Stack) -> None:
     client = anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
     assert client.beta.messages.create(model=MODEL, messages=FRANCE, max_tokens=3).content  # type: ignore[arg-type]
-    with pytest.raises(anthropic.NotFoundError) as missing:
+    with pytest.raises(anthropic.NotFoundError) as exc_info:
         client.messages.batches.retrieve("msgbatch_none")
-    assert missing.value.type == "not_found_error"
+    assert exc_info.value.type == "not_found_error"
 
 
 def refused(stack: Stack, kind: str, *, key: str | None = None, **options: Any) -> tuple[anthropic.APIStatusError, int]:
@@ -232,11 +232,11 @@ def refused(stack: Stack, kind: str, *, key: str | None = None, **options: Any) 
     else:
         sdk.options["http_client"] = transport.AsyncClient(event_hooks={"request": [count_async]})
     sdk.options |= {"max_retries": 1, "api_key": key or stack.key}
-    with pytest.raises(anthropic.APIStatusError) as caught:
+    with pytest.raises(anthropic.APIStatusError) as exc_info:
         sdk.create(**options)
-    body: Any = caught.value.body
-    assert (body["type"], body["request_id"]) == ("error", caught.value.request_id)
-    return caught.value, sent
+    body: Any = exc_info.value.body
+    assert (body["type"], body["request_id"]) == ("error", exc_info.value.request_id)
+    return exc_info.value, sent
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -299,8 +299,10 @@ def test_a_failed_stream_ends_with_anthropics_error_event(
 ) -> None:
     secret = make_key(stack, f"{path} for a moment")
     body = {"model": MODEL, "stream": True, "tools": None, **body}
-    with httpx.stream("POST", f"{stack.url}/v1/{path}", json=body, headers={"x-api-key": secret}, timeout=60) as answer:
-        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+    with httpx.stream(
+        "POST", f"{stack.url}/v1/{path}", json=body, headers={"x-api-key": secret}, timeout=60
+    ) as response:
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
         events = [json.loads(next(lines).removeprefix("data: ")) for _ in range(5)]
         assert [event["type"] for event in events[: len(kinds)]] == kinds
         revoke(stack, f"{path} for a moment", secret)
@@ -309,7 +311,7 @@ def test_a_failed_stream_ends_with_anthropics_error_event(
     assert last["type"] == "error"
     if path == "messages":
         assert last["error"]["type"] == "authentication_error"
-        assert last["request_id"] == answer.headers["request-id"]
+        assert last["request_id"] == response.headers["request-id"]
     else:
         assert (last["code"], last["sequence_number"]) == ("invalid_api_key", len(events) - 1)
 

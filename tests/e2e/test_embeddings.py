@@ -73,12 +73,12 @@ async def test_concurrent_requests_give_the_same_vectors(stack: Stack) -> None:
 def test_an_error_names_the_input_that_cannot_be_embedded(
     stack: Stack, fields: dict[str, object], param: str, code: str
 ) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         stack.client().embeddings.create(**{"model": EMBEDDING_MODEL, "input": "a", **fields})  # type: ignore[call-overload]
-    assert (caught.value.param, caught.value.code) == (param, code)
+    assert (exc_info.value.param, exc_info.value.code) == (param, code)
 
 
 def test_an_embedding_model_rejects_chat_completions(stack: Stack) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         stack.client().chat.completions.create(model=EMBEDDING_MODEL, messages=[{"role": "user", "content": "Hi"}])
-    assert caught.value.param == "model"
+    assert exc_info.value.param == "model"

@@ -13,8 +13,8 @@ from tests.support.stack import MODEL, Stack
 @pytest.fixture(scope="module")
 def request_id(stack: Stack) -> str:
     asked = {"model": MODEL, "prompt": "Hello", "max_tokens": 1}
-    answer = httpx.post(f"{stack.url}/v1/completions", json=asked, headers=stack.headers, timeout=60)
-    return str(answer.headers["x-request-id"])
+    response = httpx.post(f"{stack.url}/v1/completions", json=asked, headers=stack.headers, timeout=60)
+    return str(response.headers["x-request-id"])
 
 
 def report(stack: Stack, request_id: str, **told: Any) -> httpx.Response:

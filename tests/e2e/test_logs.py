@@ -89,5 +89,5 @@ def test_logs_contain_no_text_of_prompts_or_outputs(stack: Stack) -> None:
 
 
 def test_health_checks_are_not_logged(stack: Stack) -> None:
-    answer = httpx.get(f"{stack.url}/readyz")
-    assert lines(stack, "gateway", answer.headers["x-request-id"]) == []
+    response = httpx.get(f"{stack.url}/readyz")
+    assert lines(stack, "gateway", response.headers["x-request-id"]) == []

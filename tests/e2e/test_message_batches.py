@@ -128,10 +128,10 @@ def test_a_message_batch_is_cancelled(client: anthropic.Anthropic) -> None:
     ],
 )
 def test_invalid_message_batches_are_rejected(stack: Stack, body: bytes) -> None:
-    answer = httpx.post(f"{stack.url}/v1/messages/batches", content=body, headers=stack.headers, timeout=60)
-    assert answer.status_code == 400
-    assert answer.json()["type"] == "error"
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+    response = httpx.post(f"{stack.url}/v1/messages/batches", content=body, headers=stack.headers, timeout=60)
+    assert response.status_code == 400
+    assert response.json()["type"] == "error"
+    assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_an_idempotency_key_creates_one_batch(stack: Stack) -> None:

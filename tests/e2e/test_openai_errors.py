@@ -40,16 +40,16 @@ def send(stack: Stack, request: pytest.FixtureRequest) -> Send:
             async with openai.AsyncOpenAI(**base, http_client=httpx.AsyncClient(event_hooks=hooks)) as client:  # type: ignore[arg-type]
                 return await client.chat.completions.create(**options)
 
-        with pytest.raises(openai.APIStatusError) as caught:
+        with pytest.raises(openai.APIStatusError) as exc_info:
             if request.param == "async":
                 asyncio.run(call())
             else:
                 hooks: Any = {"request": [count]}
                 with openai.OpenAI(**base, http_client=httpx.Client(event_hooks=hooks)) as client:  # type: ignore[arg-type]
                     client.chat.completions.create(**options)
-        assert set(caught.value.body) == {"message", "type", "param", "code"}  # type: ignore[arg-type]
-        assert caught.value.request_id is not None
-        return caught.value, sent
+        assert set(exc_info.value.body) == {"message", "type", "param", "code"}  # type: ignore[arg-type]
+        assert exc_info.value.request_id is not None
+        return exc_info.value, sent
 
     return send
 
@@ -117,9 +117,9 @@ def test_a_large_prompt_is_completed(stack: Stack) -> None:
         answer = client.chat.completions.create(messages=[{"role": "user", "content": "Hello " * 1500}], **options)
         assert answer.usage is not None
         assert answer.usage.prompt_tokens > 1500
-        with pytest.raises(openai.BadRequestError) as caught:
+        with pytest.raises(openai.BadRequestError) as exc_info:
             client.chat.completions.create(messages=[{"role": "user", "content": ""}] * 9000, **options)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+    assert (exc_info.value.code, exc_info.value.param) == ("context_length_exceeded", "messages")
 
 
 def test_rate_limit_errors_are_retried_only_if_the_wait_is_short(stack: Stack, send: Send) -> None:

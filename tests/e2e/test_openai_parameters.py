@@ -315,6 +315,6 @@ def test_streams_with_these_parameters_resume_without_gap_or_repeat(
 def test_errors_name_the_invalid_parameter(
     sdk: Sdk, options: dict[str, Any], code: str, param: str, stream: bool
 ) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         sdk.chat(**options, stream=stream)
-    assert (caught.value.code, caught.value.param) == (code, param)
+    assert (exc_info.value.code, exc_info.value.param) == (code, param)

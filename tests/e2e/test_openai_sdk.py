@@ -145,10 +145,10 @@ def test_errors_raise_the_sdks_exceptions(stack: Stack) -> None:
 def test_invalid_requests_get_a_typed_error(
     stack: Stack, method: str, path: str, options: dict[str, object], status: int
 ) -> None:
-    answer = httpx.request(method, stack.url + path, headers=stack.headers, timeout=60, **options)  # type: ignore[arg-type]
-    assert answer.status_code == status
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    assert answer.headers["x-request-id"].startswith("req_")
+    response = httpx.request(method, stack.url + path, headers=stack.headers, timeout=60, **options)  # type: ignore[arg-type]
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"].startswith("req_")
 
 
 def test_a_key_is_accepted_in_both_headers_and_required(stack: Stack) -> None:

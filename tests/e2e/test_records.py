@@ -19,9 +19,9 @@ def post(stack: Stack, body: dict[str, Any], path: str = "completions", **header
 
 
 def get(stack: Stack, path: str, **query: str) -> dict[str, Any]:
-    answer = httpx.get(f"{stack.url}/api/{path}", params=query, headers=stack.headers, timeout=60)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+    response = httpx.get(f"{stack.url}/api/{path}", params=query, headers=stack.headers, timeout=60)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
 
 
 def story(stack: Stack, request_id: str, *, executions: int) -> dict[str, Any]:
@@ -29,9 +29,9 @@ def story(stack: Stack, request_id: str, *, executions: int) -> dict[str, Any]:
     url = f"{stack.url}/api/requests/{request_id}"
 
     def told() -> bool:
-        answer = httpx.get(url, headers=stack.headers, timeout=60)
-        found = answer.json()
-        return answer.status_code == 200 and found["record"] is not None and len(found["executions"]) >= executions
+        response = httpx.get(url, headers=stack.headers, timeout=60)
+        found = response.json()
+        return response.status_code == 200 and found["record"] is not None and len(found["executions"]) >= executions
 
     eventually(told)
     return get(stack, f"requests/{request_id}")
@@ -127,10 +127,10 @@ def test_a_replayed_response_names_the_first_request(stack: Stack) -> None:
 @pytest.fixture
 def retention(stack: Stack) -> Any:
     def set_retention(days: int) -> None:
-        answer = httpx.patch(
+        response = httpx.patch(
             f"{stack.url}/api/tenant", json={"content_retention_days": days}, headers=stack.headers, timeout=60
         )
-        assert answer.status_code == 200, answer.text
+        assert response.status_code == 200, response.text
 
     set_retention(1)
     yield

@@ -107,14 +107,14 @@ def test_output_follows_its_schema(sdk: Sdk) -> None:
 
 def test_errors_name_the_invalid_parameter(stack: Stack, sdk: Sdk) -> None:
     for options, param in (({"store": True}, "store"), ({"previous_response_id": "resp_1"}, "previous_response_id")):
-        with pytest.raises(openai.BadRequestError) as refused:
+        with pytest.raises(openai.BadRequestError) as exc_info:
             sdk.create(**options)
-        assert refused.value.param == param
+        assert exc_info.value.param == param
     with pytest.raises(openai.NotFoundError):
         sdk.call("retrieve", "resp_none", stream=True)
     name = sdk.create(max_output_tokens=1).id
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         sdk.call("retrieve", name)
-    assert refused.value.param == "stream"
-    answer = httpx.get(f"{stack.url}/v1/responses/{name}?stream=true&starting_after=x", headers=stack.headers)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "starting_after")
+    assert exc_info.value.param == "stream"
+    response = httpx.get(f"{stack.url}/v1/responses/{name}?stream=true&starting_after=x", headers=stack.headers)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "starting_after")

@@ -124,10 +124,10 @@ def test_a_websocket_without_a_valid_key_is_closed(stack: Stack, message: str) -
     with socket(stack) as client:
         client.socket.send(message)
         assert client.receive()["type"] == "error"
-        with pytest.raises(websockets.ConnectionClosedError) as closed:
+        with pytest.raises(websockets.ConnectionClosedError) as exc_info:
             client.receive()
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 4401
+        assert exc_info.value.rcvd is not None
+        assert exc_info.value.rcvd.code == 4401
 
 
 def test_a_revoked_key_ends_running_requests_and_rejects_new_ones(stack: Stack) -> None:
@@ -151,9 +151,9 @@ def test_pages_of_other_origins_are_rejected(stack: Stack) -> None:
         with socket(stack, origin=origin, additional_headers=stack.headers) as client:
             assert client.receive() == {"type": "ready"}
     for origin in ("https://evil.example", "null", f"{stack.url}.evil.example"):
-        with pytest.raises(websockets.InvalidStatus) as refused, socket(stack, origin=origin):
+        with pytest.raises(websockets.InvalidStatus) as exc_info, socket(stack, origin=origin):
             pass
-        assert refused.value.response.status_code == 403
+        assert exc_info.value.response.status_code == 403
     url = f"{stack.url.replace('http', 'ws')}/v1/elsewhere"
     with pytest.raises(websockets.InvalidStatus), connect(url):
         pass

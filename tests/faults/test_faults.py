@@ -121,8 +121,8 @@ def test_a_resumable_stream_continues_after_a_disconnect(stack: Stack) -> None:
 def test_another_tenants_stream_returns_404(stack: Stack) -> None:
     stream = Stream(stack, max_tokens=3)
     stream.read()
-    answer = httpx.get(f"{stack.url}/v1/streams/{stream.request_id}", headers={"authorization": "Bearer sk-mr-other"})
-    assert answer.status_code == 401
+    response = httpx.get(f"{stack.url}/v1/streams/{stream.request_id}", headers={"authorization": "Bearer sk-mr-other"})
+    assert response.status_code == 401
     bad = httpx.get(f"{stack.url}/v1/streams/{stream.request_id}", headers={**stack.headers, "last-event-id": "x:1"})
     assert bad.status_code == 400
 

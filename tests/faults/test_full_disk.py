@@ -88,8 +88,8 @@ def test_a_full_disk_rejects_new_requests_and_recovers(small_disk: Path) -> None
     ) as stack:
         stack.wait_until_ready()
         budget = {"name": "month", "unit": "money", "period": "month", "amount": 10**15}
-        made = httpx.post(f"{stack.url}/api/budgets", json=budget, headers=stack.headers, timeout=60)
-        assert made.status_code == 201
+        response = httpx.post(f"{stack.url}/api/budgets", json=budget, headers=stack.headers, timeout=60)
+        assert response.status_code == 201
         assert (stack.data_dir / "disk-reserve").stat().st_size == 48 * 2**20
         streams = [Stream(stack, max_tokens=TOKENS) for _ in range(STREAMS)]
         for stream in streams:

@@ -59,13 +59,13 @@ def test_a_worker_stopped_for_four_seconds_loses_no_stream(stack: Stack) -> None
     with stopped(stack.worker()) as since:
         eventually(lambda: model_check(stack) != "ok", REPLICA_LOST_SECONDS)
         assert time.monotonic() - since > REPLICA_SUSPECT_SECONDS - 1
-        answer = httpx.post(
+        response = httpx.post(
             f"{stack.url}/v1/chat/completions",
             json={"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]},
             headers=stack.headers,
             timeout=60,
         )
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_loading")
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "model_loading")
         time.sleep(max(0.0, since + 4 - time.monotonic()))
     for stream in streams:
         stream.read()

@@ -80,9 +80,9 @@ class Stack:
 
     def events(self, **filters: str) -> list[dict[str, Any]]:
         """Return settled usage events of the demo tenant from the management API."""
-        answer = httpx.get(f"{self.url}/api/usage/events", params=filters, headers=self.headers, timeout=60)
-        assert answer.status_code == 200, answer.text
-        return list(answer.json()["results"])
+        response = httpx.get(f"{self.url}/api/usage/events", params=filters, headers=self.headers, timeout=60)
+        assert response.status_code == 200, response.text
+        return list(response.json()["results"])
 
     def event(self, request_id: str) -> dict[str, Any]:
         """Wait for the single usage event of a request, and return it with its tokens at the top level."""

@@ -101,8 +101,8 @@ def test_the_api_returns_the_remaining_amount(tenant, client):
     budget_period = client.get(f"/api/budgets/{pk}", headers=headers).json()["budget_period"]
     assert (budget_period["used"], budget_period["reserved"], budget_period["left"]) == (101, 50, 849)
     raised = {"temporary_increase": 10, "increase_expires_at": SOON.isoformat()}
-    answer = client.patch(f"/api/budgets/{pk}", raised, content_type="application/json", headers=headers)
-    assert answer.json()["budget_period"]["left"] == 859
+    response = client.patch(f"/api/budgets/{pk}", raised, content_type="application/json", headers=headers)
+    assert response.json()["budget_period"]["left"] == 859
     assert [each["id"] for each in client.get("/api/budgets?unit=money", headers=headers).json()["results"]] == [pk]
     assert client.get("/api/budgets?unit=tokens", headers=headers).json()["results"] == []
     assert client.delete(f"/api/budgets/{pk}", headers=headers).status_code == 204

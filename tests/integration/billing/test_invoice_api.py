@@ -66,9 +66,9 @@ def test_other_formats(client, invoice):
     assert (pdf.content, pdf["content-type"]) == (
         *(bytes(unscoped(InvoiceFile).get(invoice_id=invoice.pk).pdf), "application/pdf"),
     )
-    page = client.get(f"{url}/html")
-    assert page["content-type"].startswith("text/html")
-    assert f"Invoice {invoice.number}" in page.content.decode()
+    response = client.get(f"{url}/html")
+    assert response["content-type"].startswith("text/html")
+    assert f"Invoice {invoice.number}" in response.content.decode()
     assert client.get(f"{url}/csv").content.decode().splitlines()[1].startswith(f"{invoice.number},1,usage,,alpha")
     assert client.get(f"{url}/check").json() == {
         **{"events": 3, "unrated": 0, "ledger_difference": 0, "same_data": True, "same_pdf": True},
@@ -110,11 +110,11 @@ def test_the_billing_profile(acme, client):
 
 
 def test_operators_set_up_billing_entities_and_taxes(operator, acme):
-    made = operator.post(
+    response = operator.post(
         "/api/operator/entities", {"slug": "nl", "name": "N", "country": "NL", "time_zone": "Europe/Berlin"}
     )
-    assert made.status_code == 201, made.content
-    url = f"/api/operator/entities/{made.json()['id']}"
+    assert response.status_code == 201, response.content
+    url = f"/api/operator/entities/{response.json()['id']}"
     assert operator.patch(url, {"vat_id": "NL1", "time_zone": "Mars/Base"}).status_code == 400
     assert operator.patch(url, {"vat_id": "NL1"}).json()["vat_id"] == "NL1"
     rule = {"entity": "nl", "country": "NL", "category": "S", "rate_ppm": 210_000, "starts_on": "2026-01-01"}

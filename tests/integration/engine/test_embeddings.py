@@ -272,9 +272,9 @@ def test_expired_requests_are_dropped(harness: Harness) -> None:
 def test_inputs_that_can_never_be_embedded_are_rejected(
     harness: Harness, lengths: tuple[int, ...], tokens: list[int], code: str
 ) -> None:
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(RequestRejected) as exc_info:
         harness.engine.add_request(Request("r", tokens, input_lengths=lengths))
-    assert caught.value.code == code
+    assert exc_info.value.code == code
     assert not harness.engine.has_unfinished()
 
 

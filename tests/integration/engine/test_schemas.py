@@ -44,9 +44,9 @@ def accepts(grammars: GrammarCompiler, tokenizer: Tokenizer, spec: StructuredSpe
 
 
 def refusal(grammars: GrammarCompiler, spec: StructuredSpec) -> RequestRejected:
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(RequestRejected) as exc_info:
         grammars.start(TENANT, spec)
-    return caught.value
+    return exc_info.value
 
 
 def test_the_test_suite(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:

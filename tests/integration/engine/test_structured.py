@@ -258,9 +258,9 @@ def test_max_tokens_truncates_the_output(tokenizer: Tokenizer, grammars: Grammar
 
 
 def test_ignore_eos_is_rejected_with_structured_output(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(RequestRejected) as exc_info:
         answer(tokenizer, grammars, json_schema(PERSON), ignore_eos=True)
-    assert (caught.value.code, caught.value.param) == ("invalid_value", "ignore_eos")
+    assert (exc_info.value.code, exc_info.value.param) == ("invalid_value", "ignore_eos")
 
 
 def test_a_rejected_request_leaves_no_state(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:

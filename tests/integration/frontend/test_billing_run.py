@@ -43,9 +43,9 @@ def operator(client: Client, acme: Tenant) -> Client:
 
 
 def send(client: Client, path: str, status: int = 303, **fields: Any) -> str:
-    answer = client.post(path, fields)
-    page = unescape(answer.content.decode())
-    assert answer.status_code == status, re.findall(r'class="(?:field-error|alert)".*?</', page)
+    response = client.post(path, fields)
+    page = unescape(response.content.decode())
+    assert response.status_code == status, re.findall(r'class="(?:field-error|alert)".*?</', page)
     return page
 
 

@@ -47,9 +47,9 @@ def acme(client: Any) -> Tenant:
 
 
 def get(client: Any, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == 200
-    page: str = answer.content.decode()
+    response = client.get(path)
+    assert response.status_code == 200
+    page: str = response.content.decode()
     assert "did not load" not in page
     return page
 
@@ -132,9 +132,9 @@ def test_a_budget_is_created_raised_and_deleted(client, acme):
     ],
 )
 def test_a_form_shows_its_errors(client, acme, changes, said):
-    answer = client.post("/t/acme/budgets/new", NEW | changes)
-    assert answer.status_code == 422
-    assert said in answer.content.decode()
+    response = client.post("/t/acme/budgets/new", NEW | changes)
+    assert response.status_code == 422
+    assert said in response.content.decode()
     assert unscoped(Budget).count() == 0
 
 
@@ -185,9 +185,9 @@ def test_limits_are_set_changed_and_removed(client, acme):
     assert client.post("/t/acme/limits/new", form).status_code == 303
     row = unscoped(LimitSet).get()
     assert (row.key_id, row.requests_per_minute, row.concurrency, row.tokens_per_day) == (key.pk, 1200, 4, None)
-    answer = client.post("/t/acme/limits/new", form | {"concurrency": "9"})
-    assert answer.status_code == 422
-    assert "already has limits" in answer.content.decode()
+    response = client.post("/t/acme/limits/new", form | {"concurrency": "9"})
+    assert response.status_code == 422
+    assert "already has limits" in response.content.decode()
     path = f"/t/acme/limits/{row.pk}"
     assert client.post(f"{path}/edit", {"mode": "dry_run", "concurrency": "9"}).status_code == 303
     row = unscoped(LimitSet).get()

@@ -47,11 +47,11 @@ def row_of(page: str, name: str) -> str:
 
 def test_a_secret_is_shown_once(client, acme, log_in):
     user = log_in()
-    answer = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk, "models": ["smollm2-135m"]})
+    response = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk, "models": ["smollm2-135m"]})
     key = unscoped(ApiKey).get()
-    (secret,) = set(re.findall(r"sk-mr-[\w-]{20,}", answer.content.decode()))
+    (secret,) = set(re.findall(r"sk-mr-[\w-]{20,}", response.content.decode()))
     assert secret.startswith(key.prefix)
-    assert answer.headers["Cache-Control"] == "max-age=0, no-cache, no-store, must-revalidate, private"
+    assert response.headers["Cache-Control"] == "max-age=0, no-cache, no-store, must-revalidate, private"
     assert (key.name, key.allowed_models, key.allowed_ip_ranges, key.expires_at) == (
         "prod",
         ["smollm2-135m"],
@@ -78,9 +78,9 @@ def test_a_secret_is_shown_once(client, acme, log_in):
 )
 def test_a_form_shows_its_errors(client, acme, log_in, changes, said):
     log_in()
-    answer = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk} | changes)
-    assert answer.status_code == 422
-    assert said in answer.content.decode()
+    response = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk} | changes)
+    assert response.status_code == 422
+    assert said in response.content.decode()
     assert unscoped(ApiKey).count() == 0
 
 
@@ -89,9 +89,9 @@ def test_creating_a_key_requires_reauthentication(client, acme, log_in):
     session = client.session
     session.pop("account_authentication_methods", None)
     session.save()
-    answer = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk})
-    assert answer.status_code == 302
-    assert answer.url.startswith("/account/confirm")
+    response = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk})
+    assert response.status_code == 302
+    assert response.url.startswith("/account/confirm")
     assert unscoped(ApiKey).count() == 0
 
 
@@ -144,9 +144,9 @@ def test_safety_views(client, acme, log_in):
 def test_rotating_and_disabling(client, acme, log_in):
     log_in()
     key = make(acme)
-    answer = client.post(f"/t/acme/keys/{key.pk}/rotate", {"overlap": "24"})
+    response = client.post(f"/t/acme/keys/{key.pk}/rotate", {"overlap": "24"})
     old, new = sorted(unscoped(ApiKey).all(), key=lambda row: row.pk)
-    assert new.prefix in answer.content.decode()
+    assert new.prefix in response.content.decode()
     assert new.replaces_id == old.pk
     assert old.expires_at is not None
     assert "Being replaced" in client.get(f"/t/acme/keys/{old.pk}/").content.decode()
@@ -181,6 +181,6 @@ def test_projects(client, acme, log_in):
     assert client.post(f"/t/acme/projects/{project.pk}/delete", {"typed": "Find"}).status_code == 303
     default = only_project(acme)
     make(acme)
-    answer = client.post(f"/t/acme/projects/{default.pk}/delete", {"typed": default.name})
-    assert answer.status_code == 422
-    assert "has or had API keys" in answer.content.decode()
+    response = client.post(f"/t/acme/projects/{default.pk}/delete", {"typed": default.name})
+    assert response.status_code == 422
+    assert "has or had API keys" in response.content.decode()

@@ -142,13 +142,14 @@ def test_a_session_without_the_second_factor_has_no_access(operator, secret):
 
 def test_a_code_completes_a_session_without_the_second_factor(client, operator, secret):
     client.force_login(operator)
-    asked = client.get("/operator/tenants/?q=x")
-    assert asked.url == "/account/mfa/reauthenticate/?next=%2Foperator%2Ftenants%2F%3Fq%3Dx"
-    assert client.get(asked.url).status_code == 200
-    assert client.post(asked.url, {"code": "000000"}).status_code == 200
+    response = client.get("/operator/tenants/?q=x")
+    assert response.url == "/account/mfa/reauthenticate/?next=%2Foperator%2Ftenants%2F%3Fq%3Dx"
+    assert client.get(response.url).status_code == 200
+    assert client.post(response.url, {"code": "000000"}).status_code == 200
     assert client.get("/operator/").status_code == 302
     assert (
-        client.post(asked.url, {"code": code(secret), "next": "/operator/tenants/?q=x"}).url == "/operator/tenants/?q=x"
+        client.post(response.url, {"code": code(secret), "next": "/operator/tenants/?q=x"}).url
+        == "/operator/tenants/?q=x"
     )
     assert client.get("/operator/").status_code == client.get("/api/operator/tenants").status_code == 200
 
@@ -187,8 +188,8 @@ def test_a_password_does_not_reauthenticate_a_user_with_a_second_factor(client):
     user = User.objects.create_user("dev@example.com", PASSWORD)
     TOTP.activate(user, generate_totp_secret())
     client.force_login(user)
-    answer = client.post("/account/confirm", {"password": PASSWORD})
-    assert answer.url == "/account/mfa/reauthenticate/"
+    response = client.post("/account/confirm", {"password": PASSWORD})
+    assert response.url == "/account/mfa/reauthenticate/"
     assert client.post("/account/mfa/totp/deactivate/").url.startswith("/account/mfa/reauthenticate/")
     assert Authenticator.objects.filter(user=user).exists()
 
@@ -204,8 +205,8 @@ def test_an_accepted_invitation_signs_in_by_the_same_steps(client):
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_invite(tenant, "new@example.com", "owner")
     url = f"/invitations/{invitations.token(unscoped(Invitation).get(email='new@example.com'))}"
-    answer = client.post(url, {"name": "New", "password": PASSWORD})
-    assert answer.url == "/t/acme/"
+    response = client.post(url, {"name": "New", "password": PASSWORD})
+    assert response.url == "/t/acme/"
     assert client.get("/t/acme/").status_code == 200
     (record,) = client.session[AUTHENTICATION_METHODS_SESSION_KEY]
     assert record["method"] == "password"
@@ -243,8 +244,8 @@ def test_djangos_admin_uses_the_consoles_login(client, operator):
     )
     assert client.get("/operator/django-admin/login/?next=//evil.example/").url == "/login?next=/operator/django-admin/"
     for _ in range(3):
-        answer = client.post("/operator/django-admin/login/", {"username": EMAIL, "password": PASSWORD})
-        assert answer.url == "/login?next=/operator/django-admin/"
+        response = client.post("/operator/django-admin/login/", {"username": EMAIL, "password": PASSWORD})
+        assert response.url == "/login?next=/operator/django-admin/"
         assert not is_signed_in(client)
     client.force_login(operator)
     assert "Django admin" in client.get("/operator/").content.decode()

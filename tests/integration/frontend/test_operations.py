@@ -100,9 +100,9 @@ def test_other_users_get_404(client: Client, aside: UsageQuarantine) -> None:
 @pytest.mark.usefixtures("operator")
 def test_every_page_loads_without_data(client: Client, broker: redis.Redis) -> None:
     for address in PAGES:
-        page = client.get(address)
-        assert page.status_code == 200, address
-        assert "did not load" not in page.content.decode(), address
+        response = client.get(address)
+        assert response.status_code == 200, address
+        assert "did not load" not in response.content.decode(), address
 
 
 @pytest.mark.usefixtures("operator")
@@ -130,8 +130,8 @@ def test_a_worker_is_cordoned_drained_and_uncordoned(client: Client, broker: red
     assert "1 other replica of smollm2-135m" in client.get(f"{address}/drain").content.decode()
     assert client.post(f"{address}/cordon", {"typed": "smollm2"}).status_code == 422
     assert unscoped(Cordon).count() == 0
-    answer = client.post(f"{address}/cordon", {"typed": "smollm2-135m-0", "reason": "new disk"})
-    assert (answer.status_code, answer["Location"]) == (303, "/operator/models/")
+    response = client.post(f"{address}/cordon", {"typed": "smollm2-135m-0", "reason": "new disk"})
+    assert (response.status_code, response["Location"]) == (303, "/operator/models/")
     assert broker.hgetall(CORDONS_KEY) == {b"smollm2-135m-0": b"cordon"}
     entry = audited("worker.cordoned")
     assert (entry.actor, entry.object_name, entry.after["reason"]) == ("op@example.com", "smollm2-135m-0", "new disk")
@@ -158,9 +158,9 @@ def test_actions_on_quarantined_events_require_reauthentication(client: Client, 
     assert unscoped(UsageQuarantine).get().resolved_at is None
     remembered(client.session)
     assert client.post(f"{address}/dismiss", {"reason": ""}).status_code == 422
-    again = client.post(f"{address}/replay")
-    assert again.status_code == 422
-    assert "still cannot be settled" in again.content.decode()
+    response = client.post(f"{address}/replay")
+    assert response.status_code == 422
+    assert "still cannot be settled" in response.content.decode()
     assert "undecodable" in client.get("/operator/").content.decode()
     assert client.post(f"{address}/dismiss", {"reason": "a stray script"}).status_code == 303
     assert unscoped(UsageQuarantine).get().resolved_at is not None

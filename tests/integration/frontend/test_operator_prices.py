@@ -61,15 +61,15 @@ def drafts() -> int:
 
 def test_a_form_stores_every_digit(client, operator):
     sent = {"model": "m", "tier": "batch", "uncached": "0.123456789", "output": "15", "note": "cheap"}
-    made = client.post("/operator/prices/model", sent)
+    response = client.post("/operator/prices/model", sent)
     version = newest()
-    assert (made.status_code, made.url) == (303, f"/operator/prices/{version.pk}/")
+    assert (response.status_code, response.url) == (303, f"/operator/prices/{version.pk}/")
     assert (version.book.name, version.created_by, version.note) == ("list", operator, "cheap")
     assert {(one.tier, one.component, one.nano_per_million) for one in parse(version.body).prices} == {
         (Tier.BATCH, Component.UNCACHED, 123_456_789),
         (Tier.BATCH, Component.OUTPUT, 15_000_000_000),
     }
-    assert "$0.123456789" in client.get(made.url).content.decode()
+    assert "$0.123456789" in client.get(response.url).content.decode()
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_a_csv_is_uploaded(client, operator, acme):
     assert client.post("/operator/prices/csv", {"file": file, "tenant": "acme"}).status_code == 303
     assert newest().tenant_id == acme.pk
     wrong = SimpleUploadedFile("p.csv", b"model,tier,component,usd_per_million\nm,,outputs,3\n")
-    answer = client.post("/operator/prices/csv", {"file": wrong})
-    assert (answer.status_code, "line 2" in answer.content.decode()) == (422, True)
+    response = client.post("/operator/prices/csv", {"file": wrong})
+    assert (response.status_code, "line 2" in response.content.decode()) == (422, True)
 
 
 def test_the_public_file_is_read_and_omitted_prices_are_listed(client, operator):
@@ -117,13 +117,13 @@ def test_the_public_file_is_read_and_omitted_prices_are_listed(client, operator)
         "pictures": {"output_cost_per_image": 0.04},
     }
     file = SimpleUploadedFile("prices.json", json.dumps(content).encode())
-    page = client.post("/operator/prices/import", {"file": file})
-    shown = page.content.decode()
+    response = client.post("/operator/prices/import", {"file": file})
+    shown = response.content.decode()
     assert "Skipped: not whole nano-USD" in shown
     assert "odd: output_cost_per_token = " in shown
     assert "pictures" in shown
     assert drafts() == 0
-    text = page.context["form"].initial["text"]
+    text = response.context["form"].initial["text"]
     assert client.post("/operator/prices/csv", {"text": text}).status_code == 303
     assert {one.model for one in parse(newest().body).prices} == {"one", "odd"}
     for wrong in (b"[]", b"\xff", b"{"):

@@ -123,12 +123,12 @@ def test_credit_is_granted(client, operator, acme):
     page = client.get(f"/operator/tenants/{acme.pk}/").content.decode()
     assert page.count('href="/operator/billing/tenants/acme/credit"') == 1
     given = {"kind": "promotional", "amount": "12.50", "expires_on": "2031-01-31", "note": "Sorry", "seen": "0"}
-    sent = client.post("/operator/billing/tenants/acme/credit", given | {"typed": "acme"})
-    assert (sent.status_code, sent.url) == (303, f"/operator/tenants/{acme.pk}/")
+    response = client.post("/operator/billing/tenants/acme/credit", given | {"typed": "acme"})
+    assert (response.status_code, response.url) == (303, f"/operator/tenants/{acme.pk}/")
     (grant,) = of(CreditGrant, acme)
     assert (grant.nano, grant.note) == (12_500_000_000, "Sorry")
     assert grant.expires_at == datetime(2031, 2, 1, tzinfo=UTC)
-    page = client.get(sent.url).content.decode()
+    page = client.get(response.url).content.decode()
     assert "$12" in page and "$12.50 credit added for Acme." in page
 
 
@@ -164,11 +164,11 @@ def view(client, tenant: Tenant, why: str = "ticket 12"):
 
 
 def test_an_operator_must_give_a_reason_to_view_a_tenant(client, operator, acme):
-    asked = client.get("/t/acme/requests/?key=1")
-    assert asked.url == f"/operator/tenants/{acme.pk}/view?next=%2Ft%2Facme%2Frequests%2F%3Fkey%3D1"
+    response = client.get("/t/acme/requests/?key=1")
+    assert response.url == f"/operator/tenants/{acme.pk}/view?next=%2Ft%2Facme%2Frequests%2F%3Fkey%3D1"
     assert client.get("/t/nobody/").status_code == 404
-    assert client.post(asked.url, {"reason": " "}).status_code == 422
-    assert client.post(asked.url, {"reason": "ticket 12"}).url == "/t/acme/requests/?key=1"
+    assert client.post(response.url, {"reason": " "}).status_code == 422
+    assert client.post(response.url, {"reason": "ticket 12"}).url == "/t/acme/requests/?key=1"
     assert client.get("/t/acme/requests/").status_code == 200
     assert client.post(f"/operator/tenants/{acme.pk}/view?next=//evil.example/", {"reason": "x"}).url == "/t/acme/"
 

@@ -60,9 +60,9 @@ def test_the_users_own_page_has_no_actions(client, operator, dev):
     page = client.get(f"/operator/users/{operator.pk}/").content.decode()
     assert "This is your own login" in page
     assert not [verb for verb in VERBS if f"/{verb}" in page]
-    answer = client.post(f"/operator/users/{operator.pk}/deactivate", {"typed": operator.email})
-    assert answer.status_code == 422
-    assert "Ask another operator" in answer.content.decode()
+    response = client.post(f"/operator/users/{operator.pk}/deactivate", {"typed": operator.email})
+    assert response.status_code == 422
+    assert "Ask another operator" in response.content.decode()
 
 
 def test_actions_require_the_email_address_and_are_recorded(client, operator, dev):

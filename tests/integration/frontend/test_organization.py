@@ -73,8 +73,8 @@ def test_the_last_owner_stays(acme):
 def test_a_member_leaves(acme):
     client = log_in("billing")
     assert client.post("/t/acme/members/leave", {"typed": "Acme?"}).status_code == 422
-    answer = client.post("/t/acme/members/leave", {"typed": "acme"}, headers=HX)
-    assert answer.headers["HX-Redirect"] == "/"
+    response = client.post("/t/acme/members/leave", {"typed": "acme"}, headers=HX)
+    assert response.headers["HX-Redirect"] == "/"
     assert client.get("/t/acme/").status_code == 404
 
 
@@ -193,9 +193,9 @@ def test_a_concurrent_publication_is_not_overwritten(acme):
     actions.do_publish_policy(acme, "mine", GOOD)
     mine = {"name": "mine", "body": '{"models": ["a"]}', "base": "1"}
     actions.do_publish_policy(acme, "mine", GOOD)
-    answer = client.post("/t/acme/routing/edit", mine)
-    assert answer.status_code == 422
-    assert "Version 2 was published while you were editing" in answer.content.decode()
+    response = client.post("/t/acme/routing/edit", mine)
+    assert response.status_code == 422
+    assert "Version 2 was published while you were editing" in response.content.decode()
     assert len(of(RoutingPolicy, acme)) == 2
 
 

@@ -145,11 +145,11 @@ def test_a_form_with_a_query_in_its_url_is_submitted_after_reauthentication(clie
         cache.clear()  # each code works once
         client.logout()
         client.force_login(user)
-        asked = client.post(here, sent)
-        (after,) = re.findall(r'name="next" value="([^"]+)"', client.get(asked.url).content.decode())
+        response = client.post(here, sent)
+        (after,) = re.findall(r'name="next" value="([^"]+)"', client.get(response.url).content.decode())
         code = format_hotp_value(hotp_value(secret, next(yield_hotp_counters_from_time())))
         proof = {"code": code} if totp else {"password": PASSWORD}
-        return client.post(asked.url.partition("?")[0], proof | {"next": unescape(after)})
+        return client.post(response.url.partition("?")[0], proof | {"next": unescape(after)})
 
     long = "Acme, and so on" * 20
     wrong = prove({"name": long})
@@ -209,9 +209,9 @@ def test_a_confirmation_requires_the_exact_name():
 
 def test_only_the_failing_panel_shows_an_error_with_the_request_id(client, acme):
     join(client, acme, "owner")
-    page = client.get("/t/acme/books")
-    assert page.status_code == 200
-    shown = page.context["panels"]
+    response = client.get("/t/acme/books")
+    assert response.status_code == 200
+    shown = response.context["panels"]
     assert (shown["fine"].failed, shown["broken"].failed, shown["slow"].body) == (False, True, None)
     failed = client.get("/t/acme/trial/panels/broken?range=7d")
     assert (failed.status_code, failed.headers["X-Panel"]) == (500, "broken")

@@ -25,8 +25,8 @@ def test_the_number_of_queries_is_limited(world, monkeypatch, settings, screen, 
     client = logged_in(world, screen.who)
     address = screen.address(world, state)
     with CaptureQueriesContext(connection) as queries:
-        answer = client.get(address)
-    assert answer.status_code == 200
+        response = client.get(address)
+    assert response.status_code == 200
     assert len(queries) <= screen.queries, "\n".join(query["sql"][:160] for query in queries)
 
 
@@ -39,9 +39,9 @@ def test_an_empty_form_shows_its_missing_fields(world, screen):
     )
     if form is None or not re.search(r"<(input|select|textarea)[^>]* required", form[1]):
         return  # no form, or one that can be submitted unchanged
-    answer = client.post(address)
-    assert answer.status_code == 422
-    assert 'class="field-error"' in answer.content.decode()
+    response = client.post(address)
+    assert response.status_code == 422
+    assert 'class="field-error"' in response.content.decode()
 
 
 def tenant_routes(patterns: list[Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:

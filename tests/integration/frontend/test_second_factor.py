@@ -132,8 +132,8 @@ def test_operators_can_be_required_to_enroll(client):
     with override_settings(OPERATORS_NEED_TOTP=True):
         for path in ("/operator/", "/", "/operator/users/"):
             assert client.get(path).url == "/account/mfa/totp/activate/", path
-        refused = client.get("/api/operator/tenants")
-        assert (refused.status_code, refused.json()["code"]) == (403, "totp_required")
+        response = client.get("/api/operator/tenants")
+        assert (response.status_code, response.json()["code"]) == (403, "totp_required")
         enroll(client)
         assert client.get("/operator/").status_code == 200
         assert client.get("/api/operator/tenants").status_code == 200

@@ -162,8 +162,8 @@ def test_codes_are_throttled_separately_from_passwords(client, user, clock):
     url = "/account/mfa/authenticate/"
     for _ in range(ACCOUNT.free):
         assert client.post(url, {"code": "000000"}).status_code == 200
-    answer = client.post(url, {"code": code(secret)})
-    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "5")
+    response = client.post(url, {"code": code(secret)})
+    assert (response.status_code, response.headers["Retry-After"]) == (429, "5")
     clock.now += 5
     assert client.post(url, {"code": code(secret)}).status_code == 302
     assert is_signed_in(client)

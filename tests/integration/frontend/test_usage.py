@@ -37,10 +37,10 @@ def acme(client, use) -> Tenant:
 
 
 def read(client, query: str) -> list[dict[str, str]]:
-    answer = client.get(f"/t/acme/usage/csv?{query}")
-    assert answer.status_code == 200
-    assert answer["Content-Type"].startswith("text/csv")
-    return list(csv.DictReader(io.StringIO(answer.content.decode())))
+    response = client.get(f"/t/acme/usage/csv?{query}")
+    assert response.status_code == 200
+    assert response["Content-Type"].startswith("text/csv")
+    return list(csv.DictReader(io.StringIO(response.content.decode())))
 
 
 @pytest.mark.parametrize("group", GROUPS)

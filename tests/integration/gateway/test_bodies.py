@@ -216,15 +216,15 @@ async def test_the_memory_of_large_bodies_is_shared_between_tenants() -> None:
     memory = BodyMemory()
     first = memory.lease(1)
     first.grow(MAX_TENANT_BYTES)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         memory.lease(1).grow(1)
-    assert (caught.value.status, caught.value.retry_after) == (429, 1)
+    assert (exc_info.value.status, exc_info.value.retry_after) == (429, 1)
     others = [memory.lease(tenant) for tenant in range(2, 2 + MAX_BYTES // MAX_TENANT_BYTES)]
     for lease in others:
         lease.grow(MAX_TENANT_BYTES)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         memory.lease(99).grow(MAX_TENANT_BYTES)
-    assert caught.value.status == 503
+    assert exc_info.value.status == 503
     for lease in (first, *others):
         lease.release()
         lease.release()
@@ -321,9 +321,9 @@ def chat_body(messages: Any, **fields: Any) -> bytes:
 
 
 async def rejection(reader: PromptReader, body: bytes, dialect: str = chat.DIALECT) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await reader.read(key_of(), dialect, body)
-    return caught.value
+    return exc_info.value
 
 
 async def test_a_small_body_is_decoded_on_the_event_loop(
@@ -503,10 +503,10 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
     assert (await level(1), await level(2)) == (1, 0)
     await gate.charge(key)
     await gate.charge(key)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.charge(key)
-    assert (caught.value.code, caught.value.status) == ("rate_limit_exceeded", 429)
-    assert caught.value.retry_after
+    assert (exc_info.value.code, exc_info.value.status) == ("rate_limit_exceeded", 429)
+    assert exc_info.value.retry_after
 
 
 def limits_of(key: ApiKeySnapshot) -> Any:

@@ -520,10 +520,10 @@ def test_a_websocket_without_a_key_can_send_only_small_messages(application: App
     with serving(application) as served, connect(served) as client:
         with contextlib.suppress(websockets.ConnectionClosed):
             client.send("x" * 1_000_000)
-        with pytest.raises(websockets.ConnectionClosed) as closed:
+        with pytest.raises(websockets.ConnectionClosed) as exc_info:
             client.recv(10)
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1009
+        assert exc_info.value.rcvd is not None
+        assert exc_info.value.rcvd.code == 1009
         assert application.received == 0
         wait_until(lambda: served.guard.connections == 0)
 

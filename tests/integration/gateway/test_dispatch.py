@@ -151,10 +151,10 @@ async def stored(broker: redis.Redis, request_id: str) -> InferenceJob:
 
 
 async def test_without_a_replica_a_request_is_rejected_early(dispatcher: Dispatcher) -> None:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         dispatcher.require_capacity("m", 1)
-    assert (caught.value.status, caught.value.code) == (503, "model_loading")
-    assert caught.value.retry_after
+    assert (exc_info.value.status, exc_info.value.code) == (503, "model_loading")
+    assert exc_info.value.retry_after
 
 
 async def test_a_worker_that_dies_before_the_first_token_is_replaced(
@@ -286,9 +286,9 @@ async def test_without_another_replica_a_suspected_one_keeps_its_claims(
         return dispatcher.replicas.is_suspected("r1")
 
     await eventually(suspected)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         dispatcher.require_capacity("m", 1)
-    assert caught.value.code == "model_loading"
+    assert exc_info.value.code == "model_loading"
     replica.resume()
     await eventually(lambda: serving(dispatcher))
     assert (generation.attempt, generation.owner) == (1, "r1")
@@ -509,19 +509,19 @@ async def test_a_tenants_queue_is_limited_and_overload_is_reported_early(dispatc
         lambda: dispatcher.require_capacity("m", 1),
         lambda: dispatcher.submit(DispatchRequest(make_job("one_more"), b"form")),
     ):
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(ApiError) as exc_info:
             refused()
-        assert (caught.value.status, caught.value.code) == (503, "server_is_overloaded")
-        assert caught.value.retry_after
+        assert (exc_info.value.status, exc_info.value.code) == (503, "server_is_overloaded")
+        assert exc_info.value.retry_after
     dispatcher.require_capacity("m", 2)
     # Nine are running for 60 s each, and three are before it in the queue of the only tenant.
     dispatcher._seconds["m"] = 60.0
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         dispatcher.require_capacity("m", 1)
-    assert caught.value.retry_after == pytest.approx(4 * 60 / 9)
-    with pytest.raises(ApiError) as caught:
+    assert exc_info.value.retry_after == pytest.approx(4 * 60 / 9)
+    with pytest.raises(ApiError) as exc_info:
         dispatcher.require_capacity("m", 2)  # it would get half
-    assert caught.value.retry_after == pytest.approx(2 * 60 / 9)
+    assert exc_info.value.retry_after == pytest.approx(2 * 60 / 9)
 
 
 @pytest.mark.usefixtures("replica")

@@ -17,7 +17,7 @@ async def test_embeddings_have_a_prompt_limit_and_a_rate_limit(broker: redis.Red
     lease = await gate.admit(make_demand(key, prompt=4500, max_tokens=0))
     assert lease.grant.max_tokens == 0
     for prompt, code in ((5001, "invalid_value"), (4500, "rate_limit_exceeded")):
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(ApiError) as exc_info:
             await gate.admit(make_demand(key, "req_2", prompt=prompt, max_tokens=0))
-        assert caught.value.code == code
+        assert exc_info.value.code == code
     await lease.close(TokenUsage(4500))

@@ -38,16 +38,16 @@ async def answer(once: IdempotentCall, body: bytes = b"yes", request_id: str = "
 async def rejection(
     store: IdempotencyStore, name: bytes = b"n", sent: bytes = BODY, key: ApiKeySnapshot = KEY
 ) -> ApiError:
-    with pytest.raises(ApiError) as error:
+    with pytest.raises(ApiError) as exc_info:
         await store.begin(key, name, sent, "req_other")
-    assert (error.value.status, error.value.code) == (409, "idempotency_conflict")
-    return error.value
+    assert (exc_info.value.status, exc_info.value.code) == (409, "idempotency_conflict")
+    return exc_info.value
 
 
 async def replayed(store: IdempotencyStore, name: bytes = b"n") -> StoredResponse:
-    with pytest.raises(Replay) as replay:
+    with pytest.raises(Replay) as exc_info:
         await store.begin(KEY, name, BODY, "req_other")
-    return replay.value.response
+    return exc_info.value.response
 
 
 async def test_one_of_many_concurrent_calls_runs(store: IdempotencyStore, broker: redis.Redis) -> None:
@@ -151,6 +151,6 @@ async def test_the_oldest_responses_are_deleted_first(
 
 @pytest.mark.parametrize("name", [b"", b"x" * 256])
 async def test_the_length_of_an_idempotency_key_is_limited(store: IdempotencyStore, name: bytes) -> None:
-    with pytest.raises(ApiError) as error:
+    with pytest.raises(ApiError) as exc_info:
         await store.begin(KEY, name, BODY, "req_1")
-    assert (error.value.status, error.value.param) == (400, "Idempotency-Key")
+    assert (exc_info.value.status, exc_info.value.param) == (400, "Idempotency-Key")

@@ -51,9 +51,9 @@ async def shift(broker: redis.Redis, bucket: str, seconds: int) -> None:
 
 
 async def rejection(admit: Any, key: ApiKeySnapshot, **demand: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await admit(key, **demand)
-    return caught.value
+    return exc_info.value
 
 
 def header(rate_limit_lease: RateLimitLease | ApiError, name: str) -> str | None:
@@ -152,10 +152,10 @@ async def test_concurrency_slots_are_released_and_expire(broker: redis.Redis, mo
     await living.start()
     kept = await living.admit(make_demand(key, "kept"))
     await dead.admit(make_demand(key, "lost"))  # its gateway never renews it
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await living.admit(make_demand(key, "third"))
-    assert "2 concurrent requests (concurrency)" in caught.value.message
-    assert caught.value.retry_after
+    assert "2 concurrent requests (concurrency)" in exc_info.value.message
+    assert exc_info.value.retry_after
     await asyncio.sleep(2.2)
     third = await living.admit(make_demand(key, "third"))
     with pytest.raises(ApiError):
@@ -258,9 +258,9 @@ async def test_reading_the_state_of_limits_takes_nothing(broker: redis.Redis) ->
 async def test_without_the_broker_requests_are_rejected() -> None:
     nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
     gate = RateLimitAdmission(nobody)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.admit(make_demand(make_key(key_set(concurrency=1))))
-    assert (caught.value.status, caught.value.retry_after) == (503, 1)
+    assert (exc_info.value.status, exc_info.value.retry_after) == (503, 1)
     await nobody.aclose()
 
 

@@ -67,18 +67,18 @@ async def test_tenants_take_turns() -> None:
 async def test_a_tenants_queue_is_limited(pool: PromptPool, monkeypatch: pytest.MonkeyPatch) -> None:
     pool._queue = TenantQueue(1)
     assert pool._queue.put(1, None)  # type: ignore[arg-type]
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await pool.run(1, WORK, body())
-    assert (caught.value.status, caught.value.code, caught.value.retry_after) == (429, "rate_limit_exceeded", 1)
+    assert (exc_info.value.status, exc_info.value.code, exc_info.value.retry_after) == (429, "rate_limit_exceeded", 1)
 
 
 async def test_a_request_that_waits_too_long_is_rejected(
     models: dict[str, ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompt_pool, "WAIT_SECONDS", 0.05)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await PromptPool(models, 1).run(1, WORK, body())  # not started
-    assert (caught.value.status, caught.value.retry_after) == (503, 1)
+    assert (exc_info.value.status, exc_info.value.retry_after) == (503, 1)
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
@@ -94,9 +94,9 @@ async def test_a_process_that_dies_or_hangs_fails_only_its_own_request(
     others = [asyncio.create_task(tokens(pool, tenant)) for tenant in (1, 2)]
     await asyncio.sleep(0.1)
     os.kill(first, death)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await struck
-    assert (caught.value.status, caught.value.code) == (503, "server_is_overloaded")
+    assert (exc_info.value.status, exc_info.value.code) == (503, "server_is_overloaded")
     monkeypatch.setattr(prompt_pool, "WORK_SECONDS", 60)
     assert len(set(await asyncio.gather(*others))) == 1
     assert await process_of(pool, other_than=first) != first

@@ -110,6 +110,6 @@ async def test_breakpoints_after_tools(tool_model: ServedModel) -> None:
 
 async def test_token_ids_must_be_in_the_models_vocabulary(model: ServedModel) -> None:
     assert (await tokenize(model, request([5, 6]))).ids == [5, 6]
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await tokenize(model, request([model.vocab_size]))
-    assert (caught.value.status, caught.value.param) == (400, "prompt")
+    assert (exc_info.value.status, exc_info.value.param) == (400, "prompt")

@@ -146,10 +146,10 @@ async def test_a_record_names_the_limit_that_rejected_the_request(broker: Any) -
         candidates=[SimpleNamespace(model=SimpleNamespace(context_length=100, default_max_output=10))],
     )
     await admission.admit(demand)
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiError) as exc_info:
         await admission.admit(demand)
     trace = RequestTrace(key, "req_1", "completions")
-    trace.error = refused.value
+    trace.error = exc_info.value
     record = record_of(trace, "429")
     assert record["limited_by"].pop("reset_ms") > 50_000
     assert record["limited_by"] == {

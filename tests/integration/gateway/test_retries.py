@@ -111,7 +111,7 @@ def test_errors_and_retries(
         (ANTHROPIC, call_anthropic, of_anthropic),
     ):
         with error_server(api_error, words) as (url, asked):
-            with pytest.raises(class_) as raised:
+            with pytest.raises(class_) as exc_info:
                 call(url, kind)
-            assert type(raised.value) is class_
+            assert type(exc_info.value) is class_
             assert len(asked) == (1 + RETRIES if again else 1)

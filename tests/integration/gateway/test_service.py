@@ -191,9 +191,9 @@ async def test_a_request_that_killed_the_workers_of_one_model_does_not_fall_back
     assert await a.claim(call.request_id)
     reading = asyncio.create_task(events_of(gate, call))
     await a.send(Failed(call.request_id, 1, 0, "not_served", "3 workers were lost"))
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await reading
-    assert caught.value.code == "not_served"
+    assert exc_info.value.code == "not_served"
     assert call.execution.execution == 0
     gate.service.release(call)
     await gate.service.drain()
@@ -201,9 +201,9 @@ async def test_a_request_that_killed_the_workers_of_one_model_does_not_fall_back
 
 async def test_no_request_starts_while_the_disk_is_almost_full(gate: Gate, a: Replica) -> None:
     gate.disk._space.is_low = True
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(make_key(LIMIT), "a")
-    assert (caught.value.status, caught.value.retry_after) == (503, 10)
+    assert (exc_info.value.status, exc_info.value.retry_after) == (503, 10)
     assert gate.dispatcher.executions == {}
     gate.disk._space.is_low = False
     call = await gate.begin(make_key(LIMIT), "a")
@@ -226,33 +226,33 @@ async def test_a_too_long_prompt_falls_back(gate: Gate) -> None:
 @pytest.mark.usefixtures("b")
 async def test_an_error_without_a_fallback_rule_is_returned(gate: Gate) -> None:
     body = {"rules": [{"targets": [{"model": "a"}, {"model": "b", "weight": 0}]}], "fallback_on": ["error"]}
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(make_key(mine=body), "mine")
-    assert caught.value.code == "model_loading"
-    with pytest.raises(ApiError) as caught:
+    assert exc_info.value.code == "model_loading"
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(make_key(), "a")  # no policy, no fallback
-    assert caught.value.code == "model_loading"
+    assert exc_info.value.code == "model_loading"
 
 
 async def test_unknown_models_and_keys_without_permission_are_rejected(gate: Gate) -> None:
     for name, code in (("nobody", "model_not_found"), ("ghosts", "model_not_found")):
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(ApiError) as exc_info:
             await gate.begin(make_key(ghosts={"models": ["gone"]}), name)
-        assert caught.value.code == code
+        assert exc_info.value.code == code
     only = msgspec.structs.replace(make_key(mine=EITHER), models=("mine",))
     assert list(Router(MODELS).visible(only)) == ["mine"]
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(only, "a")
-    assert caught.value.code == "model_not_allowed"
+    assert exc_info.value.code == "model_not_allowed"
 
 
 async def test_a_request_rejected_after_admission_uses_no_limits(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     for _ in range(2):
         await gate.begin(key, "a")
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(key, "a")
-    assert "concurrency" in caught.value.message
+    assert "concurrency" in exc_info.value.message
     assert await gate.left(key) == ("98", "940")
 
 
@@ -303,9 +303,9 @@ async def test_several_prompts_are_several_jobs_with_one_response(gate: Gate, a:
 async def test_a_rejected_prompt_cancels_the_others(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     first = await gate.begin(key, "a")
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_several")
-    assert "concurrency" in caught.value.message
+    assert "concurrency" in exc_info.value.message
     told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
     assert [(each.billing_context.request_id, each.outcome) for each in told] == [("req_several", "failed")]
     gate.service.release(first)
@@ -321,9 +321,9 @@ def test_an_error_of_a_prompt_uses_the_callers_parameter_name(fields: dict[str, 
 
 
 async def test_an_error_names_the_prompt_that_is_too_long(gate: Gate, a: Replica) -> None:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(make_key(LIMIT), "a", prompt=100)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    assert (exc_info.value.code, exc_info.value.param) == ("context_length_exceeded", "prompt")
 
 
 async def test_a_job_has_the_requests_billing_context(gate: Gate, a: Replica) -> None:
@@ -444,9 +444,9 @@ async def test_a_request_reported_as_failed_is_not_billed_though_it_completed(
 async def test_resuming_an_unclaimed_execution_of_a_dead_gateway_releases_its_reservation(gate: Gate) -> None:
     call = await gate.begin(make_key(LIMIT), "a")
     await gate.broker.delete(gateway_stream(GATEWAY))  # as for a gateway that died
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await anext(StreamFollower(gate.dispatcher, call.request_id, 1).events())
-    assert caught.value.code == "worker_lost"
+    assert exc_info.value.code == "worker_lost"
     (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
     assert (told.outcome, told.finish_reason) == ("cancelled", "never_ran")
     gate.service.release(call)

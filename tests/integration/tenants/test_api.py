@@ -70,9 +70,9 @@ def test_the_tenant(client, acme):
 
 
 def test_projects(client, acme):
-    made = client.post("/api/projects", {"slug": "lab", "name": "Lab"})
-    assert made.status_code == 201, made.content
-    url = f"/api/projects/{made.json()['id']}"
+    response = client.post("/api/projects", {"slug": "lab", "name": "Lab"})
+    assert response.status_code == 201, response.content
+    url = f"/api/projects/{response.json()['id']}"
     assert client.patch(url, {"name": "Laboratory"}).json()["name"] == "Laboratory"
     assert [row["slug"] for row in client.get("/api/projects").json()["results"]] == ["lab", "spare", "default"]
     assert [row["slug"] for row in client.get("/api/projects?slug=lab").json()["results"]] == ["lab"]
@@ -84,9 +84,9 @@ def test_projects(client, acme):
 
 def test_keys(client, acme, row):
     sent = {"name": "web", "scopes": ["inference"], "allowed_ip_ranges": ["10.0.0.1"], "allowed_models": ["m"]}
-    made = client.post("/api/keys", sent)
-    assert made.status_code == 201, made.content
-    secret, key = made.json().pop("secret"), made.json()
+    response = client.post("/api/keys", sent)
+    assert response.status_code == 201, response.content
+    secret, key = response.json().pop("secret"), response.json()
     assert row(secret).allowed_ip_ranges == ("10.0.0.1/32",)
     assert (key["live"], key["last_used_at"], key["project_id"]) == (True, None, only_default(acme.tenant).pk)
     url = f"/api/keys/{key['id']}"
@@ -111,14 +111,14 @@ def test_members_and_invitations(client, acme):
     assert client.patch(url, {"role": "billing"}).json()["role"] == "billing"
     assert client.patch(url, {"role": "owner"}).status_code == 403
     assert client.delete(url).status_code == 204
-    made = client.post("/api/invitations", {"email": "dev@acme.example", "role": "admin"})
-    assert made.status_code == 201, made.content
-    assert set(made.json()) == {
+    response = client.post("/api/invitations", {"email": "dev@acme.example", "role": "admin"})
+    assert response.status_code == 201, response.content
+    assert set(response.json()) == {
         *("id", "email", "role", "created_at", "expires_at", "accepted_at", "revoked_at", "open")
     }  # and never the link, since only the recipient of the email can accept
     assert client.post("/api/invitations", {"email": "x@acme.example", "role": "owner"}).status_code == 403
-    assert client.delete(f"/api/invitations/{made.json()['id']}").status_code == 204
-    assert not client.get(f"/api/invitations/{made.json()['id']}").json()["open"]
+    assert client.delete(f"/api/invitations/{response.json()['id']}").status_code == 204
+    assert not client.get(f"/api/invitations/{response.json()['id']}").json()["open"]
 
 
 def test_only_an_owner_can_manage_owners(acme):
@@ -150,8 +150,8 @@ def test_limits(client, acme):
 
 
 def test_policies(client, acme):
-    made = client.post("/api/policies", {"name": "fast", "body": BODY})
-    assert (made.status_code, made.json()["version"]) == (201, 2)
+    response = client.post("/api/policies", {"name": "fast", "body": BODY})
+    assert (response.status_code, response.json()["version"]) == (201, 2)
     back = client.post(f"/api/policies/{acme.ids['api-policy-revert']}/revert")
     assert (back.status_code, back.json()["version"]) == (201, 3)
     assert [row["version"] for row in client.get("/api/policies?active=true").json()["results"]] == [3]
@@ -176,10 +176,10 @@ def test_the_audit_log(client, acme):
 
 def test_operators(acme):
     client = by_person(User.objects.create_superuser("op@example.com"))
-    made = client.post("/api/operator/tenants", {"slug": "lab", "name": "Lab", "owner_email": "o@lab.example"})
-    assert made.status_code == 201, made.content
-    url = f"/api/operator/tenants/{made.json()['id']}"
-    assert [row.email for row in unscoped(Invitation).filter(tenant_id=made.json()["id"])] == ["o@lab.example"]
+    response = client.post("/api/operator/tenants", {"slug": "lab", "name": "Lab", "owner_email": "o@lab.example"})
+    assert response.status_code == 201, response.content
+    url = f"/api/operator/tenants/{response.json()['id']}"
+    assert [row.email for row in unscoped(Invitation).filter(tenant_id=response.json()["id"])] == ["o@lab.example"]
     assert client.patch(url, {"name": "Labs"}).json()["name"] == "Labs"
     assert client.post(f"{url}/suspend").json()["status"] == "suspended"
     assert client.post(f"{url}/resume").json()["status"] == "active"
@@ -346,8 +346,8 @@ def test_creating_a_key_requires_reauthentication(acme):
     client = by_role(acme.tenant, "admin")
     assert client.post("/api/keys", {"name": "x"}).status_code == 201
     fresh(client, at=time.time() - 301)
-    refused = client.post("/api/keys", {"name": "y"})
-    assert (refused.status_code, refused.json()["code"]) == (403, "reauthentication_required")
+    response = client.post("/api/keys", {"name": "y"})
+    assert (response.status_code, response.json()["code"]) == (403, "reauthentication_required")
     assert client.get("/api/keys").status_code == 200
     assert client.post("/api/projects", {"slug": "free", "name": "Free"}).status_code == 201
     assert Permission.PROJECTS_WRITE not in STEP_UP

@@ -221,15 +221,15 @@ def test_operators_can_run_the_actions(operator, dev, monkeypatch):
     assert client.post(f"{url}/deactivate").json()["is_active"] is False
     assert client.post(f"{url}/reactivate").json()["is_active"] is True
     assert {row.actor for row in unscoped(AuditEntry).filter(object_id=dev.pk, object_type="user")} == {operator.email}
-    refused = client.post(f"/api/operator/users/{operator.pk}/deactivate")
-    assert (refused.status_code, "Ask another operator" in refused.json()["detail"]) == (409, True)
+    response = client.post(f"/api/operator/users/{operator.pk}/deactivate")
+    assert (response.status_code, "Ask another operator" in response.json()["detail"]) == (409, True)
 
 
 def test_actions_require_an_operator_with_reauthentication(operator, dev):
     client = Client()
     client.force_login(operator)
-    answer = client.post(f"/api/operator/users/{dev.pk}/deactivate", {}, "application/json")
-    assert answer.json()["code"] == "reauthentication_required"
+    response = client.post(f"/api/operator/users/{dev.pk}/deactivate", {}, "application/json")
+    assert response.json()["code"] == "reauthentication_required"
     member = by_person(dev)
     for path in ("", f"/{operator.pk}"):
         assert member.get(f"/api/operator/users{path}").status_code == 404

@@ -310,9 +310,9 @@ def test_the_api_rejects_an_internal_url_with_400(tenant, server, inside, header
     _, secret = actions.do_create_api_key(project, "k", scopes=("manage",))
     client = Client(headers={"Authorization": f"Bearer {secret}"} | headers)
     body = {"url": "https://hooks.example/", "event_types": ["invoice.paid"]}
-    answer = client.post("/api/webhooks", body, content_type="application/json")
-    assert (answer.status_code, answer.json()["code"]) == (400, "webhook_url_refused")
-    assert "Use a host with a public address" in answer.json()["errors"]["url"][0]
+    response = client.post("/api/webhooks", body, content_type="application/json")
+    assert (response.status_code, response.json()["code"]) == (400, "webhook_url_refused")
+    assert "Use a host with a public address" in response.json()["errors"]["url"][0]
     made = client.post("/api/webhooks", body | {"url": server[1]}, content_type="application/json")
     assert made.status_code == 201
     changed = client.patch(f"/api/webhooks/{made.json()['id']}", body, content_type="application/json")

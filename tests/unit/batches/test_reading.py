@@ -20,9 +20,9 @@ def line(custom_id: object = "a", **changes: object) -> str:
 
 
 def errors_of(*lines: str, most: int = 1000) -> list[tuple[str, int | None]]:
-    with pytest.raises(BadFile) as bad:
+    with pytest.raises(BadFile) as exc_info:
         read_lines(io.BytesIO("\n".join(lines).encode()), URL, most)
-    return [(error["code"], error["line"]) for error in bad.value.errors]
+    return [(error["code"], error["line"]) for error in exc_info.value.errors]
 
 
 @given(

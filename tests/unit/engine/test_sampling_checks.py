@@ -66,10 +66,10 @@ REFUSED: dict[str, list[Any]] = {
 @pytest.mark.parametrize(("name", "values"), REFUSED.items())
 def test_an_error_names_the_value_out_of_range(name: str, values: list[Any]) -> None:
     for value in values:
-        with pytest.raises(RequestRejected) as refusal:
+        with pytest.raises(RequestRejected) as exc_info:
             check_sampling(replace(PLAIN, **{name: value}), VOCAB)
-        assert (refusal.value.code, refusal.value.param) == ("invalid_value", name)
-        assert name in refusal.value.message
+        assert (exc_info.value.code, exc_info.value.param) == ("invalid_value", name)
+        assert name in exc_info.value.message
 
 
 def test_every_parameter_with_a_range_is_checked() -> None:
@@ -85,9 +85,9 @@ def test_too_many_logit_biases_are_rejected() -> None:
 
 def test_the_engine_rejects_invalid_parameters_at_submission() -> None:
     engine, _ = fake_engine()
-    with pytest.raises(RequestRejected) as refusal:
+    with pytest.raises(RequestRejected) as exc_info:
         engine.add_request(request("x", 5, min_p=2.0))
-    assert refusal.value.param == "min_p"
+    assert exc_info.value.param == "min_p"
     assert not engine.has_unfinished()
 
 

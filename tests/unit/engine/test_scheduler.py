@@ -144,11 +144,11 @@ def test_the_last_blocks_are_reserved_for_running_requests() -> None:
 
 
 def rejection(engine: LLMEngine, prompt: int, **params: object) -> RequestRejected:
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(RequestRejected) as exc_info:
         engine.add_request(request("x", prompt, **params))
     engine.check_integrity()
     assert not engine.has_unfinished()
-    return caught.value
+    return exc_info.value
 
 
 def test_a_request_larger_than_the_cache_is_rejected() -> None:

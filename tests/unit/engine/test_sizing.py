@@ -46,20 +46,20 @@ def test_one_request_of_the_maximum_length_just_fits() -> None:
 
 
 def test_an_error_names_two_solutions_if_the_maximum_length_does_not_fit() -> None:
-    with pytest.raises(KVMemoryError) as refused:
+    with pytest.raises(KVMemoryError) as exc_info:
         sizing(kv_cache_bytes=64 << 20)
-    assert "64.0 MiB of KV cache fit 2,912 tokens, but one request may take 8,192" in str(refused.value)
-    assert "MILLRACE_KV_CACHE_BYTES=180MiB" in str(refused.value)
-    assert "?max_model_len=2912 " in str(refused.value)
+    assert "64.0 MiB of KV cache fit 2,912 tokens, but one request may take 8,192" in str(exc_info.value)
+    assert "MILLRACE_KV_CACHE_BYTES=180MiB" in str(exc_info.value)
+    assert "?max_model_len=2912 " in str(exc_info.value)
     assert sizing(kv_cache_bytes=180 << 20).longest_requests == 1
     assert sizing(2912, kv_cache_bytes=64 << 20).longest_requests == 1
 
 
 def test_an_error_names_one_solution_if_no_block_fits() -> None:
-    with pytest.raises(KVMemoryError) as refused:
+    with pytest.raises(KVMemoryError) as exc_info:
         sizing(kv_cache_bytes=1000)
-    assert "MILLRACE_KV_CACHE_BYTES" in str(refused.value)
-    assert "max_model_len" not in str(refused.value)
+    assert "MILLRACE_KV_CACHE_BYTES" in str(exc_info.value)
+    assert "max_model_len" not in str(exc_info.value)
 
 
 def test_a_configured_number_of_blocks_is_used_unchanged() -> None:

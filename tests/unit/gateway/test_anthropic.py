@@ -40,10 +40,10 @@ def read(**fields: Any) -> InferenceRequest:
 
 
 def error_of(**fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         read(**fields)
-    assert caught.value.status == 400
-    return caught.value
+    assert exc_info.value.status == 400
+    return exc_info.value
 
 
 def block(text: str, mark: dict[str, str] | None = None) -> dict[str, Any]:

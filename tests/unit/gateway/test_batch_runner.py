@@ -78,9 +78,9 @@ class Bench:
         return status, json.loads(answer)
 
     async def put_off(self, error_to_raise: Exception, **more: Any) -> tuple[float, bool]:
-        with pytest.raises(RetryLater) as later:
+        with pytest.raises(RetryLater) as exc_info:
             await self.answer(error_to_raise, **more)
-        return later.value.seconds, later.value.lost
+        return exc_info.value.seconds, exc_info.value.lost
 
 
 @pytest.fixture

@@ -95,10 +95,10 @@ def test_every_billed_candidate_requires_a_price() -> None:
     budget_admission.prices.add([priced])
     demand = AdmissionRequest("req_1", 1, KEY, MODEL.name, [Candidate(MODEL), Candidate(_other())], 1, 1)
     assert budget_admission.estimate(demand).rate_cards == (priced,)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         budget_admission.estimate(demand, all_billed=True)
-    assert caught.value.code == "model_not_priced"
-    assert "'other'" in caught.value.message
+    assert exc_info.value.code == "model_not_priced"
+    assert "'other'" in exc_info.value.message
 
 
 def _other() -> ServedModel:

@@ -20,10 +20,10 @@ async def test_new_requests_are_rejected_while_the_disk_is_almost_full(
     assert watch.check() == "ok"
     await watch.start()
     try:
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(ApiError) as exc_info:
             watch.require_space()
-        assert (caught.value.status, caught.value.code) == (503, "server_is_overloaded")
-        assert (b"retry-after", b"10") in caught.value.headers()
+        assert (exc_info.value.status, exc_info.value.code) == (503, "server_is_overloaded")
+        assert (b"retry-after", b"10") in exc_info.value.headers()
         assert "new requests are rejected until" in watch.check()
         watch._space.min_free = watch._space.resume_at = 1  # as if space had been freed
 

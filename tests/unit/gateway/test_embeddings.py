@@ -116,17 +116,17 @@ async def test_a_prompt_is_the_concatenation_of_its_inputs() -> None:
     ],
 )
 async def test_inputs_that_the_model_cannot_process_are_rejected(fields: dict[str, Any], param: str, code: str) -> None:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await tokenize(MODEL, read(**fields))
-    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+    assert (exc_info.value.status, exc_info.value.param, exc_info.value.code) == (400, param, code)
 
 
 async def test_a_model_is_rejected_at_the_wrong_endpoint() -> None:
     answers = ServedModel("a", Letters(), 8, 27, 0)  # type: ignore[arg-type]
     for model, request in ((answers, read()), (MODEL, InferenceRequest("m", "abc", SamplingParams()))):
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(ApiError) as exc_info:
             await tokenize(model, request)
-        assert (caught.value.status, caught.value.param) == (400, "model")
+        assert (exc_info.value.status, exc_info.value.param) == (400, "model")
 
 
 def test_embeddings_have_no_preferred_replica() -> None:

@@ -28,10 +28,10 @@ def completion(**fields: Any) -> InferenceRequest:
 
 
 def error_of(**fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         chat(**fields)
-    assert caught.value.status == 400
-    return caught.value
+    assert exc_info.value.status == 400
+    return exc_info.value
 
 
 def test_a_chat_body_is_parsed() -> None:
@@ -264,15 +264,15 @@ def test_errors_name_the_invalid_parameter(fields: dict[str, Any], code: str, pa
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b'{"model": NaN}', b"[" * 100_000])
 def test_a_body_that_is_not_a_json_object_is_rejected(body: bytes) -> None:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         read_chat(body)
-    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    assert (exc_info.value.status, exc_info.value.code) == (400, "invalid_json")
 
 
 def test_an_error_names_a_missing_model() -> None:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         read_chat(b'{"messages": []}')
-    assert (caught.value.code, caught.value.param) == ("missing_required_parameter", "model")
+    assert (exc_info.value.code, exc_info.value.param) == ("missing_required_parameter", "model")
 
 
 def test_completions_accept_text_or_token_ids() -> None:

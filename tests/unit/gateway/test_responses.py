@@ -111,9 +111,9 @@ def test_items_are_converted_to_messages() -> None:
     ],
 )
 def test_errors_name_the_invalid_parameter(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         read(**fields)
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert (exc_info.value.status, exc_info.value.param) == (400, param)
 
 
 @given(

@@ -116,9 +116,9 @@ def test_hours(hours: dict[str, Any], hour: int, inside: bool) -> None:
     ],
 )
 def test_errors_name_the_invalid_part(body: dict[str, Any], place: str) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError) as exc_info:
         parse(body)
-    assert place in str(caught.value)
+    assert place in str(exc_info.value)
 
 
 def test_a_snapshot_contains_the_whole_policy() -> None:
