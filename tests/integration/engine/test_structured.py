@@ -32,7 +32,7 @@ from inference_worker.engine.scheduling.sequence import Sequence as EngineSequen
 from inference_worker.engine.structured_output import grammars as grammars_module
 from inference_worker.engine.structured_output.grammars import GrammarCompiler, fill_masks
 from tests.support.engine.fakes import FakeRunner, run, tokens_of
-from tests.support.engine.schema_samples import Schema, errors, made_up, suite, tools
+from tests.support.engine.schema_samples import Schema, errors_of, made_up, suite, tools
 
 PERSON: Schema = {
     "type": "object",
@@ -151,7 +151,7 @@ def held_to(engine: LLMEngine, schemas: Sequence[Schema], prompt: Sequence[int],
         names[str(number)] = schema
     outputs = run(engine)
     ended = [name for name in names if ends_of(outputs[name]) == [("stop", None)]]
-    wrong = {name: found for name in ended if (found := errors(names[name], text_of(outputs[name])))}
+    wrong = {name: found for name in ended if (found := errors_of(names[name], text_of(outputs[name])))}
     assert not wrong, {text_of(outputs[name]): names[name] for name in wrong}
     return len(names), len(ended)
 
@@ -210,7 +210,7 @@ def test_forced_calls_of_tools(tokenizer: Tokenizer, grammars: GrammarCompiler) 
         calls = [json.loads(call) for call in re.findall("<tool_call>(.*?)</tool_call>", text_of(outputs), re.DOTALL)]
         assert calls and (len(calls) == 1 or int(name.split()[1]) % 2 == 0)
         for call in calls:
-            assert not errors(by_name[call["name"]], json.dumps(call["arguments"]))
+            assert not errors_of(by_name[call["name"]], json.dumps(call["arguments"]))
         called += 1
     assert called >= 5
 
@@ -227,7 +227,7 @@ def test_every_choice_is_constrained(tokenizer: Tokenizer, grammars: GrammarComp
     outputs = answer(tokenizer, grammars, json_schema(PERSON), n=4)
     texts = [text_of(outputs, index) for index in range(4)]
     assert len(set(texts)) == 4
-    assert not any(errors(PERSON, text) for text in texts)
+    assert not any(errors_of(PERSON, text) for text in texts)
 
 
 def test_a_stop_string_ends_the_output(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:

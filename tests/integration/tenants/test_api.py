@@ -37,9 +37,9 @@ from tests.support.tenants.management_api import (
     by_key,
     by_person,
     by_role,
-    fresh,
     furnished,
     only_default,
+    reauthenticated,
 )
 
 pytestmark = pytest.mark.django_db
@@ -345,7 +345,7 @@ def test_without_a_key_or_session_requests_are_rejected(acme):
 def test_creating_a_key_requires_reauthentication(acme):
     client = by_role(acme.tenant, "admin")
     assert client.post("/api/keys", {"name": "x"}).status_code == 201
-    fresh(client, at=time.time() - 301)
+    reauthenticated(client, at=time.time() - 301)
     response = client.post("/api/keys", {"name": "y"})
     assert (response.status_code, response.json()["code"]) == (403, "reauthentication_required")
     assert client.get("/api/keys").status_code == 200
@@ -359,9 +359,9 @@ def test_users_with_totp_must_reauthenticate_with_it(acme):
     client = by_role(acme.tenant, "admin")
     totp = TOTP.activate(User.objects.get(email="admin-acme@example.com"), generate_totp_secret())
     assert client.post("/api/keys", {"name": "x"}).json()["code"] == "reauthentication_required"
-    fresh(client, method="mfa", id=totp.instance.pk + 1)  # of a device that the user does not have
+    reauthenticated(client, method="mfa", id=totp.instance.pk + 1)  # of a device that the user does not have
     assert client.post("/api/keys", {"name": "x"}).json()["code"] == "reauthentication_required"
-    fresh(client, method="mfa", id=totp.instance.pk)
+    reauthenticated(client, method="mfa", id=totp.instance.pk)
     assert client.post("/api/keys", {"name": "x"}).status_code == 201
 
 

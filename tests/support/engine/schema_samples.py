@@ -35,7 +35,7 @@ def made_up(count: int) -> Iterator[Schema]:
         yield _Maker(random.Random(seed)).top()
 
 
-def faults(schema: Schema, text: str) -> list[str]:
+def errors_of(schema: Schema, text: str) -> list[str]:
     """Return the errors of the JSON `text` under `schema`, including formats."""
     kind = validator_for(schema, default=Draft202012Validator)
     return [error.message for error in kind(schema, format_checker=kind.FORMAT_CHECKER).iter_errors(json.loads(text))]

@@ -40,7 +40,7 @@ async def reservation_of_one(inside: GatewayCluster) -> int:
     """Return the reservation of a request of 100 tokens, measured without any budget."""
     inside.worker.may_answer.set()
     gateway = next(iter(inside.gateways.values()))
-    answer = await gateway.ask_with_retries()
+    answer = await gateway.send_with_retries()
     assert answer is not None
     assert answer.status_code == 200, answer.text
     return int(inside.worker.answered[-1].billing_context.reserved_nano or 0)
