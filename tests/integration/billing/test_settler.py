@@ -295,7 +295,7 @@ def test_an_error_in_a_thread_stops_the_others_and_is_raised(broker, table, send
     send(*events)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_settler._run, settlers, stopping)
-        with pytest.raises(RuntimeError, match="nobody expected"):
+        with pytest.raises(RuntimeError, match="an unexpected error"):
             running.result(timeout=60)
     assert stopping.is_set()
     monkeypatch.setattr(Settler, "_settle", real)

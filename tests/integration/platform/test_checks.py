@@ -80,9 +80,15 @@ def test_words(name: str, text: str, found: list[str]) -> None:
     assert sorted(word for _, word, _ in problems) == sorted(found)
 
 
-def test_only_the_spelling_is_checked_in_tests() -> None:
+def test_identifiers_and_strings_of_tests_are_checked_only_for_spelling() -> None:
     problems = check_words.find_problems(Path("a.py"), "errand = 'anew'  # a Plowgh\n", WORDS, product=False)
     assert problems == [(1, "Plowgh", "plow")]
+
+
+def test_docstrings_and_comments_of_tests_are_checked_for_words() -> None:
+    text = '"""It goes on."""\n\ndef errand():\n    """Anew."""\n    x = "anew"  # goes on\n'
+    problems = check_words.find_problems(Path("a.py"), text, WORDS, product=False)
+    assert [(line, word) for line, word, _ in problems] == [(1, "goes on"), (4, "Anew"), (5, "goes on")]
 
 
 def test_the_glossary_names_code_that_exists() -> None:

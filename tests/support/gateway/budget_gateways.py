@@ -25,7 +25,7 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.routing.router import Candidate
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 
-MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # nobody tokenizes here
+MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # no tokenizer
 REQUEST_SECONDS = 2.0
 MEETING_SECONDS = 90.0  # less than a test's timeout, so that a lost wait fails instead of hanging
 
