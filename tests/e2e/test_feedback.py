@@ -17,22 +17,24 @@ def request_id(stack: Stack) -> str:
     return str(response.headers["x-request-id"])
 
 
-def report(stack: Stack, request_id: str, **told: Any) -> httpx.Response:
-    return httpx.post(f"{stack.url}/v1/requests/{request_id}/feedback", json=told, headers=stack.headers, timeout=60)
+def report(stack: Stack, request_id: str, **submitted: Any) -> httpx.Response:
+    return httpx.post(
+        f"{stack.url}/v1/requests/{request_id}/feedback", json=submitted, headers=stack.headers, timeout=60
+    )
 
 
 def test_feedback_is_stored_once(stack: Stack, request_id: str) -> None:
-    told = {"success": True, "score": 0.75, "label": "accepted", "metadata": {"by": "a person"}}
-    first, again = report(stack, request_id, **told), report(stack, request_id, **told)
+    submitted = {"success": True, "score": 0.75, "label": "accepted", "metadata": {"by": "a person"}}
+    first, again = report(stack, request_id, **submitted), report(stack, request_id, **submitted)
     assert (first.status_code, again.status_code) == (201, 200)
-    assert first.json() == again.json() == {**first.json(), "id": request_id, "object": "request.feedback", **told}
-    other = report(stack, request_id, **told | {"success": False})
+    assert first.json() == again.json() == {**first.json(), "id": request_id, "object": "request.feedback", **submitted}
+    other = report(stack, request_id, **submitted | {"success": False})
     assert (other.status_code, other.json()["error"]["code"]) == (409, "feedback_conflict")
     assert other.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize(
-    ("told", "param"),
+    ("submitted", "param"),
     [
         ({}, "success"),
         ({"success": "yes"}, "success"),
@@ -46,8 +48,10 @@ def test_feedback_is_stored_once(stack: Stack, request_id: str) -> None:
         ({"label": "a\0b"}, None),
     ],
 )
-def test_invalid_feedback_is_rejected(stack: Stack, request_id: str, told: dict[str, Any], param: str | None) -> None:
-    answer = report(stack, request_id, **told)
+def test_invalid_feedback_is_rejected(
+    stack: Stack, request_id: str, submitted: dict[str, Any], param: str | None
+) -> None:
+    answer = report(stack, request_id, **submitted)
     error = answer.json()["error"]
     assert answer.status_code == 400, error
     assert (error["param"] or "").startswith(param or "")

@@ -181,13 +181,13 @@ async def test_32_concurrent_streams_are_batched_and_metered_exactly(stack: Stac
         assert usage is not None
         return request_id(raw.headers), usage.prompt_tokens, usage.completion_tokens, text
 
-    told = await asyncio.gather(*(one(number) for number in range(32)))
-    assert all(output == 32 and text for _, _, output, text in told)
+    results = await asyncio.gather(*(one(number) for number in range(32)))
+    assert all(output == 32 and text for _, _, output, text in results)
     batch = (stack.metric("millrace_batched_sequences_total") - sequences) / (
         stack.metric("vllm:iteration_tokens_total_count") - steps
     )
     assert batch > 8
-    for name, prompt, output, _ in told:
+    for name, prompt, output, _ in results:
         event = stack.event(name)
         assert (event["input"], event["output"]) == (prompt, output)
 

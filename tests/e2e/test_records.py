@@ -28,12 +28,12 @@ def story(stack: Stack, request_id: str, *, executions: int) -> dict[str, Any]:
     """Return the request's record once it is written and this number of executions is settled."""
     url = f"{stack.url}/api/requests/{request_id}"
 
-    def told() -> bool:
+    def is_complete() -> bool:
         response = httpx.get(url, headers=stack.headers, timeout=60)
         found = response.json()
         return response.status_code == 200 and found["record"] is not None and len(found["executions"]) >= executions
 
-    eventually(told)
+    eventually(is_complete)
     return get(stack, f"requests/{request_id}")
 
 
@@ -138,7 +138,7 @@ def retention(stack: Stack) -> Any:
 
 
 def test_prompts_and_outputs_are_stored_only_if_logging_is_on(stack: Stack, retention: Any) -> None:
-    def told() -> bool:
+    def is_complete() -> bool:
         answer = post(stack, BODY)
         content = story(stack, answer.headers["x-request-id"], executions=1)["content"]
         if content is None:
@@ -147,4 +147,4 @@ def test_prompts_and_outputs_are_stored_only_if_logging_is_on(stack: Stack, rete
         assert content["answers"] == [answer.json()["choices"][0]["text"]]
         return True
 
-    eventually(told)
+    eventually(is_complete)

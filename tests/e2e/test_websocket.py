@@ -48,7 +48,7 @@ def test_concurrent_requests_and_a_cancelled_one(stack: Stack, client: Client) -
         client.submit(name, **(ENDLESS if name == "b" else {"max_tokens": 12}))
     messages: dict[str, list[dict[str, Any]]] = {"a": [], "b": [], "c": []}
     cancelled = False
-    while not all(told and told[-1]["type"] in ("done", "error") for told in messages.values()):
+    while not all(received and received[-1]["type"] in ("done", "error") for received in messages.values()):
         message = client.receive()
         messages[message["id"]].append(message)
         if message["id"] == "b" and len(messages["b"]) == 5 and not cancelled:
@@ -96,8 +96,13 @@ def test_errors_are_sent_and_the_websocket_stays_open(
     client: Client, message: str, name: str | None, code: str, param: str | None
 ) -> None:
     client.socket.send(message)
-    told = client.receive()
-    assert (told["type"], told["id"], told["error"]["code"], told["error"]["param"]) == ("error", name, code, param)
+    received = client.receive()
+    assert (received["type"], received["id"], received["error"]["code"], received["error"]["param"]) == (
+        "error",
+        name,
+        code,
+        param,
+    )
     client.submit("a", max_tokens=1)
     assert client.receive_all("a")[-1]["type"] == "done"
 
@@ -105,10 +110,10 @@ def test_errors_are_sent_and_the_websocket_stays_open(
 def test_an_id_of_a_running_request_is_rejected(client: Client) -> None:
     client.submit("a", **ENDLESS)
     client.submit("a")
-    told = client.receive()
-    while told["type"] != "error":
-        told = client.receive()
-    assert told["error"]["code"] == "conflict"
+    received = client.receive()
+    while received["type"] != "error":
+        received = client.receive()
+    assert received["error"]["code"] == "conflict"
 
 
 def test_the_key_can_be_sent_in_the_first_message(stack: Stack) -> None:

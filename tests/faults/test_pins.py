@@ -47,12 +47,12 @@ def test_pins_of_a_killed_worker_are_billed_as_reads(stack: Stack) -> None:
     assert written > 100
     lose_the_worker(stack)
     again = send()
-    told = again.usage
-    assert (told.cache_creation_input_tokens, told.cache_read_input_tokens) == (0, written)
-    assert told.input_tokens == first.input_tokens
+    second_usage = again.usage
+    assert (second_usage.cache_creation_input_tokens, second_usage.cache_read_input_tokens) == (0, written)
+    assert second_usage.input_tokens == first.input_tokens
     event = stack.event(str(again._request_id))
     assert classes(event) == {
-        "uncached": told.input_tokens,
+        "uncached": second_usage.input_tokens,
         "cache_read": written,
         "cache_write_5m": 0,
         "cache_write_1h": 0,

@@ -183,9 +183,12 @@ def test_usage_in_a_time_zone(acme, event):
     night = datetime.now(zone).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
     store(event(tenant_id=acme.pk, at=night), event(tenant_id=acme.pk, at=night - timedelta(microseconds=1)))
     client, asked = by_key(acme), {"tz": "America/New_York", "from": f"{night:%Y-%m-%d}", "group_by": ""}
-    told = client.get(USAGE, {**asked, "bucket": "day"}).json()
-    assert (told["tz"], told["from"]) == ("America/New_York", night.astimezone(UTC).isoformat().replace("+00:00", "Z"))
-    assert [(row["start"], row["requests"]["completed"]) for row in told["rows"]] == [(night.isoformat(), 1)]
+    local_usage = client.get(USAGE, {**asked, "bucket": "day"}).json()
+    assert (local_usage["tz"], local_usage["from"]) == (
+        "America/New_York",
+        night.astimezone(UTC).isoformat().replace("+00:00", "Z"),
+    )
+    assert [(row["start"], row["requests"]["completed"]) for row in local_usage["rows"]] == [(night.isoformat(), 1)]
     (month,) = client.get(USAGE, {**asked, "bucket": "month"}).json()["rows"]
     assert month["start"] == night.replace(day=1).isoformat()
     response = client.get(USAGE, {**asked, "tz": "Asia/Kolkata", "bucket": "hour"})

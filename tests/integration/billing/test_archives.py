@@ -244,11 +244,11 @@ def test_damaged_files_are_detected(acme: Tenant, tmp_path: Path) -> None:
         with pytest.raises(ArchiveDamagedError):
             do_archive(MONTH, tmp_path, drop=True)
     file.write_bytes(gzip.compress(text.replace(b"alpha", b"alphb")))  # the rollups are unchanged
-    told = json.loads(path.read_bytes())
+    content = json.loads(path.read_bytes())
     with pytest.raises(ArchiveDamagedError):
         do_restore(path)
-    told["format"] = "other"
-    path.write_text(json.dumps(told))
+    content["format"] = "other"
+    path.write_text(json.dumps(content))
     with pytest.raises(ArchiveDamagedError, match="of the format 'other'"):
         do_restore(path)
     assert state() == "detached"
@@ -262,10 +262,10 @@ def test_an_arrival_for_an_archived_month_waits_in_quarantine(
     assert (outcome.settled, outcome.quarantined) == (0, 1)
     assert _quarantined() == UsageQuarantine.Reason.UNPLACEABLE
     call_command("usage_partitions")
-    told = capsys.readouterr().out
-    assert "2026-10               4" in told
-    assert "detached" in told
-    assert "for want of their month: 1 messages" in told
+    content = capsys.readouterr().out
+    assert "2026-10               4" in content
+    assert "detached" in content
+    assert "for want of their month: 1 messages" in content
 
 
 def _quarantined() -> str:

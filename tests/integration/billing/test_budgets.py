@@ -29,7 +29,7 @@ def make(tenant: Tenant, **fields: object) -> Budget:
 
 
 def test_each_change_is_audited_and_published(tenant):
-    told = unscoped(ChangeEventRow).count()
+    changes = unscoped(ChangeEventRow).count()
     budget = make(tenant)
     assert do_change_budget(budget, amount=5, temporary_increase=3, increase_expires_at=SOON).amount == 5
     assert do_remove_budget(budget)
@@ -38,7 +38,7 @@ def test_each_change_is_audited_and_published(tenant):
         do_change_budget(budget, amount=6)
     verbs = [each.action for each in sorted(of(AuditEntry, tenant, object_type="budget"), key=lambda entry: entry.pk)]
     assert verbs == ["budget.created", "budget.updated", "budget.deleted"]
-    assert unscoped(ChangeEventRow).count() == told + 3
+    assert unscoped(ChangeEventRow).count() == changes + 3
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,8 @@ def test_concurrent_billing_runs_of_a_month(october):
 def test_a_payment_reported_concurrently_is_booked_once(october):
     (draft,) = drafts(october, 1)
     invoice = do_finalize(draft)
-    told = Received("stripe", "pi_1", 100, OCTOBER, invoice=invoice.number)
-    answers = at_once([lambda: do_record_payment(told)[1]] * 12)
+    payment = Received("stripe", "pi_1", 100, OCTOBER, invoice=invoice.number)
+    answers = at_once([lambda: do_record_payment(payment)[1]] * 12)
     assert sorted(answers) == [False] * 11 + [True]
     assert unscoped(Invoice).get().state == "paid"
 

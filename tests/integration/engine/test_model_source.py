@@ -55,19 +55,23 @@ def test_the_embedded_models_properties(model_dir: Path) -> None:
     assert config.eos_token_ids == (2,)
 
 
-@pytest.mark.parametrize(("asked", "told"), [(None, 8192), (100, 100), (1 << 20, 8192)])
+@pytest.mark.parametrize(("max_model_len", "expected"), [(None, 8192), (100, 100), (1 << 20, 8192)])
 def test_the_gateways_context_length_is_the_engines(
-    model_dir: Path, tmp_path: Path, asked: int | None, told: int
+    model_dir: Path, tmp_path: Path, max_model_len: int | None, expected: int
 ) -> None:
-    served = load_catalog([ModelSpec("m", str(model_dir), "auto", asked)], tmp_path)
-    assert served["m"].context_length == told
+    served = load_catalog([ModelSpec("m", str(model_dir), "auto", max_model_len)], tmp_path)
+    assert served["m"].context_length == expected
 
 
 def test_a_conversion_is_logged_and_done_once(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    folder = ensure_model(EMBEDDED, tmp_path, lambda done, total: told.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    folder = ensure_model(EMBEDDED, tmp_path, lambda done, total: progress.append((done, total)))
     assert folder.parent == tmp_path / "models"
-    assert told[-1][0] == told[-1][1] == sum(t[0] - s[0] for s, t in zip([(0, 0), *told], told, strict=False))
+    assert (
+        progress[-1][0]
+        == progress[-1][1]
+        == sum(t[0] - s[0] for s, t in zip([(0, 0), *progress], progress, strict=False))
+    )
     before = (folder / "model.safetensors").stat().st_mtime_ns
     assert ensure_model(EMBEDDED, tmp_path, lambda *_: pytest.fail("converted again")) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == before

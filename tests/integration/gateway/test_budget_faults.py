@@ -48,7 +48,7 @@ class World:
         self.url, self.key, self.chance, self.running = url, key, chance, running
         self.gateways: list[BudgetGateway] = []
         self.flying: list[Admitted] = []
-        self.told: list[Any] = []
+        self.settled: list[Any] = []
 
     async def start(self) -> None:
         name = f"gw-{self.chance.getrandbits(64):x}"
@@ -69,8 +69,8 @@ class World:
         for each, event in zip(ended, events, strict=True):
             if self.chance.random() < 0.7:
                 await self._release(each, event)
-        again = self.chance.sample(self.told, min(2, len(self.told)))
-        self.told += events
+        again = self.chance.sample(self.settled, min(2, len(self.settled)))
+        self.settled += events
         messages = [*events, *again, *self.chance.sample(events, len(events) // 2)]
         self.chance.shuffle(messages)
         await sync_to_async(settle_events)(*messages)
@@ -78,7 +78,7 @@ class World:
     def _end(self, admitted: Admitted) -> Any:
         output = min(admitted.grant.max_tokens, 500)
         if self.chance.random() < 0.2:
-            self.told.append(
+            self.settled.append(
                 admitted.event(uncached=10_000, output=output)
             )  # a completed event that loses against a failed one
             return admitted.event("failed", uncached=0)
@@ -102,14 +102,14 @@ class World:
         for each, event in [*pairs, *self.chance.sample(pairs, len(pairs) // 2)]:
             await self._release(each, event)
         await see()
-        self.told += events
+        self.settled += events
         if self.chance.random() < 0.5:  # concurrent settlement and release of the same request
             budget_periods = {budget_period for each in ended for budget_period in each.grant.budget_period_ids}
             releases = [gateway.budget_admission.early.release(budget_periods) for gateway in self.gateways]
             await asyncio.gather(sync_to_async(settle_in_a_thread, thread_sensitive=False)(*events), *releases)
 
-    async def settle_what_was_told(self) -> None:
-        await sync_to_async(settle_events)(*self.chance.sample(self.told, len(self.told)))
+    async def settle_again(self) -> None:
+        await sync_to_async(settle_events)(*self.chance.sample(self.settled, len(self.settled)))
 
     async def lose(self) -> None:
         """Replace a gateway that dies with its leases."""
@@ -139,7 +139,7 @@ class World:
         if not self.flying:
             return
         event = self._end(self.flying.pop())
-        self.told.append(event)
+        self.settled.append(event)
 
         def settle(*arguments: Any) -> set[int]:
             real(*arguments)
@@ -156,7 +156,7 @@ class World:
         await sync_to_async(reclaim_all)()
 
 
-OFTEN = ("admit", "admit", "admit", "settle", "settle", "end", "end", "settle_what_was_told")
+OFTEN = ("admit", "admit", "admit", "settle", "settle", "end", "end", "settle_again")
 STEPS = (*OFTEN, "lose", "forget_requests", "break_database", "kill_settler", "reclaim")
 
 
@@ -170,7 +170,7 @@ async def live(url: str, key: ApiKeySnapshot, made: int, steps: Sequence[str], s
             await see()
         while world.flying:
             await world.settle()
-        await sync_to_async(settle_events)(*world.told, *reversed(world.told))
+        await sync_to_async(settle_events)(*world.settled, *reversed(world.settled))
         await world.reclaim()
         await see()
         after = [each for each in await sync_to_async(unscoped(BudgetPeriod).all)() if each.budget_id == made]

@@ -49,10 +49,10 @@ class Calls:
         prompt = asyncio.run(tokenize(self._model, read_messages(msgspec.json.encode({**body, "max_tokens": 1}))))
         counted = asyncio.run(tokenize(self._model, read_count(msgspec.json.encode(body))))
         usage = self._ask(prompt.ids, prompt.breakpoints)
-        told = MessagesWriter(ResponseSpec("d", "req_1", "m", 1, 1), ANY).whole(
+        message = MessagesWriter(ResponseSpec("d", "req_1", "m", 1, 1), ANY).whole(
             [End("req_1", 1, 0, "length", None, usage)]
         )
-        classes, made = told["usage"], told["usage"]["cache_creation"]
+        classes, made = message["usage"], message["usage"]["cache_creation"]
         found = CountedTokens(
             classes["input_tokens"],
             classes["cache_creation_input_tokens"],

@@ -265,8 +265,8 @@ async def test_without_the_broker_requests_are_rejected() -> None:
 
 
 def test_durations() -> None:
-    told = {0: "0ms", 120: "120ms", 1000: "1s", 1001: "2s", 360_000: "6m0s", 86_399_999: "24h0m0s"}
-    assert {given: rates.duration(given) for given in told} == told
+    texts = {0: "0ms", 120: "120ms", 1000: "1s", 1001: "2s", 360_000: "6m0s", 86_399_999: "24h0m0s"}
+    assert {given: rates.duration(given) for given in texts} == texts
 
 
 def test_every_limit_of_a_set_is_enforced() -> None:

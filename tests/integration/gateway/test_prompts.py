@@ -75,15 +75,15 @@ async def marked(model: ServedModel, at: Breakpoint, **fields: Any) -> str:
 
 async def test_tools_are_rendered_by_the_template_or_as_text(model: ServedModel) -> None:
     plain = await text(model)
-    told = await text(model, tools=TOOLS)
-    assert told.index('"name": "time"') < told.index("\n\nYou are a helpful clerk of the museum.<|im_end|>")
+    rendered = await text(model, tools=TOOLS)
+    assert rendered.index('"name": "time"') < rendered.index("\n\nYou are a helpful clerk of the museum.<|im_end|>")
     assert await text(model, tools=TOOLS, tool_choice="none") == plain
 
 
 async def test_a_template_that_supports_tools_receives_them_unchanged(tool_model: ServedModel) -> None:
-    told = await text(tool_model, tools=TOOLS)
-    assert told.startswith('<|im_start|>system{"type": "function", "function": {"name": "weather"')
-    assert "You can call functions" not in told
+    rendered = await text(tool_model, tools=TOOLS)
+    assert rendered.startswith('<|im_start|>system{"type": "function", "function": {"name": "weather"')
+    assert "You can call functions" not in rendered
     assert "tools" not in await text(tool_model)
 
 

@@ -267,8 +267,12 @@ async def test_an_internal_error_after_admission_uses_no_limits(
         await gate.begin(make_key(LIMIT), "a")
     assert await gate.left(make_key(LIMIT)) == ("100", "1000")
     ((_, fields),) = await gate.broker.xrange(USAGE_STREAM)
-    told = decode_usage(fields[b"e"])
-    assert (told.billing_context.request_id, told.outcome, told.finish_reason) == ("req_1", "cancelled", "never_ran")
+    usage_event = decode_usage(fields[b"e"])
+    assert (usage_event.billing_context.request_id, usage_event.outcome, usage_event.finish_reason) == (
+        "req_1",
+        "cancelled",
+        "never_ran",
+    )
 
 
 SEVERAL = InferenceRequest("a", [1] * 10, SamplingParams(n=2), 20, more_prompts=([2] * 5,), echo=True)
@@ -291,10 +295,13 @@ async def test_several_prompts_are_several_jobs_with_one_response(gate: Gate, a:
     assert await gate.left(key) == ("98", str(1000 - 10 - 5 - 4 * 20))
     await a.send(Tokens("req_1.1", 1, 0, [5], "two", 1), end(part, TokenUsage(5, output=3), seq=1))
     await a.send(Tokens("req_1", 1, 0, [5], "one", 1), end(call, TokenUsage(10, output=4), seq=1))
-    told = [event async for event in gate.service.events(call)]
-    assert [(event.index, event.text) for event in told if isinstance(event, Tokens)] == [(1, "one"), (3, "two")]
-    assert isinstance(told[-1], End)
-    assert told[-1].usage == TokenUsage(15, output=7)
+    events = [event async for event in gate.service.events(call)]
+    assert [(event.index, event.text) for event in events if isinstance(event, Tokens)] == [
+        (1, "one"),
+        (3, "two"),
+    ]
+    assert isinstance(events[-1], End)
+    assert events[-1].usage == TokenUsage(15, output=7)
     gate.service.release(call)
     await gate.service.drain()
     assert await gate.left(key) == ("98", str(1000 - 22))
@@ -306,8 +313,8 @@ async def test_a_rejected_prompt_cancels_the_others(gate: Gate, a: Replica) -> N
     with pytest.raises(ApiError) as exc_info:
         await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_several")
     assert "concurrency" in exc_info.value.message
-    told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert [(each.billing_context.request_id, each.outcome) for each in told] == [("req_several", "failed")]
+    usage_events = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert [(each.billing_context.request_id, each.outcome) for each in usage_events] == [("req_several", "failed")]
     gate.service.release(first)
     await gate.service.drain()
     assert await gate.left(key) == ("100", "1000")
@@ -413,10 +420,10 @@ async def test_an_internal_error_is_never_billed(
     await a.send(Tokens("req_1", 1, 0, [5], "Hi"))
     with pytest.raises(RuntimeError, match="broken"):
         await answering
-    told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert [(each.billing_context.request_id, each.attempt, each.outcome, each.finish_reason) for each in told] == [
-        ("req_1", 1, "failed", "internal_error")
-    ]
+    usage_events = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert [
+        (each.billing_context.request_id, each.attempt, each.outcome, each.finish_reason) for each in usage_events
+    ] == [("req_1", 1, "failed", "internal_error")]
     await gate.service.drain()
     assert gate.dispatcher.in_flight == 0
 
@@ -434,8 +441,8 @@ async def test_a_request_reported_as_failed_is_not_billed_though_it_completed(
     gate.dispatcher.fail_locally(call.execution, code, "lost")
     with pytest.raises(ApiError, match="lost"):
         await events_of(gate, call)
-    (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert (told.attempt, told.outcome, told.finish_reason) == (1, "failed", code)
+    (usage_event,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert (usage_event.attempt, usage_event.outcome, usage_event.finish_reason) == (1, "failed", code)
     assert not await gate.broker.exists(pins)  # nor does it keep its pins
     gate.service.release(call)
 
@@ -447,8 +454,8 @@ async def test_resuming_an_unclaimed_execution_of_a_dead_gateway_releases_its_re
     with pytest.raises(ApiError) as exc_info:
         await anext(StreamFollower(gate.dispatcher, call.request_id, 1).events())
     assert exc_info.value.code == "worker_lost"
-    (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert (told.outcome, told.finish_reason) == ("cancelled", "never_ran")
+    (usage_event,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert (usage_event.outcome, usage_event.finish_reason) == ("cancelled", "never_ran")
     gate.service.release(call)
 
 

@@ -92,8 +92,8 @@ def test_long_waiting_requests(broker: redis.Redis) -> None:
     longest = platform_settings().queue_timeout_seconds * 1000
     batch = QueueDepth("m", True, 900, 10 * longest)
     for waited, kinds in ((longest // 3, []), (longest // 2, [IssueType.QUEUE])):
-        told = GatewayHeartbeat(5, (QueueDepth("m", False, 4, waited), batch))
-        broker.set(gateway_heartbeat_key("gw-1"), encode(told), ex=5)
+        gateway_state = GatewayHeartbeat(5, (QueueDepth("m", False, 4, waited), batch))
+        broker.set(gateway_heartbeat_key("gw-1"), encode(gateway_state), ex=5)
         assert [one.issue_type for one in found()] == kinds
     assert only().title == "4 requests waiting for m, oldest 15 s"
     assert broker.smembers(GATEWAYS_KEY) == {b"gw-1"}

@@ -37,24 +37,24 @@ async def until(condition: Callable[[], object], seconds: float = 5) -> None:
 
 @pytest.fixture
 async def made(tmp_path: Path) -> AsyncIterator[Made]:
-    told: list[str] = []
-    supervisor = Supervisor(tmp_path, told.append)
-    yield supervisor, told
+    log_lines: list[str] = []
+    supervisor = Supervisor(tmp_path, log_lines.append)
+    yield supervisor, log_lines
     hurry = asyncio.Event()
     hurry.set()
     await supervisor.stop(hurry)
 
 
 async def test_a_child_that_dies_is_restarted(made: Made) -> None:
-    supervisor, told = made
+    supervisor, log_lines = made
     supervisor.add([shell("a", "exec sleep 60")])
     await supervisor.start("a")
     first = supervisor.pid("a")
     assert first
     os.kill(first, signal.SIGKILL)
     await until(lambda: supervisor.pid("a") not in (None, first))
-    assert len(told) == 1
-    assert "a was killed by SIGKILL; starting it again in 0.25 s" in told[0]
+    assert len(log_lines) == 1
+    assert "a was killed by SIGKILL; starting it again in 0.25 s" in log_lines[0]
 
 
 async def test_every_exit_is_reported_before_the_next_start(made: Made) -> None:
@@ -77,7 +77,7 @@ async def test_a_child_that_keeps_dying_makes_the_start_fail_with_the_end_of_its
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
-    supervisor, told = made
+    supervisor, log_lines = made
     supervisor.add([shell("good", "exec sleep 60"), shell("bad", "echo the reason; exit 3")])
     await supervisor.start("good")
     with contextlib.suppress(ChildFailed):  # it may have ended before the wait
@@ -86,7 +86,7 @@ async def test_a_child_that_keeps_dying_makes_the_start_fail_with_the_end_of_its
         await asyncio.wait_for(supervisor.finish_start(), 10)
     with pytest.raises(ChildFailed, match="bad ended with status 3"):
         await asyncio.wait_for(supervisor.watch(), 10)
-    assert [line.split(" in ")[1].split()[0] for line in told] == ["0.01", "0.02", "0.04", "0.08"]
+    assert [line.split(" in ")[1].split()[0] for line in log_lines] == ["0.01", "0.02", "0.04", "0.08"]
     assert supervisor.pid("good")  # stopped by the caller, in order
 
 
@@ -105,7 +105,7 @@ async def test_after_the_start_repeated_deaths_stop_no_other_child(
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(module, "MAX_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(module, "STEADY_SECONDS", 0.05)
-    supervisor, told = made
+    supervisor, log_lines = made
     broken = tmp_path / "broken"
     supervisor.add(
         [shell("good", "exec sleep 60"), shell("bad", f"test -e {broken} && exit 3; while sleep 0.02; do :; done")]
@@ -119,8 +119,8 @@ async def test_after_the_start_repeated_deaths_stop_no_other_child(
     watching = asyncio.create_task(supervisor.watch())
     broken.touch()
     os.kill(bad, signal.SIGKILL)
-    await until(lambda: len(told) >= 9)
-    assert [line.split(" in ")[1].split()[0] for line in told[:5]] == ["0.01", "0.02", "0.04", "0.05", "0.05"]
+    await until(lambda: len(log_lines) >= 9)
+    assert [line.split(" in ")[1].split()[0] for line in log_lines[:5]] == ["0.01", "0.02", "0.04", "0.05", "0.05"]
     assert supervisor.pid("good") == good
     assert not watching.done()
     broken.unlink()
@@ -133,7 +133,7 @@ async def test_a_program_that_is_deleted_after_the_start_is_retried(
 ) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(module, "STEADY_SECONDS", 0.05)
-    supervisor, told = made
+    supervisor, log_lines = made
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
@@ -144,7 +144,7 @@ async def test_a_program_that_is_deleted_after_the_start_is_retried(
     assert first
     program.rename(tmp_path / "elsewhere")
     os.kill(first, signal.SIGKILL)
-    await until(lambda: any("moved cannot be started" in line for line in told))
+    await until(lambda: any("moved cannot be started" in line for line in log_lines))
     (tmp_path / "elsewhere").rename(program)
     await until(lambda: supervisor.pid("moved") not in (None, first))
 
@@ -152,13 +152,13 @@ async def test_a_program_that_is_deleted_after_the_start_is_retried(
 async def test_the_pause_is_reset_after_a_long_run(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(module, "HEALTHY_SECONDS", 0.1)
-    supervisor, told = made
+    supervisor, log_lines = made
     published: list[list[ProcessState]] = []
     supervisor._publish_states = lambda states: published.append(list(states))
     supervisor.add([shell("a", "sleep 0.3")])
     await supervisor.start("a")
-    await until(lambda: len(told) == 3)
-    assert [line.split(" in ")[1].split()[0] for line in told] == ["0.01"] * 3
+    await until(lambda: len(log_lines) == 3)
+    assert [line.split(" in ")[1].split()[0] for line in log_lines] == ["0.01"] * 3
     assert ProcessState("a", True) in [
         msgspec.structs.replace(one, last_end="", next_start_at=0) for (one,) in published[3:]
     ]
@@ -201,7 +201,7 @@ async def test_the_start_waits_for_readiness_with_a_timeout(made: Made, tmp_path
 
 
 async def test_children_are_stopped_in_reverse_order(made: Made, tmp_path: Path) -> None:
-    supervisor, told = made
+    supervisor, log_lines = made
     record = tmp_path / "record"
     script = "trap 'echo {0} >> {1}; exit 0' TERM; touch {1}.{0}; while :; do sleep 0.02; done"
     names = ["a", "b", "c"]
@@ -212,11 +212,11 @@ async def test_children_are_stopped_in_reverse_order(made: Made, tmp_path: Path)
     await supervisor.stop(asyncio.Event())
     assert record.read_text().split() == ["c", "b", "a"]
     assert not any(supervisor.pid(name) for name in names)
-    assert told == []  # none was treated as dead
+    assert log_lines == []  # none was treated as dead
 
 
 async def test_a_child_that_does_not_stop_is_killed(made: Made, tmp_path: Path) -> None:
-    supervisor, told = made
+    supervisor, log_lines = made
     flag = tmp_path / "flag"
     script = f"trap '' TERM; touch {flag}; while :; do sleep 0.05; done"
     supervisor.add([shell("deaf", script, stop_seconds=0.2)])
@@ -224,7 +224,7 @@ async def test_a_child_that_does_not_stop_is_killed(made: Made, tmp_path: Path) 
     await until(flag.exists)
     await supervisor.stop(asyncio.Event())
     assert supervisor.pid("deaf") is None
-    assert told == ["deaf does not end; killing it"]
+    assert log_lines == ["deaf does not end; killing it"]
 
 
 async def test_a_second_ctrl_c_does_not_wait(made: Made, tmp_path: Path) -> None:
