@@ -45,8 +45,8 @@ ROUNDS = [5, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(600)]
 
 async def test_worked_example_6_the_unused_part_is_released(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)()
-    mine = await gateway()
-    admitted = await mine.admit()
+    local_gateway = await gateway()
+    admitted = await local_gateway.admit()
     assert admitted.grant.reserved_nano == RESERVED
     held = (await sync_to_async(budget_period)(made)).reserved
     assert held >= RESERVED
@@ -93,18 +93,18 @@ async def test_unused_leases_of_other_gateways_are_recalled(gateway: Any, budget
     assert (
         await sync_to_async(budget_period)(made)
     ).reserved > 4 * 50 * RESERVED  # they lease far more than they have admitted
-    mine = await gateway("gw-mine")
+    local_gateway = await gateway("gw-mine")
     left = 100 * DOLLAR - 4 * RESERVED
     huge = (left - 30_000_000) // 15_000  # output tokens
-    found = await mine.admit(max_tokens=huge)
+    found = await local_gateway.admit(max_tokens=huge)
     assert isinstance(found, Admitted), found
     await see()
-    refused = await mine.admit(max_tokens=1000)
+    refused = await local_gateway.admit(max_tokens=1000)
     assert isinstance(refused, ApiError)
     assert refused.code == "budget_exceeded"  # all of it is reserved by requests
     assert (b"x-should-retry", b"false") in refused.headers()
     await sync_to_async(settle_events)(found.event(), *(each.event() for each in admitted))
-    assert isinstance(await mine.admit(), Admitted)
+    assert isinstance(await local_gateway.admit(), Admitted)
     await see()
 
 
@@ -114,19 +114,19 @@ async def test_a_stopped_gateway_keeps_its_lease_until_it_is_reclaimed(
     monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 4.0)
     monkeypatch.setattr(budget_leases, "SETTLING_SECONDS", 0.0)
     await sync_to_async(budget)(amount=10 * DOLLAR)
-    dead, mine = await gateway("gw-dead"), await gateway("gw-mine")
+    dead, local_gateway = await gateway("gw-dead"), await gateway("gw-mine")
     await admit_requests(dead, 1)
     await drop_revocations(dead)
-    refused = await mine.admit(max_tokens=(10 * DOLLAR - RESERVED - 30_000_000) // 15_000)
+    refused = await local_gateway.admit(max_tokens=(10 * DOLLAR - RESERVED - 30_000_000) // 15_000)
     assert isinstance(refused, ApiError)
     assert (refused.status, refused.code) == (503, "server_is_overloaded")
     assert 1 <= refused.retry_after <= 6
-    assert isinstance(await mine.admit_with_retries(), Admitted)  # a request that fits beside it is admitted
-    never = await mine.admit_with_retries(max_tokens=10 * DOLLAR // 15_000)
+    assert isinstance(await local_gateway.admit_with_retries(), Admitted)  # a request that fits beside it is admitted
+    never = await local_gateway.admit_with_retries(max_tokens=10 * DOLLAR // 15_000)
     assert never.code == "budget_exceeded"  # it would not fit even after that
     await asyncio.sleep(refused.retry_after + 0.2)
     await sync_to_async(reservations.reclaim)(datetime.now(UTC))
-    found = await mine.admit_with_retries(max_tokens=(10 * DOLLAR - 3 * RESERVED) // 15_000)
+    found = await local_gateway.admit_with_retries(max_tokens=(10 * DOLLAR - 3 * RESERVED) // 15_000)
     assert isinstance(found, Admitted), found
     await see()
 
@@ -136,24 +136,26 @@ async def test_a_stopped_gateway_admits_nothing_from_an_expired_lease(
 ) -> None:
     monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 4.0)
     await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    (first,) = await admit_requests(mine, 1)
-    await drop_revocations(mine)
+    local_gateway = await gateway()
+    (first,) = await admit_requests(local_gateway, 1)
+    await drop_revocations(local_gateway)
     await asyncio.sleep(3.1)  # the lease is not used in its last second
-    (second,) = await admit_requests(mine, 1)
+    (second,) = await admit_requests(local_gateway, 1)
     assert second.grant.lease_id != first.grant.lease_id
     await see()
 
 
 async def test_worked_example_8_max_tokens_is_reduced_if_the_budget_allows_it(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=50_000_000)
-    mine = await gateway()
-    refused = await mine.admit(max_tokens=4096)
+    local_gateway = await gateway()
+    refused = await local_gateway.admit(max_tokens=4096)
     assert refused.code == "budget_exceeded"
     assert "$0.05 left" in str(refused)
     assert "resets at" in str(refused)
-    assert (await mine.admit(prompt=16_667, max_tokens=None)).code == "budget_exceeded"  # not even the prompt fits
-    with_less = await mine.admit(max_tokens=None)  # a request without max_tokens gets what is affordable
+    assert (
+        await local_gateway.admit(prompt=16_667, max_tokens=None)
+    ).code == "budget_exceeded"  # not even the prompt fits
+    with_less = await local_gateway.admit(max_tokens=None)  # a request without max_tokens gets what is affordable
     assert with_less.grant.max_tokens == 1333
     await sync_to_async(settle_events)(with_less.event("failed", uncached=0))
 
@@ -162,21 +164,21 @@ async def test_worked_example_8_max_tokens_is_reduced_if_the_budget_allows_it(ga
             Budget.objects.all_tenants().filter(pk=made).update(reduce_max_tokens=True)
 
     await sync_to_async(reduce_max_tokens)()
-    mine.budget_admission.forget()
-    assert (await mine.admit(max_tokens=4096)).grant.max_tokens == 1333
+    local_gateway.budget_admission.forget()
+    assert (await local_gateway.admit(max_tokens=4096)).grant.max_tokens == 1333
     await see()
 
 
 async def test_worked_example_9_the_gateway_dies_before_dispatch(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=RESERVED)
-    mine = await gateway()
-    (lost,) = await admit_requests(mine, 1)
+    local_gateway = await gateway()
+    (lost,) = await admit_requests(local_gateway, 1)
     assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
     assert await sync_to_async(reservations.reclaim)(datetime.now(UTC)) == 0  # its lease is active
     assert await sync_to_async(reclaim_all)() == 1
     assert (await sync_to_async(budget_period)(made)).reserved == 0
     await see()
-    (next_,) = await admit_requests(mine, 1)
+    (next_,) = await admit_requests(local_gateway, 1)
     late = lost.event()
     for _ in range(2):  # it ran after all, and its event comes twice: there is no room, so it is not billed
         await sync_to_async(settle_events)(late)
@@ -192,8 +194,8 @@ async def test_worked_example_9_the_gateway_dies_before_dispatch(gateway: Any, b
 
 async def test_late_usage_that_still_fits_is_billed(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)()
-    mine = await gateway()
-    (admitted,) = await admit_requests(mine, 1)
+    local_gateway = await gateway()
+    (admitted,) = await admit_requests(local_gateway, 1)
     await sync_to_async(reclaim_all)()
     for _ in range(2):
         await sync_to_async(settle_events)(admitted.event())
@@ -206,8 +208,8 @@ async def test_late_usage_that_still_fits_is_billed(gateway: Any, budget: Any) -
 async def test_a_request_reported_as_failed_costs_nothing(gateway: Any, budget: Any, order: tuple[str]) -> None:
     made = await sync_to_async(budget)()
     quota = await sync_to_async(budget)(name="quota", unit="tokens", amount=10**6)
-    mine = await gateway()
-    (admitted,) = await admit_requests(mine, 1)
+    local_gateway = await gateway()
+    (admitted,) = await admit_requests(local_gateway, 1)
     for outcome in order:
         result = await sync_to_async(settle_events)(
             admitted.event(outcome) if outcome != "failed" else admitted.event(outcome, uncached=700)
@@ -225,14 +227,14 @@ async def test_a_reservation_takes_all_budget_periods_or_none(gateway: Any, budg
     calls = await sync_to_async(budget)(
         name="calls", unit="requests", period="lifetime", amount=3, project_id=key.project_id
     )
-    mine = await gateway()
-    refused = await mine.admit()
+    local_gateway = await gateway()
+    refused = await local_gateway.admit()
     assert (refused.code, refused.type) == ("quota_exceeded", "insufficient_quota")
     assert "'narrow'" in str(refused)
     assert "14000 tokens left" in str(refused)
     held = [(await sync_to_async(budget_period)(each)).reserved for each in (wide, narrow, calls)]
     assert held == [0, 0, 0]
-    admitted = await mine.admit(max_tokens=3000)
+    admitted = await local_gateway.admit(max_tokens=3000)
     held = [(await sync_to_async(budget_period)(each)).reserved for each in (wide, narrow, calls)]
     assert held == [75_000_000, 13_000, 1]
     await sync_to_async(settle_events)(admitted.event())
@@ -245,8 +247,8 @@ async def test_soft_and_dry_run_budgets_reject_nothing(gateway: Any, budget: Any
     soft = await sync_to_async(budget)(name="soft", mode="soft", amount=1)
     dry = await sync_to_async(budget)(name="dry", mode="dry_run", amount=2 * RESERVED)
     calls = await sync_to_async(budget)(name="calls", unit="requests", mode="dry_run", amount=4)
-    mine = await gateway()
-    admitted = await admit_requests(mine, 5)
+    local_gateway = await gateway()
+    admitted = await admit_requests(local_gateway, 5)
     assert (await sync_to_async(budget_period)(dry)).rejected == 3
     assert (await sync_to_async(budget_period)(calls)).rejected == 1
     await sync_to_async(settle_events)(*(each.event() for each in admitted))
@@ -258,11 +260,11 @@ async def test_soft_and_dry_run_budgets_reject_nothing(gateway: Any, budget: Any
 
 async def test_a_new_period_is_a_new_row_with_the_rolled_over_amount(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(period="day", amount=2 * RESERVED, rollover_limit=RESERVED)
-    mine = await gateway()
-    (today,) = await admit_requests(mine, 1)
+    local_gateway = await gateway()
+    (today,) = await admit_requests(local_gateway, 1)
     midnight = (datetime.now(UTC) + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
     tomorrow = int(midnight.timestamp()) * 1_000_000
-    passed = [await mine.admit(at=tomorrow + number) for number in range(4)]
+    passed = [await local_gateway.admit(at=tomorrow + number) for number in range(4)]
     assert [isinstance(each, Admitted) for each in passed] == [True] * 3 + [False]  # two, and one rolled over
     first, second = sorted(
         (each for each in await sync_to_async(unscoped(BudgetPeriod).all)() if each.budget_id == made),
@@ -275,21 +277,21 @@ async def test_a_new_period_is_a_new_row_with_the_rolled_over_amount(gateway: An
 
 
 async def test_a_model_without_a_price_is_rejected(gateway: Any, key: ApiKeySnapshot) -> None:
-    mine = await gateway()
-    mine.budget_admission.prices = type(mine.budget_admission.prices)()
-    refused = await mine.admit()
+    local_gateway = await gateway()
+    local_gateway.budget_admission.prices = type(local_gateway.budget_admission.prices)()
+    refused = await local_gateway.admit()
     assert (refused.status, refused.code) == (503, "model_not_priced")
     assert (b"x-should-retry", b"false") in refused.headers()
 
 
 async def test_a_new_budget_applies_from_the_next_change_on(gateway: Any, budget: Any, key: ApiKeySnapshot) -> None:
-    mine = await gateway()
-    (before,) = await admit_requests(mine, 1)
+    local_gateway = await gateway()
+    (before,) = await admit_requests(local_gateway, 1)
     assert before.grant.lease_id is None
     made = await sync_to_async(budget)(amount=RESERVED)
-    mine.budget_admission.forget()
-    await admit_requests(mine, 1)
-    assert (await mine.admit()).code == "budget_exceeded"
+    local_gateway.budget_admission.forget()
+    await admit_requests(local_gateway, 1)
+    assert (await local_gateway.admit()).code == "budget_exceeded"
     await sync_to_async(settle_events)(before.event())
     assert (await sync_to_async(budget_period)(made)).used == 0
     await see()
@@ -297,23 +299,23 @@ async def test_a_new_budget_applies_from_the_next_change_on(gateway: Any, budget
 
 async def test_a_disconnect_while_a_lease_is_requested_leaves_no_reservation(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=2 * RESERVED)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    leaving = asyncio.create_task(mine.admit())
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    leaving = asyncio.create_task(local_gateway.admit())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.wait([leaving])
-    await mine.wait_until_returned()
+    await local_gateway.wait_until_returned()
     assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
-    await admit_requests(mine, 1)
+    await admit_requests(local_gateway, 1)
     await see()
 
 
 async def test_the_reconciler_corrects_and_reports_manual_changes(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)()
-    mine = await gateway()
-    one, _ = await admit_requests(mine, 2)
+    local_gateway = await gateway()
+    one, _ = await admit_requests(local_gateway, 2)
     await sync_to_async(settle_events)(one.event())
     report = await sync_to_async(reconcile)()
     assert report.is_clean

@@ -99,9 +99,9 @@ async def test_a_period_without_requests_rolls_over_completely(
 ) -> None:
     """Two per day, one of them used today; then no requests for some days."""
     made = await sync_to_async(budget)(period="day", amount=2 * RESERVED, rollover_limit=cap * RESERVED)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    found = [await mine.admit(at=noon(days)) for _ in range(passed + 1)]
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    found = [await local_gateway.admit(at=noon(days)) for _ in range(passed + 1)]
     assert [isinstance(each, Admitted) for each in found] == [True] * passed + [False]
     assert len(await sync_to_async(budget_periods)(made)) == days + 1
     await see()
@@ -110,8 +110,8 @@ async def test_a_period_without_requests_rolls_over_completely(
 async def test_an_unused_budget_rolls_over_from_its_creation(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(period="day", amount=RESERVED, rollover_limit=10 * RESERVED)
     await sync_to_async(change)(made, created_at=datetime.now(UTC) - timedelta(days=2))
-    mine = await gateway()
-    found = [await mine.admit() for _ in range(4)]
+    local_gateway = await gateway()
+    found = [await local_gateway.admit() for _ in range(4)]
     assert [isinstance(each, Admitted) for each in found] == [True] * 3 + [False]
     await see()
 
@@ -119,13 +119,13 @@ async def test_an_unused_budget_rolls_over_from_its_creation(gateway: Any, budge
 async def test_a_rolled_over_amount_cannot_be_spent_in_its_old_period(gateway: Any, budget: Any) -> None:
     """A request admitted before midnight can reserve after it, when the new day has the rest of the old one."""
     made = await sync_to_async(budget)(period="day", amount=3 * RESERVED, rollover_limit=2 * RESERVED)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    mine.budget_admission.forget()
-    found = [await mine.admit(at=noon(1)) for _ in range(6)]
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    local_gateway.budget_admission.forget()
+    found = [await local_gateway.admit(at=noon(1)) for _ in range(6)]
     assert [isinstance(each, Admitted) for each in found] == [True] * 5 + [False]
-    mine.budget_admission.forget()
-    assert (await mine.admit()).code == "budget_exceeded"
+    local_gateway.budget_admission.forget()
+    assert (await local_gateway.admit()).code == "budget_exceeded"
     assert [each.rolled_over for each in await sync_to_async(budget_periods)(made)] == [-2 * RESERVED, 2 * RESERVED]
     await see()
 
@@ -158,12 +158,12 @@ def test_a_new_period_is_opened_concurrently(key: Any, budget: Any, url: str) ->
 
 async def test_a_lowered_budget_applies_to_existing_leases(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    await admit_requests(mine, 2)
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 2)
     await sync_to_async(change)(made, amount=3 * RESERVED)
-    await apply_changes(mine)
-    assert isinstance(await mine.admit(), Admitted)
-    assert (await mine.admit()).code == "budget_exceeded"
+    await apply_changes(local_gateway)
+    assert isinstance(await local_gateway.admit(), Admitted)
+    assert (await local_gateway.admit()).code == "budget_exceeded"
     await see()
 
 
@@ -184,8 +184,8 @@ async def test_a_large_request_finds_room_among_many_small_ones(gateway: Any, bu
 
     running = [asyncio.create_task(keep_on(other)) for other in others]
     await asyncio.sleep(0.3)
-    mine = await gateway("gw-mine")
-    found = await mine.admit(max_tokens=int(900 * DOLLAR) // 15_000)
+    local_gateway = await gateway("gw-mine")
+    found = await local_gateway.admit(max_tokens=int(900 * DOLLAR) // 15_000)
     going = False
     await asyncio.gather(*running)
     assert isinstance(found, Admitted), found
@@ -196,15 +196,15 @@ async def test_a_large_request_finds_room_among_many_small_ones(gateway: Any, bu
 async def test_after_a_recall_a_gateway_takes_no_more_than_each_request_needs(gateway: Any, budget: Any) -> None:
     """Otherwise it would lease again what it just returned, before the recalling gateway can."""
     await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    (path,) = mine.budget_admission._chains.values()
-    await mine.budget_admission._handle_revocation(set(path.ids))
-    await admit_requests(mine, 2)
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    (path,) = local_gateway.budget_admission._chains.values()
+    await local_gateway.budget_admission._handle_revocation(set(path.ids))
+    await admit_requests(local_gateway, 2)
     newest = sorted(await sync_to_async(unscoped(BudgetLease).all)(), key=lambda each: each.pk)
     assert [(each.money, each.requests) for each in newest[-2:]] == [(RESERVED, 1)] * 2
     path.contended_until = time.monotonic()  # the time is over
-    await admit_requests(mine, 1)
+    await admit_requests(local_gateway, 1)
     newest = sorted(await sync_to_async(unscoped(BudgetLease).all)(), key=lambda each: each.pk)
     assert newest[-1].requests > 1
     await see()
@@ -214,10 +214,10 @@ async def test_after_a_recall_a_gateway_takes_no_more_than_each_request_needs(ga
 async def test_a_request_with_reduced_max_tokens_recalls_other_leases(gateway: Any, budget: Any) -> None:
     """Worked example 8 of the specification, while another gateway has leased the budget."""
     await sync_to_async(budget)(amount=50_000_000)
-    other, mine = await gateway("gw-other"), await gateway("gw-mine")
+    other, local_gateway = await gateway("gw-other"), await gateway("gw-mine")
     assert isinstance(await other.admit(prompt=10, max_tokens=1), Admitted)
     assert await sync_to_async(lambda: sum(each.money for each in unscoped(BudgetLease).all()))() > 1_000_000
-    found = await mine.admit(max_tokens=None)
+    found = await local_gateway.admit(max_tokens=None)
     assert isinstance(found, Admitted), found
     assert (
         found.grant.max_tokens == (50_000_000 - 45_000 - 30_000_000) // 15_000
@@ -248,9 +248,9 @@ async def test_a_lease_received_after_its_end_admits_nothing(
 ) -> None:
     """This happens to a gateway that was stopped while it waited for the response."""
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
+    local_gateway = await gateway()
     monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 1.0)  # so its last second starts immediately
-    assert (await mine.admit()).code == "server_is_overloaded"
+    assert (await local_gateway.admit()).code == "server_is_overloaded"
     await eventually_reserved(made, 0)
     await see()
 
@@ -258,8 +258,8 @@ async def test_a_lease_received_after_its_end_admits_nothing(
 async def test_the_reclaimer_uses_the_clock_of_the_leases(gateway: Any, budget: Any) -> None:
     """The broker's clock, by which settled times are measured, can be hours ahead."""
     made = await sync_to_async(budget)()
-    mine = await gateway()
-    await admit_requests(mine, 1)
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
     assert await sync_to_async(reservations.reclaim)(datetime.now(UTC) + timedelta(hours=3)) == 0
     assert await sync_to_async(reserved)(made) >= RESERVED
 
@@ -272,10 +272,10 @@ async def test_a_hanging_database_rejects_in_time_and_reserves_nothing(
 ) -> None:
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 0.2)
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    mine.budget_admission.forget()  # the next request needs a lease
-    store = mine.budget_admission._store
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    local_gateway.budget_admission.forget()  # the next request needs a lease
+    store = local_gateway.budget_admission._store
     ask = store._ask
     goes_on = asyncio.Event()
 
@@ -286,14 +286,14 @@ async def test_a_hanging_database_rejects_in_time_and_reserves_nothing(
 
     store._ask = hang  # type: ignore[method-assign]
     async with asyncio.timeout(30):
-        refused = await mine.admit()
+        refused = await local_gateway.admit()
     assert (refused.status, refused.code) == (503, "server_is_overloaded")
     store._ask = ask  # type: ignore[method-assign]
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 10.0)
-    assert isinstance(await mine.admit(), Admitted)
+    assert isinstance(await local_gateway.admit(), Admitted)
     goes_on.set()
-    mine.budget_admission.forget()
-    await mine.wait_until_returned()
+    local_gateway.budget_admission.forget()
+    await local_gateway.wait_until_returned()
     assert await sync_to_async(reserved)(made) == 2 * RESERVED
     await see()
 
@@ -313,8 +313,8 @@ async def test_a_lease_that_timed_out_rejects_no_request_that_fits(
     """Its response comes too late. Until the lease is returned, requests get 503 with a retry time instead of 429."""
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 0.2)
     made = await sync_to_async(budget)(amount=RESERVED)
-    mine = await gateway()
-    store = mine.budget_admission._store
+    local_gateway = await gateway()
+    store = local_gateway.budget_admission._store
     ask = store._ask
     may_answer = asyncio.Event()
 
@@ -327,34 +327,38 @@ async def test_a_lease_that_timed_out_rejects_no_request_that_fits(
 
     store._ask = answer_late  # type: ignore[method-assign]
     for _ in range(3):
-        refused = await mine.admit()
+        refused = await local_gateway.admit()
         assert (refused.status, refused.code) == (503, "server_is_overloaded")
     await eventually_reserved(made, RESERVED)
     with monkeypatch.context() as patch:
-        patch.setattr(mine, "key", await sync_to_async(another_with_a_cent)())
-        assert (await mine.admit()).code == "budget_exceeded"  # the other tenant's lease is not the missing one
+        patch.setattr(local_gateway, "key", await sync_to_async(another_with_a_cent)())
+        assert (
+            await local_gateway.admit()
+        ).code == "budget_exceeded"  # the other tenant's lease is not the missing one
     may_answer.set()
     await eventually_reserved(made, 0)
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 10.0)
-    assert isinstance(await mine.admit(), Admitted)
-    assert (await mine.admit()).code == "budget_exceeded"
+    assert isinstance(await local_gateway.admit(), Admitted)
+    assert (await local_gateway.admit()).code == "budget_exceeded"
     await see()
 
 
 async def test_a_failed_return_of_a_lease_is_repeated_later(gateway: Any, budget: Any) -> None:
     """The database can be unavailable for any time."""
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    store = mine.budget_admission._store
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    store = local_gateway.budget_admission._store
     ask = store._ask
 
     async def fail(query: Any, parameters: Any) -> Any:
         raise psycopg.OperationalError("away")
 
     store._ask = fail  # type: ignore[method-assign]
-    mine.budget_admission._chains[next(iter(mine.budget_admission._chains))].lease.until = time.monotonic() - 10
-    mine.budget_admission.forget()
+    local_gateway.budget_admission._chains[next(iter(local_gateway.budget_admission._chains))].lease.until = (
+        time.monotonic() - 10
+    )
+    local_gateway.budget_admission.forget()
     await asyncio.sleep(1.2)
     assert await sync_to_async(reserved)(made) > RESERVED
     store._ask = ask  # type: ignore[method-assign]
@@ -363,9 +367,9 @@ async def test_a_failed_return_of_a_lease_is_repeated_later(gateway: Any, budget
 
 async def test_a_gateway_that_ends_during_a_return_keeps_no_lease(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    (first,) = await admit_requests(mine, 1)
-    store = mine.budget_admission._store
+    local_gateway = await gateway()
+    (first,) = await admit_requests(local_gateway, 1)
+    store = local_gateway.budget_admission._store
     ask = store._ask
     begun = asyncio.Event()
 
@@ -375,9 +379,9 @@ async def test_a_gateway_that_ends_during_a_return_keeps_no_lease(gateway: Any, 
         return await ask(query, parameters)
 
     store._ask = slow  # type: ignore[method-assign]
-    mine.budget_admission.forget()
+    local_gateway.budget_admission.forget()
     await begun.wait()
-    await mine.budget_admission.stop()
+    await local_gateway.budget_admission.stop()
     assert await sync_to_async(reserved)(made) == RESERVED
     await sync_to_async(settle_events)(first.event())
     assert await sync_to_async(reserved)(made) == 0
@@ -385,25 +389,25 @@ async def test_a_gateway_that_ends_during_a_return_keeps_no_lease(gateway: Any, 
 
 async def test_a_period_dropped_during_a_lease_request_keeps_no_lease(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    store = mine.budget_admission._store
+    local_gateway = await gateway()
+    store = local_gateway.budget_admission._store
     lease = store.lease
 
     async def forget_first(*given: Any) -> Any:
-        mine.budget_admission._chains.clear()
+        local_gateway.budget_admission._chains.clear()
         return await lease(*given)
 
     store.lease = forget_first  # type: ignore[method-assign]
-    await admit_requests(mine, 1)
+    await admit_requests(local_gateway, 1)
     await eventually_reserved(made, RESERVED)
 
 
 async def test_a_lease_is_returned_once_however_often_the_call_is_repeated(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    (path,) = mine.budget_admission._chains.values()
-    leased, store = path.lease, mine.budget_admission._store
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    (path,) = local_gateway.budget_admission._chains.values()
+    leased, store = path.lease, local_gateway.budget_admission._store
     assert leased is not None
     for _ in range(3):
         await store.return_leases([leased])
@@ -425,11 +429,11 @@ async def test_a_lease_is_returned_once_however_often_the_call_is_repeated(gatew
 async def test_a_resumed_gateway_changes_nothing_by_reclaimed_leases(gateway: Any, budget: Any) -> None:
     """It admitted before the stop, and its lease was reclaimed. Then it dispatches and settles after all."""
     made = await sync_to_async(budget)(amount=3 * RESERVED)
-    stopped, mine = await gateway("gw-stopped"), await gateway("gw-mine")
+    stopped, local_gateway = await gateway("gw-stopped"), await gateway("gw-mine")
     before = await admit_requests(stopped, 3)
     await drop_revocations(stopped)
     await sync_to_async(reclaim_all)()
-    after = await admit_requests(mine, 3)
+    after = await admit_requests(local_gateway, 3)
     await sync_to_async(settle_events)(*(each.event() for each in before))
     assert isinstance(await stopped.admit(), ApiError)
     now = await sync_to_async(budget_period)(made)

@@ -117,16 +117,16 @@ async def _live(broker: redis.asyncio.Redis) -> Any:
 async def test_without_the_change_log_each_request_reads_its_budgets(gateway: Any, budget: Any) -> None:
     """So a gateway that continues after a pause admits nothing by an old limit or without a new budget."""
     made = await sync_to_async(budget)(amount=100 * RESERVED)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    mine.budget_admission.polled(float("-inf"))
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    local_gateway.budget_admission.polled(float("-inf"))
     await sync_to_async(change)(made, amount=2 * RESERVED)
-    mine.budget_admission.polled(float("-inf"))
-    found = [await mine.admit() for _ in range(2)]
+    local_gateway.budget_admission.polled(float("-inf"))
+    found = [await local_gateway.admit() for _ in range(2)]
     assert [isinstance(each, Admitted) for each in found] == [True, False]
     await sync_to_async(change)(made, amount=100 * RESERVED)
     await sync_to_async(budget)(name="calls", unit="requests", amount=1)
-    found = [await mine.admit() for _ in range(2)]
+    found = [await local_gateway.admit() for _ in range(2)]
     assert [isinstance(each, Admitted) for each in found] == [True, False]
     await see()
 

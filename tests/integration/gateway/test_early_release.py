@@ -54,13 +54,13 @@ def released_by() -> list[str | None]:
 
 async def test_sequential_requests_fit_without_settlement(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=RESERVED + 19 * COST)
-    mine = await gateway()
+    local_gateway = await gateway()
     events = []
     for _ in range(20):
-        (admitted,) = await admit_requests(mine, 1)
-        events.append(await mine.end(admitted))
+        (admitted,) = await admit_requests(local_gateway, 1)
+        events.append(await local_gateway.end(admitted))
         await see()
-    refused = await mine.admit()
+    refused = await local_gateway.admit()
     assert refused.code == "budget_exceeded"
     assert (await sync_to_async(budget_period)(made)).reserved == 20 * COST
     await sync_to_async(settle_events)(*events, *events)
@@ -74,10 +74,10 @@ async def test_sequential_requests_fit_without_settlement(gateway: Any, budget: 
 
 async def test_a_token_quota_is_released_too(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(unit="tokens", amount=14_096 + 10_500)
-    mine = await gateway()
+    local_gateway = await gateway()
     for _ in range(2):
-        (admitted,) = await admit_requests(mine, 1)
-        await mine.end(admitted)
+        (admitted,) = await admit_requests(local_gateway, 1)
+        await local_gateway.end(admitted)
     assert (await sync_to_async(budget_period)(made)).reserved == 2 * 10_500
     await see()
 
@@ -85,10 +85,10 @@ async def test_a_token_quota_is_released_too(gateway: Any, budget: Any) -> None:
 async def test_while_there_is_room_the_settlement_releases(gateway: Any, budget: Any) -> None:
     """There is no additional database call and no row."""
     made = await sync_to_async(budget)(amount=1000 * DOLLAR)
-    mine = await gateway()
-    (admitted,) = await admit_requests(mine, 1)
+    local_gateway = await gateway()
+    (admitted,) = await admit_requests(local_gateway, 1)
     held = (await sync_to_async(budget_period)(made)).reserved
-    event = await mine.end(admitted)
+    event = await local_gateway.end(admitted)
     assert (await sync_to_async(budget_period)(made)).reserved == held
     await sync_to_async(settle_events)(event)
     assert await sync_to_async(released_by)() == ["settler"]
@@ -100,9 +100,9 @@ async def test_after_an_early_release_the_higher_ranked_outcome_still_counts(
     gateway: Any, budget: Any, order: Sequence[str]
 ) -> None:
     made = await sync_to_async(budget)(amount=2 * RESERVED)
-    mine = await gateway()
-    (admitted,) = await admit_requests(mine, 1)
-    await mine.end(admitted)
+    local_gateway = await gateway()
+    (admitted,) = await admit_requests(local_gateway, 1)
+    await local_gateway.end(admitted)
     for outcome in order:
         await sync_to_async(settle_events)(admitted.event(outcome))
         await see()
@@ -113,19 +113,19 @@ async def test_after_an_early_release_the_higher_ranked_outcome_still_counts(
 async def test_the_second_release_of_an_execution_does_nothing(gateway: Any, budget: Any) -> None:
     """The response to the first was lost. The same applies after the settlement and after the lease was reclaimed."""
     made = await sync_to_async(budget)(amount=3 * RESERVED)
-    mine = await gateway()
-    settled, reclaimed = await admit_requests(mine, 2)
-    event = await mine.end(settled)
-    await mine.end(settled)
+    local_gateway = await gateway()
+    settled, reclaimed = await admit_requests(local_gateway, 2)
+    event = await local_gateway.end(settled)
+    await local_gateway.end(settled)
     assert (await sync_to_async(budget_period)(made)).reserved == COST + RESERVED
     await sync_to_async(settle_events)(event)
-    await mine.end(settled)
+    await local_gateway.end(settled)
     assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
-    await mine.end(reclaimed)
+    await local_gateway.end(reclaimed)
     assert len(await sync_to_async(early_rows)()) == 1
     await sync_to_async(reclaim_all)()
     assert await sync_to_async(early_rows)() == []
-    await mine.end(reclaimed)
+    await local_gateway.end(reclaimed)
     assert (await sync_to_async(budget_period)(made)).reserved == 0
     await see()
     await sync_to_async(settle_events)(reclaimed.event())
@@ -138,8 +138,8 @@ async def test_a_settlement_that_conflicts_with_a_release_is_repeated(
 ) -> None:
     """The event is inserted, and the release commits before the settlement locks the lease."""
     made = await sync_to_async(budget)(amount=2 * RESERVED)
-    mine = await gateway()
-    (admitted,) = await admit_requests(mine, 1)
+    local_gateway = await gateway()
+    (admitted,) = await admit_requests(local_gateway, 1)
     inserted, released = threading.Event(), threading.Event()
     real, calls = reservations.settle, []
 
@@ -152,7 +152,7 @@ async def test_a_settlement_that_conflicts_with_a_release_is_repeated(
     monkeypatch.setattr(reservations, "settle", settle)
     telling = asyncio.create_task(sync_to_async(settle_in_a_thread, thread_sensitive=False)(admitted.event()))
     assert await asyncio.to_thread(inserted.wait, 60)
-    await mine.end(admitted)
+    await local_gateway.end(admitted)
     assert (await sync_to_async(budget_period)(made)).reserved == COST
     released.set()
     await telling
@@ -166,10 +166,10 @@ async def test_a_settlement_that_conflicts_with_a_release_is_repeated(
 async def test_usage_above_the_kept_reservation_is_not_settled(gateway: Any, budget: Any) -> None:
     """If a gateway and a worker disagree, that is an internal error. The budget is not exceeded."""
     made = await sync_to_async(budget)(amount=RESERVED)
-    mine = await gateway()
-    (admitted,) = await admit_requests(mine, 1)
-    await mine.end(admitted)
-    (second,) = [await mine.admit(max_tokens=(RESERVED - COST - 30_000_000) // 15_000)]
+    local_gateway = await gateway()
+    (admitted,) = await admit_requests(local_gateway, 1)
+    await local_gateway.end(admitted)
+    (second,) = [await local_gateway.admit(max_tokens=(RESERVED - COST - 30_000_000) // 15_000)]
     assert isinstance(second, Admitted)
     outcome = await sync_to_async(settle_events)(admitted.event(uncached=10_000, output=501))
     assert (outcome.settled, outcome.quarantined) == (0, 1)
@@ -185,15 +185,15 @@ async def test_without_the_database_the_settlement_releases(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = await sync_to_async(budget)(amount=2 * RESERVED)
-    mine = await gateway()
-    (admitted,) = await admit_requests(mine, 1)
+    local_gateway = await gateway()
+    (admitted,) = await admit_requests(local_gateway, 1)
 
     async def away(*_: Any) -> None:
         raise psycopg.OperationalError("the connection is lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(mine.budget_admission._store, "release_unused", away)
-        event = await mine.end(admitted)
+        patched.setattr(local_gateway.budget_admission._store, "release_unused", away)
+        event = await local_gateway.end(admitted)
     assert (await sync_to_async(budget_period)(made)).reserved == RESERVED
     await sync_to_async(settle_events)(event)
     assert (await sync_to_async(budget_period)(made)).reserved == 0
@@ -205,9 +205,9 @@ async def test_the_last_byte_does_not_wait_for_a_slow_release(
 ) -> None:
     """The release continues. The next request waits for it before a rejection."""
     await sync_to_async(budget)(amount=RESERVED + COST)
-    mine = await gateway()
-    (admitted,) = await admit_requests(mine, 1)
-    store, may_release = mine.budget_admission._store, asyncio.Event()
+    local_gateway = await gateway()
+    (admitted,) = await admit_requests(local_gateway, 1)
+    store, may_release = local_gateway.budget_admission._store, asyncio.Event()
     real = store.release_unused
 
     async def slow(parts: Any) -> None:
@@ -216,8 +216,8 @@ async def test_the_last_byte_does_not_wait_for_a_slow_release(
 
     monkeypatch.setattr(store, "release_unused", slow)
     monkeypatch.setattr(early_release, "RELEASE_SECONDS", 0.01)
-    await mine.end(admitted)
-    next_ = asyncio.create_task(mine.admit())
+    await local_gateway.end(admitted)
+    next_ = asyncio.create_task(local_gateway.admit())
     await asyncio.sleep(0.3)
     assert not next_.done()
     may_release.set()
@@ -227,16 +227,16 @@ async def test_the_last_byte_does_not_wait_for_a_slow_release(
 
 async def test_a_rejection_has_a_retry_time_if_waiting_helps(gateway: Any, budget: Any) -> None:
     await sync_to_async(budget)(amount=RESERVED + COST, period="day", name="daily")
-    mine = await gateway()
-    (running,) = await admit_requests(mine, 1)
-    refused = await mine.admit()
+    local_gateway = await gateway()
+    (running,) = await admit_requests(local_gateway, 1)
+    refused = await local_gateway.admit()
     assert refused.retry_after == 1
     assert "Active requests reserve $0.09144" in refused.message
     assert "resets at" in refused.message
-    await mine.end(running)
-    (second,) = await admit_requests(mine, 1)
-    await mine.end(second)
-    refused = await mine.admit()
+    await local_gateway.end(running)
+    (second,) = await admit_requests(local_gateway, 1)
+    await local_gateway.end(second)
+    refused = await local_gateway.admit()
     assert "Running requests" not in refused.message
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     assert 0 < refused.retry_after <= 86_400 - (datetime.now(UTC) - midnight).total_seconds() + 1
@@ -245,9 +245,9 @@ async def test_a_rejection_has_a_retry_time_if_waiting_helps(gateway: Any, budge
 
 async def test_a_rejection_without_a_reset_has_no_retry_time(gateway: Any, budget: Any) -> None:
     await sync_to_async(budget)(amount=1, unit="requests", period="lifetime")
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    refused = await mine.admit()
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    refused = await local_gateway.admit()
     assert (refused.code, refused.retry_after) == ("quota_exceeded", None)
     assert refused.message.endswith("It does not reset. Raise the quota.")
 
@@ -286,11 +286,11 @@ OPERATIONS = st.one_of(
 )
 
 
-async def _operate(mine: BudgetGateway, model: Model, name: str, *given: int) -> None:
+async def _operate(local_gateway: BudgetGateway, model: Model, name: str, *given: int) -> None:
     if name == "admit":
         (max_tokens,) = given
         fits = model.fits(_hold(max_tokens))
-        found = await mine.admit_with_retries(max_tokens=max_tokens)
+        found = await local_gateway.admit_with_retries(max_tokens=max_tokens)
         assert isinstance(found, Admitted) == fits, (found, model)
         if isinstance(found, Admitted):
             assert found.grant.reserved_nano == _hold(max_tokens)
@@ -305,7 +305,7 @@ async def _operate(mine: BudgetGateway, model: Model, name: str, *given: int) ->
         event = admitted.event(**usage)
         cost = usage["uncached"] * 3000 + read * 300 + usage["output"] * 15_000
         if name == "end":  # otherwise the gateway died before the release
-            await mine.budget_admission.early.end(event.billing_context, admitted.grant, TokenUsage(**usage))
+            await local_gateway.budget_admission.early.end(event.billing_context, admitted.grant, TokenUsage(**usage))
         model.ended.append((admitted, event, cost if name == "end" else admitted.grant.reserved_nano or 0))
     elif name in ("settle", "fail") and model.ended:
         admitted, event, _ = model.ended.pop(given[0] % len(model.ended))
@@ -318,9 +318,11 @@ async def _operate(mine: BudgetGateway, model: Model, name: str, *given: int) ->
         await sync_to_async(settle_events)(model.events[given[0] % len(model.events)])
 
 
-async def _check(mine: BudgetGateway, model: Model, budget_id: int, operations: Sequence[tuple[Any, ...]]) -> None:
+async def _check(
+    local_gateway: BudgetGateway, model: Model, budget_id: int, operations: Sequence[tuple[Any, ...]]
+) -> None:
     for operation in operations:
-        await _operate(mine, model, *operation)
+        await _operate(local_gateway, model, *operation)
         await see()
         if model.running or model.ended or model.events:
             found = await sync_to_async(budget_period)(budget_id)
@@ -339,7 +341,7 @@ def test_exactly_the_requests_that_fit_are_admitted(
     made = budget(amount=3 * RESERVED)
 
     async def life() -> None:
-        async with budget_gateway(url, key) as mine:
-            await _check(mine, Model(3 * RESERVED), made, operations)
+        async with budget_gateway(url, key) as local_gateway:
+            await _check(local_gateway, Model(3 * RESERVED), made, operations)
 
     run(life())

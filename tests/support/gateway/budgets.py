@@ -60,8 +60,8 @@ def reclaim_all() -> int:
 see = sync_to_async(check_invariants)
 
 
-async def admit_requests(mine: BudgetGateway, number: int) -> list[Admitted]:
-    found = [await mine.admit() for _ in range(number)]
+async def admit_requests(local_gateway: BudgetGateway, number: int) -> list[Admitted]:
+    found = [await local_gateway.admit() for _ in range(number)]
     assert all(isinstance(each, Admitted) for each in found), found
     return found
 
