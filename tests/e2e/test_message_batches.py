@@ -32,7 +32,7 @@ print(do_create_api_key(project, "theirs", scopes=("inference", "models"))[1])
 @pytest.fixture(scope="module")
 def neighbor(stack: Stack) -> str:
     """Return the secret of another tenant's key."""
-    settings = dict(each.split("=", 1) for each in (stack.data_dir / "env").read_text().splitlines() if "=" in each)
+    settings = dict(line.split("=", 1) for line in (stack.data_dir / "env").read_text().splitlines() if "=" in line)
     environ = {
         "MILLRACE_DATA_DIR": str(stack.data_dir),
         "DJANGO_SETTINGS_MODULE": "millrace.conf.settings",

@@ -108,7 +108,7 @@ def test_the_record_of_a_rejection_names_the_limit(stack: Stack) -> None:
         assert (record["status"], record["outcome"], record["code"]) == ("429", "limited", "rate_limit_exceeded")
         assert (record["limited_by"]["id"], record["limited_by"]["name"]) == (made["id"], "requests_per_day")
         bounds = get(stack, "requests/rates")["bounds"]
-        assert [each["requests"] > 0 for each in bounds if each["id"] == made["id"]] == [True]
+        assert [bound["requests"] > 0 for bound in bounds if bound["id"] == made["id"]] == [True]
     finally:
         httpx.delete(f"{stack.url}/api/limits/{made['id']}", headers=stack.headers, timeout=60)
         eventually(lambda: post(stack, BODY).status_code == 200)

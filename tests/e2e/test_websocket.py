@@ -28,7 +28,9 @@ def client(stack: Stack) -> Iterator[Client]:
 
 
 def text_of(messages: list[dict[str, Any]]) -> str:
-    chunks = [ChatCompletionChunk.model_validate(each["chunk"]) for each in messages if each["type"] == "chunk"]
+    chunks = [
+        ChatCompletionChunk.model_validate(message["chunk"]) for message in messages if message["type"] == "chunk"
+    ]
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 

@@ -121,14 +121,14 @@ def test_concurrent_reconcilers_reclaimers_and_settlers_find_no_errors(key: Any,
         async with budget_gateway(url, key) as mine:
             found = [await mine.admit() for _ in range(120)]
             await mine.budget_admission.stop()
-            return [each for each in found if isinstance(each, Admitted)]
+            return [request for request in found if isinstance(request, Admitted)]
 
     admitted = asyncio.run(admit())
     assert len(admitted) == 120
 
     def settle(start: int) -> None:
-        for each in admitted[start::2]:
-            settle_events(each.event())
+        for request in admitted[start::2]:
+            settle_events(request.event())
         connection.close()
 
     def compare() -> None:
@@ -140,7 +140,7 @@ def test_concurrent_reconcilers_reclaimers_and_settlers_find_no_errors(key: Any,
         for running in [pool.submit(settle, 0), pool.submit(settle, 1), pool.submit(compare), pool.submit(compare)]:
             running.result()
     assert not unscoped(BudgetCorrection).all()
-    assert all(not each.differences for each in unscoped(Reconciliation).all())
+    assert all(not row.differences for row in unscoped(Reconciliation).all())
     assert budget_period(made).reserved == 0
-    assert len({each.budget_id for each in unscoped(BudgetPeriod).all()}) == 1
+    assert len({row.budget_id for row in unscoped(BudgetPeriod).all()}) == 1
     check_invariants()

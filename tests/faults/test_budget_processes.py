@@ -43,7 +43,7 @@ GONE_SECONDS = LEASE_SECONDS + REQUEST_SECONDS + 90  # reclaimed by then, also o
 
 @sync_to_async
 def reserved() -> int:
-    return sum(each.reserved for each in unscoped(BudgetPeriod).all())
+    return sum(row.reserved for row in unscoped(BudgetPeriod).all())
 
 
 async def all_apply(budget: Budget, reservation: int, *gateways: GatewayProcess) -> None:
@@ -152,7 +152,7 @@ async def is_held(amount: int) -> bool:
 
 @sync_to_async
 def lease_of(lease_id: int | None) -> BudgetLease:
-    (found,) = [each for each in unscoped(BudgetLease).all() if each.pk == lease_id]
+    (found,) = [row for row in unscoped(BudgetLease).all() if row.pk == lease_id]
     return found
 
 
@@ -160,7 +160,7 @@ async def all_settled(inside: GatewayCluster) -> None:
     answered = {event.billing_context.request_id for event in inside.worker.answered}
 
     async def settled() -> bool:
-        return {each.request_id for each in await settled_events()} >= answered
+        return {event.request_id for event in await settled_events()} >= answered
 
     await eventually(settled)
 
@@ -288,7 +288,7 @@ async def test_a_gateway_killed_at_any_step_leaves_consistent_budgets(
                 await see()
                 await asyncio.sleep(0.5)
         await see()
-        assert len({each.request_id for each in await settled_events()}) == len(await settled_events())
+        assert len({event.request_id for event in await settled_events()}) == len(await settled_events())
         left = limit - -(-await used() // 10**6)
         assert await passes(await healthy.send_with_retries(_tokens(left, reservation)))
         await all_settled(inside)

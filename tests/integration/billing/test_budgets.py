@@ -103,7 +103,7 @@ def test_the_api_returns_the_remaining_amount(tenant, client):
     raised = {"temporary_increase": 10, "increase_expires_at": SOON.isoformat()}
     response = client.patch(f"/api/budgets/{pk}", raised, content_type="application/json", headers=headers)
     assert response.json()["budget_period"]["left"] == 859
-    assert [each["id"] for each in client.get("/api/budgets?unit=money", headers=headers).json()["results"]] == [pk]
+    assert [row["id"] for row in client.get("/api/budgets?unit=money", headers=headers).json()["results"]] == [pk]
     assert client.get("/api/budgets?unit=tokens", headers=headers).json()["results"] == []
     assert client.delete(f"/api/budgets/{pk}", headers=headers).status_code == 204
     assert client.get("/api/budgets?active=false", headers=headers).json()["results"][0]["active"] is False

@@ -98,7 +98,7 @@ def test_a_journal_that_cannot_be_read_hides_no_other(
         patch.setattr("inference_worker.contract.journal.encode", lambda event: payload)
         journalled("broken", old(1))
     journalled("whole", old(2))
-    assert [each["journal"] for each in reconcile(tmp_path).differences] == ["whole"]
+    assert [difference["journal"] for difference in reconcile(tmp_path).differences] == ["whole"]
 
 
 def test_events_of_archived_months_are_not_reported(tmp_path: Path, journalled: Callable[..., None]) -> None:

@@ -64,7 +64,7 @@ def test_demo_data_is_complete(played):
     budgets_are_counted_and_never_overrun()
     gateways_wrote_requests_down()
     the_months_that_are_over_are_invoiced()
-    assert {each.threshold for each in of(BudgetAlert, tenant("demo-copper"))} >= {"50", "80"}
+    assert {row.threshold for row in of(BudgetAlert, tenant("demo-copper"))} >= {"50", "80"}
 
 
 def tenants_and_usage() -> None:
@@ -96,7 +96,7 @@ def the_cache_is_used_more_and_more() -> None:
 def budgets_are_counted_and_never_overrun() -> None:
     """One tenant has exhausted a budget, another almost, and budgets agree with the events."""
     for slug, least, most in (("demo-copper", 0.85, 1.0), ("demo-lantern", 0.8, 1.0)):
-        budgets = [each for each in of(Budget, tenant(slug)) if each.unit == "money" and each.key_id is None]
+        budgets = [row for row in of(Budget, tenant(slug)) if row.unit == "money" and row.key_id is None]
         (budget,) = budgets
         newest = max(
             of(BudgetPeriod, tenant(slug), budget_id=budget.pk), key=lambda budget_period: budget_period.period_start
@@ -119,12 +119,12 @@ def gateways_wrote_requests_down() -> None:
 
 def the_months_that_are_over_are_invoiced() -> None:
     invoices = unscoped(Invoice).all()
-    last = max(each.period_id for each in invoices)
-    states = sorted(each.state for each in invoices if each.period_id == last)
+    last = max(invoice.period_id for invoice in invoices)
+    states = sorted(invoice.state for invoice in invoices if invoice.period_id == last)
     assert states == ["draft", "draft", "draft", "open"]
-    earlier = [each.state for each in invoices if each.period_id != last and each.invoice_type == "invoice"]
+    earlier = [invoice.state for invoice in invoices if invoice.period_id != last and invoice.invoice_type == "invoice"]
     assert set(earlier) <= {"open", "paid"}
-    assert all(each.number.startswith("DEMO-") for each in invoices if each.number)
+    assert all(invoice.number.startswith("DEMO-") for invoice in invoices if invoice.number)
     assert unscoped(Payment).count() >= 1
     assert unscoped(CreditGrant).count() >= 1
 
@@ -163,7 +163,7 @@ def test_seeding_is_rejected_if_real_tenants_exist(secrets_file):
     actions.do_create_tenant("acme", "Acme")
     with pytest.raises(CommandError, match="acme"):
         small()
-    assert {each.slug for each in unscoped(Tenant).all()} == {"acme"}
+    assert {row.slug for row in unscoped(Tenant).all()} == {"acme"}
     small("--allow-real-tenants", "--days", "2")
     assert of(UsageEvent, tenant("acme")) == []
 

@@ -64,11 +64,11 @@ def paths(urlconf: str | None = None) -> list[str]:
     """Yield every URL of the platform with a value for each argument."""
 
     def walk(patterns: list[Any], before: str) -> Iterator[str]:
-        for each in patterns:
-            route = before + str(each.pattern)
-            if isinstance(each, URLResolver):
-                yield from walk(each.url_patterns, route)
-            elif isinstance(each, URLPattern):
+        for pattern in patterns:
+            route = before + str(pattern.pattern)
+            if isinstance(pattern, URLResolver):
+                yield from walk(pattern.url_patterns, route)
+            elif isinstance(pattern, URLPattern):
                 yield route
 
     def example(route: str) -> str:

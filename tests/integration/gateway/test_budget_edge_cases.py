@@ -46,9 +46,9 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 
 async def apply_changes(*gateways: BudgetGateway) -> None:
-    for each in gateways:
-        each.budget_admission.drop([ChangeEvent(1, "limits", each.key.tenant_id, None)])
-        await each.wait_until_returned()
+    for gateway in gateways:
+        gateway.budget_admission.drop([ChangeEvent(1, "limits", gateway.key.tenant_id, None)])
+        await gateway.wait_until_returned()
 
 
 def reserved(budget_id: int) -> int:
@@ -89,8 +89,8 @@ def noon(days: int) -> int:
 
 
 def budget_periods(budget_id: int) -> list[BudgetPeriod]:
-    found = [each for each in unscoped(BudgetPeriod).all() if each.budget_id == budget_id]
-    return sorted(found, key=lambda each: each.period_start)
+    found = [row for row in unscoped(BudgetPeriod).all() if row.budget_id == budget_id]
+    return sorted(found, key=lambda row: row.period_start)
 
 
 @pytest.mark.parametrize(("days", "cap", "passed"), [(3, 10, 7), (3, 2, 4), (1, 10, 3), (2, 10, 5)])
@@ -216,7 +216,7 @@ async def test_a_request_with_reduced_max_tokens_recalls_other_leases(gateway: A
     await sync_to_async(budget)(amount=50_000_000)
     other, local_gateway = await gateway("gw-other"), await gateway("gw-mine")
     assert isinstance(await other.admit(prompt=10, max_tokens=1), Admitted)
-    assert await sync_to_async(lambda: sum(each.money for each in unscoped(BudgetLease).all()))() > 1_000_000
+    assert await sync_to_async(lambda: sum(row.money for row in unscoped(BudgetLease).all()))() > 1_000_000
     found = await local_gateway.admit(max_tokens=None)
     assert isinstance(found, Admitted), found
     assert (

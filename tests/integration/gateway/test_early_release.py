@@ -49,7 +49,7 @@ def early_rows() -> list[EarlyRelease]:
 
 
 def released_by() -> list[str | None]:
-    return [each.released_by for each in unscoped(UsageEvent).order_by("admitted_at")]
+    return [event.released_by for event in unscoped(UsageEvent).order_by("admitted_at")]
 
 
 async def test_sequential_requests_fit_without_settlement(gateway: Any, budget: Any) -> None:

@@ -87,12 +87,12 @@ def test_the_record_of_a_completed_request() -> None:
         True,
         "completed",
     )
-    assert [(each["name"], each["limit"], each["left"]) for each in record["limits"]] == [
+    assert [(limit["name"], limit["limit"], limit["left"]) for limit in record["limits"]] == [
         ("requests_per_minute", 3, 2),
         ("tokens_per_day", 1000, 970),
         ("max_prompt_tokens", 5, 0),
     ]
-    assert [each.get("dry") for each in record["limits"]] == [None, None, True]
+    assert [limit.get("dry") for limit in record["limits"]] == [None, None, True]
     assert record["placements"][0]["by"] == "prefix"
     assert record["route"].keys() == {"policy", "targets", "skipped"}  # and no metadata of the caller
     assert (record["reserved_nano"], record["price_version"], record["budget_periods"]) == (300, 5, [4, 9])
@@ -156,7 +156,7 @@ async def test_a_record_names_the_limit_that_rejected_the_request(broker: Any) -
         **{"kind": "limit", "scope": "project", "id": 9, "model": "m", "name": "requests_per_minute"},
         **{"limit": 1, "left": 0, "needed": 1},
     }
-    assert [each["refused"] for each in record["limits"]] == [True]
+    assert [limit["refused"] for limit in record["limits"]] == [True]
 
 
 # Writing to the database.

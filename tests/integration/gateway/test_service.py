@@ -314,7 +314,9 @@ async def test_a_rejected_prompt_cancels_the_others(gate: Gate, a: Replica) -> N
         await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_several")
     assert "concurrency" in exc_info.value.message
     usage_events = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert [(each.billing_context.request_id, each.outcome) for each in usage_events] == [("req_several", "failed")]
+    assert [(usage_event.billing_context.request_id, usage_event.outcome) for usage_event in usage_events] == [
+        ("req_several", "failed")
+    ]
     gate.service.release(first)
     await gate.service.drain()
     assert await gate.left(key) == ("100", "1000")
@@ -422,7 +424,8 @@ async def test_an_internal_error_is_never_billed(
         await answering
     usage_events = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
     assert [
-        (each.billing_context.request_id, each.attempt, each.outcome, each.finish_reason) for each in usage_events
+        (usage_event.billing_context.request_id, usage_event.attempt, usage_event.outcome, usage_event.finish_reason)
+        for usage_event in usage_events
     ] == [("req_1", 1, "failed", "internal_error")]
     await gate.service.drain()
     assert gate.dispatcher.in_flight == 0

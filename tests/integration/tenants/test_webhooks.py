@@ -327,7 +327,7 @@ def test_actions_are_audited_without_secrets(tenant, server):
     do_rotate_webhook_secret(endpoint)
     do_replay(do_send_test_event(endpoint))
     do_delete_endpoint(endpoint)
-    entries = [each for each in of(AuditEntry, tenant) if each.action.startswith("webhook")]
+    entries = [entry for entry in of(AuditEntry, tenant) if entry.action.startswith("webhook")]
     verbs = [
         "webhook.created",
         "webhook.updated",
@@ -336,9 +336,9 @@ def test_actions_are_audited_without_secrets(tenant, server):
         "webhook.replayed",
         "webhook.deleted",
     ]
-    assert sorted(each.action for each in entries) == sorted(verbs)
+    assert sorted(entry.action for entry in entries) == sorted(verbs)
     nonces = [row.nonce for row in unscoped(WebhookEndpoint).all()]
-    assert not any(word in f"{each.before}{each.after}" for each in entries for word in [secret, *nonces])
+    assert not any(word in f"{entry.before}{entry.after}" for entry in entries for word in [secret, *nonces])
     with pytest.raises(Conflict):
         do_rotate_webhook_secret(endpoint)
 

@@ -107,7 +107,7 @@ class Replicas:
 
     def _events(self, job: InferenceJob) -> list[ExecutionUsage]:
         events = [decode_usage(fields[b"e"]) for _, fields in self.broker.xrange(USAGE_STREAM)]
-        return [each for each in events if each.billing_context.request_id == job.billing_context.request_id]
+        return [event for event in events if event.billing_context.request_id == job.billing_context.request_id]
 
     def pass_time(self, seconds: int, tenant: int = 1) -> None:
         """Move the expiry of all pins in the broker."""
@@ -289,7 +289,7 @@ def test_a_failed_lookup_costs_a_write_and_is_logged_once(replicas: Replicas, mo
         patched.setattr(two._shared_pins, "_look_up", away)
         assert replicas.usage_of(two, PROMPT, (96, FIVE)) == WRITTEN
         assert replicas.usage_of(two, distinct(100, 3), (96, FIVE)) == WRITTEN
-    assert [each["event"] for each in logs].count("pin_lookup_failed") == 1
+    assert [log["event"] for log in logs].count("pin_lookup_failed") == 1
     assert replicas.usage_of(two, distinct(100, 2)) == READ
 
 

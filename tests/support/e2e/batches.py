@@ -26,7 +26,7 @@ def line(custom_id: str, url: str = "/v1/chat/completions", **body: Any) -> dict
 
 
 def upload(client: openai.OpenAI, lines: Iterable[Any]) -> str:
-    text = "\n".join(json.dumps(each) for each in lines).encode()
+    text = "\n".join(json.dumps(line) for line in lines).encode()
     return client.files.create(file=("lines.jsonl", io.BytesIO(text)), purpose="batch").id
 
 

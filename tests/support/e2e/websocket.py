@@ -32,7 +32,7 @@ class Client:
         messages = [self.receive()]
         while messages[-1]["type"] not in ("done", "error"):
             messages.append(self.receive())
-        assert {each["id"] for each in messages} == {name}
+        assert {message["id"] for message in messages} == {name}
         return messages
 
 

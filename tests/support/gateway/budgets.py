@@ -37,12 +37,12 @@ def database_url() -> str:
 
 def settle_events(*events: Any) -> SettleResult:
     """Settle events or messages."""
-    payloads = [each if isinstance(each, bytes) else encode(each) for each in events]
+    payloads = [event if isinstance(event, bytes) else encode(event) for event in events]
     return settle([UsageMessage(f"{place}-0", payload) for place, payload in enumerate(payloads, start=1)])
 
 
 def budget_period(budget_id: int) -> BudgetPeriod:
-    (found,) = [each for each in unscoped(BudgetPeriod).all() if each.budget_id == budget_id]
+    (found,) = [row for row in unscoped(BudgetPeriod).all() if row.budget_id == budget_id]
     return found
 
 

@@ -33,7 +33,7 @@ def set_budget(tenant: Tenant, amount: int, name: str = "b") -> Budget:
 
 @sync_to_async
 def used() -> int:
-    return int(sum(each.used for each in unscoped(BudgetPeriod).all()))
+    return int(sum(row.used for row in unscoped(BudgetPeriod).all()))
 
 
 async def reservation_of_one(inside: GatewayCluster) -> int:
@@ -47,7 +47,7 @@ async def reservation_of_one(inside: GatewayCluster) -> int:
 
 
 def codes(answers: list[Any]) -> Counter[Any]:
-    return Counter((each.status_code, each.json().get("error", {}).get("code")) for each in answers)
+    return Counter((answer.status_code, answer.json().get("error", {}).get("code")) for answer in answers)
 
 
 async def done(asked: list[asyncio.Task[Any]], number: int) -> bool:

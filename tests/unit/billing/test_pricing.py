@@ -225,7 +225,7 @@ def test_the_settled_cost_is_within_the_reservation(prices, usage, at, more, n):
 def test_all_usage_is_priced_and_the_cost_is_monotone(prices, usage, at):
     rated = rate(prices, usage, at)
     assert rated.price_ids is not None
-    assert [price is not None for price in rated.price_ids] == [usage.get(each, 0) > 0 for each in COMPONENTS]
+    assert [price is not None for price in rated.price_ids] == [usage.get(component, 0) > 0 for component in COMPONENTS]
     more = usage | {C.OUTPUT: usage[C.OUTPUT] + 1}  # the prompt determines the band, so only the output can grow freely
     assert rate(prices, more, at).cost_femto >= rated.cost_femto
 

@@ -62,7 +62,7 @@ def test_weekdays_are_estimated_after_two_weeks():
     used = [round(1000 * WEEK[day % 7]) for day in range(28)]
     fitted = fit(MONDAY, used)
     points = project(fitted, MONDAY + timedelta(days=28), 1.0, 7)
-    days = [b - a for a, b in pairwise([0, *(each.point for each in points)])]
+    days = [b - a for a, b in pairwise([0, *(point.point for point in points)])]
     assert days[5] < days[0] / 3
     assert abs(points[-1].point - sum(used[:7])) < sum(used[:7]) * 0.06
 
@@ -73,7 +73,7 @@ def test_too_few_days_have_no_forecast():
 
 def test_a_forecast_of_no_usage_is_zero():
     points = project(fit(MONDAY, [0] * 20), MONDAY, 0.5, 10)
-    assert {each[1:] for each in points} == {(0, 0, 0)}
+    assert {point[1:] for point in points} == {(0, 0, 0)}
 
 
 @given(
@@ -85,6 +85,6 @@ def test_an_interval_contains_its_point_and_sums_never_decrease(used, rest, days
     fitted = fit(MONDAY, used)
     points = project(fitted, MONDAY, rest, days)
     assert len(points) == days
-    assert all(0 <= each.low <= each.point <= each.high for each in points)
+    assert all(0 <= point.low <= point.point <= point.high for point in points)
     assert all(a.point <= b.point for a, b in pairwise(points))
     assert points == project(fit(MONDAY, used), MONDAY, rest, days)

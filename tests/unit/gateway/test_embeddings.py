@@ -72,7 +72,7 @@ def test_errors_name_the_invalid_parameter(value: Any) -> None:
 
 def test_vectors_are_in_the_inputs_order() -> None:
     answer = write([[1, 0], [0, 0.5]])
-    assert [each["embedding"] for each in answer["data"]] == [[1, 0], [0, 0.5]]
+    assert [item["embedding"] for item in answer["data"]] == [[1, 0], [0, 0.5]]
     assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     assert CreateEmbeddingResponse.model_validate(answer, strict=True).data[1].index == 1
 
