@@ -184,8 +184,8 @@ def play(replayer: Replayer, trace: Iterable[Conversation], window: int, label: 
             note(f"{label}: {replayer.replay.requests:,} requests")
 
     result = replayer.play(trace, window, on_step)
-    if result.faults:
-        raise SystemExit(f"{label}: {len(result.faults)} requests failed; the first: {result.faults[0]}")
+    if result.errors:
+        raise SystemExit(f"{label}: {len(result.errors)} requests failed; the first: {result.errors[0]}")
     return result
 
 

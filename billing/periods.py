@@ -101,10 +101,10 @@ def stamps(cursor: Any, events: Sequence[tuple[int, datetime]]) -> list[int]:
 def _lock(cursor: Any, first: datetime) -> dict[int, list[_Open]]:
     """Lock each entity's open periods that end after `first`. Return them in order."""
     cursor.execute(_LOCK, [first])
-    found: dict[int, list[_Open]] = {}
+    open_periods: dict[int, list[_Open]] = {}
     for pk, entity, starts_at, ends_at in cursor.fetchall():
-        found.setdefault(entity, []).append(_Open(pk, starts_at, ends_at))
-    return found
+        open_periods.setdefault(entity, []).append(_Open(pk, starts_at, ends_at))
+    return open_periods
 
 
 def _choose(periods: dict[int, list[_Open]], wanted: Sequence[tuple[int, datetime]]) -> list[_Open | None]:

@@ -102,10 +102,10 @@ class UsageQuery(_Query):
     def zone(self) -> tzinfo:
         """Return the time zone of the query. An unknown name is reported by its own field."""
         try:
-            found: tzinfo = ZoneField().run_validation(self.initial_data.get("tz", "UTC"))
+            time_zone: tzinfo = ZoneField().run_validation(self.initial_data.get("tz", "UTC"))
         except serializers.ValidationError:
             return UTC
-        return found
+        return time_zone
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         attrs = super().validate(attrs)

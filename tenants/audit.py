@@ -62,7 +62,7 @@ def set_actor(actor: Actor) -> None:
     _actor.set(actor)
 
 
-def described(row: models.Model) -> dict[str, Any]:
+def serialize_for_audit(row: models.Model) -> dict[str, Any]:
     """Return the row's `AUDITED` fields as JSON values for the audit log."""
     values = {name: getattr(row, name) for name in row.AUDITED}  # type: ignore[attr-defined]
     encoder = DjangoJSONEncoder()

@@ -172,14 +172,14 @@ def _key(kind: str, *of: str) -> str:
 def network_of(address: str) -> str:
     """Return the address that is counted: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
-        found = ipaddress.ip_address(address)
+        ip_address = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if found.version == 4:
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((found, IPV6_PREFIX), strict=False))
+    if ip_address.version == 4:
+        return str(ip_address)
+    if ip_address.ipv4_mapped is not None:
+        return str(ip_address.ipv4_mapped)
+    return str(ipaddress.ip_network((ip_address, IPV6_PREFIX), strict=False))
 
 
 def _milliseconds(limit: Limit) -> tuple[int, ...]:

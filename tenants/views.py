@@ -88,8 +88,8 @@ class TenantView(GenericAPIView[Any]):
 
     def rows(self, model: type[M]) -> QuerySet[M]:
         """Return the tenant's rows of this model; the scope must be open."""
-        found: QuerySet[M] = model.objects.for_tenant(self.access.tenant)  # type: ignore[attr-defined]
-        return found
+        scoped: QuerySet[M] = model.objects.for_tenant(self.access.tenant)  # type: ignore[attr-defined]
+        return scoped
 
     def find(self, model: type[M], pk: int, *related: str) -> M:
         """Return a row of the tenant.

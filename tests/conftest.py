@@ -1,8 +1,8 @@
-"""The environment of all tests, and the rules of each directory. Fixtures are in `tests/support/fixtures`.
+"""The environment of all tests, and the rules for each test directory. Fixtures are in `tests/support/fixtures`.
 
-PostgreSQL and Valkey start once a process, if a test that is not a unit test was collected.
+PostgreSQL and Valkey start once per process, if a test that is not a unit test was collected.
 MILLRACE_TEST_DATABASE_URL and MILLRACE_TEST_VALKEY_URL name servers to use instead. The database role must be able to
-create databases. The broker is emptied by tests: give it one of its own.
+create databases. Tests empty the broker, so use a separate one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
-# The processes of `pytest -n` share the cores: a model's threads would spend most of them on waiting for each other.
-# Set before PyTorch is read, and passed on to the platforms that tests start.
+# The processes of `pytest -n` share the cores. With more threads than cores, a model's threads mostly wait.
+# Set before PyTorch is imported, and inherited by the platforms that tests start.
 if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(processes))))
 
@@ -35,7 +35,7 @@ pytest_plugins = [
     f"tests.support.fixtures.{name}" for name in ("billing", "budgets", "console", "database", "platform", "services")
 ]
 
-# How long things take says nothing about them on a busy machine.
+# Durations are not meaningful on a busy machine.
 settings.register_profile("millrace", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("millrace")
 
@@ -111,21 +111,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _is_worker(config: pytest.Config) -> bool:
-    """Whether this process only runs tests for another one (`pytest -n`), which hears of every test's end."""
+    """Return whether this process only runs tests for another one (`pytest -n`), which receives every result."""
     return hasattr(config, "workerinput")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Describe the services in the environment, before pytest-django sets Django up.
 
-    Each of several processes (`pytest -n`) has its own, and the one that only hands out tests has none: the others
-    inherit its environment.
+    Each worker process of `pytest -n` has its own services. The process that distributes the tests has none, because
+    the workers inherit its environment.
     """
     if getattr(config.option, "numprocesses", None) and not _is_worker(config):
         return
     given = {name: value for name, value in os.environ.items() if name.startswith("MILLRACE_")}
     for name in given:
-        del os.environ[name]  # the tests' settings are their own, not those of a stack that runs here
+        del os.environ[name]  # settings of a platform that runs on this machine do not apply
     services = Services(given.get("MILLRACE_TEST_DATABASE_URL"), given.get("MILLRACE_TEST_VALKEY_URL"))
     _services.append(services)
     os.environ.update(

@@ -7,6 +7,7 @@
 - `spelling`: in identifiers and texts of the whole repository; matched anywhere in a word.
 - `identifiers`: a part of an identifier (parts end at underscores and capitals) in the product packages.
 - `texts`: a word or phrase in docs, docstrings, comments, strings and templates of the product, unless it is quoted.
+  In tests and benchmarks, only in docstrings and comments.
 """
 
 from __future__ import annotations
@@ -83,6 +84,16 @@ def pieces(path: Path, text: str) -> Iterator[tuple[int, bool, str]]:
             yield text.count("\n", 0, match.start()) + 1, True, match.group()
 
 
+def comments_and_docstrings(path: Path, text: str) -> Iterator[tuple[int, bool, str]]:
+    """Yield the comments and docstrings of a Python file like `pieces`."""
+    starts_statement = True
+    for item in tokenize.generate_tokens(io.StringIO(text).readline) if path.suffix == ".py" else ():
+        if item.type == tokenize.COMMENT or (item.type == tokenize.STRING and starts_statement):
+            yield item.start[0], False, item.string
+        if item.type not in (tokenize.COMMENT, tokenize.NL):
+            starts_statement = item.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+
+
 def find_problems(path: Path, text: str, words: WordList, *, product: bool) -> list[tuple[int, str, str]]:
     """Return the line, the word and the replacement of each word to avoid."""
     found = [
@@ -90,7 +101,7 @@ def find_problems(path: Path, text: str, words: WordList, *, product: bool) -> l
         for match in re.finditer("|".join(words.spelling) or r"(?!)", text, re.IGNORECASE)
     ]
     pattern = words.text_pattern()
-    for line, is_code, piece in pieces(path, text) if product else ():
+    for line, is_code, piece in (pieces if product else comments_and_docstrings)(path, text):
         if is_code:
             for name in _NAMES.findall(piece):
                 parts = {part.lower() for part in _PARTS.findall(name)}

@@ -12,7 +12,7 @@ from typing import Any
 
 from billing.models import Budget
 from tenants import audit
-from tenants.actions.common import ActionRefused, Conflict, changing, check
+from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant
 from tenants.keys.key_snapshots import record_change
 from tenants.models import ApiKey, ChangeEventRow, Membership, Project, Tenant, User
 from tenants.outbox.propagation import Pending, after_commit
@@ -38,14 +38,14 @@ def do_make_budget(
     Raises:
         ActionRefused: a value is wrong, or more than one of project, key and member is named.
     """
-    if sum(each is not None for each in (project, key, member)) > 1:
+    if sum(owner is not None for owner in (project, key, member)) > 1:
         raise ActionRefused("Choose one project, key or member.")
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         _check_owner(locked, project, key, member)
         budget = Budget(tenant=locked, project=project, key=key, member=member, **fields)
         _check(budget)
         budget.save(force_insert=True)
-        audit.record("budget.created", budget, tenant_id=locked.pk, after=audit.described(budget))
+        audit.record("budget.created", budget, tenant_id=locked.pk, after=audit.serialize_for_audit(budget))
         after_commit(record_change(locked, ChangeEventRow.ChangeType.LIMITS), partial(_report, budget))
     return budget
 
@@ -58,28 +58,28 @@ def do_change_budget(budget: Budget, **fields: Any) -> Budget:
     """
     if fixed := sorted(set(fields) - set(CHANGEABLE)):
         raise ActionRefused(f"{', '.join(fixed)} cannot be changed. Create a new budget instead.")
-    with changing(budget.tenant_id) as tenant:
-        found = _active(tenant, budget)
-        before = audit.described(found)
+    with locked_tenant(budget.tenant_id) as tenant:
+        row = _active(tenant, budget)
+        before = audit.serialize_for_audit(row)
         for name, value in fields.items():
-            setattr(found, name, value)
-        _check(found)
-        found.save(update_fields=list(fields))
-        audit.record("budget.updated", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
-        after_commit(record_change(tenant, ChangeEventRow.ChangeType.LIMITS), partial(_report, found))
-    return found
+            setattr(row, name, value)
+        _check(row)
+        row.save(update_fields=list(fields))
+        audit.record("budget.updated", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
+        after_commit(record_change(tenant, ChangeEventRow.ChangeType.LIMITS), partial(_report, row))
+    return row
 
 
 def do_remove_budget(budget: Budget) -> bool:
     """Deactivate a budget. Its budget periods are retained. Return False if it was inactive."""
-    with changing(budget.tenant_id) as tenant:
-        found = Budget.objects.for_tenant(tenant).filter(pk=budget.pk, active=True).first()
-        if found is None:
+    with locked_tenant(budget.tenant_id) as tenant:
+        row = Budget.objects.for_tenant(tenant).filter(pk=budget.pk, active=True).first()
+        if row is None:
             return False
-        before = audit.described(found)
-        found.active = False
-        found.save(update_fields=["active"])
-        audit.record("budget.deleted", found, tenant_id=tenant.pk, before=before, after=audit.described(found))
+        before = audit.serialize_for_audit(row)
+        row.active = False
+        row.save(update_fields=["active"])
+        audit.record("budget.deleted", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
         record_change(tenant, ChangeEventRow.ChangeType.LIMITS)
     return True
 
@@ -89,10 +89,10 @@ def _report(budget: Budget, pending: Pending) -> None:
 
 
 def _active(tenant: Tenant, budget: Budget) -> Budget:
-    found = Budget.objects.for_tenant(tenant).filter(pk=budget.pk, active=True).first()
-    if found is None:
+    row = Budget.objects.for_tenant(tenant).filter(pk=budget.pk, active=True).first()
+    if row is None:
         raise Conflict("This budget was removed.")
-    return found
+    return row
 
 
 def _check(budget: Budget) -> None:
@@ -103,7 +103,7 @@ def _check(budget: Budget) -> None:
         raise ActionRefused("Set temporary_increase and increase_expires_at together.")
     budget.thresholds = sorted(set(budget.thresholds))
     if len(budget.thresholds) > MAX_THRESHOLDS or not all(
-        0 < each <= MAX_THRESHOLD_PERCENT for each in budget.thresholds
+        0 < percent <= MAX_THRESHOLD_PERCENT for percent in budget.thresholds
     ):
         raise ActionRefused(f"Enter up to {MAX_THRESHOLDS} thresholds from 1 to {MAX_THRESHOLD_PERCENT}%.")
     if budget.increase_expires_at is not None and budget.increase_expires_at.tzinfo is None:

@@ -98,8 +98,8 @@ def do_write_off(invoice: Invoice, reason: str) -> Invoice:
 
 
 def _end(invoice: Invoice, state: Invoice.State, action: str, reason: str) -> None:
-    before = audit.described(invoice)
+    before = audit.serialize_for_audit(invoice)
     invoice.state = state
     invoice.save(update_fields=["state"])
-    after = audit.described(invoice) | {"reason": reason}
+    after = audit.serialize_for_audit(invoice) | {"reason": reason}
     audit.record(action, invoice, tenant_id=invoice.tenant_id, before=before, after=after)

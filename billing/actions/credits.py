@@ -61,7 +61,7 @@ def do_grant_credit(
             note=note,
         )
         _grant(grant)
-        audit.record("credit.created", grant, tenant_id=locked.pk, after=audit.described(grant))
+        audit.record("credit.created", grant, tenant_id=locked.pk, after=audit.serialize_for_audit(grant))
     return grant
 
 
@@ -143,8 +143,8 @@ def apply_credit(invoice: Invoice, applied: Iterable[tuple[CreditGrant, int]]) -
 def do_give_back(invoice: Invoice) -> int:
     """Restore the credit applied to the invoice. Return its nano-USD."""
     uses = CreditApplication.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
-    found = uses.order_by("grant_id").values_list("grant_id").annotate(sum=Sum("nano")).filter(sum__gt=0)
-    sums = [(grant_id, int(nano)) for grant_id, nano in found]
+    applied = uses.order_by("grant_id").values_list("grant_id").annotate(sum=Sum("nano")).filter(sum__gt=0)
+    sums = [(grant_id, int(nano)) for grant_id, nano in applied]
     CreditApplication.objects.all_tenants().bulk_create(
         CreditApplication(grant_id=grant_id, tenant_id=invoice.tenant_id, invoice=invoice, nano=-nano)
         for grant_id, nano in sums
@@ -170,7 +170,7 @@ def _expire(pk: int, tenant_id: int) -> bool:
         CreditApplication.objects.create(grant=grant, tenant_id=tenant_id, invoice=None, nano=rest)
         gone_to = _GONE_TO[CreditGrant.GrantType(grant.grant_type)]
         post(tenant_id, f"expiry:{grant.pk}", [PostedEntry(Account.CREDITS, rest), PostedEntry(gone_to, -rest)])
-        audit.record("credit.expired", grant, tenant_id=tenant_id, before=audit.described(grant))
+        audit.record("credit.expired", grant, tenant_id=tenant_id, before=audit.serialize_for_audit(grant))
     return True
 
 
@@ -215,5 +215,5 @@ def do_commit(
         )
         check(row)
         row.save(force_insert=True)
-        audit.record("commitment.created", row, tenant_id=locked.pk, after=audit.described(row))
+        audit.record("commitment.created", row, tenant_id=locked.pk, after=audit.serialize_for_audit(row))
     return row

@@ -76,7 +76,7 @@ def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
         due = [*uses, *_committed(period, only)]
         tenants = list(Tenant.objects.all_tenants().filter(pk__in=due).order_by("pk").values_list("pk", flat=True))
     drafts = (_draft(period, pk, uses.get(pk, []), counts.get(pk, Count())) for pk in tenants)
-    return [invoice for found in drafts for invoice in found]
+    return [invoice for invoices in drafts for invoice in invoices]
 
 
 def _committed(period: Period, tenant_id: int | None) -> list[int]:
@@ -96,7 +96,7 @@ def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) 
         if (taken or commitments) and (invoice := _blank(period, tenant, Invoice.InvoiceType.INVOICE)):
             invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
             lines = [line(invoice, number, use) for number, use in enumerate(taken, 1)]
-            lines += [fee(invoice, number, each) for number, each in enumerate(commitments, len(lines) + 1)]
+            lines += [fee(invoice, number, commitment) for number, commitment in enumerate(commitments, len(lines) + 1)]
             found.append(write(invoice, lines))
         if back and (note := _blank(period, tenant, Invoice.InvoiceType.CORRECTION)):
             note.reason = "Corrections to invoiced usage"

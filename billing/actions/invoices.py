@@ -63,7 +63,7 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         emit_finalized(row)
         credits.apply_credit(row, applied)
         _book(row)
-        audit.record("invoice.finalized", row, tenant_id=row.tenant_id, after=audit.described(row))
+        audit.record("invoice.finalized", row, tenant_id=row.tenant_id, after=audit.serialize_for_audit(row))
         InvoiceEmail.objects.create(invoice=row, tenant_id=row.tenant_id, email_type=InvoiceEmail.EmailType.ISSUED)
     return row
 

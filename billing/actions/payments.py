@@ -64,7 +64,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
         post(
             tenant.pk, f"payment:{payment.pk}", [PostedEntry(Account.CASH, nano), PostedEntry(Account.DEPOSITS, -nano)]
         )
-        audit.record("payment.recorded", payment, tenant_id=tenant.pk, after=audit.described(payment))
+        audit.record("payment.recorded", payment, tenant_id=tenant.pk, after=audit.serialize_for_audit(payment))
         if received.cents < 0:
             _reopen(payment)
         elif received.as_credit:
@@ -80,9 +80,9 @@ def _payer(received: Received) -> tuple[int, int | None]:
             invoices = Invoice.objects.all_tenants().filter(number=received.invoice)
             if received.tenant:
                 invoices = invoices.filter(tenant__slug=received.tenant)
-            found = list(invoices.values_list("tenant_id", "pk")[:2])
-            if len(found) == 1:
-                return found[0]
+            matches = list(invoices.values_list("tenant_id", "pk")[:2])
+            if len(matches) == 1:
+                return matches[0]
         elif tenant := Tenant.objects.all_tenants().filter(slug=received.tenant).first():
             return tenant.pk, None
     raise Conflict(f"Payment {received.reference} has no known tenant or invoice.")
@@ -118,10 +118,10 @@ def note_balance(invoice: Invoice) -> None:
     )
     if state is None or (owed == 0) != (state == Invoice.State.PAID):
         return
-    before = audit.described(invoice)
+    before = audit.serialize_for_audit(invoice)
     invoice.state = state
     invoice.save(update_fields=["state"])
-    after = audit.described(invoice)
+    after = audit.serialize_for_audit(invoice)
     action = "invoice.paid" if state == Invoice.State.PAID else "invoice.reopened"
     audit.record(action, invoice, tenant_id=invoice.tenant_id, before=before, after=after)
     if state == Invoice.State.PAID:

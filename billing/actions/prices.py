@@ -61,7 +61,9 @@ def do_propose_prices(
         )
         check(version)
         version.save(force_insert=True)
-        audit.record("price_version.created", version, tenant_id=version.tenant_id, after=audit.described(version))
+        audit.record(
+            "price_version.created", version, tenant_id=version.tenant_id, after=audit.serialize_for_audit(version)
+        )
     return version
 
 
@@ -80,13 +82,17 @@ def do_publish_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
         at = locked.effective_from or now
         if at < now and by is not None:
             raise Conflict("The effective date of these prices has passed. Create a new draft with a later date.")
-        before = audit.described(locked)
+        before = audit.serialize_for_audit(locked)
         locked.effective_from, locked.number = at, _next_number(locked.book)
         locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.PUBLISHED, now, by
         locked.save()
         _set_prices(locked, at)
         audit.record(
-            "price_version.published", locked, tenant_id=locked.tenant_id, before=before, after=audit.described(locked)
+            "price_version.published",
+            locked,
+            tenant_id=locked.tenant_id,
+            before=before,
+            after=audit.serialize_for_audit(locked),
         )
     return locked
 
@@ -99,11 +105,15 @@ def do_discard_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
     """
     with _changing() as now:
         locked = _draft(version)
-        before = audit.described(locked)
+        before = audit.serialize_for_audit(locked)
         locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.DISCARDED, now, by
         locked.save()
         audit.record(
-            "price_version.discarded", locked, tenant_id=locked.tenant_id, before=before, after=audit.described(locked)
+            "price_version.discarded",
+            locked,
+            tenant_id=locked.tenant_id,
+            before=before,
+            after=audit.serialize_for_audit(locked),
         )
     return locked
 
@@ -153,9 +163,9 @@ def rate_cards_to_be(version: PriceVersion) -> list[RateCard]:
         at = locked.effective_from or now
         newest = CompiledRateCard.objects.aggregate(newest=Max("pk"))["newest"] or 0
         _set_prices(locked, at)
-        found = [row.decoded() for row in CompiledRateCard.objects.filter(pk__gt=newest, effective_from=at)]
+        rate_cards = [row.decoded() for row in CompiledRateCard.objects.filter(pk__gt=newest, effective_from=at)]
         transaction.set_rollback(True)
-    return found
+    return rate_cards
 
 
 @contextmanager

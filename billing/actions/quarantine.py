@@ -46,11 +46,11 @@ def _open(pk: int) -> UsageQuarantine:
 
 
 def _resolve(row: UsageQuarantine, action: str, more: dict[str, str]) -> UsageQuarantine:
-    before = audit.described(row)
+    before = audit.serialize_for_audit(row)
     row.resolved_at = datetime.now(UTC)
     with all_tenants_scope(BypassReason.BILLING):
         open_still = UsageQuarantine.objects.filter(pk=row.pk, resolved_at__isnull=True)
         if not open_still.update(resolved_at=row.resolved_at):
             raise Conflict("This record was already handled by another operator.")
-        audit.record(action, row, tenant_id=None, before=before, after=audit.described(row) | more)
+        audit.record(action, row, tenant_id=None, before=before, after=audit.serialize_for_audit(row) | more)
     return row

@@ -22,12 +22,14 @@ def do_set_profile(tenant: Tenant, **fields: Any) -> BillingProfile:
     """Update a tenant's billing profile, for the next invoices. Fields that are not named do not change."""
     with booking(tenant.pk) as locked:
         row = BillingProfile.objects.for_tenant(locked).select_related("entity").first()
-        before = None if row is None else audit.described(row)
+        before = None if row is None else audit.serialize_for_audit(row)
         if row is None:
             entity = default_entity()
             row = BillingProfile(tenant=locked, entity=entity, name=locked.name, country=entity.country)
         _change(row, fields)
-        audit.record("billing_profile.updated", row, tenant_id=locked.pk, before=before, after=audit.described(row))
+        audit.record(
+            "billing_profile.updated", row, tenant_id=locked.pk, before=before, after=audit.serialize_for_audit(row)
+        )
     return row
 
 
@@ -59,7 +61,7 @@ def do_add_entity(**fields: Any) -> BillingEntity:
     _check_zone(entity.time_zone)
     with all_tenants_scope(BypassReason.BILLING):
         insert(entity, f"An entity with the slug {entity.slug!r} already exists.")
-        audit.record("billing_entity.created", entity, tenant_id=None, after=audit.described(entity))
+        audit.record("billing_entity.created", entity, tenant_id=None, after=audit.serialize_for_audit(entity))
     return entity
 
 
@@ -75,9 +77,9 @@ def do_change_entity(entity: BillingEntity, **fields: Any) -> BillingEntity:
         _check_zone(zone)
         if zone != row.time_zone and Period.objects.filter(entity=row).exists():
             raise Conflict("The entity has billing periods in its time zone. Create another entity instead.")
-        before = audit.described(row)
+        before = audit.serialize_for_audit(row)
         _change(row, fields)
-        audit.record("billing_entity.updated", row, tenant_id=None, before=before, after=audit.described(row))
+        audit.record("billing_entity.updated", row, tenant_id=None, before=before, after=audit.serialize_for_audit(row))
     return row
 
 
@@ -92,7 +94,7 @@ def do_add_tax_rule(**fields: Any) -> TaxRule:
         raise ActionRefused("rate_ppm must be positive for category S, and 0 for the others.")
     with all_tenants_scope(BypassReason.BILLING):
         insert(rule, "There is a rule for the same buyers from that day on.")
-        audit.record("tax_rule.created", rule, tenant_id=None, after=audit.described(rule))
+        audit.record("tax_rule.created", rule, tenant_id=None, after=audit.serialize_for_audit(rule))
     return rule
 
 

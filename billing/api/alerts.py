@@ -55,11 +55,11 @@ class ForecastOut(serializers.Serializer[Any]):
     path = DayOut(many=True)
 
 
-def _out(found: Forecast | None) -> Response:
-    if found is None:
+def _out(forecast: Forecast | None) -> Response:
+    if forecast is None:
         return Response({"point": None, "low": None, "high": None, "path": []})
-    path = [DayOut(day._asdict()).data for day in found.path]
-    return Response({"point": found.point, "low": found.low, "high": found.high, "path": path})
+    path = [DayOut(day._asdict()).data for day in forecast.path]
+    return Response({"point": forecast.point, "low": forecast.low, "high": forecast.high, "path": path})
 
 
 @extend_schema(tags=["budgets"])

@@ -81,8 +81,8 @@ class BudgetOut(serializers.ModelSerializer[Budget]):
 
     def get_budget_period(self, budget: Budget) -> dict[str, Any] | None:
         """Return the current period. null: no request has used the budget in it."""
-        found = self.context["budget_periods"].get(budget.pk)
-        return None if found is None else dict(BudgetPeriodOut(found, context={"budget": budget}).data)
+        budget_period = self.context["budget_periods"].get(budget.pk)
+        return None if budget_period is None else dict(BudgetPeriodOut(budget_period, context={"budget": budget}).data)
 
 
 class BudgetSaved(BudgetOut):
@@ -158,10 +158,10 @@ def _out(budgets: Sequence[Budget]) -> list[dict[str, Any]]:
     if budgets:
         under_way = Q(period_end__isnull=True) | Q(period_end__gt=now)
         rows = BudgetPeriod.objects.for_tenant(budgets[0].tenant_id).filter(
-            under_way, budget_id__in=[each.pk for each in budgets], period_start__lte=now
+            under_way, budget_id__in=[budget.pk for budget in budgets], period_start__lte=now
         )
         budget_periods = {budget_period.budget_id: budget_period for budget_period in rows}
-    return [dict(BudgetOut(each, context={"budget_periods": budget_periods}).data) for each in budgets]
+    return [dict(BudgetOut(budget, context={"budget_periods": budget_periods}).data) for budget in budgets]
 
 
 def _saved(view: TenantView, budget: Budget, status: int) -> Response:
@@ -187,8 +187,8 @@ class Budgets(TenantView):
         query = BudgetQuery(data=request.query_params.dict())
         query.is_valid(raise_exception=True)
         with self.scope():
-            found = self.paginate_queryset(self.rows(Budget).filter(**query.filters()).order_by("-pk"))
-            return self.get_paginated_response(_out(list(found or [])))
+            page = self.paginate_queryset(self.rows(Budget).filter(**query.filters()).order_by("-pk"))
+            return self.get_paginated_response(_out(list(page or [])))
 
     @extend_schema(operation_id="budgets_make", parameters=[HEADER], request=BudgetIn, responses={201: BudgetSaved})
     @idempotent

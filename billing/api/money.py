@@ -38,8 +38,8 @@ class Profile(TenantView):
         """Return the tenant's billing profile."""
         with all_tenants_scope(BypassReason.BILLING):
             rows = BillingProfile.objects.for_tenant(self.access.tenant).select_related("entity")
-            found = rows.first()
-            return Response(s.ProfileOut(found or do_set_profile(self.access.tenant)).data)
+            profile = rows.first()
+            return Response(s.ProfileOut(profile or do_set_profile(self.access.tenant)).data)
 
     @extend_schema(operation_id="billing_profile_update", request=s.ProfileIn)
     def patch(self, request: Request) -> Response:

@@ -35,10 +35,10 @@ class _MoneyView(OperatorView):
             NotFound: there is none such.
         """
         with self.scope():
-            found = rows.filter(pk=pk).first()
-        if found is None:
+            selected = rows.filter(pk=pk).first()
+        if selected is None:
             raise exceptions.NotFound
-        return found
+        return selected
 
     def page(self, rows: QuerySet[Any], out: Any) -> Response:
         Query(data=self.request.query_params.dict()).is_valid(raise_exception=True)

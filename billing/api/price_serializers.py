@@ -17,7 +17,7 @@ from billing.serializers import InstantField, usd
 from tenants.api.serializers import MAX_BIGINT, Query, Strict
 
 _TIERS = [tier.value for tier in Tier]
-_COMPONENTS = [each.value for each in Component]
+_COMPONENTS = [component.value for component in Component]
 MAX_FILE_CHARACTERS = 8_000_000  # characters
 
 

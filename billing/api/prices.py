@@ -39,17 +39,17 @@ class Prices(TenantView):
         """Return the tenant's current prices: its own ones, else those of its price book."""
         query = given(s.PricesQuery, request.query_params.dict())
         with self.scope():
-            found = current_prices(self.access.tenant.pk, datetime.now(UTC), query.get("model"))
-        return Response(s.PriceOut(found, many=True).data)
+            prices = current_prices(self.access.tenant.pk, datetime.now(UTC), query.get("model"))
+        return Response(s.PriceOut(prices, many=True).data)
 
 
 class _BookView(OperatorView):
     def version(self, pk: int) -> PriceVersion:
         with self.scope():
-            found: PriceVersion | None = PriceVersion.objects.select_related(*_NAMED).filter(pk=pk).first()
-        if found is None:
+            price_version: PriceVersion | None = PriceVersion.objects.select_related(*_NAMED).filter(pk=pk).first()
+        if price_version is None:
             raise exceptions.NotFound
-        return found
+        return price_version
 
     def answer(self, version: PriceVersion, status: int = 200) -> Response:
         return Response(s.VersionOut(self.version(version.pk)).data, status=status)
@@ -80,7 +80,7 @@ class PriceVersions(_BookView):
         """Draft prices. They replace all prices of the models and tiers that they name."""
         fields = given(s.ProposalIn, request.data)
         prices = tuple(NewPrice(**price) for price in fields.pop("prices", ()))
-        withdrawn = tuple((each["model"], each["tier"]) for each in fields.pop("withdrawn", ()))
+        withdrawn = tuple((model["model"], model["tier"]) for model in fields.pop("withdrawn", ()))
         return self.answer(_propose(self, request, Proposal(prices, withdrawn), fields), 201)
 
 

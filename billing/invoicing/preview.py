@@ -37,7 +37,7 @@ def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] 
         uses = wanted(Invoice.InvoiceType.INVOICE, used(period, tenant.pk).get(tenant.pk, []))
         lines = [line(invoice, number, use) for number, use in enumerate(uses, 1)]
         commitments = credits.active_commitments(period, tenant.pk)
-        lines += [fee(invoice, number, each) for number, each in enumerate(commitments, len(lines) + 1)]
+        lines += [fee(invoice, number, commitment) for number, commitment in enumerate(commitments, len(lines) + 1)]
         address(invoice)
         with suppress(NoTaxRule):
             total(invoice, lines, _usable(period, tenant.pk))

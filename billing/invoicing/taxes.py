@@ -39,10 +39,10 @@ def tax_for(entity_id: int, buyer: Mapping[str, Any], on: date) -> dict[str, Any
         buyer__in=["", buyer_type],
         starts_on__lte=on,
     )
-    found = max(fitting, key=_precision, default=None)
-    if found is not None:
-        shown = {"category": found.category, "rate_ppm": found.rate_ppm, "label": found.label}
-        return {**shown, "note": found.note or _NOTES.get(TaxCategory(found.category), "")}
+    rule = max(fitting, key=_precision, default=None)
+    if rule is not None:
+        shown = {"category": rule.category, "rate_ppm": rule.rate_ppm, "label": rule.label}
+        return {**shown, "note": rule.note or _NOTES.get(TaxCategory(rule.category), "")}
     if rules.exists():
         raise NoTaxRule(f"No tax rule for a {buyer_type.value} in {buyer['country']} on {on}.")
     return {**_OUT_OF_SCOPE, "note": _NOTES[TaxCategory.OUT_OF_SCOPE]}

@@ -21,7 +21,7 @@ def text_array(values: Sequence[str | None]) -> str:
     words = array(values)
     if "\\" not in words:
         return words
-    return f"{{{','.join(['NULL' if each is None else _quoted(each) for each in values])}}}"
+    return f"{{{','.join(['NULL' if value is None else _quoted(value) for value in values])}}}"
 
 
 def _quoted(text: str) -> str:

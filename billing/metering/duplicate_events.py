@@ -145,7 +145,7 @@ def _stored(cursor: Any, keys: Sequence[ExecutionKey]) -> dict[ExecutionKey, Set
     cursor.execute(_EVENT, columns)
     executions = {}
     for admitted_at, request_id, number, outcome, price_ids, lease_id, *sums in cursor.fetchall():
-        counts = tuple(int(each) for each in sums)
+        counts = tuple(int(total) for total in sums)
         executions[admitted_at, request_id, number] = SettledExecution(
             outcome, price_ids, lease_id, counts, counts, {outcome}
         )
@@ -169,4 +169,4 @@ def _priced(first: list[int | None] | None, second: list[int | None] | None) -> 
     """Return the price of each component that either of them has."""
     if first is None or second is None:
         return first or second
-    return [one if one is not None else other for one, other in zip(first, second, strict=True)]
+    return [price if price is not None else other for price, other in zip(first, second, strict=True)]

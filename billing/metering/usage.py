@@ -119,9 +119,9 @@ def sums(
     # One statement, so that a concurrent run of the rollups does not count a change twice.
     by_hour = bucket == "hour" or (bucket is not None and zone is not UTC)
     rolled = _grouped(question.rollups(by_hour=by_hour), "start", columns, bucket, zone)
-    found = rolled.union(_grouped(question.changes(), "admitted_at", columns, bucket, zone), all=True)
+    grouped = rolled.union(_grouped(question.changes(), "admitted_at", columns, bucket, zone), all=True)
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for values in found[: 2 * MAX_ROWS + 2]:
+    for values in grouped[: 2 * MAX_ROWS + 2]:
         group, counts = values[1 : len(columns) + 1], [int(value or 0) for value in values[len(columns) + 1 :]]
         row = merged.setdefault(group, dict(zip(columns, group, strict=True)) | dict.fromkeys(SUMMED, 0))
         for name, count in zip(SUMMED, counts, strict=True):

@@ -80,7 +80,7 @@ def _without_row(journaled: Sequence[tuple[ExecutionUsage, bytes]]) -> list[Exec
         missing = [journaled[place - 1] for (place,) in cursor.fetchall()]
     hashes = {hashlib.sha256(payload).digest() for _, payload in missing}
     rows: Any = UsageQuarantine.objects.filter(payload_hash__in=hashes).values_list("payload_hash", flat=True)
-    looked_at = {bytes(each) for each in rows}
+    looked_at = {bytes(payload_hash) for payload_hash in rows}
     return [event for event, payload in missing if hashlib.sha256(payload).digest() not in looked_at]
 
 

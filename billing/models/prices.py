@@ -93,7 +93,7 @@ class Price(models.Model):
     tenant_id = models.BigIntegerField(null=True)
     model = models.CharField(max_length=128)
     tier = models.CharField(max_length=10, choices=[(tier.value, tier.value) for tier in Tier])
-    component = models.CharField(max_length=20, choices=[(each.value, each.value) for each in Component])
+    component = models.CharField(max_length=20, choices=[(component.value, component.value) for component in Component])
     from_tokens = models.IntegerField(default=0)
     until_tokens = models.IntegerField(default=NO_END)
     from_minute = models.SmallIntegerField(default=0)

@@ -42,9 +42,9 @@ def cents(amount: str) -> int:
     Raises:
         Unreadable: it is no amount.
     """
-    found = _AMOUNT.fullmatch(amount.strip())
-    if found is None:
+    match = _AMOUNT.fullmatch(amount.strip())
+    if match is None:
         raise Unreadable(f"{amount!r} is no amount: give dollars, for example 12.50")
-    sign, whole, fraction = found.groups()
+    sign, whole, fraction = match.groups()
     value = int(whole) * 100 + int((fraction or "").ljust(2, "0"))
     return -value if sign else value

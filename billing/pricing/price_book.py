@@ -202,11 +202,11 @@ def _rate_card(owner: int | None, model_tier: ModelTier, at: datetime, stack: It
     )
 
 
-def _covers(one: Rate, other: Rate) -> bool:
+def _covers(rate: Rate, other: Rate) -> bool:
     """Return whether the one applies wherever the other does."""
-    tokens = one.from_tokens <= other.from_tokens and other.until_tokens <= one.until_tokens
-    minutes = one.from_minute <= other.from_minute and other.until_minute <= one.until_minute
-    return one.component == other.component and tokens and minutes
+    tokens = rate.from_tokens <= other.from_tokens and other.until_tokens <= rate.until_tokens
+    minutes = rate.from_minute <= other.from_minute and other.until_minute <= rate.until_minute
+    return rate.component == other.component and tokens and minutes
 
 
 def current_prices(tenant_id: int, at: datetime, model: str | None = None) -> list[NewPrice]:

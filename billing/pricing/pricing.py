@@ -34,8 +34,9 @@ class Component(StrEnum):
 
 COMPONENTS = tuple(Component)  # NOTE: in the order of `UsageEvent.price_ids`; append, never reorder
 OUTPUTS = (Component.OUTPUT, Component.ANSWER_HIT_OUTPUT)
-_OUTPUT_PLACES = tuple(COMPONENTS.index(each) for each in OUTPUTS)
-_PLAIN = {each: Component.OUTPUT if each in OUTPUTS else Component.UNCACHED for each in COMPONENTS}  # without a cache
+_OUTPUT_PLACES = tuple(COMPONENTS.index(component) for component in OUTPUTS)
+# The components without a cache.
+_PLAIN = {component: Component.OUTPUT if component in OUTPUTS else Component.UNCACHED for component in COMPONENTS}
 
 
 class Tier(StrEnum):
@@ -116,10 +117,10 @@ def reservation_nano(
     Raises:
         UnknownPriceError: a component it may use has no price.
     """
-    found = prices(rate_card, prompt_tokens, at)
-    femto = prompt_tokens * _dearest_input(rate_card, found, writes_5m, writes_1h)
+    rates = prices(rate_card, prompt_tokens, at)
+    femto = prompt_tokens * _dearest_input(rate_card, rates, writes_5m, writes_1h)
     if max_output * n:
-        femto += max_output * n * _price(rate_card, found, Component.OUTPUT).nano_per_million
+        femto += max_output * n * _price(rate_card, rates, Component.OUTPUT).nano_per_million
     return whole_units(femto)
 
 
@@ -139,9 +140,9 @@ def affordable_output(
     Raises:
         UnknownPriceError: a component it may use has no price.
     """
-    found = prices(rate_card, prompt_tokens, at)
-    left = money * FEMTO_A_NANO - prompt_tokens * _dearest_input(rate_card, found, writes_5m, writes_1h)
-    a_token = n * _price(rate_card, found, Component.OUTPUT).nano_per_million
+    rates = prices(rate_card, prompt_tokens, at)
+    left = money * FEMTO_A_NANO - prompt_tokens * _dearest_input(rate_card, rates, writes_5m, writes_1h)
+    a_token = n * _price(rate_card, rates, Component.OUTPUT).nano_per_million
     if left < 0:
         return 0
     return left // a_token if a_token else UNBOUNDED
@@ -165,12 +166,12 @@ class Rater:
         prompt = sum(counts) - sum([counts[place] for place in _OUTPUT_PLACES])
         minute = at // 60_000_000 % MINUTES_A_DAY
         place = bisect_right(self._lengths, prompt), bisect_right(self._minutes, minute)
-        found = self._found.get(place) or self._found.setdefault(place, self._applying(prompt, at))
-        price_ids: list[int | None] = [None] * len(found)
+        rates = self._found.get(place) or self._found.setdefault(place, self._applying(prompt, at))
+        price_ids: list[int | None] = [None] * len(rates)
         cost = saved = 0
         for number, count in enumerate(counts):
             if count:
-                applies = found[number]
+                applies = rates[number]
                 if applies is None:
                     raise _unknown(self.rate_card, COMPONENTS[number])
                 price_ids[number], price, plain = applies
@@ -180,10 +181,10 @@ class Rater:
 
     def _applying(self, prompt: int, at: int) -> list[tuple[int, int, int] | None]:
         """Return for each component the price's id, the price, and the price without a cache."""
-        found = prices(self.rate_card, prompt, at)
+        rates = prices(self.rate_card, prompt, at)
         return [
-            (price.price_id, price.nano_per_million, found.get(_PLAIN[component], price).nano_per_million)
-            if (price := found.get(component))
+            (price.price_id, price.nano_per_million, rates.get(_PLAIN[component], price).nano_per_million)
+            if (price := rates.get(component))
             else None
             for component in COMPONENTS
         ]
@@ -198,19 +199,19 @@ def rate(rate_card: RateCard, usage: Mapping[Component, int], at: int) -> Rated:
     return Rater(rate_card).rate([usage.get(component, 0) for component in COMPONENTS], at)
 
 
-def _dearest_input(rate_card: RateCard, found: Mapping[Component, Rate], writes_5m: bool, writes_1h: bool) -> int:
+def _dearest_input(rate_card: RateCard, rates: Mapping[Component, Rate], writes_5m: bool, writes_1h: bool) -> int:
     possible = [Component.UNCACHED, Component.CACHE_READ]
     if writes_5m:
         possible.append(Component.CACHE_WRITE_5M)
     if writes_1h:
         possible.append(Component.CACHE_WRITE_1H)
-    return max(_price(rate_card, found, component).nano_per_million for component in possible)
+    return max(_price(rate_card, rates, component).nano_per_million for component in possible)
 
 
-def _price(rate_card: RateCard, found: Mapping[Component, Rate], component: Component) -> Rate:
-    if component not in found:
+def _price(rate_card: RateCard, rates: Mapping[Component, Rate], component: Component) -> Rate:
+    if component not in rates:
         raise _unknown(rate_card, component)
-    return found[component]
+    return rates[component]
 
 
 def _unknown(rate_card: RateCard, component: Component) -> UnknownPriceError:

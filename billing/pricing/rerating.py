@@ -49,7 +49,7 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
     )
     from_then = max((rate_card.effective_from for rate_card in to_be), default=0)
     index = PriceIndex()
-    found: dict[tuple[int, str], Comparison] = {}
+    comparisons: dict[tuple[int, str], Comparison] = {}
     with all_tenants_scope(BypassReason.PRICES):
         index.add(row.decoded() for row in CompiledRateCard.objects.filter(model__in=models).order_by("pk"))
         index.add(to_be)
@@ -57,7 +57,7 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
             if not {(tenant, model, tier), (None, model, tier)} & touched:
                 continue
             rate_card = index.find(tenant, model, tier, from_then) or _NO_RATE_CARD
-            row = found.setdefault((tenant, model), Comparison(tenant, model))
+            row = comparisons.setdefault((tenant, model), Comparison(tenant, model))
             row.events += 1
             try:
                 would_be = rate(rate_card, usage, at).cost_femto
@@ -66,7 +66,7 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
                 continue
             row.was_femto += was
             row.would_be_femto += would_be
-    return [found[key] for key in sorted(found)]
+    return [comparisons[key] for key in sorted(comparisons)]
 
 
 def _executions(

@@ -98,7 +98,7 @@ def _newcomer(found: Invitation, form: JoinForm | None) -> User:
     assert form is not None  # noqa: S101  (the caller's condition)
     audit.set_actor(replace(audit.current_actor(), name=found.email))
     user = User.objects.create_user(found.email, form.cleaned_data["password"], name=form.cleaned_data["name"])
-    audit.record_person("user.created", user, after=audit.described(user))
+    audit.record_person("user.created", user, after=audit.serialize_for_audit(user))
     return user
 
 

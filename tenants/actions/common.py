@@ -36,7 +36,7 @@ class Conflict(ActionRefused):
 
 
 @contextmanager
-def changing(tenant: Tenant | int) -> Iterator[Tenant]:
+def locked_tenant(tenant: Tenant | int) -> Iterator[Tenant]:
     """Open a transaction, lock the tenant and yield its current row.
 
     Actions of a tenant run one after another. They can therefore read roles, versions and snapshots once, and cannot

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import connection
 
 from tenants import audit
-from tenants.actions.common import ActionRefused, Conflict, changing, check
+from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys import ip_allowlist, playground_tokens, snapshot
@@ -37,7 +37,7 @@ def do_create_api_key(
     Raises:
         ActionRefused: a scope is unknown, an IP range is not valid, or the expiration date is in the past.
     """
-    with changing(project.tenant_id) as tenant:
+    with locked_tenant(project.tenant_id) as tenant:
         key = ApiKey(tenant=tenant, project=project, created_by=created_by)
         _set(
             key,
@@ -50,7 +50,7 @@ def do_create_api_key(
             },
         )
         secret = _issue(key)
-        audit.record("key.created", key, tenant_id=tenant.pk, after=audit.described(key))
+        audit.record("key.created", key, tenant_id=tenant.pk, after=audit.serialize_for_audit(key))
         rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.KEY, key)
     return key, secret
 
@@ -62,12 +62,12 @@ def do_update_api_key(key: ApiKey, **fields: Any) -> ApiKey:
         ActionRefused: a value is not valid, as in do_create_api_key.
         Conflict: the key is revoked or expired.
     """
-    with changing(key.tenant_id) as tenant:
+    with locked_tenant(key.tenant_id) as tenant:
         row = _live(tenant, key)
-        before = audit.described(row)
+        before = audit.serialize_for_audit(row)
         _set(row, fields)
         row.save(update_fields=list(fields))
-        audit.record("key.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("key.updated", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
         rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.KEY, row)
     return row
 
@@ -85,11 +85,11 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
     if not timedelta(0) <= overlap <= MAX_OVERLAP:
         raise ActionRefused(f"Choose an overlap of {MAX_OVERLAP.days} days or less.")
     now = datetime.now(UTC)
-    with changing(key.tenant_id) as tenant:
+    with locked_tenant(key.tenant_id) as tenant:
         old = _live(tenant, key)
         if ApiKey.objects.for_tenant(tenant).filter(replaces=old, revoked_at__isnull=True).exists():
             raise Conflict("This key was already rotated. Rotate its replacement instead.")
-        before = audit.described(old)
+        before = audit.serialize_for_audit(old)
         new = ApiKey(
             tenant=tenant,
             project_id=old.project_id,
@@ -105,8 +105,8 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
         old.expires_at = min(now + overlap, old.expires_at or datetime.max.replace(tzinfo=UTC))
         old.save(update_fields=["expires_at"])
         _copy_limits(tenant, old, new)
-        audit.record("key.rotated", old, tenant_id=tenant.pk, before=before, after=audit.described(old))
-        audit.record("key.created", new, tenant_id=tenant.pk, after=audit.described(new))
+        audit.record("key.rotated", old, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(old))
+        audit.record("key.created", new, tenant_id=tenant.pk, after=audit.serialize_for_audit(new))
         rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.KEY, old)
         rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.KEY, new)
     return new, secret
@@ -115,13 +115,13 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
 def do_revoke_api_key(key: ApiKey) -> bool:
     """Revoke the key permanently. Returns False if it is already revoked."""
     now = datetime.now(UTC)
-    with changing(key.tenant_id) as tenant:
+    with locked_tenant(key.tenant_id) as tenant:
         rows = ApiKey.objects.for_tenant(tenant).filter(pk=key.pk)
         if not rows.filter(revoked_at__isnull=True).update(revoked_at=now):
             return False
         row = rows.get()
-        before = audit.described(row) | {"revoked_at": None}
-        audit.record("key.revoked", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        before = audit.serialize_for_audit(row) | {"revoked_at": None}
+        audit.record("key.revoked", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
         rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.KEY, row)
     return True
 
@@ -150,7 +150,7 @@ def do_create_playground_token(key: ApiKey, user: User) -> str:
         Conflict: the key is revoked or expired, or has no inference scope.
     """
     now = datetime.now(UTC)
-    with changing(key.tenant_id) as tenant:
+    with locked_tenant(key.tenant_id) as tenant:
         row = _live(tenant, key)
         if "inference" not in row.scopes:
             raise Conflict("This key has no inference permission.")
@@ -176,7 +176,7 @@ def record_key_usage(used: Mapping[int, datetime]) -> None:
 
 
 def _rehash(key: ApiKey, key_hash: bytes, pepper: str) -> bool:
-    with changing(key.tenant_id) as tenant:
+    with locked_tenant(key.tenant_id) as tenant:
         rows = ApiKey.objects.for_tenant(tenant).filter(pk=key.pk, key_hash=bytes(key.key_hash))
         if bytes(key.key_hash) == key_hash or not rows.update(key_hash=key_hash, pepper=snapshot.pepper_id(pepper)):
             return False

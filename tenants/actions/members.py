@@ -9,7 +9,7 @@ from functools import partial
 from django.db import transaction
 
 from tenants import audit, invitations
-from tenants.actions.common import ActionRefused, Conflict, changing, insert
+from tenants.actions.common import ActionRefused, Conflict, insert, locked_tenant
 from tenants.keys.key_snapshots import record_change
 from tenants.models import ChangeEventRow, Invitation, Membership, Tenant, User
 
@@ -24,12 +24,12 @@ def do_add_member(tenant: Tenant, user: User, role: str) -> Membership:
         Conflict: the tenant would have no owner.
     """
     _check_role(role)
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         membership = Membership.objects.for_tenant(locked).filter(user=user).first()
         if membership is not None:
             return do_change_role(membership, role)
         membership = Membership.objects.create(tenant=locked, user=user, role=role)
-        audit.record("member.created", membership, tenant_id=locked.pk, after=audit.described(membership))
+        audit.record("member.created", membership, tenant_id=locked.pk, after=audit.serialize_for_audit(membership))
         record_change(locked, ChangeEventRow.ChangeType.MEMBER)
     return membership
 
@@ -42,15 +42,15 @@ def do_change_role(membership: Membership, role: str) -> Membership:
         Conflict: the user is the last owner, or no longer a member.
     """
     _check_role(role)
-    with changing(membership.tenant_id) as tenant:
+    with locked_tenant(membership.tenant_id) as tenant:
         row = _member(tenant, membership)
         if row.role == role:
             return row
-        before = audit.described(row)
+        before = audit.serialize_for_audit(row)
         _require_another_owner(tenant, row)
         row.role = role
         row.save(update_fields=["role"])
-        audit.record("member.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("member.updated", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
         record_change(tenant, ChangeEventRow.ChangeType.MEMBER)
     return row
 
@@ -61,10 +61,10 @@ def do_remove_member(membership: Membership) -> None:
     Raises:
         Conflict: the user is the last owner, or no longer a member.
     """
-    with changing(membership.tenant_id) as tenant:
+    with locked_tenant(membership.tenant_id) as tenant:
         row = _member(tenant, membership)
         _require_another_owner(tenant, row)
-        audit.record("member.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
+        audit.record("member.deleted", row, tenant_id=tenant.pk, before=audit.serialize_for_audit(row))
         row.delete()
         record_change(tenant, ChangeEventRow.ChangeType.MEMBER)
 
@@ -79,7 +79,7 @@ def do_invite(tenant: Tenant, email: str, role: str, *, by: User | None = None) 
     _check_role(role)
     email = email.strip().lower()
     now = datetime.now(UTC)
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         if Membership.objects.for_tenant(locked).filter(user__email=email).exists():
             raise Conflict(f"{email} is already a member.")
         for old in Invitation.objects.for_tenant(locked).filter(
@@ -95,14 +95,14 @@ def do_invite(tenant: Tenant, email: str, role: str, *, by: User | None = None) 
             expires_at=now + timedelta(days=INVITATION_DAYS),
         )
         insert(invitation, f"{email} is already invited.")
-        audit.record("invitation.created", invitation, tenant_id=locked.pk, after=audit.described(invitation))
+        audit.record("invitation.created", invitation, tenant_id=locked.pk, after=audit.serialize_for_audit(invitation))
         transaction.on_commit(partial(invitations.queue_email, locked.pk, invitation.pk))
     return invitation
 
 
 def do_revoke_invitation(invitation: Invitation) -> bool:
     """Revoke an invitation. Returns False if it is already accepted or revoked."""
-    with changing(invitation.tenant_id) as tenant:
+    with locked_tenant(invitation.tenant_id) as tenant:
         row = Invitation.objects.for_tenant(tenant).filter(pk=invitation.pk).first()
         return row is not None and _revoke(tenant, row, datetime.now(UTC))
 
@@ -117,7 +117,7 @@ def do_accept_invitation(invitation: Invitation, user: User) -> Membership:
     if user.email.lower() != invitation.email.lower():
         raise ActionRefused(f"This invitation is for {invitation.email}.")
     now = datetime.now(UTC)
-    with changing(invitation.tenant_id) as tenant:
+    with locked_tenant(invitation.tenant_id) as tenant:
         rows = Invitation.objects.for_tenant(tenant)
         still_open = rows.filter(
             pk=invitation.pk, accepted_at__isnull=True, revoked_at__isnull=True, expires_at__gt=now
@@ -129,21 +129,21 @@ def do_accept_invitation(invitation: Invitation, user: User) -> Membership:
             "invitation.accepted",
             row,
             tenant_id=tenant.pk,
-            before=audit.described(row) | {"accepted_at": None},
-            after=audit.described(row),
+            before=audit.serialize_for_audit(row) | {"accepted_at": None},
+            after=audit.serialize_for_audit(row),
         )
-        if found := Membership.objects.for_tenant(tenant).filter(user=user).first():
-            return found  # added by another action, with a role that was chosen there
+        if membership := Membership.objects.for_tenant(tenant).filter(user=user).first():
+            return membership  # added by another action, with a role that was chosen there
         return do_add_member(tenant, user, row.role)
 
 
 def _revoke(tenant: Tenant, invitation: Invitation, now: datetime) -> bool:
-    before = audit.described(invitation)
+    before = audit.serialize_for_audit(invitation)
     rows = Invitation.objects.for_tenant(tenant).filter(pk=invitation.pk)
     if not rows.filter(accepted_at__isnull=True, revoked_at__isnull=True).update(revoked_at=now):
         return False
     invitation.revoked_at = now
-    after = audit.described(invitation)
+    after = audit.serialize_for_audit(invitation)
     audit.record("invitation.revoked", invitation, tenant_id=tenant.pk, before=before, after=after)
     return True
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import Max
 
 from tenants import audit
-from tenants.actions.common import ActionRefused, Conflict, changing, check
+from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import LIMITS, ApiKey, ChangeEventRow, LimitSet, Project, RoutingPolicy, Tenant, User
 from tenants.routing_policies import policy
@@ -37,28 +37,28 @@ def do_set_limits(
         raise ActionRefused("A limit must not be negative.")
     if project is not None and key is not None:
         raise ActionRefused("Choose a project or a key, not both.")
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         _check_owner(locked, project, key)
         scope = {"project": project, "key": key, "model": model, "set_by_operator": set_by_operator, "dry_run": dry_run}
         row = LimitSet.objects.for_tenant(locked).filter(**_where(scope)).first()
-        before = None if row is None else audit.described(row)
+        before = None if row is None else audit.serialize_for_audit(row)
         row = row or LimitSet(tenant=locked, **scope)
         for name in LIMITS:
             setattr(row, name, limits.get(name))
         check(row)
         row.save()
-        audit.record("limits.updated", row, tenant_id=locked.pk, before=before, after=audit.described(row))
+        audit.record("limits.updated", row, tenant_id=locked.pk, before=before, after=audit.serialize_for_audit(row))
         rebuild_key_snapshots(locked, ChangeEventRow.ChangeType.LIMITS, key)
     return row
 
 
 def do_remove_limits(limits: LimitSet) -> bool:
     """Remove the limits. Returns False if they are already removed."""
-    with changing(limits.tenant_id) as tenant:
+    with locked_tenant(limits.tenant_id) as tenant:
         row = LimitSet.objects.for_tenant(tenant).select_related("key").filter(pk=limits.pk).first()
         if row is None:
             return False
-        audit.record("limits.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
+        audit.record("limits.deleted", row, tenant_id=tenant.pk, before=audit.serialize_for_audit(row))
         key = row.key
         row.delete()
         rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.LIMITS, key)
@@ -77,13 +77,13 @@ def do_publish_policy(
         policy.parse(body)
     except ValueError as exc:
         raise ActionRefused(f"body: {exc}") from exc
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         return _publish(locked, "policy.published", name, body, created_by)
 
 
 def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None = None) -> RoutingPolicy:
     """Publish the body of an earlier version as a new version."""
-    with changing(policy_version.tenant_id) as tenant:
+    with locked_tenant(policy_version.tenant_id) as tenant:
         old = RoutingPolicy.objects.for_tenant(tenant).filter(pk=policy_version.pk).first()
         if old is None:
             raise Conflict("This version does not exist.")
@@ -92,7 +92,7 @@ def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None =
 
 def do_withdraw_policy(tenant: Tenant, name: str) -> bool:
     """Deactivate the policy of the name. Returns False if the name has no active policy."""
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         row = RoutingPolicy.objects.for_tenant(locked).filter(name=name, active=True).first()
         if row is None:
             return False
@@ -111,16 +111,16 @@ def _publish(tenant: Tenant, action: str, name: str, body: Mapping[str, Any], cr
     if active := rows.filter(active=True).first():
         _deactivate(tenant, active, "policy.superseded")
     row.save(force_insert=True)
-    audit.record(action, row, tenant_id=tenant.pk, after=audit.described(row))
+    audit.record(action, row, tenant_id=tenant.pk, after=audit.serialize_for_audit(row))
     rebuild_key_snapshots(tenant, ChangeEventRow.ChangeType.POLICY)
     return row
 
 
 def _deactivate(tenant: Tenant, row: RoutingPolicy, action: str) -> None:
-    before = audit.described(row)
+    before = audit.serialize_for_audit(row)
     row.active = False
     row.save(update_fields=["active"])
-    audit.record(action, row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+    audit.record(action, row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
 
 
 def _check_owner(tenant: Tenant, project: Project | None, key: ApiKey | None) -> None:

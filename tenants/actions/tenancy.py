@@ -9,7 +9,7 @@ from django.db import connection
 from django.utils.text import slugify
 
 from tenants import audit
-from tenants.actions.common import ActionRefused, Conflict, changing, check, insert
+from tenants.actions.common import ActionRefused, Conflict, check, insert, locked_tenant
 from tenants.actions.members import do_add_member
 from tenants.isolation.scopes import tenant_scope
 from tenants.keys.key_snapshots import rebuild_key_snapshots
@@ -46,7 +46,7 @@ def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo
     tenant = Tenant(pk=_new_id(), slug=slug, name=name, is_demo=is_demo)
     with tenant_scope(tenant):
         insert(tenant, f"A tenant with the slug {slug!r} already exists. Choose another slug.")
-        audit.record("tenant.created", tenant, tenant_id=tenant.pk, after=audit.described(tenant))
+        audit.record("tenant.created", tenant, tenant_id=tenant.pk, after=audit.serialize_for_audit(tenant))
         do_create_project(tenant, "default", "Default")
         if owner is not None:
             do_add_member(tenant, owner, Membership.Role.OWNER)
@@ -55,12 +55,14 @@ def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo
 
 def do_update_tenant(tenant: Tenant, *, name: str) -> Tenant:
     """Change the tenant's name."""
-    with changing(tenant) as locked:
-        before = audit.described(locked)
+    with locked_tenant(tenant) as locked:
+        before = audit.serialize_for_audit(locked)
         locked.name = name
         check(locked)
         locked.save(update_fields=["name"])
-        audit.record("tenant.updated", locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
+        audit.record(
+            "tenant.updated", locked, tenant_id=locked.pk, before=before, after=audit.serialize_for_audit(locked)
+        )
     return locked
 
 
@@ -89,7 +91,7 @@ def do_resume_tenant(tenant: Tenant) -> bool:
 
 def do_delete_tenant(tenant: Tenant) -> bool:
     """Stop serving the tenant, and schedule its purge. Returns False if it is already scheduled."""
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         if locked.purge_after is not None:
             return False
         grace = timedelta(days=settings.MILLRACE.deletion_grace_days)
@@ -107,10 +109,10 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
     The tenant's row, audit log and usage are kept for its invoices.
     """
     now = now or datetime.now(UTC)
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         if locked.purge_after is None or locked.purge_after > now:
             return False
-        before = audit.described(locked)
+        before = audit.serialize_for_audit(locked)
         ApiKey.objects.for_tenant(locked).filter(revoked_at__isnull=True).update(revoked_at=now)
         rebuild_key_snapshots(locked, ChangeEventRow.ChangeType.TENANT)
         for model in (ApiKeyUsage, ApiKeySnapshotRow, LimitSet, RoutingPolicy, ApiKey, Project, Invitation, Membership):
@@ -120,7 +122,9 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
         locked.status, locked.purge_after = Tenant.Status.PURGED, None
         locked.slug, locked.name = f"purged-{locked.pk}", f"Purged tenant {locked.pk}"
         locked.save(update_fields=["status", "purge_after", "slug", "name"])
-        audit.record("tenant.purged", locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
+        audit.record(
+            "tenant.purged", locked, tenant_id=locked.pk, before=before, after=audit.serialize_for_audit(locked)
+        )
     return True
 
 
@@ -132,7 +136,7 @@ def do_start_viewing(tenant: Tenant, until: datetime, why: str) -> None:
     """
     if not why.strip():
         raise ActionRefused("Enter a reason.")
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         after = {"until": until.isoformat(timespec="seconds"), "why": why.strip()[:200]}
         audit.record("tenant.view_started", locked, tenant_id=locked.pk, after=after)
 
@@ -163,22 +167,22 @@ def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
     Raises:
         ActionRefused: the slug is not valid. Conflict: the slug is taken.
     """
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         project = Project(tenant=locked, slug=slug or _free_slug(locked, name), name=name)
         insert(project, f"A project with the slug {slug!r} already exists. Choose another slug.")
-        audit.record("project.created", project, tenant_id=locked.pk, after=audit.described(project))
+        audit.record("project.created", project, tenant_id=locked.pk, after=audit.serialize_for_audit(project))
     return project
 
 
 def do_update_project(project: Project, *, name: str) -> Project:
     """Change the project's name."""
-    with changing(project.tenant_id) as tenant:
+    with locked_tenant(project.tenant_id) as tenant:
         row = _project(project)
-        before = audit.described(row)
+        before = audit.serialize_for_audit(row)
         row.name = name
         check(row)
         row.save(update_fields=["name"])
-        audit.record("project.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("project.updated", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
     return row
 
 
@@ -188,11 +192,11 @@ def do_delete_project(project: Project) -> None:
     Raises:
         Conflict: the project has or had keys, or no longer exists.
     """
-    with changing(project.tenant_id) as tenant:
+    with locked_tenant(project.tenant_id) as tenant:
         row = _project(project)
         if ApiKey.objects.for_tenant(tenant).filter(project=row).exists():
             raise Conflict("This project has or had API keys, so it cannot be deleted.")
-        audit.record("project.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
+        audit.record("project.deleted", row, tenant_id=tenant.pk, before=audit.serialize_for_audit(row))
         row.delete()
 
 
@@ -224,13 +228,13 @@ def _new_id() -> int:
 
 def _set(tenant: Tenant, action: str, **fields: object) -> bool:
     """Set fields of the tenant's row and rebuild its key snapshots. Returns False if nothing changed."""
-    with changing(tenant) as locked:
-        before = audit.described(locked)
+    with locked_tenant(tenant) as locked:
+        before = audit.serialize_for_audit(locked)
         if all(getattr(locked, name) == value for name, value in fields.items()):
             return False
         for name, value in fields.items():
             setattr(locked, name, value)
         locked.save(update_fields=list(fields))
-        audit.record(action, locked, tenant_id=locked.pk, before=before, after=audit.described(locked))
+        audit.record(action, locked, tenant_id=locked.pk, before=before, after=audit.serialize_for_audit(locked))
         rebuild_key_snapshots(locked, ChangeEventRow.ChangeType.TENANT)
     return True

@@ -88,11 +88,11 @@ def do_remove_second_factor(user: User) -> bool:
         Conflict: the user is the caller, or no longer exists.
     """
     with _changing(user) as (row, _):
-        found = Authenticator.objects.filter(user=row)
-        if not (types := sorted(found.values_list("type", flat=True))):
+        authenticators = Authenticator.objects.filter(user=row)
+        if not (types := sorted(authenticators.values_list("type", flat=True))):
             return False
         audit.record_person("user.second_factor_removed", row, before={"types": types})
-        found.delete()
+        authenticators.delete()
         row.session_generation += 1
         row.save(update_fields=["session_generation"])
         transaction.on_commit(partial(user_emails.queue_second_factor_removed_email, row.pk))
@@ -120,8 +120,8 @@ def _require_another_operator(row: User, operators: set[int]) -> None:
 
 def _update(row: User, action: str, **changes: object) -> None:
     """Write the audit entry, then the change."""
-    before = audit.described(row)
+    before = audit.serialize_for_audit(row)
     for name, value in changes.items():
         setattr(row, name, value)
-    audit.record_person(action, row, before=before, after=audit.described(row))
+    audit.record_person(action, row, before=before, after=audit.serialize_for_audit(row))
     row.save(update_fields=list(changes))

@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 
 from tenants import audit
-from tenants.actions.common import ActionRefused, Conflict, FieldRefused, changing, check
+from tenants.actions.common import ActionRefused, Conflict, FieldRefused, check, locked_tenant
 from tenants.models import Tenant, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.models.webhooks import new_nonce, new_public_id
 from tenants.outbox.email_outbox import enqueue_email
@@ -31,7 +31,7 @@ def do_create_endpoint(
         ActionRefused: the URL or an event type is not allowed. Conflict: the tenant has the maximum of endpoints.
     """
     url = check_endpoint_url(url)
-    with changing(tenant) as locked:
+    with locked_tenant(tenant) as locked:
         if WebhookEndpoint.objects.for_tenant(locked).count() >= MAX_ENDPOINTS:
             raise Conflict(f"The maximum of {MAX_ENDPOINTS} endpoints is reached. Delete one first.")
         endpoint = WebhookEndpoint(
@@ -39,7 +39,7 @@ def do_create_endpoint(
         )
         _check(endpoint)
         endpoint.save(force_insert=True)
-        audit.record("webhook.created", endpoint, tenant_id=locked.pk, after=audit.described(endpoint))
+        audit.record("webhook.created", endpoint, tenant_id=locked.pk, after=audit.serialize_for_audit(endpoint))
     return endpoint, _secret(endpoint)
 
 
@@ -53,9 +53,9 @@ def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpo
         raise ActionRefused(f"{', '.join(unknown)} cannot be changed.")
     if "url" in fields:
         fields["url"] = check_endpoint_url(fields["url"])
-    with changing(endpoint.tenant_id) as tenant:
+    with locked_tenant(endpoint.tenant_id) as tenant:
         row = _locked(tenant.pk, endpoint.pk)
-        before = audit.described(row)
+        before = audit.serialize_for_audit(row)
         for name, value in fields.items():
             setattr(row, name, sorted(set(value)) if name == "event_types" else value)
         if row.active and not before["active"]:
@@ -64,7 +64,7 @@ def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpo
         row.save(update_fields=[*fields, "failing_since", "disabled_because"])
         if not row.active:
             _drop_pending(row)
-        audit.record("webhook.updated", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("webhook.updated", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
     return row
 
 
@@ -84,16 +84,16 @@ def check_endpoint_url(url: str) -> CheckedUrl:
 
 def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
     """Disable an endpoint and email the tenant's owners and admins. Returns False if it is already disabled."""
-    with changing(endpoint.tenant_id) as tenant:
+    with locked_tenant(endpoint.tenant_id) as tenant:
         rows = WebhookEndpoint.objects.for_tenant(tenant).select_for_update(no_key=True)
         row = rows.filter(pk=endpoint.pk, active=True).first()
         if row is None:
             return False
-        before = audit.described(row)
+        before = audit.serialize_for_audit(row)
         row.active, row.disabled_because = False, because
         row.save(update_fields=["active", "disabled_because"])
         _drop_pending(row)
-        audit.record("webhook.disabled", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("webhook.disabled", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
         text = (
             f"Millrace no longer sends events of {tenant.name} to\n{row.url}\n\n{because}\n\n"
             "Fix the endpoint, then enable it again. Failed deliveries can be replayed.\n\n"
@@ -109,12 +109,12 @@ def do_rotate_webhook_secret(endpoint: WebhookEndpoint, now: datetime | None = N
     Raises:
         Conflict: the endpoint no longer exists.
     """
-    with changing(endpoint.tenant_id) as tenant:
+    with locked_tenant(endpoint.tenant_id) as tenant:
         row = _locked(tenant.pk, endpoint.pk)
         row.previous_nonce, row.previous_expires_at = row.nonce, (now or datetime.now(UTC)) + OVERLAP
         row.nonce = new_nonce()
         row.save(update_fields=["nonce", "previous_nonce", "previous_expires_at"])
-        audit.record("webhook.secret_rotated", row, tenant_id=tenant.pk, after=audit.described(row))
+        audit.record("webhook.secret_rotated", row, tenant_id=tenant.pk, after=audit.serialize_for_audit(row))
     return _secret(row)
 
 
@@ -124,9 +124,9 @@ def do_delete_endpoint(endpoint: WebhookEndpoint) -> None:
     Raises:
         Conflict: the endpoint no longer exists.
     """
-    with changing(endpoint.tenant_id) as tenant:
+    with locked_tenant(endpoint.tenant_id) as tenant:
         row = _locked(tenant.pk, endpoint.pk)
-        audit.record("webhook.deleted", row, tenant_id=tenant.pk, before=audit.described(row))
+        audit.record("webhook.deleted", row, tenant_id=tenant.pk, before=audit.serialize_for_audit(row))
         row.delete()
 
 
@@ -136,7 +136,7 @@ def do_send_test_event(endpoint: WebhookEndpoint) -> WebhookDelivery:
     Raises:
         Conflict: the endpoint is disabled or no longer exists.
     """
-    with changing(endpoint.tenant_id) as tenant:
+    with locked_tenant(endpoint.tenant_id) as tenant:
         row = _locked(tenant.pk, endpoint.pk)
         if not row.active:
             raise Conflict("This endpoint is disabled.")
@@ -148,7 +148,7 @@ def do_send_test_event(endpoint: WebhookEndpoint) -> WebhookDelivery:
         delivery = WebhookDelivery.objects.create(
             tenant_id=tenant.pk, event=event, endpoint=row, next_attempt_at=datetime.now(UTC)
         )
-        audit.record("webhook.tested", row, tenant_id=tenant.pk, after=audit.described(row))
+        audit.record("webhook.tested", row, tenant_id=tenant.pk, after=audit.serialize_for_audit(row))
     return delivery
 
 
@@ -158,17 +158,17 @@ def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
     Raises:
         Conflict: the endpoint is disabled, or the delivery no longer exists.
     """
-    with changing(delivery.tenant_id) as tenant:
+    with locked_tenant(delivery.tenant_id) as tenant:
         if not _locked(tenant.pk, delivery.endpoint_id).active:
             raise Conflict("The endpoint of this delivery is disabled. Enable it first.")
         rows = WebhookDelivery.objects.for_tenant(tenant).select_related("event", "endpoint")
         row = rows.select_for_update(of=("self",), no_key=True).filter(pk=delivery.pk).first()
         if row is None:
             raise Conflict("This delivery no longer exists.")
-        before = audit.described(row)
+        before = audit.serialize_for_audit(row)
         row.state, row.attempt_count, row.next_attempt_at, row.leased_until = State.PENDING, 0, datetime.now(UTC), None
         row.save(update_fields=["state", "attempt_count", "next_attempt_at", "leased_until"])
-        audit.record("webhook.replayed", row, tenant_id=tenant.pk, before=before, after=audit.described(row))
+        audit.record("webhook.replayed", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
     return row
 
 

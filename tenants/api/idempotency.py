@@ -112,18 +112,18 @@ class _IdempotentRequest:
 
     def _stored_response(self) -> HttpResponse | None:
         rows = IdempotentResponse._base_manager.filter(**self._named)
-        found = rows.first()
-        if found is None:  # just deleted after a rejection, or of another tenant of the user
+        row = rows.first()
+        if row is None:  # just deleted after a rejection, or of another tenant of the user
             raise StillRunning
-        if bytes(found.request_hash) != self._sent:
+        if bytes(row.request_hash) != self._sent:
             raise KeyReused
-        if found.status is None or found.body is None:
+        if row.status is None or row.body is None:
             now = datetime.now(UTC)
-            if rows.filter(status=None, created_at=found.created_at, created_at__lt=now - STALE).update(created_at=now):
+            if rows.filter(status=None, created_at=row.created_at, created_at__lt=now - STALE).update(created_at=now):
                 return None
             raise StillRunning
-        body = self._cipher.decrypt(bytes(found.body))
-        response = HttpResponse(body, status=found.status, content_type="application/json")
+        body = self._cipher.decrypt(bytes(row.body))
+        response = HttpResponse(body, status=row.status, content_type="application/json")
         response.headers[rules.REPLAYED_HEADER] = "true"
         return response
 

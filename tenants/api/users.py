@@ -51,8 +51,8 @@ class UserQuery(Query):
         """Return the users that match."""
         given = self.filters()
         typed = given.pop("search", "").replace("\0", "")
-        found = with_second_factor().filter(**given)
-        return found.filter(Q(email__icontains=typed) | Q(name__icontains=typed)) if typed else found
+        users = with_second_factor().filter(**given)
+        return users.filter(Q(email__icontains=typed) | Q(name__icontains=typed)) if typed else users
 
 
 def with_second_factor() -> QuerySet[User]:
@@ -72,10 +72,10 @@ class UserView(OperatorView):
         Raises:
             NotFound: the user does not exist.
         """
-        found = with_second_factor().filter(pk=pk).first()
-        if found is None:
+        row = with_second_factor().filter(pk=pk).first()
+        if row is None:
             raise exceptions.NotFound
-        return found
+        return row
 
 
 @extend_schema(tags=["operators"])

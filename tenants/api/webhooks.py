@@ -110,10 +110,10 @@ class EndpointView(TenantView):
 
     def representation(self, pk: int) -> dict[str, Any]:
         with self.scope():
-            found = endpoints_with_last(self.access.tenant.pk).filter(pk=pk).first()
-        if found is None:
+            endpoint = endpoints_with_last(self.access.tenant.pk).filter(pk=pk).first()
+        if endpoint is None:
             raise exceptions.NotFound
-        return dict(EndpointOut(found).data)
+        return dict(EndpointOut(endpoint).data)
 
 
 @extend_schema(tags=["webhooks"])
@@ -236,10 +236,10 @@ class DeliveryView(TenantView):
 
     def delivery_response(self, pk: int) -> Response:
         with self.scope():
-            found = deliveries(self.access.tenant.pk).filter(pk=pk).first()
-            if found is None:
+            delivery = deliveries(self.access.tenant.pk).filter(pk=pk).first()
+            if delivery is None:
                 raise exceptions.NotFound
-            return Response(DeliveryOut(found).data)
+            return Response(DeliveryOut(delivery).data)
 
 
 @extend_schema(tags=["webhooks"])

@@ -1,6 +1,6 @@
 """Compilation of keys, with their limits and policies, into snapshots for gateways.
 
-Everything here runs in an action's transaction (`tenants.actions.common.changing`), so once at a time per tenant.
+Everything here runs in an action's transaction (`tenants.actions.common.locked_tenant`), so once at a time per tenant.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import msgspec
 TAKEN_WITHIN = timedelta(seconds=60)  # after its creation
 LASTS = timedelta(minutes=15)  # later requests on its WebSocket are rejected
 MAX_TOKEN_LENGTH = 1024  # characters
-_PURPOSE = b"millrace ticket 1\0"
+_PURPOSE = b"millrace playground token 1\0"
 
 
 class PlaygroundToken(msgspec.Struct, frozen=True, array_like=True):
@@ -34,7 +34,7 @@ class PlaygroundToken(msgspec.Struct, frozen=True, array_like=True):
     @property
     def name(self) -> str:
         """Return the name under which the used token is stored."""
-        return f"ticket:{self.nonce.hex()}"
+        return f"playground-token:{self.nonce.hex()}"
 
     def may_be_taken(self, now: int) -> bool:
         return self.given_at <= now + 5_000_000 and now < self.given_at + TAKEN_WITHIN // timedelta(microseconds=1)

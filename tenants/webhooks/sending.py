@@ -93,8 +93,8 @@ def _claim(now: datetime) -> _Claimed | None:
         row = cursor.fetchone()
         if row is None:
             return None
-        found = WebhookDelivery.objects.all_tenants().select_related("event", "endpoint").get(pk=row[0])
-    return _Claimed(found, found.event, found.endpoint)
+        delivery = WebhookDelivery.objects.all_tenants().select_related("event", "endpoint").get(pk=row[0])
+    return _Claimed(delivery, delivery.event, delivery.endpoint)
 
 
 def _attempt(claimed: _Claimed) -> WebhookResponse:

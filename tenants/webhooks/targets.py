@@ -121,12 +121,12 @@ def addresses(target: WebhookTarget, private_hosts: Collection[str]) -> list[str
         TargetRefused: the host has no address, or one of them is not public.
     """
     try:
-        found = _look_up(target)
+        answers = _look_up(target)
     except (OSError, UnicodeError) as exc:
         raise TargetRefused("The host's name has no address.") from exc
-    if target.host not in private_hosts and not all(map(_is_public_text, found)):
+    if target.host not in private_hosts and not all(map(_is_public_text, answers)):
         raise TargetRefused("The host's address is not public.")
-    return found
+    return answers
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:

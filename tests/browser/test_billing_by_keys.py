@@ -1,4 +1,4 @@
-"""A month is billed, and its invoices paid, corrected and given up, with the keyboard alone."""
+"""Billing a month, and paying, correcting and voiding its invoices, with the keyboard only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FORMS = {
 
 
 def tab_to(page: Page, wanted: Locator) -> None:
-    """Press Tab until it has the focus, which is to be seen."""
+    """Press Tab until the element has the focus, and check that the focus is visible."""
     expect(wanted).to_be_visible()
     for _ in range(MOST_STOPS):
         page.keyboard.press("Tab")
@@ -44,7 +44,7 @@ def tab_to(page: Page, wanted: Locator) -> None:
 
 
 def fill(page: Page, link: str, name: str, submit: str, fields: dict[str, str]) -> None:
-    """Open the form in its dialog, send it with the wrong name and then the right one; look where the focus is."""
+    """Open the form in its dialog, submit it with a wrong and then the right name, and check the focus."""
     opener = page.get_by_role("link", name=link).first
     tab_to(page, opener)
     page.keyboard.press("Enter")
@@ -65,7 +65,7 @@ def fill(page: Page, link: str, name: str, submit: str, fields: dict[str, str]) 
     page.keyboard.press("Enter")
     typed = dialog.get_by_label(f"Type {name} to confirm")
     expect(dialog.get_by_text(f"This does not match {name}.")).to_be_visible()
-    expect(typed).to_be_focused()  # what is wrong, to be mended at once
+    expect(typed).to_be_focused()  # the field with the error
     page.keyboard.press("Control+a")
     page.keyboard.type(name)
     page.keyboard.press("Enter")
@@ -99,7 +99,7 @@ def test_a_month_is_drafted_finalized_and_credited(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("deed", FORMS)
-def test_an_invoice_is_paid_corrected_or_taken_back(opened: Any, deed: str) -> None:
+def test_an_invoice_is_paid_corrected_or_voided(opened: Any, deed: str) -> None:
     row = bill(made())
     link, submit, fields, state = FORMS[deed]
     page = opened("op@example.com", f"/operator/billing/{row.pk}")
@@ -110,7 +110,7 @@ def test_an_invoice_is_paid_corrected_or_taken_back(opened: Any, deed: str) -> N
         assert note.subtotal == 100
 
 
-def test_a_tenant_reads_and_fetches_its_invoice(opened: Any) -> None:
+def test_a_tenant_reads_and_downloads_its_invoice(opened: Any) -> None:
     row = bill(made())
     page = opened("owner@example.com", "/t/acme/invoices/")
     tab_to(page, page.locator("#panel-list").get_by_role("link", name=str(row.number), exact=True))
@@ -123,7 +123,7 @@ def test_a_tenant_reads_and_fetches_its_invoice(opened: Any) -> None:
     tab_to(page, page.get_by_role("link", name="Output tokens"))
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/t/acme/invoices/{row.pk}/lines/*")
-    expect(page.get_by_role("row")).to_have_count(4)  # the heading, and an event a day
+    expect(page.get_by_role("row")).to_have_count(4)  # the heading, and an event per day
     tab_to(page, page.get_by_role("navigation", name="Breadcrumb").get_by_role("link", name=str(row.number)))
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/t/acme/invoices/{row.pk}")

@@ -18,7 +18,7 @@ from billing.models import (
 )
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tests.support.frontend.billing_run import made, month, only, verbs
+from tests.support.frontend.billing_run import audited_actions, made, month, only
 from tests.support.frontend.pages import moved
 from tests.support.rows import unscoped
 
@@ -65,9 +65,9 @@ def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
     expect(mine.locator(".page-header .badge")).to_have_text("Paid")
     expect(mine.locator(".invoice-totals")).to_contain_text("Payment")
     mine.get_by_role("link", name="Output tokens").click()
-    expect(mine.get_by_role("row")).to_have_count(4)  # the heading, and an event a day
+    expect(mine.get_by_role("row")).to_have_count(4)  # the heading, and an event per day
     with all_tenants_scope(BypassReason.BILLING):
         assert balance(tenant.pk, Account.CASH) == bill.total * 10**7
         assert balance(tenant.pk, Account.RECEIVABLE) == balance(tenant.pk, Account.DEPOSITS) == 0
     assert sum(entry.nano for entry in unscoped(LedgerEntry).filter()) == 0
-    assert {"period.closed", "invoice.finalized", "payment.recorded", "invoice.paid"} <= set(verbs())
+    assert {"period.closed", "invoice.finalized", "payment.recorded", "invoice.paid"} <= set(audited_actions())

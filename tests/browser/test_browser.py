@@ -1,4 +1,4 @@
-"""The console in a real browser: logging in and reading the overview, its rules for access, light and dark."""
+"""The console in a browser: signing in, the overview, accessibility, and light and dark color schemes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTHS = pytest.mark.parametrize("width", [390, 1440])
 
 @pytest.fixture
 def open_page(window: Callable[..., BrowserContext], live_server: Any) -> Iterator[Callable[..., Page]]:
-    """Opens a fresh browser window on the console; at the end, nothing may have been written to its console."""
+    """Return a function that opens a new browser window; at the end, its console must be empty."""
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
 
@@ -53,7 +53,7 @@ def acme() -> Tenant:
 
 @pytest.fixture
 def busy(acme: Tenant, use: Callable[..., str]) -> Tenant:
-    """A tenant with use of every kind and outcome, on each day of the month so far."""
+    """A tenant with usage of every kind and outcome on each day of the month."""
     key, _ = actions.do_create_api_key(only_project(acme), "k")
     now = datetime.now(UTC)
     for day in range(1, now.day + 1):
@@ -73,7 +73,7 @@ def log_in(page: Page, email: str = EMAIL) -> None:
 
 
 def check(page: Page) -> None:
-    """No violation of axe's rules, and nothing wider than the window."""
+    """Check that no rule of axe is violated and that nothing is wider than the window."""
     page.wait_for_load_state()
     results = Axe().run(page)
     assert results.violations_count == 0, results.generate_report()
@@ -81,7 +81,7 @@ def check(page: Page) -> None:
     assert too_wide <= 0
 
 
-def test_it_works(open_page, busy):
+def test_signing_in_and_reading_the_overview(open_page, busy):
     page = open_page()
     log_in(page)
     page.wait_for_url("**/t/acme/")
@@ -108,7 +108,7 @@ def test_a_suspended_tenants_overview_is_accessible(open_page, busy, theme):
 
 @THEMES
 @WIDTHS
-def test_the_log_in_is_accessible(open_page, acme, theme, width):
+def test_the_login_page_is_accessible(open_page, acme, theme, width):
     page = open_page(theme, width)
     page.goto("/login")
     check(page)
@@ -122,7 +122,7 @@ def test_the_log_in_is_accessible(open_page, acme, theme, width):
 
 
 @THEMES
-def test_the_api_reference_shows_under_our_policy(open_page, theme):
+def test_the_api_reference_is_shown_with_the_content_security_policy(open_page, theme):
     page = open_page(theme)
     page.goto("/api/docs/")
     page.get_by_text("/api/usage/events").first.wait_for()
@@ -131,7 +131,7 @@ def test_the_api_reference_shows_under_our_policy(open_page, theme):
 
 
 @THEMES
-def test_what_is_not_there_is_accessible(open_page, acme, theme):
+def test_the_page_of_404_is_accessible(open_page, acme, theme):
     page = open_page(theme)
     log_in(page)
     page.wait_for_url("**/t/acme/")

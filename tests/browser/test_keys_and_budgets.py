@@ -1,4 +1,4 @@
-"""The console's keys and budgets in Chromium, on a whole platform: a key is made, works, is bounded, and is let on."""
+"""Keys and budgets in Chromium on a whole platform: a key is created, used, limited by a budget and admitted again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "made in the console"
 
 @pytest.fixture
 def page(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
-    """The browser of an owner of the demo tenant."""
+    """A browser page of an owner of the demo tenant."""
     kept = json.loads((stack.data_dir / "credentials.json").read_text())
     complaints: list[str] = []
     with chromium(pytestconfig) as browser, windows(browser) as window:
@@ -35,7 +35,7 @@ def page(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
     assert complaints == []
 
 
-def ask(stack: Stack, secret: str, max_tokens: int = 8) -> httpx.Response:
+def send(stack: Stack, secret: str, max_tokens: int = 8) -> httpx.Response:
     messages = [{"role": "user", "content": "Tell me a story about a miller."}]
     return httpx.post(
         f"{stack.url}/v1/chat/completions",
@@ -50,13 +50,13 @@ def row(page: Page) -> Any:
 
 
 def budget_row(page: Page) -> Any:
-    """Below it the alerts name the budget too, from when it is half used."""
+    """Return the budget's row. The alerts below name the budget too, once it is half used."""
     return page.locator("#panel-tree").get_by_role("row").filter(has_text="A cent")
 
 
-def test_a_key_is_made_used_bounded_and_let_on(page, stack):
+def test_a_key_is_created_used_limited_and_admitted_again(page, stack):
     secret = make_key(page)
-    assert ask(stack, secret).status_code == 200
+    assert send(stack, secret).status_code == 200
     page.get_by_role("link", name="Done").click()
     expect(row(page)).to_contain_text("Active")
     assert secret not in page.content()
@@ -70,16 +70,16 @@ def test_a_key_is_made_used_bounded_and_let_on(page, stack):
     page.get_by_role("link", name="Budget", exact=True).click()
     moved(page, page.get_by_role("textbox", name="Limit", exact=True))
     make_budget(page)
-    eventually(lambda: any(ask(stack, secret, 500).status_code == 429 for _ in range(3)), 90)
+    eventually(lambda: any(send(stack, secret, 500).status_code == 429 for _ in range(3)), 90)
     expect(page.locator(".banner.bad")).to_contain_text("A cent")
     raise_budget(page)
-    eventually(lambda: ask(stack, secret).status_code == 200)
+    eventually(lambda: send(stack, secret).status_code == 200)
     revoke(page)
-    eventually(lambda: ask(stack, secret).status_code == 401)
+    eventually(lambda: send(stack, secret).status_code == 401)
 
 
 def make_key(page: Page) -> str:
-    """In the dialog; gives the secret, which is there once."""
+    """Create a key in the dialog and return its secret, which is shown once."""
     page.goto("/t/demo/keys/")
     page.get_by_role("link", name="Create key").click()
     dialog = page.get_by_role("dialog")
@@ -92,7 +92,7 @@ def make_key(page: Page) -> str:
 
 
 def make_budget(page: Page) -> None:
-    """A cent a day, for the key whose page led here; what it would have refused shows while it is typed."""
+    """Create a budget of a cent per day for the key of the previous page. Its preview is shown during input."""
     page.get_by_label("Name").fill("A cent")
     page.get_by_label("Resets").select_option("day")
     page.get_by_role("textbox", name="Limit", exact=True).press_sequentially("0.01")

@@ -29,10 +29,8 @@ def acme(db) -> Tenant:
     return actions.do_create_tenant("acme", "Acme")
 
 
-def test_from_a_draft_to_the_tenants_page_and_a_view_that_changes_nothing(
-    window, served, table, operator, second, acme
-):
-    """One operator drafts, another publishes, and reads it in the tenant's console, where nothing can be done."""
+def test_a_price_list_from_the_draft_to_a_read_only_view_of_the_tenant(window, served, table, operator, second, acme):
+    """One operator drafts and another publishes, then reads the prices in a read-only view of the tenant's console."""
     first = page_of(window(base_url=served), served, operator)
     first.goto("/operator/prices/model")
     first.get_by_label("Model", exact=True).fill("new-model")
@@ -54,8 +52,8 @@ def test_from_a_draft_to_the_tenants_page_and_a_view_that_changes_nothing(
     expect(other.get_by_role("row", name="new-model")).to_contain_text("$0.123456789")
     expect(other.get_by_text("You are viewing Acme as an operator.")).to_be_visible()
     token = other.locator("[name=csrfmiddlewaretoken]").first.input_value()
-    refused = other.request.post("/t/acme/keys/new", form={"name": "x", "csrfmiddlewaretoken": token})
-    assert refused.status == 403
+    response = other.request.post("/t/acme/keys/new", form={"name": "x", "csrfmiddlewaretoken": token})
+    assert response.status == 403
     other.get_by_role("button", name="End view").click()
     expect(other.get_by_role("heading", name="Acme", exact=True)).to_be_visible()
     expect(other.get_by_role("button", name="End view")).to_have_count(0)

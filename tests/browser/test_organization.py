@@ -17,7 +17,7 @@ from tests.support.rows import of
 
 
 @pytest.mark.usefixtures("table")
-def test_somebody_is_invited_joins_and_sees_what_their_role_may(
+def test_an_invited_user_joins_and_sees_the_screens_of_their_role(
     window: Callable[..., BrowserContext], live_server: Any
 ) -> None:
     tenant = actions.do_create_tenant("acme", "Acme")
@@ -41,7 +41,7 @@ def test_somebody_is_invited_joins_and_sees_what_their_role_may(
     owner.get_by_role("button", name="Send invitation").click()
     owner.get_by_text("new@x.example was invited. No mail server is configured").wait_for()
     (invitation,) = of(Invitation, tenant)
-    invitations.send_email(tenant.pk, invitation.pk)  # what the web job does
+    invitations.send_email(tenant.pk, invitation.pk)  # as the web job does
     ((shown, _),) = mail.outbox[-1].alternatives
     (link,) = re.findall(r'href="https?://[^/]+(/invitations/[^"]+)"', str(shown))
 

@@ -1,4 +1,4 @@
-"""The playground in Chromium, on a whole platform: answers stream, cost what the books say, stop, and are refused."""
+"""The playground in Chromium on a whole platform: streaming, costs, cancellation and rejections."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def page(signed_in: Page) -> Iterator[Page]:
     assert complaints == []
 
 
-def ask(page: Page, prompt: str, max_tokens: int | None = None) -> None:
+def submit(page: Page, prompt: str, max_tokens: int | None = None) -> None:
     page.get_by_label("Max output tokens").fill("" if max_tokens is None else str(max_tokens))
     page.get_by_label("Temperature").fill("0")
     page.get_by_label("Message").fill(prompt)
-    mine = page.locator(".chat-message.user:visible")
-    before = mine.count()
+    user_messages = page.locator(".chat-message.user:visible")
+    before = user_messages.count()
     page.get_by_label("Message").press("Control+Enter")
-    expect(mine).to_have_count(before + 1)  # it is sent once the socket stands; until then one could send again
+    expect(user_messages).to_have_count(before + 1)  # sent once the WebSocket is open
 
 
 def column(page: Page) -> Any:
@@ -70,8 +70,8 @@ def figure(page: Page, name: str) -> str:
     return str(column(page).locator(f"[data-{name}]").inner_text())
 
 
-def test_an_answer_streams_and_costs_what_its_usage_event_says(page, stack):
-    ask(page, "What is the capital of France?", 24)
+def test_output_is_streamed_and_its_cost_equals_the_usage_event(page, stack):
+    submit(page, "What is the capital of France?", 24)
     expect(state(page)).to_have_text(ANSWERED, timeout=60_000)
     assert "Paris" in column(page).locator(".chat-message.assistant").inner_text()
     assert re.fullmatch(r"\d+ ms|\d+\.\d\d s", figure(page, "ttft"))
@@ -81,29 +81,29 @@ def test_an_answer_streams_and_costs_what_its_usage_event_says(page, stack):
     assert int(figure(page, "input")) + int(figure(page, "cached")) == event["uncached"] + event["cache_read"]
     exact = column(page).locator("[data-cost]").get_attribute("title")
     assert exact is not None and Decimal(exact.removeprefix("$")) == Decimal(event["cost"]["usd"]) > 0
-    # What it continues with is read from the cache.
-    ask(page, "And of Italy?", 8)
+    # The second turn reads the first from the cache.
+    submit(page, "And of Italy?", 8)
     expect(state(page)).to_have_text(ANSWERED, timeout=60_000)
     expect(column(page).locator(".chat-message")).to_have_count(4)
 
 
-def test_escape_stops_it(page):
-    ask(page, LONG, 1500)
+def test_escape_cancels_the_request(page):
+    submit(page, LONG, 1500)
     expect(state(page)).to_have_text("Answering", timeout=60_000)
     page.keyboard.press("Escape")
     expect(state(page)).to_have_text("Stopped", timeout=60_000)
     assert int(figure(page, "output")) < 1500
 
 
-def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
-    """Its 66 tokens of output: an answer without a length takes what is left, and then nothing more fits."""
+def test_a_rejection_names_the_budget_and_a_raised_budget_admits_again(page, stack):
+    """The budget is 66 output tokens. A request without max_tokens uses the rest, and then no request fits."""
     body = {"name": "A tenth of a cent", "unit": "money", "period": "month", "amount": 1_000_000}
-    answer = httpx.post(f"{stack.url}/api/budgets", json=body, headers=stack.headers)
-    assert answer.status_code == 201, answer.text
-    one = f"{stack.url}/api/budgets/{answer.json()['id']}"
+    response = httpx.post(f"{stack.url}/api/budgets", json=body, headers=stack.headers)
+    assert response.status_code == 201, response.text
+    one = f"{stack.url}/api/budgets/{response.json()['id']}"
     try:
         for _ in range(20):
-            ask(page, LONG)
+            submit(page, LONG)
             expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=90_000)
             if state(page).inner_text() == "Rate limited":
                 break
@@ -114,7 +114,7 @@ def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
         assert httpx.patch(one, json=raised, headers=stack.headers).status_code == 200
 
         def passes() -> bool:
-            ask(page, "Hello!", 8)
+            submit(page, "Hello!", 8)
             expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=60_000)
             return ANSWERED.fullmatch(state(page).inner_text()) is not None
 
@@ -123,7 +123,7 @@ def test_a_refusal_says_which_budget_and_a_raise_lets_on(page, stack):
         assert httpx.delete(one, headers=stack.headers).status_code == 204
 
 
-def test_it_is_also_curl_and_python(page):
+def test_the_request_is_shown_as_curl_and_python(page):
     page.get_by_label("Instructions").fill("Be brief.")
     page.get_by_label("Message").fill("It's me")
     curl = page.get_by_role("region", name="Request with curl").inner_text()
@@ -131,25 +131,25 @@ def test_it_is_also_curl_and_python(page):
     assert 'content": "It\'s me"' in page.get_by_role("region", name="Request in Python").inner_text()
 
 
-def test_a_ticket_opens_one_socket_and_nothing_else(page, stack):
-    """It is no key, and cannot be taken twice."""
-    ticket = page.evaluate(
+def test_a_playground_token_opens_only_one_websocket(page, stack):
+    """A token is not an API key, and cannot be used twice."""
+    token = page.evaluate(
         """async () => {
           const form = document.querySelector("[data-playground]").elements;
-          const answer = await fetch("/t/demo/playground/ticket", { method: "POST",
+          const response = await fetch("/t/demo/playground/token", { method: "POST",
             body: new URLSearchParams({ key: form.key.value }),
             headers: { "X-CSRFToken": form.csrfmiddlewaretoken.value } });
-          return (await answer.json()).ticket;
+          return (await response.json()).playground_token;
         }"""
     )
-    opening = """(ticket) => new Promise((told) => {
+    open_websocket = """(playground_token) => new Promise((resolve) => {
       const socket = new WebSocket(location.origin.replace("http", "ws") + "/v1/realtime/chat");
-      socket.onopen = () => socket.send(JSON.stringify({ type: "auth", ticket }));
-      socket.onmessage = ({ data }) => told(JSON.parse(data));
+      socket.onopen = () => socket.send(JSON.stringify({ type: "auth", playground_token }));
+      socket.onmessage = ({ data }) => resolve(JSON.parse(data));
     })"""
-    assert page.evaluate(opening, ticket)["type"] == "ready"
-    again = page.evaluate(opening, ticket)
-    assert again["type"] == "error" and "used before" in again["error"]["message"]
-    assert page.evaluate(opening, ticket[:-4] + "AAAA")["error"]["code"] == "invalid_api_key"
-    answer = httpx.get(f"{stack.url}/v1/models", headers={"authorization": f"Bearer {ticket}"})
-    assert answer.status_code == 401
+    assert page.evaluate(open_websocket, token)["type"] == "ready"
+    second = page.evaluate(open_websocket, token)
+    assert second["type"] == "error" and "used before" in second["error"]["message"]
+    assert page.evaluate(open_websocket, token[:-4] + "AAAA")["error"]["code"] == "invalid_api_key"
+    response = httpx.get(f"{stack.url}/v1/models", headers={"authorization": f"Bearer {token}"})
+    assert response.status_code == 401

@@ -1,4 +1,4 @@
-"""Every registered screen in every state: accessible, light, quiet, and no wider than the window."""
+"""Every registered screen in every state: accessible, small, without console errors, and within the window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KB = 1024
 
 
 @EACH
-def test_a_screen_is_as_it_should_be(visit, screen, state):
+def test_a_screen_is_accessible_small_and_without_errors(visit, screen, state):
     seen = visit(screen, state)
     page = seen.page
     assert page.evaluate("window.shift") <= 0.05

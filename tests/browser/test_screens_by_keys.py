@@ -1,4 +1,4 @@
-"""Every registered screen with the keyboard alone."""
+"""Every registered screen with the keyboard only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from tests.support.frontend.screen_cases import POPULATED
 
 
 @POPULATED
-def test_keys_alone_reach_everything(visit, screen):
-    """Tab visits what can be used, each with a visible ring, and the menu opens by Enter."""
+def test_every_control_is_reachable_by_keyboard(visit, screen):
+    """Tab reaches every control with a visible focus ring, and Enter opens the menu."""
     page = visit(screen, "populated").page
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
@@ -19,7 +19,7 @@ def test_keys_alone_reach_everything(visit, screen):
         .filter((one) => one.checkVisibility() && !one.disabled && one.tabIndex >= 0 && one.type !== "hidden"
           && (one.type !== "radio" || one.checked)).length"""
     )
-    parts = 3 * page.locator("input[type=date]").count()  # day, month, year and the picker are four stops
+    parts = 3 * page.locator("input[type=date]").count()  # day, month, year and the picker are four tab stops
     seen = set()
     for _ in range(usable + parts + 3):
         page.keyboard.press("Tab")

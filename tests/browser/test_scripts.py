@@ -1,4 +1,4 @@
-"""What the console's scripts do in a browser, and what is left without them."""
+"""The console's scripts in a browser, and the console without scripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def acme() -> Tenant:
 
 @pytest.fixture
 def open_page(window: Callable[..., BrowserContext], served: str, acme: Tenant, use: Any) -> Callable[..., Page]:
-    """Opens the overview of a tenant with some use, logged in as its owner."""
+    """Return a function that opens the overview of a tenant with usage, signed in as its owner."""
     use(acme, uncached=1000, cache_read=3000, output=500)
     client = Client()
     client.force_login(User.objects.get(email="owner@example.com"))
@@ -49,7 +49,7 @@ def background(page: Page) -> str:
     return color
 
 
-def test_the_palette_opens_by_keys_finds_and_goes(open_page):
+def test_the_palette_opens_by_keyboard_and_finds_screens(open_page):
     page = open_page()
     page.keyboard.press("Control+k")
     palette = page.get_by_role("dialog", name="Search")
@@ -59,7 +59,7 @@ def test_the_palette_opens_by_keys_finds_and_goes(open_page):
     palette.get_by_text("No results for").wait_for()
     page.keyboard.press("Escape")
     expect(palette).to_be_hidden()
-    expect(page.locator("body")).to_be_focused()  # until then a letter is one typed into the hidden field
+    expect(page.locator("body")).to_be_focused()  # until then, letters are typed into the hidden field
     page.keyboard.press("/")
     expect(palette.get_by_role("searchbox")).to_be_focused()
     palette.get_by_role("searchbox").fill("over")
@@ -68,7 +68,7 @@ def test_the_palette_opens_by_keys_finds_and_goes(open_page):
     page.wait_for_url("**/t/acme/")
 
 
-def test_letters_go_to_screens_but_not_while_typing_or_when_off(open_page):
+def test_letter_shortcuts_open_screens_except_while_typing_or_when_off(open_page):
     page = open_page("/t/acme/search")
     page.get_by_role("searchbox").click()
     page.keyboard.type("go")
@@ -87,7 +87,7 @@ def test_letters_go_to_screens_but_not_while_typing_or_when_off(open_page):
     assert page.url.endswith("/search")
 
 
-def test_the_theme_changes_at_once_and_stays(open_page):
+def test_the_theme_changes_immediately_and_is_stored(open_page):
     page = open_page(color_scheme="light")
     light = background(page)
     before = page.locator("[data-chart=chart-tokens] canvas").screenshot()
@@ -99,7 +99,7 @@ def test_the_theme_changes_at_once_and_stays(open_page):
     dark = background(page)
     page.reload(wait_until="commit")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
-    expect(page.locator("html")).to_have_css("background-color", dark)  # once its style sheet is there
+    expect(page.locator("html")).to_have_css("background-color", dark)  # once its style sheet is loaded
 
 
 def test_times_can_be_local(open_page):
@@ -111,7 +111,7 @@ def test_times_can_be_local(open_page):
     expect(page.get_by_role("button", name="Asia")).to_have_attribute("aria-pressed", "true")
 
 
-def test_a_chart_gives_way_to_its_table(open_page):
+def test_a_chart_can_be_replaced_by_its_table(open_page):
     page = open_page()
     plot = page.locator("[data-chart=chart-tokens]")
     expect(plot).to_be_visible()
@@ -120,14 +120,14 @@ def test_a_chart_gives_way_to_its_table(open_page):
     expect(page.locator("#panel-tokens td", has_text="3,000")).to_be_visible()
 
 
-def test_a_panel_that_failed_can_be_asked_again(open_page, monkeypatch):
+def test_a_failed_panel_can_be_retried(open_page, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(panels, "render", _fail)
         page = open_page()
         code = page.locator("#panel-tokens .panel-error code")
         first = code.inner_text()
         page.locator("#panel-tokens").get_by_role("button", name="Try again").click()
-        expect(code).not_to_have_text(first)  # another request has failed, and is shown
+        expect(code).not_to_have_text(first)  # another request failed and is shown
     page.locator("#panel-tokens").get_by_role("button", name="Try again").click()
     page.locator("#panel-tokens canvas").wait_for()
     expect(page.locator("#panel-cache .panel-error")).to_be_visible()
@@ -137,7 +137,7 @@ def _fail(*_: object) -> None:
     raise RuntimeError("secret detail")
 
 
-def test_a_panel_shows_what_is_new(open_page, acme, use):
+def test_a_panel_shows_new_data(open_page, acme, use):
     page = open_page()
     expect(page.locator("#panel-stats")).to_contain_text("Requests1")
     use(acme, output=1)
@@ -156,7 +156,7 @@ def test_phones_have_a_menu_without_scripts_too(open_page):
         page.wait_for_url("**/t/acme/")
 
 
-def test_without_scripts_all_but_the_drawings_is_there(open_page):
+def test_without_scripts_only_the_charts_are_missing(open_page):
     page = open_page(java_script_enabled=False)
     page.get_by_label("Tokens as a table").click()
     expect(page.locator("#panel-tokens td", has_text="3,000")).to_be_visible()

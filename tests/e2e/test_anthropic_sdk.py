@@ -1,4 +1,4 @@
-"""The anthropic SDK, unchanged, against the running platform."""
+"""The unmodified anthropic SDK against the running platform."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ WEATHER = {
         "additionalProperties": False,
     },
 }
-GREEDY: Any = {"extra_body": {"temperature": 0}}  # not among the SDK's own parameters any more
+GREEDY: Any = {"extra_body": {"temperature": 0}}  # no longer a parameter of the SDK
 WORDS = "Answer briefly. " + "apple pear plum cherry quince " * 30
 
 
 class Sdk:
-    """The SDK's two clients behind one face. A stream comes as its final message."""
+    """The SDK's two clients with one interface. A stream is returned as its final message."""
 
     def __init__(self, stack: Stack, kind: str) -> None:
         self.kind = kind
@@ -41,7 +41,7 @@ class Sdk:
         return self._call("create", {"max_tokens": 12, **GREEDY, **options})
 
     def stream(self, **options: Any) -> Message:
-        """The message that the SDK puts together from the stream's events."""
+        """Return the message that the SDK builds from the stream's events."""
         options = {"model": MODEL, "messages": FRANCE, "max_tokens": 12, **GREEDY, **options}
         if self.kind == "sync":
             with anthropic.Anthropic(**self.options) as client, client.messages.stream(**options) as stream:
@@ -79,7 +79,7 @@ def prompt_tokens(message: Message) -> int:
     return usage.input_tokens + (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
 
 
-def test_a_message_is_answered_and_metered(stack: Stack) -> None:
+def test_a_message_is_completed_and_metered(stack: Stack) -> None:
     client = anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
     raw = client.messages.with_raw_response.create(model=MODEL, messages=FRANCE, max_tokens=30, **GREEDY)  # type: ignore[arg-type]
     message = raw.parse()
@@ -91,7 +91,7 @@ def test_a_message_is_answered_and_metered(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("sdk", ["sync", "async"], indirect=True)
-def test_a_stream_says_the_same(sdk: Sdk) -> None:
+def test_a_stream_contains_the_same_message(sdk: Sdk) -> None:
     whole, streamed = sdk.create(), sdk.stream()
     assert streamed.content[0].text == whole.content[0].text  # type: ignore[union-attr]
     assert (streamed.stop_reason, streamed.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
@@ -100,9 +100,9 @@ def test_a_stream_says_the_same(sdk: Sdk) -> None:
 
 def test_events_are_named_by_their_types(stack: Stack) -> None:
     body = {"model": MODEL, "messages": FRANCE, "max_tokens": 3, "stream": True}
-    answer = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
+    response = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
     names = []
-    for block in answer.text.strip().split("\n\n"):
+    for block in response.text.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n"))
         assert fields["event"] == json.loads(fields["data"])["type"]
         names.append(fields["event"])
@@ -112,23 +112,23 @@ def test_events_are_named_by_their_types(stack: Stack) -> None:
     )
 
 
-def test_a_stream_resumes_in_its_own_words(stack: Stack) -> None:
+def test_a_stream_resumes_with_anthropics_events(stack: Stack) -> None:
     body = {"model": MODEL, "messages": FRANCE, "max_tokens": 8, "stream": True}
-    answer = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
-    name, events = answer.headers["request-id"], answer.text.split("\n\n")
+    response = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
+    name, events = response.headers["request-id"], response.text.split("\n\n")
     resumed = httpx.get(
         f"{stack.url}/v1/streams/{name}", headers={**stack.headers, "last-event-id": f"{name}:2"}, timeout=60
     )
     assert resumed.text.split("\n\n") == events[3:]
 
 
-def test_a_stop_sequence(sdk: Sdk) -> None:
+def test_a_stop_sequence_ends_the_message(sdk: Sdk) -> None:
     message = sdk.create(stop_sequences=["Paris"], max_tokens=30)
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Paris")
     assert "Paris" not in message.content[0].text
 
 
-def test_a_tool_is_called_and_its_result_taken_back(sdk: Sdk) -> None:
+def test_a_tool_is_called_and_its_result_accepted(sdk: Sdk) -> None:
     asked = {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "get_weather"}, "max_tokens": 60}
     for message in (sdk.create(**asked), sdk.stream(**asked)):
         (use,) = [block for block in message.content if block.type == "tool_use"]
@@ -139,7 +139,7 @@ def test_a_tool_is_called_and_its_result_taken_back(sdk: Sdk) -> None:
     assert sdk.create(messages=messages, tools=[WEATHER]).usage.output_tokens > 0
 
 
-def test_an_answer_follows_a_schema(sdk: Sdk) -> None:
+def test_a_message_follows_its_schema(sdk: Sdk) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
     schema["additionalProperties"] = False
     message = sdk.create(output_config={"format": {"type": "json_schema", "schema": schema}}, max_tokens=40)
@@ -147,7 +147,7 @@ def test_an_answer_follows_a_schema(sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("sdk", ["sync", "async"], indirect=True)
-def test_a_count_is_what_a_call_counts(sdk: Sdk) -> None:
+def test_count_tokens_equals_the_billed_input_tokens(sdk: Sdk) -> None:
     for fields in (
         {},
         {"system": "Be brief."},
@@ -157,26 +157,26 @@ def test_a_count_is_what_a_call_counts(sdk: Sdk) -> None:
 
 
 def usage(sdk: Sdk, system: str, **options: Any) -> tuple[int, int, int, int]:
-    """Tokens uncached, written for 5 minutes, written for an hour, and read."""
+    """Return the tokens that were uncached, written for 5 minutes, written for an hour, and read."""
     parts = [
         {"type": "text", "text": text, "cache_control": mark}
         for text, mark in zip(system.split("|"), options.pop("marks"), strict=True)
     ]
-    told = sdk.create(system=parts, max_tokens=1, **options).usage
-    made = told.cache_creation
-    assert told.cache_creation_input_tokens == made.ephemeral_5m_input_tokens + made.ephemeral_1h_input_tokens
+    send_failing = sdk.create(system=parts, max_tokens=1, **options).usage
+    made = send_failing.cache_creation
+    assert send_failing.cache_creation_input_tokens == made.ephemeral_5m_input_tokens + made.ephemeral_1h_input_tokens
     return (
-        told.input_tokens,
+        send_failing.input_tokens,
         made.ephemeral_5m_input_tokens,
         made.ephemeral_1h_input_tokens,
-        told.cache_read_input_tokens,
+        send_failing.cache_read_input_tokens,
     )
 
 
 SHORT, LONG = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
 
 
-def test_the_first_call_writes_the_next_ones_read(sdk: Sdk) -> None:
+def test_the_first_call_writes_the_cache_and_later_calls_read_it(sdk: Sdk) -> None:
     system = f"{sdk.kind} {time.time()} {WORDS}"
     _, short, long, read = usage(sdk, system, marks=[SHORT])
     assert short > 100
@@ -189,7 +189,7 @@ def test_the_first_call_writes_the_next_ones_read(sdk: Sdk) -> None:
     assert (short_again, read_again) == (0, short)
 
 
-def test_two_breakpoints(sdk: Sdk) -> None:
+def test_two_breakpoints_cache_two_prefixes(sdk: Sdk) -> None:
     system = f"{sdk.kind} {time.time()} {WORDS}|{WORDS}"
     _, short, long, read = usage(sdk, system, marks=[LONG, SHORT])
     assert short > 100
@@ -200,7 +200,7 @@ def test_two_breakpoints(sdk: Sdk) -> None:
     assert short_again < short + 32
 
 
-def test_changed_tools_change_the_whole_prompt(sdk: Sdk) -> None:
+def test_changed_tools_invalidate_the_cached_prompt(sdk: Sdk) -> None:
     system = f"{sdk.kind} {time.time()} {WORDS}"
     tool = {**WEATHER, "description": f"{system[:20]} tells the weather."}
     _, short, _, _ = usage(sdk, system, marks=[SHORT], tools=[tool])
@@ -209,16 +209,16 @@ def test_changed_tools_change_the_whole_prompt(sdk: Sdk) -> None:
     assert (short_again, read_again < short_again) == (pytest.approx(short, abs=32), True)
 
 
-def test_the_beta_client_and_the_batches_speak_the_same(stack: Stack) -> None:
+def test_the_beta_client_and_the_batches_api_are_supported(stack: Stack) -> None:
     client = anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
     assert client.beta.messages.create(model=MODEL, messages=FRANCE, max_tokens=3).content  # type: ignore[arg-type]
-    with pytest.raises(anthropic.NotFoundError) as missing:
+    with pytest.raises(anthropic.NotFoundError) as exc_info:
         client.messages.batches.retrieve("msgbatch_none")
-    assert missing.value.type == "not_found_error"
+    assert exc_info.value.type == "not_found_error"
 
 
 def refused(stack: Stack, kind: str, *, key: str | None = None, **options: Any) -> tuple[anthropic.APIStatusError, int]:
-    """What the SDK raised, with its own retries, and how often it sent the request."""
+    """Return the exception that the SDK raised and the number of requests it sent, with its own retries."""
     sdk, sent = Sdk(stack, kind), 0
     transport = anthropic._client.httpx2
 
@@ -234,41 +234,41 @@ def refused(stack: Stack, kind: str, *, key: str | None = None, **options: Any) 
     else:
         sdk.options["http_client"] = transport.AsyncClient(event_hooks={"request": [count_async]})
     sdk.options |= {"max_retries": 1, "api_key": key or stack.key}
-    with pytest.raises(anthropic.APIStatusError) as caught:
+    with pytest.raises(anthropic.APIStatusError) as exc_info:
         sdk.create(**options)
-    body: Any = caught.value.body
-    assert (body["type"], body["request_id"]) == ("error", caught.value.request_id)
-    return caught.value, sent
+    body: Any = exc_info.value.body
+    assert (body["type"], body["request_id"]) == ("error", exc_info.value.request_id)
+    return exc_info.value, sent
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_errors_are_the_sdks_own(stack: Stack, kind: str) -> None:
-    def told(**options: Any) -> tuple[type, str | None, int]:
-        fault, sent = refused(stack, kind, **options)
-        return type(fault), fault.type, sent
+def test_errors_raise_the_sdks_exceptions(stack: Stack, kind: str) -> None:
+    def send_failing(**options: Any) -> tuple[type, str | None, int]:
+        api_error, sent = refused(stack, kind, **options)
+        return type(api_error), api_error.type, sent
 
     bad = (anthropic.BadRequestError, "invalid_request_error", 1)
-    assert told(extra_body={"temperature": 3}) == bad
-    assert told(max_tokens=20_000) == bad
-    assert told(extra_body={"n": 2}) == bad
-    assert told(extra_headers={"anthropic-version": "2020-01-01"}) == bad
-    assert told(model="claude") == (anthropic.NotFoundError, "not_found_error", 1)
-    assert told(key="sk-mr-nobody") == (anthropic.AuthenticationError, "authentication_error", 1)
+    assert send_failing(extra_body={"temperature": 3}) == bad
+    assert send_failing(max_tokens=20_000) == bad
+    assert send_failing(extra_body={"n": 2}) == bad
+    assert send_failing(extra_headers={"anthropic-version": "2020-01-01"}) == bad
+    assert send_failing(model="claude") == (anthropic.NotFoundError, "not_found_error", 1)
+    assert send_failing(key="sk-mr-nobody") == (anthropic.AuthenticationError, "authentication_error", 1)
     large = [{"role": "user", "content": "x" * (9 << 20)}]
-    assert told(messages=large) == (anthropic.RequestTooLargeError, "request_too_large", 1)
+    assert send_failing(messages=large) == (anthropic.RequestTooLargeError, "request_too_large", 1)
     elsewhere = make_key(stack, f"{kind} elsewhere", allowed_models=["another"])
-    assert told(key=elsewhere) == (anthropic.PermissionDeniedError, "permission_error", 1)
+    assert send_failing(key=elsewhere) == (anthropic.PermissionDeniedError, "permission_error", 1)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_limits_are_told_in_anthropics_headers(stack: Stack, kind: str) -> None:
+def test_limits_are_sent_in_anthropics_headers(stack: Stack, kind: str) -> None:
     key = make_key(stack, f"{kind} one a day", {"requests_per_day": 1, "input_tokens_per_day": 10_000})
     sdk = Sdk(stack, kind)
     sdk.options["api_key"] = key
     eventually(lambda: sdk.create(max_tokens=1).content is not None)
-    fault, sent = refused(stack, kind, key=key)
-    assert (type(fault), fault.type, sent) == (anthropic.RateLimitError, "rate_limit_error", 1)
-    headers = fault.response.headers
+    api_error, sent = refused(stack, kind, key=key)
+    assert (type(api_error), api_error.type, sent) == (anthropic.RateLimitError, "rate_limit_error", 1)
+    headers = api_error.response.headers
     assert headers["anthropic-ratelimit-requests-limit"] == "1"
     assert headers["anthropic-ratelimit-requests-remaining"] == "0"
     assert headers["anthropic-ratelimit-requests-reset"].endswith("Z")
@@ -296,13 +296,15 @@ ENDLESS = {"type": "json_schema", "schema": {"type": "array", "items": {"type": 
         ),
     ],
 )
-def test_a_stream_that_fails_says_so_in_its_own_words(
+def test_a_failed_stream_ends_with_anthropics_error_event(
     stack: Stack, path: str, body: dict[str, Any], kinds: list[str]
 ) -> None:
     secret = make_key(stack, f"{path} for a moment")
     body = {"model": MODEL, "stream": True, "tools": None, **body}
-    with httpx.stream("POST", f"{stack.url}/v1/{path}", json=body, headers={"x-api-key": secret}, timeout=60) as answer:
-        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+    with httpx.stream(
+        "POST", f"{stack.url}/v1/{path}", json=body, headers={"x-api-key": secret}, timeout=60
+    ) as response:
+        lines = (line for line in response.iter_lines() if line.startswith("data: "))
         events = [json.loads(next(lines).removeprefix("data: ")) for _ in range(5)]
         assert [event["type"] for event in events[: len(kinds)]] == kinds
         revoke(stack, f"{path} for a moment", secret)
@@ -311,7 +313,7 @@ def test_a_stream_that_fails_says_so_in_its_own_words(
     assert last["type"] == "error"
     if path == "messages":
         assert last["error"]["type"] == "authentication_error"
-        assert last["request_id"] == answer.headers["request-id"]
+        assert last["request_id"] == response.headers["request-id"]
     else:
         assert (last["code"], last["sequence_number"]) == ("invalid_api_key", len(events) - 1)
 

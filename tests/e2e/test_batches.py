@@ -1,4 +1,4 @@
-"""Files and batches by both SDKs, on the running platform."""
+"""Files and batches with both SDKs, on the running platform."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.e2e.batches import finished, line, results, upload
 from tests.support.stack import MODEL, Stack, eventually
 
 
-def test_a_batch_by_openais_sdk(stack: Stack) -> None:
+def test_a_batch_with_openais_sdk(stack: Stack) -> None:
     client = stack.client()
     wrong = [line("too-long", max_tokens=10**6), line("no-model", model="nobody"), line("streamed", stream=True)]
     input_file = upload(client, [*(line(f"n{n}") for n in range(12)), *wrong])
@@ -73,7 +73,7 @@ def test_a_batch_of_another_endpoint(stack: Stack, url: str, body: dict[str, Any
     assert (response["status_code"], response["body"]["object"]) == (200, kind)
 
 
-def test_a_file_that_is_no_batch_fails_it_line_by_line(stack: Stack) -> None:
+def test_an_invalid_file_fails_the_batch_with_an_error_per_line(stack: Stack) -> None:
     client = stack.client()
     text = b'{"custom_id": 1}\nno json\n' + json.dumps(line("a")).encode() + b"\n" + json.dumps(line("a")).encode()
     file = client.files.create(file=("lines.jsonl", io.BytesIO(text)), purpose="batch")
@@ -88,9 +88,9 @@ def test_a_file_that_is_no_batch_fails_it_line_by_line(stack: Stack) -> None:
     ]
 
 
-def test_a_cancelled_batch_answers_every_line(stack: Stack) -> None:
+def test_a_cancelled_batch_has_a_result_for_every_line(stack: Stack) -> None:
     client = stack.client()
-    lines = [line(f"n{n}", max_tokens=60, ignore_eos=True) for n in range(200)]  # more than run at once
+    lines = [line(f"n{n}", max_tokens=60, ignore_eos=True) for n in range(200)]  # more than run concurrently
     batch = client.batches.create(
         input_file_id=upload(client, lines), endpoint="/v1/chat/completions", completion_window="24h"
     )
@@ -108,7 +108,7 @@ def test_a_cancelled_batch_answers_every_line(stack: Stack) -> None:
         client.batches.cancel("batch_nobody")
 
 
-def test_what_is_refused_of_files_and_batches(stack: Stack) -> None:
+def test_invalid_files_and_batches_are_rejected(stack: Stack) -> None:
     client = stack.client()
     with pytest.raises(openai.BadRequestError, match="purpose"):
         client.files.create(file=("x", b"x"), purpose="fine-tune")
@@ -116,9 +116,9 @@ def test_what_is_refused_of_files_and_batches(stack: Stack) -> None:
         client.files.create(file=("x", b""), purpose="batch")
     with pytest.raises(openai.BadRequestError, match="lines"):
         client.files.create(file=("x", b"\n" * 50_001), purpose="batch")
-    with pytest.raises(openai.NotFoundError) as fault:
+    with pytest.raises(openai.NotFoundError) as exc_info:
         client.batches.create(input_file_id="file-nobody", endpoint="/v1/completions", completion_window="24h")
-    assert fault.value.param == "input_file_id"
+    assert exc_info.value.param == "input_file_id"
     file = upload(client, [line("a")])
     with pytest.raises(openai.BadRequestError, match="endpoint"):
         client.batches.create(input_file_id=file, endpoint="/v1/moderations", completion_window="24h")

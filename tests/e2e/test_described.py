@@ -1,5 +1,5 @@
-"""What docs/openapi.yaml describes, tried by schemathesis on the running platform: no fault of its own, no hang, and
-nothing else than is described."""
+"""Conformance of the running platform to docs/openapi.yaml, tested by schemathesis: no internal errors, no hangs, and
+only documented responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack
 DOCUMENT = yaml.safe_load((Path(__file__).parents[2] / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
-# Operation -> what keeps an answer short, if the body is a good one.
+# Operation -> fields that keep a valid request's output short.
 SHORT: dict[str, dict[str, Any]] = {
     "createChatCompletion": {"model": MODEL, "max_tokens": 2, "max_completion_tokens": 2, "n": 1, "min_tokens": 0},
     "createCompletion": {"model": MODEL, "max_tokens": 2, "n": 1, "min_tokens": 0},
@@ -31,10 +31,10 @@ SECONDS = 30
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
-def test_it_answers_as_described(stack: Stack, operation: Any) -> None:
+def test_responses_conform_to_the_openapi_document(stack: Stack, operation: Any) -> None:
     @given(case=operation.as_strategy())
     @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    def answered(case: Any) -> None:
+    def check_response(case: Any) -> None:
         if isinstance(case.body, dict):
             case.body = {**case.body, **SHORT.get(operation.definition.raw["operationId"], {})}
         response = case.call(base_url=stack.url, headers=stack.headers, timeout=SECONDS)
@@ -42,4 +42,4 @@ def test_it_answers_as_described(stack: Stack, operation: Any) -> None:
         if response.headers.get("content-type", [""])[0].startswith("application/json"):
             case.validate_response(response, checks=[response_schema_conformance])
 
-    answered()
+    check_response()

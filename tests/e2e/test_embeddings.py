@@ -1,4 +1,4 @@
-"""/v1/embeddings through the whole platform, asked by the openai SDK."""
+"""/v1/embeddings of the whole platform, with the openai SDK."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack
 TEXTS = ["How do I reset my PIN?", "I forgot my card's PIN, what now?", "The moon is made of cheese."]
 
 
-def test_like_texts_have_like_vectors_and_are_metered(stack: Stack) -> None:
+def test_similar_texts_have_similar_vectors_and_are_metered(stack: Stack) -> None:
     raw = stack.client().embeddings.with_raw_response.create(model=EMBEDDING_MODEL, input=TEXTS)
     answer = raw.parse()
     vectors = np.array([each.embedding for each in answer.data])
@@ -30,7 +30,7 @@ def test_like_texts_have_like_vectors_and_are_metered(stack: Stack) -> None:
     assert (event["outcome"], event["model"]) == ("completed", EMBEDDING_MODEL)
 
 
-def test_floats_and_base64_texts_and_token_ids_say_the_same(stack: Stack) -> None:
+def test_all_input_and_output_formats_give_the_same_vectors(stack: Stack) -> None:
     client = stack.client()
     hello = [101, 7592, 2088, 102]
     floats = client.embeddings.create(model=EMBEDDING_MODEL, input="hello world", encoding_format="float")
@@ -43,7 +43,7 @@ def test_floats_and_base64_texts_and_token_ids_say_the_same(stack: Stack) -> Non
         np.testing.assert_allclose(other.embedding, floats.data[0].embedding, atol=1e-6)
 
 
-async def test_many_callers_at_once(stack: Stack) -> None:
+async def test_concurrent_requests_give_the_same_vectors(stack: Stack) -> None:
     client = stack.async_client()
     alone = (await client.embeddings.create(model=EMBEDDING_MODEL, input=TEXTS[0])).data[0].embedding
     answers = await asyncio.gather(
@@ -70,15 +70,15 @@ async def test_many_callers_at_once(stack: Stack) -> None:
         ({"extra_body": {"truncate": True}}, "truncate", "unknown_parameter"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused_by_name(
+def test_an_error_names_the_input_that_cannot_be_embedded(
     stack: Stack, fields: dict[str, object], param: str, code: str
 ) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         stack.client().embeddings.create(**{"model": EMBEDDING_MODEL, "input": "a", **fields})  # type: ignore[call-overload]
-    assert (caught.value.param, caught.value.code) == (param, code)
+    assert (exc_info.value.param, exc_info.value.code) == (param, code)
 
 
-def test_an_embedding_model_does_not_chat(stack: Stack) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
+def test_an_embedding_model_rejects_chat_completions(stack: Stack) -> None:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         stack.client().chat.completions.create(model=EMBEDDING_MODEL, messages=[{"role": "user", "content": "Hi"}])
-    assert caught.value.param == "model"
+    assert exc_info.value.param == "model"

@@ -1,4 +1,4 @@
-"""`Idempotency-Key` on the running platform: done once, charged once, answered again with the same bytes."""
+"""`Idempotency-Key` on the running platform: one execution, one charge, and the same response bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def name() -> str:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [PATH, "/v1/messages", "/v1/responses"])
-def test_the_second_call_gets_the_firsts_answer(stack: Stack, name: str, path: str, stream: bool) -> None:
+def test_the_second_call_gets_the_first_calls_response(stack: Stack, name: str, path: str, stream: bool) -> None:
     asked = {"model": MODEL, "input": "Hello", "max_output_tokens": 16} if path == "/v1/responses" else body()
     if path == "/v1/messages":
         del asked["ignore_eos"]
@@ -35,10 +35,10 @@ def test_the_second_call_gets_the_firsts_answer(stack: Stack, name: str, path: s
     stack.event(first.headers["x-request-id"])
     events = stack.events(limit="5")
     assert [each["request_id"] for each in events].count(first.headers["x-request-id"]) == 1
-    assert events[0]["request_id"] == first.headers["x-request-id"]  # nothing ran after it
+    assert events[0]["request_id"] == first.headers["x-request-id"]  # no other request ran
 
 
-def test_another_body_under_the_key_is_a_conflict(stack: Stack, name: str) -> None:
+def test_the_same_key_with_another_body_is_a_conflict(stack: Stack, name: str) -> None:
     assert post(stack, name, body()).status_code == 200
     for answer in (post(stack, name, body(6)), post(stack, name, body(), "/v1/completions")):
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "idempotency_conflict")
@@ -48,7 +48,7 @@ def test_another_body_under_the_key_is_a_conflict(stack: Stack, name: str) -> No
     assert post(stack, "x" * 256, body()).status_code == 400
 
 
-def test_while_the_first_call_runs_others_are_told_to_wait(stack: Stack, name: str) -> None:
+def test_a_concurrent_call_is_rejected_with_a_retry_time(stack: Stack, name: str) -> None:
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(post(stack, name, body(80))))
     asking.start()
@@ -61,7 +61,7 @@ def test_while_the_first_call_runs_others_are_told_to_wait(stack: Stack, name: s
     assert post(stack, name, body(80)).content == answers[0].content
 
 
-def test_a_refusal_is_not_kept(stack: Stack, name: str) -> None:
+def test_a_rejection_is_not_stored(stack: Stack, name: str) -> None:
     for _ in range(2):
         refused = post(stack, name, body(temperature=9))
         assert refused.status_code == 400
@@ -69,7 +69,7 @@ def test_a_refusal_is_not_kept(stack: Stack, name: str) -> None:
     assert post(stack, name, body()).status_code == 200
 
 
-def test_whoever_lost_the_connection_gets_the_answer_that_was_begun(stack: Stack, name: str) -> None:
+def test_after_a_lost_connection_the_next_call_gets_the_running_response(stack: Stack, name: str) -> None:
     asked = body(40, stream=True, stream_options={"include_usage": True})
     with httpx.stream("POST", stack.url + PATH, json=asked, headers=named(stack, name), timeout=60) as response:
         request_id = response.headers["x-request-id"]

@@ -1,4 +1,4 @@
-"""A request's way in the logs of gateway, worker and settler: who and which, and not a word of what was said."""
+"""Logs of gateway, worker and settler: they contain a request's IDs, and no text of prompts or outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "zanzibarquux"
-ASKED: dict[str, dict[str, Any]] = {
+BODIES: dict[str, dict[str, Any]] = {
     "chat/completions": {"model": MODEL, "messages": [{"role": "user", "content": f"Say {SECRET}"}], "max_tokens": 8},
     "completions": {"model": MODEL, "prompt": f"{SECRET} {SECRET}", "max_tokens": 8, "echo": True, "stream": True},
     "embeddings": {"model": EMBEDDING_MODEL, "input": [SECRET]},
@@ -20,7 +20,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def lines(stack: Stack, process: str, request_id: str) -> list[dict[str, Any]]:
-    """The lines of a process' log that name the request; a list of executions counts as a line for each."""
+    """Return the lines of a process's log that name the request. A list of executions counts as one line for each."""
     found = []
     for text in (stack.data_dir / "logs" / f"{process}.log").read_text().splitlines():
         if request_id in text:
@@ -34,9 +34,9 @@ def send(stack: Stack, endpoint: str, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"{stack.url}/v1/{endpoint}", json=body, headers=headers, timeout=60)
 
 
-@pytest.mark.parametrize("endpoint", ASKED)
-def test_a_request_is_followed_from_process_to_process(stack: Stack, endpoint: str) -> None:
-    body = ASKED[endpoint]
+@pytest.mark.parametrize("endpoint", BODIES)
+def test_logs_of_all_processes_name_the_request(stack: Stack, endpoint: str) -> None:
+    body = BODIES[endpoint]
     answer = send(stack, endpoint, body)
     assert answer.status_code == 200, answer.text
     request_id = answer.headers["x-request-id"]
@@ -54,9 +54,9 @@ def test_a_request_is_followed_from_process_to_process(stack: Stack, endpoint: s
     assert len({(line["tenant_id"], line["key_id"]) for line in every}) == 1
 
 
-def test_a_batchs_line_is_followed_too(stack: Stack) -> None:
+def test_logs_of_all_processes_name_a_batchs_request(stack: Stack) -> None:
     client = stack.client()
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": ASKED["embeddings"]}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": BODIES["embeddings"]}
     file = client.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
     eventually(lambda: client.batches.retrieve(batch.id).status == "completed", 90)
@@ -71,8 +71,8 @@ def test_a_batchs_line_is_followed_too(stack: Stack) -> None:
     assert {line["trace_id"] for line in told} == {settled["trace_id"]}
 
 
-def test_no_log_has_a_word_of_what_was_said(stack: Stack) -> None:
-    for endpoint, body in ASKED.items():
+def test_logs_contain_no_text_of_prompts_or_outputs(stack: Stack) -> None:
+    for endpoint, body in BODIES.items():
         send(stack, endpoint, body)
         send(stack, endpoint, {**body, "temperature": SECRET})
         send(stack, endpoint, {**body, SECRET: 1, "model": SECRET})
@@ -88,6 +88,6 @@ def test_no_log_has_a_word_of_what_was_said(stack: Stack) -> None:
         assert stack.key not in text, log
 
 
-def test_what_is_not_a_request_leaves_no_line(stack: Stack) -> None:
-    answer = httpx.get(f"{stack.url}/readyz")
-    assert lines(stack, "gateway", answer.headers["x-request-id"]) == []
+def test_health_checks_are_not_logged(stack: Stack) -> None:
+    response = httpx.get(f"{stack.url}/readyz")
+    assert lines(stack, "gateway", response.headers["x-request-id"]) == []

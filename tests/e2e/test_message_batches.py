@@ -1,4 +1,4 @@
-"""Message batches by the anthropic SDK; and who sees files and batches, whatever the dialect."""
+"""Message batches with the anthropic SDK, and the isolation of files and batches in both dialects."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ print(do_create_api_key(project, "theirs", scopes=("inference", "models"))[1])
 
 @pytest.fixture(scope="module")
 def neighbor(stack: Stack) -> str:
-    """A key of another tenant."""
-    settings = dict(each.split("=", 1) for each in (stack.data_dir / "env").read_text().splitlines() if "=" in each)
+    """Return the secret of another tenant's key."""
+    settings = dict(line.split("=", 1) for line in (stack.data_dir / "env").read_text().splitlines() if "=" in line)
     environ = {
         "MILLRACE_DATA_DIR": str(stack.data_dir),
         "DJANGO_SETTINGS_MODULE": "millrace.conf.settings",
@@ -49,14 +49,18 @@ def client(stack: Stack) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
 
 
-def asked(custom_id: str, **more: Any) -> Any:
+def entry(custom_id: str, **more: Any) -> Any:
     params = {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": 'Hello\n"you"'}], **more}
     return {"custom_id": custom_id, "params": params}
 
 
-def test_a_message_batch_by_anthropics_sdk(stack: Stack, client: anthropic.Anthropic) -> None:
-    wrong = [asked("no-model", model="nobody"), asked("no-tokens", max_tokens=0), asked("streamed", stream=True)]
-    batch = client.messages.batches.create(requests=[*(asked(f"n{n}") for n in range(8)), *wrong])
+def test_a_message_batch_with_anthropics_sdk(stack: Stack, client: anthropic.Anthropic) -> None:
+    wrong = [
+        entry("no-model", model="nobody"),
+        entry("no-tokens", max_tokens=0),
+        entry("streamed", stream=True),
+    ]
+    batch = client.messages.batches.create(requests=[*(entry(f"n{n}") for n in range(8)), *wrong])
     assert batch.type == "message_batch"
     assert batch.processing_status == "in_progress"
     assert (batch.request_counts.processing, batch.results_url, batch.ended_at) == (11, None, None)
@@ -87,8 +91,8 @@ def test_a_message_batch_by_anthropics_sdk(stack: Stack, client: anthropic.Anthr
         client.messages.batches.retrieve(batch.id)
 
 
-def test_lists_go_both_ways(client: anthropic.Anthropic) -> None:
-    made = [client.messages.batches.create(requests=[asked("a")]).id for _ in range(4)]
+def test_lists_are_paged_in_both_directions(client: anthropic.Anthropic) -> None:
+    made = [client.messages.batches.create(requests=[entry("a")]).id for _ in range(4)]
     newest = client.messages.batches.list(limit=4)
     assert [each.id for each in newest.data] == made[::-1]
     after = client.messages.batches.list(limit=2, after_id=made[3])
@@ -100,7 +104,7 @@ def test_lists_go_both_ways(client: anthropic.Anthropic) -> None:
 
 
 def test_a_message_batch_is_cancelled(client: anthropic.Anthropic) -> None:
-    batch = client.messages.batches.create(requests=[asked(f"n{n}", max_tokens=300) for n in range(60)])
+    batch = client.messages.batches.create(requests=[entry(f"n{n}", max_tokens=300) for n in range(60)])
     batch = client.messages.batches.cancel(batch.id)
     assert batch.processing_status in ("canceling", "ended")
     assert batch.cancel_initiated_at
@@ -123,28 +127,28 @@ def test_a_message_batch_is_cancelled(client: anthropic.Anthropic) -> None:
         b'{"requests": [{"custom_id": "a", "params": {}}], "more": 1}',
     ],
 )
-def test_what_is_no_message_batch_is_refused(stack: Stack, body: bytes) -> None:
-    answer = httpx.post(f"{stack.url}/v1/messages/batches", content=body, headers=stack.headers, timeout=60)
-    assert answer.status_code == 400
-    assert answer.json()["type"] == "error"
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+def test_invalid_message_batches_are_rejected(stack: Stack, body: bytes) -> None:
+    response = httpx.post(f"{stack.url}/v1/messages/batches", content=body, headers=stack.headers, timeout=60)
+    assert response.status_code == 400
+    assert response.json()["type"] == "error"
+    assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_an_idempotency_key_makes_one_batch(stack: Stack) -> None:
-    body, headers = {"requests": [asked("a")]}, {**stack.headers, "idempotency-key": "one-batch"}
+def test_an_idempotency_key_creates_one_batch(stack: Stack) -> None:
+    body, headers = {"requests": [entry("a")]}, {**stack.headers, "idempotency-key": "one-batch"}
     first, again = (httpx.post(f"{stack.url}/v1/messages/batches", json=body, headers=headers) for _ in range(2))
     assert (first.status_code, again.json()) == (200, first.json())
     assert again.headers["idempotent-replayed"] == "true"
-    other = httpx.post(f"{stack.url}/v1/messages/batches", json={"requests": [asked("b")]}, headers=headers)
+    other = httpx.post(f"{stack.url}/v1/messages/batches", json={"requests": [entry("b")]}, headers=headers)
     assert (other.status_code, other.json()["error"]["type"]) == (409, "conflict_error")
 
 
-def test_other_tenants_see_no_file_and_no_batch(stack: Stack, client: anthropic.Anthropic, neighbor: str) -> None:
+def test_other_tenants_cannot_read_files_and_batches(stack: Stack, client: anthropic.Anthropic, neighbor: str) -> None:
     mine = stack.client()
     file = upload(mine, [line("a")])
     batch = mine.batches.create(input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h")
     batch = finished(mine, batch.id)
-    messages = client.messages.batches.create(requests=[asked("a")]).id
+    messages = client.messages.batches.create(requests=[entry("a")]).id
     request = httpx.get(f"{stack.url}/v1/files/{batch.output_file_id}/content", headers=stack.headers)
     request_id = json.loads(request.text)["response"]["request_id"]
     theirs = {"authorization": f"Bearer {neighbor}"}
@@ -173,7 +177,7 @@ def test_other_tenants_see_no_file_and_no_batch(stack: Stack, client: anthropic.
         assert httpx.get(f"{stack.url}/v1/{path}", headers=theirs).json()["data"] == []
 
 
-def test_a_batch_waits_for_its_keys_limits_and_ends_with_its_key(stack: Stack) -> None:
+def test_a_batch_waits_for_its_keys_limits_and_ends_if_the_key_is_revoked(stack: Stack) -> None:
     secret = make_key(stack, "of a batch", {"requests_per_minute": 60, "concurrency": 2}, scopes=["inference"])
     client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key=secret, max_retries=0)
     batch = client.batches.create(
@@ -182,7 +186,7 @@ def test_a_batch_waits_for_its_keys_limits_and_ends_with_its_key(stack: Stack) -
         completion_window="24h",
     )
     eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed > 40, 60)
-    assert client.batches.retrieve(batch.id).request_counts.failed == 0  # refused ones wait
+    assert client.batches.retrieve(batch.id).request_counts.failed == 0  # rejected lines wait
     keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers).json()["results"]
     (key,) = (each["id"] for each in keys if each["name"] == "of a batch")
     assert httpx.delete(f"{stack.url}/api/keys/{key}", headers=stack.headers).status_code < 300
@@ -193,7 +197,7 @@ def test_a_batch_waits_for_its_keys_limits_and_ends_with_its_key(stack: Stack) -
     assert {each["response"]["status_code"] for each in failed} == {401}
 
 
-def test_an_upload_goes_to_the_disk_and_not_to_memory(stack: Stack) -> None:
+def test_an_upload_is_written_to_disk_and_not_kept_in_memory(stack: Stack) -> None:
     size = 120_000_000
     gateway = psutil.Process(stack.gateway())
     before = gateway.memory_info().rss

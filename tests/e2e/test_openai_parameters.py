@@ -35,7 +35,7 @@ USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 class Sdk:
-    """The SDK's two clients behind one face. A stream comes as the list of its chunks."""
+    """The SDK's two clients with one interface. A stream is returned as the list of its chunks."""
 
     def __init__(self, stack: Stack, kind: str) -> None:
         self.kind = kind
@@ -89,7 +89,7 @@ def completion_texts(chunks: list[Completion]) -> dict[int, str]:
     return texts
 
 
-def test_several_answers(sdk: Sdk) -> None:
+def test_several_choices(sdk: Sdk) -> None:
     options = {"n": 3, "seed": 5, "temperature": 1.0}
     whole: ChatCompletion = sdk.chat(**options)
     texts = {choice.index: choice.message.content for choice in whole.choices}
@@ -101,7 +101,7 @@ def test_several_answers(sdk: Sdk) -> None:
     assert sorted(ends) == [0, 1, 2]
     assert whole.usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens > 12
-    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens  # the prompt is counted once
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens  # the prompt counts once
 
 
 @pytest.mark.parametrize("sdk", ["sync", "async"], indirect=True)
@@ -125,7 +125,7 @@ def test_log_probabilities(sdk: Sdk) -> None:
     assert [(entry.token, entry.logprob) for entry in streamed] == [(entry.token, entry.logprob) for entry in content]
 
 
-def test_what_shifts_the_choice_of_tokens(sdk: Sdk) -> None:
+def test_penalties_and_logit_bias_change_the_tokens(sdk: Sdk) -> None:
     plain = sdk.chat(temperature=0, logprobs=True, max_tokens=4).choices[0].logprobs.content
     wanted = sdk.complete(prompt="a", logprobs=0, max_tokens=1).choices[0]
     assert wanted.logprobs.tokens == [wanted.text]
@@ -147,7 +147,7 @@ def test_what_shifts_the_choice_of_tokens(sdk: Sdk) -> None:
     )
 
 
-def test_stop_token_ids_and_least_lengths(sdk: Sdk) -> None:
+def test_stop_token_ids_and_min_tokens(sdk: Sdk) -> None:
     ended = sdk.chat(temperature=0, extra_body={"stop_token_ids": list(range(30, 60))}, logit_bias={"40": 100})
     assert (ended.choices[0].finish_reason, ended.choices[0].message.content) == ("stop", "")
     longer = sdk.chat(temperature=0, max_tokens=20, extra_body={"min_tokens": 20})
@@ -155,12 +155,12 @@ def test_stop_token_ids_and_least_lengths(sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize(("asked", "used"), [("auto", "default"), ("default",) * 2, ("flex",) * 2, ("priority",) * 2])
-def test_the_tier_used_is_told(sdk: Sdk, asked: Literal["auto"], used: str) -> None:
+def test_the_response_names_the_service_tier(sdk: Sdk, asked: Literal["auto"], used: str) -> None:
     assert sdk.chat(service_tier=asked, max_tokens=2).service_tier == used
     assert {chunk.service_tier for chunk in sdk.chat(service_tier=asked, max_tokens=2, stream=True)} == {used}
 
 
-def test_what_the_caller_notes_is_kept_with_the_decisions(stack: Stack) -> None:
+def test_the_callers_metadata_is_in_the_decision_record(stack: Stack) -> None:
     raw = stack.client().chat.completions.with_raw_response.create(
         model=MODEL,
         messages=FRANCE,
@@ -177,7 +177,7 @@ class Capital(pydantic.BaseModel):
     sure: bool
 
 
-def test_an_answer_follows_a_schema(sdk: Sdk) -> None:
+def test_output_follows_its_schema(sdk: Sdk) -> None:
     answer = sdk.parse(response_format=Capital, temperature=0, max_tokens=60)
     assert isinstance(answer.choices[0].message.parsed, Capital)
     anything = sdk.chat(response_format={"type": "json_object"}, max_tokens=60, temperature=0).choices[0]
@@ -189,7 +189,7 @@ def test_an_answer_follows_a_schema(sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
-def test_a_tool_is_called_and_its_result_taken_back(sdk: Sdk, choice: Any) -> None:
+def test_a_tool_is_called_and_its_result_accepted(sdk: Sdk, choice: Any) -> None:
     options = {"tools": [WEATHER], "tool_choice": choice, "parallel_tool_calls": False, "max_tokens": 80}
     whole = sdk.chat(**options, temperature=0).choices[0]
     (call,) = whole.message.tool_calls
@@ -201,7 +201,7 @@ def test_a_tool_is_called_and_its_result_taken_back(sdk: Sdk, choice: Any) -> No
     deltas = [d for chunk in chunks for c in chunk.choices for d in c.delta.tool_calls or ()]
     assert (deltas[0].id.startswith("call_"), deltas[0].function.name) == (True, "get_weather")
     assert "".join(delta.function.arguments for delta in deltas) == call.function.arguments
-    assert len(deltas) > 2  # the arguments come as they are made
+    assert len(deltas) > 2  # the arguments are streamed
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
@@ -210,15 +210,15 @@ def test_a_tool_is_called_and_its_result_taken_back(sdk: Sdk, choice: Any) -> No
     assert answer.choices[0].message.tool_calls is None
 
 
-def test_tools_change_nothing_if_the_model_calls_none(sdk: Sdk) -> None:
-    """SmolLM2 answers in words."""
+def test_a_model_may_answer_without_calling_a_tool(sdk: Sdk) -> None:
+    """SmolLM2 answers with text."""
     plain = sdk.chat(tools=[WEATHER], temperature=0)
     assert plain.choices[0].message.tool_calls is None
     assert "Paris" in plain.choices[0].message.content
     assert chat_texts(sdk.chat(tools=[WEATHER], temperature=0, stream=True)) == {0: plain.choices[0].message.content}
 
 
-def test_marked_prefixes_are_written_to_the_cache_and_read_from_it(sdk: Sdk) -> None:
+def test_prefixes_with_cache_control_are_written_and_read(sdk: Sdk) -> None:
     mark = {
         "type": "text",
         "text": f"{sdk.kind} rules: " + "be brief, " * 60,
@@ -286,7 +286,9 @@ def events_of(response: httpx.Response) -> Iterator[tuple[str, str]]:
         ),
     ],
 )
-def test_such_streams_resume_without_gap_or_repeat(stack: Stack, path: str, body: dict[str, Any]) -> None:
+def test_streams_with_these_parameters_resume_without_gap_or_repeat(
+    stack: Stack, path: str, body: dict[str, Any]
+) -> None:
     options = {"model": MODEL, "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}, **body}
     with httpx.stream("POST", f"{stack.url}/v1/{path}", json=options, headers=stack.headers, timeout=60) as response:
         events = list(events_of(response))
@@ -312,7 +314,9 @@ def test_such_streams_resume_without_gap_or_repeat(stack: Stack, path: str, body
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_bad_requests_are_named(sdk: Sdk, options: dict[str, Any], code: str, param: str, stream: bool) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
+def test_errors_name_the_invalid_parameter(
+    sdk: Sdk, options: dict[str, Any], code: str, param: str, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         sdk.chat(**options, stream=stream)
-    assert (caught.value.code, caught.value.param) == (code, param)
+    assert (exc_info.value.code, exc_info.value.param) == (code, param)

@@ -1,4 +1,4 @@
-"""The openai SDK, unchanged, against the running platform."""
+"""The unmodified openai SDK against the running platform."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def request_id(headers: httpx.Headers) -> str:
     return headers["x-request-id"]
 
 
-def test_a_chat_completion_is_answered_and_metered(stack: Stack) -> None:
+def test_a_chat_completion_is_metered(stack: Stack) -> None:
     raw = stack.client().chat.completions.with_raw_response.create(
         model=MODEL, messages=FRANCE, max_completion_tokens=30, temperature=0
     )
@@ -38,7 +38,7 @@ def test_a_chat_completion_is_answered_and_metered(stack: Stack) -> None:
     assert (event["outcome"], event["model"]) == ("completed", MODEL)
 
 
-def test_a_stream_says_the_same_as_the_whole_answer(stack: Stack) -> None:
+def test_a_stream_contains_the_same_text_as_a_response(stack: Stack) -> None:
     client = stack.client()
     options = {"model": MODEL, "messages": FRANCE, "max_tokens": 20, "temperature": 0}
     whole = client.chat.completions.create(**options)  # type: ignore[call-overload]
@@ -54,7 +54,7 @@ def test_a_stream_says_the_same_as_the_whole_answer(stack: Stack) -> None:
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
 
 
-def test_completions_whole_and_streamed(stack: Stack) -> None:
+def test_completions_with_and_without_streaming(stack: Stack) -> None:
     client = stack.client()
     whole = client.completions.create(model=MODEL, prompt="One, two, three,", max_tokens=8, temperature=0)
     chunks = list(
@@ -66,7 +66,7 @@ def test_completions_whole_and_streamed(stack: Stack) -> None:
     assert whole.usage.completion_tokens == 8
 
 
-def test_a_seed_reproduces_and_stop_strings_stop(stack: Stack) -> None:
+def test_seeds_reproduce_output_and_stop_strings_end_it(stack: Stack) -> None:
     client = stack.client()
     story: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count from one to twenty in words."}]
     first, second = (
@@ -83,7 +83,7 @@ def test_a_seed_reproduces_and_stop_strings_stop(stack: Stack) -> None:
     assert cut.choices[0].finish_reason == "stop"
 
 
-def test_models(stack: Stack) -> None:
+def test_models_are_listed(stack: Stack) -> None:
     client = stack.client()
     assert [model.id for model in client.models.list()] == [MODEL, EMBEDDING_MODEL]
     assert client.models.retrieve(MODEL).owned_by == "millrace"
@@ -110,7 +110,7 @@ def test_a_repeated_prompt_is_read_from_the_cache(stack: Stack) -> None:
     assert other.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_errors_are_the_sdks_own(stack: Stack) -> None:
+def test_errors_raise_the_sdks_exceptions(stack: Stack) -> None:
     client = stack.client()
 
     def chat(model: str = MODEL, **options: object) -> object:
@@ -142,22 +142,22 @@ def test_errors_are_the_sdks_own(stack: Stack) -> None:
         ("POST", "/v1/completions", {"json": {"model": MODEL, "prompt": [10**9]}}, 400),
     ],
 )
-def test_bad_requests_get_a_typed_answer(
+def test_invalid_requests_get_a_typed_error(
     stack: Stack, method: str, path: str, options: dict[str, object], status: int
 ) -> None:
-    answer = httpx.request(method, stack.url + path, headers=stack.headers, timeout=60, **options)  # type: ignore[arg-type]
-    assert answer.status_code == status
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-    assert answer.headers["x-request-id"].startswith("req_")
+    response = httpx.request(method, stack.url + path, headers=stack.headers, timeout=60, **options)  # type: ignore[arg-type]
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert response.headers["x-request-id"].startswith("req_")
 
 
-def test_both_headers_carry_a_key_and_none_is_refused(stack: Stack) -> None:
+def test_a_key_is_accepted_in_both_headers_and_required(stack: Stack) -> None:
     url = f"{stack.url}/v1/models"
     assert httpx.get(url, headers={"x-api-key": stack.key}).status_code == 200
     assert httpx.get(url).status_code == 401
 
 
-async def test_32_streams_at_once_are_batched_and_metered_exactly(stack: Stack) -> None:
+async def test_32_concurrent_streams_are_batched_and_metered_exactly(stack: Stack) -> None:
     client = stack.async_client()
     steps, sequences = (
         stack.metric("vllm:iteration_tokens_total_count"),
@@ -181,18 +181,18 @@ async def test_32_streams_at_once_are_batched_and_metered_exactly(stack: Stack) 
         assert usage is not None
         return request_id(raw.headers), usage.prompt_tokens, usage.completion_tokens, text
 
-    told = await asyncio.gather(*(one(number) for number in range(32)))
-    assert all(output == 32 and text for _, _, output, text in told)
+    results = await asyncio.gather(*(one(number) for number in range(32)))
+    assert all(output == 32 and text for _, _, output, text in results)
     batch = (stack.metric("millrace_batched_sequences_total") - sequences) / (
         stack.metric("vllm:iteration_tokens_total_count") - steps
     )
     assert batch > 8
-    for name, prompt, output, _ in told:
+    for name, prompt, output, _ in results:
         event = stack.event(name)
         assert (event["input"], event["output"]) == (prompt, output)
 
 
-async def test_a_client_that_leaves_is_cancelled_and_metered(stack: Stack) -> None:
+async def test_a_disconnected_clients_request_is_cancelled_and_metered(stack: Stack) -> None:
     client = stack.async_client()
     raw = await client.chat.completions.with_raw_response.create(
         model=MODEL, messages=FRANCE, max_tokens=2000, stream=True, extra_body={"ignore_eos": True}

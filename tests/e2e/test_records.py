@@ -1,4 +1,4 @@
-"""What the platform writes down of each request, from the gateway to the management API."""
+"""Request records of the running platform, from the gateway to the management API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.support.e2e.websocket import socket
 from tests.support.stack import MODEL, Stack, eventually
 
-ASKED = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
+BODY = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
 
 
 def post(stack: Stack, body: dict[str, Any], path: str = "completions", **headers: str) -> httpx.Response:
@@ -19,26 +19,26 @@ def post(stack: Stack, body: dict[str, Any], path: str = "completions", **header
 
 
 def get(stack: Stack, path: str, **query: str) -> dict[str, Any]:
-    answer = httpx.get(f"{stack.url}/api/{path}", params=query, headers=stack.headers, timeout=60)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+    response = httpx.get(f"{stack.url}/api/{path}", params=query, headers=stack.headers, timeout=60)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
 
 
 def story(stack: Stack, request_id: str, *, executions: int) -> dict[str, Any]:
-    """As soon as its record is written and so many executions are settled."""
+    """Return the request's record once it is written and this number of executions is settled."""
     url = f"{stack.url}/api/requests/{request_id}"
 
-    def told() -> bool:
-        answer = httpx.get(url, headers=stack.headers, timeout=60)
-        found = answer.json()
-        return answer.status_code == 200 and found["record"] is not None and len(found["executions"]) >= executions
+    def is_complete() -> bool:
+        response = httpx.get(url, headers=stack.headers, timeout=60)
+        found = response.json()
+        return response.status_code == 200 and found["record"] is not None and len(found["executions"]) >= executions
 
-    eventually(told)
+    eventually(is_complete)
     return get(stack, f"requests/{request_id}")
 
 
-def test_a_request_can_be_told_from_its_limits_to_its_cost(stack: Stack) -> None:
-    answer = post(stack, ASKED)
+def test_a_record_contains_limits_routing_and_cost(stack: Stack) -> None:
+    answer = post(stack, BODY)
     found = story(stack, answer.headers["x-request-id"], executions=1)
     record, (execution,) = found["record"], found["executions"]
     assert (record["endpoint"], record["requested_model"], record["served_model"]) == ("completions", MODEL, MODEL)
@@ -56,10 +56,10 @@ def test_a_request_can_be_told_from_its_limits_to_its_cost(stack: Stack) -> None
     assert row["usage"]["usd"] == found["usd"]
 
 
-def test_a_stream_and_one_that_is_left(stack: Stack) -> None:
-    whole = post(stack, {**ASKED, "stream": True})
+def test_records_of_a_completed_and_a_cancelled_stream(stack: Stack) -> None:
+    whole = post(stack, {**BODY, "stream": True})
     assert story(stack, whole.headers["x-request-id"], executions=1)["record"]["stream"] is True
-    asked = {**ASKED, "stream": True, "max_tokens": 500, "ignore_eos": True}
+    asked = {**BODY, "stream": True, "max_tokens": 500, "ignore_eos": True}
     url = f"{stack.url}/v1/completions"
     with httpx.stream("POST", url, json=asked, headers=stack.headers, timeout=60) as left:
         next(left.iter_lines())
@@ -67,24 +67,24 @@ def test_a_stream_and_one_that_is_left(stack: Stack) -> None:
     assert (record["status"], record["outcome"]) == ("200", "cancelled")
 
 
-def test_a_generation_on_a_socket(stack: Stack) -> None:
+def test_records_of_websocket_requests(stack: Stack) -> None:
     with socket(stack, additional_headers=stack.headers) as client:
-        assert client.hear() == {"type": "ready"}
-        client.ask("a", max_tokens=2)
-        heard = client.hear_all("a")
-        client.ask("b", max_tokens=2000, ignore_eos=True)
-        while client.hear()["type"] != "chunk":
+        assert client.receive() == {"type": "ready"}
+        client.submit("a", max_tokens=2)
+        messages = client.receive_all("a")
+        client.submit("b", max_tokens=2000, ignore_eos=True)
+        while client.receive()["type"] != "chunk":
             pass
-        client.say(type="cancel", id="b")
-        client.hear_all("b")
-    record = story(stack, heard[0]["request_id"], executions=1)["record"]
+        client.send_message(type="cancel", id="b")
+        client.receive_all("b")
+    record = story(stack, messages[0]["request_id"], executions=1)["record"]
     assert (record["endpoint"], record["outcome"], record["stream"]) == ("realtime.chat", "completed", True)
     eventually(lambda: get(stack, "requests", endpoint="realtime.chat", outcome="cancelled")["results"])
     rows = get(stack, "requests", endpoint="realtime.chat", outcome="cancelled")["results"]
     assert (rows[0]["status"], rows[0]["code"]) == ("499", "cancelled")
 
 
-def test_what_is_refused_says_which_limit_it_was(stack: Stack) -> None:
+def test_the_record_of_a_rejection_names_the_limit(stack: Stack) -> None:
     made = httpx.post(
         f"{stack.url}/api/limits",
         json={"model": "no-such-model", "requests_per_minute": 1},
@@ -92,8 +92,8 @@ def test_what_is_refused_says_which_limit_it_was(stack: Stack) -> None:
         timeout=60,
     ).json()
     try:
-        assert post(stack, {**ASKED, "model": "no-such-model"}).status_code == 404
-        wrong = post(stack, {**ASKED, "max_tokens": -1})
+        assert post(stack, {**BODY, "model": "no-such-model"}).status_code == 404
+        wrong = post(stack, {**BODY, "max_tokens": -1})
         record = story(stack, wrong.headers["x-request-id"], executions=0)["record"]
         assert (record["status"], record["outcome"], record["requested_model"]) == ("400", "refused", "")
     finally:
@@ -102,21 +102,21 @@ def test_what_is_refused_says_which_limit_it_was(stack: Stack) -> None:
         f"{stack.url}/api/limits", json={"model": MODEL, "requests_per_day": 0}, headers=stack.headers, timeout=60
     ).json()
     try:
-        eventually(lambda: post(stack, ASKED).status_code == 429)
-        limited = post(stack, ASKED)
+        eventually(lambda: post(stack, BODY).status_code == 429)
+        limited = post(stack, BODY)
         record = story(stack, limited.headers["x-request-id"], executions=0)["record"]
         assert (record["status"], record["outcome"], record["code"]) == ("429", "limited", "rate_limit_exceeded")
         assert (record["limited_by"]["id"], record["limited_by"]["name"]) == (made["id"], "requests_per_day")
         bounds = get(stack, "requests/rates")["bounds"]
-        assert [each["requests"] > 0 for each in bounds if each["id"] == made["id"]] == [True]
+        assert [bound["requests"] > 0 for bound in bounds if bound["id"] == made["id"]] == [True]
     finally:
         httpx.delete(f"{stack.url}/api/limits/{made['id']}", headers=stack.headers, timeout=60)
-        eventually(lambda: post(stack, ASKED).status_code == 200)
+        eventually(lambda: post(stack, BODY).status_code == 200)
 
 
-def test_a_replayed_answer_names_the_request_it_was_of(stack: Stack) -> None:
-    first = post(stack, ASKED, **{"Idempotency-Key": "records-1"})
-    again = post(stack, ASKED, **{"Idempotency-Key": "records-1"})
+def test_a_replayed_response_names_the_first_request(stack: Stack) -> None:
+    first = post(stack, BODY, **{"Idempotency-Key": "records-1"})
+    again = post(stack, BODY, **{"Idempotency-Key": "records-1"})
     assert again.headers["idempotent-replayed"] == "true"
     name = first.headers["x-request-id"]
     eventually(lambda: get(stack, f"requests/{name}")["others"])
@@ -125,26 +125,26 @@ def test_a_replayed_answer_names_the_request_it_was_of(stack: Stack) -> None:
 
 
 @pytest.fixture
-def kept(stack: Stack) -> Any:
-    def keep(days: int) -> None:
-        answer = httpx.patch(
+def retention(stack: Stack) -> Any:
+    def set_retention(days: int) -> None:
+        response = httpx.patch(
             f"{stack.url}/api/tenant", json={"content_retention_days": days}, headers=stack.headers, timeout=60
         )
-        assert answer.status_code == 200, answer.text
+        assert response.status_code == 200, response.text
 
-    keep(1)
+    set_retention(1)
     yield
-    keep(0)
+    set_retention(0)
 
 
-def test_prompt_and_answer_are_kept_only_if_that_is_switched_on(stack: Stack, kept: Any) -> None:
-    def told() -> bool:
-        answer = post(stack, ASKED)
+def test_prompts_and_outputs_are_stored_only_if_logging_is_on(stack: Stack, retention: Any) -> None:
+    def is_complete() -> bool:
+        answer = post(stack, BODY)
         content = story(stack, answer.headers["x-request-id"], executions=1)["content"]
         if content is None:
-            return False  # the gateway has not heard of it yet
-        assert json.loads(content["body"]) == ASKED
+            return False  # the gateway has not applied the change yet
+        assert json.loads(content["body"]) == BODY
         assert content["answers"] == [answer.json()["choices"][0]["text"]]
         return True
 
-    eventually(told)
+    eventually(is_complete)

@@ -1,4 +1,4 @@
-"""/v1/responses with the openai SDK, unchanged, against the running platform."""
+"""/v1/responses of the running platform with the unmodified openai SDK."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WEATHER: Any = {
 
 
 class Sdk:
-    """The SDK's two clients behind one face. A stream comes as the list of its events."""
+    """The SDK's two clients with one interface. A stream is returned as the list of its events."""
 
     def __init__(self, stack: Stack, kind: str) -> None:
         self.kind = kind
@@ -58,7 +58,7 @@ def sdk(stack: Stack, request: pytest.FixtureRequest) -> Sdk:
     return Sdk(stack, request.param)
 
 
-def test_a_response_says_what_a_chat_says(stack: Stack, sdk: Sdk) -> None:
+def test_a_response_contains_the_same_text_as_a_chat_completion(stack: Stack, sdk: Sdk) -> None:
     response: Response = sdk.create(max_output_tokens=20, metadata={"a": "b"})
     with stack.client() as client:
         chat = client.chat.completions.create(model=MODEL, messages=FRANCE, max_tokens=20, temperature=0)  # type: ignore[arg-type]
@@ -70,13 +70,13 @@ def test_a_response_says_what_a_chat_says(stack: Stack, sdk: Sdk) -> None:
     assert (event["input"], event["output"]) == (response.usage.input_tokens, response.usage.output_tokens)
 
 
-def test_an_incomplete_one_says_why(sdk: Sdk) -> None:
+def test_an_incomplete_response_contains_the_reason(sdk: Sdk) -> None:
     response = sdk.create(max_output_tokens=2)
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
 @pytest.mark.parametrize("sdk", ["sync", "async"], indirect=True)
-def test_a_stream_is_numbered_and_resumes_after_any_number(sdk: Sdk) -> None:
+def test_a_stream_is_numbered_and_resumes_after_any_event(sdk: Sdk) -> None:
     whole, events = sdk.create(), sdk.create(stream=True)
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].type == "response.completed"
@@ -88,7 +88,7 @@ def test_a_stream_is_numbered_and_resumes_after_any_number(sdk: Sdk) -> None:
     assert sdk.call("retrieve", name, stream=True) == events
 
 
-def test_functions_are_called_and_their_outputs_taken_back(sdk: Sdk) -> None:
+def test_functions_are_called_and_their_outputs_accepted(sdk: Sdk) -> None:
     asked: list[Any] = [{"role": "user", "content": "How is the weather in Paris?"}]
     response = sdk.create(input=asked, tools=[WEATHER], tool_choice="required", parallel_tool_calls=False)
     (call,) = [item for item in response.output if item.type == "function_call"]
@@ -101,21 +101,21 @@ class Answer(BaseModel):
     number: int
 
 
-def test_text_follows_a_schema(sdk: Sdk) -> None:
+def test_output_follows_its_schema(sdk: Sdk) -> None:
     response = sdk.call("parse", model=MODEL, input="Count.", text_format=Answer, max_output_tokens=60, temperature=0)
     assert isinstance(response.output_parsed, Answer)
 
 
-def test_bad_requests_are_named(stack: Stack, sdk: Sdk) -> None:
+def test_errors_name_the_invalid_parameter(stack: Stack, sdk: Sdk) -> None:
     for options, param in (({"store": True}, "store"), ({"previous_response_id": "resp_1"}, "previous_response_id")):
-        with pytest.raises(openai.BadRequestError) as refused:
+        with pytest.raises(openai.BadRequestError) as exc_info:
             sdk.create(**options)
-        assert refused.value.param == param
+        assert exc_info.value.param == param
     with pytest.raises(openai.NotFoundError):
         sdk.call("retrieve", "resp_none", stream=True)
     name = sdk.create(max_output_tokens=1).id
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as exc_info:
         sdk.call("retrieve", name)
-    assert refused.value.param == "stream"
-    answer = httpx.get(f"{stack.url}/v1/responses/{name}?stream=true&starting_after=x", headers=stack.headers)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "starting_after")
+    assert exc_info.value.param == "stream"
+    response = httpx.get(f"{stack.url}/v1/responses/{name}?stream=true&starting_after=x", headers=stack.headers)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "starting_after")

@@ -1,4 +1,4 @@
-"""manage.py seed_demo beside a running platform: its live requests are answered by the engine and metered."""
+"""manage.py seed_demo on a running platform: its live requests are run by the engine and metered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def manage(stack: Stack, *words: str) -> str:
     return done.stdout
 
 
-def test_live_requests_are_answered_and_metered(stack):
+def test_live_requests_are_completed_and_metered(stack):
     said = manage(stack, "seed_demo", "--events", "80", "--seconds", "30", "--requests", "16", "--allow-real-tenants")
     (answered,) = re.findall(r"\b200: (\d+)", said)
     assert int(answered) >= 8, said
@@ -31,6 +31,6 @@ def test_live_requests_are_answered_and_metered(stack):
 
     def metered() -> bool:
         usage = manage(stack, "usage_report", "demo-harbor", "--by", "day")
-        return int(usage.splitlines()[-2].split()[1]) > 0  # today's
+        return int(usage.splitlines()[-2].split()[1]) > 0  # today
 
     eventually(metered)

@@ -1,4 +1,4 @@
-"""/v1/realtime/chat with the websockets library, as any browser's socket would."""
+"""/v1/realtime/chat with the websockets library."""
 
 from __future__ import annotations
 
@@ -23,52 +23,54 @@ ENDLESS = {"max_tokens": 2000, "ignore_eos": True}
 @pytest.fixture
 def client(stack: Stack) -> Iterator[Client]:
     with socket(stack, additional_headers=stack.headers) as opened:
-        assert opened.hear() == {"type": "ready"}
+        assert opened.receive() == {"type": "ready"}
         yield opened
 
 
-def text_of(heard: list[dict[str, Any]]) -> str:
-    chunks = [ChatCompletionChunk.model_validate(each["chunk"]) for each in heard if each["type"] == "chunk"]
+def text_of(messages: list[dict[str, Any]]) -> str:
+    chunks = [
+        ChatCompletionChunk.model_validate(message["chunk"]) for message in messages if message["type"] == "chunk"
+    ]
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
-def test_it_answers_as_over_http_and_is_metered(stack: Stack, client: Client) -> None:
-    client.ask("a")
-    heard = client.hear_all("a")
-    assert (heard[0]["type"], heard[0]["model"], heard[-1]["type"]) == ("started", MODEL, "done")
+def test_output_and_usage_are_the_same_as_over_http(stack: Stack, client: Client) -> None:
+    client.submit("a")
+    messages = client.receive_all("a")
+    assert (messages[0]["type"], messages[0]["model"], messages[-1]["type"]) == ("started", MODEL, "done")
     body = {"model": MODEL, "messages": FRANCE, "max_tokens": 8, "temperature": 0}
     whole = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60).json()
-    assert text_of(heard) == whole["choices"][0]["message"]["content"]
-    event = stack.event(heard[0]["request_id"])
+    assert text_of(messages) == whole["choices"][0]["message"]["content"]
+    event = stack.event(messages[0]["request_id"])
     assert (event["output"], event["outcome"]) == (whole["usage"]["completion_tokens"], "completed")
 
 
-def test_several_at_once_and_one_cancelled(stack: Stack, client: Client) -> None:
+def test_concurrent_requests_and_a_cancelled_one(stack: Stack, client: Client) -> None:
     for name in "abc":
-        client.ask(name, **(ENDLESS if name == "b" else {"max_tokens": 12}))
-    heard: dict[str, list[dict[str, Any]]] = {"a": [], "b": [], "c": []}
+        client.submit(name, **(ENDLESS if name == "b" else {"max_tokens": 12}))
+    messages: dict[str, list[dict[str, Any]]] = {"a": [], "b": [], "c": []}
     cancelled = False
-    while not all(told and told[-1]["type"] in ("done", "error") for told in heard.values()):
-        message = client.hear()
-        heard[message["id"]].append(message)
-        if message["id"] == "b" and len(heard["b"]) == 5 and not cancelled:
+    while not all(received and received[-1]["type"] in ("done", "error") for received in messages.values()):
+        message = client.receive()
+        messages[message["id"]].append(message)
+        if message["id"] == "b" and len(messages["b"]) == 5 and not cancelled:
             cancelled = True
-            client.say(type="cancel", id="b")
-    assert [heard[name][-1]["type"] for name in "abc"] == ["done", "error", "done"]
-    assert heard["b"][-1]["error"]["code"] == "cancelled"
-    assert text_of(heard["a"]) == text_of(heard["c"])
-    event = stack.event(heard["b"][0]["request_id"])
+            client.send_message(type="cancel", id="b")
+    assert [messages[name][-1]["type"] for name in "abc"] == ["done", "error", "done"]
+    assert messages["b"][-1]["error"]["code"] == "cancelled"
+    assert text_of(messages["a"]) == text_of(messages["c"])
+    event = stack.event(messages["b"][0]["request_id"])
     assert event["outcome"] == "cancelled"
     assert 1 <= event["output"] < 500
-    client.ask("b")  # the name is free again
-    assert client.hear_all("b")[-1]["type"] == "done"
+    client.submit("b")  # the ID can be used again
+    assert client.receive_all("b")[-1]["type"] == "done"
 
 
-def test_a_closed_socket_cancels_what_runs(stack: Stack) -> None:
+def test_a_closed_websocket_cancels_its_requests(stack: Stack) -> None:
     with socket(stack, additional_headers=stack.headers) as client:
-        client.hear()
-        client.ask("a", **ENDLESS)
-        started = client.hear()
+        client.receive()
+        client.submit("a", **ENDLESS)
+        started = client.receive()
     assert stack.event(started["request_id"])["outcome"] == "cancelled"
     eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0)
 
@@ -92,68 +94,73 @@ def test_a_closed_socket_cancels_what_runs(stack: Stack) -> None:
         (json.dumps({"id": "x", "model": "x" * (3 << 20)}), None, "request_too_large", None),
     ],
 )
-def test_what_is_wrong_is_told_and_the_socket_stays(
+def test_errors_are_sent_and_the_websocket_stays_open(
     client: Client, message: str, name: str | None, code: str, param: str | None
 ) -> None:
     client.socket.send(message)
-    told = client.hear()
-    assert (told["type"], told["id"], told["error"]["code"], told["error"]["param"]) == ("error", name, code, param)
-    client.ask("a", max_tokens=1)
-    assert client.hear_all("a")[-1]["type"] == "done"
+    received = client.receive()
+    assert (received["type"], received["id"], received["error"]["code"], received["error"]["param"]) == (
+        "error",
+        name,
+        code,
+        param,
+    )
+    client.submit("a", max_tokens=1)
+    assert client.receive_all("a")[-1]["type"] == "done"
 
 
-def test_a_name_is_used_once_at_a_time(client: Client) -> None:
-    client.ask("a", **ENDLESS)
-    client.ask("a")
-    told = client.hear()
-    while told["type"] != "error":
-        told = client.hear()
-    assert told["error"]["code"] == "conflict"
+def test_an_id_of_a_running_request_is_rejected(client: Client) -> None:
+    client.submit("a", **ENDLESS)
+    client.submit("a")
+    received = client.receive()
+    while received["type"] != "error":
+        received = client.receive()
+    assert received["error"]["code"] == "conflict"
 
 
-def test_the_key_may_come_in_the_first_message(stack: Stack) -> None:
+def test_the_key_can_be_sent_in_the_first_message(stack: Stack) -> None:
     with socket(stack) as client:
-        client.say(type="auth", key=stack.key)
-        assert client.hear() == {"type": "ready"}
-        client.ask("a", max_tokens=1)
-        assert client.hear_all("a")[-1]["type"] == "done"
+        client.send_message(type="auth", key=stack.key)
+        assert client.receive() == {"type": "ready"}
+        client.submit("a", max_tokens=1)
+        assert client.receive_all("a")[-1]["type"] == "done"
 
 
 @pytest.mark.parametrize("message", ['{"type": "auth", "key": "sk-mr-nobody"}', '{"id": "a", "model": "m"}', "x"])
-def test_without_a_good_key_it_is_closed(stack: Stack, message: str) -> None:
+def test_a_websocket_without_a_valid_key_is_closed(stack: Stack, message: str) -> None:
     with socket(stack) as client:
         client.socket.send(message)
-        assert client.hear()["type"] == "error"
-        with pytest.raises(websockets.ConnectionClosedError) as closed:
-            client.hear()
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 4401
+        assert client.receive()["type"] == "error"
+        with pytest.raises(websockets.ConnectionClosedError) as exc_info:
+            client.receive()
+        assert exc_info.value.rcvd is not None
+        assert exc_info.value.rcvd.code == 4401
 
 
-def test_a_revoked_key_ends_what_runs_and_begins_nothing(stack: Stack) -> None:
+def test_a_revoked_key_ends_running_requests_and_rejects_new_ones(stack: Stack) -> None:
     secret = make_key(stack, "for a socket")
     with socket(stack, additional_headers={"x-api-key": secret}) as client:
-        client.hear()
-        client.ask("a", **ENDLESS)
-        assert client.hear()["type"] == "started"
+        client.receive()
+        client.submit("a", **ENDLESS)
+        assert client.receive()["type"] == "started"
         keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers, timeout=60).json()["results"]
         (id_,) = [key["id"] for key in keys if key["name"] == "for a socket" and secret.startswith(key["prefix"])]
         assert httpx.delete(f"{stack.url}/api/keys/{id_}", headers=stack.headers, timeout=60).status_code == 204
         revoked = time.monotonic()
-        assert client.hear_all("a")[-1]["error"]["code"] == "invalid_api_key"
+        assert client.receive_all("a")[-1]["error"]["code"] == "invalid_api_key"
         assert time.monotonic() - revoked < 5
-        client.ask("b")
-        assert client.hear_all("b")[-1]["error"]["code"] == "invalid_api_key"
+        client.submit("b")
+        assert client.receive_all("b")[-1]["error"]["code"] == "invalid_api_key"
 
 
-def test_pages_of_other_sites_are_refused(stack: Stack) -> None:
+def test_pages_of_other_origins_are_rejected(stack: Stack) -> None:
     for origin in (stack.url, None):
         with socket(stack, origin=origin, additional_headers=stack.headers) as client:
-            assert client.hear() == {"type": "ready"}
+            assert client.receive() == {"type": "ready"}
     for origin in ("https://evil.example", "null", f"{stack.url}.evil.example"):
-        with pytest.raises(websockets.InvalidStatus) as refused, socket(stack, origin=origin):
+        with pytest.raises(websockets.InvalidStatus) as exc_info, socket(stack, origin=origin):
             pass
-        assert refused.value.response.status_code == 403
+        assert exc_info.value.response.status_code == 403
     url = f"{stack.url.replace('http', 'ws')}/v1/elsewhere"
     with pytest.raises(websockets.InvalidStatus), connect(url):
         pass

@@ -1,4 +1,4 @@
-"""A batch while processes of the platform are killed."""
+"""Batches while processes of the platform are killed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.stack import Stack, eventually
 
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
-def test_a_batch_survives_whatever_is_killed(stack: Stack, count: int) -> None:
-    """Each line is answered once and paid once, whoever dies meanwhile."""
+def test_a_batch_survives_killed_processes(stack: Stack, count: int) -> None:
+    """Each line has one result and one charge, whichever process dies."""
     stack.wait_until_ready()
     client = stack.client(timeout=60)
     lines = [line(f"n{n}", max_tokens=2 + n % 7, ignore_eos=True) for n in range(count)]
@@ -60,8 +60,8 @@ def test_a_batch_survives_whatever_is_killed(stack: Stack, count: int) -> None:
     assert sum(tokens.values()) == sum(2 + n % 7 for n in range(count))
 
     def paid() -> dict[str, int]:
-        """Tokens of output, by request. One that waited for a worker too long was never run, and its line ran as
-        another one: its event is of nothing."""
+        """Return the output tokens by request. A request that waited for a worker for too long never ran; its line was
+        retried as another request, and its event has no tokens."""
         since = [each for each in usage_events(stack) if datetime.fromisoformat(each["admitted_at"]) >= began]
         paid = [each for each in since if each["outcome"] != "failed" and any(each["tokens"].values())]
         return {each["request_id"]: each["tokens"]["output"] for each in paid}

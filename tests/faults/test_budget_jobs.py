@@ -1,5 +1,5 @@
-"""The reclaimer and the reconciler as processes of their own, killed after each statement that changes something, and
-run against each other."""
+"""The reclaimer and the reconciler as separate processes, killed after each statement that changes data, and run
+concurrently."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from billing.models import BudgetCorrection, BudgetLease, BudgetPeriod, Reconcil
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tests.support.gateway.budget_gateways import Admitted, budget_gateway
-from tests.support.gateway.budgets import RESERVED, admit_requests, budget_period, check_invariants, see, tell
+from tests.support.gateway.budgets import RESERVED, admit_requests, budget_period, check_invariants, see, settle_events
 from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 ROOT = Path(__file__).resolve().parents[2]
-# Dies once a statement that holds the words is done, and before its transaction is committed; or when all is done.
+# Dies after a statement that contains the words, before the commit; or at the end.
 CHILD = """
 import os, signal, sys
 import django
@@ -68,10 +68,10 @@ def change(sql: str) -> None:
 
 
 @pytest.mark.parametrize(("words", "reclaimed"), [("billing_reclaim_leases", 0), ("", 1)])
-async def test_a_killed_reclaimer_takes_back_all_of_a_lease_or_nothing(
+async def test_a_killed_reclaimer_reclaims_a_lease_completely_or_not_at_all(
     gateway: Any, budget: Any, words: str, reclaimed: int
 ) -> None:
-    """Worked example 9, with the reclaimer killed too."""
+    """Worked example 9 of the specification, with a killed reclaimer."""
     made = await sync_to_async(budget)()
     await admit_requests(await gateway(), 1)
     before = (await sync_to_async(budget_period)(made)).reserved
@@ -90,11 +90,11 @@ async def test_a_killed_reclaimer_takes_back_all_of_a_lease_or_nothing(
 @pytest.mark.parametrize(
     "words", ["FOR NO KEY UPDATE", "billing_move_amounts", '"billing_budgetcorrection"', '"billing_recon', ""]
 )
-async def test_a_killed_reconciler_repairs_once_and_says_so(gateway: Any, budget: Any, words: str) -> None:
-    """A repair and the row that tells of it come together or not at all."""
+async def test_a_killed_reconciler_repairs_and_records_once(gateway: Any, budget: Any, words: str) -> None:
+    """A repair and its row are written in one transaction."""
     made = await sync_to_async(budget)()
     one, _ = await admit_requests(await gateway(), 2)
-    await sync_to_async(tell)(one.event())
+    await sync_to_async(settle_events)(one.event())
     before = await sync_to_async(budget_period)(made)
     await sync_to_async(change)("UPDATE billing_budgetperiod SET reserved = reserved + 5, used = used - 7")
     await sync_to_async(run)("reconcile", words)
@@ -113,22 +113,22 @@ async def test_a_killed_reconciler_repairs_once_and_says_so(gateway: Any, budget
     await see()
 
 
-def test_reconcilers_reclaimers_and_the_settler_do_not_disturb_each_other(key: Any, budget: Any, url: str) -> None:
-    """Whatever runs beside it, the reconciler takes nothing under way for a fault."""
+def test_concurrent_reconcilers_reclaimers_and_settlers_find_no_errors(key: Any, budget: Any, url: str) -> None:
+    """The reconciler reports no unfinished change of another process as an error."""
     made = budget(amount=1000 * RESERVED)
 
     async def admit() -> list[Admitted]:
         async with budget_gateway(url, key) as mine:
             found = [await mine.admit() for _ in range(120)]
             await mine.budget_admission.stop()
-            return [each for each in found if isinstance(each, Admitted)]
+            return [request for request in found if isinstance(request, Admitted)]
 
     admitted = asyncio.run(admit())
     assert len(admitted) == 120
 
     def settle(start: int) -> None:
-        for each in admitted[start::2]:
-            tell(each.event())
+        for request in admitted[start::2]:
+            settle_events(request.event())
         connection.close()
 
     def compare() -> None:
@@ -140,7 +140,7 @@ def test_reconcilers_reclaimers_and_the_settler_do_not_disturb_each_other(key: A
         for running in [pool.submit(settle, 0), pool.submit(settle, 1), pool.submit(compare), pool.submit(compare)]:
             running.result()
     assert not unscoped(BudgetCorrection).all()
-    assert all(not each.differences for each in unscoped(Reconciliation).all())
+    assert all(not row.differences for row in unscoped(Reconciliation).all())
     assert budget_period(made).reserved == 0
-    assert len({each.budget_id for each in unscoped(BudgetPeriod).all()}) == 1
+    assert len({row.budget_id for row in unscoped(BudgetPeriod).all()}) == 1
     check_invariants()

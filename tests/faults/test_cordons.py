@@ -1,4 +1,4 @@
-"""A worker that an operator takes out of service: nothing begun is cut, nothing new is sent, nobody is lost."""
+"""Cordoned and drained workers: running requests complete, no new ones are sent, and none is lost."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ WORKER = f"{MODEL}-0"
 
 
 def operate(stack: Stack, call: str) -> None:
-    """Carry out a verb of operators, in a process of its own."""
+    """Run an operator's action in a separate process."""
     code = f"from millrace.apps.operations.cordons import *; {call}"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
     environ["MILLRACE_DATA_DIR"] = str(stack.data_dir)
     subprocess.run([sys.executable, "manage.py", "shell", "-c", code], check=True, env=environ, timeout=60)
 
 
-def ask(stack: Stack, max_tokens: int, **more: Any) -> httpx.Response:
+def send(stack: Stack, max_tokens: int, **more: Any) -> httpx.Response:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Count."}], "max_tokens": max_tokens}
     url = f"{stack.url}/v1/chat/completions"
     return httpx.post(url, json={**body, "ignore_eos": True, **more}, headers=stack.headers, timeout=200)
 
 
-def test_a_cordoned_worker_ends_what_it_has_and_gets_nothing_new(stack: Stack) -> None:
+def test_a_cordoned_worker_completes_its_requests_and_gets_no_new_ones(stack: Stack) -> None:
     with ThreadPoolExecutor(1) as pool:
-        begun = pool.submit(ask, stack, 400)
+        begun = pool.submit(send, stack, 400)
         eventually(lambda: stack.metric("millrace_kv_blocks_used"))
         operate(stack, f"do_cordon({WORKER!r})")
-        eventually(lambda: ask(stack, 1).status_code == 503)
-        assert ask(stack, 1).json()["error"]["code"] == "model_loading"
+        eventually(lambda: send(stack, 1).status_code == 503)
+        assert send(stack, 1).json()["error"]["code"] == "model_loading"
         assert begun.result().json()["usage"]["completion_tokens"] == 400
     operate(stack, f"do_uncordon({WORKER!r})")
-    eventually(lambda: ask(stack, 1).status_code == 200)
+    eventually(lambda: send(stack, 1).status_code == 200)
 
 
-def test_a_drained_worker_gives_back_what_it_has_not_begun(stack: Stack) -> None:
-    """More than fits its batch is sent; what waits is given back, waits in the gateway, and is answered afterwards."""
-    told: list[httpx.Response] = []
-    threads = [threading.Thread(target=lambda: told.append(ask(stack, 60))) for _ in range(48)]
+def test_a_drained_worker_returns_requests_that_have_not_started(stack: Stack) -> None:
+    """More requests are sent than fit its batch. The waiting ones return to the gateway's queue and complete later."""
+    responses: list[httpx.Response] = []
+    threads = [threading.Thread(target=lambda: responses.append(send(stack, 60))) for _ in range(48)]
     for thread in threads:
         thread.start()
     operate(stack, f"do_cordon({WORKER!r}, drain=True)")
-    eventually(lambda: ask(stack, 1).status_code == 503)
+    eventually(lambda: send(stack, 1).status_code == 503)
     operate(stack, f"do_uncordon({WORKER!r})")
     for thread in threads:
         thread.join()
-    answered = [answer for answer in told if answer.status_code == 200]
+    answered = [answer for answer in responses if answer.status_code == 200]
     assert all(answer.json()["usage"]["completion_tokens"] == 60 for answer in answered)
-    # What the drain met before it was admitted was refused; nothing that was admitted was lost or cut.
-    assert {answer.status_code for answer in told} <= {200, 503}
+    # Requests that arrived during the drain were rejected; no admitted request was lost or truncated.
+    assert {answer.status_code for answer in responses} <= {200, 503}
     assert len(answered) >= 8
-    assert len(told) == 48
+    assert len(responses) == 48

@@ -1,4 +1,4 @@
-"""Embeddings while their worker is killed."""
+"""Embedding requests while their worker is killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 from tests.support.stack import EMBEDDING_MODEL, Stack, eventually
 
 
-def test_a_worker_killed_at_it_leaves_one_bill(stack: Stack) -> None:
+def test_a_request_of_a_killed_worker_is_billed_once(stack: Stack) -> None:
     worker = stack.pid("inference_worker", model=EMBEDDING_MODEL)
     many = {"model": EMBEDDING_MODEL, "input": ["word " * 200] * 200}
     with httpx.Client(headers=stack.headers, timeout=60) as client:
@@ -26,6 +26,6 @@ def test_a_worker_killed_at_it_leaves_one_bill(stack: Stack) -> None:
         answer = asyncio.run(send())
     assert answer.status_code in (200, 503), answer.text
     stack.wait_until_ready()
-    if answer.status_code == 200:  # another process of the worker took it over, before a byte of the answer was sent
+    if answer.status_code == 200:  # another worker process took it over before a byte of the response was sent
         assert stack.event(answer.headers["x-request-id"])["outcome"] == "completed"
     eventually(lambda: stack.client().embeddings.create(model=EMBEDDING_MODEL, input="again").data)

@@ -1,4 +1,4 @@
-"""Processes killed and cut while streams run: nobody waits for ever, nothing is lost, nothing is counted twice."""
+"""Processes killed or stopped during streams: every request ends, and usage is neither lost nor counted twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resume(stack: Stack, request_id: str, last_id: str = "") -> tuple[list[str],
     url = f"{stack.url}/v1/streams/{request_id}"
     while True:
         with httpx.stream("GET", url, headers=headers, timeout=300) as response:
-            if response.status_code == 503:  # so many at once, on a busy machine: come back, as it says
+            if response.status_code == 503:  # overload on a busy machine: retry after the given time
                 time.sleep(float(response.headers["retry-after"]))
                 continue
             assert response.status_code == 200, response.read()
@@ -35,7 +35,7 @@ def resume(stack: Stack, request_id: str, last_id: str = "") -> tuple[list[str],
     return [event[0] for event in events], [event[1] for event in events]
 
 
-def test_a_worker_killed_mid_stream_ends_it_with_an_error_and_comes_back(stack: Stack) -> None:
+def test_a_worker_killed_mid_stream_ends_it_with_an_error_and_restarts(stack: Stack) -> None:
     stream = Stream(stack, max_tokens=2000)
     stream.read(5)
     killed_at = time.monotonic()
@@ -48,7 +48,7 @@ def test_a_worker_killed_mid_stream_ends_it_with_an_error_and_comes_back(stack: 
     event = stack.event(stream.request_id)
     assert (event["outcome"], event["output"], event["input"]) == ("failed", 0, 0)
 
-    # The supervisor brings it back, and a request that waits meanwhile is served.
+    # The supervisor restarts it, and a waiting request is completed.
     eventually(lambda: stack.metric("vllm:iteration_tokens_total_count") >= 0 and stack.worker(), 120)
     stack.wait_until_ready()
     answer = stack.client().chat.completions.create(
@@ -58,21 +58,21 @@ def test_a_worker_killed_mid_stream_ends_it_with_an_error_and_comes_back(stack: 
     assert len(stack.events(request_id=stream.request_id)) == 1  # also after the journal's replay
 
 
-def test_a_worker_killed_before_the_first_token_costs_only_time(stack: Stack) -> None:
-    """Stopped, it cannot answer; killed, its request goes to the next one."""
+def test_a_worker_killed_before_the_first_token_delays_the_request_only(stack: Stack) -> None:
+    """The stopped worker generates no token. After it is killed, its request moves to the next one."""
     stack.wait_until_ready()
     worker = stack.worker()
     os.kill(worker, signal.SIGSTOP)
     answers: list[Any] = []
 
-    def ask() -> None:
+    def send() -> None:
         answers.append(
             stack.client().chat.completions.with_raw_response.create(
                 model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=3
             )
         )
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=send)
     asking.start()
     time.sleep(0.5)
     os.kill(worker, signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_a_worker_killed_before_the_first_token_costs_only_time(stack: Stack) ->
     assert (event["outcome"], event["output"]) == ("completed", 3)
 
 
-def test_a_stopped_worker_finishes_what_it_began_and_hands_over_the_rest(stack: Stack) -> None:
+def test_a_stopping_worker_completes_running_requests_and_returns_the_rest(stack: Stack) -> None:
     stack.wait_until_ready()
     streams = [Stream(stack, max_tokens=30) for _ in range(3)]
     for stream in streams:
@@ -108,7 +108,7 @@ def test_a_stream_resumes_without_gap_or_repeat(stack: Stack) -> None:
     assert resume(stack, whole.request_id) == (whole.ids, whole.datas)
 
 
-def test_a_client_that_means_to_return_finds_its_stream_running(stack: Stack) -> None:
+def test_a_resumable_stream_continues_after_a_disconnect(stack: Stack) -> None:
     stream = Stream(stack, max_tokens=60, **{"x-millrace-resume": "1"})
     stream.read(4)
     stream.close()
@@ -118,11 +118,11 @@ def test_a_client_that_means_to_return_finds_its_stream_running(stack: Stack) ->
     assert stack.event(stream.request_id)["output"] == 60
 
 
-def test_another_tenants_stream_is_not_there(stack: Stack) -> None:
+def test_another_tenants_stream_returns_404(stack: Stack) -> None:
     stream = Stream(stack, max_tokens=3)
     stream.read()
-    answer = httpx.get(f"{stack.url}/v1/streams/{stream.request_id}", headers={"authorization": "Bearer sk-mr-other"})
-    assert answer.status_code == 401
+    response = httpx.get(f"{stack.url}/v1/streams/{stream.request_id}", headers={"authorization": "Bearer sk-mr-other"})
+    assert response.status_code == 401
     bad = httpx.get(f"{stack.url}/v1/streams/{stream.request_id}", headers={**stack.headers, "last-event-id": "x:1"})
     assert bad.status_code == 400
 
@@ -130,7 +130,7 @@ def test_another_tenants_stream_is_not_there(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("count", "least_cut"), [(4, 4), pytest.param(100, 51, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
-def test_a_killed_gateways_streams_are_resumed_at_the_next_one(stack: Stack, count: int, least_cut: int) -> None:
+def test_streams_of_a_killed_gateway_resume_at_the_next_one(stack: Stack, count: int, least_cut: int) -> None:
     stack.wait_until_ready()
     with ThreadPoolExecutor(count) as pool:
         streams = list(pool.map(lambda _: Stream(stack, max_tokens=150), range(count)))
@@ -143,7 +143,7 @@ def test_a_killed_gateways_streams_are_resumed_at_the_next_one(stack: Stack, cou
             stream.read()
         except httpx.TransportError:
             cut.append(stream)
-        else:  # of a hundred the first may be done when the last begins
+        else:  # of a hundred streams, the first may end before the last starts
             assert usage_of(stream.datas)["completion_tokens"] == 150
     assert len(cut) >= least_cut
     eventually(lambda: httpx.get(f"{stack.url}/readyz", timeout=20).status_code == 200, 120)
@@ -156,7 +156,7 @@ def test_a_killed_gateways_streams_are_resumed_at_the_next_one(stack: Stack, cou
         assert (event["outcome"], event["output"]) == ("completed", 150)
 
 
-def test_a_killed_settler_loses_and_doubles_nothing(stack: Stack) -> None:
+def test_a_killed_settler_loses_and_duplicates_no_usage(stack: Stack) -> None:
     stack.wait_until_ready()
     client = stack.client()
     names = []
@@ -177,7 +177,7 @@ def test_a_killed_settler_loses_and_doubles_nothing(stack: Stack) -> None:
         assert stack.event(name)["output"] == 2
 
 
-def test_a_killed_valkey_lifts_nothing_and_comes_back(stack: Stack) -> None:
+def test_a_killed_valkey_resets_no_limit_and_recovers(stack: Stack) -> None:
     stack.wait_until_ready()
     before = stack.client().chat.completions.with_raw_response.create(
         model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=2

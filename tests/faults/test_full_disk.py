@@ -1,4 +1,4 @@
-"""A disk that fills up under load: running requests finish, new ones are refused, and all recovers without help."""
+"""A full disk under load: running requests complete, new ones are rejected, and the platform recovers by itself."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.support.invariants import assert_ledger_invariants
 from tests.support.stack import MODEL, Stack, eventually, running
 
 pytestmark = pytest.mark.timeout(600)
-DISK = "1150m"  # `millrace up` wants 1 GiB
+DISK = "1150m"  # `millrace up` requires 1 GiB
 STREAMS, TOKENS = 4, 400
 RECOVERY_SECONDS = 120
 
 
 @pytest.fixture
 def small_disk() -> Iterator[Path]:
-    """A disk of its own, in memory."""
+    """Mount a separate disk, in memory."""
     folder = Path(tempfile.mkdtemp(prefix="millrace-disk-"))
     mounting = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=711", "tmpfs", folder],
@@ -48,13 +48,13 @@ def small_disk() -> Iterator[Path]:
 
 
 def fill(disk: Path) -> None:
-    """Take what is free now: the platform's reserve, which is released meanwhile, stays free."""
+    """Use the space that is free now. The platform's reserve, which is released meanwhile, stays free."""
     with (disk / "filler").open("wb") as filler:
         os.posix_fallocate(filler.fileno(), 0, free_bytes(disk) - 2**20)
 
 
 def fill_up(disk: Path) -> None:
-    """Take every byte of the disk."""
+    """Use every byte of the disk."""
     with (disk / "filler").open("ab") as filler:
         for block in (2**24, 2**20, 2**12):
             while True:
@@ -65,7 +65,7 @@ def fill_up(disk: Path) -> None:
                     break
 
 
-def ask(stack: Stack) -> httpx.Response:
+def send(stack: Stack) -> httpx.Response:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
     return httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60)
 
@@ -75,28 +75,28 @@ def readiness(stack: Stack) -> dict[str, Any]:
 
 
 def issues(stack: Stack) -> list[tuple[str, str, bool]]:
-    """Issues with the disk that the operators' Health has noted: subject, title, and whether each is over."""
+    """Return the disk issues of the operators' health page: subject, title, and whether each has ended."""
     with psycopg.connect(stack.database_url) as connection:
         noted = "SELECT subject, title, closed_at IS NOT NULL FROM operations_healthevent WHERE issue_type = 'disk'"
         rows = connection.execute(f"{noted} ORDER BY subject")
         return rows.fetchall()
 
 
-def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None:
+def test_a_full_disk_rejects_new_requests_and_recovers(small_disk: Path) -> None:
     with running(
         small_disk, MILLRACE_MODELS=f"{MODEL}=embedded?dtype=float32", MILLRACE_MIN_FREE_DISK="96MiB"
     ) as stack:
         stack.wait_until_ready()
         budget = {"name": "month", "unit": "money", "period": "month", "amount": 10**15}
-        made = httpx.post(f"{stack.url}/api/budgets", json=budget, headers=stack.headers, timeout=60)
-        assert made.status_code == 201
+        response = httpx.post(f"{stack.url}/api/budgets", json=budget, headers=stack.headers, timeout=60)
+        assert response.status_code == 201
         assert (stack.data_dir / "disk-reserve").stat().st_size == 48 * 2**20
         streams = [Stream(stack, max_tokens=TOKENS) for _ in range(STREAMS)]
         for stream in streams:
             stream.read(5)
         fill(small_disk)
 
-        # What runs finishes, and is billed once.
+        # Running requests complete and are billed once.
         with ThreadPoolExecutor(STREAMS) as pool:
             finishing = [pool.submit(stream.read) for stream in streams]
             eventually(lambda: readiness(stack)["checks"]["disk"] != "ok", 10)
@@ -115,7 +115,7 @@ def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None
         assert replica.startswith(f"{MODEL}-0.")
         assert "accepts no new requests" in of_replica
 
-        # Not a byte is left, also for PostgreSQL, which stops over that.
+        # No byte is left, so PostgreSQL stops too.
         fill_up(small_disk)
         with pytest.raises(psycopg.OperationalError):
             write_log(stack)
@@ -124,7 +124,7 @@ def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None
 
         (small_disk / "filler").unlink()
         began = time.monotonic()
-        eventually(lambda: ask(stack).status_code == 200, RECOVERY_SECONDS)
+        eventually(lambda: send(stack).status_code == 200, RECOVERY_SECONDS)
         stack.wait_until_ready()
         assert time.monotonic() - began < RECOVERY_SECONDS
         assert readiness(stack) == {
@@ -140,15 +140,15 @@ def test_a_full_disk_refuses_new_requests_and_recovers(small_disk: Path) -> None
 
 
 def write_log(stack: Stack) -> None:
-    """Have PostgreSQL write so much log that it needs new files for it."""
+    """Let PostgreSQL write enough WAL that it needs new files."""
     with psycopg.connect(Postgres(stack.data_dir).superuser_url, autocommit=True) as connection:
         for _ in range(200):
             connection.execute("SELECT pg_logical_emit_message(false, '', repeat('x', 1000000)), pg_switch_wal()")
 
 
 def assert_refused(stack: Stack) -> None:
-    """New work of any kind is refused, and the reason is shown."""
-    answers = [ask(stack)]
+    """Check that new work of any kind is rejected, and that the reason is shown."""
+    answers = [send(stack)]
     upload = {"files": {"file": ("a.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}
     answers.append(httpx.post(f"{stack.url}/v1/files", headers=stack.headers, timeout=60, **upload))
     batch = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}

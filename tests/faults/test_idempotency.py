@@ -20,7 +20,7 @@ def name() -> str:
     return uuid.uuid4().hex
 
 
-def test_a_killed_gateway_blocks_no_key_and_charges_nothing_twice(stack: Stack, name: str) -> None:
+def test_a_killed_gateway_blocks_no_key_and_causes_no_double_charge(stack: Stack, name: str) -> None:
     stack.wait_until_ready()
     asked, other = body(150, stream=True), uuid.uuid4().hex
 
@@ -49,4 +49,4 @@ def test_a_killed_gateway_blocks_no_key_and_charges_nothing_twice(stack: Stack, 
     for each in (request_id, found.headers["x-request-id"]):
         assert stack.event(each)["output"] == 150
     newest = [each["request_id"] for each in stack.events(limit="2")]
-    assert sorted(newest) == sorted([request_id, found.headers["x-request-id"]])  # and nothing ran besides
+    assert sorted(newest) == sorted([request_id, found.headers["x-request-id"]])  # and no other request ran

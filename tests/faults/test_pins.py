@@ -1,4 +1,4 @@
-"""What a tenant has paid to keep, after the worker that kept it was killed: billed as read, and told so."""
+"""Pinned prefixes after their worker was killed: they are billed and reported as cache reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 from tests.support.stack import MODEL, Stack, eventually
 
 WORDS = "Answer briefly. " + "apple pear plum cherry quince " * 30
-ASKED = "What is the capital of France?"
+QUESTION = "What is the capital of France?"
 
 
 def classes(event: dict[str, Any]) -> dict[str, int]:
@@ -33,26 +33,26 @@ def lose_the_worker(stack: Stack) -> None:
     eventually(answers, 60)
 
 
-def test_a_killed_workers_pins_bill_as_read(stack: Stack) -> None:
+def test_pins_of_a_killed_worker_are_billed_as_reads(stack: Stack) -> None:
     text = f"{time.time()} {WORDS}"
     client = anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
     marked: Any = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
 
-    def ask() -> anthropic.types.Message:
-        messages: Any = [{"role": "user", "content": ASKED}]
+    def send() -> anthropic.types.Message:
+        messages: Any = [{"role": "user", "content": QUESTION}]
         return client.messages.create(model=MODEL, max_tokens=2, system=marked, messages=messages)
 
-    first = ask().usage
+    first = send().usage
     written = first.cache_creation_input_tokens or 0
     assert written > 100
     lose_the_worker(stack)
-    again = ask()
-    told = again.usage
-    assert (told.cache_creation_input_tokens, told.cache_read_input_tokens) == (0, written)
-    assert told.input_tokens == first.input_tokens
+    again = send()
+    second_usage = again.usage
+    assert (second_usage.cache_creation_input_tokens, second_usage.cache_read_input_tokens) == (0, written)
+    assert second_usage.input_tokens == first.input_tokens
     event = stack.event(str(again._request_id))
     assert classes(event) == {
-        "uncached": told.input_tokens,
+        "uncached": second_usage.input_tokens,
         "cache_read": written,
         "cache_write_5m": 0,
         "cache_write_1h": 0,
@@ -63,7 +63,7 @@ def test_a_killed_workers_pins_bill_as_read(stack: Stack) -> None:
     answer = stack.client().chat.completions.with_raw_response.create(
         model=MODEL,
         max_tokens=2,
-        messages=[{"role": "system", "content": text}, {"role": "user", "content": ASKED}],
+        messages=[{"role": "system", "content": text}, {"role": "user", "content": QUESTION}],
     )
     usage = answer.parse().usage
     assert usage is not None

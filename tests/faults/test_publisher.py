@@ -1,4 +1,4 @@
-"""A worker's publisher whose broker is killed."""
+"""A worker's publisher while its broker is killed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.support.worker.jobs import make_job
 from tests.support.worker.publishing import eventually, last, new_publisher, usage_events
 
 
-def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No call of the worker fails meanwhile: its client connects again by itself. The journal must not be trimmed by
-    what the settler has read of the new stream."""
+def test_events_that_a_restarted_broker_lost_are_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call of the worker fails meanwhile, since its client reconnects. The journal must not be trimmed by the
+    settler's position in the new stream."""
     monkeypatch.setattr("inference_worker.worker.publisher.TRIM_SECONDS", 0.1)
     server = Valkey(tmp_path, durable=False)
     program = server.prepare()
@@ -38,7 +38,7 @@ def test_what_a_broker_lost_that_was_soon_back_is_sent_again(tmp_path: Path, mon
             publisher.deliver([last(live, 1)])
             assert live.ended.wait(60)
             (usage,) = usage_events(broker)
-            time.sleep(0.5)  # it has looked
+            time.sleep(0.5)  # it has read it
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
             process = program.start(log)

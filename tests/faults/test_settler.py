@@ -1,4 +1,4 @@
-"""Settlers that are killed or stopped, and a broker that is."""
+"""Settlers and brokers that are killed or stopped."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from tests.support.billing.settlers import pending, quarantined
 from tests.support.rows import unscoped
 
 
-def test_two_settlers_and_one_is_killed(broker, start_settler, send, event, until):
+def test_a_killed_settlers_events_are_settled_after_its_restart(broker, start_settler, send, event, until):
     events = [event() for _ in range(6000)]
     send(*events, *events)
     first, second = start_settler("first"), start_settler("second")
     until(lambda: unscoped(UsageEvent).exists())
     first.send_signal(signal.SIGKILL)
     first.wait()
-    start_settler("first")  # as the supervisor does: same name, so it finds what it had read
+    start_settler("first")  # as the supervisor does, with the same name, so it finds its pending messages
     until(lambda: broker.xlen(USAGE_STREAM) == 0)
     assert unscoped(UsageEvent).count() == 6000
     assert quarantined() == []
     assert second.poll() is None
 
 
-def test_sigterm_finishes_the_batch(broker, start_settler, send, event, until):
+def test_a_settler_completes_its_batch_on_sigterm(broker, start_settler, send, event, until):
     send(*(event() for _ in range(5000)))
     process = start_settler("only")
     until(lambda: unscoped(UsageEvent).exists())
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 0
-    assert pending(broker) == 0  # all that was read is acknowledged
+    assert pending(broker) == 0  # all read messages are acknowledged
     assert unscoped(UsageEvent).count() + broker.xlen(USAGE_STREAM) == 5000
 
 
-def test_valkey_stopped_for_a_while(table, event, until, tmp_path_factory):
-    """A server of its own, so that the tests' is left alone."""
+def test_settling_continues_after_a_stopped_valkey(table, event, until, tmp_path_factory):
+    """It uses a separate server, so that the tests' server is not affected."""
     import subprocess
 
     from inference_worker.contract.valkey import SETTLER, connect

@@ -1,5 +1,4 @@
-"""Wherever a settler is killed, the next one under its name makes it whole: each execution once, and the budget periods
-exact."""
+"""A settler killed at any step: the next one with its name settles each execution once and keeps budgets exact."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.billing.killed_settler import STEPS
 from tests.support.billing.usage_events import make_event
-from tests.support.gateway.budgets import COST, DOLLAR, RESERVED, check_invariants, tell
+from tests.support.gateway.budgets import COST, DOLLAR, RESERVED, check_invariants, settle_events
 from tests.support.rows import unscoped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +37,7 @@ EXECUTIONS = 20
 
 @dataclass
 class Books:
-    """A tenant's budgets, a lease that lives, and one whose holds went back."""
+    """A tenant's budgets, an active lease, and a reclaimed lease."""
 
     key: ApiKeySnapshot
     price: int
@@ -81,7 +80,7 @@ def lease(cursor: Any, key: ApiKeySnapshot, lasting: timedelta) -> tuple[int, in
 
 
 def release(executions: Sequence[ExecutionUsage]) -> int:
-    """Release early what these executions do not use; how many such releases are not settled."""
+    """Release the unused parts of these executions early; return the number of releases that are not settled."""
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         for execution in executions:
             billing_context = execution.billing_context
@@ -104,7 +103,7 @@ def release(executions: Sequence[ExecutionUsage]) -> int:
 
 
 def die(step: str, time: int) -> int:
-    """Run a settler that is killed there; its exit status."""
+    """Run a settler that is killed at this step, and return its exit status."""
     parts = urlsplit(os.environ["MILLRACE_DATABASE_URL"])
     url = urlunsplit(parts._replace(path=f"/{connection.settings_dict['NAME']}"))
     command = [sys.executable, "-m", "tests.support.billing.killed_settler", step, str(time)]
@@ -113,9 +112,11 @@ def die(step: str, time: int) -> int:
 
 
 @pytest.mark.parametrize(("step", "time"), [*((step, 1) for step in STEPS), ("moved", 2), ("committed", 2)])
-def test_killed_at_every_step(books: Books, send: Any, settler_broker: redis.Redis, step: str, time: int) -> None:
+def test_a_settler_killed_at_any_step(
+    books: Books, send: Any, settler_broker: redis.Redis, step: str, time: int
+) -> None:
     known = [books.execution(books.alive) for _ in range(2)]
-    tell(*known)
+    settle_events(*known)
     executions = [books.execution(books.alive) for _ in range(EXECUTIONS)]
     failed = books.execution(
         books.alive,
@@ -128,13 +129,13 @@ def test_killed_at_every_step(books: Books, send: Any, settler_broker: redis.Red
     )
     refused = [books.execution(books.alive, block_size=-1), books.execution(books.alive, output=5000), b"poison"]
     messages = [*executions, failed, *executions[:3], books.execution(books.reclaimed), *refused, known[1]]
-    released = release([*executions[::3], known[0]])  # the last one is settled: nothing of it is released
+    released = release([*executions[::3], known[0]])  # the last one is settled, so nothing is released
     assert released == len(executions[::3])
     send(*messages)
     assert die(step, time) == -signal.SIGKILL
     check_invariants()
     assert (settler_broker.xlen(USAGE_STREAM) == 0) == (step == "acknowledged")
-    for _ in range(2):  # the next under its name; and once more, with all that was told
+    for _ in range(2):  # the next settler with its name; then once more, with all messages
         Settler(settler_broker, consumer="a", stopping=threading.Event()).drain()
         check_invariants()
         assert unscoped(UsageEvent).count() == EXECUTIONS + 3
@@ -151,6 +152,6 @@ def test_killed_at_every_step(books: Books, send: Any, settler_broker: redis.Red
     assert (report.differences, report.quarantined, report.is_clean) == ([], len(refused), False)
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("UPDATE billing_budgetlease SET reclaim_at = now()")
-    reservations.reclaim(datetime.now(UTC))  # what is in quarantine holds nothing for ever
+    reservations.reclaim(datetime.now(UTC))  # a quarantined event keeps no reservation
     assert {each.reserved for each in unscoped(BudgetPeriod).all()} == {0}
     check_invariants()

@@ -1,4 +1,4 @@
-"""Workers that are silent and return: what they have begun continues, the rest moves, nothing is billed twice."""
+"""Workers that pause and return: their streams continue, waiting requests move, and none is billed twice."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("balanced_books")
 
 @contextmanager
 def stopped(pid: int) -> Iterator[float]:
-    """Stop a process until the end of the block; gives when it was stopped."""
+    """Stop a process until the end of the block, and yield the time of the stop."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield time.monotonic()
@@ -59,13 +59,13 @@ def test_a_worker_stopped_for_four_seconds_loses_no_stream(stack: Stack) -> None
     with stopped(stack.worker()) as since:
         eventually(lambda: model_check(stack) != "ok", REPLICA_LOST_SECONDS)
         assert time.monotonic() - since > REPLICA_SUSPECT_SECONDS - 1
-        answer = httpx.post(
+        response = httpx.post(
             f"{stack.url}/v1/chat/completions",
             json={"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]},
             headers=stack.headers,
             timeout=60,
         )
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_loading")
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "model_loading")
         time.sleep(max(0.0, since + 4 - time.monotonic()))
     for stream in streams:
         stream.read()
@@ -85,7 +85,7 @@ def test_a_worker_stopped_for_twelve_seconds_fails_its_streams_once(stack: Stack
         assert REPLICA_LOST_SECONDS - 1 < time.monotonic() - since < REPLICA_LOST_SECONDS + 5
         time.sleep(max(0.0, since + 12 - time.monotonic()))
     stack.wait_until_ready()
-    eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0)  # it was stopped, and does not run to the end
+    eventually(lambda: stack.metric("millrace_kv_blocks_used") == 0)  # it was cancelled before the end
     answer = stack.client().chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=3
     )
@@ -104,7 +104,7 @@ def broker(stack: Stack) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def second_worker(stack: Stack, broker: redis.Redis) -> Iterator[subprocess.Popen[bytes]]:
-    """Another worker of the model, which no supervisor watches."""
+    """Start another worker of the model, without a supervisor."""
     stack.wait_until_ready()
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
     environ |= {
@@ -125,7 +125,7 @@ def second_worker(stack: Stack, broker: redis.Redis) -> Iterator[subprocess.Pope
         )
     try:
         eventually(lambda: len(replicas(broker)) == 2, 120)
-        time.sleep(1)  # two heartbeats: gateways take it as live
+        time.sleep(1)  # after two heartbeats, gateways treat it as live
         yield process
     finally:
         process.terminate()
@@ -134,13 +134,13 @@ def second_worker(stack: Stack, broker: redis.Redis) -> Iterator[subprocess.Pope
 
 
 def replicas(broker: redis.Redis) -> list[str]:
-    """The model's replicas on the board."""
+    """Return the model's replicas in the heartbeat table."""
     board: Any = broker.hgetall(REPLICAS_KEY)
     return [name.decode() for name, beat in board.items() if decode_heartbeat(beat).model == MODEL]
 
 
 def claimed_without_tokens(broker: redis.Redis, worker: str) -> set[str]:
-    """Requests that the worker has claimed, and that have no event yet."""
+    """Return the requests that the worker has claimed and that have no event yet."""
     found = set()
     for key in broker.scan_iter("millrace:claim:*", count=1000):
         request_id = key.decode().split(":")[2]
@@ -153,12 +153,10 @@ def claimed_without_tokens(broker: redis.Redis, worker: str) -> set[str]:
 
 
 @pytest.mark.usefixtures("second_worker")
-def test_requests_without_a_token_move_from_a_stopped_worker_and_are_billed_once(
-    stack: Stack, broker: redis.Redis
-) -> None:
+def test_waiting_requests_move_from_a_stopped_worker_and_are_billed_once(stack: Stack, broker: redis.Redis) -> None:
     first = f"{MODEL}-0"
 
-    def ask(number: int) -> tuple[str, int]:
+    def send(number: int) -> tuple[str, int]:
         content = f"{number} is the number. " + "apple pear plum cherry quince " * 150
         raw = stack.client(timeout=120).chat.completions.with_raw_response.create(
             model=MODEL,
@@ -171,14 +169,14 @@ def test_requests_without_a_token_move_from_a_stopped_worker_and_are_billed_once
         return raw.headers["x-request-id"], usage.completion_tokens
 
     with ThreadPoolExecutor(12) as pool:
-        asked = [pool.submit(ask, number) for number in range(12)]
+        asked = [pool.submit(send, number) for number in range(12)]
         eventually(lambda: len(claimed_without_tokens(broker, first)) > 1)
         with stopped(stack.worker()) as since:
             time.sleep(0.2)
             left_behind = claimed_without_tokens(broker, first)
             assert left_behind
             eventually(lambda: not claimed_without_tokens(broker, first), REPLICA_LOST_SECONDS)
-            assert time.monotonic() - since < REPLICA_LOST_SECONDS  # by suspicion
+            assert time.monotonic() - since < REPLICA_LOST_SECONDS  # because it is suspected
             # A busy machine takes a minute for twelve long prompts.
             eventually(lambda: all(stack.events(request_id=request_id) for request_id in left_behind), 180)
         answers = dict(answer.result() for answer in asked)

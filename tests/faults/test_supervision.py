@@ -1,4 +1,4 @@
-"""A process that keeps dying: it is restarted ever more slowly, and nothing else stops."""
+"""A process that keeps dying is restarted with growing delays, and no other process stops."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.support.invariants import assert_ledger_invariants
 from tests.support.stack import MODEL, Stack, eventually
 
 KILLS = 6
-# Words of the command lines of the processes that must live on.
+# Words of the command lines of processes that must keep running.
 OTHERS = (("bin/postgres", "-D"), ("valkey-server",), ("uvicorn",), ("django", "run_settler"), ("celery", "beat"))
 
 
-def test_a_worker_killed_six_times_in_a_minute_stops_nothing_else(stack: Stack) -> None:
+def test_a_worker_killed_six_times_in_a_minute_stops_no_other_process(stack: Stack) -> None:
     stack.wait_until_ready()
     others = [stack.pid(*words) for words in OTHERS]
     began = time.monotonic()
@@ -34,11 +34,11 @@ def test_a_worker_killed_six_times_in_a_minute_stops_nothing_else(stack: Stack) 
         eventually(kill)
     assert time.monotonic() - began < 60
 
-    def shown() -> str:
+    def worker_state() -> str:
         return str(httpx.get(f"{stack.url}/readyz", timeout=20).json()["down"].get(f"worker-{MODEL}", ""))
 
-    eventually(lambda: "last: killed by SIGKILL, next start in" in shown(), 5)
-    deaths = int(shown().removeprefix("restarting, ").split()[0])
+    eventually(lambda: "last: killed by SIGKILL, next start in" in worker_state(), 5)
+    deaths = int(worker_state().removeprefix("restarting, ").split()[0])
     assert deaths >= KILLS  # tests before this one may have killed it too
     stack.wait_until_ready()
     answer = stack.client().chat.completions.create(

@@ -1,4 +1,4 @@
-"""What tests ask of every mail: text and HTML of the same words, and nothing to load."""
+"""Checks of every email: text and HTML with the same content, and no external resources."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def html(message: Any) -> str:
     return str(content)
 
 
-def alike(message: Any, *words: str) -> None:
-    """Both parts say the words; the HTML names nothing to load, and is made for dark readers too."""
-    shown = html(message)
+def check_email(message: Any, *words: str) -> None:
+    """Check that both parts contain the words, and that the HTML loads nothing and has a dark color scheme."""
+    content_html = html(message)
     for word in words:
         assert word in message.body
-        assert word in shown
-    assert not re.search(r"<img|<script|<link|url\(|@import| src=", shown)
-    assert "prefers-color-scheme: dark" in shown
+        assert word in content_html
+    assert not re.search(r"<img|<script|<link|url\(|@import| src=", content_html)
+    assert "prefers-color-scheme: dark" in content_html

@@ -9,7 +9,7 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
-# What `post_migrate` creates, and what no test changes.
+# Tables that `post_migrate` fills and no test changes.
 KEPT = ("auth_permission", "django_content_type", "django_migrations")
 # A table that was never written to has no pages. An insert that is not yet committed has already added one.
 _WRITTEN = """

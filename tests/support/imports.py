@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-OURS = {"millrace", "tenants", "billing", "frontend", "inference_worker", "kernels"}
+PACKAGES = {"millrace", "tenants", "billing", "frontend", "inference_worker", "kernels"}
 
 
 def imports(folder: Path, word: str = "") -> Iterator[tuple[str, str]]:
-    """(file:line, dotted name) of every import below `folder`, wherever in the file it is.
+    """Yield (file:line, dotted name) of every import below `folder`, also inside functions.
 
-    Files without the word are skipped, which takes a tenth of the time.
+    Files without `word` are skipped, which takes a tenth of the time.
     """
     assert folder.is_dir()
     for path in sorted(folder.rglob("*.py")):

@@ -1,5 +1,6 @@
-"""What must be true of budgets, holds and usage at every moment, whatever was killed before: the specification's
-invariants 1 to 7, asked of everything that stands in a database."""
+"""Checks of the specification's invariants 1 to 7 of budgets, reservations and usage, for all rows of a database.
+
+They hold at every moment, whatever process was killed before."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import LiteralString
 
 import psycopg
 
-# Every execution with its adjustments: what it came to. A failed one counts for nothing.
+# Every execution with its adjustments. A failed execution counts as zero.
 _EXECUTIONS: LiteralString = """
 WITH execution AS (
 SELECT e.request_id, e.execution, e.lease_id, e.reserved_nano, e.outcome, e.cost_femto AS first_cost,
@@ -31,12 +32,12 @@ _BROKEN: dict[str, LiteralString] = {
         WHERE b.active AND b.mode = 'hard' AND w.used + 1000000::numeric * w.reserved > 1000000::numeric *
             (b.amount + w.rolled_over + CASE WHEN b.increase_expires_at > now() THEN b.temporary_increase ELSE 0 END)
     """,
-    "invariant 2: reserved = what leases have outstanding": """
+    "invariant 2: reserved = outstanding amounts of leases": """
         SELECT w.id, w.reserved FROM billing_budgetperiod w WHERE w.reserved <> (SELECT coalesce(sum(
             CASE w.unit WHEN 'money' THEN p.money WHEN 'tokens' THEN p.tokens ELSE p.requests END), 0)
         FROM part p WHERE p.id = w.id)
     """,
-    "invariant 3: used = what leases have settled": """
+    "invariant 3: used = settled amounts of leases": """
         SELECT w.id, w.used FROM billing_budgetperiod w WHERE w.used <> (SELECT coalesce(sum(
             CASE w.unit WHEN 'money' THEN p.settled_money WHEN 'tokens' THEN 1000000::numeric * p.settled_tokens
                 ELSE 1000000::numeric * p.settled_requests END), 0)

@@ -16,17 +16,17 @@ class _UnscopedRows:
         self._model = model
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        from django.db.models import QuerySet  # here: this file is read before Django is set up
+        from django.db.models import QuerySet  # here: imported before Django is set up
 
         from tenants.isolation.db_roles import BypassReason
         from tenants.isolation.scopes import all_tenants_scope
 
-        def ask(*args: Any, **fields: Any) -> Any:
+        def query(*args: Any, **fields: Any) -> Any:
             with all_tenants_scope(BypassReason.COMMAND):
-                found = getattr(self._model._base_manager, name)(*args, **fields)
-                return list(found) if isinstance(found, QuerySet) else found
+                result = getattr(self._model._base_manager, name)(*args, **fields)
+                return list(result) if isinstance(result, QuerySet) else result
 
-        return ask
+        return query
 
 
 def unscoped(model: Any) -> _UnscopedRows:
@@ -35,7 +35,7 @@ def unscoped(model: Any) -> _UnscopedRows:
 
 
 def allow_emptying(cursor: Any) -> None:
-    """Let the tests' role empty every table, which Django does after a test that committed. For the owner to run."""
+    """Let the tests' role empty every table, as Django does after a test that committed. Run it as the owner."""
     from tenants.isolation.db_roles import APP
 
     cursor.execute(f"GRANT TRUNCATE ON ALL TABLES IN SCHEMA public TO {APP}")
@@ -48,7 +48,7 @@ def allow_emptying(cursor: Any) -> None:
 
 
 def of(model: Any, tenant: Tenant, **fields: Any) -> list[Any]:
-    """The tenant's rows of this model, in their order."""
+    """Return the tenant's rows of this model, in their order."""
     from tenants.isolation.scopes import tenant_scope
 
     with tenant_scope(tenant):

@@ -17,7 +17,7 @@ from millrace.devserver.valkey import Valkey
 
 
 class Services:
-    """Embedded servers with their data in a temporary directory. A URL that is given replaces a server."""
+    """Embedded servers with their data in a temporary directory. A given URL replaces a server."""
 
     def __init__(self, database_url: str | None, broker_url: str | None) -> None:
         self._running = ExitStack()
@@ -35,12 +35,12 @@ class Services:
 
     @property
     def superuser_url(self) -> str:
-        """The embedded PostgreSQL, as its superuser."""
+        """The embedded PostgreSQL's URL for its superuser."""
         assert self._postgres is not None
         return self._postgres.superuser_url
 
     def start(self) -> None:
-        """Start the servers, unless they run."""
+        """Start the servers if they do not run."""
         if self._started:
             return
         self._started = True
@@ -72,9 +72,9 @@ class Services:
 
     @staticmethod
     def _reserve_port(stack: ExitStack) -> int:
-        """A port at which nothing listens until the stack is closed."""
+        """Return a port on which no process listens until the stack is closed."""
         reserved = stack.enter_context(socket.socket())
-        reserved.bind(("127.0.0.1", 0))  # and it does not listen
+        reserved.bind(("127.0.0.1", 0))  # without listening
         return int(reserved.getsockname()[1])
 
     def _start(self, program: Program) -> subprocess.Popen[bytes]:

@@ -1,4 +1,4 @@
-"""A whole platform, as `make up` runs it, on a port and a data directory of its own."""
+"""A whole platform, as `make up` runs it, with a separate port and data directory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ START_SECONDS = 180
 
 @dataclass(frozen=True)
 class Stack:
-    """A running platform, and what a customer and an operator know of it."""
+    """A running platform, with its credentials and helpers for tests."""
 
     process: subprocess.Popen[bytes]
     data_dir: Path
@@ -47,7 +47,7 @@ class Stack:
 
     @property
     def database_url(self) -> str:
-        """Its database, as one who sees every tenant."""
+        """Return the URL of its database for a role that sees every tenant."""
         kept = read_env_file(self.data_dir / "env")
         return db_roles.as_role(kept["MILLRACE_DATABASE_URL"], db_roles.SYSTEM)
 
@@ -58,7 +58,7 @@ class Stack:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
 
     def pid(self, *words: str, model: str | None = None) -> int:
-        """The process of this stack whose command line holds the words; a worker's, that serves the model."""
+        """Return the process of this platform whose command line contains the words."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
                 command = " ".join(child.cmdline())
@@ -79,25 +79,25 @@ class Stack:
         eventually(lambda: httpx.get(f"{self.url}/readyz", timeout=20).status_code == 200, START_SECONDS)
 
     def events(self, **filters: str) -> list[dict[str, Any]]:
-        """Settled usage events of the demo tenant, by the management API."""
-        answer = httpx.get(f"{self.url}/api/usage/events", params=filters, headers=self.headers, timeout=60)
-        assert answer.status_code == 200, answer.text
-        return list(answer.json()["results"])
+        """Return settled usage events of the demo tenant from the management API."""
+        response = httpx.get(f"{self.url}/api/usage/events", params=filters, headers=self.headers, timeout=60)
+        assert response.status_code == 200, response.text
+        return list(response.json()["results"])
 
     def event(self, request_id: str) -> dict[str, Any]:
-        """The one settled usage event of a request, its tokens beside the rest; waits for it."""
+        """Wait for the single usage event of a request, and return it with its tokens at the top level."""
         eventually(lambda: self.events(request_id=request_id))
         (event,) = self.events(request_id=request_id)
         return {**event, **event["tokens"]}
 
     def metric(self, name: str) -> float:
-        """A metric's value, summed over its labels."""
+        """Return a metric's value, summed over its labels."""
         lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 
 def eventually(true: Callable[[], object], seconds: float = 60) -> None:
-    """Wait until the condition holds. Connection errors, and a service that is not ready, count as not yet."""
+    """Wait until the condition holds. Connection errors and unavailable services count as false."""
     give_up_at = time.monotonic() + seconds
     while True:
         try:
@@ -130,15 +130,15 @@ def start(data_dir: Path, port: int, log: Path, **settings: str) -> subprocess.P
 
 @contextmanager
 def running(folder: Path, **settings: str) -> Iterator[Stack]:
-    """A platform with its state and its log in a directory, until the block ends."""
+    """Run a platform with its state and its log in a directory until the block ends."""
     folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
     log, port = folder / "up.log", free_port()
     settings = {
-        # One model that generates is enough here. In float32 its greedy answers are the same on every CPU: in bfloat16
-        # they differ between machines with and without AMX.
+        # One generating model is enough. In float32, its greedy output is the same on every CPU. In bfloat16, outputs
+        # differ between machines with and without AMX.
         "MILLRACE_MODELS": f"{MODEL}=embedded?dtype=float32,{EMBEDDING_MODEL}=embedded:minilm",
         "MILLRACE_MAX_NUM_SEQS": "128",
-        "MILLRACE_SHUTDOWN_TIMEOUT_SECONDS": "15",  # begun streams end within it on a busy machine too
+        "MILLRACE_SHUTDOWN_TIMEOUT_SECONDS": "15",  # long enough for running streams on a busy machine
         "MILLRACE_LOG_FORMAT": "json",
         "MILLRACE_STREAM_RETENTION_SECONDS": "120",
     } | settings

@@ -1,4 +1,4 @@
-"""The settings module mypy's Django plugin reads: the real one, with the required variables filled in."""
+"""Settings module for mypy's Django plugin: the real settings, with the required variables set."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Command(BaseCommand):
 
 def _tenant(slug: str) -> Tenant:
     with all_tenants_scope(BypassReason.COMMAND):
-        found = Tenant.objects.all_tenants().filter(slug=slug).first()
-    if found is None:
+        tenant = Tenant.objects.all_tenants().filter(slug=slug).first()
+    if tenant is None:
         raise CommandError(f"There is no tenant {slug!r}.")
-    return found
+    return tenant

@@ -57,8 +57,8 @@ def _run(settlers: Sequence[Settler], stopping: threading.Event) -> None:
         running = [pool.submit(settler.run) for settler in settlers]
         wait(running, return_when=FIRST_COMPLETED)
         stopping.set()
-    for each in running:
-        each.result()
+    for future in running:
+        future.result()
 
 
 def _without_pool() -> None:

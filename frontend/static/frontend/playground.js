@@ -93,24 +93,24 @@ if (form) {
   const fetchToken = async (key) => {
     const body = new URLSearchParams({ key });
     const headers = { "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
-    const response = await fetch(data.ticket, { method: "POST", body, headers, redirect: "manual" }).catch(() => {
+    const response = await fetch(data.token_url, { method: "POST", body, headers, redirect: "manual" }).catch(() => {
       throw new Error("Cannot reach the console. Check your connection and try again.");
     });
     const message = await response.json().catch(() => ({})); // an error may be a page of HTML
-    if (!message.ticket) throw new Error(message.error || advice(response));
-    return message.ticket;
+    if (!message.playground_token) throw new Error(message.error || advice(response));
+    return message.playground_token;
   };
 
   // Opens a WebSocket with a playground token for the selected key.
   const connect = async (key) => {
     if (socket && socket.key === key && socket.readyState === WebSocket.OPEN && Date.now() < socket.until) return socket;
     if (socket) socket.close();
-    const ticket = await fetchToken(key);
+    const token = await fetchToken(key);
     const opened = new WebSocket(`${location.origin.replace(/^http/, "ws")}/v1/realtime/chat`);
     opened.key = key;
     opened.until = Date.now() + 12 * 60 * 1000;
     await new Promise((ready, broken) => {
-      opened.onopen = () => opened.send(JSON.stringify({ type: "auth", ticket }));
+      opened.onopen = () => opened.send(JSON.stringify({ type: "auth", playground_token: token }));
       opened.onmessage = ({ data: text }) => {
         const first = JSON.parse(text);
         first.type === "ready" ? ready() : broken(new Error(first.error?.message || "The WebSocket was rejected."));

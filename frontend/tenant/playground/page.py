@@ -76,7 +76,7 @@ def playground(ctx: PageContext) -> Playground:
         again,
         {
             "base_url": f"{settings.MILLRACE.base_url}/v1",
-            "ticket": ctx.url("playground-ticket"),
+            "token_url": ctx.url("playground-token"),
             "budgets": ctx.url("budgets"),
             "request": ctx.url("requests-detail", "-id-"),
             "served": {name: targets[0] for name, targets in _policies(ctx).items()},

@@ -20,7 +20,7 @@ def playground(ctx: PageContext) -> HttpResponse:
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=("POST",), step_up=False)  # the WebSocket stays open for minutes
-def ticket(ctx: PageContext) -> HttpResponse:
+def token(ctx: PageContext) -> HttpResponse:
     """Return a playground token for one key (see `tenants.keys.playground_tokens`)."""
     with ctx.scope():
         key = page.usable_key(ctx, ctx.request.POST.get("key", ""))
@@ -29,12 +29,12 @@ def ticket(ctx: PageContext) -> HttpResponse:
             {"error": "This key was revoked or has no inference permission. Choose another key."}, status=409
         )
     try:
-        return JsonResponse({"ticket": actions.do_create_playground_token(key, ctx.user)})
+        return JsonResponse({"playground_token": actions.do_create_playground_token(key, ctx.user)})
     except actions.Conflict as exc:
         return JsonResponse({"error": str(exc)}, status=409)
 
 
 urlpatterns = [
     path("t/<slug:slug>/playground/", playground, name="playground"),
-    path("t/<slug:slug>/playground/ticket", ticket, name="playground-ticket"),
+    path("t/<slug:slug>/playground/token", token, name="playground-token"),
 ]

@@ -96,7 +96,7 @@ class Gateway:
         limits = RateLimitAdmission(self.broker, cached_token_limit_percent=settings.cached_token_limit_percent)
         self.admission = RequestAdmission(limits, self.budget_admission)
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
-        self.disk = DiskWatch(settings)
+        self.disk = DiskWatch(settings.data_dir, settings.min_free_disk)
         self.service = InferenceService(
             self.router,
             self.admission,

@@ -59,10 +59,10 @@ class Command(BaseCommand):
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        credentials = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return credentials if isinstance(credentials, dict) else {}
 
 
 def _password(email: str, known: str | None, make: Callable[[str], None]) -> str:

@@ -1,4 +1,4 @@
-"""Web jobs and gateways at one batch, against a real PostgreSQL: every line is answered once, whoever dies when."""
+"""Web jobs and gateways of a batch with PostgreSQL: every line has one result, whichever process dies."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ ANSWER = b'{"text": "yes"}'
 
 
 class Killed(Exception):
-    """Stands for the job's end at that line."""
+    """An error that simulates the job's end at this line."""
 
 
 class Desk:
-    """The tests' hands in the database."""
+    """Helpers of the tests for batches in the database."""
 
     def __init__(self, rows: TenantConnectionPool) -> None:
         self.rows = rows
@@ -53,13 +53,13 @@ class Desk:
 
     async def advance(self, batch: Batch) -> Batch:
         await sync_to_async(do_advance)(batch.pk)
-        return await self.seen(batch)
+        return await self.stored(batch)
 
-    async def seen(self, batch: Batch) -> Batch:
+    async def stored(self, batch: Batch) -> Batch:
         return await sync_to_async(lambda: unscoped(Batch).get(pk=batch.pk))()
 
     async def results(self, batch: Batch) -> dict[str, Any]:
-        batch = await self.seen(batch)
+        batch = await self.stored(batch)
         names = [name for name in (batch.output_file, batch.error_file) if name]
         lines = [json.loads(text) for name in names for text in storage().path(name).read_bytes().splitlines()]
         assert len({line["custom_id"] for line in lines}) == len(lines)
@@ -70,7 +70,7 @@ class Desk:
             await found.execute(sql, arguments)
 
     async def lapse(self) -> None:
-        """Nobody has renewed a lease for a while."""
+        """Let all leases expire."""
         await self.run("UPDATE batches_line SET lease_expires_at = now() - interval '1 second' WHERE state = 'running'")
 
     async def only(self, lines: BatchLineStore, most: int = 100) -> list[Any]:
@@ -106,7 +106,7 @@ async def desk() -> AsyncIterator[Desk]:
     await rows.open()
     yield Desk(rows)
     await rows.close()
-    await sync_to_async(lambda: connection.close())()  # of the thread that has one
+    await sync_to_async(lambda: connection.close())()  # of the thread that has a connection
 
 
 async def test_a_batch_from_its_file_to_its_results(desk: Desk) -> None:
@@ -138,7 +138,7 @@ async def test_a_batch_from_its_file_to_its_results(desk: Desk) -> None:
     assert (again.output_file, again.completed_at) == (batch.output_file, batch.completed_at)
 
 
-async def test_a_dead_gateways_lines_go_on_as_the_requests_they_are(desk: Desk) -> None:
+async def test_lines_of_a_dead_gateway_continue_with_their_requests(desk: Desk) -> None:
     await desk.advance(await desk.make(2))
     (kept, lost) = await desk.only(desk.one)
     await desk.lapse()
@@ -147,7 +147,9 @@ async def test_a_dead_gateways_lines_go_on_as_the_requests_they_are(desk: Desk) 
     await desk.lapse()
     taken = await desk.only(desk.two)
     assert [(line.request_id, line.taken_over) for line in taken] == [(kept.request_id, True), (lost.request_id, True)]
-    assert not await desk.one.store_response(kept, 200, b'{"text": "late"}')  # it lives after all, and is not heard
+    assert not await desk.one.store_response(
+        kept, 200, b'{"text": "late"}'
+    )  # it is alive after all, but its result is ignored
     await desk.one.requeue(kept, 0, lost_count=3)
     assert await desk.two.store_response(taken[0], 200, ANSWER)
     assert not await desk.two.store_response(taken[0], 200, b'{"text": "twice"}')
@@ -158,7 +160,7 @@ async def test_a_dead_gateways_lines_go_on_as_the_requests_they_are(desk: Desk) 
     assert again.request_id != lost.request_id
 
 
-async def test_what_is_put_back_waits(desk: Desk) -> None:
+async def test_a_postponed_line_waits(desk: Desk) -> None:
     await desk.advance(await desk.make(1))
     (line,) = await desk.only(desk.one)
     await desk.one.requeue(line, 60, lost_count=0)
@@ -169,7 +171,7 @@ async def test_what_is_put_back_waits(desk: Desk) -> None:
     assert (await desk.only(desk.two))[0].taken_over
 
 
-async def test_a_cancelled_batch_ends_when_what_runs_has(desk: Desk) -> None:
+async def test_a_cancelled_batch_ends_after_its_running_lines(desk: Desk) -> None:
     batch = await desk.advance(await desk.make(3))
     (line,) = await desk.only(desk.one, 1)
     key = key_of(batch)
@@ -186,7 +188,7 @@ async def test_a_cancelled_batch_ends_when_what_runs_has(desk: Desk) -> None:
         assert (await cancel(rows, key, "openai", batch.name))["status"] == "cancelled"
 
 
-async def test_one_cancelled_before_it_was_read_has_no_results(desk: Desk) -> None:
+async def test_a_batch_cancelled_before_it_was_read_has_no_results(desk: Desk) -> None:
     batch = await desk.make(3)
     async with desk.rows.tenant_transaction(batch.tenant_id) as rows:
         await cancel(rows, key_of(batch), "openai", batch.name)
@@ -198,7 +200,7 @@ async def test_one_cancelled_before_it_was_read_has_no_results(desk: Desk) -> No
             await cancel(rows, key_of(batch), "openai", batch.name)
 
 
-async def test_an_expired_batch_tells_so_of_each_line_not_run(desk: Desk) -> None:
+async def test_an_expired_batch_has_an_error_for_each_line_that_did_not_run(desk: Desk) -> None:
     batch = await desk.advance(await desk.make(3))
     (line,) = await desk.only(desk.one, 1)
     await desk.run("UPDATE batches_batch SET expires_at = now()")
@@ -212,7 +214,7 @@ async def test_an_expired_batch_tells_so_of_each_line_not_run(desk: Desk) -> Non
     assert [each["error"] and each["error"]["code"] for each in found.values()] == [None, *["batch_expired"] * 2]
 
 
-async def test_a_batch_whose_file_is_gone_fails(desk: Desk) -> None:
+async def test_a_batch_without_its_file_fails(desk: Desk) -> None:
     batch = await desk.make(3)
     storage().remove(batch.input_file)
     batch = await desk.advance(batch)
@@ -233,7 +235,7 @@ async def test_anthropics_results_are_one_file(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("at", ["_insert_lines", "_write_results", "_move"])
-async def test_a_job_that_dies_half_way_has_done_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+async def test_a_killed_job_changes_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     batch, real = await desk.make(3), getattr(actions, at)
 
     def die(*arguments: Any, **fields: Any) -> Any:
@@ -244,12 +246,12 @@ async def test_a_job_that_dies_half_way_has_done_nothing(desk: Desk, monkeypatch
         await desk.advance(batch)
         for line in await desk.only(desk.one):
             await desk.one.store_response(line, 200, ANSWER)
-    before = await desk.seen(batch)
+    before = await desk.stored(batch)
     with monkeypatch.context() as patch:
         patch.setattr(actions, at, die)
         with pytest.raises(Killed):
             await desk.advance(batch)
-    after = await desk.seen(batch)
+    after = await desk.stored(batch)
     assert (after.output_file, after.total) == (before.output_file, before.total)
     if at != "_write_results":
         assert after.status == "validating"
@@ -259,10 +261,10 @@ async def test_a_job_that_dies_half_way_has_done_nothing(desk: Desk, monkeypatch
     batch = await desk.advance(batch)
     assert (batch.status, batch.succeeded) == ("completed", 3)
     assert len(await desk.results(batch)) == 3
-    assert await sync_to_async(unscoped(File).count)() == 2  # in and out
+    assert await sync_to_async(unscoped(File).count)() == 2  # input and output
 
 
-async def test_jobs_at_the_same_time_do_it_once(desk: Desk) -> None:
+async def test_concurrent_jobs_run_a_step_once(desk: Desk) -> None:
     batch = await desk.make(200)
 
     def at_once() -> None:
@@ -272,27 +274,27 @@ async def test_jobs_at_the_same_time_do_it_once(desk: Desk) -> None:
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(job, range(8)))
-        do_advance(batch.pk)  # as with the next tick: each may have left a step to one that was at another
+        do_advance(batch.pk)  # as in the next tick: a job may have left a step to another job
 
     await sync_to_async(at_once)()
-    assert (await desk.seen(batch)).status == "in_progress"
+    assert (await desk.stored(batch)).status == "in_progress"
     assert await sync_to_async(unscoped(Line).count)() == 200
     while claimed := await desk.one.due_batches():
         for line in await desk.one.claim(claimed[0], 50):
             await desk.one.store_response(line, 200, ANSWER)
     await sync_to_async(at_once)()
-    assert (await desk.seen(batch)).succeeded == 200
+    assert (await desk.stored(batch)).succeeded == 200
     assert await sync_to_async(unscoped(File).count)() == 2
 
 
-async def test_another_tenant_and_another_project_see_nothing(desk: Desk) -> None:
+async def test_other_tenants_and_projects_see_no_batch(desk: Desk) -> None:
     batch, other = await desk.make(1), await desk.make(1)
     for key in (key_of(other), key_of(batch, project=batch.project_id + 1000)):
         async with desk.rows.tenant_transaction(key.tenant_id) as rows:
             for act in (find, cancel):
-                with pytest.raises(ApiError) as fault:
+                with pytest.raises(ApiError) as exc_info:
                     await act(rows, key, "openai", batch.name)
-                assert fault.value.status == 404
+                assert exc_info.value.status == 404
     async with desk.rows.tenant_transaction(other.tenant_id) as rows:
         for table in ("batches_batch", "batches_file", "batches_line", "feedback_submittedfeedback"):
             found = await (await rows.execute(f"SELECT tenant_id FROM {table}")).fetchall()  # noqa: S608
@@ -305,7 +307,7 @@ async def test_another_tenant_and_another_project_see_nothing(desk: Desk) -> Non
             )
 
 
-async def test_the_sweep_takes_what_is_over_and_nothing_else(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_sweep_deletes_only_expired_files_and_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "LEFT_OVER_SECONDS", -1)  # everything is old
     sweep: Callable[[], Any] = sync_to_async(tasks.purge_expired)
     used, expired, purged = await desk.make(1), await desk.make(1), await desk.make(1)

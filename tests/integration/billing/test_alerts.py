@@ -1,4 +1,4 @@
-"""Alerts of budgets: each threshold once in each period, whoever checks and whenever they are killed."""
+"""Budget alerts: each threshold once per period, also with concurrent and killed checkers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, OutboxEmail, Tenant, User, WebhookDelivery, WebhookEvent
 from tenants.outbox.email_outbox import send_emails
-from tests.support.emails import alike
+from tests.support.emails import check_email
 from tests.support.rows import of, only_project, unscoped
 
 pytestmark = pytest.mark.django_db
@@ -47,7 +47,7 @@ def make(tenant: Tenant, **fields: Any) -> Budget:
 
 
 def use(budget: Budget, used: int, *, start: datetime = NOVEMBER, end: datetime | None = DECEMBER) -> BudgetPeriod:
-    """A period of it, with so many whole units used."""
+    """Create a period of the budget with this number of whole units used."""
     with all_tenants_scope(BypassReason.COMMAND):
         return BudgetPeriod.objects.all_tenants().update_or_create(
             budget_id=budget.pk,
@@ -61,11 +61,11 @@ def use(budget: Budget, used: int, *, start: datetime = NOVEMBER, end: datetime 
         )[0]
 
 
-def told(tenant: Tenant) -> list[str]:
+def thresholds_of(tenant: Tenant) -> list[str]:
     return [row.threshold for row in sorted(of(BudgetAlert, tenant), key=lambda row: row.pk)]
 
 
-def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
+def test_a_threshold_alerts_once_by_webhook_and_email(tenant):
     do_create_endpoint(tenant, "https://hooks.example/", event_types=["budget.threshold_reached"])
     budget = make(tenant)
     use(budget, 499)
@@ -85,18 +85,18 @@ def test_a_threshold_alerts_once_by_webhook_and_mail(tenant):
     assert (send_emails(), send_emails()) == (1, 0)
     (message,) = outbox.outbox
     assert message.to == ["books@acme.example", "owner@acme.example"]
-    alike(message, "500 tokens of 1,000 tokens", "/t/acme/budgets/")
+    check_email(message, "500 tokens of 1,000 tokens", "/t/acme/budgets/")
     use(budget, 1200)
     assert check_thresholds(NOW) == 2
-    assert told(tenant) == ["50", "80", "100"]
+    assert thresholds_of(tenant) == ["50", "80", "100"]
 
 
-def test_thresholds_that_are_passed_together_send_one_mail_and_an_event_each(tenant):
+def test_thresholds_passed_together_send_one_email_and_an_event_each(tenant):
     do_create_endpoint(tenant, "https://hooks.example/", event_types=["budget.threshold_reached"])
     budget = make(tenant)
     use(budget, 1200)
     assert [check_thresholds(NOW), check_thresholds(NOW)] == [3, 0]
-    assert told(tenant) == ["50", "80", "100"]
+    assert thresholds_of(tenant) == ["50", "80", "100"]
     (mail,) = of(OutboxEmail, tenant)
     assert mail.subject == "b: 120% of the budget used"
     assert "The highest alert threshold reached is 100%. 50% and 80% are also reached." in mail.body
@@ -109,7 +109,7 @@ def test_thresholds_that_are_passed_together_send_one_mail_and_an_event_each(ten
     assert "The highest alert threshold reached is 60%. 50% is also reached." in of(OutboxEmail, tenant)[-1].body
 
 
-def test_what_was_alerted_before_is_not_in_the_next_mail(tenant):
+def test_earlier_alerts_are_not_in_the_next_email(tenant):
     budget = make(tenant)
     use(budget, 500)
     check_thresholds(NOW)
@@ -120,7 +120,7 @@ def test_what_was_alerted_before_is_not_in_the_next_mail(tenant):
     assert "The highest alert threshold reached is 100%. 80% is also reached." in second.body
 
 
-def test_a_mail_says_dollars_and_days_as_one_reads_them(tenant):
+def test_an_email_formats_dollars_and_days(tenant):
     use(make(tenant, name="All", unit="money", amount=1_200 * 10**9), 970 * 10**9)
     check_thresholds(NOW)
     mail = of(OutboxEmail, tenant)[-1]
@@ -129,14 +129,14 @@ def test_a_mail_says_dollars_and_days_as_one_reads_them(tenant):
     assert "The period ends on 1 December 2026, 00:00 UTC." in mail.body
 
 
-def test_a_new_period_alerts_anew(tenant):
+def test_a_new_period_alerts_again(tenant):
     budget = make(tenant)
     use(budget, 600)
     check_thresholds(NOW)
     use(budget, 600, start=DECEMBER, end=DECEMBER + 31 * DAY)
-    assert check_thresholds(NOW) == 0  # it has not begun
+    assert check_thresholds(NOW) == 0  # it has not started
     assert check_thresholds(DECEMBER + 3 * DAY) == 1
-    assert told(tenant) == ["50", "50"]
+    assert thresholds_of(tenant) == ["50", "50"]
 
 
 def test_the_last_requests_of_a_period_still_alert(tenant):
@@ -146,26 +146,26 @@ def test_the_last_requests_of_a_period_still_alert(tenant):
     assert check_thresholds(DECEMBER + timedelta(hours=2)) == 0
 
 
-def test_a_budget_for_good_and_money(tenant):
+def test_lifetime_budgets_and_money_budgets_alert(tenant):
     use(make(tenant, period="lifetime", unit="money", amount=10**9), 5 * 10**8, end=None)
     assert check_thresholds(NOW) == 1
     assert "$0.50 of $1.00" in of(OutboxEmail, tenant)[0].body
 
 
-def test_when_the_limit_is_raised_what_was_told_is_not_told_again(tenant):
+def test_a_raised_limit_does_not_repeat_an_alert(tenant):
     budget = make(tenant)
     use(budget, 900)
     assert check_thresholds(NOW) == 2
     do_change_budget(budget, amount=2000)
     assert check_thresholds(NOW) == 0
     use(budget, 1700)
-    assert check_thresholds(NOW) == 0  # 85 %, and 80 was told
+    assert check_thresholds(NOW) == 0  # 85%, and the alert of 80% was sent
     use(budget, 2000)
     assert check_thresholds(NOW) == 1
-    assert told(tenant) == ["50", "80", "100"]
+    assert thresholds_of(tenant) == ["50", "80", "100"]
 
 
-def test_raises_and_what_was_carried_over_count_in_the_limit(tenant):
+def test_temporary_increases_and_rollovers_count_in_the_limit(tenant):
     budget = make(tenant, thresholds=[100], temporary_increase=500, increase_expires_at=NOW + DAY)
     budget_period = use(budget, 1499)
     assert check_thresholds(NOW) == 0
@@ -177,14 +177,14 @@ def test_raises_and_what_was_carried_over_count_in_the_limit(tenant):
     assert check_thresholds(NOW + 2 * DAY) == 1
 
 
-def test_a_hard_budget_is_full_when_hardly_anything_fits(tenant):
+def test_a_hard_budget_is_exhausted_when_almost_no_request_fits(tenant):
     use(make(tenant, mode="hard", thresholds=[100]), 989)
     assert check_thresholds(NOW) == 0
     use(make(tenant, mode="hard", thresholds=[100]), 990)
     assert check_thresholds(NOW) == 1
 
 
-def test_who_set_none_and_what_is_removed_alert_not(tenant):
+def test_budgets_without_thresholds_and_deleted_budgets_do_not_alert(tenant):
     use(make(tenant, thresholds=[]), 1000)
     removed = make(tenant)
     use(removed, 1000)
@@ -194,20 +194,20 @@ def test_who_set_none_and_what_is_removed_alert_not(tenant):
 
 
 @pytest.mark.parametrize("thresholds", [[0], [-5], [1001], list(range(1, 12))])
-def test_thresholds_that_make_no_sense_are_refused(tenant, thresholds):
+def test_invalid_thresholds_are_rejected(tenant, thresholds):
     with pytest.raises(ActionRefused):
         make(tenant, thresholds=thresholds)
 
 
-# Killed, and at once
+# Killed and concurrent checkers
 
 
 class Killed(BaseException):
-    """As a kill would end it."""
+    """An error that simulates a kill."""
 
 
 @pytest.mark.parametrize("place", ["enqueue", "enqueue_email", "_mail"])
-def test_killed_at_any_line_there_is_all_or_nothing(tenant, monkeypatch, place):
+def test_a_checker_killed_at_any_line_writes_all_or_nothing(tenant, monkeypatch, place):
     use(make(tenant), 900)
 
     def die(*_: object) -> None:
@@ -222,7 +222,7 @@ def test_killed_at_any_line_there_is_all_or_nothing(tenant, monkeypatch, place):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_checkers_at_once_alert_once(monkeypatch):
+def test_concurrent_checkers_alert_once(monkeypatch):
     tenant = actions.do_create_tenant("acme", "Acme")
     for _ in range(3):
         use(make(tenant), 2000)
@@ -247,7 +247,7 @@ def test_checkers_at_once_alert_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fault", "why"),
+    ("raised", "why"),
     [
         (OSError("10.0.0.7 is down"), "The mail server could not be reached."),
         (SMTPAuthenticationError(535, b"smtp-user"), "The mail server rejected the platform’s login."),
@@ -255,12 +255,12 @@ def test_checkers_at_once_alert_once(monkeypatch):
         (SMTPDataError(451, b"of 10.0.0.7"), "The mail server responded with 451."),
     ],
 )
-def test_why_a_mail_was_not_sent_is_kept_until_it_is(tenant, monkeypatch, fault, why):
+def test_an_emails_error_is_stored_until_it_is_sent(tenant, monkeypatch, raised, why):
     use(make(tenant), 600)
     check_thresholds(NOW)
     now = datetime.now(UTC)
     with monkeypatch.context() as patch:
-        patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(fault))
+        patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(raised))
         assert send_emails(now) == 0
     (row,) = of(OutboxEmail, tenant)
     assert (row.state, row.error) == (OutboxEmail.State.QUEUED, why)
@@ -270,7 +270,7 @@ def test_why_a_mail_was_not_sent_is_kept_until_it_is(tenant, monkeypatch, fault,
     assert of(BudgetAlert, tenant)[0].email_id == row.pk
 
 
-def test_a_mail_for_nobody_is_no_mail_that_was_sent():
+def test_an_email_without_recipients_is_not_sent():
     use(make(actions.do_create_tenant("lonely", "Lonely")), 600)
     check_thresholds(NOW)
     assert send_emails() == 0
@@ -278,7 +278,7 @@ def test_a_mail_for_nobody_is_no_mail_that_was_sent():
     assert (row.state, row.error) == (OutboxEmail.State.FAILED, "No member has a role that receives this email.")
 
 
-def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):
+def test_an_email_is_retried_with_the_same_id(tenant, monkeypatch):
     from tenants.outbox import email_outbox
 
     use(make(tenant), 600)
@@ -291,7 +291,7 @@ def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr("django.core.mail.EmailMessage.send", die)
         send_emails(now)
-    assert send_emails(now + timedelta(minutes=1)) == 0  # whoever claimed it may still be at it
+    assert send_emails(now + timedelta(minutes=1)) == 0  # its sender may still be running
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(email_outbox.log, "warning", die)
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(OSError("down")))
@@ -300,7 +300,7 @@ def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):
     (message,) = outbox.outbox
     first = message.extra_headers["Message-ID"]
     with all_tenants_scope(BypassReason.COMMAND):
-        OutboxEmail.objects.all_tenants().update(sent_at=None)  # as if it was killed before it was written down
+        OutboxEmail.objects.all_tenants().update(sent_at=None)  # as if killed before the result was stored
     send_emails(now + timedelta(hours=9))
     assert [each.extra_headers["Message-ID"] for each in outbox.outbox] == [first, first]
 
@@ -309,7 +309,7 @@ def test_a_mail_is_tried_again_under_the_same_id(tenant, monkeypatch):
 
 
 def used_daily(tenant: Tenant, amounts: dict[datetime, int], key_id: int = 1, project_id: int = 1) -> None:
-    """Rollups of those days, each of so many tokens at a nano-dollar each."""
+    """Create rollups of these days, each with this number of tokens at a nano-dollar per token."""
     zero = dict.fromkeys(
         (
             *("cancelled", "failed", "cache_read", "cache_write_5m", "cache_write_1h", "answer_hit_input"),
@@ -339,11 +339,11 @@ def used_daily(tenant: Tenant, amounts: dict[datetime, int], key_id: int = 1, pr
 
 
 def steady(amount: int = 100) -> dict[datetime, int]:
-    """So much on each day from 28 days before until today."""
+    """Create the same usage for each day from 28 days ago until today."""
     return {NOW.replace(hour=0) - number * DAY: amount for number in range(29)}
 
 
-def test_the_forecast_goes_on_from_what_is_used(tenant):
+def test_the_forecast_continues_from_the_used_amount(tenant):
     budget = make(tenant, amount=10_000)
     used_daily(tenant, steady())
     budget_period = use(budget, 2050)
@@ -365,14 +365,14 @@ def test_other_periods_have_no_forecast(tenant, period):
         assert forecast.forecast_budget_period(budget, use(budget, 5), NOW) is None
 
 
-def test_with_two_days_there_is_no_forecast(tenant):
+def test_two_days_are_too_few_for_a_forecast(tenant):
     used_daily(tenant, {day: 5 for day in list(steady())[:3]})
     with tenant_scope(tenant):
         assert forecast.forecast_tenant(tenant.pk, NOW) is None
         assert forecast.forecast_tenant(tenant.pk, NOW + DAY) is not None
 
 
-def test_a_budget_of_a_project_key_or_member_counts_theirs(tenant):
+def test_budgets_of_projects_keys_and_members_count_only_their_usage(tenant):
     project = only_project(tenant)
     owner = User.objects.get(email="owner@acme.example")
     with all_tenants_scope(BypassReason.COMMAND):
@@ -392,8 +392,8 @@ def test_the_tenants_month_is_in_nano_dollars(tenant):
         assert forecast.forecast_tenant(tenant.pk, NOW).point == 2100 + 50 + 900
 
 
-def test_the_tenants_month_is_by_the_clocks_of_who_bills_it(tenant):
-    """No tenant's scope shows who that is."""
+def test_the_tenants_month_is_in_the_billing_entitys_time_zone(tenant):
+    """A tenant's scope does not show the entity."""
     used_daily(tenant, steady())
     with all_tenants_scope(BypassReason.COMMAND):
         entity = BillingEntity.objects.create(slug="ny", name="New York", country="US", time_zone="America/New_York")
@@ -418,13 +418,13 @@ def test_a_forecast_over_the_limit_alerts_once(tenant):
 
 
 @pytest.mark.parametrize("fields", [{"amount": 3001}, {"amount": 2000}, {"amount": 2900, "alert_forecast": False}])
-def test_one_that_holds_or_is_over_already_does_not(tenant, fields):
+def test_a_forecast_within_the_limit_or_of_an_exceeded_budget_does_not_alert(tenant, fields):
     used_daily(tenant, steady())
     use(make(tenant, **fields), 2050)
     assert check_forecasts(NOW) == 0
 
 
-def test_the_api_tells_of_alerts_and_forecasts(tenant, client):
+def test_the_api_returns_alerts_and_forecasts(tenant, client):
     budget = make(tenant)
     use(budget, 600)
     check_thresholds(NOW)

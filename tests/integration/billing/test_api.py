@@ -1,4 +1,4 @@
-"""GET /api/usage and /api/usage/events: one's own tenant's, exactly what was asked for, and typed refusals."""
+"""GET /api/usage and /api/usage/events: isolation of tenants, filters, groups and errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def by_session(user: User) -> APIClient:
     return client
 
 
-def test_usage_works(acme, event):
+def test_usage_is_returned(acme, event):
     store(event(tenant_id=acme.pk), event(tenant_id=acme.pk), event(tenant_id=acme.pk, model="b", outcome="failed"))
     response = by_key(acme).get(USAGE)
     assert response.status_code == 200, response.json()
@@ -76,7 +76,7 @@ def test_usage_groups_buckets_and_filters(acme, event):
     assert client.get(USAGE, {"to": f"{NOW - timedelta(hours=2):%Y-%m-%dT%H:00:00Z}"}).json()["rows"] == []
 
 
-def test_events_work(acme, event):
+def test_events_are_returned(acme, event):
     sent = event(tenant_id=acme.pk, at=NOW, queue_us=1, ttft_us=2, duration_us=3)
     store(sent)
     (found,) = by_key(acme).get(EVENTS).json()["results"]
@@ -87,7 +87,7 @@ def test_events_work(acme, event):
     assert not {"lease_id", "fencing_token", "reserved_nano", "replica_id", "tenant_id"} & set(found)
 
 
-def test_events_come_in_pages_newest_first(acme, event):
+def test_events_are_paged_newest_first(acme, event):
     sent = [event(tenant_id=acme.pk, at=NOW - timedelta(seconds=number // 3)) for number in range(12)]
     store(*sent)
     client, found, url = by_key(acme), [], f"{EVENTS}?limit=5"
@@ -119,7 +119,7 @@ def test_event_filters(acme, event):
 
 
 @pytest.mark.parametrize("url", [USAGE, EVENTS])
-def test_rejects_other_tenants(acme, other, event, url):
+def test_other_tenants_usage_is_not_visible(acme, other, event, url):
     store(event(tenant_id=other.pk, request_id="theirs"))
     client = by_key(acme)
     assert "smollm2-135m" not in client.get(url).content.decode()
@@ -140,7 +140,7 @@ def test_an_operator_names_the_tenant(acme, other, event, url):
 
 
 @pytest.mark.parametrize("url", [USAGE, EVENTS])
-def test_rejects_callers_without_the_right(acme, url):
+def test_callers_without_the_permission_are_rejected(acme, url):
     assert APIClient().get(url).status_code == 401
     assert by_key(acme, "inference").get(url).status_code == 403
     assert by_key(acme).post(url, {}).status_code == 405
@@ -166,34 +166,37 @@ def test_rejects_callers_without_the_right(acme, url):
         (EVENTS, "limit", "0"),
         (EVENTS, "limit", "1000000"),
         (EVENTS, "cursor", "made-up"),
-        (EVENTS, "cursor", "cD1ub3doZW4="),  # well-formed, but its position is no time
+        (EVENTS, "cursor", "cD1ub3doZW4="),  # well-formed, but its position is not a time
         (EVENTS, "request_id", "r" * 65),
         (EVENTS, "group_by", "model"),
     ],
 )
-def test_bad_parameters(acme, url, name, value):
+def test_invalid_parameters_are_rejected(acme, url, name, value):
     response = by_key(acme).get(url, {name: value})
     assert response.status_code == 400
     assert response["content-type"] == "application/problem+json"
     assert list(response.json()["errors"]) == [name]
 
 
-def test_usage_by_the_clocks_of_a_time_zone(acme, event):
+def test_usage_in_a_time_zone(acme, event):
     zone = ZoneInfo("America/New_York")
     night = datetime.now(zone).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
     store(event(tenant_id=acme.pk, at=night), event(tenant_id=acme.pk, at=night - timedelta(microseconds=1)))
     client, asked = by_key(acme), {"tz": "America/New_York", "from": f"{night:%Y-%m-%d}", "group_by": ""}
-    told = client.get(USAGE, {**asked, "bucket": "day"}).json()
-    assert (told["tz"], told["from"]) == ("America/New_York", night.astimezone(UTC).isoformat().replace("+00:00", "Z"))
-    assert [(row["start"], row["requests"]["completed"]) for row in told["rows"]] == [(night.isoformat(), 1)]
+    local_usage = client.get(USAGE, {**asked, "bucket": "day"}).json()
+    assert (local_usage["tz"], local_usage["from"]) == (
+        "America/New_York",
+        night.astimezone(UTC).isoformat().replace("+00:00", "Z"),
+    )
+    assert [(row["start"], row["requests"]["completed"]) for row in local_usage["rows"]] == [(night.isoformat(), 1)]
     (month,) = client.get(USAGE, {**asked, "bucket": "month"}).json()["rows"]
     assert month["start"] == night.replace(day=1).isoformat()
-    refused = client.get(USAGE, {**asked, "tz": "Asia/Kolkata", "bucket": "hour"})
-    assert (refused.status_code, list(refused.json()["errors"])) == (400, ["tz"])
+    response = client.get(USAGE, {**asked, "tz": "Asia/Kolkata", "bucket": "hour"})
+    assert (response.status_code, list(response.json()["errors"])) == (400, ["tz"])
     assert client.get(USAGE, {**asked, "tz": "Asia/Kolkata"}).status_code == 200  # without buckets
 
 
-def test_too_many_rows(acme, event, monkeypatch):
+def test_too_many_rows_are_rejected(acme, event, monkeypatch):
     monkeypatch.setattr("billing.metering.usage.MAX_ROWS", 1)
     store(event(tenant_id=acme.pk, model="a"), event(tenant_id=acme.pk, model="b"))
     response = by_key(acme).get(USAGE)

@@ -1,4 +1,4 @@
-"""Months of usage taken out of the database into files, and brought back: the same rows, whatever was killed."""
+"""Archives: months of usage are moved to files and restored with equal rows, also after kills."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Clock(datetime):
 
 @pytest.fixture
 def acme(table: None, as_owner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tenant]:
-    """A tenant with an invoice of October, two months ago; its usage is in the sums by hour."""
+    """Create a tenant with an invoice of October, two months ago. Its usage is in the hourly rollups."""
     make_months()
     acme = do_create_tenant("acme", 'Acme "and" Söhne')
     alpha = price("3")
@@ -55,7 +55,7 @@ def acme(table: None, as_owner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterato
     take_back(unscoped(UsageEvent).get(uncached=7), OCTOBER)
     invoice_months(month="2026-10", now=datetime(2026, 11, 2, tzinfo=UTC))
     monkeypatch.setattr(verbs, "datetime", _Clock)
-    monkeypatch.setattr(rollups, "OVERLAP", timedelta(minutes=-1))  # what was settled now counts as long ago
+    monkeypatch.setattr(rollups, "OVERLAP", timedelta(minutes=-1))  # usage settled now counts as old
     monkeypatch.setattr(rollups, "MARGIN", timedelta(0))
     rollups.build()
     yield acme
@@ -82,7 +82,7 @@ def state() -> str:
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_a_month_goes_and_comes_back(acme: Tenant, tmp_path: Path, drop: bool) -> None:
+def test_a_month_is_archived_and_restored(acme: Tenant, tmp_path: Path, drop: bool) -> None:
     before, (invoice,) = rows(), unscoped(Invoice).all()
     with tenant_scope(acme):
         counted = sums(UsageReport(acme.pk, OCTOBER.replace(day=1, hour=0), LATER))
@@ -93,7 +93,7 @@ def test_a_month_goes_and_comes_back(acme: Tenant, tmp_path: Path, drop: bool) -
     assert manifest.adjustments.sums["uncached"] == "-7"
     assert state() == ("dropped" if drop else "detached")
     assert rows() == []
-    with tenant_scope(acme):  # usage pages still know what it came to
+    with tenant_scope(acme):  # usage pages still have its totals
         assert sums(UsageReport(acme.pk, OCTOBER.replace(day=1, hour=0), LATER)) == counted
     with pytest.raises(Conflict, match=r"2026-10 is archived"), all_tenants_scope(BypassReason.BILLING):
         checks.check(Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk))
@@ -110,7 +110,7 @@ def test_a_month_goes_and_comes_back(acme: Tenant, tmp_path: Path, drop: bool) -
         assert sums(UsageReport(acme.pk, OCTOBER.replace(day=1, hour=0), LATER)) == counted
 
 
-def test_a_month_that_came_back_is_as_safe_as_before(acme: Tenant, tmp_path: Path, as_owner: Any) -> None:
+def test_a_restored_month_is_protected_as_before(acme: Tenant, tmp_path: Path, as_owner: Any) -> None:
     do_archive(MONTH, tmp_path, drop=True)
     do_restore(manifest_path(tmp_path, MONTH))
     with tenant_scope(acme.pk + 1), connection.cursor() as cursor:
@@ -126,7 +126,7 @@ def test_a_month_that_came_back_is_as_safe_as_before(acme: Tenant, tmp_path: Pat
         assert cursor.fetchone() == (2,)
 
 
-def test_the_same_rows_are_the_same_bytes(acme: Tenant, tmp_path: Path) -> None:
+def test_equal_rows_give_equal_bytes(acme: Tenant, tmp_path: Path) -> None:
     first, second = do_archive(MONTH, tmp_path / "a"), None
     do_restore(manifest_path(tmp_path / "a", MONTH))
     second = do_archive(MONTH, tmp_path / "b")
@@ -136,10 +136,10 @@ def test_the_same_rows_are_the_same_bytes(acme: Tenant, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["_write_part", "manifest_path", "summed", "_detach", "_drop", "_archive_rows"])
-def test_killed_anywhere_it_can_be_run_again(
+def test_a_killed_archive_can_be_repeated(
     acme: Tenant, tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever it stops, the rows are in the database or whole in files, and the next run ends the work."""
+    """Wherever it stops, the rows are in the database or complete in files, and the next run finishes."""
     before = rows()
     with monkeypatch.context() as patch:
         patch.setattr(verbs if hasattr(verbs, at) else archives, at, _killed)
@@ -162,7 +162,7 @@ def _killed(*args: Any, **kwargs: Any) -> Any:
     raise KeyboardInterrupt
 
 
-def test_usage_that_comes_in_meanwhile_stays(acme: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_that_arrives_meanwhile_stays(acme: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beta = price("3", model="beta")
     for name in ("_write_part", "summed"):  # before the rows are compared with the files, and after
         step = getattr(archives, name)
@@ -177,10 +177,14 @@ def test_usage_that_comes_in_meanwhile_stays(acme: Tenant, tmp_path: Path, monke
             with pytest.raises(Conflict, match="was settled meanwhile"):
                 do_archive(MONTH, tmp_path)
         assert state() == "attached"
-    assert len(unscoped(UsageEvent).all()) == 4 + 2  # what came while the files were written went back with them
+    assert (
+        len(unscoped(UsageEvent).all()) == 4 + 2
+    )  # usage that arrived while the files were written was restored with them
 
 
-def test_what_may_still_change_is_refused(acme: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_month_that_can_still_change_is_rejected(
+    acme: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(Conflict, match="before the following month"):
         do_archive(date(2026, 11, 1), tmp_path)
     with pytest.raises(Conflict, match="no usage of 2026-08"):
@@ -206,7 +210,7 @@ def test_what_may_still_change_is_refused(acme: Tenant, tmp_path: Path, monkeypa
     with pytest.raises(Conflict, match="hourly sums"):
         do_archive(MONTH, tmp_path)
     monkeypatch.setattr(rollups, "OVERLAP", timedelta(minutes=-1))
-    use(acme, OCTOBER, (price("3", model="beta"), 5))  # late: on November's invoice, which is not made yet
+    use(acme, OCTOBER, (price("3", model="beta"), 5))  # late: on November's invoice, which does not exist yet
     rollups.build()
     with pytest.raises(Conflict, match=r"Not invoiced yet: 2026-1[12]"):
         do_archive(MONTH, tmp_path)
@@ -223,7 +227,7 @@ def test_a_draft_keeps_its_usage(acme: Tenant, tmp_path: Path) -> None:
         do_archive(MONTH, tmp_path)
 
 
-def test_damaged_files_are_found(acme: Tenant, tmp_path: Path) -> None:
+def test_damaged_files_are_detected(acme: Tenant, tmp_path: Path) -> None:
     manifest = do_archive(MONTH, tmp_path)
     path, file = manifest_path(tmp_path, MONTH), tmp_path / manifest.usage.file
     good = file.read_bytes()
@@ -239,12 +243,12 @@ def test_damaged_files_are_found(acme: Tenant, tmp_path: Path) -> None:
             do_restore(path)
         with pytest.raises(ArchiveDamagedError):
             do_archive(MONTH, tmp_path, drop=True)
-    file.write_bytes(gzip.compress(text.replace(b"alpha", b"alphb")))  # the sums are as they were
-    told = json.loads(path.read_bytes())
+    file.write_bytes(gzip.compress(text.replace(b"alpha", b"alphb")))  # the rollups are unchanged
+    content = json.loads(path.read_bytes())
     with pytest.raises(ArchiveDamagedError):
         do_restore(path)
-    told["format"] = "other"
-    path.write_text(json.dumps(told))
+    content["format"] = "other"
+    path.write_text(json.dumps(content))
     with pytest.raises(ArchiveDamagedError, match="of the format 'other'"):
         do_restore(path)
     assert state() == "detached"
@@ -258,10 +262,10 @@ def test_an_arrival_for_an_archived_month_waits_in_quarantine(
     assert (outcome.settled, outcome.quarantined) == (0, 1)
     assert _quarantined() == UsageQuarantine.Reason.UNPLACEABLE
     call_command("usage_partitions")
-    told = capsys.readouterr().out
-    assert "2026-10               4" in told
-    assert "detached" in told
-    assert "for want of their month: 1 messages" in told
+    content = capsys.readouterr().out
+    assert "2026-10               4" in content
+    assert "detached" in content
+    assert "for want of their month: 1 messages" in content
 
 
 def _quarantined() -> str:
@@ -269,7 +273,7 @@ def _quarantined() -> str:
         return UsageQuarantine.objects.get().reason
 
 
-def test_the_command(acme: Tenant, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_archives_and_restores(acme: Tenant, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call_command("usage_archive", "create", "2026-10", "--to", str(tmp_path))
     with pytest.raises(CommandError, match="already archived"):
         call_command("usage_archive", "create", "2026-10", "--to", str(tmp_path))
@@ -282,7 +286,7 @@ def test_the_command(acme: Tenant, tmp_path: Path, capsys: pytest.CaptureFixture
     assert "4 events are in the database again" in capsys.readouterr().out
 
 
-def test_two_at_once_do_not_meet(acme: Tenant, tmp_path: Path, as_owner: Any) -> None:
+def test_a_second_concurrent_archive_is_rejected(acme: Tenant, tmp_path: Path, as_owner: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(%s)", [verbs._LOCK])
         try:
@@ -292,7 +296,7 @@ def test_two_at_once_do_not_meet(acme: Tenant, tmp_path: Path, as_owner: Any) ->
             cursor.execute("SELECT pg_advisory_unlock(%s)", [verbs._LOCK])
 
 
-def test_the_platforms_role_may_not_write_what_is_archived(acme: Tenant) -> None:
+def test_the_platforms_role_cannot_write_archived_months(acme: Tenant) -> None:
     row = {"month": MONTH, "rows": 1, "sha256": "", "periods": [], "detached_at": LATER}
     with pytest.raises(DatabaseError, match="permission denied"), all_tenants_scope(BypassReason.COMMAND):
         UsageArchive.objects.create(**row)

@@ -1,4 +1,4 @@
-"""Columns of values, as PostgreSQL reads them back."""
+"""Array parameters of PostgreSQL, compared with the values read back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets by their verbs and their API."""
+"""Actions of budgets, and their API."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def make(tenant: Tenant, **fields: object) -> Budget:
     return do_make_budget(tenant, **{"name": "b", "unit": "money", "period": "month", "amount": 10**9, **fields})
 
 
-def test_each_change_is_audited_and_told(tenant):
-    told = unscoped(ChangeEventRow).count()
+def test_each_change_is_audited_and_published(tenant):
+    changes = unscoped(ChangeEventRow).count()
     budget = make(tenant)
     assert do_change_budget(budget, amount=5, temporary_increase=3, increase_expires_at=SOON).amount == 5
     assert do_remove_budget(budget)
@@ -38,7 +38,7 @@ def test_each_change_is_audited_and_told(tenant):
         do_change_budget(budget, amount=6)
     verbs = [each.action for each in sorted(of(AuditEntry, tenant, object_type="budget"), key=lambda entry: entry.pk)]
     assert verbs == ["budget.created", "budget.updated", "budget.deleted"]
-    assert unscoped(ChangeEventRow).count() == told + 3
+    assert unscoped(ChangeEventRow).count() == changes + 3
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_each_change_is_audited_and_told(tenant):
         {"mode": "maybe"},
     ],
 )
-def test_what_makes_no_sense_is_refused(tenant, fields):
+def test_invalid_budgets_are_rejected(tenant, fields):
     with pytest.raises(ActionRefused):
         make(tenant, **fields)
     assert unscoped(Budget).count() == 0
 
 
-def test_others_projects_keys_and_people_are_refused(tenant):
+def test_other_tenants_projects_keys_and_users_are_rejected(tenant):
     other = actions.do_create_tenant("other", "Other")
     key, _ = actions.do_create_api_key(only_project(other), "k")
     stranger = User.objects.create_user("x@example.com")
@@ -75,12 +75,12 @@ def test_others_projects_keys_and_people_are_refused(tenant):
             make(tenant, **scope)
 
 
-def test_its_unit_and_period_stay(tenant):
+def test_the_unit_and_the_period_cannot_change(tenant):
     with pytest.raises(ActionRefused, match="unit"):
         do_change_budget(make(tenant), unit="tokens")
 
 
-def test_the_api_tells_what_is_left(tenant, client):
+def test_the_api_returns_the_remaining_amount(tenant, client):
     _, secret = actions.do_create_api_key(only_project(tenant), "m", scopes=["manage"])
     headers = {"authorization": f"Bearer {secret}"}
     sent = {"name": "Monthly", "unit": "money", "period": "month", "amount": 1000}
@@ -101,9 +101,9 @@ def test_the_api_tells_what_is_left(tenant, client):
     budget_period = client.get(f"/api/budgets/{pk}", headers=headers).json()["budget_period"]
     assert (budget_period["used"], budget_period["reserved"], budget_period["left"]) == (101, 50, 849)
     raised = {"temporary_increase": 10, "increase_expires_at": SOON.isoformat()}
-    answer = client.patch(f"/api/budgets/{pk}", raised, content_type="application/json", headers=headers)
-    assert answer.json()["budget_period"]["left"] == 859
-    assert [each["id"] for each in client.get("/api/budgets?unit=money", headers=headers).json()["results"]] == [pk]
+    response = client.patch(f"/api/budgets/{pk}", raised, content_type="application/json", headers=headers)
+    assert response.json()["budget_period"]["left"] == 859
+    assert [row["id"] for row in client.get("/api/budgets?unit=money", headers=headers).json()["results"]] == [pk]
     assert client.get("/api/budgets?unit=tokens", headers=headers).json()["results"] == []
     assert client.delete(f"/api/budgets/{pk}", headers=headers).status_code == 204
     assert client.get("/api/budgets?active=false", headers=headers).json()["results"][0]["active"] is False

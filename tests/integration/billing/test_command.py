@@ -75,6 +75,6 @@ def test_json(tenant, capsys):
         (["acme", "--from", "yesterday"], "no date and no time"),
     ],
 )
-def test_wrong_arguments_are_explained(tenant, args, message):
+def test_invalid_arguments_have_an_error_message(tenant, args, message):
     with pytest.raises(CommandError, match=message):
         call_command("usage_report", *args)

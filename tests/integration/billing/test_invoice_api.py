@@ -1,4 +1,4 @@
-"""The API of invoices and money: what it gives to whom, and what operators do with it."""
+"""The API of invoices, payments and credits for tenants and operators."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ def test_lists_and_details(client, invoice):
     assert lines == [("uncached", 3 * MILLION, 300), ("output", MILLION, 200)]
 
 
-def test_the_other_forms(client, invoice):
+def test_other_formats(client, invoice):
     url = f"/api/invoices/{invoice.pk}"
     pdf = client.get(f"{url}/pdf")
     assert (pdf.content, pdf["content-type"]) == (
         *(bytes(unscoped(InvoiceFile).get(invoice_id=invoice.pk).pdf), "application/pdf"),
     )
-    page = client.get(f"{url}/html")
-    assert page["content-type"].startswith("text/html")
-    assert f"Invoice {invoice.number}" in page.content.decode()
+    response = client.get(f"{url}/html")
+    assert response["content-type"].startswith("text/html")
+    assert f"Invoice {invoice.number}" in response.content.decode()
     assert client.get(f"{url}/csv").content.decode().splitlines()[1].startswith(f"{invoice.number},1,usage,,alpha")
     assert client.get(f"{url}/check").json() == {
         **{"events": 3, "unrated": 0, "ledger_difference": 0, "same_data": True, "same_pdf": True},
@@ -76,7 +76,7 @@ def test_the_other_forms(client, invoice):
     }
 
 
-def test_every_line_drills_down_to_its_events(client, invoice):
+def test_every_line_links_to_its_usage_events(client, invoice):
     url = f"/api/invoices/{invoice.pk}/events"
     counts = [len(client.get(url, {"line": line}).json()["results"]) for line in (1, 2)]
     assert counts == [3, 1]
@@ -94,13 +94,13 @@ def test_a_draft_has_no_pdf(client, acme):
     assert "Draft" in client.get(f"/api/invoices/{draft.pk}/html").content.decode()
 
 
-def test_the_profile(acme, client):
+def test_the_billing_profile(acme, client):
     url = "/api/billing/profile"
     assert client.get(url).json() | {"entity": ""} == {
         **{"name": "Acme", "street": "", "postcode": "", "city": "", "region": "", "country": "US", "vat_id": ""},
         **{"emails": [], "po_number": "", "currency": "USD", "entity": ""},
     }
-    assert client.patch(url, {"country": "DE"}).status_code == 403  # a key may not
+    assert client.patch(url, {"country": "DE"}).status_code == 403  # a key cannot
     billing = by_role(acme, "billing")
     changed = billing.patch(url, {"country": "DE", "vat_id": "DE301774912", "emails": ["a@acme.example"]})
     assert (changed.status_code, changed.json()["country"], changed.json()["name"]) == (200, "DE", "Acme")
@@ -109,12 +109,12 @@ def test_the_profile(acme, client):
     assert unscoped(AuditEntry).filter(action="billing_profile.updated")[0].after["country"] == "DE"
 
 
-def test_operators_set_up_who_bills_and_with_which_tax(operator, acme):
-    made = operator.post(
+def test_operators_set_up_billing_entities_and_taxes(operator, acme):
+    response = operator.post(
         "/api/operator/entities", {"slug": "nl", "name": "N", "country": "NL", "time_zone": "Europe/Berlin"}
     )
-    assert made.status_code == 201, made.content
-    url = f"/api/operator/entities/{made.json()['id']}"
+    assert response.status_code == 201, response.content
+    url = f"/api/operator/entities/{response.json()['id']}"
     assert operator.patch(url, {"vat_id": "NL1", "time_zone": "Mars/Base"}).status_code == 400
     assert operator.patch(url, {"vat_id": "NL1"}).json()["vat_id"] == "NL1"
     rule = {"entity": "nl", "country": "NL", "category": "S", "rate_ppm": 210_000, "starts_on": "2026-01-01"}
@@ -133,7 +133,7 @@ def test_operators_set_up_who_bills_and_with_which_tax(operator, acme):
     assert operator.patch(url, {"time_zone": "UTC"}).status_code == 409
 
 
-def test_operators_bill_by_hand(operator, client, acme):
+def test_operators_create_invoices_manually(operator, client, acme):
     use(acme, OCTOBER, (price("3"), MILLION))
     tenant = f"/api/operator/tenants/{acme.pk}"
     month = period(OCTOBER)
@@ -153,7 +153,7 @@ def test_operators_bill_by_hand(operator, client, acme):
     assert sum(row["nano"] for row in client.get("/api/ledger").json()["results"]) == 0
 
 
-def test_operators_grant_credit_and_agree_on_commitments(operator, client, acme):
+def test_operators_grant_credits_and_commitments(operator, client, acme):
     tenant = f"/api/operator/tenants/{acme.pk}"
     granted = operator.post(f"{tenant}/credits", {"grant_type": "promotional", "nano": 5 * 10**9, "note": "Welcome"})
     assert (granted.status_code, granted.json()["rest"]) == (201, 5 * 10**9)
@@ -165,7 +165,7 @@ def test_operators_grant_credit_and_agree_on_commitments(operator, client, acme)
     assert [row["fee"] for row in client.get("/api/commitments").json()["results"]] == [45_000]
 
 
-def test_the_webhook_takes_what_is_signed(acme, invoice, settings):
+def test_the_webhook_accepts_signed_requests(acme, invoice, settings):
     secret, url = "whsec_" + "x" * 30, "/api/webhooks/payments/stripe"
     settings.MILLRACE = replace(settings.MILLRACE, stripe_webhook_secret=secret)
     item = {"id": "pi_9", "currency": "usd", "amount_received": 500, "created": int(time.time())}

@@ -1,4 +1,4 @@
-"""Invoices while everything happens at once: numbers without gaps, closing beside settling, and any order of events."""
+"""Concurrent invoicing: numbers without gaps, closing during settlement, and any order of events."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ MILLION = 10**6
 
 
 class Killed(Exception):
-    """Stands for a process that ends."""
+    """An error that simulates the end of a process."""
 
 
 def at_once(jobs: list[Callable[[], object]], threads: int = 6) -> list[object]:
-    """Run them in threads with connections of their own; what each gave or raised."""
+    """Run the functions in threads with separate connections; return their results or exceptions."""
 
     def run(job: Callable[[], object]) -> object:
         try:
@@ -68,7 +68,7 @@ def drafts(month: Period, tenants: int) -> list[Invoice]:
 
 
 def test_numbers_have_no_gaps_under_rollbacks(october):
-    """Worked example 12: 50 finalizations at once with 10 forced rollbacks give the numbers 1 to 40."""
+    """Worked example 12: 50 concurrent finalizations with 10 forced rollbacks give the numbers 1 to 40."""
     waiting = drafts(october, 50)
     random.shuffle(waiting)
 
@@ -84,7 +84,7 @@ def test_numbers_have_no_gaps_under_rollbacks(october):
     numbers = sorted(row.number for row in unscoped(Invoice).filter(number__isnull=False))
     assert numbers == [f"INV-2026-{number:06}" for number in range(1, 41)]
     assert unscoped(NumberSeries).get().last == 40
-    report = invoice_months(month="2026-10", now=october.ends_at + timedelta(days=1))  # takes up what was left
+    report = invoice_months(month="2026-10", now=october.ends_at + timedelta(days=1))  # continues the rest
     assert sorted(report.finalized) == [f"INV-2026-{number:06}" for number in range(41, 51)]
     assert sum(entry.nano for entry in unscoped(LedgerEntry).all()) == 0
 
@@ -92,7 +92,7 @@ def test_numbers_have_no_gaps_under_rollbacks(october):
 @pytest.mark.parametrize(
     "step", ["_issue", "_fix", "_book", "credits.apply_credit", "pdf.rendered", "document.described"]
 )
-def test_a_finalization_that_is_killed_leaves_nothing(october, monkeypatch, step):
+def test_a_killed_finalization_leaves_no_trace(october, monkeypatch, step):
     (draft,) = drafts(october, 1)
 
     def end(*args: object) -> None:
@@ -106,7 +106,7 @@ def test_a_finalization_that_is_killed_leaves_nothing(october, monkeypatch, step
     assert do_finalize(draft, now=october.ends_at).number == "INV-2026-000001"
 
 
-def test_one_tenants_fault_does_not_hold_up_the_others(october, monkeypatch):
+def test_one_tenants_error_does_not_delay_the_others(october, monkeypatch):
     waiting = drafts(october, 3)
     whole = pdf.rendered
     broken = waiting[0].tenant.name
@@ -124,7 +124,7 @@ def test_one_tenants_fault_does_not_hold_up_the_others(october, monkeypatch):
     assert invoice_months(now=october.ends_at + timedelta(days=1)).finalized == []
 
 
-def test_the_same_run_many_times_at_once(october):
+def test_concurrent_billing_runs_of_a_month(october):
     cheap = price("1")
     for number in range(5):
         use(do_create_tenant(f"t{number}", f"T{number}"), OCTOBER, (cheap, MILLION))
@@ -136,16 +136,16 @@ def test_the_same_run_many_times_at_once(october):
     assert unscoped(LedgerEntry).filter(account=Account.RECEIVABLE).__len__() == 5
 
 
-def test_one_payment_told_many_times_at_once(october):
+def test_a_payment_reported_concurrently_is_booked_once(october):
     (draft,) = drafts(october, 1)
     invoice = do_finalize(draft)
-    told = Received("stripe", "pi_1", 100, OCTOBER, invoice=invoice.number)
-    answers = at_once([lambda: do_record_payment(told)[1]] * 12)
+    payment = Received("stripe", "pi_1", 100, OCTOBER, invoice=invoice.number)
+    answers = at_once([lambda: do_record_payment(payment)[1]] * 12)
     assert sorted(answers) == [False] * 11 + [True]
     assert unscoped(Invoice).get().state == "paid"
 
 
-def test_a_mail_is_claimed_by_one(october):
+def test_an_email_is_claimed_by_one_sender(october):
     (draft,) = drafts(october, 1)
     with all_tenants_scope(BypassReason.BILLING):
         BillingProfile.objects.create(
@@ -156,8 +156,8 @@ def test_a_mail_is_claimed_by_one(october):
     assert len(mail.outbox) == 1
 
 
-def test_credit_is_not_burnt_twice(october):
-    """Two months' invoices of one tenant are made final at once, and want the same credit."""
+def test_credit_is_not_applied_twice(october):
+    """Invoices of two months of one tenant are finalized concurrently with the same credit."""
     acme, cheap = do_create_tenant("acme", "Acme"), price("1")
     do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 150 * 10**7, starts_at=OCTOBER)
     waiting = []
@@ -170,8 +170,8 @@ def test_credit_is_not_burnt_twice(october):
     assert totals == [0, 50]
 
 
-def test_closing_waits_for_what_bears_its_stamp_already(october):
-    """The draft after the closing has every event with the period's stamp; what comes later has the next one's."""
+def test_closing_waits_for_events_with_the_periods_stamp(october):
+    """The draft after the closing has every event with the period's stamp. Later events have the next stamp."""
     acme, cheap = do_create_tenant("acme", "Acme"), price("1")
     stamped, drafted = threading.Event(), threading.Event()
 
@@ -194,7 +194,7 @@ def test_closing_waits_for_what_bears_its_stamp_already(october):
     assert [row.invoice_period == october.pk for row in unscoped(UsageEvent).order_by("settled_at")] == [True, False]
 
 
-def test_stamps_while_others_make_the_same_periods(october):
+def test_stamping_while_others_create_the_same_periods(october):
     def stamp() -> list[int]:
         with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
             return stamps(cursor, [(1, datetime(2027, month, 3, tzinfo=UTC)) for month in range(1, 13)])
@@ -224,12 +224,12 @@ def test_any_order_and_any_duplication_give_the_same_invoice(table, event, seed)
         for start in range(0, len(messages), 300):
             settle([UsageMessage(f"{n}-0", body) for n, body in enumerate(messages[start : start + 300])])
         assert len(unscoped(UsageEvent).filter(tenant_id=tenant.pk)) == len(usages)
-        said.append(said_of(tenant, at))
+        said.append(content_of(tenant, at))
     assert said[0] == said[1]
 
 
-def said_of(tenant: Tenant, at: datetime) -> bytes:
-    """What the draft says, but for whose it is."""
+def content_of(tenant: Tenant, at: datetime) -> bytes:
+    """Return the draft's content without its tenant."""
     (draft,) = do_draft(period(at), tenant)
     with all_tenants_scope(BypassReason.BILLING):
         return document.encoded(document.described(draft, lines_of(draft)))
@@ -252,7 +252,7 @@ def said_of(tenant: Tenant, at: datetime) -> bytes:
         ("Australia/Lord_Howe", 2026, 4, 720.5),
     ],
 )
-def test_months_by_the_clocks_of_a_place(zone, year, month, hours):
+def test_months_in_a_time_zone(zone, year, month, hours):
     start, end = month_bounds(zone, year, month)
     assert (end - start) / timedelta(hours=1) == hours
     assert end == month_bounds(zone, year + month // 12, month % 12 + 1)[0]
@@ -270,7 +270,7 @@ def test_a_request_belongs_to_the_month_of_its_admission():
 
 
 @pytest.mark.django_db
-def test_a_month_nobody_used_before_is_made_and_not_taken_for_late():
+def test_a_month_without_a_period_is_created_and_not_late():
     with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
         first = stamps(cursor, [(1, datetime(2026, 11, 3, tzinfo=UTC))])
         second = stamps(cursor, [(1, datetime(2026, 8, 3, tzinfo=UTC))])

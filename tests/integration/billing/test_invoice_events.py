@@ -1,4 +1,4 @@
-"""What tenants' servers are told of invoices: in the transaction that changes them, once for each time."""
+"""Webhook events of invoices: written in the transaction of the change, once per change."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def acme() -> Tenant:
 
 @pytest.fixture
 def invoice(acme) -> Invoice:
-    """Two dollars of October."""
+    """Create an invoice of October for two dollars."""
     use(acme, OCTOBER, (price("2"), 10**6))
     return invoiced(acme, OCTOBER)
 
 
-def told(tenant: Tenant) -> list[WebhookEvent]:
+def events_of(tenant: Tenant) -> list[WebhookEvent]:
     return sorted(of(WebhookEvent, tenant), key=lambda event: event.pk)
 
 
@@ -39,8 +39,8 @@ def pay(invoice: Invoice, cents: int, reference: str) -> None:
     do_record_payment(Received("manual", reference, cents, NOVEMBER, invoice=invoice.number))
 
 
-def test_that_it_is_final(acme, invoice):
-    (event,) = told(acme)
+def test_a_finalized_invoice_sends_an_event(acme, invoice):
+    (event,) = events_of(acme)
     assert event.event_type == "invoice.finalized"
     expected = {
         **{"invoice_id": invoice.pk, "number": invoice.number, "invoice_type": "invoice", "state": "open"},
@@ -50,44 +50,44 @@ def test_that_it_is_final(acme, invoice):
     assert event.payload == expected
 
 
-def test_that_it_is_paid_each_time_that_comes_about(acme, invoice):
+def test_a_paid_invoice_sends_an_event_each_time(acme, invoice):
     pay(invoice, 199, "p1")
     pay(invoice, 1, "p2")
     pay(invoice, 1, "p2")
     pay(invoice, -200, "back")
     pay(invoice, 200, "p3")
-    events = told(acme)[1:]
+    events = events_of(acme)[1:]
     assert [event.event_type for event in events] == ["invoice.paid", "invoice.paid"]
     assert {event.payload["state"] for event in events} == {"paid"}
     assert len({event.deduplication_key for event in events}) == 2
 
 
-def test_that_it_is_past_due(acme, invoice):
+def test_an_overdue_invoice_sends_an_event(acme, invoice):
     for days in (0, 1, 1, 8):
         emails.remind(emails.datetime.combine(invoice.due_on, NOVEMBER.timetz()) + timedelta(days=days))
-    events = told(acme)[1:]
+    events = events_of(acme)[1:]
     assert [(event.event_type, event.payload["reminder"], event.payload["owed_cents"]) for event in events] == [
         ("invoice.past_due", 1, 200),
         ("invoice.past_due", 2, 200),
     ]
 
 
-def test_that_a_credit_note_was_issued(acme, invoice):
+def test_a_credit_note_sends_an_event(acme, invoice):
     note = do_issue_credit_note(invoice, [("A gesture", 200)], "gesture")
-    kinds = [event.event_type for event in told(acme)[1:]]
+    kinds = [event.event_type for event in events_of(acme)[1:]]
     assert kinds == ["credit_note.finalized", "invoice.paid"]
-    assert told(acme)[1].payload["refers_to"] == invoice.number
-    assert told(acme)[1].payload["number"] == note.number
+    assert events_of(acme)[1].payload["refers_to"] == invoice.number
+    assert events_of(acme)[1].payload["number"] == note.number
 
 
-def test_what_is_paid_at_once_is_told_after_it_was_issued(acme):
+def test_an_immediately_paid_invoice_sends_finalized_before_paid(acme):
     do_record_payment(Received("manual", "early", 500, OCTOBER, tenant="acme"))
     use(acme, OCTOBER, (price("2"), 10**6))
     invoiced(acme, OCTOBER)
-    assert [event.event_type for event in told(acme)] == ["invoice.finalized", "invoice.paid"]
+    assert [event.event_type for event in events_of(acme)] == ["invoice.finalized", "invoice.paid"]
 
 
-def test_killed_before_the_commit_nobody_hears_of_it(acme, monkeypatch):
+def test_no_event_is_sent_if_killed_before_the_commit(acme, monkeypatch):
     use(acme, OCTOBER, (price("2"), 10**6))
 
     def die(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The forms an invoice is given out in: JSON, HTML, CSV, PDF with Factur-X; by mail; and by command."""
+"""Formats of invoices: JSON, HTML, CSV and PDF with Factur-X; emails; and the command."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
 from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
-from tests.support.emails import alike
+from tests.support.emails import check_email
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
@@ -48,7 +48,7 @@ def acme() -> Tenant:
 
 
 def furnish(tenant: Tenant, category: str = "AE", rate: int = 0) -> None:
-    """A seller with an address and a tax rule, and a buyer with a VAT id."""
+    """Create a seller with an address and a tax rule, and a buyer with a VAT ID."""
     with all_tenants_scope(BypassReason.BILLING):
         entity = default_entity()
         BillingEntity.objects.filter(pk=entity.pk).update(
@@ -82,7 +82,7 @@ def month(tenant: Tenant) -> Invoice:
     return invoiced(tenant, OCTOBER)
 
 
-def said(invoice: Invoice) -> dict:
+def document_of(invoice: Invoice) -> dict:
     with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
         return document.described(row, lines_of(row))
@@ -94,7 +94,7 @@ def attached(invoice: Invoice) -> tuple[pikepdf.Pdf, bytes]:
 
 
 def failed_rules(xml: bytes) -> list[str]:
-    """What the schematron of EN 16931 finds wrong."""
+    """Return the failed rules of EN 16931's schematron."""
     with PySaxonProcessor(license=False) as processor:
         sheet = processor.new_xslt30_processor().compile_stylesheet(
             stylesheet_file=str(FACTURX / "FACTUR-X_EN16931.xslt")
@@ -116,7 +116,7 @@ def test_the_xml_is_valid_against_schema_and_schematron(acme, category, rate):
         assert failed_rules(xml) == []
 
 
-def test_a_tenant_without_a_profile_is_billed_as_well(acme):
+def test_a_tenant_without_a_profile_is_billed_too(acme):
     invoice = month(acme)
     _, xml = attached(invoice)
     assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
@@ -141,19 +141,19 @@ def _bytes(file: pikepdf.Pdf) -> bytes:
     return out.getvalue()
 
 
-def test_recomputed_from_events_it_is_the_same_to_the_byte(acme):
+def test_a_recomputed_invoice_is_equal_to_the_byte(acme):
     furnish(acme)
     invoice = month(acme)
     with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
         found = checks.check(row)
         assert found == checks.InvoiceCheckResult(4, 0, 0, True, True, invoice.sha256)
-    use(acme, OCTOBER, (price("1", model="late"), MILLION))  # closed: it is the next month's
+    use(acme, OCTOBER, (price("1", model="late"), MILLION))  # closed, so it belongs to the next month
     with all_tenants_scope(BypassReason.BILLING):
         assert checks.check(row) == found
 
 
-def test_a_check_sees_what_is_wrong(acme, monkeypatch):
+def test_the_check_detects_differences(acme, monkeypatch):
     invoice = month(acme)
     monkeypatch.setattr("billing.invoicing.lines.cents", lambda femto: 1)
     with all_tenants_scope(BypassReason.BILLING):
@@ -162,7 +162,7 @@ def test_a_check_sees_what_is_wrong(acme, monkeypatch):
     assert (found.same_data, found.same_pdf) == (False, False)
 
 
-def test_a_name_the_fonts_lack_is_shown_as_far_as_they_go(acme):
+def test_characters_that_the_fonts_lack_are_replaced(acme):
     furnish(acme)
     with all_tenants_scope(BypassReason.BILLING):
         BillingProfile.objects.all_tenants().update(name="株式会社 Acme")
@@ -171,9 +171,9 @@ def test_a_name_the_fonts_lack_is_shown_as_far_as_they_go(acme):
     assert len(file.pages) == 1
 
 
-def test_html_escapes_and_shows_all(acme):
+def test_html_is_escaped_and_complete(acme):
     furnish(acme)
-    page = html(said(month(acme)))
+    page = html(document_of(month(acme)))
     assert "Łąka &amp; Söhne GmbH &lt;#emph&gt;" in page
     for text in ("1 – 31 October 2026", "8,743,224", "$0.62 / M", "$5.42", "reverse charge 0 %", "4500-88213"):
         assert text in page
@@ -181,15 +181,15 @@ def test_html_escapes_and_shows_all(acme):
 
 
 def test_csv_has_exact_amounts_and_no_formulas(acme):
-    rows = list(csv.DictReader(io.StringIO(as_csv(said(month(acme))))))
+    rows = list(csv.DictReader(io.StringIO(as_csv(document_of(month(acme))))))
     assert [row["model"] for row in rows] == ["'=qwen", "llama", "llama", "llama"]
     assert (rows[0]["usd_exact"], rows[0]["usd"]) == ("0.000000000000007", "0.00")
     assert (rows[1]["tokens"], rows[1]["usd_per_million"]) == ("8743224", "0.62")
     assert rows[1]["usd_exact"] == "5.42079888"
 
 
-def test_json_is_the_same_bytes(acme):
-    shown = said(month(acme))
+def test_json_is_byte_identical(acme):
+    shown = document_of(month(acme))
     once = document.encoded(shown)
     assert document.encoded(json.loads(once)) == once
     assert pdf.rendered(json.loads(once)) == pdf.rendered(shown)
@@ -209,7 +209,7 @@ def test_dollars():
 
 
 @given(st.lists(st.integers(0, 10**30), max_size=50))
-def test_lines_are_their_sum_and_the_rounding_is_half_a_cent_a_line_at_most(amounts):
+def test_a_total_is_the_sum_of_lines_and_rounding_is_at_most_half_a_cent_per_line(amounts):
     """Invariant 9."""
     rounded = [cents(femto) for femto in amounts]
     residue = sum(rounded) * 10**13 - sum(amounts)
@@ -226,14 +226,14 @@ def test_half_up_is_nearest_and_symmetric(amount, unit):
 
 
 @given(st.integers(0, 10**12), st.integers(0, 10**6))
-def test_tax_is_less_than_half_a_cent_off(base, rate):
+def test_tax_rounding_is_less_than_half_a_cent(base, rate):
     assert abs(tax(base, rate) * 10**6 - base * rate) * 2 <= 10**6
 
 
-# Mail
+# Emails
 
 
-def test_an_invoice_is_mailed_once(acme):
+def test_an_invoice_is_emailed_once(acme):
     furnish(acme)
     invoice = month(acme)
     assert emails.send_all() == 1
@@ -243,13 +243,13 @@ def test_an_invoice_is_mailed_once(acme):
         *(["bills@acme.example"], f"Invoice {invoice.number} from Northgate Inference B.V."),
     )
     due = f"for October 2026 is attached. It is due on {invoice.due_on:%-d %B %Y}."
-    alike(sent, invoice.number, due, f"/t/acme/invoices/{invoice.pk}")
+    check_email(sent, invoice.number, due, f"/t/acme/invoices/{invoice.pk}")
     name, body, kind = sent.attachments[0]
     assert (name, kind, body[:5]) == (f"{invoice.number}.pdf", "application/pdf", b"%PDF-")
     assert unscoped(InvoiceEmail).get().sent_to == ["bills@acme.example"]
 
 
-def test_without_addresses_owners_and_billing_members_get_it(acme):
+def test_without_addresses_owners_and_billing_members_receive_the_email(acme):
     for name, role in (("owner", "owner"), ("billing", "billing"), ("dev", "developer")):
         do_add_member(acme, User.objects.create_user(f"{name}@acme.example"), role)
     month(acme)
@@ -257,7 +257,7 @@ def test_without_addresses_owners_and_billing_members_get_it(acme):
     assert mail.outbox[0].to == ["billing@acme.example", "owner@acme.example"]
 
 
-def test_a_mail_that_failed_is_sent_later(acme, monkeypatch):
+def test_a_failed_email_is_sent_later(acme, monkeypatch):
     furnish(acme)
     month(acme)
     with monkeypatch.context() as patch:
@@ -272,7 +272,7 @@ def test_a_mail_that_failed_is_sent_later(acme, monkeypatch):
     assert emails.send_all(now + timedelta(minutes=5)) == 1
 
 
-def test_reminders_of_what_is_past_due(acme):
+def test_reminders_of_overdue_invoices(acme):
     furnish(acme)
     invoice = month(acme)
     emails.send_all()
@@ -281,15 +281,15 @@ def test_reminders_of_what_is_past_due(acme):
     assert found == [0, 1, 0, 0, 1, 0, 1, 0]
     assert emails.send_all() == 3
     assert mail.outbox[-1].subject.startswith("Reminder: Invoice")
-    alike(mail.outbox[-1], "is unpaid", invoice.number)
+    check_email(mail.outbox[-1], "is unpaid", invoice.number)
     do_record_payment(Received("manual", "p", invoice.total, NOVEMBER, tenant="acme"))
     assert emails.remind(due + timedelta(days=90)) == 0
 
 
-# By command
+# Command
 
 
-def test_the_command(acme, capsys):
+def test_the_command_creates_invoices(acme, capsys):
     use(acme, OCTOBER, (price("3"), MILLION))
     call_command("generate_invoices", "--month", "2026-10", "--draft", "--tenant", "acme")
     assert "acme: invoice of $3.00, draft" in capsys.readouterr().out
@@ -302,7 +302,7 @@ def test_the_command(acme, capsys):
             call_command("generate_invoices", *wrong)
 
 
-def test_the_command_says_what_it_left(acme):
+def test_the_command_lists_what_it_skipped(acme):
     furnish(acme)
     with all_tenants_scope(BypassReason.BILLING):
         TaxRule.objects.update(country="NL")

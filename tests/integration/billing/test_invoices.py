@@ -1,4 +1,4 @@
-"""From rated usage to invoices: lines, rounding, late usage, taxes, credits, corrections; and that they stay."""
+"""Invoices of rated usage: lines, rounding, late usage, taxes, credits, corrections and immutability."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_price_change_makes_two_lines(acme):
     assert invoice.total == 550
 
 
-def test_late_usage_is_on_the_next_invoice_and_the_last_stays(acme):
+def test_late_usage_is_on_the_next_invoice_and_the_last_is_unchanged(acme):
     """Worked example 11, second half."""
     cheap = price("1")
     use(acme, NOVEMBER, (cheap, 2 * MILLION))
@@ -119,7 +119,7 @@ def recomputed(invoice: Invoice) -> bytes:
 
 
 def corrected(tenant: Tenant) -> tuple[Invoice, Invoice]:
-    """October's invoice of 4 dollars, and November's correction by 1."""
+    """Create October's invoice of 4 dollars and November's correction by 1."""
     one = price("1")
     use(tenant, OCTOBER, (one, MILLION), times=4)
     october = invoiced(tenant, OCTOBER)
@@ -132,7 +132,7 @@ def corrected(tenant: Tenant) -> tuple[Invoice, Invoice]:
     return october, do_finalize(note, now=month.ends_at)
 
 
-def test_usage_that_is_taken_back_after_its_invoice_is_a_credit_note(acme):
+def test_usage_reversed_after_its_invoice_is_a_credit_note(acme):
     october, note = corrected(acme)
     assert (note.invoice_type, note.total, note.refers_to_id) == ("correction", 100, october.pk)
     assert [(line.usage_month, line.tokens, line.cents) for line in lines(note)] == [("2026-10", MILLION, 100)]
@@ -144,7 +144,7 @@ def test_usage_that_is_taken_back_after_its_invoice_is_a_credit_note(acme):
         assert (found.ledger_difference, found.same_data, found.same_pdf) == (0, True, True)
 
 
-def test_what_was_paid_by_credit_is_credit_again(acme):
+def test_a_correction_returns_applied_credit(acme):
     credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 350 * CENT, starts_at=OCTOBER, expires_at=NOVEMBER)
     october, note = corrected(acme)
     assert (note.subtotal, note.credits, note.total) == (*(100, [{"label": "Returned as credit", "cents": 50}], 50),)
@@ -152,11 +152,11 @@ def test_what_was_paid_by_credit_is_credit_again(acme):
     assert -booked(acme, Account.CREDITS) == 50 * CENT
 
 
-def test_nothing_is_drafted_without_use(acme):
+def test_without_usage_there_is_no_draft(acme):
     assert do_draft(period(OCTOBER)) == []
 
 
-def test_drafting_again_and_finalizing_again_change_nothing(acme):
+def test_drafting_and_finalizing_again_change_nothing(acme):
     use(acme, OCTOBER, (price("3"), MILLION), times=3)
     month = period(OCTOBER)
     do_close_period(month, now=over(month))
@@ -185,7 +185,7 @@ def test_a_period_that_is_not_over_stays_open():
 
 
 def test_a_period_is_closed_only_once_no_request_admitted_in_it_can_run(acme):
-    """Also those that no budget bounds, of whose holds nothing stands in the database."""
+    """This includes requests without a budget, which have no reservation in the database."""
     month = period(OCTOBER)
     latest = month.ends_at + timedelta(seconds=platform_settings().request_timeout_seconds)
     with pytest.raises(Conflict, match="may still run"):
@@ -193,7 +193,7 @@ def test_a_period_is_closed_only_once_no_request_admitted_in_it_can_run(acme):
     assert do_close_period(month, now=latest + SETTLING)
 
 
-def test_credits_burn_by_priority_then_expiry_then_age_before_tax(acme):
+def test_credits_are_applied_by_priority_expiry_and_age_before_tax(acme):
     with all_tenants_scope(BypassReason.BILLING):
         TaxRule.objects.create(entity=default_entity(), category="S", rate_ppm=200_000, starts_on=date(2026, 1, 1))
     promo, start = CreditGrant.GrantType.PROMOTIONAL, OCTOBER - timedelta(days=5)
@@ -218,14 +218,14 @@ def test_credits_burn_by_priority_then_expiry_then_age_before_tax(acme):
     assert (second.taxable, second.taxes[0]["tax"], second.total) == (50, 10, 60)
 
 
-def test_less_than_a_cent_of_credit_stays(acme):
+def test_credit_below_a_cent_is_carried_forward(acme):
     credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 5 * CENT - 1, starts_at=OCTOBER)
     use(acme, OCTOBER, (price("1"), MILLION))
     assert invoiced(acme, OCTOBER).total == 96
     assert -booked(acme, Account.CREDITS) == CENT - 1
 
 
-def test_a_commitment_is_paid_and_burnt_each_month(acme):
+def test_a_commitment_is_billed_and_applied_each_month(acme):
     credits.do_commit(acme, "Committed use", fee=400, included_nano=500 * CENT, first_month="2026-10")
     use(acme, OCTOBER, (price("7"), MILLION))
     invoice = invoiced(acme, OCTOBER)
@@ -233,14 +233,14 @@ def test_a_commitment_is_paid_and_burnt_each_month(acme):
     assert (invoice.subtotal, invoice.credits, invoice.total) == (
         *(1100, [{"label": "Committed use", "cents": 500}], 600),
     )
-    november = invoiced(acme, NOVEMBER)  # nothing was used
+    november = invoiced(acme, NOVEMBER)  # there was no usage
     assert (november.total, november.credits) == (400, [])
     assert credits.do_expire_credits(DECEMBER) == 1
     assert credits.do_expire_credits(DECEMBER) == 0
     assert booked(acme, Account.CREDITS) == 0
 
 
-def test_credit_expires_only_when_no_invoice_can_use_it_any_more(acme):
+def test_credit_expires_only_when_no_invoice_can_use_it(acme):
     credits.do_grant_credit(
         acme, CreditGrant.GrantType.PROMOTIONAL, CENT, starts_at=OCTOBER, expires_at=OCTOBER + timedelta(days=1)
     )
@@ -256,7 +256,7 @@ def profile(tenant: Tenant, **fields) -> BillingProfile:
         return BillingProfile.objects.create(tenant=tenant, entity=default_entity(), **given)
 
 
-def test_the_most_precise_tax_rule_counts():
+def test_the_most_specific_tax_rule_is_used():
     with all_tenants_scope(BypassReason.BILLING):
         entity = default_entity()
         start = date(2026, 1, 1)
@@ -293,7 +293,7 @@ def test_tax_is_rounded_once_on_its_base(acme):
     assert (invoice.subtotal, invoice.taxes[0]["tax"], invoice.total) == (99, 9, 108)  # 8.78625, and not three times 3
 
 
-def test_without_a_tax_rule_that_fits_a_draft_stays_one(acme):
+def test_without_a_matching_tax_rule_a_draft_is_not_finalized(acme):
     with all_tenants_scope(BypassReason.BILLING):
         TaxRule.objects.create(
             entity=default_entity(), country="NL", category="S", rate_ppm=210_000, starts_on=date(2026, 1, 1)
@@ -317,7 +317,7 @@ def test_another_currency_is_shown_at_a_pinned_rate(acme):
     assert (row.total, row.display_currency, row.display_rate) == (1000, "EUR", 920_000)
 
 
-def test_a_credit_note_gives_back_tax_and_all(acme):
+def test_a_credit_note_returns_the_tax_too(acme):
     with all_tenants_scope(BypassReason.BILLING):
         TaxRule.objects.create(entity=default_entity(), category="S", rate_ppm=190_000, starts_on=date(2026, 1, 1))
     use(acme, OCTOBER, (price("1.03"), MILLION))
@@ -331,7 +331,7 @@ def test_a_credit_note_gives_back_tax_and_all(acme):
     with pytest.raises(Conflict, match=r"Only \$0\.04"):
         do_issue_credit_note(invoice, [("SLA credit", 5)], "SLA")
     last = do_issue_credit_note(invoice, [("SLA credit", 4)], "SLA")
-    assert (last.total, owed(invoice)) == (6, 0)  # 4 and the tax that is left
+    assert (last.total, owed(invoice)) == (6, 0)  # 4 and the remaining tax
     assert unscoped(Invoice).get(pk=invoice.pk).state == "paid"
     assert booked(acme, Account.REVENUE) == booked(acme, Account.TAX) == 0
 
@@ -346,7 +346,7 @@ def test_a_credit_note_on_a_paid_invoice_pays_the_next(acme):
     assert owed(invoiced(acme, NOVEMBER)) == 150
 
 
-def test_void_gives_credit_back_and_lets_the_month_be_billed_anew(acme):
+def test_voiding_returns_credit_and_allows_a_new_invoice(acme):
     credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 50 * CENT, starts_at=OCTOBER)
     use(acme, OCTOBER, (price("2"), MILLION))
     first = invoiced(acme, OCTOBER)
@@ -388,7 +388,7 @@ def test_void_gives_credit_back_and_lets_the_month_be_billed_anew(acme):
     ],
 )
 @pytest.mark.parametrize("role", ["system", "owner"])
-def test_what_is_final_never_changes(acme, as_owner, sql, role):
+def test_final_invoices_never_change(acme, as_owner, sql, role):
     use(acme, OCTOBER, (price("3"), MILLION))
     invoiced(acme, OCTOBER)
 
@@ -398,7 +398,7 @@ def test_what_is_final_never_changes(acme, as_owner, sql, role):
             if role == "owner":
                 cursor.execute("SET LOCAL ROLE NONE")
                 tables = ("invoice", "invoiceline", "invoicefile", "ledgerentry", "ledgertransaction", "period")
-                for table in tables:  # so that even an owner who looks at every row meets the triggers
+                for table in tables:  # so that triggers apply even to an owner that sees every row
                     cursor.execute(f"ALTER TABLE billing_{table} NO FORCE ROW LEVEL SECURITY")
                     cursor.execute(f"ALTER TABLE billing_{table} ENABLE TRIGGER USER")
             else:

@@ -1,4 +1,4 @@
-"""The reconciler and the workers' journals: what was written down and never sent is named, and nothing else is."""
+"""The reconciler and the workers' journals: it reports exactly the events that were never sent."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from inference_worker.contract.messages import ExecutionUsage, encode
 from tests.support.billing.usage_events import make_event
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
-LONG_AGO = 4 * 3_600_000_000  # microseconds; longer than any request may run
+LONG_AGO = 4 * 3_600_000_000  # microseconds; longer than any request can run
 
 
 @pytest.fixture
 def journalled(tmp_path: Path) -> Callable[..., None]:
-    """Writes events down as a worker of that name does."""
+    """Return a function that writes events to a journal as a worker does."""
 
     def write(worker: str, *events: ExecutionUsage) -> None:
         journal = Journal(tmp_path / worker)
@@ -37,15 +37,15 @@ def old(number: int, **changes: Any) -> ExecutionUsage:
     return make_event(request_id=f"req_{number}", admitted_at=at, tenant_id=1 + number % 2, **changes)
 
 
-def told(*events: ExecutionUsage) -> None:
+def settle_events(*events: ExecutionUsage) -> None:
     settle([UsageMessage(f"{number}-0", encode(event)) for number, event in enumerate(events)])
 
 
-def test_what_a_lost_worker_never_sent_is_named(tmp_path: Path, journalled: Callable[..., None]) -> None:
+def test_unsent_events_of_a_lost_worker_are_reported(tmp_path: Path, journalled: Callable[..., None]) -> None:
     events = [old(number) for number in range(4)]
     journalled("gone", *events[:3])
     journalled("alive", events[3])
-    told(events[3])
+    settle_events(events[3])
     report = reconcile(tmp_path)
     tokens = events[0].usage.prompt + events[0].usage.output
     assert report.differences == [
@@ -53,33 +53,33 @@ def test_what_a_lost_worker_never_sent_is_named(tmp_path: Path, journalled: Call
         {"journal": "gone", "tenant": 2, "requests": 1, "tokens": tokens},
     ]
     assert not report.is_clean
-    told(*events)  # the worker is back
+    settle_events(*events)  # the worker has returned
     assert reconcile(tmp_path).is_clean
 
 
-def test_what_may_still_be_sent_is_not_missed(tmp_path: Path, journalled: Callable[..., None]) -> None:
+def test_events_that_can_still_be_sent_are_not_reported(tmp_path: Path, journalled: Callable[..., None]) -> None:
     journalled("a", make_event(request_id="req_new", admitted_at=time.time_ns() // 1000))
     assert reconcile(tmp_path).is_clean
 
 
-def test_an_attempt_that_another_answered_for_is_not_missed(tmp_path: Path, journalled: Callable[..., None]) -> None:
+def test_an_attempt_replaced_by_another_is_not_reported(tmp_path: Path, journalled: Callable[..., None]) -> None:
     first = old(1, attempt=1)
     journalled("a", first)
-    told(msgspec.structs.replace(first, attempt=2))
+    settle_events(msgspec.structs.replace(first, attempt=2))
     assert reconcile(tmp_path).is_clean
 
 
-def test_what_is_in_quarantine_is_told_of_there_alone(tmp_path: Path, journalled: Callable[..., None]) -> None:
+def test_quarantined_events_are_reported_only_there(tmp_path: Path, journalled: Callable[..., None]) -> None:
     refused = old(1, block_size=-1)
     journalled("a", refused)
-    told(refused)
+    settle_events(refused)
     report = reconcile(tmp_path)
     assert (report.differences, report.quarantined) == ([], 1)
 
 
-def test_what_must_not_be_settled_is_not_missed(tmp_path: Path) -> None:
+def test_events_that_must_not_be_settled_are_not_reported(tmp_path: Path) -> None:
     event = old(1)
-    for _ in range(2):  # said to one that runs, and to one that was started again
+    for _ in range(2):  # recorded by a running worker and by a restarted one
         journal = Journal(tmp_path / "a")
         journal.append([event])
         journal.drop(execution_key(event))
@@ -98,10 +98,10 @@ def test_a_journal_that_cannot_be_read_hides_no_other(
         patch.setattr("inference_worker.contract.journal.encode", lambda event: payload)
         journalled("broken", old(1))
     journalled("whole", old(2))
-    assert [each["journal"] for each in reconcile(tmp_path).differences] == ["whole"]
+    assert [difference["journal"] for difference in reconcile(tmp_path).differences] == ["whole"]
 
 
-def test_archived_months_are_not_missed(tmp_path: Path, journalled: Callable[..., None]) -> None:
+def test_events_of_archived_months_are_not_reported(tmp_path: Path, journalled: Callable[..., None]) -> None:
     journalled("a", make_event(request_id="req_1", admitted_at=1_000_000_000_000_000))  # of 2001
     assert reconcile(tmp_path).is_clean
 

@@ -1,4 +1,4 @@
-"""The usage table's months, and that no row in them can be changed."""
+"""Monthly partitions of the usage table, whose rows cannot be changed."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_shifted(month, by, expected):
     assert shifted(month, by) == expected
 
 
-def test_a_month_is_a_utc_month():
+def test_partitions_are_months_in_utc():
     assert month_of(datetime.fromisoformat("2026-12-31T23:30:00-02:00")) == date(2027, 1, 1)
 
 
 @pytest.mark.django_db
-def test_migration_made_the_months():
+def test_the_migration_created_the_months():
     now = month_of(datetime.now(UTC))
     wanted = [f"billing_usageevent_{shifted(now, offset):%Y_%m}" for offset in range(-1, 4)]
     assert set(wanted) <= set(existing_partitions())
@@ -57,12 +57,12 @@ def test_migration_made_the_months():
 
 
 @pytest.mark.django_db
-def test_months_across_the_years_end_are_made_once():
+def test_months_across_the_years_end_are_created_once():
     assert ensure_partitions(FAR) == [f"billing_usageevent_{month}" for month in FAR_MONTHS]
     assert ensure_partitions(FAR) == []
 
 
-def test_many_at_once_make_each_month_once(table, as_owner):
+def test_concurrent_creations_create_each_month_once(table, as_owner):
     made: list[list[str]] = []
     start = threading.Barrier(6)
 
@@ -83,7 +83,7 @@ def test_many_at_once_make_each_month_once(table, as_owner):
 
 
 @pytest.mark.django_db
-def test_the_last_microsecond_and_the_next_are_of_two_months(event):
+def test_the_last_microsecond_of_a_month_belongs_to_it(event):
     this = month_of(datetime.now(UTC))
     first = datetime.combine(this, datetime.min.time(), UTC)
     last = datetime.fromtimestamp(first.timestamp() - 1, UTC).replace(microsecond=999_999)
@@ -126,7 +126,7 @@ def test_rows_cannot_be_changed(event, statement, made_later, as_owner):
     assert unscoped(UsageEvent).get(request_id="r").output == 7
 
 
-def test_truncate_is_refused_where_rows_could_be_overlooked(table, as_owner):
+def test_truncate_is_rejected_in_a_repeatable_read_transaction(table, as_owner):
     with (
         pytest.raises(DatabaseError, match="append-only"),
         transaction.atomic(),
@@ -143,7 +143,7 @@ def test_the_migration_can_be_undone(table, as_owner):
         assert existing_partitions() == []
     finally:
         call_command("migrate", "billing", verbosity=0)
-        rating._raters.clear()  # price rate cards are numbered from 1 again
+        rating._raters.clear()  # rate cards are numbered from 1 again
         with as_owner(), connection.cursor() as cursor:
             allow_emptying(cursor)
     assert len(existing_partitions()) == 5
@@ -151,7 +151,7 @@ def test_the_migration_can_be_undone(table, as_owner):
 
 @pytest.mark.django_db
 def test_model_and_table_agree():
-    """The table is written in SQL and the model beside it: they must not drift apart."""
+    """The table is defined in SQL and the model in Python, so they could differ."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT column_name, is_nullable = 'YES', character_maximum_length FROM information_schema.columns"

@@ -1,4 +1,4 @@
-"""How money comes in: matched with invoices, once, whatever a provider repeats; and goes back."""
+"""Payments: matched with invoices and booked once, however often a provider repeats them; and refunds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def on(account: Account, tenant: Tenant) -> int:
         return balance(tenant.pk, account)
 
 
-def test_it_works(acme):
+def test_a_payment_pays_an_invoice(acme):
     first, second = bill(acme, OCTOBER, "2"), bill(acme, NOVEMBER, "3")
     pay(350, tenant="acme")
     assert (state(first), state(second)) == (("paid", 0), ("open", 150))
@@ -65,7 +65,7 @@ def test_it_works(acme):
     assert (on(Account.CASH, acme), on(Account.DEPOSITS, acme)) == (500 * CENT, 0)
 
 
-def test_the_named_invoice_comes_first(acme):
+def test_the_named_invoice_is_paid_first(acme):
     first, second = bill(acme, OCTOBER, "2"), bill(acme, NOVEMBER, "3")
     pay(350, invoice=second.number)
     assert (state(first), state(second)) == (("open", 150), ("paid", 0))
@@ -79,19 +79,19 @@ def test_a_repeated_payment_is_booked_once(acme):
         pay(101, tenant="acme")
 
 
-def test_what_is_too_much_pays_the_next_invoice(acme):
+def test_an_overpayment_pays_the_next_invoice(acme):
     bill(acme, OCTOBER, "2")
     pay(250, tenant="acme")
     assert state(bill(acme, NOVEMBER, "3")) == ("open", 250)
 
 
-def test_a_payment_may_buy_credit(acme):
+def test_a_payment_can_buy_credit(acme):
     pay(200, tenant="acme", as_credit=True)
     assert (on(Account.DEPOSITS, acme), on(Account.CREDITS, acme)) == (0, -200 * CENT)
     assert unscoped(CreditGrant).get().grant_type == "prepaid"
 
 
-def test_money_that_goes_back_is_owed_again(acme):
+def test_a_refunded_amount_is_due_again(acme):
     invoice = bill(acme, OCTOBER, "2")
     pay(200, invoice=invoice.number)
     pay(-80, "r1", invoice=invoice.number)
@@ -99,7 +99,7 @@ def test_money_that_goes_back_is_owed_again(acme):
     assert on(Account.CASH, acme) == 120 * CENT
 
 
-def test_nobodys_payment_is_refused(acme):
+def test_a_payment_of_an_unknown_tenant_is_rejected(acme):
     for whose in ({"tenant": "nobody"}, {"invoice": "INV-1"}, {}):
         with pytest.raises(Conflict, match="has no known tenant"):
             pay(1, **whose)
@@ -129,7 +129,7 @@ def test_amounts(text, value):
 
 
 @pytest.mark.parametrize("text", ["", "1.234", "1e3", "1,5", "NaN", "٣", "--1", "1" * 16])
-def test_what_is_no_amount(text):
+def test_invalid_amounts_are_rejected(text):
     with pytest.raises(Unreadable):
         cents(text)
 
@@ -169,7 +169,7 @@ def test_stripe_payments():
         signed(event(), at=NOW + 400),
     ],
 )
-def test_what_stripe_did_not_sign(headers):
+def test_unsigned_stripe_requests_are_rejected(headers):
     with pytest.raises(NotGenuine):
         stripe().received(event(), headers)
     with pytest.raises(NotGenuine):
@@ -177,12 +177,12 @@ def test_what_stripe_did_not_sign(headers):
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", event(currency="eur"), event(amount_received=0), event(id=3)])
-def test_what_stripe_signed_but_nobody_understands(body):
+def test_signed_but_invalid_stripe_events_are_rejected(body):
     with pytest.raises(Unreadable):
         stripe().received(body, signed(body))
 
 
-def test_files_that_are_no_csv():
+def test_invalid_csv_files_are_rejected():
     with pytest.raises(Unreadable):
         FileDrop().received(b"\xff\xfe\x00", {})
 
@@ -198,7 +198,7 @@ def test_entries_must_sum_to_zero():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_transaction_that_is_booked_takes_no_more_entries():
+def test_a_booked_transaction_accepts_no_more_entries():
     from django.db import IntegrityError
 
     tenant = do_create_tenant("acme", "Acme")
@@ -211,7 +211,7 @@ def test_a_transaction_that_is_booked_takes_no_more_entries():
 
 
 @given(st.lists(st.integers(0, 10**9), max_size=8), st.integers(0, 500))
-def test_burning_takes_what_is_there_in_order_and_no_more(rests, cents):
+def test_credit_application_uses_available_credit_in_order(rests, cents):
     grants = [CreditGrant(nano=rest + 1) for rest in rests]
     for grant, rest in zip(grants, rests, strict=True):
         grant.rest = rest

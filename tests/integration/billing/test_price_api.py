@@ -1,4 +1,4 @@
-"""The price book's API: proposed by one operator, published by another, and seen by tenants."""
+"""The price book's API: drafts by one operator, publication by another, and the tenants' view."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def propose(client: APIClient, **more) -> int:
     return response.json()["id"]
 
 
-def test_it_works(one, two, acme):
+def test_a_draft_is_published_by_another_operator(one, two, acme):
     pk = propose(one, note="first")
     assert one.post(f"{URL}/{pk}/publish").status_code == 400, "the author must not publish"
     published = two.post(f"{URL}/{pk}/publish").json()
@@ -69,7 +69,7 @@ def test_it_works(one, two, acme):
     assert by_key(acme).get("/api/prices", {"model": "other"}).json() == []
 
 
-def test_a_tenants_own_prices_are_shown_to_it_alone(one, two, acme):
+def test_a_tenants_own_prices_are_visible_only_to_it(one, two, acme):
     other = do_create_tenant("other", "Other")
     two.post(f"{URL}/{propose(one)}/publish")
     own = [{"model": "m", "component": "uncached", "usd_per_million": "1"}]
@@ -79,7 +79,7 @@ def test_a_tenants_own_prices_are_shown_to_it_alone(one, two, acme):
     assert [row["tenant_id"] for row in one.get(URL, {"tenant_id": acme.pk}).json()["results"]] == [acme.pk]
 
 
-def test_a_draft_is_withdrawn_and_given_up(one, two):
+def test_a_model_is_withdrawn_and_a_draft_discarded(one, two):
     two.post(f"{URL}/{propose(one)}/publish")
     pk = one.post(URL, {"withdrawn": [{"model": "m"}]}).json()["id"]
     assert one.get(f"{URL}/{pk}").json()["withdrawn"] == [{"model": "m", "tier": "standard"}]
@@ -97,14 +97,14 @@ def test_a_file_is_imported(one):
     assert one.post(f"{URL}/import", {"file_type": "json", "content": "{"}).status_code == 400
 
 
-def test_the_preview_answers(one):
+def test_the_preview_is_returned(one):
     pk = propose(one)
     assert one.get(f"{URL}/{pk}/preview").json() == []
     assert one.get(f"{URL}/{pk}/preview", {"from": "2026-01-01", "to": "2027-01-01"}).status_code == 400
     assert one.get(f"{URL}/999/preview").status_code == 404
 
 
-def test_a_tenant_is_given_a_book(one, two, acme):
+def test_a_price_book_is_assigned_to_a_tenant(one, two, acme):
     two.post(f"{URL}/{propose(one, book='partners')}/publish")
     url = f"/api/operator/tenants/{acme.pk}/price-book"
     assert one.get(url).json() == {"book": "list"}
@@ -128,18 +128,18 @@ def test_a_tenant_is_given_a_book(one, two, acme):
         {"effective_from": "soon"},
     ],
 )
-def test_what_is_wrong_is_refused(one, wrong):
+def test_invalid_drafts_are_rejected(one, wrong):
     response = one.post(URL, {"prices": PRICES, **wrong})
     assert response.status_code == 400, response.json()
     assert unscoped(PriceVersion).count() == 0
 
 
-def test_a_moment_that_has_passed_is_refused(one, two):
+def test_an_effective_time_in_the_past_is_rejected(one, two):
     pk = propose(one, effective_from=(datetime.now(UTC) - timedelta(hours=1)).isoformat())
     assert two.post(f"{URL}/{pk}/publish").status_code == 409
 
 
-def test_the_book_is_the_operators(acme, one):
+def test_only_operators_can_use_the_price_book(acme, one):
     propose(one)
     assert by_key(acme).get(URL).status_code in (403, 404)
     assert by_person(User.objects.create_user("x@example.com")).get(URL).status_code == 404

@@ -1,4 +1,4 @@
-"""`manage.py price_book`, and what a version would have cost."""
+"""`manage.py price_book`, and the preview of a version's cost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_csv_for_a_tenant_is_imported(tmp_path):
         (("publish", "7"), "no draft 7"),
     ],
 )
-def test_what_is_wrong_is_said(arguments, message):
+def test_errors_are_printed(arguments, message):
     with pytest.raises(CommandError, match=message):
         run(*arguments)
 

@@ -1,4 +1,4 @@
-"""The price book: who publishes, what beats what, that nothing overlaps or changes, and the files it is read from."""
+"""The price book: publication, precedence, immutability, non-overlapping prices, and imports."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def people() -> tuple[User, User]:
     return User.objects.create_user("a@op.example"), User.objects.create_user("b@op.example")
 
 
-def test_it_works():
+def test_a_published_price_is_used():
     version = publish(price("3"), price("15", C.OUTPUT), note="first")
     assert (version.number, version.state) == (1, "published")
     assert usd(found()) == {"uncached": "3", "output": "15"}
     assert found(model="other") is None
 
 
-def test_a_second_person_publishes(people):
+def test_a_second_operator_publishes(people):
     author, second = people
     draft = do_propose_prices(Proposal((price("3"),)), created_by=author)
     assert found() is None
@@ -85,7 +85,7 @@ def test_a_second_person_publishes(people):
     assert sorted(verbs) == [("price_version.created", draft.pk), ("price_version.published", draft.pk)]
 
 
-def test_the_database_too_wants_a_second_person(people):
+def test_the_database_requires_a_second_operator_too(people):
     author, _ = people
     draft = do_propose_prices(Proposal((price("3"),)), created_by=author)
     with pytest.raises(IntegrityError, match="second_person"), all_tenants_scope(BypassReason.COMMAND):
@@ -94,14 +94,14 @@ def test_the_database_too_wants_a_second_person(people):
         )
 
 
-def test_a_draft_given_up_is_never_published(people):
+def test_a_discarded_draft_is_never_published(people):
     draft = do_propose_prices(Proposal((price("3"),)), created_by=people[0])
     do_discard_prices(draft, by=people[0])
     with pytest.raises(Conflict, match="discarded"):
         do_publish_prices(draft, by=people[1])
 
 
-def test_a_new_version_ends_the_old_prices_and_old_rate_cards_stay():
+def test_a_new_version_ends_the_old_prices_and_keeps_old_rate_cards():
     publish(price("3"), price("15", C.OUTPUT), at=NOW - HOUR)
     old = found(at=NOW - HOUR / 2)
     version = publish(price("2.5"))
@@ -113,7 +113,7 @@ def test_a_new_version_ends_the_old_prices_and_old_rate_cards_stay():
     assert {row.effective_until for row in ended} == {version.effective_from}
 
 
-def test_prices_begin_when_they_are_meant_to():
+def test_prices_start_at_their_effective_time():
     publish(price("3"), at=NOW - HOUR)
     publish(price("4"), at=NOW + HOUR)
     assert usd(found(at=NOW)) == {"uncached": "3"}
@@ -123,7 +123,7 @@ def test_prices_begin_when_they_are_meant_to():
     assert usd(found(at=NOW + 2 * HOUR)) == {"uncached": "4"}
 
 
-def test_a_person_cannot_let_prices_begin_in_the_past(people):
+def test_prices_cannot_start_in_the_past(people):
     draft = do_propose_prices(Proposal((price("3"),)), effective_from=NOW - HOUR, created_by=people[0])
     with pytest.raises(Conflict, match="passed"):
         do_publish_prices(draft, by=people[1])
@@ -136,7 +136,7 @@ def test_a_withdrawn_model_has_no_price():
     assert found(at=NOW - HOUR / 2) is not None
 
 
-def test_a_tenants_own_price_beats_the_lists(acme):
+def test_a_tenants_own_price_takes_precedence(acme):
     publish(price("3"), price("15", C.OUTPUT), at=NOW - 3 * HOUR)
     publish(price("10", C.OUTPUT), tenant=acme, at=NOW - 2 * HOUR)
     assert usd(found(acme.pk)) == {"uncached": "3", "output": "10"}
@@ -147,7 +147,7 @@ def test_a_tenants_own_price_beats_the_lists(acme):
     assert usd(found(acme.pk)) == {"uncached": "2", "output": "14"}
 
 
-def test_a_list_that_changes_later_reaches_tenants_then(acme):
+def test_a_later_change_of_the_list_applies_to_tenants(acme):
     publish(price("3"), at=NOW - HOUR)
     publish(price("4"), at=NOW + HOUR)
     publish(price("10", C.OUTPUT), tenant=acme, at=NOW)
@@ -155,7 +155,7 @@ def test_a_list_that_changes_later_reaches_tenants_then(acme):
     assert usd(found(acme.pk, NOW + HOUR)) == {"uncached": "4", "output": "10"}
 
 
-def test_a_tenant_of_another_book_has_its_prices_alone(acme):
+def test_a_tenant_of_another_price_book_has_only_its_prices(acme):
     publish(price("3"), at=NOW - 2 * HOUR)
     publish(price("1", model="n"), at=NOW - 2 * HOUR)
     publish(price("2"), at=NOW - 2 * HOUR, book="partners")
@@ -171,7 +171,7 @@ def test_a_tenant_of_another_book_has_its_prices_alone(acme):
         do_assign_book(acme, "nowhere")
 
 
-def test_the_database_refuses_prices_that_overlap(acme):
+def test_the_database_rejects_overlapping_prices(acme):
     version = publish(price("3", until_tokens=1000), price("4", from_tokens=1000))
     fields = {"version": version, "book": version.book, "model": "m", "tier": "standard", "component": "uncached"}
     fields |= {"nano_per_million": 1, "effective_from": NOW + HOUR}
@@ -195,7 +195,7 @@ def test_the_database_refuses_prices_that_overlap(acme):
         "DELETE FROM billing_compiledratecard",
     ],
 )
-def test_what_is_published_never_changes(as_owner, sql):
+def test_published_prices_never_change(as_owner, sql):
     publish(price("3"))
     with pytest.raises(DatabaseError), all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute(sql)
@@ -206,7 +206,7 @@ def test_what_is_published_never_changes(as_owner, sql):
         cursor.execute(sql)
 
 
-def test_the_apps_role_reads_the_lists_prices_and_its_own_tenants(acme):
+def test_the_apps_role_reads_list_prices_and_its_tenants_prices(acme):
     other = do_create_tenant("other", "Other")
     publish(price("3"))
     publish(price("2"), tenant=acme)
@@ -231,12 +231,12 @@ def test_the_apps_role_reads_the_lists_prices_and_its_own_tenants(acme):
         ((price("1", model="x" * 129),), "name"),
     ],
 )
-def test_a_wrong_proposal_is_refused(prices, message):
+def test_an_invalid_draft_is_rejected(prices, message):
     with pytest.raises(ActionRefused, match=message):
         do_propose_prices(Proposal(prices))
 
 
-def test_a_tenants_draft_may_not_price_and_withdraw_at_once():
+def test_a_tenants_draft_cannot_price_and_withdraw_the_same_model():
     with pytest.raises(ActionRefused, match="both priced and withdrawn"):
         do_propose_prices(Proposal((price("1"),), (("m", Tier.STANDARD),)))
 
@@ -249,13 +249,13 @@ def test_decimals_are_exact(text, nano):
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "0.0000000001", "NaN", "Infinity", "1e30", "1e999999"])
-def test_what_is_no_price_is_refused(text):
+def test_invalid_prices_are_rejected(text):
     with pytest.raises(ValueError):
         nano_per_million(text)
 
 
 @given(st.integers(0, 10**18))
-def test_any_whole_price_survives(nano):
+def test_any_integer_price_is_read_unchanged(nano):
     assert nano_per_million(str(Decimal(nano).scaleb(-9))) == nano
 
 
@@ -274,7 +274,7 @@ def test_the_public_file_is_read_exactly():
     assert ("cache_write_1h", 0) not in batch, "the file says what a write costs, but not for an hour: no guess"
 
 
-def test_context_lengths_of_the_public_file_are_bands():
+def test_context_lengths_of_the_public_file_become_bands():
     imported = read_public(FILE.read_bytes())
     sonnet = [
         (row.from_tokens, row.until_tokens, row.nano_per_million)
@@ -287,7 +287,7 @@ def test_context_lengths_of_the_public_file_are_bands():
     assert tiered["output", 100_001] == "2.500000000"
 
 
-def test_cached_classes_without_a_price_cost_what_uncached_tokens_do():
+def test_cached_components_without_a_price_cost_the_uncached_price():
     imported = read_public(FILE.read_bytes())
     embedding = components(imported, "text-embedding-3-small")
     assert {embedding[name, 0] for name in ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")} == {
@@ -295,7 +295,7 @@ def test_cached_classes_without_a_price_cost_what_uncached_tokens_do():
     }
 
 
-def test_prices_that_are_not_whole_are_listed_and_left_out_unless_told_to_round():
+def test_fractional_prices_are_left_out_unless_rounding_is_on():
     imported = read_public(FILE.read_bytes())
     model = "bigmodel/glm-5.3-flash"
     assert sorted(line for line in imported.not_whole if line.startswith(model)) == [
@@ -308,14 +308,14 @@ def test_prices_that_are_not_whole_are_listed_and_left_out_unless_told_to_round(
     assert (rounded["uncached", 0], rounded["cache_read", 0]) == ("0.114285714", "0.032857143")
 
 
-def test_the_import_tells_what_it_leaves_out():
+def test_the_import_reports_what_it_leaves_out():
     imported = read_public(FILE.read_bytes())
     assert imported.unpriced == ["assemblyai/nano"]
     assert imported.other_fields["input_cost_per_second"] == 1
     assert "gemini/gemini-exp-1114" in imported.free
 
 
-def test_the_public_file_publishes():
+def test_the_public_file_can_be_published():
     publish(*read_public(FILE.read_bytes()).prices)
     rate_card = found(model="gpt-4o")
     assert usd(rate_card)["uncached"] == "2.5"
@@ -341,13 +341,13 @@ def test_a_csv_is_read():
         ("", "line 1"),
     ],
 )
-def test_a_wrong_csv_is_refused(text, message):
+def test_an_invalid_csv_is_rejected(text, message):
     with pytest.raises(ValueError, match=message):
         read_csv(text.splitlines())
 
 
 @pytest.mark.django_db(transaction=True)
-def test_publications_at_once_keep_the_ids_of_rate_cards_in_the_order_of_commits():
+def test_concurrent_publications_number_rate_cards_in_commit_order():
     drafts = [do_propose_prices(Proposal((price(str(n), model=f"m{n}"),))) for n in range(8)]
     seen: list[int] = []
     stop = threading.Event()

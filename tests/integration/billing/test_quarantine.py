@@ -1,4 +1,4 @@
-"""What is in quarantine is settled again, or dismissed, by a person."""
+"""Quarantined events are settled again or dismissed by an operator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def put_aside(broker: Any, table: None, send: Callable[..., None]) -> Callable[[
     return put_aside
 
 
-def test_what_was_wrong_is_mended_and_it_is_settled_once(put_aside: Callable[[Any], int], event: Any) -> None:
+def test_a_corrected_event_is_settled_once(put_aside: Callable[[Any], int], event: Any) -> None:
     version = rate_card("another") + 1
     pk = put_aside(event(price_version=version))
     with pytest.raises(ActionRefused):
@@ -42,7 +42,7 @@ def test_what_was_wrong_is_mended_and_it_is_settled_once(put_aside: Callable[[An
     assert (entry.action, entry.tenant_id, entry.object_id) == ("quarantine.replayed", None, pk)
 
 
-def test_one_that_was_settled_before_its_resolving_was_noted_is_no_harm(
+def test_an_event_settled_before_it_was_marked_resolved_is_accepted(
     put_aside: Callable[[Any], int], event: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = rate_card("another") + 1
@@ -57,7 +57,7 @@ def test_one_that_was_settled_before_its_resolving_was_noted_is_no_harm(
     assert unscoped(UsageEvent).count() == 1
 
 
-def test_dismissed_with_a_reason(put_aside: Callable[[Any], int]) -> None:
+def test_an_event_is_dismissed_with_a_reason(put_aside: Callable[[Any], int]) -> None:
     pk = put_aside(b"\xc1")
     with pytest.raises(ActionRefused):
         do_dismiss_quarantined(pk, " ")

@@ -1,4 +1,4 @@
-"""What executions cost once they are settled, and how it is told: worked examples, the usage API, and CSV."""
+"""Costs of settled executions: worked examples, the usage API and CSV."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def rated_lines(tenant: int) -> list[tuple[str, int, int, int]]:
         ),
     ],
 )
-def test_worked_examples_1_and_2_once_settled(event, usage, cost):
+def test_worked_examples_1_and_2_after_settlement(event, usage, cost):
     (row,) = settled(event(model="m", price_version=publish(A), **usage))
     assert usd(row.cost_femto) == Decimal(cost)
     lines = rated_lines(1)
@@ -79,7 +79,7 @@ def test_worked_example_5_batch_at_half(event):
     assert usd(row.cost_femto) == Decimal("0.03")
 
 
-def test_the_price_pinned_at_admission_decides_and_its_tier_stands_on_the_invoice(acme, event):
+def test_the_price_pinned_at_admission_is_used_and_its_tier_is_on_the_invoice(acme, event):
     standard, half = publish(A), publish({name: str(Decimal(each) / 2) for name, each in A.items()}, Tier.BATCH)
     used = {"tenant_id": acme.pk, "uncached": 10_000, "cache_read": 0, "output": 2000, "at": NOW}
     dear, cheap = settled(event(price_version=standard, **used), event(price_version=half, **used))
@@ -104,27 +104,27 @@ def test_worked_example_11_a_price_change_makes_two_lines(event):
     assert len({price for _, price, *_ in rated_lines(1)}) == 2
 
 
-def test_the_pinned_version_counts_however_late_it_settles(event):
+def test_the_pinned_version_is_used_for_late_settlements(event):
     old = publish(A)
     publish(A | {"output": "99"})
     (row,) = settled(event(model="m", price_version=old, uncached=0, cache_read=0, output=1_000_000))
     assert usd(row.cost_femto) == 15
 
 
-def test_nobody_pays_for_a_failed_execution(event):
+def test_a_failed_execution_costs_nothing(event):
     (row,) = settled(event(model="m", price_version=publish(A), outcome="failed"))
     assert (row.cost_femto, row.price_ids, rated_lines(1)) == (0, None, [])
 
 
 @pytest.mark.parametrize("version", ["unknown", "lacks output"])
-def test_what_has_no_price_is_for_a_person_to_look_at(event, version):
+def test_an_event_without_a_price_is_quarantined(event, version):
     pinned = publish({"uncached": "1", "cache_read": "1"}) + (1000 if version == "unknown" else 0)
     outcome = settle([UsageMessage("1-0", encode(event(model="m", price_version=pinned)))])
     assert (outcome.settled, outcome.quarantined) == (0, 1)
     assert "price" in unscoped(UsageQuarantine).get().detail
 
 
-def test_any_order_and_any_repetition_costs_the_same(event):
+def test_the_cost_is_independent_of_order_and_repetition(event):
     version = publish(A | HIT)
     chance = random.Random(3)
     events = [
@@ -150,7 +150,7 @@ def test_any_order_and_any_repetition_costs_the_same(event):
     assert len(unscoped(UsageEvent).all()) == 50
 
 
-def test_usage_tells_cost_savings_and_why_the_cache_missed(acme, client, event):
+def test_usage_contains_costs_savings_and_miss_reasons(acme, client, event):
     version = publish(A | HIT)
     of_acme = {"tenant_id": acme.pk, "model": "m", "price_version": version}
     settled(
@@ -169,7 +169,7 @@ def test_usage_tells_cost_savings_and_why_the_cache_missed(acme, client, event):
     assert answer["total"]["cost"] == {"usd": "1.8045", "saved_usd": "16.20"}
 
 
-def test_an_event_shows_its_arithmetic(acme, client, event):
+def test_an_event_contains_its_priced_components(acme, client, event):
     settled(
         event(
             **{"tenant_id": acme.pk, "model": "m", "price_version": publish(A), "miss_reason": "prefix_changed"},

@@ -1,4 +1,4 @@
-"""The operators' view of how the books stand."""
+"""The operators' API of reconciliation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 URL = "/api/operator/reconciliation"
 
 
-def test_it_works() -> None:
+def test_a_clean_reconciliation_is_returned() -> None:
     client = by_person(User.objects.create_superuser("one@op.example"))
     assert client.get(URL).json() == {"is_clean": False, "is_late": True, "report": None, "quarantine": {}}
     reconcile()
@@ -27,7 +27,7 @@ def test_it_works() -> None:
     assert (found["report"]["differences"], found["report"]["budget_periods"]) == ([], 0)
 
 
-def test_it_tells_what_is_wrong() -> None:
+def test_differences_are_returned() -> None:
     client = by_person(User.objects.create_superuser("one@op.example"))
     reconcile()
     with all_tenants_scope(BypassReason.COMMAND):
@@ -49,6 +49,6 @@ def test_it_tells_what_is_wrong() -> None:
     assert (found["is_clean"], found["is_late"], found["quarantine"]) == (False, True, {})
 
 
-def test_it_is_for_operators_alone() -> None:
+def test_only_operators_can_read_it() -> None:
     assert by_key(do_create_tenant("acme", "Acme")).get(URL).status_code in (401, 403)
     assert by_person(User.objects.create_user("nobody@x.example")).get(URL).status_code == 404

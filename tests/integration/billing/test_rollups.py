@@ -1,4 +1,4 @@
-"""Sums by hour and day: whatever has been rolled up, and however often, the answer is that of the events."""
+"""Rollups by hour and day: results equal those of the events, whatever was rolled up and however often."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def some_events(event, seed: int, count: int = 60) -> list[Any]:
     ]
 
 
-def test_an_answer_is_the_same_before_and_after(event):
+def test_results_are_equal_before_and_after_a_rollup(event):
     store(*some_events(event, 1))
     before = answers()
     assert before[0][0]["output"] > 0
@@ -91,7 +91,7 @@ def test_rolled_up_hours_are_read_from_the_rollups(event, as_owner):
     assert answers()[0][0]["output"] == 7
 
 
-def test_any_order_and_any_repetition_gives_the_same_rollups(event):
+def test_rollups_are_independent_of_order_and_repetition(event):
     events = some_events(event, 3)
     again = events * 3
     random.Random(4).shuffle(again)
@@ -142,7 +142,7 @@ def test_a_correction_moves_the_sums(event):
         rollups.build()
 
 
-def test_a_commit_later_than_a_run_is_found_by_the_next(event):
+def test_a_commit_after_a_run_is_included_by_the_next(event):
     store(event(at=NOON, output=5))
     rollups.build()
     with all_tenants_scope(BypassReason.COMMAND):
@@ -154,7 +154,7 @@ def test_a_commit_later_than_a_run_is_found_by_the_next(event):
     assert answers()[0][0]["output"] == 11
 
 
-def test_tenants_see_their_own_rollups_and_change_none(event):
+def test_tenants_can_only_read_their_own_rollups(event):
     store(event(at=NOON, tenant_id=1), event(at=NOON, tenant_id=2))
     rollups.build()
     with tenant_scope(1), connection.cursor() as cursor:
@@ -166,7 +166,7 @@ def test_tenants_see_their_own_rollups_and_change_none(event):
 
 @pytest.mark.usefixtures("table")
 @pytest.mark.django_db(transaction=True)
-def test_runs_at_once_and_settling_meanwhile_lose_nothing(event):
+def test_concurrent_runs_and_settlements_lose_nothing(event):
     events = some_events(event, 6, 200)
 
     def settle_some(part: int) -> None:
@@ -205,8 +205,8 @@ def test_runs_at_once_and_settling_meanwhile_lose_nothing(event):
         ("UTC", 11, 720, {24: 30}),
     ],
 )
-def test_months_days_and_hours_are_by_the_zones_clocks(event, built, name, month, hours, days):
-    """An event an hour, and one before and after: a month has the hours that its clocks give it."""
+def test_months_days_and_hours_are_in_the_time_zone(event, built, name, month, hours, days):
+    """With one event per hour, and one before and after, a month contains exactly its local hours."""
     zone = UTC if name == "UTC" else ZoneInfo(name)
     start, end = month_bounds(name, 2025, month)
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
@@ -229,7 +229,7 @@ def test_months_days_and_hours_are_by_the_zones_clocks(event, built, name, month
 
 
 @pytest.mark.parametrize("name", ["Asia/Kolkata", "Australia/Lord_Howe"])
-def test_clocks_off_by_part_of_an_hour_are_refused(event, name):
-    start, end = month_bounds(name, 2025, 10)  # Lord Howe's are on the hour in half of the year
+def test_time_zones_with_partial_hours_are_rejected(event, name):
+    start, end = month_bounds(name, 2025, 10)  # Lord Howe's offset is a whole hour in half of the year
     with tenant_scope(1), pytest.raises(usage.OddHours):
         usage.sums(UsageReport(1, start, end), (), "day", ZoneInfo(name))

@@ -1,4 +1,4 @@
-"""manage.py seed_demo: tenants with a past that is as real as usage gets, made once."""
+"""manage.py seed_demo: tenants with realistic usage, created once."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def tenant(slug: str) -> Tenant:
     return unscoped(Tenant).get(slug=slug)
 
 
-def test_it_works(played):
-    """One run for all that only looks: making it takes seconds."""
+def test_demo_data_is_complete(played):
+    """All checks use one run, since it takes seconds."""
     tenants_and_usage()
     assert " 0 were rejected" not in played
     the_cache_is_used_more_and_more()
     budgets_are_counted_and_never_overrun()
     gateways_wrote_requests_down()
     the_months_that_are_over_are_invoiced()
-    assert {each.threshold for each in of(BudgetAlert, tenant("demo-copper"))} >= {"50", "80"}
+    assert {row.threshold for row in of(BudgetAlert, tenant("demo-copper"))} >= {"50", "80"}
 
 
 def tenants_and_usage() -> None:
@@ -94,9 +94,9 @@ def the_cache_is_used_more_and_more() -> None:
 
 
 def budgets_are_counted_and_never_overrun() -> None:
-    """One tenant has used up what it may, one nearly so; and the books agree with the events."""
+    """One tenant has exhausted a budget, another almost, and budgets agree with the events."""
     for slug, least, most in (("demo-copper", 0.85, 1.0), ("demo-lantern", 0.8, 1.0)):
-        budgets = [each for each in of(Budget, tenant(slug)) if each.unit == "money" and each.key_id is None]
+        budgets = [row for row in of(Budget, tenant(slug)) if row.unit == "money" and row.key_id is None]
         (budget,) = budgets
         newest = max(
             of(BudgetPeriod, tenant(slug), budget_id=budget.pk), key=lambda budget_period: budget_period.period_start
@@ -107,7 +107,7 @@ def budgets_are_counted_and_never_overrun() -> None:
 
 
 def gateways_wrote_requests_down() -> None:
-    """Each answered one of the last weeks beside its usage event, and those that a budget did not allow."""
+    """Check the records of completed requests of the last weeks and of requests that a budget rejected."""
     copper = tenant("demo-copper")
     records = of(RequestRecord, copper)
     since = datetime.now(UTC) - timedelta(days=29)
@@ -119,18 +119,18 @@ def gateways_wrote_requests_down() -> None:
 
 def the_months_that_are_over_are_invoiced() -> None:
     invoices = unscoped(Invoice).all()
-    last = max(each.period_id for each in invoices)
-    states = sorted(each.state for each in invoices if each.period_id == last)
+    last = max(invoice.period_id for invoice in invoices)
+    states = sorted(invoice.state for invoice in invoices if invoice.period_id == last)
     assert states == ["draft", "draft", "draft", "open"]
-    earlier = [each.state for each in invoices if each.period_id != last and each.invoice_type == "invoice"]
+    earlier = [invoice.state for invoice in invoices if invoice.period_id != last and invoice.invoice_type == "invoice"]
     assert set(earlier) <= {"open", "paid"}
-    assert all(each.number.startswith("DEMO-") for each in invoices if each.number)
+    assert all(invoice.number.startswith("DEMO-") for invoice in invoices if invoice.number)
     assert unscoped(Payment).count() >= 1
     assert unscoped(CreditGrant).count() >= 1
 
 
 def test_a_second_run_adds_nothing_twice(played):
-    """But what was used in between, of which a second is no more than an event or two."""
+    """It adds only usage since the first run, which is an event or two per second."""
     before, audited = counts(), unscoped(AuditEntry).count()
     settled = before["UsageEvent"]
     again = small()
@@ -143,7 +143,7 @@ def test_a_second_run_adds_nothing_twice(played):
     assert all(budget_period.reserved == 0 for budget_period in unscoped(BudgetPeriod).all())
 
 
-def test_a_run_that_was_cut_short_is_taken_up(secrets_file, monkeypatch):
+def test_an_interrupted_run_is_resumed(secrets_file, monkeypatch):
     class Killed(Exception):
         pass
 
@@ -159,29 +159,29 @@ def test_a_run_that_was_cut_short_is_taken_up(secrets_file, monkeypatch):
     assert reconcile().is_clean
 
 
-def test_it_refuses_beside_real_tenants(secrets_file):
+def test_seeding_is_rejected_if_real_tenants_exist(secrets_file):
     actions.do_create_tenant("acme", "Acme")
     with pytest.raises(CommandError, match="acme"):
         small()
-    assert {each.slug for each in unscoped(Tenant).all()} == {"acme"}
+    assert {row.slug for row in unscoped(Tenant).all()} == {"acme"}
     small("--allow-real-tenants", "--days", "2")
     assert of(UsageEvent, tenant("acme")) == []
 
 
-def test_two_runs_at_once_are_one(secrets_file):
+def test_two_concurrent_runs_seed_once(secrets_file):
     with connection.cursor() as cursor, running._exclusive_run():
         cursor.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s", [running._LOCK])
         assert cursor.fetchone()[0] == 1
 
 
-def test_people_can_log_in_only_with_a_password_that_was_given(played):
+def test_users_can_sign_in_only_with_a_given_password(played):
     email = "owner@demo-harbor.example"
     assert not User.objects.get(email=email).has_usable_password()
     small("--password", "correct horse")
     assert User.objects.get(email=email).check_password("correct horse")
 
 
-def test_without_a_platform_it_says_that_nothing_was_asked(played):
+def test_without_a_platform_no_live_requests_are_sent(played):
     said = manage("--events", str(EVENTS), "--seconds", "1")
     assert "No live requests: cannot connect to" in said
     with pytest.raises(live.GatewayUnreachable):

@@ -1,4 +1,4 @@
-"""The settler: each execution once, whatever comes, breaks or comes twice."""
+"""The settler settles each execution once, also with duplicates, invalid messages and failures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def settler(broker, table):
     return make
 
 
-def test_an_event_becomes_a_row_with_all_it_says(settler, send, event):
+def test_a_row_contains_all_fields_of_its_event(settler, send, event):
     at, version = datetime.now(UTC), rate_card()
     sent = event(
         at=at,
@@ -69,7 +69,7 @@ def test_settled_events_leave_the_stream(settler, send, event, broker):
     assert pending(broker) == 0
 
 
-def test_three_times_each_in_random_order_is_once_each(settler, send, event):
+def test_events_sent_three_times_in_random_order_are_settled_once(settler, send, event):
     events = [event() for _ in range(400)] * 3
     random.Random(7).shuffle(events)
     send(*events)
@@ -84,7 +84,7 @@ def test_two_executions_of_a_request_are_two_rows(settler, send, event):
     assert unscoped(UsageEvent).count() == 2
 
 
-def test_crash_between_commit_and_acknowledgement(settler, send, event, broker, monkeypatch):
+def test_a_crash_between_commit_and_acknowledgement(settler, send, event, broker, monkeypatch):
     class Crash(BaseException):
         pass
 
@@ -125,8 +125,8 @@ def test_nothing_is_acknowledged_before_it_is_committed(settler, send, event, br
     [
         (b"\xc1 not msgpack", Reason.UNDECODABLE),
         (encode({"envelope": 1}), Reason.UNDECODABLE),
-        (b"\x81\xa3\xed\xa0\x80\x01", Reason.UNDECODABLE),  # a name that is no UTF-8
-        (b"\x91" * 5000, Reason.UNDECODABLE),  # very deep
+        (b"\x81\xa3\xed\xa0\x80\x01", Reason.UNDECODABLE),  # a name that is not UTF-8
+        (b"\x91" * 5000, Reason.UNDECODABLE),  # deeply nested
         ({"uncached": -1}, Reason.REFUSED),
         ({"output": 10**12}, Reason.REFUSED),
         ({"output": 2**63 + 1}, Reason.REFUSED),
@@ -142,7 +142,7 @@ def test_nothing_is_acknowledged_before_it_is_committed(settler, send, event, br
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_poison_goes_to_quarantine_alone(settler, send, event, broker, poison, reason):
+def test_only_invalid_messages_are_quarantined(settler, send, event, broker, poison, reason):
     payload = poison if isinstance(poison, bytes) else encode(event(**poison))
     before, after = [event() for _ in range(20)], [event() for _ in range(20)]
     send(*before, payload, *after)
@@ -158,7 +158,7 @@ def test_poison_goes_to_quarantine_alone(settler, send, event, broker, poison, r
 )
 @pytest.mark.parametrize("lease", [{"lease_id": 5, "fencing_token": 1}, {}], ids=["of a lease", "without budgets"])
 def test_an_execution_over_its_reservation_is_not_settled(settler, send, event, over, detail, lease):
-    """Admission makes it impossible; were it to happen, a budget could be overrun, or a bill be a surprise."""
+    """Admission prevents this. Otherwise a budget could be exceeded."""
     given = {**lease, "reserved_nano": 154_200, "reserved_tokens": 81, "price_version": rate_card()}
     exact = event(**given)
     send(exact, event(**(given | over)))
@@ -176,14 +176,14 @@ def test_a_message_without_an_event_is_kept(settler, broker):
     assert quarantined() == [(Reason.UNDECODABLE, encode({b"x": b"y"}))]
 
 
-def test_poison_that_comes_again_is_kept_once(settler, send):
+def test_a_repeated_invalid_message_is_quarantined_once(settler, send):
     for _ in range(2):
         send(b"poison")
         settler().drain()
     assert unscoped(UsageQuarantine).get().payload_hash == hashlib.sha256(b"poison").digest()
 
 
-def test_an_execution_settled_otherwise_before_is_not_forgotten(settler, send, event):
+def test_a_conflicting_earlier_settlement_is_recorded(settler, send, event):
     at = datetime.now(UTC)
     send(event(at=at, request_id="r", output=7))
     settler().drain()
@@ -194,7 +194,7 @@ def test_an_execution_settled_otherwise_before_is_not_forgotten(settler, send, e
     assert quarantined() == [(Reason.CONFLICT, encode(other))]
 
 
-def test_of_one_batch_the_failure_counts(settler, send, event):
+def test_a_failure_in_the_same_batch_takes_precedence(settler, send, event):
     at = datetime.now(UTC)
     send(
         event(at=at, request_id="r"), event(at=at, request_id="r", outcome="failed", uncached=0, cache_read=0, output=0)
@@ -203,7 +203,7 @@ def test_of_one_batch_the_failure_counts(settler, send, event):
     assert unscoped(UsageEvent).get().outcome == "failed"
 
 
-def test_the_stream_is_lost_and_made_again(broker, table, send, event, until):
+def test_a_lost_stream_is_created_again(broker, table, send, event, until):
     stopping = threading.Event()
     settler = Settler(broker, consumer="a", stopping=stopping)
     thread = threading.Thread(target=settler.run)
@@ -220,7 +220,7 @@ def test_the_stream_is_lost_and_made_again(broker, table, send, event, until):
         thread.join()
 
 
-def test_what_a_dead_settler_left_is_taken_over(broker, settler, send, event, until):
+def test_pending_messages_of_a_dead_settler_are_taken_over(broker, settler, send, event, until):
     send(event(), event())
     settler("dead")._make_group()
     broker.xreadgroup(USAGE_GROUP, "dead", {USAGE_STREAM: ">"})
@@ -242,7 +242,7 @@ def test_a_message_deleted_while_pending_is_only_acknowledged(broker, settler, s
     assert pending(broker) == 0
 
 
-def test_the_database_goes_away_and_comes_back(broker, table, send, event, until, as_owner):
+def test_settling_resumes_after_a_database_outage(broker, table, send, event, until, as_owner):
     stopping = threading.Event()
     thread = threading.Thread(target=Settler(broker, consumer="a", stopping=stopping).run)
     thread.start()
@@ -259,12 +259,12 @@ def test_the_database_goes_away_and_comes_back(broker, table, send, event, until
     finally:
         stopping.set()
         thread.join()
-        for alias in connections:  # other tests' connections were cut too
+        for alias in connections:  # other tests' connections were closed too
             connections[alias].close()
         connection.close_pool()
 
 
-def test_status_tells_how_it_goes(settler, send, event, broker):
+def test_the_status_is_reported(settler, send, event, broker):
     one = settler()
     send(event(), b"poison")
     one.drain()
@@ -279,13 +279,13 @@ def test_status_tells_how_it_goes(settler, send, event, broker):
     assert report.consumer == "a"
 
 
-def test_a_thread_that_breaks_stops_the_others_and_is_raised(broker, table, send, event, until, monkeypatch):
-    """The supervisor starts the process again; what the broken one had read is read again."""
+def test_an_error_in_a_thread_stops_the_others_and_is_raised(broker, table, send, event, until, monkeypatch):
+    """The supervisor restarts the process, and its messages are read again."""
     real = Settler._settle
 
     def fall_over(self, messages):
         if self._consumer == "two":
-            raise RuntimeError("a fault nobody expected")
+            raise RuntimeError("an unexpected error")
         real(self, messages)
 
     monkeypatch.setattr(Settler, "_settle", fall_over)
@@ -295,7 +295,7 @@ def test_a_thread_that_breaks_stops_the_others_and_is_raised(broker, table, send
     send(*events)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_settler._run, settlers, stopping)
-        with pytest.raises(RuntimeError, match="nobody expected"):
+        with pytest.raises(RuntimeError, match="an unexpected error"):
             running.result(timeout=60)
     assert stopping.is_set()
     monkeypatch.setattr(Settler, "_settle", real)

@@ -1,4 +1,4 @@
-"""Sums of usage, straight from the table."""
+"""Sums of usage from the table of events."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_sums_by_model(event):
     assert total([first, second])["output"] == 55 + 7
 
 
-def test_a_failed_execution_is_counted_and_its_tokens_are_not(event):
+def test_a_failed_execution_counts_without_its_tokens(event):
     store(event(outcome="failed", output=5), event(output=6))
     (row,) = sums(UsageReport(1))
     assert (row["failed"], row["completed"], row["output"]) == (1, 1, 6)
@@ -56,7 +56,7 @@ def test_another_tenants_events_are_in_no_sum(event):
     assert sums(UsageReport(1))[0]["output"] == 5
 
 
-def test_start_is_in_and_end_is_not(event):
+def test_the_start_is_inclusive_and_the_end_exclusive(event):
     store(event(at=NOW, output=1), event(at=NOW + timedelta(microseconds=1), output=2))
     assert sums(UsageReport(1, NOW, NOW + timedelta(microseconds=1)))[0]["output"] == 1
     assert sums(UsageReport(1, NOW + timedelta(microseconds=1)))[0]["output"] == 2
@@ -85,12 +85,12 @@ def test_filters(event):
             assert UsageReport(2, **{name: value}).events().count() == 0
 
 
-def test_nothing_is_a_row_of_noughts_or_no_row():
+def test_no_usage_is_a_row_of_zeros_or_no_row():
     assert set(sums(UsageReport(1))[0].values()) == {0}
     assert sums(UsageReport(1), ("model",)) == []
 
 
-def test_too_many_rows_are_refused(event, monkeypatch):
+def test_too_many_rows_are_rejected(event, monkeypatch):
     monkeypatch.setattr(usage, "MAX_ROWS", 2)
     store(*(event(key_id=number) for number in (1, 2)))
     assert len(sums(UsageReport(1), ("key",))) == 2
@@ -108,7 +108,7 @@ def test_instants():
             instant(wrong)
 
 
-def test_span_is_the_month_that_the_end_lies_in():
+def test_the_default_span_is_the_month_of_the_end():
     december = datetime(2026, 12, 1, tzinfo=UTC)
     assert span(None, december) == (datetime(2026, 11, 1, tzinfo=UTC), december)
     assert span(None, None)[0].day == 1

@@ -1,4 +1,4 @@
-"""The embedded model, converted once a session."""
+"""The embedded model, converted once per session."""
 
 from __future__ import annotations
 

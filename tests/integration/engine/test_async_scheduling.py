@@ -1,4 +1,4 @@
-"""The model with steps that run ahead."""
+"""Asynchronous scheduling with the embedded model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.fakes import run, tokens_of
 
 
-def test_the_models_tokens_are_those_of_one_step_at_a_time(model_dir: Path) -> None:
+def test_the_models_output_equals_that_of_synchronous_steps(model_dir: Path) -> None:
     answers = []
     for async_scheduling in (False, True):
         config = EngineConfig(

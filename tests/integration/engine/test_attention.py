@@ -1,4 +1,4 @@
-"""The CPU's attention against the reference, and the reference against PyTorch's own attention."""
+"""The CPU's attention compared with the reference, and the reference with PyTorch's attention."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.support.engine.attention import BLOCK, DIM, HEADS, KV_HEADS, Batch, s
     ("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 0.04)], ids=["float32", "bfloat16"]
 )
 @pytest.mark.parametrize("seed", range(6))
-def test_the_cpu_backend_computes_what_the_reference_does(
+def test_the_cpu_backend_equals_the_reference(
     seed: int, dtype: torch.dtype, error: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if seed % 2:  # even a few tokens are several pieces and groups then
+    if seed % 2:  # so that a few tokens are several pieces and groups
         monkeypatch.setattr(cpu, "MAX_QUERY", 3)
         monkeypatch.setattr(cpu, "_GROUP_COST", 0.2)
     ours, oracle = CpuBackend(shape(dtype), HEADS, 0.3), ReferenceBackend(shape(dtype), HEADS, 0.3)
@@ -37,7 +37,7 @@ def test_the_cpu_backend_computes_what_the_reference_does(
             assert (got.float() - want.float()).abs().max() < error
 
 
-def test_the_reference_agrees_with_pytorch() -> None:
+def test_the_reference_equals_pytorch() -> None:
     lengths, news = [11, 5, 30], [3, 5, 1]
     keys = [torch.randn(n, KV_HEADS, DIM) for n in lengths]
     values = [torch.randn(n, KV_HEADS, DIM) for n in lengths]
@@ -70,14 +70,14 @@ def test_pieces_cover_every_new_token_once() -> None:
     ]
 
 
-def test_unlike_pieces_are_computed_apart_and_like_ones_together() -> None:
+def test_equal_pieces_are_computed_together_and_others_separately() -> None:
     decodes = cpu.pieces_of([1] * 30, [200 + i for i in range(30)])
     assert cpu.split(decodes) == [decodes]
     mixed = cpu.pieces_of([1] * 30 + [1], [200] * 30 + [8000])
     assert [len(group) for group in cpu.split(mixed)] == [30, 1]
 
 
-def test_rotation_and_norm_are_what_the_model_was_trained_with() -> None:
+def test_rotation_and_norm_equal_transformers() -> None:
     from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
     x = torch.randn(5, 3, DIM)

@@ -1,4 +1,4 @@
-"""Embeddings: the same vectors as transformers', and an engine that packs inputs fairly."""
+"""Embeddings: vectors equal to transformers', and fair packing of inputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def request(
     service_class: ServiceClass = ServiceClass.DEFAULT,
     expires_at: float | None = None,
 ) -> Request:
-    """Inputs of these lengths, each of one token repeated: its place from 1 on."""
+    """Return a request with inputs of these lengths. Each input repeats one token, its position from 1 on."""
     tokens = [n for n, length in enumerate(lengths, 1) for _ in range(length)]
     params = SamplingParams(max_tokens=0)
     return Request(
@@ -74,14 +74,14 @@ def embed(engine: EmbeddingEngine, inputs: Sequence[Sequence[int]]) -> RequestOu
 
 
 def distances(ours: RequestOutput, theirs: torch.Tensor) -> torch.Tensor:
-    """Cosine distances, of vectors of the length 1."""
+    """Return the cosine distances of normalized vectors."""
     found = torch.from_numpy(vectors(ours).reshape(len(theirs), -1).astype(np.float64))
     assert float((found.norm(dim=1) - 1).abs().max()) < 1e-6
     return 1 - (normalize(found) * normalize(theirs.double())).sum(1)
 
 
 @pytest.mark.timeout(300)
-def test_500_texts_have_the_vectors_of_transformers(minilm: Path) -> None:
+def test_the_vectors_of_500_texts_equal_transformers(minilm: Path) -> None:
     tokenizer = Tokenizer.from_dir(minilm)
     inputs = [tokenizer.encode(text) for text in texts()]
     output = embed(EmbeddingEngine(EngineConfig(model_dir=minilm)), inputs)
@@ -92,7 +92,7 @@ def test_500_texts_have_the_vectors_of_transformers(minilm: Path) -> None:
     assert output.usage.uncached == sum(map(len, inputs))
 
 
-def test_transformers_says_so_today(minilm: Path) -> None:
+def test_the_reference_vectors_are_current(minilm: Path) -> None:
     inputs = [Tokenizer.from_dir(minilm).encode(text) for text in texts()[::25]]
     want = mean_states(BertModel.from_pretrained(minilm).eval(), inputs)
     output = embed(EmbeddingEngine(EngineConfig(model_dir=minilm)), inputs)
@@ -100,7 +100,7 @@ def test_transformers_says_so_today(minilm: Path) -> None:
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_roberta_counts_positions_from_the_padding_token(tmp_path: Path, pooling: str) -> None:
+def test_roberta_positions_start_after_the_padding_token(tmp_path: Path, pooling: str) -> None:
     config = RobertaConfig(
         vocab_size=120, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         max_position_embeddings=42, type_vocab_size=1, pad_token_id=1,
@@ -124,7 +124,7 @@ def test_roberta_counts_positions_from_the_padding_token(tmp_path: Path, pooling
     torch.testing.assert_close(torch.from_numpy(ours), want, atol=1e-5, rtol=1e-5)
 
 
-def test_the_embedded_model_is_what_it_is(minilm: Path) -> None:
+def test_the_embedded_models_properties(minilm: Path) -> None:
     config = EncoderConfig.from_dir(minilm)
     assert (config.num_layers, config.hidden_size, config.num_heads, config.max_model_len) == (6, 384, 12, 256)
     assert (config.pooling, config.normalize, config.shorter) == ("mean", True, ())
@@ -142,7 +142,7 @@ def test_the_embedded_model_is_what_it_is(minilm: Path) -> None:
         ("sentence_bert_config.json", {"max_seq_length": -1}, "max_seq_length"),
     ],
 )
-def test_what_would_give_other_vectors_is_refused(
+def test_unsupported_configurations_are_rejected(
     copy: Path, tmp_path: Path, file: str, changes: dict[str, object], said: str
 ) -> None:
     edit(copy / file, **changes)
@@ -153,17 +153,17 @@ def test_what_would_give_other_vectors_is_refused(
 @pytest.mark.parametrize(
     "modules", ["{}", "[1]", "[", '[{"type": "x.Dense"}]', '[{"type": "x.Pooling", "path": "../x"}]']
 )
-def test_a_list_of_modules_that_is_not_one_is_refused(copy: Path, tmp_path: Path, modules: str) -> None:
+def test_an_invalid_list_of_modules_is_rejected(copy: Path, tmp_path: Path, modules: str) -> None:
     (copy / "modules.json").write_text(modules)
     with pytest.raises(ModelError, match=r"modules\.json"):
         ensure_model(ModelSpec("m", str(copy), "auto"), tmp_path)
 
 
-# The engine, with a model that is made up.
+# The engine with a fake model.
 
 
 class FakeEmbedder:
-    """Each input's vector is its first token and its length."""
+    """A fake model: each input's vector is its first token and its length."""
 
     def __init__(self) -> None:
         self.steps: list[list[int]] = []  # lengths of the inputs
@@ -184,7 +184,7 @@ class Harness:
         self.engine = EmbeddingEngine(config, runner=self.embedder, clock=lambda: self.now)
 
     def run(self) -> dict[str, RequestOutput]:
-        """Step until nothing is left; each request's last output, in the order of their ends."""
+        """Run steps until all requests are complete; return their last outputs in the order of their ends."""
         ended: dict[str, RequestOutput] = {}
         while self.engine.has_unfinished():
             ended.update({output.request_id: output for output in self.engine.step()})
@@ -196,7 +196,7 @@ def harness(minilm: Path) -> Harness:
     return Harness(minilm)
 
 
-def test_vectors_come_in_the_order_of_the_inputs(harness: Harness) -> None:
+def test_vectors_are_in_the_order_of_the_inputs(harness: Harness) -> None:
     harness.engine.add_request(request("a", [5, 200, 90, 7, 200]))
     harness.engine.add_request(request("b", [3]))
     ended = harness.run()
@@ -214,21 +214,21 @@ def test_many_short_inputs_fill_a_step(harness: Harness) -> None:
     assert [len(step) for step in harness.embedder.steps] == [32, 8]
 
 
-def test_a_tenant_with_one_text_passes_one_with_thousands(harness: Harness) -> None:
+def test_a_tenant_with_one_text_overtakes_one_with_thousands(harness: Harness) -> None:
     harness.engine.add_request(request("many", [100] * 200, tenant="big"))
     harness.engine.step()
     harness.engine.add_request(request("one", [20], tenant="small"))
     assert "one" in [output.request_id for _ in range(2) for output in harness.engine.step()]
 
 
-def test_the_batch_class_gets_what_is_left(harness: Harness) -> None:
+def test_the_batch_class_gets_the_remaining_capacity(harness: Harness) -> None:
     harness.engine.add_request(request("batch", [50] * 40, service_class=ServiceClass.BATCH))
     harness.engine.add_request(request("now", [100] * 6))
     assert list(harness.run()) == ["now", "batch"]
     assert harness.embedder.steps[0] == [100, 100]
 
 
-def test_what_is_aborted_pays_for_what_was_computed(harness: Harness) -> None:
+def test_an_aborted_request_is_billed_for_computed_inputs(harness: Harness) -> None:
     harness.engine.add_request(request("a", [100] * 10))
     harness.engine.step()
     output = harness.engine.abort("a")
@@ -240,7 +240,7 @@ def test_what_is_aborted_pays_for_what_was_computed(harness: Harness) -> None:
     assert harness.engine.abort("a") is None
 
 
-def test_a_broken_step_ends_only_those_in_it(harness: Harness) -> None:
+def test_a_failed_step_ends_only_its_own_requests(harness: Harness) -> None:
     harness.engine.add_request(request("in", [100] * 4, tenant="x"))
     harness.engine.add_request(request("out", [100], tenant="y", service_class=ServiceClass.BATCH))
     harness.embedder.broken = True
@@ -250,7 +250,7 @@ def test_a_broken_step_ends_only_those_in_it(harness: Harness) -> None:
     assert harness.run()["out"].finish_reason == "stop"
 
 
-def test_what_nobody_waits_for_any_more_is_given_up(harness: Harness) -> None:
+def test_expired_requests_are_dropped(harness: Harness) -> None:
     harness.engine.add_request(request("late", [10], service_class=ServiceClass.BATCH, expires_at=110.0))
     harness.now = 111.0
     (output,) = harness.engine.step()
@@ -269,12 +269,12 @@ def test_what_nobody_waits_for_any_more_is_given_up(harness: Harness) -> None:
         ((1,), [30_522], "invalid_prompt"),
     ],
 )
-def test_what_can_never_be_embedded_is_refused(
+def test_inputs_that_can_never_be_embedded_are_rejected(
     harness: Harness, lengths: tuple[int, ...], tokens: list[int], code: str
 ) -> None:
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(RequestRejected) as exc_info:
         harness.engine.add_request(Request("r", tokens, input_lengths=lengths))
-    assert caught.value.code == code
+    assert exc_info.value.code == code
     assert not harness.engine.has_unfinished()
 
 

@@ -1,4 +1,4 @@
-"""The engine's greedy answers on the embedded model are transformers' answers, however they are batched."""
+"""The engine's greedy output of the embedded model equals transformers', however requests are batched."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.fakes import run, tokens_of
 from tests.support.engine.golden import NEW_TOKENS, Golden, first_difference, read_golden, read_prompts, recompute
 
-# Seconds on a free machine; a model's arithmetic on cores that others use as well takes many times as long.
+# Takes seconds on an idle machine, and many times longer on shared cores.
 pytestmark = pytest.mark.timeout(600)
 
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
-FEWER = replace(GREEDY, max_tokens=16)  # all 48 tokens of all 200 answers: -m slow
+FEWER = replace(GREEDY, max_tokens=16)  # all 48 tokens of all 200 outputs: -m slow
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def golden() -> list[Golden]:
 
 @pytest.fixture(scope="module")
 def short(golden: list[Golden]) -> list[Golden]:
-    """The 40 shortest prompts, with the first tokens of their answers."""
+    """The 40 shortest prompts, with the first tokens of their outputs."""
     shortest = sorted(golden, key=lambda g: len(g.prompt_token_ids))[:40]
     return [replace(entry, tokens=entry.tokens[: FEWER.max_tokens]) for entry in shortest]
 
@@ -55,16 +55,16 @@ def assert_equal(golden: Sequence[Golden], got: Sequence[list[int]]) -> None:
     assert not wrong
 
 
-def test_the_golden_file_is_of_these_prompts(golden: list[Golden]) -> None:
+def test_the_golden_file_has_these_prompts(golden: list[Golden]) -> None:
     assert [entry.id for entry in golden] == [prompt["id"] for prompt in read_prompts()]
     assert len({entry.id for entry in golden}) == 200
     assert {len(entry.tokens) for entry in golden} == {NEW_TOKENS}
-    # Near ties excuse a difference: were they many, the file would prove little.
+    # Near ties allow differences, so there must be few of them.
     assert sum(len(entry.near_ties) for entry in golden) < 20
 
 
-def test_transformers_still_answers_so(golden: list[Golden], model_dir: Path) -> None:
-    # One pass over prompt and answer: if each token is the best after those before it, greedy search finds them all.
+def test_the_golden_outputs_are_current(golden: list[Golden], model_dir: Path) -> None:
+    # One pass over prompt and output: if each token is the best after those before it, it is the greedy output.
     chosen = {entry.id: entry for entry in golden[::40]}
     prompts = [prompt for prompt in read_prompts() if prompt["id"] in chosen]
     assert len(prompts) == 5
@@ -72,13 +72,15 @@ def test_transformers_still_answers_so(golden: list[Golden], model_dir: Path) ->
         assert first_difference(entry, best) is None
 
 
-def test_alone_the_answers_are_transformers_answers(short: list[Golden], model_dir: Path) -> None:
+def test_single_requests_equal_transformers(short: list[Golden], model_dir: Path) -> None:
     llm = engine(model_dir, max_num_seqs=1)
     assert_equal(short[:4], [answers(llm, [entry], entry.id.encode())[0] for entry in short[:4]])
 
 
-def test_in_a_batch_with_chunks_hits_and_preemption_they_are_the_same(golden: list[Golden], model_dir: Path) -> None:
-    # 16 whole answers need some 85 blocks at their ends.
+def test_a_batch_with_chunks_cache_hits_and_preemption_equals_transformers(
+    golden: list[Golden], model_dir: Path
+) -> None:
+    # 16 whole outputs require some 85 blocks at their ends.
     shortest = sorted(golden, key=lambda g: len(g.prompt_token_ids))[:16]
     llm = engine(model_dir, max_num_seqs=16, max_num_batched_tokens=48, num_blocks=50)
     assert_equal(shortest, answers(llm, shortest))
@@ -91,7 +93,7 @@ def test_in_a_batch_with_chunks_hits_and_preemption_they_are_the_same(golden: li
     assert llm.stats().cached_tokens >= stats.cached_tokens + 4 * 16
 
 
-def test_on_the_cpu_backend_they_are_the_same(short: list[Golden], model_dir: Path) -> None:
+def test_the_cpu_backend_equals_transformers(short: list[Golden], model_dir: Path) -> None:
     llm = engine(model_dir, max_num_seqs=32, max_num_batched_tokens=64, attention="cpu")
     assert_equal(short[:24], answers(llm, short[:24]))
 
@@ -107,22 +109,22 @@ def test_on_the_cpu_backend_they_are_the_same(short: list[Golden], model_dir: Pa
     ],
     ids=["alone", "batch of 32", "cpu backend"],
 )
-def test_all_200_answers(settings: dict[str, object], golden: list[Golden], model_dir: Path) -> None:
+def test_all_200_outputs(settings: dict[str, object], golden: list[Golden], model_dir: Path) -> None:
     assert_equal(golden, answers(engine(model_dir, **settings), golden))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_all_200_in_bfloat16_stay_near(golden: list[Golden], model_dir: Path) -> None:
+def test_all_200_outputs_in_bfloat16_are_close(golden: list[Golden], model_dir: Path) -> None:
     assert_near(golden, engine(model_dir, dtype="bfloat16", max_num_seqs=32, attention="auto"), model_dir)
 
 
-def test_in_bfloat16_every_token_is_nearly_the_best(short: list[Golden], model_dir: Path) -> None:
+def test_every_token_in_bfloat16_is_close_to_the_best(short: list[Golden], model_dir: Path) -> None:
     assert_near(short[:24], engine(model_dir, dtype="bfloat16", max_num_seqs=32, attention="auto"), model_dir)
 
 
 def assert_near(golden: Sequence[Golden], llm: LLMEngine, model_dir: Path) -> None:
-    """Teacher-forced on our tokens, float32 finds each within 0.5 of its best logit, and 97 % the best."""
+    """Check in float32, teacher-forced on our tokens, that each is within 0.5 of the best logit and 97% are best."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
@@ -138,7 +140,7 @@ def assert_near(golden: Sequence[Golden], llm: LLMEngine, model_dir: Path) -> No
     assert missed <= math.floor(0.03 * total), f"{missed} of {total} tokens are not the best"
 
 
-def test_a_seed_gives_the_same_text_alone_and_in_company(short: list[Golden], model_dir: Path) -> None:
+def test_a_seed_gives_the_same_text_with_and_without_other_requests(short: list[Golden], model_dir: Path) -> None:
     params = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.9, seed=3)
     llm = engine(model_dir, attention="auto")
 

@@ -1,4 +1,4 @@
-"""The batch-invariant mode: a request's tokens and logits are the same, bit for bit, whatever is computed beside it."""
+"""The batch-invariant mode: a request's tokens and logits are bit-identical, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kernels import invariant, reference
 from tests.support.engine.fakes import run
 from tests.support.engine.golden import Golden, first_difference, read_golden
 
-# Seconds on a free machine; a model's arithmetic on cores that others use as well takes many times as long.
+# Takes seconds on an idle machine, and many times longer on shared cores.
 pytestmark = pytest.mark.timeout(600)
 
 NEW = 12
@@ -41,10 +41,10 @@ few = settings(max_examples=50, deadline=None)
 
 @dataclass
 class Trace:
-    """What became of one request."""
+    """The result of one request."""
 
     tokens: list[int] = field(default_factory=list)
-    logits: dict[int, torch.Tensor] = field(default_factory=dict)  # by position of the token drawn from them
+    logits: dict[int, torch.Tensor] = field(default_factory=dict)  # by position of the token sampled from them
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int = 0
     preemptions: int = 0
@@ -52,7 +52,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Alone:
-    """The probes' answers, each by itself in an otherwise idle engine."""
+    """The outputs of the probes, each run separately in an idle engine."""
 
     llm: LLMEngine
     dtype: DTypeName
@@ -66,7 +66,7 @@ def golden() -> list[Golden]:
 
 @pytest.fixture(scope="module")
 def probes(golden: list[Golden]) -> list[Request]:
-    """Greedy and drawn ones; contexts within a split of 128 keys, across its end from a decode, and from a prompt."""
+    """Greedy and sampled requests. Contexts are within a split of 128 keys, or across its end by decode or prompt."""
     greedy = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
     drawn = replace(greedy, temperature=0.9, top_p=0.9, seed=7, logprobs=2)
     params = {0: replace(greedy, prompt_logprobs=1), 120: drawn, 177: greedy, 189: greedy}
@@ -75,7 +75,7 @@ def probes(golden: list[Golden]) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def company(golden: list[Golden]) -> list[Request]:
-    """28 others, of which some end early, so that the batch changes from step to step."""
+    """28 other requests. Some end early, so that the batch changes between steps."""
     return [
         Request(golden[i].id, golden[i].prompt_token_ids, SamplingParams(max_tokens=4 + i, temperature=0))
         for i in range(1, 29)
@@ -84,7 +84,7 @@ def company(golden: list[Golden]) -> list[Request]:
 
 @pytest.fixture(scope="module", autouse=True)
 def threads() -> Iterator[None]:
-    """One, unless a test says otherwise: others' work on the same cores makes several wait for each other."""
+    """One thread by default, since several threads on shared cores wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -107,7 +107,7 @@ def engine(model_dir: Path, dtype: DTypeName, **changes: int) -> LLMEngine:
 
 
 def serve(llm: LLMEngine, probes: Iterable[Request], *waves: Iterable[Request]) -> dict[str, Trace]:
-    """Serve waves of requests, each NEW steps after the one before; return what became of the probes."""
+    """Run waves of requests, each NEW steps after the previous one; return the results of the probes."""
     traces = {probe.request_id: Trace() for probe in probes}
     sample = Sampler.sample
 
@@ -147,7 +147,7 @@ def assert_same(got: dict[str, Trace], wanted: dict[str, Trace]) -> None:
         assert not unlike, f"{name}: the logits of positions {unlike}"
 
 
-def test_alone_the_answers_are_transformers_answers(alone: Alone, golden: list[Golden], probes: list[Request]) -> None:
+def test_single_requests_equal_transformers(alone: Alone, golden: list[Golden], probes: list[Request]) -> None:
     if alone.dtype == "float32":  # bfloat16 has near ties of its own
         greedy = {probe.request_id for probe in probes if probe.params.temperature == 0}
         for entry in (g for g in golden if g.id in greedy):
@@ -157,7 +157,7 @@ def test_alone_the_answers_are_transformers_answers(alone: Alone, golden: list[G
     assert all(trace.logits for trace in alone.traces.values())
 
 
-def test_among_31_others_they_are_the_same(
+def test_outputs_are_equal_among_31_other_requests(
     alone: Alone, probes: list[Request], company: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose, drawn_at_once = sampler._choose, set[int]()
@@ -177,7 +177,7 @@ def test_among_31_others_they_are_the_same(
 def test_chunks_preemption_and_cache_hits_do_not_change_them(
     alone: Alone, probes: list[Request], company: list[Request], model_dir: Path
 ) -> None:
-    # No chunk is a whole tile or block. The probes fill the pool when others come who go before them.
+    # No chunk is a whole tile or block. The probes fill the pool when requests with precedence arrive.
     llm = engine(model_dir, alone.dtype, max_num_batched_tokens=45, long_prefill_token_threshold=13, num_blocks=34)
     humble = [replace(probe, service_class=ServiceClass.FLEX) for probe in probes]
     urgent = [replace(request, service_class=ServiceClass.PRIORITY) for request in company[4:10]]
@@ -211,7 +211,7 @@ def assert_near(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def assert_rows_alone(function: Callable[..., torch.Tensor], *rows: torch.Tensor) -> None:
-    """What `function` makes of some of the rows, in any order, it makes of them among the others."""
+    """Check that `function` gives equal results for rows separately, in any order, and among the others."""
     count = len(rows[0])
     chosen = torch.randperm(count)[: random.randint(1, count)]
     assert torch.equal(function(*rows)[chosen], function(*(x[chosen] for x in rows)))
@@ -224,7 +224,7 @@ def assert_rows_alone(function: Callable[..., torch.Tensor], *rows: torch.Tensor
 def test_a_row_of_a_product_does_not_depend_on_the_others(
     inputs: int, outputs: int, rows: int, dtype: torch.dtype, packed: bool, biased: bool
 ) -> None:
-    # With fewer outputs, and unpacked, some machines' products depend on a row's place: such layers are refused.
+    # With fewer outputs, and unpacked, some machines' products depend on a row's position: such layers are rejected.
     weight, bias = randn(outputs, inputs, dtype=dtype), randn(outputs, dtype=dtype) if biased else None
     linear, plain = InvariantLinear(weight, bias, pack=packed), Linear(weight, bias, pack=packed)
     x, other = randn(rows, inputs, dtype=dtype), randn(rows, outputs, dtype=dtype)
@@ -250,10 +250,10 @@ def test_a_row_normalized_or_gated_does_not_depend_on_the_others(
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("function", [torch.exp_, torch.sigmoid_])
-def test_an_element_does_not_depend_on_its_place(
+def test_an_element_does_not_depend_on_its_position(
     function: Callable[[torch.Tensor], torch.Tensor], threads: int
 ) -> None:
-    # So many that a scalar loop, at the end of a row or of a thread's share, would round some in another way.
+    # Enough that a scalar loop at the end of a row or of a thread's share would round some differently.
     x = randn(200_000)
     with on_threads(threads):
         whole = invariant.apply_elementwise(function, x)
@@ -268,25 +268,25 @@ def test_an_element_does_not_depend_on_its_place(
 
 @given(st.integers(1, 300))
 @few
-def test_a_tree_of_additions_adds_up(width: int) -> None:
+def test_a_tree_of_additions(width: int) -> None:
     x = torch.randint(-1000, 1000, (3, width)).float()
     assert torch.equal(invariant.add_up(x), x.sum(-1, keepdim=True))
 
 
-def test_a_machine_on_which_the_place_matters_is_refused() -> None:
+def test_a_machine_on_which_the_position_matters_is_rejected() -> None:
     places = torch.arange(invariant.TILE_ROWS)[:, None] / 1e6
     with pytest.raises(RuntimeError, match="not batch-invariant"):
         invariant.require_equal_rows(lambda x: x + places, randn(8))
     invariant.require_equal_rows(lambda x: x + 1, randn(8))
 
 
-def test_another_attention_backend_is_refused() -> None:
+def test_another_attention_backend_is_rejected() -> None:
     with pytest.raises(ValueError, match="not batch-invariant"):
         EngineConfig(Path(), batch_invariant=True, attention="cpu")
 
 
 class Pages:
-    """Sequences in random pages of a backend, computed in any steps; the results by sequence."""
+    """Sequences in random pages of a backend, computed in any steps, with the results by sequence."""
 
     def __init__(
         self,
@@ -369,7 +369,7 @@ def test_attention_does_not_depend_on_chunks_or_neighbors(
         assert torch.equal(whole.result(0), together.result(i))
 
 
-def test_a_page_that_held_what_is_not_finite_harms_nobody() -> None:
+def test_non_finite_values_in_a_reused_page_have_no_effect() -> None:
     shape = CacheShape(1, 3, 16, 1, 8, torch.float32, torch.device("cpu"))
     broken = torch.full((20, 3 * 8), float("nan"))
     broken[::2] = float("inf")

@@ -1,4 +1,4 @@
-"""Blocks given up on the device come back from host memory, with what they held."""
+"""KV offload: blocks evicted from the device are restored from CPU memory with their contents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cached(engine: LLMEngine, name: str, prompt: list[int]) -> int:
     return run(engine)[name][-1].cached_tokens
 
 
-def test_what_was_given_up_is_restored() -> None:
+def test_evicted_blocks_are_restored() -> None:
     runner = MemoryRunner(8, 16, num_host_blocks=30)
     engine, _ = fake_engine(runner=runner)
     for mark in range(4):
@@ -33,20 +33,20 @@ def test_what_was_given_up_is_restored() -> None:
         assert runner.steps[-1] == {f"again {mark}": 4}
 
 
-def test_without_a_second_tier_it_is_computed_again() -> None:
+def test_without_offload_evicted_blocks_are_computed_again() -> None:
     engine, _ = fake_engine(runner=MemoryRunner(8, 16))
     assert [cached(engine, f"{mark}", distinct(100, mark)) for mark in range(3)] == [0, 0, 0]
     assert cached(engine, "again", distinct(100, 0)) == 0
 
 
-def test_the_host_keeps_what_was_used_last() -> None:
+def test_cpu_memory_keeps_the_most_recently_used_blocks() -> None:
     engine, _ = fake_engine(runner=MemoryRunner(8, 16, num_host_blocks=6))
     for mark in range(4):
         cached(engine, f"first {mark}", distinct(100, mark))
     assert cached(engine, "old", distinct(100, 0)) == 0
 
 
-def test_what_costs_more_to_restore_than_to_compute_is_computed() -> None:
+def test_blocks_that_cost_more_to_restore_than_to_compute_are_computed() -> None:
     engine, _ = fake_engine(runner=MemoryRunner(8, 16, num_host_blocks=20))
     for mark in range(3):
         cached(engine, f"first {mark}", distinct(100, mark))
@@ -54,7 +54,7 @@ def test_what_costs_more_to_restore_than_to_compute_is_computed() -> None:
     assert cached(engine, "again", distinct(100, 0)) == 0
 
 
-def test_a_reset_forgets_the_second_tier_too() -> None:
+def test_a_reset_clears_cpu_memory_too() -> None:
     engine, _ = fake_engine(runner=MemoryRunner(8, 16, num_host_blocks=20))
     for mark in range(3):
         cached(engine, f"first {mark}", distinct(100, mark))
@@ -62,7 +62,7 @@ def test_a_reset_forgets_the_second_tier_too() -> None:
     assert cached(engine, "again", distinct(100, 0)) == 0
 
 
-def test_a_step_that_broke_saved_nothing() -> None:
+def test_a_failed_step_saves_no_blocks() -> None:
     runner = MemoryRunner(8, 16, num_host_blocks=20)
     engine, _ = fake_engine(runner=runner)
     cached(engine, "first", distinct(100, 0))
@@ -76,10 +76,10 @@ def test_a_step_that_broke_saved_nothing() -> None:
     engine.step()
     runner.during = lambda _: None
     engine.check_integrity()
-    assert cached(engine, "again", distinct(100, 0)) <= 32  # the two blocks that were never given up, at most
+    assert cached(engine, "again", distinct(100, 0)) <= 32  # at most the two blocks that were never evicted
 
 
-def test_pinned_blocks_displace_others_and_are_not_displaced() -> None:
+def test_pinned_blocks_evict_others_and_are_not_evicted() -> None:
     tier = KVOffloadCache(2, is_pinned=lambda h: h.startswith(b"pin"))
     assert [tier.put(h) for h in (b"a", b"b")] == [0, 1]
     assert tier.put(b"c") == 0
@@ -118,7 +118,7 @@ def test_the_copies_move_whole_blocks(attention: str) -> None:
         assert torch.equal(page, old[[0, 3, 2, 4, 2, 1]])
 
 
-def test_the_model_answers_the_same_from_restored_blocks(model_dir: Path) -> None:
+def test_the_models_output_is_equal_with_restored_blocks(model_dir: Path) -> None:
     config = EngineConfig(
         model_dir, dtype="float32", num_blocks=10, block_size=16, kv_offload_bytes=64 << 20, threads=1, max_num_seqs=4
     )

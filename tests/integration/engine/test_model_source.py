@@ -1,4 +1,4 @@
-"""From a package, a file or a folder to a model directory; whatever is wrong with it is said, and nothing worse."""
+"""Model sources: conversion of a package, a file or a directory to a model directory, and errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
 
 @pytest.fixture
 def copy(model_dir: Path, tmp_path: Path) -> Path:
-    """A copy of the model's directory, its weights a link."""
+    """Copy the model's directory, with a link to its weights."""
     folder = tmp_path / "model"
     folder.mkdir()
     for path in model_dir.iterdir():
@@ -46,7 +46,7 @@ def edit(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_the_embedded_model_is_what_it_is(model_dir: Path) -> None:
+def test_the_embedded_models_properties(model_dir: Path) -> None:
     config = ModelConfig.from_dir(model_dir)
     assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
     assert (config.head_dim, config.intermediate_size, config.vocab_size) == (64, 1536, 49_152)
@@ -55,19 +55,23 @@ def test_the_embedded_model_is_what_it_is(model_dir: Path) -> None:
     assert config.eos_token_ids == (2,)
 
 
-@pytest.mark.parametrize(("asked", "told"), [(None, 8192), (100, 100), (1 << 20, 8192)])
-def test_the_gateway_tells_the_context_that_is_served(
-    model_dir: Path, tmp_path: Path, asked: int | None, told: int
+@pytest.mark.parametrize(("max_model_len", "expected"), [(None, 8192), (100, 100), (1 << 20, 8192)])
+def test_the_gateways_context_length_is_the_engines(
+    model_dir: Path, tmp_path: Path, max_model_len: int | None, expected: int
 ) -> None:
-    served = load_catalog([ModelSpec("m", str(model_dir), "auto", asked)], tmp_path)
-    assert served["m"].context_length == told
+    served = load_catalog([ModelSpec("m", str(model_dir), "auto", max_model_len)], tmp_path)
+    assert served["m"].context_length == expected
 
 
-def test_a_conversion_is_told_and_made_once(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    folder = ensure_model(EMBEDDED, tmp_path, lambda done, total: told.append((done, total)))
+def test_a_conversion_is_logged_and_done_once(tmp_path: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    folder = ensure_model(EMBEDDED, tmp_path, lambda done, total: progress.append((done, total)))
     assert folder.parent == tmp_path / "models"
-    assert told[-1][0] == told[-1][1] == sum(t[0] - s[0] for s, t in zip([(0, 0), *told], told, strict=False))
+    assert (
+        progress[-1][0]
+        == progress[-1][1]
+        == sum(t[0] - s[0] for s, t in zip([(0, 0), *progress], progress, strict=False))
+    )
     before = (folder / "model.safetensors").stat().st_mtime_ns
     assert ensure_model(EMBEDDED, tmp_path, lambda *_: pytest.fail("converted again")) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
@@ -90,14 +94,14 @@ def test_of_two_processes_one_converts(tmp_path: Path) -> None:
     assert not list(stale.glob(".*.partial"))
 
 
-def test_what_a_killed_conversion_left_is_cleared(tmp_path: Path, model_dir: Path) -> None:
+def test_leftovers_of_a_killed_conversion_are_removed(tmp_path: Path, model_dir: Path) -> None:
     left = tmp_path / "models" / f".{model_dir.name}.dead.partial"
     left.mkdir(parents=True)
     ensure_model(EMBEDDED, tmp_path)
     assert not left.exists()
 
 
-def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_conversion_leaves_no_files(tmp_path: Path) -> None:
     def fail(_: int, __: int) -> None:
         raise OSError("disk full")
 
@@ -107,7 +111,7 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["/nowhere", "/nowhere.gguf"])
-def test_a_missing_source_is_named(source: str, tmp_path: Path) -> None:
+def test_an_error_names_a_missing_source(source: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="/nowhere"):
         ensure_model(ModelSpec("x", source, "auto"), tmp_path)
 
@@ -143,7 +147,7 @@ def test_sharded_weights_are_found_by_their_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\xff" * 100, struct.pack("<Q", 1 << 60), struct.pack("<Q", 8) + b"{}      "]
 )
-def test_damaged_safetensors_are_named(content: bytes, copy: Path, tmp_path: Path) -> None:
+def test_an_error_names_damaged_safetensors(content: bytes, copy: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors").unlink()
     (copy / "model.safetensors").write_bytes(content)
     try:
@@ -151,7 +155,7 @@ def test_damaged_safetensors_are_named(content: bytes, copy: Path, tmp_path: Pat
     except ModelError as exc:
         assert "safetensors" in str(exc)
     else:
-        assert content.endswith(b"{}      ")  # a whole file, of nothing
+        assert content.endswith(b"{}      ")  # a complete file without tensors
 
 
 @pytest.mark.parametrize(
@@ -173,14 +177,14 @@ def test_damaged_safetensors_are_named(content: bytes, copy: Path, tmp_path: Pat
     ],
     ids=str,
 )
-def test_an_impossible_configuration_is_named(changes: dict[str, object], copy: Path) -> None:
+def test_an_error_names_an_impossible_configuration(changes: dict[str, object], copy: Path) -> None:
     edit(copy, **changes)
     with pytest.raises(ModelError, match=r"config\.json"):
         ModelConfig.from_dir(copy)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, '{"a": NaN'])
-def test_a_damaged_configuration_is_named(content: str, copy: Path) -> None:
+def test_an_error_names_a_damaged_configuration(content: str, copy: Path) -> None:
     (copy / "config.json").write_text(content)
     with pytest.raises(ModelError, match=r"config\.json"):
         ModelConfig.from_dir(copy)
@@ -200,7 +204,7 @@ def test_rope_is_read_from_old_and_new_files(copy: Path) -> None:
     assert ModelConfig.from_dir(copy).rope == old
 
 
-def test_llama3_rope_turns_as_transformers_does(copy: Path) -> None:
+def test_llama3_rope_equals_transformers(copy: Path) -> None:
     from transformers import AutoConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -217,7 +221,7 @@ def test_llama3_rope_turns_as_transformers_does(copy: Path) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(cut=st.integers(0, 4000), flips=st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=4))
-def test_a_damaged_gguf_file_is_refused_and_no_worse(
+def test_a_damaged_gguf_file_is_rejected_cleanly(
     cut: int, flips: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with embedded_source("embedded").open("rb") as file:
@@ -243,29 +247,29 @@ def test_a_damaged_gguf_file_is_refused_and_no_worse(
     ],
     ids=["tensors", "keys", "version", "string", "array", "shape"],
 )
-def test_absurd_gguf_headers_are_refused(header: bytes, tmp_path: Path) -> None:
+def test_impossible_gguf_headers_are_rejected(header: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(header + b"\0" * 64)
     with pytest.raises(ModelError):
         ensure_model(ModelSpec("x", str(path), "auto"), tmp_path)
 
 
-def test_an_incomplete_download_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_download_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "half.gguf"
     with embedded_source("embedded").open("rb") as file:
-        path.write_bytes(file.read(20 << 20))  # the header is whole
+        path.write_bytes(file.read(20 << 20))  # the header is complete
     with pytest.raises(ModelError, match="download complete"):
         ensure_model(ModelSpec("x", str(path), "auto"), tmp_path)
 
 
-def test_rounding_to_bfloat16_is_pytorchs() -> None:
+def test_rounding_to_bfloat16_equals_pytorchs() -> None:
     values = np.random.default_rng(0).integers(0, 1 << 32, 100_000, dtype=np.uint32).view(np.float32)
     ours = torch.from_numpy(to_bfloat16(values).astype(np.int16)).view(torch.bfloat16).float()
     torch.testing.assert_close(ours, torch.from_numpy(values).bfloat16().float(), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_weights_compute_the_same(dtype: torch.dtype) -> None:
+def test_packed_weights_give_equal_results(dtype: torch.dtype) -> None:
     weight, bias, x, other = torch.randn(24, 16), torch.randn(24), torch.randn(5, 16), torch.randn(5, 24)
     weight, bias, x, other = (t.to(dtype) for t in (weight, bias, x, other))
     for b in (None, bias):
@@ -277,6 +281,6 @@ def test_packed_weights_compute_the_same(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "settings", [{"max_num_seqs": 0}, {"block_size": 0}, {"kv_cache_bytes": 0}, {"max_num_batched_tokens": 8}]
 )
-def test_impossible_engine_settings_are_refused(settings: dict[str, int]) -> None:
+def test_impossible_engine_settings_are_rejected(settings: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least"):
         EngineConfig(Path(), **settings)  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""Whatever comes, in whatever order: every account is right after every step, every request finds its own tokens in its
-own blocks, and every request ends right, one as large as the model allows among them."""
+"""Random operations on the engine: after each step, all accounts are correct and each request's blocks contain its own
+tokens. Every request ends correctly, including one of the model's maximum size."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _CLASSES = st.sampled_from([ServiceClass.DEFAULT, ServiceClass.DEFAULT, *Service
 
 
 class Engine(RuleBasedStateMachine):
-    """Arrivals of several tenants and classes, pins, answers by the number, aborts (also in the midst of a step),
-    failed steps, time that leaps, on a cache that is always too small."""
+    """Arrivals of several tenants and classes, pins, several choices, aborts (also during a step), failed steps and
+    jumps of the clock, with a cache that is always too small."""
 
     @initialize(
         blocks=st.integers(3, 16),
@@ -42,7 +42,7 @@ class Engine(RuleBasedStateMachine):
         )
         self.budget = tokens
         self.room = blocks * BLOCK
-        self.asked: dict[str, tuple[int, int, int]] = {}  # prompt tokens, most tokens of an answer, answers
+        self.asked: dict[str, tuple[int, int, int]] = {}  # prompt tokens, maximum output tokens, choices
         self.got: dict[str, int] = {}
         self.ended: dict[str, RequestOutput] = {}
         self.number = 0
@@ -139,7 +139,7 @@ class Engine(RuleBasedStateMachine):
         assert self.engine.reset_prefix_cache() == (self.engine.stats().kv_blocks_used == 0)
 
     def take(self, outputs: list[RequestOutput]) -> None:
-        assert not self.runner.faults
+        assert not self.runner.errors
         for output in outputs:
             name = output.request_id
             assert name not in self.ended, "an output after the last"

@@ -1,4 +1,4 @@
-"""Draws have the right distribution, and depend on nothing but the row's own logits, seed and position."""
+"""The sampler: correct distributions that depend only on the row's logits, seed and position."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def assert_follows(counts: Counter[int], expected: torch.Tensor) -> None:
         assert error <= 4 * (share * (1 - share) / DRAWS) ** 0.5, (token, share, counts[token] / DRAWS)
 
 
-def test_plain_draws_follow_the_softmax() -> None:
+def test_plain_samples_follow_the_softmax() -> None:
     assert_follows(draws(PROBABILITIES.log()), PROBABILITIES)
 
 
@@ -50,7 +50,7 @@ def test_temperature_sharpens_and_flattens(temperature: float) -> None:
     assert_follows(draws(PROBABILITIES.log(), temperature=temperature), expected)
 
 
-def test_top_k_keeps_the_k_likeliest() -> None:
+def test_top_k_keeps_the_k_most_likely_tokens() -> None:
     assert_follows(draws(PROBABILITIES.log(), top_k=2), torch.tensor([4, 0, 3, 0, 0]) / 7)
 
 
@@ -62,12 +62,12 @@ def test_top_p_keeps_the_fewest_that_reach_p(top_p: float, kept: list[float]) ->
     assert_follows(draws(PROBABILITIES.log(), top_p=top_p), expected / expected.sum())
 
 
-def test_top_p_counts_its_share_of_the_top_k() -> None:
-    # Of the three likeliest, 0.4 and 0.3 of 0.85 reach 0.8; of all five they would not.
+def test_top_p_is_relative_to_the_top_k() -> None:
+    # Of the three most likely, 0.4 and 0.3 of 0.85 reach 0.8; of all five they would not.
     assert_follows(draws(PROBABILITIES.log(), top_k=3, top_p=0.8), torch.tensor([4, 0, 3, 0, 0]) / 7)
 
 
-def test_it_counts_so_beside_a_larger_top_k() -> None:
+def test_top_p_is_relative_to_the_top_k_beside_a_larger_top_k() -> None:
     logits = PROBABILITIES.log().expand(2, -1)
     params = SamplingParams(top_k=3, top_p=0.8), SamplingParams(top_k=4)
     found = [choose(logits, [SampleRow(p, 7, position) for p in params]) for position in range(300)]
@@ -75,14 +75,14 @@ def test_it_counts_so_beside_a_larger_top_k() -> None:
     assert {tokens[1] for tokens in found} == {0, 2, 3, 4}
 
 
-def test_a_share_reached_exactly_is_reached() -> None:
+def test_an_exactly_reached_share_counts_as_reached() -> None:
     weights = torch.tensor([[0.25, 0.5, 0.125, 0.125]])
     assert _min_weight_top_k(weights, [4], [0.5]).tolist() == [0.5]
     assert _min_weight_top_k(weights, [4], [0.75]).tolist() == [0.25]
     assert _min_weight_top_p(weights, torch.tensor([0.75], dtype=torch.float64)).tolist() == [0.25]
 
 
-def test_a_large_top_k_keeps_as_many() -> None:
+def test_a_large_top_k() -> None:
     logits = torch.arange(2000) * 1e-3
     rows = [SampleRow(SamplingParams(top_k=600), 7, position) for position in range(8000)]
     tokens = set(choose(logits.expand(8000, -1), rows))
@@ -90,7 +90,7 @@ def test_a_large_top_k_keeps_as_many() -> None:
     assert len(tokens) > 590
 
 
-def test_a_number_at_the_edge_finds_a_token_that_has_weight() -> None:
+def test_a_random_number_at_the_edge_selects_a_token_with_weight() -> None:
     weights = torch.zeros(2, 700)
     weights[:, [300, 310]] = 0.5
     assert _sample_index(weights, torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)).tolist() == [300, 310]
@@ -104,16 +104,16 @@ def test_top_p_looks_beyond_its_first_candidates() -> None:
     assert draws(torch.tensor([5.0] + [0.0] * 1999), top_p=0.2).keys() != {0}
 
 
-def test_min_p_keeps_those_with_its_share_of_the_best() -> None:
+def test_min_p_keeps_tokens_relative_to_the_best() -> None:
     assert_follows(draws(PROBABILITIES.log(), min_p=0.3), torch.tensor([4, 0, 3, 1.5, 0]) / 8.5)
 
 
-def test_top_p_counts_its_share_of_what_min_p_leaves() -> None:
-    # Of 0.4, 0.3 and 0.15 the first two are 0.82; of all five they are 0.7.
+def test_top_p_is_relative_to_the_tokens_kept_by_min_p() -> None:
+    # Of 0.4, 0.3 and 0.15, the first two are 0.82; of all five, they are 0.7.
     assert_follows(draws(PROBABILITIES.log(), min_p=0.3, top_p=0.8), torch.tensor([4, 0, 3, 0, 0]) / 7)
 
 
-def test_equals_of_the_last_one_kept_are_kept() -> None:
+def test_ties_with_the_last_kept_token_are_kept() -> None:
     assert_follows(draws(torch.tensor([1.0, 0.0, 0.0, 0.0]), top_k=2), torch.tensor([1.0, 0, 0, 0]).softmax(-1))
 
 
@@ -160,14 +160,14 @@ def test_temperature_zero_and_top_k_one_are_greedy() -> None:
         assert choose(logits, [SampleRow(params, 1, p) for p in range(4)]) == logits.argmax(-1).tolist()
 
 
-def test_greedy_takes_the_first_of_equals() -> None:
+def test_greedy_selects_the_first_of_equal_logits() -> None:
     logits = torch.zeros(2, 500)
     logits[0, [7, 300]] = 1
     assert choose(logits, [SampleRow(SamplingParams(temperature=0), 1, 0)] * 2) == [7, 0]
 
 
-def test_a_seed_draws_the_same_beside_anyone() -> None:
-    # Of half precision and coarse, so that there are many equals.
+def test_a_seed_is_independent_of_other_rows() -> None:
+    # In half precision and coarse, so that there are many ties.
     logits = (torch.randn(10, 800) * 3).round().bfloat16()
     kinds = [
         SamplingParams(min_p=0.2),
@@ -195,6 +195,6 @@ def test_seeds_and_positions_give_other_numbers() -> None:
     assert abs(sum(numbers) / 400 - 0.5) < 0.06
 
 
-def test_half_precision_logits_can_be_drawn_from() -> None:
+def test_half_precision_logits() -> None:
     logits = PROBABILITIES.log().bfloat16()
     assert_follows(draws(logits), logits.float().softmax(-1))

@@ -1,4 +1,4 @@
-"""Whatever is asked, in whatever company, each row's token is the one that sampling written down plainly chooses."""
+"""Sampling parameters in random batches: each row's token equals that of the simple reference."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ def batches(draw: st.DrawFn) -> tuple[torch.Tensor, list[tuple[SamplingParams, l
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     logits = torch.randn(len(made), vocab, generator=generator) * draw(st.sampled_from([0.1, 2.0, 8.0]))
     if draw(st.booleans()):
-        logits = (logits * 4).round() / 4  # many of the same
+        logits = (logits * 4).round() / 4  # many equal values
     if draw(st.booleans()):
-        logits[:, : vocab - 1 - draw(st.integers(0, 3))] = -math.inf  # all but a few are masked
+        logits[:, : vocab - 1 - draw(st.integers(0, 3))] = -math.inf  # all except a few are masked
     return logits.to(draw(st.sampled_from([torch.float32, torch.bfloat16]))), made
 
 
 @settings(max_examples=150, deadline=None)
 @given(batches())
-def test_a_batch_is_chosen_as_the_reference_chooses_row_by_row(
+def test_a_batchs_tokens_equal_the_references_row_by_row(
     batch: tuple[torch.Tensor, list[tuple[SamplingParams, list[int], list[int], int]]],
 ) -> None:
     logits, made = batch
@@ -90,7 +90,7 @@ def test_a_batch_is_chosen_as_the_reference_chooses_row_by_row(
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(4, 60).flatmap(lambda vocab: st.tuples(st.just(vocab), rows(vocab))), st.integers(0, 2**32))
-def test_edited_logits_are_the_references(
+def test_edited_logits_equal_the_references(
     case: tuple[int, tuple[SamplingParams, list[int], list[int], int]], seed: int
 ) -> None:
     vocab, (params, prompt, answer, _) = case
@@ -100,12 +100,12 @@ def test_edited_logits_are_the_references(
     assert got == pytest.approx(edited(logits, params, prompt, answer, EOS), rel=1e-5, abs=1e-5)
 
 
-def test_presence_and_frequency_count_the_answer_alone() -> None:
+def test_presence_and_frequency_penalties_count_only_the_output() -> None:
     params = replace(GREEDY, presence_penalty=1.0, frequency_penalty=0.5)
     assert scores_of([5.0] * 5, params, [0, 0, 1], [1, 2, 2, 2]) == [5.0, 3.5, 2.5, 5.0, 5.0]
 
 
-def test_repetition_counts_the_prompt_too_and_each_token_once() -> None:
+def test_repetition_penalties_count_the_prompt_too_and_each_token_once() -> None:
     params = replace(GREEDY, repetition_penalty=2.0)
     assert scores_of([4.0, -4.0, 4.0, -4.0], params, [0, 1, 0], [0, 1, 2, 2]) == [2.0, -8.0, 2.0, -4.0]
 
@@ -125,7 +125,7 @@ def test_min_tokens_masks_ends_until_then() -> None:
     assert [i for i, s in enumerate(scores_of([1.0] * 5, ignoring, [2], [])) if s > -1] == [1, 2, 3, 4]
 
 
-def test_of_a_bias_and_a_mask_the_mask_wins() -> None:
+def test_a_mask_takes_precedence_over_a_bias() -> None:
     params = replace(GREEDY, min_tokens=1, logit_bias=((1, 100.0),))
     assert scores_of([0.0] * 5, params, [0], [])[1] == torch.tensor(-1e30).item()
 
@@ -135,7 +135,7 @@ def sequence(params: SamplingParams, prompt: Sequence[int]) -> EngineSequence:
 
 
 @pytest.mark.parametrize("params", [replace(GREEDY, frequency_penalty=1.0), replace(GREEDY, repetition_penalty=1.5)])
-def test_a_sampler_counts_as_the_answer_grows(params: SamplingParams) -> None:
+def test_a_sampler_updates_its_counts_with_the_output(params: SamplingParams) -> None:
     sampler, logits = Sampler(EOS), torch.randn(1, 40).abs()
     seq = sequence(params, [5, 6])
     for _ in range(80):
@@ -145,14 +145,14 @@ def test_a_sampler_counts_as_the_answer_grows(params: SamplingParams) -> None:
         seq.tokens.append(token)
 
 
-def test_an_end_the_model_does_not_know_touches_nobody_else() -> None:
+def test_an_end_token_outside_the_vocabulary_does_not_affect_other_rows() -> None:
     sampler, logits = Sampler((1, 45)), torch.zeros(2, 40)
-    logits[1, 5] = 1  # 45 tokens after the beginning of the first row
+    logits[1, 5] = 1  # 45 tokens after the start of the first row
     seqs = [sequence(replace(GREEDY, min_tokens=5), [7]), sequence(GREEDY, [7])]
     assert sampler.sample(logits, seqs, [1, 1]).read()[0] == [0, 5]
 
 
-def test_what_is_counted_dies_with_the_request() -> None:
+def test_counts_are_dropped_with_their_request() -> None:
     sampler = Sampler(EOS)
     seq = sequence(replace(GREEDY, presence_penalty=1.0), [5])
     sampler.sample(torch.randn(1, 40), [seq], [1])
@@ -162,7 +162,7 @@ def test_what_is_counted_dies_with_the_request() -> None:
     assert len(sampler._edits) == 0
 
 
-def test_nothing_is_kept_of_plain_requests() -> None:
+def test_plain_requests_have_no_counts() -> None:
     sampler = Sampler(EOS)
     seq = sequence(SamplingParams(top_p=0.5, min_p=0.1, stop_token_ids=(7,)), [5])
     sampler.sample(torch.randn(1, 40), [seq], [1])

@@ -1,4 +1,4 @@
-"""Log-probabilities are the model's own, whatever else is asked and however the prompt was computed."""
+"""Log-probabilities are the model's, with any parameters and however the prompt was computed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from inference_worker.engine.scheduling.sequence import Sequence
 from tests.support.engine.fakes import run, tokens_of
 from tests.support.engine.golden import read_golden
 
-# Seconds on a free machine; a model's arithmetic on cores that others use as well takes many times as long.
+# Takes seconds on an idle machine, and many times longer on shared cores.
 on_the_model = pytest.mark.timeout(600)
 
 Logits = Callable[[list[int]], torch.Tensor]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_they_are_the_log_softmax(dtype: torch.dtype) -> None:
+def test_log_probabilities_are_the_log_softmax(dtype: torch.dtype) -> None:
     logits = (torch.randn(40, 20_000) * 3).to(dtype)
     tokens, counts = torch.randint(20_000, (40,)), [row % 21 for row in range(40)]
     wanted = torch.log_softmax(logits.float(), -1)
@@ -37,22 +37,22 @@ def test_they_are_the_log_softmax(dtype: torch.dtype) -> None:
         assert entry.rank == 1 + int((wanted[row] > wanted[row, entry.token_id]).sum())
         best = wanted[row].topk(count)
         assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-5)
-        # Of equals any may be named.
+        # Any of equal tokens can be listed.
         assert [float(wanted[row, token]) for token, _ in entry.top] == pytest.approx(best.values.tolist(), abs=1e-5)
         assert len({token for token, _ in entry.top}) == count
 
 
-def test_among_equals_each_has_the_best_rank() -> None:
+def test_ties_have_the_best_rank() -> None:
     logits = torch.tensor([[2.0, 1.0, 2.0, 1.0]]).expand(4, -1)
     assert [entry.rank for entry in rank_tokens(logits, torch.arange(4), [0] * 4).read()] == [1, 3, 1, 3]
 
 
-def test_more_than_the_vocabulary_is_all_of_it() -> None:
+def test_a_number_above_the_vocabulary_returns_all_tokens() -> None:
     [entry] = rank_tokens(torch.randn(1, 5), torch.tensor([3]), [20]).read()
     assert len(entry.top) == 5
 
 
-def test_they_go_to_those_that_asked() -> None:
+def test_only_requests_with_logprobs_receive_them() -> None:
     seqs = [Sequence(Request("x", [1], SamplingParams(temperature=0, logprobs=n)), None) for n in (None, 2, None, 0)]
     logits = torch.randn(4, 50)
     tokens, logprobs = Sampler(()).sample(logits, seqs, [1] * 4).read()
@@ -67,7 +67,7 @@ def scheduled(prompt: list[int], start: int, count: int, **params: Any) -> Sched
     return ScheduledSequence(Sequence(Request("x", prompt, SamplingParams(**params)), None), start, count, False, 0)
 
 
-def test_a_prompts_are_computed_a_few_rows_at_a_time() -> None:
+def test_prompt_logprobs_are_computed_in_small_groups_of_rows() -> None:
     vocab, chunk = 49_152, 600
     head, seen = torch.randn(4, vocab), []
 
@@ -88,7 +88,7 @@ def test_a_prompts_are_computed_a_few_rows_at_a_time() -> None:
     assert [entry.logprob for entry in entries] == pytest.approx(logprobs, abs=1e-4)
 
 
-def test_once_the_answer_has_begun_they_were_given() -> None:
+def test_prompt_logprobs_are_complete_before_the_first_output_token() -> None:
     entry = scheduled([1, 2, 3], 0, 3, prompt_logprobs=0)
     hidden = torch.randn(3, 4)
     assert len(prompt_logprobs([entry], hidden, lambda rows: rows, 4)[0].read()) == 2
@@ -96,7 +96,7 @@ def test_once_the_answer_has_begun_they_were_given() -> None:
     assert prompt_logprobs([entry], hidden, lambda rows: rows, 4) == {}
 
 
-def test_the_first_answer_alone_computes_them() -> None:
+def test_only_the_first_choice_computes_prompt_logprobs() -> None:
     entry = scheduled([1, 2, 3], 0, 3, prompt_logprobs=0)
     entry.seq.index = 1
     assert prompt_logprobs([entry], torch.randn(3, 4), lambda rows: rows, 4) == {}
@@ -112,7 +112,7 @@ def transformer(model_dir: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def reference(transformer: Any) -> Logits:
-    """Return the log-probabilities of transformers, float32: row i is of what follows token i."""
+    """Return the log-probabilities of transformers in float32. Row i is for the token after token i."""
 
     def logprobs(tokens: list[int]) -> torch.Tensor:
         with torch.inference_mode():
@@ -140,7 +140,9 @@ def assert_logprobs(found: list[TokenLogprobs], tokens: list[int], wanted: torch
     for entry, row in zip(found, wanted[: len(tokens)], strict=True):
         assert entry.logprob == pytest.approx(float(row[entry.token_id]), abs=1e-4)
         assert [value for _, value in entry.top] == pytest.approx(row.topk(count).values.tolist(), abs=1e-4)
-        assert abs(entry.rank - 1 - int((row > row[entry.token_id]).sum())) <= 2  # a digit may change neighbors' places
+        assert (
+            abs(entry.rank - 1 - int((row > row[entry.token_id]).sum())) <= 2
+        )  # rounding may change the order of close values
 
 
 def assert_all(outputs: list[RequestOutput], prompt: list[int], reference: Logits, count: int) -> None:
@@ -152,10 +154,10 @@ def assert_all(outputs: list[RequestOutput], prompt: list[int], reference: Logit
 
 
 @on_the_model
-def test_they_are_transformers_in_a_batch_with_chunks(
+def test_log_probabilities_equal_transformers_in_a_batch_with_chunks(
     model_dir: Path, prompts: list[list[int]], reference: Logits
 ) -> None:
-    # What changes the choice changes nothing of what is told.
+    # Sampling parameters do not change log-probabilities.
     kinds = [
         SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=3, prompt_logprobs=3),
         SamplingParams(max_tokens=6, temperature=1.7, seed=1, ignore_eos=True, logprobs=3, prompt_logprobs=3),
@@ -165,7 +167,7 @@ def test_they_are_transformers_in_a_batch_with_chunks(
                        logprobs=3, prompt_logprobs=3),
     ]  # fmt: skip
     llm = engine(model_dir, max_num_batched_tokens=64)
-    # What is cached is computed all the same, for its logits.
+    # Cached tokens are computed anyway, for their logits.
     for name in ("first", "again"):
         for i, (prompt, params) in enumerate(zip(prompts, kinds, strict=True)):
             llm.add_request(Request(f"{name}{i}", prompt, params))
@@ -175,11 +177,11 @@ def test_they_are_transformers_in_a_batch_with_chunks(
 
 
 @on_the_model
-def test_a_prompt_computed_again_after_a_preemption_brings_none_twice(
+def test_a_prompt_computed_again_after_a_preemption_returns_each_logprob_once(
     model_dir: Path, prompts: list[list[int]], reference: Logits
 ) -> None:
     prompt, params = prompts[3], SamplingParams(max_tokens=4, temperature=0, logprobs=0, prompt_logprobs=1)
-    for steps in (1, 3, 5):  # preempted in its first chunk, in a later one, with its answer begun
+    for steps in (1, 3, 5):  # preempted in its first chunk, in a later one, and during its output
         llm = engine(model_dir, num_blocks=12, max_num_batched_tokens=48, max_num_seqs=8)
         llm.add_request(Request("x", prompt[:130], params, service_class=ServiceClass.FLEX))
         seen = [output for _ in range(steps) for output in llm.step()]
@@ -195,7 +197,7 @@ def test_a_prompt_computed_again_after_a_preemption_brings_none_twice(
 
 
 @on_the_model
-def test_greedy_answers_with_a_repetition_penalty_are_transformers(
+def test_greedy_output_with_a_repetition_penalty_equals_transformers(
     model_dir: Path, prompts: list[list[int]], transformer: Any
 ) -> None:
     params = SamplingParams(max_tokens=12, temperature=0, repetition_penalty=1.3)
@@ -211,7 +213,7 @@ def test_greedy_answers_with_a_repetition_penalty_are_transformers(
 
 
 @on_the_model
-def test_min_tokens_keeps_the_model_from_ending(model_dir: Path) -> None:
+def test_min_tokens_prevents_an_early_end(model_dir: Path) -> None:
     llm = engine(model_dir)
     assert llm.tokenizer is not None
     prompt = llm.tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])

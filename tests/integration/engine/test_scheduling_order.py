@@ -22,7 +22,7 @@ BATCH, FLEX, DEFAULT, PRIORITY = (
 
 
 class Pair:
-    """Two engines that get the same requests at the same times: one with the sorted queue, one with the reference."""
+    """Two engines with the same requests at the same times: one with the sorted queue, one with the reference."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -147,7 +147,7 @@ def compare_decisions(seed: int) -> None:
         )
     )
 )
-def test_a_growing_order_reads_like_a_sorted_list(events: list[tuple[str, int, float]]) -> None:
+def test_a_growing_order_equals_a_sorted_list(events: list[tuple[str, int, float]]) -> None:
     keys = dict.fromkeys(range(10), 0.0)
     order: GrowingOrder[int] = GrowingOrder(lambda item: keys[item])
     inside: set[int] = set()

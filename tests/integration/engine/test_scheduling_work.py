@@ -1,4 +1,4 @@
-"""The work of a step, an arrival and an abort does not depend on how many tenants wait."""
+"""The cost of a step, an arrival and an abort is independent of the number of waiting tenants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNNING = 8
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Collect the name of a tenant whenever its counter is read or its activity is determined."""
+    """Collect a tenant's name whenever its counter is read or its activity is determined."""
     names: list[str] = []
 
     def read_served(share: TenantShare) -> float:
@@ -40,14 +40,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def loaded(
     waiting: int, running_class: ServiceClass, waiting_class: ServiceClass, *, clock: Clock | None = None, **more: float
 ) -> LLMEngine:
-    """An engine with a full batch and this many waiting requests, each of a tenant of its own."""
+    """Return an engine with a full batch and this many waiting requests, each of a different tenant."""
     engine, _ = fake_engine(4000, max_num_seqs=RUNNING, max_num_batched_tokens=512, clock=clock, **more)
     for number in range(RUNNING):
         add(engine, f"running{number}", number, running_class)
     engine.step()
     for number in range(waiting):
         add(engine, f"waiting{number}", RUNNING + number, waiting_class)
-    engine.step()  # arrivals are put in their places
+    engine.step()  # arrivals are sorted in
     return engine
 
 
@@ -67,7 +67,7 @@ def count(reads: list[str], action: Callable[[], object]) -> int:
     [(DEFAULT, FLEX), (DEFAULT, DEFAULT), (FLEX, DEFAULT), (DEFAULT, BATCH)],
     ids=["lower", "equal", "higher", "batch"],
 )
-def test_a_step_looks_at_as_many_tenants_however_many_wait(
+def test_the_cost_of_a_step_is_independent_of_the_number_of_tenants(
     running_class: ServiceClass, waiting_class: ServiceClass, reads: list[str]
 ) -> None:
     def work(waiting: int) -> int:
@@ -78,7 +78,7 @@ def test_a_step_looks_at_as_many_tenants_however_many_wait(
     assert many <= few + 10
 
 
-def test_long_prompts_that_may_not_begin_are_not_looked_at_one_by_one(reads: list[str]) -> None:
+def test_long_prompts_that_cannot_start_are_not_scanned(reads: list[str]) -> None:
     def work(waiting: int) -> int:
         engine, _ = fake_engine(
             4000,
@@ -96,7 +96,7 @@ def test_long_prompts_that_may_not_begin_are_not_looked_at_one_by_one(reads: lis
     assert work(300) <= work(100) + 10
 
 
-def test_an_arrival_and_an_abort_look_at_as_many_tenants_however_many_wait(reads: list[str]) -> None:
+def test_the_cost_of_an_arrival_and_an_abort_is_independent_of_the_number_of_tenants(reads: list[str]) -> None:
     def work(waiting: int) -> int:
         engine = loaded(waiting, DEFAULT, FLEX)
         arrival = count(reads, lambda: add(engine, "new", 5000, FLEX))
@@ -106,22 +106,22 @@ def test_an_arrival_and_an_abort_look_at_as_many_tenants_however_many_wait(reads
     assert work(1000) <= work(200) + 10
 
 
-def test_only_those_that_grow_old_are_looked_at_when_time_passes(reads: list[str]) -> None:
+def test_only_aging_requests_are_scanned_when_time_passes(reads: list[str]) -> None:
     clock = Clock()
     engine = loaded(500, DEFAULT, FLEX, clock=clock)
     clock.now = 19.0
     add(engine, "late", 5000, FLEX)
     assert count(reads, engine.step) < 100
-    clock.now = 21.0  # the 500 count as a class higher
+    clock.now = 21.0  # the 500 are promoted by a class
     assert count(reads, engine.step) > 500
     clock.now = 38.0
     assert count(reads, engine.step) < 400
-    clock.now = 39.5  # the last one as well
+    clock.now = 39.5  # the last one too
     assert count(reads, engine.step) < 400
 
 
 class Deadline(float):
-    """A deadline that counts how often it is compared with the time."""
+    """A deadline that counts its comparisons with the time."""
 
     compared = 0
 
@@ -130,7 +130,7 @@ class Deadline(float):
         return float(self) <= other
 
 
-def test_deadlines_that_are_not_due_are_not_looked_at() -> None:
+def test_deadlines_that_are_not_due_are_not_scanned() -> None:
     clock = Clock()
     engine = loaded(0, DEFAULT, DEFAULT, clock=clock)
     for number in range(300):
@@ -145,7 +145,7 @@ def test_deadlines_that_are_not_due_are_not_looked_at() -> None:
     engine.check_integrity()
 
 
-def test_more_tenants_may_wait_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_tenants_can_wait_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fairness, "REMEMBERED_TENANTS", 5)
     engine, _ = fake_engine(400, max_num_seqs=2)
     for number in range(12):
@@ -156,7 +156,7 @@ def test_more_tenants_may_wait_than_are_remembered(monkeypatch: pytest.MonkeyPat
     assert not engine.scheduler.tenants.active()
 
 
-def test_those_idle_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tenants_idle_for_longest_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fairness, "REMEMBERED_TENANTS", 3)
     tenants = fairness.FairShareTable()
     for name in "abc":

@@ -1,4 +1,4 @@
-"""What JSON Schemas can be enforced: all that is said to be is, and the rest is refused by name."""
+"""Enforcement of JSON schemas: accepted schemas are enforced, and others are rejected by the keyword's name."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def json_schema(schema: Any) -> StructuredSpec:
 
 
 def accepts(grammars: GrammarCompiler, tokenizer: Tokenizer, spec: StructuredSpec, text: str) -> bool:
-    """Whether the whole of `text` is allowed, and may end there."""
+    """Return whether the whole text is allowed and can end there."""
     matcher = grammars.start(TENANT, spec).matcher
     ids = tokenizer.encode(text)
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
 def refusal(grammars: GrammarCompiler, spec: StructuredSpec) -> RequestRejected:
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(RequestRejected) as exc_info:
         grammars.start(TENANT, spec)
-    return caught.value
+    return exc_info.value
 
 
 def test_the_test_suite(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    """No instance that is invalid is allowed, but for one question about white space."""
+    """No invalid instance is allowed, except for a difference in white space."""
     seen: Counter[str] = Counter()
     wrong = []
     for group in suite():
@@ -88,7 +88,7 @@ def test_the_test_suite(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None
         ({"$defs": {"a": {"$id": "b", "type": "string"}}, "$ref": "#/$defs/a"}, "$id"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_by_name(grammars: GrammarCompiler, schema: Any, named: str) -> None:
+def test_an_error_names_a_keyword_that_cannot_be_enforced(grammars: GrammarCompiler, schema: Any, named: str) -> None:
     refused = refusal(grammars, StructuredSpec("json_schema", json.dumps(schema), "text.format"))
     assert refused.code in ("unsupported_schema", "invalid_schema")
     assert named in refused.message
@@ -112,7 +112,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(grammars: GrammarCompiler, s
         ("grammar", ""),
     ],
 )  # fmt: skip
-def test_what_is_malformed_or_too_large_is_refused(grammars: GrammarCompiler, kind: Any, text: str) -> None:
+def test_malformed_and_too_large_schemas_are_rejected(grammars: GrammarCompiler, kind: Any, text: str) -> None:
     assert refusal(grammars, StructuredSpec(kind, text)).code in ("unsupported_schema", "invalid_schema")
 
 
@@ -135,22 +135,22 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_schema_costs_little_and_breaks_nothing(grammars: GrammarCompiler, name: str) -> None:
+def test_a_hostile_schema_costs_little_and_causes_no_failure(grammars: GrammarCompiler, name: str) -> None:
     began = time.process_time()
     assert "too much time or memory" in refusal(grammars, json_schema(HOSTILE[name])).message
-    assert time.process_time() - began < 0.5  # of this process: what is refused is compiled in another
-    refusal(grammars, json_schema(HOSTILE[name]))  # and remembered
+    assert time.process_time() - began < 0.5  # of this process, since rejected schemas are compiled in another one
+    refusal(grammars, json_schema(HOSTILE[name]))  # and the result is stored
     grammars.start(TENANT, json_schema({"type": "string", "description": name}))
 
 
-def test_a_grammar_that_ends_its_process_is_refused_like_others(grammars: GrammarCompiler) -> None:
+def test_a_grammar_that_kills_its_process_is_rejected(grammars: GrammarCompiler) -> None:
     chain = "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(800)) + '\nr800: "a"'
     doubling = "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(40)) + '\nA40: "a"'
     grammars.start(TENANT, StructuredSpec("grammar", chain))
     assert refusal(grammars, StructuredSpec("grammar", doubling)).code == "unsupported_schema"
 
 
-def test_a_probe_that_was_killed_is_started_anew(tokenizer: Tokenizer) -> None:
+def test_a_killed_grammar_sandbox_is_restarted(tokenizer: Tokenizer) -> None:
     grammars = GrammarCompiler(tokenizer, VOCAB)
     grammars.start(TENANT, json_schema({"type": "integer"}))
     grammars.close()
@@ -159,7 +159,7 @@ def test_a_probe_that_was_killed_is_started_anew(tokenizer: Tokenizer) -> None:
 
 
 def counted(grammars: GrammarCompiler) -> list[str]:
-    """The texts of the grammars that are compiled from now on."""
+    """Collect the texts of the grammars that are compiled from now on."""
     tried: list[str] = []
     try_out = grammars._sandbox.try_out
     grammars._sandbox.try_out = lambda text: (tried.append(text), try_out(text))[1]  # type: ignore[method-assign]
@@ -180,7 +180,7 @@ def test_the_first_use_of_another_tenant_compiles_again(tokenizer: Tokenizer) ->
     grammars.close()
 
 
-def test_whats_compiled_is_kept_and_what_was_not_used_goes(
+def test_compiled_grammars_are_cached_and_unused_ones_evicted(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammars_module, "TENANT_CACHE", CacheCapacity(1 << 30, 3))
@@ -194,7 +194,7 @@ def test_whats_compiled_is_kept_and_what_was_not_used_goes(
     grammars.close()
 
 
-def test_one_schema_wanted_by_many_at_once_is_compiled_once(tokenizer: Tokenizer) -> None:
+def test_a_schema_of_concurrent_requests_is_compiled_once(tokenizer: Tokenizer) -> None:
     grammars = GrammarCompiler(tokenizer, VOCAB)
     spec, tried = json_schema({"type": "integer", "minimum": 3}), counted(grammars)
     threads = [threading.Thread(target=grammars.start, args=(TENANT, spec)) for _ in range(8)]
@@ -245,7 +245,7 @@ def test_tool_calls(
     assert accepts(grammars, tokenizer, tool_spec(choice, **more), text) == allowed
 
 
-def test_a_lax_tools_schema_that_cannot_be_enforced_leaves_any_arguments(
+def test_a_non_strict_tool_schema_that_cannot_be_enforced_allows_any_arguments(
     grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
@@ -268,7 +268,7 @@ def test_a_lax_tools_schema_that_cannot_be_enforced_leaves_any_arguments(
     assert refused.message == "tool f: uniqueItems (at #/properties/a) is not supported"
 
 
-def test_an_engine_without_the_library_says_so() -> None:
+def test_an_engine_without_the_library_raises_an_error() -> None:
     code = (
         "import sys; sys.modules['llguidance'] = None\n"
         "import inference_worker.engine.engine\n"
@@ -282,6 +282,6 @@ def test_an_engine_without_the_library_says_so() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=root).returncode == 0
 
 
-def test_what_people_write_is_enforced(grammars: GrammarCompiler) -> None:
+def test_typical_schemas_are_enforced(grammars: GrammarCompiler) -> None:
     for schema in (*made_up(60), *(tool["parameters"] for tool in tools())):
         grammars.start(TENANT, json_schema(schema))

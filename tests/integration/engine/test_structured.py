@@ -1,4 +1,4 @@
-"""Answers held to a form: each that ends by itself has it, whatever else continues in the engine."""
+"""Structured output: every output that is not truncated is valid, whatever else runs in the engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from inference_worker.engine.scheduling.sequence import Sequence as EngineSequen
 from inference_worker.engine.structured_output import grammars as grammars_module
 from inference_worker.engine.structured_output.grammars import GrammarCompiler, fill_masks
 from tests.support.engine.fakes import FakeRunner, run, tokens_of
-from tests.support.engine.schema_samples import Schema, faults, made_up, suite, tools
+from tests.support.engine.schema_samples import Schema, errors_of, made_up, suite, tools
 
 PERSON: Schema = {
     "type": "object",
@@ -48,9 +48,9 @@ PROMPT = "Describe a person as JSON."
 
 
 class Obedient(FakeRunner):
-    """Draws tokens from what grammars allow, as if all were equally likely, but with a liking for the ends of things.
+    """A fake runner that samples uniformly from the allowed tokens, with a preference for closing tokens.
 
-    A token depends on its request and place alone. Each is chosen when its step is launched, like a real one.
+    A token depends only on its request and position. It is chosen when its step is launched, as in a real runner.
     """
 
     def __init__(self, tokenizer: Tokenizer, num_blocks: int = 2000, *, async_scheduling: bool = False) -> None:
@@ -96,7 +96,7 @@ def grammars(tokenizer: Tokenizer) -> Iterable[GrammarCompiler]:
 
 @pytest.fixture(scope="module")
 def wide_grammars(tokenizer: Tokenizer) -> Iterable[GrammarCompiler]:
-    """Of a model with more logits than its tokenizer has tokens."""
+    """Grammars of a model with more logits than tokenizer tokens."""
     grammars = GrammarCompiler(tokenizer, 49_159)
     yield grammars
     grammars.close()
@@ -127,7 +127,7 @@ def answer(tokenizer: Tokenizer, grammars: GrammarCompiler, spec: StructuredSpec
 def scripted(
     tokenizer: Tokenizer, grammars: GrammarCompiler, spec: StructuredSpec, text: str, **params: Any
 ) -> list[RequestOutput]:
-    """An answer whose tokens are those of `text`, and then the end of text."""
+    """Return an output with the tokens of `text` and then the end of text."""
     ids = [*tokenizer.encode(text), 2]
     engine = engine_of(tokenizer, grammars, FakeRunner(100, lambda seq: ids[seq.num_output_tokens]))
     engine.add_request(request("x", spec, **params))
@@ -135,13 +135,13 @@ def scripted(
 
 
 def two_hundred() -> list[Schema]:
-    """Schemas that are enforced or refused: half made up, half others'."""
+    """Schemas that are enforced or rejected: half generated, half real."""
     others = [group["schema"] for group in suite() if group["draft"] != "v1"]
     return [*made_up(86), *(tool["parameters"] for tool in tools()), *others[:: len(others) // 180]]
 
 
 def held_to(engine: LLMEngine, schemas: Sequence[Schema], prompt: Sequence[int], **params: Any) -> tuple[int, int]:
-    """Have one answer under each schema; how many were accepted, and how many ended by themselves: all valid."""
+    """Generate one output for each schema and check it; return the numbers of accepted schemas and complete outputs."""
     names = {}
     for number, schema in enumerate(schemas):
         try:
@@ -151,26 +151,26 @@ def held_to(engine: LLMEngine, schemas: Sequence[Schema], prompt: Sequence[int],
         names[str(number)] = schema
     outputs = run(engine)
     ended = [name for name in names if ends_of(outputs[name]) == [("stop", None)]]
-    wrong = {name: found for name in ended if (found := faults(names[name], text_of(outputs[name])))}
+    wrong = {name: found for name in ended if (found := errors_of(names[name], text_of(outputs[name])))}
     assert not wrong, {text_of(outputs[name]): names[name] for name in wrong}
     return len(names), len(ended)
 
 
-def test_whatever_is_chosen_of_what_is_allowed_is_valid(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+def test_any_choice_of_allowed_tokens_is_valid(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     engine = engine_of(tokenizer, grammars, Obedient(tokenizer), max_num_seqs=16)
     accepted, ended = held_to(engine, two_hundred()[::4], range(10, 30))
     assert accepted >= 40
     assert ended >= 0.8 * accepted
 
 
-def test_the_answer_ends_with_its_grammar(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+def test_the_output_ends_with_its_grammar(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, json_schema(PERSON), '{"name": "Bob", "age": 3}')
     assert text_of(outputs) == '{"name": "Bob", "age": 3}'
     assert ends_of(outputs) == [("stop", None)]
     assert 2 not in tokens_of(outputs)  # no token, and no step, was spent on the end
 
 
-def test_where_more_could_follow_the_end_of_text_ends_it(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+def test_the_end_of_text_ends_an_output_that_could_continue(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, StructuredSpec("regex", "[0-9]+"), "42")
     assert (text_of(outputs), ends_of(outputs)) == ("42", [("stop", None)])
 
@@ -184,7 +184,7 @@ def test_where_more_could_follow_the_end_of_text_ends_it(tokenizer: Tokenizer, g
         ("json_object", "", r"(?s)\{.*\}"),
     ],
 )
-def test_every_kind_of_form(
+def test_every_kind_of_structured_output(
     tokenizer: Tokenizer, grammars: GrammarCompiler, kind: Any, text: str, matches: str
 ) -> None:
     engine = engine_of(tokenizer, grammars, Obedient(tokenizer))
@@ -210,7 +210,7 @@ def test_forced_calls_of_tools(tokenizer: Tokenizer, grammars: GrammarCompiler) 
         calls = [json.loads(call) for call in re.findall("<tool_call>(.*?)</tool_call>", text_of(outputs), re.DOTALL)]
         assert calls and (len(calls) == 1 or int(name.split()[1]) % 2 == 0)
         for call in calls:
-            assert not faults(by_name[call["name"]], json.dumps(call["arguments"]))
+            assert not errors_of(by_name[call["name"]], json.dumps(call["arguments"]))
         called += 1
     assert called >= 5
 
@@ -223,47 +223,47 @@ def test_text_is_free_until_a_call_begins(tokenizer: Tokenizer, grammars: Gramma
     assert (text_of(outputs), ends_of(outputs)) == (text, [("stop", None)])
 
 
-def test_each_of_several_answers_has_the_form(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+def test_every_choice_is_constrained(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = answer(tokenizer, grammars, json_schema(PERSON), n=4)
     texts = [text_of(outputs, index) for index in range(4)]
     assert len(set(texts)) == 4
-    assert not any(faults(PERSON, text) for text in texts)
+    assert not any(errors_of(PERSON, text) for text in texts)
 
 
-def test_a_stop_string_ends_it_where_it_comes(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+def test_a_stop_string_ends_the_output(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, json_schema(PERSON), '{"name": "Bob", "age": 3}', stop=(' "ag', "xyz"))
     assert (text_of(outputs), ends_of(outputs)) == ('{"name": "Bob",', [("stop", ' "ag')])
 
 
-def test_text_held_back_for_a_stop_string_comes_with_the_end(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+def test_text_held_back_for_a_stop_string_is_sent_at_the_end(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, json_schema(PERSON), '{"name": "Bob", "age": 3}', stop=("3}!",))
     assert (text_of(outputs), ends_of(outputs)) == ('{"name": "Bob", "age": 3}', [("stop", None)])
 
 
-def test_a_stop_id_ends_it_where_it_comes(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+def test_a_stop_token_id_ends_the_output(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     text = '{"name": "Bob", "age": 3}'
     comma = tokenizer.encode(text)[tokenizer.encode(text).index(tokenizer.encode('",')[0])]
     outputs = scripted(tokenizer, grammars, json_schema(PERSON), text, stop_token_ids=(comma,))
     assert (text_of(outputs), ends_of(outputs)) == ('{"name": "Bob', [("stop", comma)])
 
 
-def test_a_complete_answer_ends_before_min_tokens(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+def test_a_complete_output_ends_before_min_tokens(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, json_schema({"type": "boolean"}), "true", min_tokens=50)
     assert (text_of(outputs), ends_of(outputs)) == ("true", [("stop", None)])
 
 
-def test_max_tokens_cuts_it(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+def test_max_tokens_truncates_the_output(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     outputs = scripted(tokenizer, grammars, json_schema(PERSON), '{"name": "Bob", "age": 3}', max_tokens=3)
     assert ends_of(outputs) == [("length", None)]
 
 
-def test_ignore_eos_is_refused_with_a_form(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
-    with pytest.raises(RequestRejected) as caught:
+def test_ignore_eos_is_rejected_with_structured_output(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+    with pytest.raises(RequestRejected) as exc_info:
         answer(tokenizer, grammars, json_schema(PERSON), ignore_eos=True)
-    assert (caught.value.code, caught.value.param) == ("invalid_value", "ignore_eos")
+    assert (exc_info.value.code, exc_info.value.param) == ("invalid_value", "ignore_eos")
 
 
-def test_a_refused_form_leaves_nothing_behind(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+def test_a_rejected_request_leaves_no_state(tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     engine = engine_of(tokenizer, grammars, Obedient(tokenizer))
     for _ in range(2):
         with pytest.raises(RequestRejected):
@@ -280,7 +280,7 @@ def answers(
     blocks: int = 2000,
     **config: Any,
 ) -> tuple[LLMEngine, dict[str, str]]:
-    """The same twelve requests, every third without a form; their texts."""
+    """Run the same twelve requests, every third one unconstrained; return their texts."""
     engine = engine_of(tokenizer, grammars, Obedient(tokenizer, blocks, async_scheduling=async_scheduling), **config)
     for number in range(12):
         spec = json_schema(PERSON) if number % 3 else None
@@ -299,7 +299,7 @@ def answers(
         {"async_scheduling": True, "blocks": 14, "max_num_seqs": 8, "max_num_batched_tokens": 24},
     ],
 )
-def test_the_answers_are_those_of_an_idle_engine(
+def test_the_outputs_equal_those_of_an_idle_engine(
     tokenizer: Tokenizer, grammars: GrammarCompiler, config: dict[str, Any]
 ) -> None:
     _, wanted = answers(tokenizer, grammars)
@@ -310,7 +310,7 @@ def test_the_answers_are_those_of_an_idle_engine(
 
 
 @pytest.mark.parametrize(("seconds", "reached"), [(1.0, "max is"), (0.0, "too much time")])
-def test_a_grammar_that_outgrows_its_limits_ends_its_own_request(
+def test_a_grammar_that_exceeds_its_limits_ends_only_its_request(
     tokenizer: Tokenizer,
     grammars: GrammarCompiler,
     monkeypatch: pytest.MonkeyPatch,
@@ -318,7 +318,7 @@ def test_a_grammar_that_outgrows_its_limits_ends_its_own_request(
     seconds: float,
     reached: str,
 ) -> None:
-    """Limits of memory, which the ambiguous grammar reaches, or of time."""
+    """The ambiguous grammar reaches the limits of memory or of time."""
     monkeypatch.setattr(grammars_module, "_TOKEN_SECONDS", seconds)
     monkeypatch.setattr(grammars_module, "_GRACE_SECONDS", 0.005)
     greedy = StructuredSpec("grammar", 'start: x "b"\nx: "a" | x x x | x x')
@@ -340,7 +340,7 @@ def test_a_grammar_that_outgrows_its_limits_ends_its_own_request(
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_the_sampler_chooses_what_is_allowed_whatever_is_asked(
+def test_the_sampler_chooses_only_allowed_tokens_with_any_parameters(
     tokenizer: Tokenizer, wide_grammars: GrammarCompiler, data: st.DataObject
 ) -> None:
     rows = data.draw(st.integers(1, 5))
@@ -376,10 +376,10 @@ def test_the_sampler_chooses_what_is_allowed_whatever_is_asked(
     for seq, token in zip(seqs, chosen, strict=True):
         if seq.grammar is not None:
             assert token < 49_152
-            seq.grammar.accept(token)  # else raises
+            seq.grammar.accept(token)  # otherwise it raises
 
 
-def test_forbidden_tokens_give_way_where_nothing_else_is_allowed(
+def test_a_negative_bias_is_ignored_if_no_other_token_is_allowed(
     tokenizer: Tokenizer, grammars: GrammarCompiler
 ) -> None:
     only = tokenizer.encode("true")
@@ -399,7 +399,7 @@ def real_engine(model_dir: Path, grammars: GrammarCompiler, **config: Any) -> LL
     return engine
 
 
-def test_the_models_answers_are_valid(model_dir: Path, tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+def test_the_models_outputs_are_valid(model_dir: Path, tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}])
     engine = real_engine(model_dir, grammars)
     accepted, ended = held_to(engine, [PERSON, *made_up(7)], prompt, temperature=0.7, max_tokens=48)
@@ -409,10 +409,10 @@ def test_the_models_answers_are_valid(model_dir: Path, tokenizer: Tokenizer, gra
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_models_answers_to_two_hundred_schemas_are_valid(
+def test_the_models_outputs_for_two_hundred_schemas_are_valid(
     model_dir: Path, tokenizer: Tokenizer, grammars: GrammarCompiler
 ) -> None:
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}])
     accepted, ended = held_to(real_engine(model_dir, grammars), two_hundred(), prompt, temperature=0.7)
     assert accepted >= 200
-    assert ended >= 100  # so weak a model continues until max_tokens under many of them
+    assert ended >= 100  # this small model continues until max_tokens for many of them

@@ -1,4 +1,4 @@
-"""Our tokenizer and detokenizer against transformers'."""
+"""The tokenizer and detokenizer compared with transformers'."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def streamed(tokenizer: Any, ids: Sequence[int], stop: Sequence[str] = ()) -> st
     return "".join([text.push(i) for i in ids]) + text.flush()
 
 
-def test_ids_are_transformers_ids(tokenizer: Tokenizer, theirs: Any, texts: list[str]) -> None:
+def test_token_ids_equal_transformers(tokenizer: Tokenizer, theirs: Any, texts: list[str]) -> None:
     for text in texts:
         assert tokenizer.encode(text) == theirs.encode(text), text
 
 
-def test_chats_are_transformers_chats(tokenizer: Tokenizer, theirs: Any, texts: list[str]) -> None:
+def test_chats_equal_transformers(tokenizer: Tokenizer, theirs: Any, texts: list[str]) -> None:
     for text in texts:
         messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]
         for chat in (messages, messages[1:]):
@@ -62,7 +62,7 @@ def test_chats_are_transformers_chats(tokenizer: Tokenizer, theirs: Any, texts: 
             assert tokenizer.apply_chat_template(chat) == wanted
 
 
-def test_text_is_transformers_text(tokenizer: Tokenizer, theirs: Any, texts: list[str]) -> None:
+def test_text_equals_transformers(tokenizer: Tokenizer, theirs: Any, texts: list[str]) -> None:
     for text in texts:
         ids = theirs.encode(text)
         assert tokenizer.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
@@ -71,8 +71,8 @@ def test_text_is_transformers_text(tokenizer: Tokenizer, theirs: Any, texts: lis
 
 @settings(max_examples=200, deadline=None)
 @given(ids=st.lists(st.one_of(st.integers(0, 49_151), st.integers(0, 300)), max_size=30))
-def test_any_tokens_are_decoded_as_a_whole(ids: list[int], tokenizer: Tokenizer) -> None:
-    """Also bytes that are no UTF-8, which random tokens mostly are."""
+def test_streamed_text_equals_the_text_decoded_at_once(ids: list[int], tokenizer: Tokenizer) -> None:
+    """Also for bytes that are not UTF-8, as of most random tokens."""
     assert streamed(tokenizer, ids) == tokenizer.decode(ids)
 
 
@@ -85,20 +85,20 @@ def test_half_a_character_is_held_back(tokenizer: Tokenizer) -> None:
     assert "" in pieces
 
 
-def test_an_answer_cut_in_a_character_ends_with_a_replacement(tokenizer: Tokenizer) -> None:
+def test_an_output_truncated_within_a_character_ends_with_a_replacement(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("漢")
     assert len(ids) > 1
     assert streamed(tokenizer, ids[:-1]) == "\ufffd"
 
 
-def test_the_model_is_described(tokenizer: Tokenizer) -> None:
+def test_the_tokenizers_properties(tokenizer: Tokenizer) -> None:
     assert tokenizer.eos_token_ids == (2,)
     assert tokenizer.vocab_size == 49_152
     assert tokenizer.model_max_length == 8192
 
 
 def sentencepiece_like(tmp_path: Path) -> Tokenizer:
-    """A tokenizer whose text is not its tokens' bytes in a row: spaces are marks, and bytes are tokens of their own."""
+    """A tokenizer whose text is not the concatenation of its tokens' bytes: spaces are marks, and bytes are tokens."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefgh", "▁a", "▁b", "ab"]
     merges = [("▁", "a"), ("▁", "b"), ("a", "b")]
     vocab = {piece: i for i, piece in enumerate(pieces)}
@@ -118,7 +118,7 @@ def sentencepiece_like(tmp_path: Path) -> Tokenizer:
     return Tokenizer.from_dir(tmp_path)
 
 
-def test_tokens_that_depend_on_their_neighbors_stream_the_same(tmp_path: Path) -> None:
+def test_tokens_that_depend_on_their_neighbors_are_streamed_correctly(tmp_path: Path) -> None:
     tokenizer = sentencepiece_like(tmp_path)
     assert not tokenizer.is_byte_level
     for text in ["abc", " ab cd", "a 漢字 b", "👩‍👧 ab", "ab  b   a", ""]:
@@ -130,7 +130,7 @@ def test_tokens_that_depend_on_their_neighbors_stream_the_same(tmp_path: Path) -
 
 
 class Letters:
-    """Tokens are letters."""
+    """A tokenizer whose tokens are letters."""
 
     is_byte_level = True
 
@@ -153,7 +153,7 @@ def test_a_stop_string_ends_the_text_before_it() -> None:
     assert by == "STOP"
 
 
-def test_the_beginning_of_a_stop_string_is_held_back_and_no_more() -> None:
+def test_only_the_beginning_of_a_stop_string_is_held_back() -> None:
     pieces, by = letters("abSTxST", "STOP")
     assert pieces == ["a", "b", "", "", "STx", "", "", "ST"]
     assert by is None
@@ -166,7 +166,7 @@ def test_a_beginning_within_a_failed_beginning_is_found() -> None:
     assert ("".join(pieces), by) == ("a", "aab")
 
 
-def test_of_several_stop_strings_the_first_met_counts() -> None:
+def test_of_several_stop_strings_the_first_one_found_is_used() -> None:
     pieces, by = letters("one two three", "three", "two")
     assert ("".join(pieces), by) == ("one ", "two")
     pieces, by = letters("xaby", "abyz", "b")
@@ -180,13 +180,13 @@ def test_stop_strings_are_found_as_in_the_whole_text(text: str, stops: list[str]
     if not ends:
         assert ("".join(pieces), by) == (text, None)
         return
-    seen = text[: min(ends)]  # the first stop string that is complete ends the answer
+    seen = text[: min(ends)]  # the first complete stop string ends the output
     starts = {s: seen.find(s) for s in stops if s in seen}
     assert "".join(pieces) == seen[: min(starts.values())]
     assert by in starts
 
 
-def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_missing_or_damaged_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         Tokenizer.from_dir(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -194,7 +194,7 @@ def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path) -> None:
         Tokenizer.from_dir(tmp_path)
 
 
-def test_a_long_text_keeps_no_other_thread_waiting(tokenizer: Tokenizer) -> None:
+def test_a_long_text_does_not_block_other_threads(tokenizer: Tokenizer) -> None:
     begun, done = threading.Event(), threading.Event()
 
     def encode() -> None:

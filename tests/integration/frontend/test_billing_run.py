@@ -1,4 +1,4 @@
-"""A month is billed in the console: drafted, finalized, paid, corrected; and the books say the same."""
+"""The console's billing run: drafts, finalization, payments and corrections, compared with the ledger."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def operator(client: Client, acme: Tenant) -> Client:
 
 
 def send(client: Client, path: str, status: int = 303, **fields: Any) -> str:
-    answer = client.post(path, fields)
-    page = unescape(answer.content.decode())
-    assert answer.status_code == status, re.findall(r'class="(?:field-error|alert)".*?</', page)
+    response = client.post(path, fields)
+    page = unescape(response.content.decode())
+    assert response.status_code == status, re.findall(r'class="(?:field-error|alert)".*?</', page)
     return page
 
 
@@ -62,7 +62,7 @@ def final(client: Client) -> Invoice:
 
 
 @pytest.mark.django_db
-def test_nothing_is_done_without_the_name_or_a_proof(operator: Client, acme: Tenant) -> None:
+def test_actions_require_the_name_and_reauthentication(operator: Client, acme: Tenant) -> None:
     draft = drafted(operator)
     assert "This does not match acme" in send(operator, f"/operator/billing/{draft.pk}/finalize", 422, typed="other")
     stale = Client()
@@ -77,7 +77,7 @@ def test_nothing_is_done_without_the_name_or_a_proof(operator: Client, acme: Ten
 
 
 @pytest.mark.django_db
-def test_all_drafts_are_finalized_and_one_that_cannot_be_is_named(
+def test_all_drafts_are_finalized_and_failing_ones_are_named(
     operator: Client, acme: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     period = month()
@@ -122,7 +122,7 @@ def test_a_payment_is_recorded_once_for_its_reference(operator: Client, acme: Te
 
 
 @pytest.mark.django_db
-def test_a_form_sent_twice_gives_one_credit_note_and_one_credit(operator: Client, acme: Tenant) -> None:
+def test_a_form_sent_twice_creates_one_credit_note_and_one_credit(operator: Client, acme: Tenant) -> None:
     bill = final(operator)
     note = {"amount": "2", "description": "Slow", "reason": "SLA", "seen": "0", "typed": bill.number}
     send(operator, f"/operator/billing/{bill.pk}/credit-note", **note)
@@ -146,7 +146,7 @@ def test_a_form_sent_twice_gives_one_credit_note_and_one_credit(operator: Client
     ("deed", "state", "verb"),
     [("void", "void", "invoice.voided"), ("write-off", "uncollectible", "invoice.written_off")],
 )
-def test_an_invoice_is_taken_back_or_given_up(operator: Client, acme: Tenant, deed: str, state: str, verb: str) -> None:
+def test_an_invoice_is_voided_or_written_off(operator: Client, acme: Tenant, deed: str, state: str, verb: str) -> None:
     bill = final(operator)
     send(operator, f"/operator/billing/{bill.pk}/{deed}", 422, typed=bill.number)  # without a reason
     send(operator, f"/operator/billing/{bill.pk}/{deed}", typed=bill.number, reason="Wrong tenant")
@@ -159,7 +159,7 @@ def test_an_invoice_is_taken_back_or_given_up(operator: Client, acme: Tenant, de
 
 
 @pytest.mark.django_db
-def test_a_line_is_the_sum_of_the_events_it_leads_to(
+def test_a_line_is_the_sum_of_its_linked_events(
     operator: Client, acme: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("frontend.tenant.invoices.tracing.PAGE_SIZE", 2)
@@ -182,7 +182,7 @@ def test_a_line_is_the_sum_of_the_events_it_leads_to(
 
 
 @pytest.mark.django_db
-def test_the_month_under_way_is_what_its_draft_will_be(client: Client, acme: Tenant) -> None:
+def test_the_current_month_equals_its_later_draft(client: Client, acme: Tenant) -> None:
     from billing.actions.credits import do_commit, do_grant_credit
     from billing.actions.drafts import do_draft
 
@@ -202,7 +202,7 @@ def test_the_month_under_way_is_what_its_draft_will_be(client: Client, acme: Ten
 
 
 @pytest.mark.django_db
-def test_an_invoice_comes_in_four_forms_and_a_draft_in_two(operator: Client, acme: Tenant) -> None:
+def test_an_invoice_has_four_formats_and_a_draft_two(operator: Client, acme: Tenant) -> None:
     draft = drafted(operator)
     owner = Client()
     owner.force_login(User.objects.get(email="owner@example.com"))
@@ -224,7 +224,7 @@ def test_an_invoice_comes_in_four_forms_and_a_draft_in_two(operator: Client, acm
 
 
 @pytest.mark.django_db
-def test_invoices_are_for_who_may_see_them(operator: Client, acme: Tenant) -> None:
+def test_invoices_require_the_permission(operator: Client, acme: Tenant) -> None:
     bill = final(operator)
     actions.do_add_member(acme, User.objects.create_user("dev@example.com"), "developer")
     actions.do_add_member(acme, User.objects.create_user("books@example.com"), "billing")
@@ -245,7 +245,7 @@ def test_invoices_are_for_who_may_see_them(operator: Client, acme: Tenant) -> No
 
 
 @pytest.mark.django_db
-def test_an_invoice_that_is_not_its_usage_says_so(operator: Client, acme: Tenant) -> None:
+def test_an_invoice_that_differs_from_its_usage_has_a_warning(operator: Client, acme: Tenant) -> None:
     bill = final(operator)
     event = unscoped(UsageEvent).filter()[0]
     event.request_id = "req_that_nobody_billed"

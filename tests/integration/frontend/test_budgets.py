@@ -1,4 +1,4 @@
-"""Budgets and limits in the console: exact amounts, what a limit would refuse, raising, and nobody else's rows."""
+"""Budgets and limits in the console: exact amounts, previews, temporary increases and isolation of tenants."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def acme(client: Any) -> Tenant:
 
 
 def get(client: Any, path: str) -> str:
-    answer = client.get(path)
-    assert answer.status_code == 200
-    page: str = answer.content.decode()
+    response = client.get(path)
+    assert response.status_code == 200
+    page: str = response.content.decode()
     assert "did not load" not in page
     return page
 
 
 @given(value=st.integers(0, MAX_AMOUNT), unit=st.sampled_from(["money", "tokens", "requests"]))
-def test_an_amount_is_typed_as_it_is_kept(value, unit):
+def test_amounts_are_shown_as_stored(value, unit):
     assert parse(input_text(value, unit), unit) == value
 
 
@@ -68,16 +68,16 @@ def test_dollars_are_exact(text, nano):
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1e3", "0.0000000001", "1.2.3", "٣", "nan", "999999999"])
-def test_what_is_no_amount_of_money_is_refused(text):
+def test_invalid_amounts_of_money_are_rejected(text):
     with pytest.raises(ValueError, match=r"Enter a positive amount|or less"):
         parse(text, "money")
 
 
-def test_parts_of_a_token_count_as_one():
+def test_fractions_of_a_token_are_rounded_up():
     assert BudgetAmount("tokens", 1_000_001).text == "2 tokens"
 
 
-def test_the_toast_says_where_a_change_has_taken_effect():
+def test_the_toast_names_the_gateways_that_applied_a_change():
     budget = Budget()
     assert effect_of(budget) == "The change takes effect in every gateway within a second."
     budget.pending_gateways = ()
@@ -95,7 +95,7 @@ def test_a_new_budget_names_the_gateways_that_have_not_applied_it(client, acme, 
 
 
 @db
-def test_a_budget_is_made_raised_and_removed(client, acme):
+def test_a_budget_is_created_raised_and_deleted(client, acme):
     assert client.post("/t/acme/budgets/new", NEW).status_code == 303
     row = unscoped(Budget).get()
     assert (row.amount, row.unit, row.period, row.mode, row.thresholds) == (10**7, "money", "day", "hard", [50, 80])
@@ -131,16 +131,16 @@ def test_a_budget_is_made_raised_and_removed(client, acme):
         ({"period": "lifetime", "rollover_limit": "1"}, "cannot roll over"),
     ],
 )
-def test_a_form_says_what_is_wrong(client, acme, changes, said):
-    answer = client.post("/t/acme/budgets/new", NEW | changes)
-    assert answer.status_code == 422
-    assert said in answer.content.decode()
+def test_a_form_shows_its_errors(client, acme, changes, said):
+    response = client.post("/t/acme/budgets/new", NEW | changes)
+    assert response.status_code == 422
+    assert said in response.content.decode()
     assert unscoped(Budget).count() == 0
 
 
 @db
-def test_what_a_budget_would_have_refused(client, acme):
-    """Ten requests that cost the same, and a budget for four of them."""
+def test_the_preview_of_a_budget(client, acme):
+    """The preview has ten requests with the same cost, and a budget for four of them."""
     version, key = books.rate_card(), actions.do_create_api_key(only_project(acme), "k")[0]
     for hour in range(10):
         at = datetime.now(UTC) - timedelta(hours=hour + 1)
@@ -161,7 +161,7 @@ def test_what_a_budget_would_have_refused(client, acme):
 
 
 @db
-def test_a_full_budget_stands_above_everything(client, acme):
+def test_an_exhausted_budget_has_a_banner(client, acme):
     row = do_make_budget(acme, name="Tiny", unit="money", period="lifetime", amount=10**7)
     assert "hard limit reached" not in get(client, "/t/acme/budgets/")
     with all_tenants_scope(BypassReason.BILLING):
@@ -179,15 +179,15 @@ def test_a_full_budget_stands_above_everything(client, acme):
 
 
 @db
-def test_limits_are_set_changed_and_lifted(client, acme):
+def test_limits_are_set_changed_and_removed(client, acme):
     key, _ = actions.do_create_api_key(only_project(acme), "prod")
     form = {"owner": f"key:{key.pk}", "model": "", "mode": "hard", "requests_per_minute": "1,200", "concurrency": "4"}
     assert client.post("/t/acme/limits/new", form).status_code == 303
     row = unscoped(LimitSet).get()
     assert (row.key_id, row.requests_per_minute, row.concurrency, row.tokens_per_day) == (key.pk, 1200, 4, None)
-    answer = client.post("/t/acme/limits/new", form | {"concurrency": "9"})
-    assert answer.status_code == 422
-    assert "already has limits" in answer.content.decode()
+    response = client.post("/t/acme/limits/new", form | {"concurrency": "9"})
+    assert response.status_code == 422
+    assert "already has limits" in response.content.decode()
     path = f"/t/acme/limits/{row.pk}"
     assert client.post(f"{path}/edit", {"mode": "dry_run", "concurrency": "9"}).status_code == 303
     row = unscoped(LimitSet).get()
@@ -199,7 +199,7 @@ def test_limits_are_set_changed_and_lifted(client, acme):
 
 
 @db
-def test_what_the_operator_imposes_is_seen_and_not_changed(client, acme):
+def test_limits_of_the_operator_are_read_only(client, acme):
     row = actions.do_set_limits(acme, {"concurrency": 8}, set_by_operator=True)
     assert "set by the operator" in get(client, "/t/acme/budgets/")
     for what in ("edit", "remove"):
@@ -207,7 +207,7 @@ def test_what_the_operator_imposes_is_seen_and_not_changed(client, acme):
 
 
 @db
-def test_who_may_only_read(client, acme):
+def test_a_member_with_read_permission_cannot_change_budgets(client, acme):
     row = do_make_budget(acme, name="All", unit="money", period="month", amount=10**9)
     reader = User.objects.create_user("reader@example.com")
     actions.do_add_member(acme, reader, "readonly")
@@ -220,7 +220,7 @@ def test_who_may_only_read(client, acme):
 
 
 @db
-def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkeypatch):
+def test_an_alert_shows_the_state_of_its_email_and_webhooks(client, acme, monkeypatch):
     for number in range(3):
         do_create_endpoint(acme, f"https://hooks.example/{number}", event_types=["budget.threshold_reached"])
     budget, now = do_make_budget(acme, name="All", unit="tokens", period="lifetime", amount=1000), datetime.now(UTC)
@@ -231,7 +231,7 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
     operator = Client()
     operator.force_login(User.objects.create_superuser("op@example.com"))
 
-    def told() -> list[tuple[str, str]]:
+    def alert_states() -> list[tuple[str, str]]:
         pages = get(client, "/t/acme/budgets/panels/alerts"), get(operator, "/operator/alerts/?show=budgets")
         with all_tenants_scope(BypassReason.OPERATOR):
             (row,) = BudgetAlert.objects.all_tenants().select_related("email")
@@ -243,16 +243,16 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
         with all_tenants_scope(BypassReason.WEBHOOKS):
             model.objects.all_tenants().update(**fields)
 
-    assert told() == [("Email queued", ""), ("3 webhooks pending", "")]
+    assert alert_states() == [("Email queued", ""), ("3 webhooks pending", "")]
     with monkeypatch.context() as patch:
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(SMTPServerDisconnected))
         send_emails()
-    assert told()[0] == ("Email queued", "The mail server could not be reached.")
+    assert alert_states()[0] == ("Email queued", "The mail server could not be reached.")
     change(OutboxEmail, attempts=OutboxEmail.MAX_ATTEMPTS)
-    assert told()[0] == ("Email failed", "The mail server could not be reached.")
+    assert alert_states()[0] == ("Email failed", "The mail server could not be reached.")
     change(OutboxEmail, attempts=1, claimed_at=None)
     send_emails()
-    assert told()[0] == ("Email sent", "")
+    assert alert_states()[0] == ("Email sent", "")
 
     with all_tenants_scope(BypassReason.WEBHOOKS):
         first, *others = WebhookDelivery.objects.all_tenants().order_by("pk")
@@ -261,13 +261,13 @@ def test_an_alert_says_what_became_of_its_mail_and_webhooks(client, acme, monkey
             WebhookAttempt.objects.create(delivery=one, **tried)
         WebhookDelivery.objects.all_tenants().filter(pk=first.pk).update(state="failed")
         WebhookDelivery.objects.all_tenants().filter(pk=others[1].pk).update(state="delivered")
-    assert told()[1:] == [
+    assert alert_states()[1:] == [
         ("Webhook delivered", ""),
         ("Webhook failed", "The answer was 500."),
         ("Webhook pending", "it takes too long"),
     ]
     change(WebhookDelivery, state="delivered")
-    assert told()[1:] == [("3 webhooks delivered", "")]
+    assert alert_states()[1:] == [("3 webhooks delivered", "")]
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         OutboxEmail.objects.all_tenants().delete()  # as they are after 90 days
-    assert told()[0] == ("Email", "no longer stored")
+    assert alert_states()[0] == ("Email", "no longer stored")

@@ -1,4 +1,4 @@
-"""API keys in the console: the secret once, what binds a key, who may do what, and what asks for a proof."""
+"""API keys in the console: secrets, effective limits, permissions and reauthentication."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def row_of(page: str, name: str) -> str:
 
 def test_a_secret_is_shown_once(client, acme, log_in):
     user = log_in()
-    answer = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk, "models": ["smollm2-135m"]})
+    response = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk, "models": ["smollm2-135m"]})
     key = unscoped(ApiKey).get()
-    assert (answer.status_code, answer.url) == (303, f"/t/acme/keys/{key.pk}/secret")
-    assert client.head(answer.url).status_code == 303  # shows nothing, so it takes nothing
-    answer = client.get(answer.url)
-    (secret,) = set(re.findall(r"sk-mr-[\w-]{20,}", answer.content.decode()))
+    assert (response.status_code, response.url) == (303, f"/t/acme/keys/{key.pk}/secret")
+    assert client.head(response.url).status_code == 303  # shows nothing, so it takes nothing
+    response = client.get(response.url)
+    (secret,) = set(re.findall(r"sk-mr-[\w-]{20,}", response.content.decode()))
     assert secret.startswith(key.prefix)
-    assert answer.headers["Cache-Control"] == "max-age=0, no-cache, no-store, must-revalidate, private"
+    assert response.headers["Cache-Control"] == "max-age=0, no-cache, no-store, must-revalidate, private"
     assert (key.name, key.allowed_models, key.allowed_ip_ranges, key.expires_at) == (
         "prod",
         ["smollm2-135m"],
@@ -142,26 +142,26 @@ def test_the_secret_of_a_form_in_a_dialog_is_shown_in_the_dialog(client, acme, l
         ({"project": "999999"}, "not one of the available choices"),
     ],
 )
-def test_a_form_says_what_is_wrong(client, acme, log_in, changes, said):
+def test_a_form_shows_its_errors(client, acme, log_in, changes, said):
     log_in()
-    answer = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk} | changes)
-    assert answer.status_code == 422
-    assert said in answer.content.decode()
+    response = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk} | changes)
+    assert response.status_code == 422
+    assert said in response.content.decode()
     assert unscoped(ApiKey).count() == 0
 
 
-def test_making_a_key_asks_for_a_proof(client, acme, log_in):
+def test_creating_a_key_requires_reauthentication(client, acme, log_in):
     log_in(proved=False)
     session = client.session
     session.pop("account_authentication_methods", None)
     session.save()
-    answer = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk})
-    assert answer.status_code == 302
-    assert answer.url.startswith("/account/confirm")
+    response = client.post("/t/acme/keys/new", NEW | {"project": only_project(acme).pk})
+    assert response.status_code == 302
+    assert response.url.startswith("/account/confirm")
     assert unscoped(ApiKey).count() == 0
 
 
-def test_roles(client, acme, log_in):
+def test_permissions_of_roles(client, acme, log_in):
     manager = make(acme, name="boss", scopes=["manage"])
     log_in("developer")
     form = NEW | {"project": only_project(acme).pk}
@@ -177,7 +177,7 @@ def test_roles(client, acme, log_in):
     assert client.get("/t/acme/keys/").status_code == 403
 
 
-def test_a_key_without_limits_of_its_own_is_bound_by_others(client, acme, log_in):
+def test_a_key_without_own_limits_shows_inherited_ones(client, acme, log_in):
     log_in()
     make(acme, name="free")
     assert "No limit" in row_of(client.get("/t/acme/keys/").content.decode(), "free")
@@ -210,10 +210,10 @@ def test_safety_views(client, acme, log_in):
 def test_rotating_and_revoking(client, acme, log_in):
     log_in()
     key = make(acme)
-    answer = client.post(f"/t/acme/keys/{key.pk}/rotate", {"overlap": "24"})
+    response = client.post(f"/t/acme/keys/{key.pk}/rotate", {"overlap": "24"})
     old, new = sorted(unscoped(ApiKey).all(), key=lambda row: row.pk)
-    assert (answer.status_code, answer.url) == (303, f"/t/acme/keys/{new.pk}/secret")
-    assert new.prefix in client.get(answer.url).content.decode()
+    assert (response.status_code, response.url) == (303, f"/t/acme/keys/{new.pk}/secret")
+    assert new.prefix in client.get(response.url).content.decode()
     assert new.replaces_id == old.pk
     assert old.expires_at is not None
     assert "Being replaced" in client.get(f"/t/acme/keys/{old.pk}/").content.decode()
@@ -226,7 +226,7 @@ def test_rotating_and_revoking(client, acme, log_in):
     assert unscoped(AuditEntry).filter(action="key.revoked")[0].actor == "owner@example.com"
 
 
-def test_editing_leaves_an_expiry_alone(client, acme, log_in):
+def test_editing_keeps_the_expiry(client, acme, log_in):
     log_in()
     at = datetime.now(UTC) + timedelta(days=9, seconds=7)
     key = make(acme, expires_at=at)
@@ -248,9 +248,9 @@ def test_projects(client, acme, log_in):
     assert client.post(f"/t/acme/projects/{project.pk}/delete", {"typed": "Find"}).status_code == 303
     default = only_project(acme)
     make(acme)
-    answer = client.post(f"/t/acme/projects/{default.pk}/delete", {"typed": default.name})
-    assert answer.status_code == 422
-    assert "has or had API keys" in answer.content.decode()
+    response = client.post(f"/t/acme/projects/{default.pk}/delete", {"typed": default.name})
+    assert response.status_code == 422
+    assert "has or had API keys" in response.content.decode()
 
 
 def test_a_blank_slug_is_derived_from_the_name(client, acme, log_in):

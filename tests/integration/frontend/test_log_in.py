@@ -1,4 +1,4 @@
-"""Logging in and out, and where `/` leads."""
+"""Signing in and out, and the redirect of `/`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def log_in(client, **fields: str):
     return client.post("/login", {"login": "dev@example.com", "password": PASSWORD} | fields)
 
 
-def test_it_works(client, user):
+def test_signing_in(client, user):
     actions.do_add_member(actions.do_create_tenant("acme", "Acme"), user, "developer")
     assert client.get("/", follow=True).redirect_chain == [("/login?next=/", 302)]
     page = client.get("/login").content.decode()
@@ -36,7 +36,7 @@ def test_the_forgotten_password_has_one_link(client):
     assert client.get("/login").content.decode().count('href="/account/password/reset"') == 1
 
 
-def test_it_goes_where_one_wanted(client, user):
+def test_signing_in_redirects_to_the_requested_page(client, user):
     assert log_in(client, next="/t/acme/").url == "/t/acme/"
     client.logout()
     assert log_in(client, next="https://elsewhere.example/").url == "/"
@@ -46,7 +46,7 @@ def test_it_goes_where_one_wanted(client, user):
     "fields",
     [{"password": "wrong"}, {"login": "nobody@example.com"}, {"login": "no address"}, {"password": "nul\x00"}],
 )
-def test_it_rejects(client, user, fields):
+def test_a_wrong_password_is_rejected(client, user, fields):
     response = log_in(client, **fields)
     assert response.status_code == 200
     assert "_auth_user_id" not in client.session
@@ -54,25 +54,25 @@ def test_it_rejects(client, user, fields):
     assert 'role="alert"' in page or 'class="field-error"' in page
 
 
-def test_it_rejects_who_is_inactive(client, user):
+def test_an_inactive_user_is_rejected(client, user):
     User.objects.filter(pk=user.pk).update(is_active=False)
     log_in(client)
     assert "_auth_user_id" not in client.session
 
 
-def test_log_out_works_by_post_alone(client, user):
+def test_signing_out_requires_post(client, user):
     client.force_login(user)
     assert client.get("/logout").status_code == 405
     assert client.post("/logout").url == "/login"
     assert "_auth_user_id" not in client.session
 
 
-def test_an_operator_goes_to_the_tenants(client):
+def test_an_operator_is_redirected_to_the_tenants(client):
     client.force_login(User.objects.create_superuser("op@example.com"))
     assert client.get("/").url == "/operator/"
 
 
-def test_who_is_in_several_tenants_chooses(client, user):
+def test_a_member_of_several_tenants_chooses_one(client, user):
     client.force_login(user)
     assert "not a member" in client.get("/").content.decode()
     for slug in ("acme", "lab"):

@@ -1,4 +1,4 @@
-"""One way in: /login is the only URL that opens a session, and operators' sessions carry the second factor."""
+"""/login is the only URL that opens a session, and operators' sessions require the second factor."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def operator() -> User:
 
 @pytest.fixture
 def secret(operator: User) -> str:
-    """Of the operator's TOTP."""
+    """Return the secret of the operator's TOTP."""
     secret = generate_totp_secret()
     TOTP.activate(operator, secret)
     return secret
@@ -61,14 +61,14 @@ def log_in(client: Client) -> Any:
 
 
 def paths(urlconf: str | None = None) -> list[str]:
-    """Every URL of the platform, with something for each argument."""
+    """Yield every URL of the platform with a value for each argument."""
 
     def walk(patterns: list[Any], before: str) -> Iterator[str]:
-        for each in patterns:
-            route = before + str(each.pattern)
-            if isinstance(each, URLResolver):
-                yield from walk(each.url_patterns, route)
-            elif isinstance(each, URLPattern):
+        for pattern in patterns:
+            route = before + str(pattern.pattern)
+            if isinstance(pattern, URLResolver):
+                yield from walk(pattern.url_patterns, route)
+            elif isinstance(pattern, URLPattern):
                 yield route
 
     def example(route: str) -> str:
@@ -108,7 +108,7 @@ def test_only_login_opens_a_session(operator):
 
 
 @pytest.mark.urls(ADMIN_URLS)
-def test_with_a_second_factor_no_password_opens_one(operator, secret):
+def test_with_a_second_factor_a_password_opens_no_session(operator, secret):
     for url in paths(ADMIN_URLS):
         client = Client(raise_request_exception=False)
         send_credentials(client, url)
@@ -116,8 +116,8 @@ def test_with_a_second_factor_no_password_opens_one(operator, secret):
 
 
 @pytest.mark.urls(ADMIN_URLS)
-def test_a_session_without_the_second_factor_opens_nothing(operator, secret):
-    """However it was made: by Django's `login()`, or by a password before the factor was enrolled."""
+def test_a_session_without_the_second_factor_has_no_access(operator, secret):
+    """This applies to sessions of Django's `login()` and of a password before the factor was enrolled."""
     for record in (None, {"method": "password", "at": time.time(), "reauthenticated": True}):
         client = Client(raise_request_exception=False)
         client.force_login(operator)
@@ -140,20 +140,21 @@ def test_a_session_without_the_second_factor_opens_nothing(operator, secret):
     assert Authenticator.objects.filter(user=operator, type="totp").exists()
 
 
-def test_the_code_completes_such_a_session(client, operator, secret):
+def test_a_code_completes_a_session_without_the_second_factor(client, operator, secret):
     client.force_login(operator)
-    asked = client.get("/operator/tenants/?q=x")
-    assert asked.url == "/account/mfa/reauthenticate/?next=%2Foperator%2Ftenants%2F%3Fq%3Dx"
-    assert client.get(asked.url).status_code == 200
-    assert client.post(asked.url, {"code": "000000"}).status_code == 200
+    response = client.get("/operator/tenants/?q=x")
+    assert response.url == "/account/mfa/reauthenticate/?next=%2Foperator%2Ftenants%2F%3Fq%3Dx"
+    assert client.get(response.url).status_code == 200
+    assert client.post(response.url, {"code": "000000"}).status_code == 200
     assert client.get("/operator/").status_code == 302
     assert (
-        client.post(asked.url, {"code": code(secret), "next": "/operator/tenants/?q=x"}).url == "/operator/tenants/?q=x"
+        client.post(response.url, {"code": code(secret), "next": "/operator/tenants/?q=x"}).url
+        == "/operator/tenants/?q=x"
     )
     assert client.get("/operator/").status_code == client.get("/api/operator/tenants").status_code == 200
 
 
-def test_a_session_with_the_second_factor_is_open(client, operator, secret):
+def test_a_session_with_the_second_factor_has_access(client, operator, secret):
     assert log_in(client).url == "/account/mfa/authenticate/"
     client.post("/account/mfa/authenticate/", {"code": code(secret)})
     assert client.get("/operator/").status_code == client.get("/api/operator/tenants").status_code == 200
@@ -173,7 +174,7 @@ def test_enrolling_completes_this_session_and_closes_the_others(client, operator
     assert other.get("/api/operator/tenants").status_code == 403
 
 
-def test_a_code_of_a_device_that_was_removed_no_longer_counts(client, operator, secret):
+def test_a_session_with_a_code_of_a_removed_device_has_no_access(client, operator, secret):
     log_in(client)
     client.post("/account/mfa/authenticate/", {"code": code(secret)})
     assert client.get("/operator/").status_code == 200
@@ -182,18 +183,18 @@ def test_a_code_of_a_device_that_was_removed_no_longer_counts(client, operator, 
     assert client.get("/operator/").url.startswith("/account/mfa/reauthenticate/")
 
 
-def test_a_password_does_not_reauthenticate_who_has_a_second_factor(client):
-    """Else a password would do to turn the factor off."""
+def test_a_password_does_not_reauthenticate_a_user_with_a_second_factor(client):
+    """Otherwise a password would suffice to remove the factor."""
     user = User.objects.create_user("dev@example.com", PASSWORD)
     TOTP.activate(user, generate_totp_secret())
     client.force_login(user)
-    answer = client.post("/account/confirm", {"password": PASSWORD})
-    assert answer.url == "/account/mfa/reauthenticate/"
+    response = client.post("/account/confirm", {"password": PASSWORD})
+    assert response.url == "/account/mfa/reauthenticate/"
     assert client.post("/account/mfa/totp/deactivate/").url.startswith("/account/mfa/reauthenticate/")
     assert Authenticator.objects.filter(user=user).exists()
 
 
-def test_an_operators_key_needs_no_session(operator, secret):
+def test_an_operators_key_requires_no_session(operator, secret):
     tenant = actions.do_create_tenant("acme", "Acme")
     _, key = actions.do_create_api_key(only_project(tenant), "k", scopes=["manage"])
     assert Client().get("/api/tenant", headers={"Authorization": f"Bearer {key}"}).status_code == 200
@@ -204,8 +205,8 @@ def test_an_accepted_invitation_signs_in_by_the_same_steps(client):
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_invite(tenant, "new@example.com", "owner")
     url = f"/invitations/{invitations.token(unscoped(Invitation).get(email='new@example.com'))}"
-    answer = client.post(url, {"name": "New", "password": PASSWORD})
-    assert answer.url == "/t/acme/"
+    response = client.post(url, {"name": "New", "password": PASSWORD})
+    assert response.url == "/t/acme/"
     assert client.get("/t/acme/").status_code == 200
     (record,) = client.session[AUTHENTICATION_METHODS_SESSION_KEY]
     assert record["method"] == "password"
@@ -235,7 +236,7 @@ def test_djangos_admin_is_off(client, operator):
 
 
 @pytest.mark.urls(ADMIN_URLS)
-def test_where_it_is_on_its_login_is_the_consoles(client, operator):
+def test_djangos_admin_uses_the_consoles_login(client, operator):
     assert client.get("/operator/django-admin/").url == "/operator/django-admin/login/?next=/operator/django-admin/"
     assert (
         client.get("/operator/django-admin/login/?next=/operator/django-admin/tenants/user/").url
@@ -243,8 +244,8 @@ def test_where_it_is_on_its_login_is_the_consoles(client, operator):
     )
     assert client.get("/operator/django-admin/login/?next=//evil.example/").url == "/login?next=/operator/django-admin/"
     for _ in range(3):
-        answer = client.post("/operator/django-admin/login/", {"username": EMAIL, "password": PASSWORD})
-        assert answer.url == "/login?next=/operator/django-admin/"
+        response = client.post("/operator/django-admin/login/", {"username": EMAIL, "password": PASSWORD})
+        assert response.url == "/login?next=/operator/django-admin/"
         assert not is_signed_in(client)
     client.force_login(operator)
     assert "Django admin" in client.get("/operator/").content.decode()
@@ -254,14 +255,14 @@ def test_where_it_is_on_its_login_is_the_consoles(client, operator):
     assert member.get("/operator/django-admin/", follow=True).status_code == 404
 
 
-def test_the_settings_turn_it_on():
+def test_a_setting_enables_djangos_admin():
     environ = effective_environ()
     assert env.load(PlatformSettings, environ).django_admin is False
     assert env.load(PlatformSettings, environ | {"MILLRACE_DJANGO_ADMIN": "true"}).django_admin is True
 
 
 @override_settings(OPERATORS_NEED_TOTP=True)
-def test_who_must_enroll_can_do_nothing_else(client, operator):
+def test_a_user_who_must_enroll_has_no_other_access(client, operator):
     log_in(client)
     assert client.get("/operator/").url == "/account/mfa/totp/activate/"
     assert client.get("/api/operator/tenants").json()["code"] == "totp_required"

@@ -1,4 +1,4 @@
-"""What operators do about workers, quarantine and costs; and that nobody else may, or is told that they could."""
+"""The operators' pages of workers, quarantine, costs and the audit log, which no other user can see."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def audited(verb: str) -> AuditEntry:
 
 
 @pytest.mark.usefixtures("broker")
-def test_others_are_not_told_of_any_of_it(client: Client, aside: UsageQuarantine) -> None:
+def test_other_users_get_404(client: Client, aside: UsageQuarantine) -> None:
     owner = User.objects.create_user("owner@example.com")
     actions.do_add_member(actions.do_create_tenant("acme", "Acme"), owner, "owner")
     for address in (*PAGES, *ACTIONS):
-        assert client.get(address).status_code == 302, address  # to the login
+        assert client.get(address).status_code == 302, address  # redirected to the login
     client.force_login(owner)
     remembered(client.session)
     for address in (
@@ -98,11 +98,11 @@ def test_others_are_not_told_of_any_of_it(client: Client, aside: UsageQuarantine
 
 
 @pytest.mark.usefixtures("operator")
-def test_every_page_loads_without_anything_there(client: Client, broker: redis.Redis) -> None:
+def test_every_page_loads_without_data(client: Client, broker: redis.Redis) -> None:
     for address in PAGES:
-        page = client.get(address)
-        assert page.status_code == 200, address
-        assert "did not load" not in page.content.decode(), address
+        response = client.get(address)
+        assert response.status_code == 200, address
+        assert "did not load" not in response.content.decode(), address
 
 
 @pytest.mark.usefixtures("operator")
@@ -121,7 +121,7 @@ def test_every_page_loads_without_the_broker(client: Client, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("operator")
-def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.Redis) -> None:
+def test_a_worker_is_cordoned_drained_and_uncordoned(client: Client, broker: redis.Redis) -> None:
     speak(broker, "smollm2-135m-0.aa", "smollm2-135m", running=3)
     address = "/operator/models/smollm2-135m-0"
     page = client.get(f"{address}/cordon").content.decode()
@@ -130,15 +130,17 @@ def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.R
     assert "1 other replica of smollm2-135m" in client.get(f"{address}/drain").content.decode()
     assert client.post(f"{address}/cordon", {"typed": "smollm2"}).status_code == 422
     assert unscoped(Cordon).count() == 0
-    answer = client.post(f"{address}/cordon", {"typed": "smollm2-135m-0", "reason": "new disk"})
-    assert (answer.status_code, answer["Location"]) == (303, "/operator/models/")
+    response = client.post(f"{address}/cordon", {"typed": "smollm2-135m-0", "reason": "new disk"})
+    assert (response.status_code, response["Location"]) == (303, "/operator/models/")
     assert broker.hgetall(CORDONS_KEY) == {b"smollm2-135m-0": b"cordon"}
     entry = audited("worker.cordoned")
     assert (entry.actor, entry.object_name, entry.after["reason"]) == ("op@example.com", "smollm2-135m-0", "new disk")
     shown = client.get("/operator/models/").content.decode()
     assert "Cordoned" in shown
     assert "new disk" in shown
-    assert client.post(f"{address}/cordon", {"typed": "smollm2-135m-0"}).status_code == 422  # it is so already
+    assert (
+        client.post(f"{address}/cordon", {"typed": "smollm2-135m-0"}).status_code == 422
+    )  # it is already in this state
     assert client.post(f"{address}/drain", {"typed": "smollm2-135m-0"}).status_code == 303
     assert broker.hgetall(CORDONS_KEY) == {b"smollm2-135m-0": b"drain"}
     broker.hdel(REPLICAS_KEY, "smollm2-135m-0.aa")
@@ -150,15 +152,15 @@ def test_a_worker_is_cordoned_drained_and_let_go(client: Client, broker: redis.R
 
 
 @pytest.mark.usefixtures("operator", "broker")
-def test_money_in_quarantine_wants_a_proof_of_who_one_is(client: Client, aside: UsageQuarantine) -> None:
+def test_actions_on_quarantined_events_require_reauthentication(client: Client, aside: UsageQuarantine) -> None:
     address = f"/operator/quarantine/{aside.pk}"
     assert client.post(f"{address}/dismiss", {"reason": "a stray script"}).status_code == 302
     assert unscoped(UsageQuarantine).get().resolved_at is None
     remembered(client.session)
     assert client.post(f"{address}/dismiss", {"reason": ""}).status_code == 422
-    again = client.post(f"{address}/replay")
-    assert again.status_code == 422
-    assert "still cannot be settled" in again.content.decode()
+    response = client.post(f"{address}/replay")
+    assert response.status_code == 422
+    assert "still cannot be settled" in response.content.decode()
     assert "undecodable" in client.get("/operator/").content.decode()
     assert client.post(f"{address}/dismiss", {"reason": "a stray script"}).status_code == 303
     assert unscoped(UsageQuarantine).get().resolved_at is not None
@@ -167,7 +169,7 @@ def test_money_in_quarantine_wants_a_proof_of_who_one_is(client: Client, aside: 
 
 
 @pytest.mark.usefixtures("operator", "broker")
-def test_what_a_machine_costs_is_set(client: Client) -> None:
+def test_the_cost_of_a_machine_is_set(client: Client) -> None:
     for wrong in ("", "much", "-1", "0.0000000001", "1e30"):
         assert client.post("/operator/fleet/costs/smollm2-135m", {"amount": wrong}).status_code == 422, wrong
     assert client.post("/operator/fleet/costs/smollm2-135m", {"amount": "$0.40"}).status_code == 303
@@ -195,7 +197,7 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
     first, page = names("/operator/audit/?tenant=acme&action=key")
     assert [name[:5] for name in first] == ["key 6", "key 5", "key 4"]
     assert 'rel="prev"' not in page
-    actions.do_create_api_key(only_project(acme), "key 7")  # does not move what comes next
+    actions.do_create_api_key(only_project(acme), "key 7")  # does not shift the next page
     second, page = names(link(page, "next"))
     assert [name[:5] for name in second] == ["key 3", "key 2", "key 1"]
     third, last = names(link(page, "next"))
@@ -217,7 +219,7 @@ def newest_of(tenant: Any) -> str:
 
 
 @pytest.mark.usefixtures("operator", "broker")
-def test_an_entry_says_before_and_after(client: Client) -> None:
+def test_an_entry_shows_values_before_and_after(client: Client) -> None:
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_update_tenant(tenant, name="<b>Acme</b> Ltd")
     entry = audited("tenant.updated")
@@ -228,7 +230,7 @@ def test_an_entry_says_before_and_after(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("operator", "broker")
-def test_alerts_tell_what_is_open_and_what_is_over(client: Client, use: Callable[..., str]) -> None:
+def test_alerts_show_open_and_resolved_issues(client: Client, use: Callable[..., str]) -> None:
     now = datetime.now(UTC)
     with all_tenants_scope(BypassReason.COMMAND):
         given = {"issue_type": "settler", "urgent": True, "opened_at": now - timedelta(hours=2)}

@@ -1,4 +1,4 @@
-"""The price book, for operators: drafts three ways, what they change, and that another person publishes."""
+"""The operators' price book: three kinds of drafts, their differences, and publication by another operator."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def draft(*prices: NewPrice, **fields: Any) -> PriceVersion:
 
 
 def put(*prices: NewPrice, **fields: Any) -> PriceVersion:
-    """Published at the machine."""
+    """Publish prices by command, without the console."""
     return do_publish_prices(draft(*prices, **fields), by=None)
 
 
@@ -59,24 +59,24 @@ def drafts() -> int:
         return PriceVersion.objects.count()
 
 
-def test_a_form_drafts_every_digit(client, operator):
+def test_a_form_stores_every_digit(client, operator):
     sent = {"model": "m", "tier": "batch", "uncached": "0.123456789", "output": "15", "note": "cheap"}
-    made = client.post("/operator/prices/model", sent)
+    response = client.post("/operator/prices/model", sent)
     version = newest()
-    assert (made.status_code, made.url) == (303, f"/operator/prices/{version.pk}/")
+    assert (response.status_code, response.url) == (303, f"/operator/prices/{version.pk}/")
     assert (version.book.name, version.created_by, version.note) == ("list", operator, "cheap")
     assert {(one.tier, one.component, one.nano_per_million) for one in parse(version.body).prices} == {
         (Tier.BATCH, Component.UNCACHED, 123_456_789),
         (Tier.BATCH, Component.OUTPUT, 15_000_000_000),
     }
-    assert "$0.123456789" in client.get(made.url).content.decode()
+    assert "$0.123456789" in client.get(response.url).content.decode()
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"output": "0.0000000001"}, {"output": "x"}, {"output": ""}, {"since": "2020-01-01"}, {"tenant": "nobody"}],
 )
-def test_a_form_refuses(client, operator, wrong):
+def test_a_form_rejects_invalid_prices(client, operator, wrong):
     assert (
         client.post("/operator/prices/model", {"model": "m", "tier": "standard", "output": "1"} | wrong).status_code
         == 422
@@ -84,7 +84,7 @@ def test_a_form_refuses(client, operator, wrong):
     assert drafts() == 0
 
 
-def test_a_form_begins_with_what_is_in_force(client, operator):
+def test_a_form_starts_with_the_active_prices(client, operator):
     put(price("m", "2.5"))
     page = client.get("/operator/prices/model?model=m").content.decode()
     assert 'value="2.50"' in page
@@ -106,24 +106,24 @@ def test_a_csv_is_uploaded(client, operator, acme):
     assert client.post("/operator/prices/csv", {"file": file, "tenant": "acme"}).status_code == 303
     assert newest().tenant_id == acme.pk
     wrong = SimpleUploadedFile("p.csv", b"model,tier,component,usd_per_million\nm,,outputs,3\n")
-    answer = client.post("/operator/prices/csv", {"file": wrong})
-    assert (answer.status_code, "line 2" in answer.content.decode()) == (422, True)
+    response = client.post("/operator/prices/csv", {"file": wrong})
+    assert (response.status_code, "line 2" in response.content.decode()) == (422, True)
 
 
-def test_the_public_file_is_read_and_what_is_left_out_is_listed(client, operator):
+def test_the_public_file_is_read_and_omitted_prices_are_listed(client, operator):
     content = {
         "one": {"input_cost_per_token": 1e-06, "output_cost_per_token": 2e-06},
         "odd": {"input_cost_per_token": 1e-06, "output_cost_per_token": 1.23456789012345678e-06},
         "pictures": {"output_cost_per_image": 0.04},
     }
     file = SimpleUploadedFile("prices.json", json.dumps(content).encode())
-    page = client.post("/operator/prices/import", {"file": file})
-    shown = page.content.decode()
+    response = client.post("/operator/prices/import", {"file": file})
+    shown = response.content.decode()
     assert "Skipped: not whole nano-USD" in shown
     assert "odd: output_cost_per_token = " in shown
     assert "pictures" in shown
     assert drafts() == 0
-    text = page.context["form"].initial["text"]
+    text = response.context["form"].initial["text"]
     assert client.post("/operator/prices/csv", {"text": text}).status_code == 303
     assert {one.model for one in parse(newest().body).prices} == {"one", "odd"}
     for wrong in (b"[]", b"\xff", b"{"):
@@ -131,7 +131,7 @@ def test_the_public_file_is_read_and_what_is_left_out_is_listed(client, operator
         assert client.post("/operator/prices/import", {"file": file}).status_code == 422
 
 
-def test_the_difference_is_against_what_is_in_force(client, operator):
+def test_the_difference_is_relative_to_the_active_prices(client, operator):
     put(price("m", "2"), price("m", "1", Component.UNCACHED), price("m", "5", Component.CACHE_READ))
     version = draft(price("m", "3"), price("m", "1", Component.UNCACHED), price("n", "7"))
     page = client.get(f"/operator/prices/{version.pk}/panels/diff").content.decode()
@@ -155,7 +155,7 @@ def test_last_month_is_rated_again(client, operator, acme, use):
     assert "Acme" in page
 
 
-def test_one_publishes_what_another_drafted(client, operator, second, acme):
+def test_an_operator_publishes_anothers_draft(client, operator, second, acme):
     version = draft(price("m", "3"), created_by=operator)
     url = f"/operator/prices/{version.pk}/publish"
     typed = {"typed": f"publish {version.pk}"}
@@ -186,7 +186,7 @@ def test_a_scheduled_version_waits(client, operator):
     assert "No prices yet" in page
 
 
-def test_a_draft_is_given_up(client, operator):
+def test_a_draft_is_discarded(client, operator):
     version = draft(price("m", "3"), created_by=operator)
     assert client.post(f"/operator/prices/{version.pk}/discard", {"typed": f"discard {version.pk}"}).status_code == 303
     assert newest().state == PriceVersion.State.DISCARDED
@@ -195,7 +195,7 @@ def test_a_draft_is_given_up(client, operator):
     assert client.get("/operator/prices/?book=none").status_code == 404
 
 
-def test_publishing_asks_who_it_is(client, second):
+def test_publishing_requires_reauthentication(client, second):
     client.force_login(second)
     version = draft(price("m", "3"))
     for verb in ("publish", "discard"):

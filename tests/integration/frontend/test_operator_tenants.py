@@ -1,4 +1,4 @@
-"""Tenants, for operators: the list, what is done to one, and viewing its console without changing it."""
+"""The operators' tenants: the list, the actions, and the read-only view of a tenant's console."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def acme() -> Tenant:
 
 
 def rows(client, query: str = ""):
-    """The tenants' slugs as the list shows them."""
+    """Return the tenants' slugs in the order of the list."""
     page = client.get(f"/operator/tenants/{query}").content.decode()
     return [part.split("<")[0] for part in page.split('<span class="mono text-muted">')[1:]]
 
 
-def test_the_list_has_use_and_status(client, operator, use, acme):
+def test_the_list_shows_usage_and_status(client, operator, use, acme):
     lab = actions.do_create_tenant("lab", "Lab", is_demo=True)
     actions.do_suspend_tenant(lab)
     use(acme, uncached=1000, output=234)
     page = client.get("/operator/tenants/").content.decode()
     assert all(word in page for word in ("Acme", "Suspended", "Demo", f'href="/operator/tenants/{acme.pk}/"'))
-    assert "Margin" not in page  # nobody said what a machine costs
+    assert "Margin" not in page  # no machine cost is set
 
 
-def test_it_is_searched_sorted_and_cut_by_the_address(client, operator, acme):
+def test_the_url_has_the_lists_search_order_and_page(client, operator, acme):
     actions.do_suspend_tenant(actions.do_create_tenant("lab", "Lab"))
     do_make_budget(actions.do_create_tenant("near", "Near"), name="b", unit="money", period="month", amount=0)
     assert rows(client, "?sort=name") == ["acme", "lab", "near"]
@@ -161,7 +161,7 @@ def test_a_tenant_is_created_with_its_owner_invited(client, operator):
     assert client.post("/operator/tenants/new", sent | {"slug": "Not one"}).status_code == 422
 
 
-def test_suspending_wants_the_slug_typed(client, operator, acme):
+def test_suspending_requires_the_slug(client, operator, acme):
     url = f"/operator/tenants/{acme.pk}/suspend"
     assert client.post(url, {"typed": "Acme"}).status_code == 422
     assert client.post(url, {"typed": "acme"}).status_code == 303
@@ -171,23 +171,23 @@ def test_suspending_wants_the_slug_typed(client, operator, acme):
     assert verbs == ["tenant.suspended", "tenant.resumed"]
 
 
-def test_what_changes_money_asks_who_it_is(client, acme):
+def test_changes_of_money_require_reauthentication(client, acme):
     client.force_login(User.objects.create_superuser("op@example.com", PASSWORD))
     for name in ("suspend", "resume", "book", "invite"):
         assert client.post(f"/operator/tenants/{acme.pk}/{name}").url.startswith("/account/confirm?"), name
 
 
-def test_credit_is_given(client, operator, acme):
-    """By the form of billing, which the tenant's page leads to."""
+def test_credit_is_granted(client, operator, acme):
+    """The tenant's page links to the form of billing."""
     page = client.get(f"/operator/tenants/{acme.pk}/").content.decode()
     assert page.count('href="/operator/billing/tenants/acme/credit"') == 1
     given = {"kind": "promotional", "amount": "12.50", "expires_on": "2031-01-31", "note": "Sorry", "seen": "0"}
-    sent = client.post("/operator/billing/tenants/acme/credit", given | {"typed": "acme"})
-    assert (sent.status_code, sent.url) == (303, f"/operator/tenants/{acme.pk}/")
+    response = client.post("/operator/billing/tenants/acme/credit", given | {"typed": "acme"})
+    assert (response.status_code, response.url) == (303, f"/operator/tenants/{acme.pk}/")
     (grant,) = of(CreditGrant, acme)
     assert (grant.nano, grant.note) == (12_500_000_000, "Sorry")
     assert grant.expires_at == datetime(2031, 2, 1, tzinfo=UTC)
-    page = client.get(sent.url).content.decode()
+    page = client.get(response.url).content.decode()
     assert "$12" in page and "$12.50 credit added for Acme." in page
 
 
@@ -203,7 +203,7 @@ def test_a_budget_is_raised_for_a_while(client, operator, acme):
     assert client.post(f"/operator/tenants/{other.pk}/budgets/{budget.pk}/raise", {"more": 1}).status_code == 404
 
 
-def test_another_book_is_assigned(client, operator, acme):
+def test_another_price_book_is_assigned(client, operator, acme):
     from billing.models import PriceBook
 
     books.rate_card()
@@ -221,17 +221,17 @@ def view(client, tenant: Tenant, why: str = "ticket 12"):
     return client.post(f"/operator/tenants/{tenant.pk}/view", {"reason": why})
 
 
-def test_an_operator_must_begin_to_view_and_say_why(client, operator, acme):
-    asked = client.get("/t/acme/requests/?key=1")
-    assert asked.url == f"/operator/tenants/{acme.pk}/view?next=%2Ft%2Facme%2Frequests%2F%3Fkey%3D1"
+def test_an_operator_must_give_a_reason_to_view_a_tenant(client, operator, acme):
+    response = client.get("/t/acme/requests/?key=1")
+    assert response.url == f"/operator/tenants/{acme.pk}/view?next=%2Ft%2Facme%2Frequests%2F%3Fkey%3D1"
     assert client.get("/t/nobody/").status_code == 404
-    assert client.post(asked.url, {"reason": " "}).status_code == 422
-    assert client.post(asked.url, {"reason": "ticket 12"}).url == "/t/acme/requests/?key=1"
+    assert client.post(response.url, {"reason": " "}).status_code == 422
+    assert client.post(response.url, {"reason": "ticket 12"}).url == "/t/acme/requests/?key=1"
     assert client.get("/t/acme/requests/").status_code == 200
     assert client.post(f"/operator/tenants/{acme.pk}/view?next=//evil.example/", {"reason": "x"}).url == "/t/acme/"
 
 
-def test_who_views_reads_and_changes_nothing(client, operator, acme):
+def test_a_view_is_read_only(client, operator, acme):
     key, _ = actions.do_create_api_key(only_project(acme), "prod")
     view(client, acme)
     before = len(unscoped(AuditEntry).all())
@@ -259,7 +259,7 @@ def test_the_banner_is_on_every_page_until_the_view_ends(client, operator, acme)
     )
 
 
-def test_a_view_is_of_one_tenant_and_runs_out(client, operator, acme, monkeypatch):
+def test_a_view_is_limited_to_one_tenant_and_expires(client, operator, acme, monkeypatch):
     other = actions.do_create_tenant("lab", "Lab")
     view(client, acme)
     assert client.get("/t/lab/").status_code == 302
@@ -288,10 +288,10 @@ def test_members_cannot_view(client, acme):
     session = client.session
     session["viewing"] = {"tenant_id": acme.pk, "slug": "acme", "name": "Acme", "until": 4e9}
     session.save()
-    assert client.get("/t/acme/keys/new").status_code == 200  # a member is no viewer, whatever the session says
+    assert client.get("/t/acme/keys/new").status_code == 200  # a member is not a viewer, whatever the session contains
 
 
-def test_it_lasts_an_hour(rf, acme):
+def test_a_view_lasts_an_hour(rf, acme):
     request = rf.get("/")
     request.session = {}
     impersonation.start(request, acme, "ticket 12")

@@ -1,4 +1,4 @@
-"""The operators' users: list, one user, the actions with their confirmations."""
+"""The operators' users: the list, a user, and the actions with their confirmations."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def test_one_user_is_shown_with_tenants_and_changes(client, operator, dev):
     assert client.get("/operator/users/99999999/").status_code == 404
 
 
-def test_ones_own_page_offers_nothing(client, operator, dev):
+def test_the_users_own_page_has_no_actions(client, operator, dev):
     page = client.get(f"/operator/users/{operator.pk}/").content.decode()
     assert "This is your own login" in page
     assert not [verb for verb in VERBS if f"/{verb}" in page]
-    answer = client.post(f"/operator/users/{operator.pk}/deactivate", {"typed": operator.email})
-    assert answer.status_code == 422
-    assert "Ask another operator" in answer.content.decode()
+    response = client.post(f"/operator/users/{operator.pk}/deactivate", {"typed": operator.email})
+    assert response.status_code == 422
+    assert "Ask another operator" in response.content.decode()
 
 
-def test_actions_want_the_email_address_and_are_recorded(client, operator, dev):
+def test_actions_require_the_email_address_and_are_recorded(client, operator, dev):
     for verb in ("grant-operator", "revoke-operator", "remove-second-factor", "deactivate", "reactivate"):
         url = f"/operator/users/{dev.pk}/{verb}"
         assert client.post(url, {"typed": "other@example.com"}).status_code == 422
@@ -108,7 +108,7 @@ def text(client: Client, url: str) -> str:
     return client.get(url, follow=True).content.decode()
 
 
-def test_actions_need_reauthentication_and_are_not_there_for_members(client, operator, dev):
+def test_actions_require_reauthentication_and_an_operator(client, operator, dev):
     session = client.session
     del session["account_authentication_methods"]
     session.save()

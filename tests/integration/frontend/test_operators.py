@@ -1,4 +1,4 @@
-"""Django's admin, where it is turned on, and who sees none of it."""
+"""Django's admin, if it is enabled, and the users who cannot see it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def operator(client) -> User:
     return user
 
 
-def test_it_rejects_who_is_no_operator(client):
+def test_users_who_are_not_operators_are_rejected(client):
     assert client.get("/operator/tenants/").url == "/login?next=/operator/tenants/"
     owner = User.objects.create_user("owner@example.com")
     actions.do_add_member(actions.do_create_tenant("acme", "Acme"), owner, "owner")
@@ -47,8 +47,8 @@ def test_the_raw_admin_works_and_is_read_only(client, operator):
     assert client.post(f"/operator/django-admin/tenants/tenant/{tenant.pk}/delete/", {"post": "yes"}).status_code == 403
 
 
-def test_all_else_in_the_raw_admin_is_read_only(client, operator):
-    """Whatever is registered now or later: nothing can be added or changed."""
+def test_every_model_of_the_raw_admin_is_read_only(client, operator):
+    """No row of any registered model can be added or changed."""
     from django.contrib import admin
     from django.contrib.admin.models import LogEntry
 
@@ -98,7 +98,7 @@ def test_people_and_second_factors_are_read_only_and_no_secret_is_shown(client, 
     assert Authenticator.objects.exists()
 
 
-def test_the_schema_and_its_page_work(client):
+def test_the_api_schema_and_its_page(client):
     schema = client.get("/api/schema/").content.decode()
     assert "/api/usage" in schema
     assert "scheme: bearer" in schema

@@ -1,4 +1,4 @@
-"""Members, webhooks, settings and routing in the console: what each form does, refuses, and to whom."""
+"""Members, webhooks, settings and routing in the console: forms, validation and permissions."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def member(role: str) -> Membership:
     return row
 
 
-def test_members_are_shown_with_what_one_may_do_to_them(acme):
+def test_members_are_shown_with_the_permitted_actions(acme):
     page = log_in("admin").get("/t/acme/members/").content.decode()
     assert "5 without 2FA" in page
     assert f"/members/{member('developer').pk}/remove" in page
-    assert f"/members/{member('owner').pk}/" not in page  # owners are owners' business
+    assert f"/members/{member('owner').pk}/" not in page  # only owners manage owners
     assert "/members/" not in re.sub(
         r"/t/acme/members/(panels/)?", "", log_in("readonly").get("/t/acme/members/").content.decode()
     )
     assert "No members match" in log_in().get("/t/acme/members/?q=zzz").content.decode()
 
 
-def test_only_owners_touch_owners(acme):
+def test_only_owners_can_change_owners(acme):
     admin = log_in("admin")
     owner = member("owner").pk
     for verb, data in (("role", {"role": "readonly"}), ("remove", {"typed": "owner@acme.example"})):
@@ -62,9 +62,9 @@ def test_only_owners_touch_owners(acme):
 
 
 def test_the_last_owner_stays(acme):
-    answer = log_in().post(f"/t/acme/members/{member('owner').pk}/role", {"role": "admin"})
-    assert answer.status_code == 422
-    assert "At least one owner is required" in answer.content.decode()
+    response = log_in().post(f"/t/acme/members/{member('owner').pk}/role", {"role": "admin"})
+    assert response.status_code == 422
+    assert "At least one owner is required" in response.content.decode()
     assert (
         "At least one owner is required" in log_in().post("/t/acme/members/leave", {"typed": "acme"}).content.decode()
     )
@@ -73,8 +73,8 @@ def test_the_last_owner_stays(acme):
 def test_a_member_leaves(acme):
     client = log_in("billing")
     assert client.post("/t/acme/members/leave", {"typed": "Acme?"}).status_code == 422
-    answer = client.post("/t/acme/members/leave", {"typed": "acme"}, headers=HX)
-    assert answer.headers["HX-Redirect"] == "/"
+    response = client.post("/t/acme/members/leave", {"typed": "acme"}, headers=HX)
+    assert response.headers["HX-Redirect"] == "/"
     assert client.get("/t/acme/").status_code == 404
 
 
@@ -149,7 +149,7 @@ def test_deliveries_page_by_key(acme, monkeypatch):
     assert [int(pk) for pk in re.findall(r", delivery (\d+)<", client.get(back).content.decode())] == made[2:0:-1]
 
 
-def test_settings_change_what_they_say(acme):
+def test_settings_are_changed(acme):
     client = log_in()
     assert client.post("/t/acme/settings/name", {"name": "Apex"}).status_code == 303
     assert client.post("/t/acme/settings/content", {"days": "91"}).status_code == 422
@@ -195,14 +195,14 @@ def test_a_policy_is_published_reverted_and_withdrawn(acme):
     assert log_in("readonly").post(edit, {"name": "x", "body": json.dumps(GOOD)}).status_code == 403
 
 
-def test_nobody_overwrites_what_another_published_meanwhile(acme):
+def test_a_concurrent_publication_is_not_overwritten(acme):
     client = log_in("developer")
     actions.do_publish_policy(acme, "mine", GOOD)
     mine = {"name": "mine", "body": '{"models": ["a"]}', "base": "1"}
     actions.do_publish_policy(acme, "mine", GOOD)
-    answer = client.post("/t/acme/routing/edit", mine)
-    assert answer.status_code == 422
-    assert "Version 2 was published while you were editing" in answer.content.decode()
+    response = client.post("/t/acme/routing/edit", mine)
+    assert response.status_code == 422
+    assert "Version 2 was published while you were editing" in response.content.decode()
     assert len(of(RoutingPolicy, acme)) == 2
 
 
@@ -234,7 +234,7 @@ def _record(tenant: Tenant, number: int, **fields: Any) -> Any:
     return RequestRecord(**(given | fields))
 
 
-def test_a_draft_is_tried_on_requests_that_came(acme):
+def test_a_draft_is_previewed_with_recent_requests(acme):
     from millrace.apps.request_log.models import RequestRecord
     from tenants.isolation.scopes import tenant_scope
 
@@ -244,7 +244,7 @@ def test_a_draft_is_tried_on_requests_that_came(acme):
                 *(_record(acme, number) for number in range(3)),
                 *(_record(acme, number, prompt_tokens=900) for number in range(3, 8)),
                 _record(acme, 8, requested_model="other", prompt_tokens=901),
-                _record(acme, 9, prompt_tokens=None),  # refused before its prompt was counted
+                _record(acme, 9, prompt_tokens=None),  # rejected before its prompt was tokenized
                 _record(acme, 10, requested_model="other"),
             ]
         )

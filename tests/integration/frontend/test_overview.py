@@ -1,4 +1,4 @@
-"""The tenant's overview: exact figures, its own only, and what it says about budgets and metering."""
+"""The tenant's overview: exact values of only this tenant, budgets and metering."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def panel_of(client: Any, name: str, query: str = "") -> Any:
     return response.context["panel"]
 
 
-def test_it_works(client, acme, member, use):
+def test_the_overview_is_shown(client, acme, member, use):
     key, _ = actions.do_create_api_key(only_project(acme), "prod")
     use(acme, key_id=key.pk, price_version=rate_card(), uncached=1_000_000, cache_read=1_000_000, output=100_000)
     page = page_of(client)
@@ -65,7 +65,7 @@ def test_it_works(client, acme, member, use):
     assert "Send your first request" not in page
 
 
-def test_it_rejects_other_tenants(client, acme, member, use):
+def test_other_tenants_overviews_return_404(client, acme, member, use):
     other = actions.do_create_tenant("other", "Other")
     use(other, uncached=987_654)
     use(acme)
@@ -75,22 +75,22 @@ def test_it_rejects_other_tenants(client, acme, member, use):
     assert client.get("/t/other/panels/spend").status_code == 404
 
 
-def test_who_is_not_logged_in_is_asked_to(client, acme):
+def test_an_anonymous_user_is_redirected_to_the_login(client, acme):
     assert client.get("/t/acme/").url == "/login?next=/t/acme/"
 
 
-def test_a_panel_leads_the_page_to_the_log_in(client, acme):
+def test_a_panel_redirects_the_page_to_the_login(client, acme):
     headers = {"HX-Request": "true", "HX-Current-URL": "http://testserver/t/acme/?range=7d"}
     response = client.get("/t/acme/panels/spend", headers=headers)
     assert response.headers["HX-Redirect"] == "/login?next=/t/acme/%3Frange%3D7d"
 
 
-def test_an_operator_says_why_first(client, acme):
+def test_an_operator_must_give_a_reason_first(client, acme):
     client.force_login(User.objects.create_superuser("op@example.com"))
     assert client.get("/t/acme/").url == f"/operator/tenants/{acme.pk}/view?next=%2Ft%2Facme%2F"
 
 
-def test_who_may_see_no_keys_sees_none(client, acme, use):
+def test_a_user_without_permission_sees_no_keys(client, acme, use):
     user = User.objects.create_user("books@example.com")
     actions.do_add_member(acme, user, "billing")
     client.force_login(user)
@@ -99,7 +99,7 @@ def test_who_may_see_no_keys_sees_none(client, acme, use):
     assert client.get("/t/acme/panels/keys").status_code == 404
 
 
-def test_empty_shows_what_to_type(client, acme, member):
+def test_an_empty_tenant_sees_a_command_to_run(client, acme, member):
     _, secret = actions.do_create_api_key(only_project(acme), "k")
     page = page_of(client)
     assert "Bearer $MILLRACE_API_KEY" in page
@@ -108,7 +108,7 @@ def test_empty_shows_what_to_type(client, acme, member):
     assert "smollm2-135m" in page
 
 
-def test_suspended_says_so(client, acme, member):
+def test_a_suspended_tenant_has_a_banner(client, acme, member):
     actions.do_suspend_tenant(acme)
     assert "This organization is suspended" in page_of(client)
 
@@ -131,7 +131,7 @@ def test_figures_are_exact(client, acme, member, use):
     assert (figures.accepted, figures.cost.femto) == (3, femto * 1000 // 3)
 
 
-def test_the_span_is_the_addresss(client, acme, member, use):
+def test_the_url_has_the_time_range(client, acme, member, use):
     use(acme, at=TODAY - timedelta(days=1), output=7)
     use(acme, at=TODAY, output=1)
     day = f"{TODAY - timedelta(days=1):%F}"
@@ -155,7 +155,7 @@ def test_a_budget_of_the_tenant_is_the_limit(client, acme, member, use):
     assert [mark.label for mark in spent.gauge.marks] == ["Limit $12.00", "50% alert", "80% alert"]
 
 
-def test_a_full_budget_is_said_above_all(client, acme, member, use, monkeypatch):
+def test_an_exhausted_budget_has_a_banner(client, acme, member, use, monkeypatch):
     use(acme)
     budget = do_make_budget(acme, name="All", unit="money", period="month", amount=10**10)
     full = spend.OverviewStatus(budget, None, spend.Money.nano(99 * 10**8), spend.Money(0), spend.Money.nano(10**10))
@@ -169,7 +169,7 @@ def test_a_full_budget_is_said_above_all(client, acme, member, use, monkeypatch)
     assert (notice.kind, notice.title) == ("warn", f"Hard limit likely on {TODAY + timedelta(days=2):%-d %B}.")
 
 
-def test_the_forecast_goes_on_where_the_spend_ends(client, acme, member, use, monkeypatch):
+def test_the_forecast_continues_the_spend(client, acme, member, use, monkeypatch):
     use(acme, at=TODAY, price_version=rate_card(), output=1_000_000)
     last = (TODAY.replace(day=1) + timedelta(days=32)).replace(day=1) - timedelta(days=1)
     days = [TODAY + timedelta(days=i) for i in range((last - TODAY).days + 1)]
@@ -186,8 +186,8 @@ def test_the_forecast_goes_on_where_the_spend_ends(client, acme, member, use, mo
 
 
 @pytest.mark.parametrize("name", ["America/New_York", "Asia/Kolkata", "UTC"])
-def test_at_a_months_end_the_month_is_that_of_who_bills(client, acme, member, use, monkeypatch, name):
-    """Spend, forecast and figures begin together, and the chart has a day for each of the forecast's."""
+def test_at_a_months_end_the_month_is_in_the_billing_entitys_time_zone(client, acme, member, use, monkeypatch, name):
+    """Spend, forecast and figures have the same start, and the chart has every day of the forecast."""
     zone, version = ZoneInfo(name), rate_card()
     with all_tenants_scope(BypassReason.COMMAND):
         entity = BillingEntity.objects.create(slug="far", name="Far", country="US", time_zone=name)
@@ -222,21 +222,21 @@ def test_at_a_months_end_the_month_is_that_of_who_bills(client, acme, member, us
     done = [value for value in by["Spend so far"] if value is not None]
     assert (len(done), done[-1]) == (len([day for day in expected.path if day.actual is not None]), spent.amount.femto)
     assert figures.accepted == len(counted)
-    as_long = before.astimezone(UTC) + (late.astimezone(UTC) - month.astimezone(UTC))  # of the month before
+    as_long = before.astimezone(UTC) + (late.astimezone(UTC) - month.astimezone(UTC))  # of the previous month
     then = 2 if as_long > month - timedelta(minutes=30) else 1
     assert figures.accepted_delta.text == f"{(len(counted) - then) * 100 // then}.0%"
     assert figures.before == f"vs 1 – {min(late.day, (month - timedelta(days=1)).day)} {before:%b}"
     assert f"1 – {late:%-d %B %Y}, {name}" in page_of(client)
 
 
-def test_the_table_says_what_the_chart_draws(client, acme, member, use):
+def test_the_table_has_the_charts_values(client, acme, member, use):
     use(acme, at=TODAY, output=1234)
     chart = panel_of(client, "tokens").chart
     assert chart.rows[-1] == (f"{TODAY:%-d %b %Y}", ["1,234", "0", "0"])
     assert "1,234" in page_of(client)
 
 
-def test_it_says_how_far_it_is_metered(client, acme, member):
+def test_the_time_of_the_last_metered_usage_is_shown(client, acme, member):
     with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"]) as broker:
         broker.delete(status.STATUS_KEY)
         assert "Metering status is unavailable" in page_of(client)
@@ -252,7 +252,7 @@ def test_it_says_how_far_it_is_metered(client, acme, member):
         broker.delete(status.STATUS_KEY)
 
 
-def test_without_the_broker_it_still_loads(client, acme, member, use, settings):
+def test_the_overview_loads_without_the_broker(client, acme, member, use, settings):
     use(acme)
     settings.CACHES = {"default": settings.CACHES["default"] | {"LOCATION": "redis://127.0.0.1:1/0"}}
     assert "Metering status is unavailable" in page_of(client)

@@ -1,4 +1,4 @@
-"""Who may see and do what in the console: roles, a proof of who one is, choices kept in the browser."""
+"""View decorators of the console: roles, reauthentication, dialogs, panels and preferences."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def join(client: Any, tenant: Tenant, role: str) -> User:
     return user
 
 
-def test_a_role_that_may_not_is_refused(client, acme):
+def test_a_role_without_the_permission_is_rejected(client, acme):
     join(client, acme, "developer")
     assert client.get("/t/acme/rename").status_code == 200
     assert client.get("/t/acme/books").status_code == 403
@@ -110,12 +110,12 @@ def test_another_method_is_not_allowed(client, acme):
     assert client.post("/t/acme/books").status_code == 405
 
 
-def test_operators_pages_are_not_there_for_others(client, acme):
+def test_operator_pages_return_404_for_others(client, acme):
     join(client, acme, "owner")
     assert client.get("/operator/grave").status_code == 404
 
 
-def test_a_form_waits_for_a_proof_and_is_then_carried_out(client, acme):
+def test_a_form_is_submitted_after_reauthentication(client, acme):
     join(client, acme, "owner")
     asked = client.post("/t/acme/rename", {"name": "Acme Two"})
     assert asked.url == "/account/confirm?next=%2Ft%2Facme%2Frename"
@@ -128,7 +128,7 @@ def test_a_form_waits_for_a_proof_and_is_then_carried_out(client, acme):
     assert "It is Acme Two now." not in client.get("/t/acme/").content.decode()
 
 
-def test_a_form_in_a_dialog_is_answered_by_a_page_after_the_proof(client, acme):
+def test_a_dialogs_form_returns_a_page_after_reauthentication(client, acme):
     join(client, acme, "owner")
     asked = client.post("/t/acme/rename", {"name": "Acme Two"}, headers={"HX-Request": "true"})
     assert asked.headers["HX-Redirect"] == "/account/confirm?next=%2Ft%2Facme%2Frename"
@@ -139,7 +139,7 @@ def test_a_form_in_a_dialog_is_answered_by_a_page_after_the_proof(client, acme):
 
 
 def test_a_form_that_waited_is_processed_once_at_its_own_address(client, acme, monkeypatch):
-    """A wrong form is shown below its own address, where a reload shows the empty form and changes nothing."""
+    """A wrong form values shown below its own address, where a reload shows the empty form and changes nothing."""
     join(client, acme, "owner")
     asked = client.post("/t/acme/rename", {"name": ""})
     assert client.get("/t/acme/rename").status_code == 200  # before the proof it is a form as any other
@@ -152,16 +152,16 @@ def test_a_form_that_waited_is_processed_once_at_its_own_address(client, acme, m
     session = client.session
     session["account_authentication_methods"] = []
     session.save()
-    asked = client.post("/t/acme/rename", {"name": "Acme Late"})
-    back = client.post(asked.url, {"password": PASSWORD, "next": "/t/acme/rename"})
+    response = client.post("/t/acme/rename", {"name": "Acme Late"})
+    back = client.post(response.url, {"password": PASSWORD, "next": "/t/acme/rename"})
     monkeypatch.setattr("frontend.core.suspended_forms._CONFIRMED_SECONDS", -1)
     assert client.get(back.url).status_code == 200  # of a browser that came back much later
     assert "Acme Late" not in client.get("/t/acme/").content.decode()
 
 
 @pytest.mark.parametrize("totp", [False, True])
-def test_a_form_below_an_address_with_a_query_is_carried_out_too(client, acme, totp):
-    """What was typed is there after the proof: carried out, or, if it was wrong, to be mended and sent again."""
+def test_a_form_with_a_query_in_its_url_is_submitted_after_reauthentication(client, acme, totp):
+    """The values are kept: the form is submitted, or shown with its errors to be corrected."""
     user, secret = join(client, acme, "owner"), generate_totp_secret()
     if totp:
         TOTP.activate(user, secret)
@@ -171,11 +171,11 @@ def test_a_form_below_an_address_with_a_query_is_carried_out_too(client, acme, t
         cache.clear()  # each code works once
         client.logout()
         client.force_login(user)
-        asked = client.post(here, sent)
-        (after,) = re.findall(r'name="next" value="([^"]+)"', client.get(asked.url).content.decode())
+        response = client.post(here, sent)
+        (after,) = re.findall(r'name="next" value="([^"]+)"', client.get(response.url).content.decode())
         code = format_hotp_value(hotp_value(secret, next(yield_hotp_counters_from_time())))
         proof = {"code": code} if totp else {"password": PASSWORD}
-        confirmed = client.post(asked.url.partition("?")[0], proof | {"next": unescape(after)})
+        confirmed = client.post(response.url.partition("?")[0], proof | {"next": unescape(after)})
         assert (confirmed.status_code, confirmed.url) == (302, here)
         return client.get(confirmed.url)
 
@@ -190,7 +190,7 @@ def test_a_form_below_an_address_with_a_query_is_carried_out_too(client, acme, t
     assert "Renamed to Acme Mended." not in page and "It is Acme Two now." in page
 
 
-def test_with_a_recent_proof_it_is_carried_out_at_once(client, acme):
+def test_with_a_recent_reauthentication_a_form_is_submitted_immediately(client, acme):
     join(client, acme, "owner")
     remembered(client.session)
     assert client.post("/t/acme/rename", {"name": "Acme Two"}).status_code == 303
@@ -200,13 +200,13 @@ def test_with_a_recent_proof_it_is_carried_out_at_once(client, acme):
     assert client.post("/t/acme/rename", {"name": "Acme Three"}).status_code == 302
 
 
-def test_operators_are_asked_too(client):
+def test_operators_must_reauthenticate_too(client):
     client.force_login(User.objects.create_superuser("op@example.com", PASSWORD))
     assert client.get("/operator/grave").status_code == 200
     assert client.post("/operator/grave").url.startswith("/account/confirm?")
 
 
-def test_a_dialog_gets_the_inside_alone_and_leads_the_page_on(client, acme):
+def test_a_dialog_gets_only_its_content_and_redirects_the_page(client, acme):
     join(client, acme, "owner")
     remembered(client.session)
     headers = {"HX-Request": "true"}
@@ -220,7 +220,7 @@ def test_a_dialog_gets_the_inside_alone_and_leads_the_page_on(client, acme):
     assert right.headers["HX-Redirect"] == "/t/acme/"
 
 
-def test_what_a_verb_refuses_stands_in_the_form():
+def test_an_actions_error_is_shown_in_the_form():
     form = Rename({"name": "x"})
 
     def refuse(data: dict[str, Any]) -> None:
@@ -230,16 +230,16 @@ def test_what_a_verb_refuses_stands_in_the_form():
     assert form.non_field_errors() == ["That name is taken."]
 
 
-def test_a_confirmation_wants_the_very_name():
+def test_a_confirmation_requires_the_exact_name():
     assert not Confirm("prod", {"typed": "Prod"}).is_valid()
     assert Confirm("prod", {"typed": " prod "}).is_valid()
 
 
-def test_a_panel_fails_alone_with_the_requests_id(client, acme):
+def test_only_the_failing_panel_shows_an_error_with_the_request_id(client, acme):
     join(client, acme, "owner")
-    page = client.get("/t/acme/books")
-    assert page.status_code == 200
-    shown = page.context["panels"]
+    response = client.get("/t/acme/books")
+    assert response.status_code == 200
+    shown = response.context["panels"]
     assert (shown["fine"].failed, shown["broken"].failed, shown["slow"].body) == (False, True, None)
     failed = client.get("/t/acme/trial/panels/broken?range=7d")
     assert (failed.status_code, failed.headers["X-Panel"]) == (500, "broken")
@@ -251,12 +251,12 @@ def test_a_panel_fails_alone_with_the_requests_id(client, acme):
     assert client.get("/t/acme/trial/panels/none-such").status_code == 404
 
 
-def test_a_panel_that_one_may_not_see_is_not_there(client, acme):
+def test_a_panel_without_permission_is_not_shown(client, acme):
     join(client, acme, "readonly")
     assert client.get("/t/acme/trial/panels/books").status_code == 404
 
 
-def test_preferences_are_kept_and_lead_back(client, acme):
+def test_preferences_are_stored_and_redirect_back(client, acme):
     join(client, acme, "owner")
     given = {"theme": "dark", "zone": "Europe/Berlin", "letters": "off", "other": "x"}
     response = client.post("/preferences", given, headers={"referer": "http://testserver/t/acme/?range=7d"})
@@ -275,13 +275,13 @@ def test_preferences_are_kept_and_lead_back(client, acme):
 @pytest.mark.parametrize(
     "given", [{"theme": "pink"}, {"zone": "../../etc/passwd"}, {"zone": "Nowhere"}, {"letters": ""}]
 )
-def test_nonsense_is_not_kept(client, given):
+def test_invalid_preferences_are_not_stored(client, given):
     response = client.post("/preferences", given, headers={"referer": "http://elsewhere.example/x"})
     assert response.url == "/"
     assert not response.cookies
 
 
-def test_the_palette_finds_screens_and_what_they_name(client, acme, monkeypatch):
+def test_the_palette_finds_screens_and_objects(client, acme, monkeypatch):
     join(client, acme, "owner")
     monkeypatch.setitem(
         command_palette.TENANT,
@@ -302,7 +302,7 @@ def test_operators_find_tenants(client, acme):
     assert f"/operator/tenants/{acme.pk}/" in client.get("/operator/search?q=acm").content.decode()
 
 
-def test_a_member_of_two_can_switch(client, acme):
+def test_a_member_of_two_tenants_can_switch(client, acme):
     user = join(client, acme, "owner")
     other = actions.do_create_tenant("lab", "Lab")
     actions.do_add_member(other, user, "readonly")
@@ -350,7 +350,7 @@ def test_every_entry_of_the_sidebar_is_a_page(groups, arguments):
     assert len({entry.letter for entry in entries}) == len(entries)
 
 
-def test_the_sidebar_has_what_the_role_may_see(client, acme):
+def test_the_sidebar_has_the_screens_of_the_role(client, acme):
     join(client, acme, "readonly")
     sections = client.get("/t/acme/").context["layout"].sections
     labels = {link.label for section in sections for link in section.links}
@@ -359,8 +359,8 @@ def test_the_sidebar_has_what_the_role_may_see(client, acme):
     assert [link.label for section in sections for link in section.links if link.current] == ["Overview"]
 
 
-def test_panels_are_built_in_scopes_of_their_own(client, acme, monkeypatch):
-    """One whose query fails leaves the next its transaction."""
+def test_panels_are_built_in_separate_scopes(client, acme, monkeypatch):
+    """A panel with a failing query does not affect the next panel's transaction."""
     from django.db import connection
 
     def spoil(ctx: PageContext) -> None:

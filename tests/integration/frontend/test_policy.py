@@ -1,4 +1,4 @@
-"""What every page keeps to: the content security policy, and error pages in the console's own style."""
+"""The content security policy of every page, and the console's error pages."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def check(response, status: int, heading: str = "") -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_pages_keep_to_the_policy(client, operator, owner, path):
+def test_pages_follow_the_policy(client, operator, owner, path):
     if path != "/login":
         client.force_login(owner if path.startswith("/t/") else operator)
     check(client.get(path), 200)
 
 
-def test_what_is_not_there(client, operator):
+def test_the_page_of_404(client, operator):
     client.force_login(operator)
     check(client.get("/t/nobody/"), 404, "Page not found")
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "heading"),
+    ("raised", "status", "heading"),
     [
         (RuntimeError("secret detail"), 500, "Internal error"),
         (PermissionDenied("secret detail"), 403, "Access denied"),
     ],
 )
-def test_a_fault_shows_our_page_and_no_detail(client, owner, monkeypatch, fault, status, heading):
+def test_the_page_of_500_has_no_details(client, owner, monkeypatch, raised, status, heading):
     def fail(visit):
-        raise fault
+        raise raised
 
     monkeypatch.setattr(overview, "header", fail)
     client.force_login(owner)
@@ -72,7 +72,7 @@ def test_a_fault_shows_our_page_and_no_detail(client, owner, monkeypatch, fault,
     assert "secret detail" not in response.content.decode()
 
 
-def test_a_form_without_its_token_is_refused(operator):
+def test_a_form_without_its_csrf_token_is_rejected(operator):
     client = Client(enforce_csrf_checks=True)
     client.force_login(operator)
     check(client.post("/logout"), 403, "Access denied")

@@ -1,4 +1,4 @@
-"""The log of requests in the console: what it lists, where its filters live, and what its drawer tells."""
+"""The request log in the console: the list, its filters in the URL, and the details in the drawer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def linked(page: str, rel: str) -> str:
     return unescape(url)
 
 
-def test_pages_turn_and_keep_their_filters(client, acme, monkeypatch):
+def test_pages_keep_their_filters(client, acme, monkeypatch):
     monkeypatch.setattr("frontend.tenant.requests.log.PAGE_SIZE", 2)
     for number in range(5):
         record(acme, number)
@@ -87,7 +87,7 @@ def test_pages_turn_and_keep_their_filters(client, acme, monkeypatch):
     assert "range=7d" in linked(first, "next")
 
 
-def test_filters_are_in_the_address(client, acme):
+def test_filters_are_in_the_url(client, acme):
     key, _ = actions.do_create_api_key(only_project(acme), "prod")
     record(acme, 0, key_id=key.pk, status="429", code="rate_limit_exceeded", outcome="limited")
     record(acme, 1, requested_model="other", key_id=key.pk + 1)
@@ -96,7 +96,7 @@ def test_filters_are_in_the_address(client, acme):
         ("outcome=limited", [0]),
         ("code=rate_limit_exceeded", [0]),
         ("model=other", [1]),
-        ("key=x&outcome=odd&cursor=odd", [0, 1]),  # nonsense asks for nothing
+        ("key=x&outcome=odd&cursor=odd", [0, 1]),  # invalid filters are ignored
         ("project=7", []),
     ):
         page = get(client, f"/t/acme/requests/?{query}&range=7d")
@@ -105,7 +105,7 @@ def test_filters_are_in_the_address(client, acme):
     assert "No request matches" in get(client, "/t/acme/requests/?project=7")
 
 
-def test_the_drawer_tells_the_story(client, acme):
+def test_the_drawer_shows_the_details(client, acme):
     prices = [(price("3", number=NOW.month), 1000), (price("15", "output", number=NOW.month), 100)]
     use(acme, NOW, *prices)
     (event,) = of(UsageEvent, acme)
@@ -132,7 +132,7 @@ def test_the_drawer_tells_the_story(client, acme):
     assert "0.0045" in fragment
 
 
-def test_a_refusal_names_what_bound(client, acme):
+def test_a_rejection_names_the_limit(client, acme):
     bound = {"kind": "budget", "id": 1, "name": "One cent", "unit": "money", "period": "day", "left": 0, "needed": 5}
     bound["resets_at"] = "2026-12-01T00:00:00+00:00"
     row = record(acme, 0, outcome="limited", status="429", code="budget_exceeded", limited_by=bound, served_model="")
@@ -187,7 +187,7 @@ def test_costs_of_a_column_have_the_same_number_of_decimals(client, acme):
     assert ["".join(parts) for parts in shown] == ["$6.000000", "$0.003000", "$0.000021"]
 
 
-def test_another_tenants_request_is_not_there(client, acme):
+def test_another_tenants_request_returns_404(client, acme):
     other = record(actions.do_create_tenant("other", "Other"), 1)
     get(client, f"/t/acme/requests/{other.request_id}", 404)
     get(client, "/t/acme/requests/req_nobody", 404)
@@ -200,7 +200,7 @@ def test_the_palette_finds_a_request_by_its_id(client, acme):
     assert "/t/acme/requests/req_" not in get(client, "/t/acme/search?q=req_")
 
 
-def test_what_is_still_being_written_is_asked_for_again(client, acme, monkeypatch):
+def test_an_unfinished_request_is_refreshed(client, acme, monkeypatch):
     use(acme, NOW, (price("3", number=NOW.month), 1000))
     (event,) = of(UsageEvent, acme)
     page = get(client, f"/t/acme/requests/{event.request_id}")

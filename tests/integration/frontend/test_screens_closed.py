@@ -1,4 +1,4 @@
-"""Every registered screen asks the database a bounded number of times, and no address tells of another tenant."""
+"""Every registered screen has a limited number of queries, and no URL reveals data of another tenant."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from tests.support.frontend.screen_cases import EACH, FULL, POPULATED
 
 
 @EACH
-def test_queries_are_bounded(world, monkeypatch, settings, screen, state):
+def test_the_number_of_queries_is_limited(world, monkeypatch, settings, screen, state):
     if state == "error":
         monkeypatch.setattr(panels, "render", fail)
     client = logged_in(world, screen.who)
     address = screen.address(world, state)
     with CaptureQueriesContext(connection) as queries:
-        answer = client.get(address)
-    assert answer.status_code == 200
+        response = client.get(address)
+    assert response.status_code == 200
     assert len(queries) <= screen.queries, "\n".join(query["sql"][:160] for query in queries)
 
 
 @POPULATED
-def test_an_empty_form_says_what_it_lacks(world, screen):
-    """Also if nothing at all was sent, as by a form whose boxes are all unticked."""
+def test_an_empty_form_shows_its_missing_fields(world, screen):
+    """Also if no field was sent, as by a form with only unchecked boxes."""
     client, address = logged_in(world, screen.who), screen.address(world, "populated")
     form = re.search(
         r'<form[^>]* method="post"[^>]* novalidate>(.*?)</form>', client.get(address).content.decode(), re.S
     )
     if form is None or not re.search(r"<(input|select|textarea)[^>]* required", form[1]):
-        return  # no form, or one that is carried out as it stands
-    answer = client.post(address)
-    assert answer.status_code == 422
-    assert 'class="field-error"' in answer.content.decode()
+        return  # no form, or one that can be submitted unchanged
+    response = client.post(address)
+    assert response.status_code == 422
+    assert 'class="field-error"' in response.content.decode()
 
 
 def tenant_routes(patterns: list[Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Every address below t/<slug>/, with the names of its arguments."""
+    """Yield every URL below t/<slug>/ with the names of its arguments."""
     for one in patterns:
         route = prefix + str(one.pattern)
         if isinstance(one, URLResolver):
@@ -58,8 +58,8 @@ ROUTES = sorted(tenant_routes(get_resolver().url_patterns))
 
 
 @pytest.mark.parametrize(("route", "names"), ROUTES, ids=[route for route, _ in ROUTES])
-def test_another_tenants_address_is_not_found(world, route, names):
-    """Not by its slug, and not by an id of theirs below one's own slug; nor may it be told from what never was."""
+def test_another_tenants_urls_return_404(world, route, names):
+    """Neither its slug nor an ID of it below one's own slug is found, with the same response as for unknown ones."""
     client = Client()
     other = world.tenants["populated"]
     from tenants import actions
@@ -90,7 +90,7 @@ def test_another_tenants_address_is_not_found(world, route, names):
 
 
 def test_every_screen_of_the_sidebar_is_registered(world):
-    """Whatever an owner or operator can go to is looked at by the tests above."""
+    """So the tests above cover every page that an owner or operator can open."""
     for who, start in (("owner", f"/t/{SLUGS['populated']}/"), ("operator", "/operator/")):
         found = re.findall(r'<a href="([^"]+)" data-letter', logged_in(world, who).get(start).content.decode())
         known = {screen.address(world, "populated").partition("?")[0] for screen in FULL if screen.who == who}

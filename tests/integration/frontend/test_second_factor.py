@@ -1,4 +1,4 @@
-"""The pages around logging in: TOTP, recovery codes, forgotten passwords, single sign-on."""
+"""Account pages: TOTP, recovery codes, password resets and single sign-on."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def code(secret: str) -> str:
 
 
 def confirm(client: Client) -> None:
-    """What is asked before the second factor can be changed, also right after logging in."""
+    """Reauthenticate, as required before a change of the second factor, also right after signing in."""
     assert client.post("/account/confirm", {"password": PASSWORD}).status_code == 302
 
 
@@ -62,7 +62,7 @@ def enroll(client: Client) -> str:
     return secret
 
 
-def test_enrolling_works(client, user, django_capture_on_commit_callbacks):
+def test_enrolling(client, user, django_capture_on_commit_callbacks):
     log_in(client)
     assert 'Two-factor authentication</a> <span class="text-muted">Off' in client.get("/account/").content.decode()
     with django_capture_on_commit_callbacks(execute=True):
@@ -81,7 +81,7 @@ def test_enrolling_works(client, user, django_capture_on_commit_callbacks):
     assert not Authenticator.objects.filter(user=user).exists()
 
 
-def test_logging_in_then_wants_the_code(client, user):
+def test_signing_in_then_requires_the_code(client, user):
     log_in(client)
     secret = enroll(client)
     client.post("/logout")
@@ -106,7 +106,7 @@ def test_a_recovery_code_works_once(client, user):
 
 
 @pytest.mark.parametrize("totp", [False, True])
-def test_stepping_up_works(client, user, totp):
+def test_reauthentication(client, user, totp):
     log_in(client)
     session = client.session
     session["account_authentication_methods"] = [{"method": "password", "at": time.time() - 3600}]
@@ -125,27 +125,27 @@ def test_stepping_up_works(client, user, totp):
     assert client.post("/api/keys", {"name": "k"}, "application/json").status_code == 201
 
 
-def test_operators_may_be_made_to_enrol(client):
+def test_operators_can_be_required_to_enroll(client):
     User.objects.create_superuser("dev@example.com", PASSWORD)
     log_in(client)
     assert client.get("/operator/").status_code == 200
     with override_settings(OPERATORS_NEED_TOTP=True):
         for path in ("/operator/", "/", "/operator/users/"):
             assert client.get(path).url == "/account/mfa/totp/activate/", path
-        refused = client.get("/api/operator/tenants")
-        assert (refused.status_code, refused.json()["code"]) == (403, "totp_required")
+        response = client.get("/api/operator/tenants")
+        assert (response.status_code, response.json()["code"]) == (403, "totp_required")
         enroll(client)
         assert client.get("/operator/").status_code == 200
         assert client.get("/api/operator/tenants").status_code == 200
 
 
-def test_others_are_not_made_to(client, user):
+def test_other_users_are_not_required_to_enroll(client, user):
     log_in(client)
     with override_settings(OPERATORS_NEED_TOTP=True):
         assert client.get("/t/acme/").status_code == 200
 
 
-def test_a_forgotten_password_is_set_anew(client, user):
+def test_a_forgotten_password_is_reset(client, user):
     assert client.get("/account/password/reset").status_code == 200
     for address in ("dev@example.com", "nobody@example.com"):
         assert client.post("/account/password/reset", {"email": address}).url == "/account/password/reset/sent"
@@ -172,7 +172,7 @@ def test_the_password_can_be_changed(client, user):
     assert len(unscoped(AuditEntry).filter(action="user.password_changed")) == 1
 
 
-def test_nobody_signs_up_by_themselves(client):
+def test_there_is_no_self_service_sign_up(client):
     assert "No account found" in client.get("/account/signup").content.decode()
     client.post("/account/signup", {"email": "new@example.com", "password1": PASSWORD, "password2": PASSWORD})
     assert not User.objects.exists()
@@ -191,7 +191,7 @@ def test_single_sign_on_has_a_button_if_there_is_a_provider(client, settings):
 
 
 @pytest.mark.parametrize("path", ["/login", "/account/", "/account/mfa/totp/activate/", "/account/password"])
-def test_the_pages_keep_to_the_policy(client, user, path):
+def test_the_pages_follow_the_policy(client, user, path):
     if path != "/login":
         log_in(client)
         confirm(client)

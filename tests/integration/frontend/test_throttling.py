@@ -1,4 +1,4 @@
-"""Sign-in, codes, re-authentication and password resets against guessing; devices that have signed in before."""
+"""Throttling of sign-ins, codes, reauthentication and password resets, and known devices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Clock:
-    """The throttle by a clock that stands still until the test moves it."""
+    """The throttle with a clock that only the test advances."""
     cache.clear()
     clock = Clock()
     throttle = Throttle(redis.Redis.from_url(platform_settings().valkey_url), clock)
@@ -65,7 +65,7 @@ def code(secret: str) -> str:
 
 
 def attack(times: int, path: str = "/login", **fields: str) -> int:
-    """Wrong attempts, each from another address; gives how many were not checked."""
+    """Make wrong attempts, each from another address; return the number of unchecked ones."""
     refused = 0
     for n in range(times):
         sent = fields or {"login": EMAIL, "password": "wrong"}
@@ -73,7 +73,7 @@ def attack(times: int, path: str = "/login", **fields: str) -> int:
     return refused
 
 
-def test_guesses_wait_longer_and_longer(client, user, clock):
+def test_the_waits_after_wrong_guesses_grow(client, user, clock):
     for _ in range(ACCOUNT.free):
         answer = log_in(client, "wrong")
         assert answer.status_code == 200 and "do not match" in answer.content.decode()
@@ -89,7 +89,7 @@ def test_guesses_wait_longer_and_longer(client, user, clock):
     assert is_signed_in(client)
 
 
-def test_who_has_signed_in_before_is_not_locked_out_by_an_attack(client, user):
+def test_an_attack_does_not_lock_out_a_known_device(client, user):
     log_in(client)
     client.post("/logout")
     assert attack(60) >= 50
@@ -117,7 +117,7 @@ def test_a_device_is_known_for_one_user_only(client, user):
     assert log_in(client).status_code == 429
 
 
-def test_the_cookie_is_signed_and_guarded_as_the_session_is(client, user):
+def test_the_cookie_is_signed_with_the_attributes_of_the_sessions(client, user):
     name = throttling.cookie_name(user)
     log_in(client)
     cookie = client.cookies[name]
@@ -133,7 +133,7 @@ def test_the_cookie_is_signed_and_guarded_as_the_session_is(client, user):
     assert log_in(client).status_code == 429
 
 
-def test_a_failed_or_half_sign_in_makes_no_device_known(client, user):
+def test_a_failed_or_incomplete_sign_in_makes_no_device_known(client, user):
     log_in(client, "wrong")
     TOTP.activate(user, generate_totp_secret())
     assert log_in(client).url == "/account/mfa/authenticate/"
@@ -155,15 +155,15 @@ def test_a_new_password_makes_other_devices_unknown(client, user):
     assert log_in(client, new).status_code == 302
 
 
-def test_codes_are_throttled_apart_from_passwords(client, user, clock):
+def test_codes_are_throttled_separately_from_passwords(client, user, clock):
     secret = generate_totp_secret()
     TOTP.activate(user, secret)
     log_in(client)
     url = "/account/mfa/authenticate/"
     for _ in range(ACCOUNT.free):
         assert client.post(url, {"code": "000000"}).status_code == 200
-    answer = client.post(url, {"code": code(secret)})
-    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "5")
+    response = client.post(url, {"code": code(secret)})
+    assert (response.status_code, response.headers["Retry-After"]) == (429, "5")
     clock.now += 5
     assert client.post(url, {"code": code(secret)}).status_code == 302
     assert is_signed_in(client)
@@ -174,12 +174,12 @@ def test_codes_are_throttled_apart_from_passwords(client, user, clock):
     for _ in range(3 * ACCOUNT.free):
         guessing.post(url, {"code": "000000"}, REMOTE_ADDR=ELSEWHERE)
     log_in(known)
-    assert known.post(url, {"code": "000000"}).status_code == 200  # checked: the device is known
+    assert known.post(url, {"code": "000000"}).status_code == 200  # checked, since the device is known
 
 
 @pytest.mark.parametrize("totp", [False, True])
-def test_reauthentication_is_throttled_by_session_alone(client, user, clock, totp):
-    """Neither an attack from elsewhere nor a thief with another session delays it."""
+def test_reauthentication_is_throttled_only_by_session(client, user, clock, totp):
+    """Attacks from other addresses or with another session do not delay it."""
     secret = generate_totp_secret()
     client.force_login(user)
     session = client.session
@@ -199,7 +199,7 @@ def test_reauthentication_is_throttled_by_session_alone(client, user, clock, tot
     assert client.post(url, {"code": code(secret)} if totp else {"password": PASSWORD}).status_code == 302
 
 
-def test_the_old_password_cannot_be_guessed_either(client, user):
+def test_guesses_of_the_old_password_are_throttled(client, user):
     client.force_login(user)
     sent = {"oldpassword": "x", "password1": "another horse battery", "password2": "another horse battery"}
     for _ in range(DEVICE.free):
@@ -210,7 +210,7 @@ def test_the_old_password_cannot_be_guessed_either(client, user):
 
 
 @pytest.mark.parametrize("email", [EMAIL, "nobody@example.com"])
-def test_requests_for_a_reset_are_throttled_whether_there_is_a_user_or_not(client, user, email):
+def test_password_resets_are_throttled_with_and_without_a_user(client, user, email):
     log_in(client)
     client.post("/logout")
     for n in range(ACCOUNT.free):
@@ -227,5 +227,5 @@ def test_requests_for_a_reset_are_throttled_whether_there_is_a_user_or_not(clien
 @pytest.mark.parametrize(
     ("seconds", "words"), [(1, "1 second"), (119, "119 seconds"), (121, "3 minutes"), (900, "15 minutes")]
 )
-def test_waits_are_said_in_words(seconds, words):
+def test_the_text_of_waits(seconds, words):
     assert throttling.in_words(seconds) == words

@@ -1,4 +1,4 @@
-"""Usage as the page and its CSV show it: the same rows, by each group, with the same filters and all digits."""
+"""The usage page and its CSV: equal rows, for each group, with the same filters and all digits."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def acme(client, use) -> Tenant:
 
 
 def read(client, query: str) -> list[dict[str, str]]:
-    answer = client.get(f"/t/acme/usage/csv?{query}")
-    assert answer.status_code == 200
-    assert answer["Content-Type"].startswith("text/csv")
-    return list(csv.DictReader(io.StringIO(answer.content.decode())))
+    response = client.get(f"/t/acme/usage/csv?{query}")
+    assert response.status_code == 200
+    assert response["Content-Type"].startswith("text/csv")
+    return list(csv.DictReader(io.StringIO(response.content.decode())))
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -54,7 +54,7 @@ def test_each_group_adds_up_to_the_usage(client, acme, group):
     assert sum(Decimal(row["cost_usd"]) for row in rows).scaleb(15) == counts["cost_femto"] > 0
 
 
-def test_the_csv_has_what_the_page_shows(client, acme):
+def test_the_csv_has_the_pages_values(client, acme):
     page = client.get("/t/acme/usage/?group=key&model=smollm2-135m").content.decode()
     rows = read(client, "group=key&model=smollm2-135m")
     assert len(rows) == 3
@@ -67,13 +67,13 @@ def test_the_csv_has_what_the_page_shows(client, acme):
     assert 'href="/t/acme/usage/csv?group=key&amp;model=smollm2-135m"' in page
 
 
-def test_no_name_becomes_a_formula(client, acme):
+def test_names_in_the_csv_are_not_formulas(client, acme):
     names = {row["api_key"] for row in read(client, "group=key")}
     assert names == {"'=1+1", "' -2", "plain"}
     assert {row["member"] for row in read(client, "group=member")} == {"No member"}
 
 
-def test_nonsense_in_the_address_is_not_asked_for(client, acme):
+def test_invalid_filters_in_the_url_are_ignored(client, acme):
     whole = read(client, "group=model")
     assert read(client, "group=;drop&key=x&project=-1&range=never") == whole
     assert read(client, "group=model&key=99999999999999999999999") == whole
@@ -81,7 +81,7 @@ def test_nonsense_in_the_address_is_not_asked_for(client, acme):
     assert read(client, "group=model&key=999999") == []
 
 
-def test_what_refused_is_named(client, acme):
+def test_the_limits_that_rejected_requests_are_named(client, acme):
     from millrace.apps.request_log.models import RequestRecord
 
     bound = {"kind": "budget", "scope": "", "id": 4, "name": "All of it", "model": ""}
@@ -141,8 +141,8 @@ def test_batch_usage_without_a_job_is_not_called_none_yet(client, acme, use):
     assert "Batch jobs used" in page and "Their jobs were deleted. Usage is kept." in page
 
 
-def test_it_loads_when_the_records_are_gone(client, acme):
-    """A route is known from the request's record; without one its usage still counts."""
+def test_the_page_loads_without_request_records(client, acme):
+    """The route is in the request's record. Without a record, the usage still counts."""
     rows = read(client, "group=route")
     assert {row["route"] for row in rows} == {"smollm2-135m", "other"}
     assert all("record" in row["detail"] for row in rows)

@@ -24,7 +24,7 @@ def broker(async_broker: redis.Redis) -> redis.Redis:
 
 @pytest_asyncio.fixture
 async def close_connection() -> AsyncIterator[None]:
-    """Closes the database connection of the thread of `sync_to_async`."""
+    """Close the database connection of the thread of `sync_to_async`."""
     from django.db import connection
 
     yield
@@ -33,7 +33,7 @@ async def close_connection() -> AsyncIterator[None]:
 
 @pytest_asyncio.fixture
 async def database_pool() -> AsyncIterator[AsyncConnectionPool]:
-    """Connections to the tests' database, as the role that sees every tenant."""
+    """A pool of connections to the tests' database, for the role that sees every tenant."""
     from tests.support.gateway.budgets import database_url
 
     pool = AsyncConnectionPool(database_url(), min_size=1, max_size=3, open=False, kwargs={"autocommit": True})
@@ -53,7 +53,7 @@ async def watched(broker: redis.Redis, database_pool: AsyncConnectionPool) -> As
 
 @pytest.fixture
 def new_key() -> Callable[..., tuple[ApiKey, str]]:
-    """Makes a key for inference of a new tenant; returns it and its secret."""
+    """Return a function that creates a key of a new tenant for inference, and returns it and its secret."""
     from tenants import actions
     from tests.support.rows import only_project
 

@@ -1,4 +1,4 @@
-"""Request bodies: who may send one, how much of it is received, and what of it is read on the event loop."""
+"""Request bodies: checks before a body is received, its size limits, and where it is decoded."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def key_of(tenant: int = 7, *sets: LimitSetSnapshot, **fields: Any) -> ApiKeySna
 
 
 class Keys:
-    """In the key store's place."""
+    """A fake key store."""
 
     def __init__(self, key: ApiKeySnapshot) -> None:
         self._key = key
@@ -64,7 +64,7 @@ class Keys:
 
 
 class Connection:
-    """A client that sends a body as fast as it is received, and what was received until the answer began."""
+    """A client that sends a body as fast as it is received, with a count of the bytes before the response."""
 
     def __init__(self, size: int, **headers: str) -> None:
         self.left = size
@@ -104,7 +104,7 @@ class Connection:
 
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What the consumers need of a gateway, where no request gets further than its body."""
+    """A gateway with only the parts that read request bodies."""
 
     async def current_limit_statuses(key: ApiKeySnapshot) -> list[Any]:
         return []
@@ -133,7 +133,7 @@ async def call(consumer: type[HttpConsumer], connection: Connection, method: str
     return connection
 
 
-# Who may send a body.
+# Authentication before the body.
 
 
 @pytest.mark.parametrize(
@@ -147,23 +147,23 @@ async def call(consumer: type[HttpConsumer], connection: Connection, method: str
         (Unknown, "POST", {}, 404),
     ],
 )
-async def test_what_is_refused_without_its_body_is_answered_before_any_of_it_is_received(
+async def test_a_request_rejected_by_its_headers_gets_a_response_before_its_body_is_received(
     gateway: SimpleNamespace, consumer: type[HttpConsumer], method: str, headers: dict[str, str], status: int
 ) -> None:
     connection = await call(consumer, Connection(BODY_BYTES, **headers), method)
     assert (connection.status, connection.received_before_answer) == (status, 0)
-    assert connection.received == BODY_BYTES  # and discarded, so that a client that sends first can read its answer
+    assert connection.received == BODY_BYTES  # then discarded, so that a client that sends first can read the response
     assert b"connection" not in connection.answer_headers
 
 
-async def test_a_key_without_the_scope_sends_no_body(gateway: SimpleNamespace) -> None:
+async def test_a_key_without_the_scope_is_rejected_before_the_body(gateway: SimpleNamespace) -> None:
     gateway.keys = Keys(key_of(scopes=("models",)))
     connection = await call(ChatCompletions, Connection(BODY_BYTES))
     assert (connection.status, connection.received_before_answer) == (403, 0)
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-length": "", "transfer-encoding": "chunked"}])
-async def test_of_a_refused_body_only_so_much_is_discarded(
+async def test_a_rejected_body_is_discarded_up_to_a_limit(
     gateway: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
 ) -> None:
     monkeypatch.setattr(request_body, "DISCARD_BYTES", 1_000_000)
@@ -173,7 +173,7 @@ async def test_of_a_refused_body_only_so_much_is_discarded(
     assert connection.answer_headers[b"connection"] == b"close"
 
 
-async def test_a_client_that_waits_is_not_waited_for_without_end(
+async def test_the_wait_for_a_rejected_body_has_a_timeout(
     gateway: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_body, "DISCARD_SECONDS", 0.05)
@@ -187,22 +187,22 @@ async def test_a_client_that_waits_is_not_waited_for_without_end(
     assert connection.status == 401
 
 
-# How large it may be.
+# Size limits.
 
 
-async def test_a_declared_body_that_is_too_large_is_not_received(gateway: SimpleNamespace) -> None:
+async def test_a_body_with_a_too_large_content_length_is_not_received(gateway: SimpleNamespace) -> None:
     connection = await call(SubmitFeedback, Connection(BODY_BYTES))
     assert (connection.status, connection.code, connection.received_before_answer) == (413, "request_too_large", 0)
 
 
-async def test_a_chunked_body_is_received_up_to_its_bound(gateway: SimpleNamespace) -> None:
+async def test_a_chunked_body_is_received_up_to_its_limit(gateway: SimpleNamespace) -> None:
     connection = Connection(BODY_BYTES, **{"content-length": "", "transfer-encoding": "chunked"})
     await call(SubmitFeedback, connection)
     assert connection.status == 413
     assert connection.received_before_answer == len(PIECE)
 
 
-def test_the_bound_of_a_body_follows_from_the_keys_models(model: ServedModel) -> None:
+def test_the_size_limit_depends_on_the_keys_models(model: ServedModel) -> None:
     longest = max_characters(model)
     assert longest == model.context_length * model.tokenizer.longest_token_bytes
     allowance = prompt_bounds.ALLOWANCE_BYTES
@@ -216,15 +216,15 @@ async def test_the_memory_of_large_bodies_is_shared_between_tenants() -> None:
     memory = BodyMemory()
     first = memory.lease(1)
     first.grow(MAX_TENANT_BYTES)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         memory.lease(1).grow(1)
-    assert (caught.value.status, caught.value.retry_after) == (429, 1)
+    assert (exc_info.value.status, exc_info.value.retry_after) == (429, 1)
     others = [memory.lease(tenant) for tenant in range(2, 2 + MAX_BYTES // MAX_TENANT_BYTES)]
     for lease in others:
         lease.grow(MAX_TENANT_BYTES)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         memory.lease(99).grow(MAX_TENANT_BYTES)
-    assert caught.value.status == 503
+    assert exc_info.value.status == 503
     for lease in (first, *others):
         lease.release()
         lease.release()
@@ -232,7 +232,7 @@ async def test_the_memory_of_large_bodies_is_shared_between_tenants() -> None:
     memory.lease(1).grow(1)
 
 
-async def test_a_client_that_goes_away_ends_the_reading() -> None:
+async def test_a_disconnected_client_ends_the_reading() -> None:
     messages = iter([{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.disconnect"}])
 
     async def receive() -> dict[str, Any]:
@@ -244,7 +244,7 @@ async def test_a_client_that_goes_away_ends_the_reading() -> None:
     assert body.gone
 
 
-# What is read on the event loop, and what elsewhere.
+# Decoding on the event loop and in prompt processes.
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +268,7 @@ async def pool(models: dict[str, ServedModel]) -> AsyncIterator[PromptPool]:
 
 
 class Charges:
-    """In the admission's place: counts what is charged, and refuses when `refuse` is set."""
+    """A fake admission that records charges and rejects requests if `refuse` is set."""
 
     def __init__(self) -> None:
         self.charged: list[int] = []
@@ -292,7 +292,7 @@ def reader(models: dict[str, ServedModel], pool: PromptPool, charges: Charges) -
 
 @pytest.fixture
 def work_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[int]]]:
-    """What this process decodes (bytes) and tokenizes (characters)."""
+    """Record what this process decodes (bytes) and tokenizes (characters)."""
     done: dict[str, list[int]] = {"decoded": [], "tokenized": []}
 
     def counted(read: Any) -> Any:
@@ -312,7 +312,7 @@ def work_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[int]]]
     return done
 
 
-def said(*contents: str) -> list[dict[str, str]]:
+def messages_of(*contents: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": content} for content in contents]
 
 
@@ -320,33 +320,33 @@ def chat_body(messages: Any, **fields: Any) -> bytes:
     return msgspec.json.encode({"model": "m", "messages": messages, "max_tokens": 8, **fields})
 
 
-async def refused(reader: PromptReader, body: bytes, dialect: str = chat.DIALECT) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+async def rejection(reader: PromptReader, body: bytes, dialect: str = chat.DIALECT) -> ApiError:
+    with pytest.raises(ApiError) as exc_info:
         await reader.read(key_of(), dialect, body)
-    return caught.value
+    return exc_info.value
 
 
-async def test_a_small_body_is_read_here(
+async def test_a_small_body_is_decoded_on_the_event_loop(
     reader: PromptReader, model: ServedModel, work_here: dict[str, list[int]], charges: Charges
 ) -> None:
-    body = chat_body(said("Hello"))
+    body = chat_body(messages_of("Hello"))
     request = await reader.read(key_of(), chat.DIALECT, body)
     assert (await tokenize(model, request)).ids
     assert (request.tokenized, work_here["decoded"], charges.charged) == (None, [len(body)], [])
 
 
-async def test_a_large_body_is_decoded_and_tokenized_elsewhere(
+async def test_a_large_body_is_decoded_and_tokenized_by_a_prompt_process(
     reader: PromptReader, model: ServedModel, work_here: dict[str, list[int]]
 ) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
     mark = {"type": "text", "text": "A long text. " * 900, "prompt_cache_breakpoint": {}}
-    messages = [{"role": "system", "content": [mark]}, *said("What is it about?")]
+    messages = [{"role": "system", "content": [mark]}, *messages_of("What is it about?")]
     body = chat_body(messages, tools=tools, stop=["x"], temperature=0.5, metadata={"a": "b"}, stream=True)
     assert len(body) > SMALL_BODY_BYTES
     request = await reader.read(key_of(), chat.DIALECT, body)
     prompt = await tokenize(model, request)
     assert work_here == {"decoded": [], "tokenized": []}
-    here = chat.read_chat(body)  # the same, but for the prompt's text
+    here = chat.read_chat(body)  # equal except for the prompt's text
     expected = await tokenize(model, here)
     assert prompt == expected
     assert len(prompt.breakpoints) == 1
@@ -356,10 +356,10 @@ async def test_a_large_body_is_decoded_and_tokenized_elsewhere(
     assert request.charged
 
 
-async def test_a_small_body_of_many_empty_messages_is_not_rendered_here(
+async def test_a_small_body_of_many_empty_messages_is_rendered_by_a_prompt_process(
     reader: PromptReader, work_here: dict[str, list[int]], charges: Charges
 ) -> None:
-    body = chat_body(said(*[""] * 120))
+    body = chat_body(messages_of(*[""] * 120))
     assert len(body) <= SMALL_BODY_BYTES
     request = await reader.read(key_of(), chat.DIALECT, body)
     assert request.tokenized is not None
@@ -370,31 +370,35 @@ async def test_a_small_body_of_many_empty_messages_is_not_rendered_here(
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [
-        (chat_body(said(*[""] * 65_000)), "context_length_exceeded", "65000 messages"),
+        (chat_body(messages_of(*[""] * 65_000)), "context_length_exceeded", "65000 messages"),
         (
             chat_body([{"role": "user", "content": [{"type": "text", "text": ""}] * 9000}]),
             "context_length_exceeded",
             "9000",
         ),
-        (chat_body(said("x" * 1_900_000)), "context_length_exceeded", "1900000 characters"),
-        (chat_body(said("The quick brown fox. " * 30_000)), "context_length_exceeded", "the first 131072 characters"),
-        (chat_body(said("Hello " * 9000)), "context_length_exceeded", "9031 tokens"),
+        (chat_body(messages_of("x" * 1_900_000)), "context_length_exceeded", "1900000 characters"),
+        (
+            chat_body(messages_of("The quick brown fox. " * 30_000)),
+            "context_length_exceeded",
+            "the first 131072 characters",
+        ),
+        (chat_body(messages_of("Hello " * 9000)), "context_length_exceeded", "9031 tokens"),
         (b'{"model": "m", "messages": %s' % (b"[" * 50_000), "invalid_json", "not valid JSON"),
-        (chat_body(said("x" * 5000), model="none"), "model_not_found", "none"),
-        (chat_body(said("x" * 5000), model="e"), "invalid_value", "embedding model"),
-        (chat_body(said("x" * 5000), nonsense=1), "unknown_parameter", "nonsense"),
+        (chat_body(messages_of("x" * 5000), model="none"), "model_not_found", "none"),
+        (chat_body(messages_of("x" * 5000), model="e"), "invalid_value", "embedding model"),
+        (chat_body(messages_of("x" * 5000), nonsense=1), "unknown_parameter", "nonsense"),
     ],
 )
-async def test_what_is_wrong_with_a_large_body_is_told_by_its_process(
+async def test_a_prompt_process_reports_the_error_of_a_large_body(
     reader: PromptReader, work_here: dict[str, list[int]], body: bytes, code: str, words: str
 ) -> None:
-    fault = await refused(reader, body)
-    assert (fault.code, work_here) == (code, {"decoded": [], "tokenized": []})
-    assert words in fault.message
+    api_error = await rejection(reader, body)
+    assert (api_error.code, work_here) == (code, {"decoded": [], "tokenized": []})
+    assert words in api_error.message
 
 
 async def test_tokens_are_counted_beyond_the_context(reader: PromptReader, model: ServedModel) -> None:
-    body = msgspec.json.encode({"model": "m", "messages": said("Hello " * 9000)})
+    body = msgspec.json.encode({"model": "m", "messages": messages_of("Hello " * 9000)})
     request = await reader.read(key_of(), COUNT, body)
     assert len((await tokenize(model, request)).ids) > model.context_length
 
@@ -412,49 +416,53 @@ async def test_several_prompts_are_read_together(
     assert found == [model.tokenizer.encode(text) for text in texts]
 
 
-async def test_embeddings_and_socket_messages_go_the_same_way(
+async def test_embeddings_and_websocket_messages_use_prompt_processes_too(
     reader: PromptReader, models: dict[str, ServedModel], work_here: dict[str, list[int]]
 ) -> None:
     body = msgspec.json.encode({"model": "e", "input": ["Some words to embed. " * 20] * 20})
     prompt = await tokenize(models["e"], await reader.read(key_of(), "openai.embedding", body))
     assert len(prompt.input_lengths) == 20
-    message = msgspec.json.encode({"id": "a", "type": "request", "model": "m", "messages": said("Hello " * 1000)})
+    message = msgspec.json.encode(
+        {"id": "a", "type": "request", "model": "m", "messages": messages_of("Hello " * 1000)}
+    )
     request = await reader.read(key_of(), SOCKET, message)
     assert (request.stream, len((await tokenize(models["m"], request)).ids) > 1000) == (True, True)
     assert work_here == {"decoded": [], "tokenized": []}
 
 
-async def test_another_deployments_tokenizer_gets_the_body_again(
+async def test_the_body_is_read_again_for_another_deployments_tokenizer(
     pool: PromptPool, models: dict[str, ServedModel], charges: Charges
 ) -> None:
     other = ServedModel("e", models["m"].tokenizer, 8192, 49152, 0, (), directory=models["m"].directory)
     both = {"m": models["m"], "e": models["e"]}
     policy = parse({"rules": [{"targets": [{"model": "m"}, {"model": "e"}]}]}, version=1)
     reader = PromptReader(Router(both), charges, pool, 2**21)  # type: ignore[arg-type]
-    request = await reader.read(key_of(policies={"p": policy}), chat.DIALECT, chat_body(said("x " * 3000), model="p"))
+    request = await reader.read(
+        key_of(policies={"p": policy}), chat.DIALECT, chat_body(messages_of("x " * 3000), model="p")
+    )
     assert len((await tokenize(models["m"], request)).ids) > 3000
-    assert len((await tokenize(other, request)).ids) > 3000  # the same tokenizer: nothing is read again
+    assert len((await tokenize(other, request)).ids) > 3000  # the same tokenizer, so the body is not read again
     with pytest.raises(ApiError, match="embedding model"):
         await tokenize(models["e"], request)
 
 
-def test_tools_are_bounded(model: ServedModel) -> None:
+def test_the_number_of_tools_is_limited(model: ServedModel) -> None:
     parameters = {"type": "object", "description": "x" * 300_000}
     tool = {"type": "function", "function": {"name": "a", "parameters": parameters}}
-    request = chat.read_chat(chat_body(said("Hello"), tools=[tool]))
+    request = chat.read_chat(chat_body(messages_of("Hello"), tools=[tool]))
     with pytest.raises(ApiError, match="Tools may have"):
         check_bounds(request, model.context_length, max_characters(model))
 
 
-# What it counts as.
+# Charges to rate limits.
 
 
-async def test_a_request_over_its_tenants_limit_is_not_read(
+async def test_a_request_over_its_tenants_rate_limit_is_not_read(
     reader: PromptReader, pool: PromptPool, charges: Charges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charges.refuse = ApiError("rate_limit_exceeded", "Rate limit reached.", retry_after=20)
-    monkeypatch.setattr(pool, "run", None)  # would raise
-    assert (await refused(reader, chat_body(said(*[""] * 120)))).code == "rate_limit_exceeded"
+    monkeypatch.setattr(pool, "run", None)  # it would raise
+    assert (await rejection(reader, chat_body(messages_of(*[""] * 120)))).code == "rate_limit_exceeded"
 
 
 async def test_a_large_body_is_charged_before_it_is_received(gateway: SimpleNamespace, reader: PromptReader) -> None:
@@ -464,7 +472,7 @@ async def test_a_large_body_is_charged_before_it_is_received(gateway: SimpleName
     assert (connection.status, connection.received_before_answer) == (429, 0)
 
 
-async def test_a_body_beyond_the_bound_is_charged_and_not_received(
+async def test_a_body_above_the_size_limit_is_charged_and_not_received(
     gateway: SimpleNamespace, reader: PromptReader, charges: Charges
 ) -> None:
     gateway.prompts = reader
@@ -489,16 +497,16 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
 
     await gate.charge(key)
     assert (await level(1), await level(2)) == (1, 0)
-    ticket = await gate.admit(AdmissionRequest("req_1", 0, key, "m", [Candidate(model)], 10, 5, charged=True))
+    admission_lease = await gate.admit(AdmissionRequest("req_1", 0, key, "m", [Candidate(model)], 10, 5, charged=True))
     assert (await level(1), await level(2)) == (1, 1)
-    await ticket.close(None)  # it never ran: what was charged stays
+    await admission_lease.close(None)  # it never ran, but the charge remains
     assert (await level(1), await level(2)) == (1, 0)
     await gate.charge(key)
     await gate.charge(key)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.charge(key)
-    assert (caught.value.code, caught.value.status) == ("rate_limit_exceeded", 429)
-    assert caught.value.retry_after
+    assert (exc_info.value.code, exc_info.value.status) == ("rate_limit_exceeded", 429)
+    assert exc_info.value.retry_after
 
 
 def limits_of(key: ApiKeySnapshot) -> Any:

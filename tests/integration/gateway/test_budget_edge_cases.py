@@ -1,4 +1,4 @@
-"""What a doubter would try on budgets: lapses of time, slow and lost answers, changes under way, everybody at once."""
+"""Edge cases of budgets: time gaps, slow and lost responses, concurrent changes, and contention."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from tests.support.gateway.budgets import (
     drop_revocations,
     reclaim_all,
     see,
-    tell,
+    settle_events,
 )
 from tests.support.rows import only_project, unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 
 
-async def told_of_changes(*gateways: BudgetGateway) -> None:
-    for each in gateways:
-        each.budget_admission.drop([ChangeEvent(1, "limits", each.key.tenant_id, None)])
-        await each.wait_until_returned()
+async def apply_changes(*gateways: BudgetGateway) -> None:
+    for gateway in gateways:
+        gateway.budget_admission.drop([ChangeEvent(1, "limits", gateway.key.tenant_id, None)])
+        await gateway.wait_until_returned()
 
 
 def reserved(budget_id: int) -> int:
@@ -63,7 +63,7 @@ async def eventually_reserved(budget_id: int, amount: int) -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_most_expensive_candidate_is_reserved(key: Any, order: int) -> None:
-    """Whichever of them answers: it costs no more than what was held."""
+    """Whichever candidate runs, its cost is at most the reservation."""
     prices = tuple(
         RateCard(
             version,
@@ -83,55 +83,55 @@ def test_the_most_expensive_candidate_is_reserved(key: Any, order: int) -> None:
 
 
 def noon(days: int) -> int:
-    """An instant so many days from now, as requests have it."""
+    """Return the time this number of days from now, in the format of requests."""
     at = (datetime.now(UTC) + timedelta(days=days)).replace(hour=12, minute=0, second=0, microsecond=0)
     return int(at.timestamp()) * 1_000_000
 
 
 def budget_periods(budget_id: int) -> list[BudgetPeriod]:
-    found = [each for each in unscoped(BudgetPeriod).all() if each.budget_id == budget_id]
-    return sorted(found, key=lambda each: each.period_start)
+    found = [row for row in unscoped(BudgetPeriod).all() if row.budget_id == budget_id]
+    return sorted(found, key=lambda row: row.period_start)
 
 
 @pytest.mark.parametrize(("days", "cap", "passed"), [(3, 10, 7), (3, 2, 4), (1, 10, 3), (2, 10, 5)])
-async def test_a_period_without_requests_leaves_all_of_it_to_the_next(
+async def test_a_period_without_requests_rolls_over_completely(
     gateway: Any, budget: Any, days: int, cap: int, passed: int
 ) -> None:
-    """Two a day, one of them used today; then nothing for some days."""
+    """Two per day, one of them used today; then no requests for some days."""
     made = await sync_to_async(budget)(period="day", amount=2 * RESERVED, rollover_limit=cap * RESERVED)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    found = [await mine.admit(at=noon(days)) for _ in range(passed + 1)]
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    found = [await local_gateway.admit(at=noon(days)) for _ in range(passed + 1)]
     assert [isinstance(each, Admitted) for each in found] == [True] * passed + [False]
     assert len(await sync_to_async(budget_periods)(made)) == days + 1
     await see()
 
 
-async def test_a_budget_that_was_never_needed_rolls_over_from_when_it_was_made(gateway: Any, budget: Any) -> None:
+async def test_an_unused_budget_rolls_over_from_its_creation(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(period="day", amount=RESERVED, rollover_limit=10 * RESERVED)
     await sync_to_async(change)(made, created_at=datetime.now(UTC) - timedelta(days=2))
-    mine = await gateway()
-    found = [await mine.admit() for _ in range(4)]
+    local_gateway = await gateway()
+    found = [await local_gateway.admit() for _ in range(4)]
     assert [isinstance(each, Admitted) for each in found] == [True] * 3 + [False]
     await see()
 
 
-async def test_what_was_rolled_over_cannot_be_spent_where_it_came_from_too(gateway: Any, budget: Any) -> None:
-    """A request admitted before midnight may take its hold after it, when the new day has what the old one left."""
+async def test_a_rolled_over_amount_cannot_be_spent_in_its_old_period(gateway: Any, budget: Any) -> None:
+    """A request admitted before midnight can reserve after it, when the new day has the rest of the old one."""
     made = await sync_to_async(budget)(period="day", amount=3 * RESERVED, rollover_limit=2 * RESERVED)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    mine.budget_admission.forget()
-    found = [await mine.admit(at=noon(1)) for _ in range(6)]
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    local_gateway.budget_admission.forget()
+    found = [await local_gateway.admit(at=noon(1)) for _ in range(6)]
     assert [isinstance(each, Admitted) for each in found] == [True] * 5 + [False]
-    mine.budget_admission.forget()
-    assert (await mine.admit()).code == "budget_exceeded"
+    local_gateway.budget_admission.forget()
+    assert (await local_gateway.admit()).code == "budget_exceeded"
     assert [each.rolled_over for each in await sync_to_async(budget_periods)(made)] == [-2 * RESERVED, 2 * RESERVED]
     await see()
 
 
-def test_many_open_a_new_period_at_once(key: Any, budget: Any, url: str) -> None:
-    """Each on a connection of its own: what was left is taken over once."""
+def test_a_new_period_is_opened_concurrently(key: Any, budget: Any, url: str) -> None:
+    """Each transaction has a separate connection. The rest of the old period is rolled over once."""
     made = [budget(period="day", amount=2 * RESERVED, rollover_limit=RESERVED, name=f"{n}") for n in range(3)]
     query = "SELECT count(*) FROM billing_open_budget_periods(%s, %s, %s, %s)"
 
@@ -147,32 +147,32 @@ def test_many_open_a_new_period_at_once(key: Any, budget: Any, url: str) -> None
         asyncio.run(open_all(datetime.now(UTC) + timedelta(days=days)))
         for each in made:
             found = budget_periods(each)
-            assert sum(row.rolled_over for row in found) == 0  # nothing comes of nothing
+            assert sum(row.rolled_over for row in found) == 0  # no rest, no rollover
             assert len(found) == days + 1
             assert found[-1].rolled_over == (RESERVED if days else 0)
     check_invariants()
 
 
-# Changes under way.
+# Concurrent changes.
 
 
-async def test_a_budget_that_was_lowered_holds_for_what_is_leased_already(gateway: Any, budget: Any) -> None:
+async def test_a_lowered_budget_applies_to_existing_leases(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    await admit_requests(mine, 2)
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 2)
     await sync_to_async(change)(made, amount=3 * RESERVED)
-    await told_of_changes(mine)
-    assert isinstance(await mine.admit(), Admitted)
-    assert (await mine.admit()).code == "budget_exceeded"
+    await apply_changes(local_gateway)
+    assert isinstance(await local_gateway.admit(), Admitted)
+    assert (await local_gateway.admit()).code == "budget_exceeded"
     await see()
 
 
-# Several gateways at the same time.
+# Concurrent gateways.
 
 
 @pytest.mark.usefixtures("patient")
 async def test_a_large_request_finds_room_among_many_small_ones(gateway: Any, budget: Any) -> None:
-    """It needs most of what is left while three others lease as fast as they can."""
+    """It needs most of the remaining budget while three others lease as fast as they can."""
     await sync_to_async(budget)(amount=1000 * DOLLAR)
     others = [await gateway(f"gw-{n}") for n in range(3)]
     going = True
@@ -184,8 +184,8 @@ async def test_a_large_request_finds_room_among_many_small_ones(gateway: Any, bu
 
     running = [asyncio.create_task(keep_on(other)) for other in others]
     await asyncio.sleep(0.3)
-    mine = await gateway("gw-mine")
-    found = await mine.admit(max_tokens=int(900 * DOLLAR) // 15_000)
+    local_gateway = await gateway("gw-mine")
+    found = await local_gateway.admit(max_tokens=int(900 * DOLLAR) // 15_000)
     going = False
     await asyncio.gather(*running)
     assert isinstance(found, Admitted), found
@@ -194,37 +194,39 @@ async def test_a_large_request_finds_room_among_many_small_ones(gateway: Any, bu
 
 @pytest.mark.usefixtures("patient")
 async def test_after_a_recall_a_gateway_takes_no_more_than_each_request_needs(gateway: Any, budget: Any) -> None:
-    """Or it would take again what it just gave back, before the one who asked is there."""
+    """Otherwise it would lease again what it just returned, before the recalling gateway can."""
     await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    (path,) = mine.budget_admission._chains.values()
-    await mine.budget_admission._handle_revocation(set(path.ids))
-    await admit_requests(mine, 2)
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    (path,) = local_gateway.budget_admission._chains.values()
+    await local_gateway.budget_admission._handle_revocation(set(path.ids))
+    await admit_requests(local_gateway, 2)
     newest = sorted(await sync_to_async(unscoped(BudgetLease).all)(), key=lambda each: each.pk)
     assert [(each.money, each.requests) for each in newest[-2:]] == [(RESERVED, 1)] * 2
-    path.contended_until = time.monotonic()  # the moment is over
-    await admit_requests(mine, 1)
+    path.contended_until = time.monotonic()  # the time is over
+    await admit_requests(local_gateway, 1)
     newest = sorted(await sync_to_async(unscoped(BudgetLease).all)(), key=lambda each: each.pk)
     assert newest[-1].requests > 1
     await see()
 
 
 @pytest.mark.usefixtures("patient")
-async def test_an_answer_of_any_length_gets_what_others_hold_too(gateway: Any, budget: Any) -> None:
-    """Worked example 8, while another gateway holds the money in a lease."""
+async def test_a_request_with_reduced_max_tokens_recalls_other_leases(gateway: Any, budget: Any) -> None:
+    """Worked example 8 of the specification, while another gateway has leased the budget."""
     await sync_to_async(budget)(amount=50_000_000)
-    other, mine = await gateway("gw-other"), await gateway("gw-mine")
+    other, local_gateway = await gateway("gw-other"), await gateway("gw-mine")
     assert isinstance(await other.admit(prompt=10, max_tokens=1), Admitted)
-    assert await sync_to_async(lambda: sum(each.money for each in unscoped(BudgetLease).all()))() > 1_000_000
-    found = await mine.admit(max_tokens=None)
+    assert await sync_to_async(lambda: sum(row.money for row in unscoped(BudgetLease).all()))() > 1_000_000
+    found = await local_gateway.admit(max_tokens=None)
     assert isinstance(found, Admitted), found
-    assert found.grant.max_tokens == (50_000_000 - 45_000 - 30_000_000) // 15_000  # less what the other admitted
+    assert (
+        found.grant.max_tokens == (50_000_000 - 45_000 - 30_000_000) // 15_000
+    )  # minus the other gateway's admissions
     await see()
 
 
-def test_with_leases_too_exactly_as_many_pass_as_fit(key: Any, budget: Any, url: str) -> None:
-    """A limit of 200 requests is leased in leases first; three processes with 330 requests use all of it up."""
+def test_exactly_as_many_requests_are_admitted_from_leases_as_fit(key: Any, budget: Any, url: str) -> None:
+    """A limit of 200 requests is leased first. Then three processes with 330 requests use all of it."""
     made = budget(amount=200 * RESERVED)
     with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool:
         meeting = Meeting(3)
@@ -233,7 +235,7 @@ def test_with_leases_too_exactly_as_many_pass_as_fit(key: Any, budget: Any, url:
     events = [each for each in found if isinstance(each, bytes)]
     assert len(events) == 200
     check_invariants()
-    tell(*events)
+    settle_events(*events)
     assert reserved(made) == 0
     check_invariants()
 
@@ -241,39 +243,39 @@ def test_with_leases_too_exactly_as_many_pass_as_fit(key: Any, budget: Any, url:
 # Time.
 
 
-async def test_a_lease_that_is_told_after_its_end_admits_nothing(
+async def test_a_lease_received_after_its_end_admits_nothing(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for a gateway that was stopped while the answer was on its way."""
+    """This happens to a gateway that was stopped while it waited for the response."""
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 1.0)  # so the second before its end has come at once
-    assert (await mine.admit()).code == "server_is_overloaded"
+    local_gateway = await gateway()
+    monkeypatch.setattr(budget_leases, "LEASE_SECONDS", 1.0)  # so its last second starts immediately
+    assert (await local_gateway.admit()).code == "server_is_overloaded"
     await eventually_reserved(made, 0)
     await see()
 
 
-async def test_the_reclaimer_keeps_to_the_clock_that_leases_are_given_by(gateway: Any, budget: Any) -> None:
-    """The broker's clock, by which it is told what is settled, may be hours ahead."""
+async def test_the_reclaimer_uses_the_clock_of_the_leases(gateway: Any, budget: Any) -> None:
+    """The broker's clock, by which settled times are measured, can be hours ahead."""
     made = await sync_to_async(budget)()
-    mine = await gateway()
-    await admit_requests(mine, 1)
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
     assert await sync_to_async(reservations.reclaim)(datetime.now(UTC) + timedelta(hours=3)) == 0
     assert await sync_to_async(reserved)(made) >= RESERVED
 
 
-# Slow and lost answers.
+# Slow and lost responses.
 
 
-async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
+async def test_a_hanging_database_rejects_in_time_and_reserves_nothing(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 0.2)
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    mine.budget_admission.forget()  # the next one must lease
-    store = mine.budget_admission._store
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    local_gateway.budget_admission.forget()  # the next request needs a lease
+    store = local_gateway.budget_admission._store
     ask = store._ask
     goes_on = asyncio.Event()
 
@@ -284,20 +286,20 @@ async def test_a_database_that_hangs_refuses_in_time_and_keeps_nothing(
 
     store._ask = hang  # type: ignore[method-assign]
     async with asyncio.timeout(30):
-        refused = await mine.admit()
+        refused = await local_gateway.admit()
     assert (refused.status, refused.code) == (503, "server_is_overloaded")
     store._ask = ask  # type: ignore[method-assign]
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 10.0)
-    assert isinstance(await mine.admit(), Admitted)
+    assert isinstance(await local_gateway.admit(), Admitted)
     goes_on.set()
-    mine.budget_admission.forget()
-    await mine.wait_until_returned()
+    local_gateway.budget_admission.forget()
+    await local_gateway.wait_until_returned()
     assert await sync_to_async(reserved)(made) == 2 * RESERVED
     await see()
 
 
 def another_with_a_cent() -> ApiKeySnapshot:
-    """A key of another tenant, whose budget has no room for a request."""
+    """Return a key of another tenant, whose budget has no room for a request."""
     project = only_project(actions.do_create_tenant("other", "Other"))
     made, _ = actions.do_create_api_key(project, "k")
     with all_tenants_scope(BypassReason.COMMAND):
@@ -305,14 +307,14 @@ def another_with_a_cent() -> ApiKeySnapshot:
     return key_of(project.tenant_id, project.pk, made.pk)
 
 
-async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
+async def test_a_lease_that_timed_out_rejects_no_request_that_fits(
     gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer comes too late. Until what it holds is back, who comes again is told to come later, and not "no"."""
+    """Its response comes too late. Until the lease is returned, requests get 503 with a retry time instead of 429."""
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 0.2)
     made = await sync_to_async(budget)(amount=RESERVED)
-    mine = await gateway()
-    store = mine.budget_admission._store
+    local_gateway = await gateway()
+    store = local_gateway.budget_admission._store
     ask = store._ask
     may_answer = asyncio.Event()
 
@@ -325,45 +327,49 @@ async def test_a_lease_that_was_given_up_refuses_nothing_that_fits(
 
     store._ask = answer_late  # type: ignore[method-assign]
     for _ in range(3):
-        refused = await mine.admit()
+        refused = await local_gateway.admit()
         assert (refused.status, refused.code) == (503, "server_is_overloaded")
     await eventually_reserved(made, RESERVED)
     with monkeypatch.context() as patch:
-        patch.setattr(mine, "key", await sync_to_async(another_with_a_cent)())
-        assert (await mine.admit()).code == "budget_exceeded"  # theirs it is not, that is out
+        patch.setattr(local_gateway, "key", await sync_to_async(another_with_a_cent)())
+        assert (
+            await local_gateway.admit()
+        ).code == "budget_exceeded"  # the other tenant's lease is not the missing one
     may_answer.set()
     await eventually_reserved(made, 0)
     monkeypatch.setattr(budget_admission, "LEASE_ANSWER_SECONDS", 10.0)
-    assert isinstance(await mine.admit(), Admitted)
-    assert (await mine.admit()).code == "budget_exceeded"
+    assert isinstance(await local_gateway.admit(), Admitted)
+    assert (await local_gateway.admit()).code == "budget_exceeded"
     await see()
 
 
-async def test_what_could_not_be_returned_is_returned_later(gateway: Any, budget: Any) -> None:
-    """However long the database is away."""
+async def test_a_failed_return_of_a_lease_is_repeated_later(gateway: Any, budget: Any) -> None:
+    """The database can be unavailable for any time."""
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    store = mine.budget_admission._store
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    store = local_gateway.budget_admission._store
     ask = store._ask
 
     async def fail(query: Any, parameters: Any) -> Any:
         raise psycopg.OperationalError("away")
 
     store._ask = fail  # type: ignore[method-assign]
-    mine.budget_admission._chains[next(iter(mine.budget_admission._chains))].lease.until = time.monotonic() - 10
-    mine.budget_admission.forget()
+    local_gateway.budget_admission._chains[next(iter(local_gateway.budget_admission._chains))].lease.until = (
+        time.monotonic() - 10
+    )
+    local_gateway.budget_admission.forget()
     await asyncio.sleep(1.2)
     assert await sync_to_async(reserved)(made) > RESERVED
     store._ask = ask  # type: ignore[method-assign]
     await eventually_reserved(made, RESERVED)
 
 
-async def test_a_gateway_that_ends_while_it_returns_leaves_nothing(gateway: Any, budget: Any) -> None:
+async def test_a_gateway_that_ends_during_a_return_keeps_no_lease(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    (first,) = await admit_requests(mine, 1)
-    store = mine.budget_admission._store
+    local_gateway = await gateway()
+    (first,) = await admit_requests(local_gateway, 1)
+    store = local_gateway.budget_admission._store
     ask = store._ask
     begun = asyncio.Event()
 
@@ -373,35 +379,35 @@ async def test_a_gateway_that_ends_while_it_returns_leaves_nothing(gateway: Any,
         return await ask(query, parameters)
 
     store._ask = slow  # type: ignore[method-assign]
-    mine.budget_admission.forget()
+    local_gateway.budget_admission.forget()
     await begun.wait()
-    await mine.budget_admission.stop()
+    await local_gateway.budget_admission.stop()
     assert await sync_to_async(reserved)(made) == RESERVED
-    await sync_to_async(tell)(first.event())
+    await sync_to_async(settle_events)(first.event())
     assert await sync_to_async(reserved)(made) == 0
 
 
-async def test_a_period_that_is_forgotten_meanwhile_keeps_no_lease(gateway: Any, budget: Any) -> None:
+async def test_a_period_dropped_during_a_lease_request_keeps_no_lease(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    store = mine.budget_admission._store
+    local_gateway = await gateway()
+    store = local_gateway.budget_admission._store
     lease = store.lease
 
     async def forget_first(*given: Any) -> Any:
-        mine.budget_admission._chains.clear()
+        local_gateway.budget_admission._chains.clear()
         return await lease(*given)
 
     store.lease = forget_first  # type: ignore[method-assign]
-    await admit_requests(mine, 1)
+    await admit_requests(local_gateway, 1)
     await eventually_reserved(made, RESERVED)
 
 
-async def test_each_lease_goes_back_once_however_often_it_is_said(gateway: Any, budget: Any) -> None:
+async def test_a_lease_is_returned_once_however_often_the_call_is_repeated(gateway: Any, budget: Any) -> None:
     made = await sync_to_async(budget)(amount=100 * DOLLAR)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    (path,) = mine.budget_admission._chains.values()
-    leased, store = path.lease, mine.budget_admission._store
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    (path,) = local_gateway.budget_admission._chains.values()
+    leased, store = path.lease, local_gateway.budget_admission._store
     assert leased is not None
     for _ in range(3):
         await store.return_leases([leased])
@@ -411,7 +417,7 @@ async def test_each_lease_goes_back_once_however_often_it_is_said(gateway: Any, 
     for _ in range(3):
         await store.return_leases([untouched])
         assert await sync_to_async(reserved)(made) == RESERVED
-    # Nor after the reclaimer took it back, whose fencing token moved on.
+    # Nor after the reclaimer reclaimed it and raised the fencing token.
     again = await store.lease(path, ReservedAmount(RESERVED, 1, 1), ReservedAmount(RESERVED, 1, 1), None)
     assert isinstance(again, budget_leases.LocalBudgetLease)
     await sync_to_async(reclaim_all)()
@@ -420,17 +426,17 @@ async def test_each_lease_goes_back_once_however_often_it_is_said(gateway: Any, 
     await see()
 
 
-async def test_a_gateway_that_was_stopped_and_goes_on_changes_nothing(gateway: Any, budget: Any) -> None:
-    """It admitted before it stopped; all of it was reclaimed; then it dispatches and settles after all."""
+async def test_a_resumed_gateway_changes_nothing_by_reclaimed_leases(gateway: Any, budget: Any) -> None:
+    """It admitted before the stop, and its lease was reclaimed. Then it dispatches and settles after all."""
     made = await sync_to_async(budget)(amount=3 * RESERVED)
-    stopped, mine = await gateway("gw-stopped"), await gateway("gw-mine")
+    stopped, local_gateway = await gateway("gw-stopped"), await gateway("gw-mine")
     before = await admit_requests(stopped, 3)
     await drop_revocations(stopped)
     await sync_to_async(reclaim_all)()
-    after = await admit_requests(mine, 3)
-    await sync_to_async(tell)(*(each.event() for each in before))
+    after = await admit_requests(local_gateway, 3)
+    await sync_to_async(settle_events)(*(each.event() for each in before))
     assert isinstance(await stopped.admit(), ApiError)
     now = await sync_to_async(budget_period)(made)
     assert (now.used, now.reserved) == (0, 3 * RESERVED)
-    await sync_to_async(tell)(*(each.event() for each in after))
+    await sync_to_async(settle_events)(*(each.event() for each in after))
     await see()

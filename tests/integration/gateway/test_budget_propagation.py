@@ -1,4 +1,4 @@
-"""A new or lowered budget has taken effect in every live gateway before its answer is sent."""
+"""Propagation of budgets: a new or lowered budget is active in every live gateway before the API responds."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 REQUESTS = 30
 
 
-async def ask_now(inside: GatewayCluster, fit: int) -> None:
-    """Send many requests to all gateways; so many are admitted, though nothing is settled meanwhile."""
+async def count_admitted(inside: GatewayCluster, fit: int) -> None:
+    """Send many requests to all gateways, with no settlement meanwhile, and return the number admitted."""
     inside.worker.may_answer.clear()
     gateways = list(inside.gateways.values())
-    asked = [asyncio.create_task(gateways[number % len(gateways)].ask_with_retries()) for number in range(REQUESTS)]
+    asked = [asyncio.create_task(gateways[number % len(gateways)].send_with_retries()) for number in range(REQUESTS)]
     await eventually(lambda: done(asked, REQUESTS - fit))
     inside.worker.may_answer.set()
     answers = await asyncio.gather(*asked)
@@ -52,26 +52,26 @@ async def ask_now(inside: GatewayCluster, fit: int) -> None:
     await see()
 
 
-async def test_it_bounds_the_very_next_requests(
+async def test_a_budget_applies_to_the_next_requests(
     broker: redis.asyncio.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
     async with gateway_cluster(broker, database, secret, "ab", longest=120, poll=60) as inside:
         reservation = await reservation_of_one(inside)
         for gateway in inside.gateways.values():
-            assert await passes(await gateway.ask_with_retries())  # each has looked, and found no budget
+            assert await passes(await gateway.send_with_retries())  # each has read its budgets and found none
         budget = await set_budget(tenant, 3 * reservation + reservation // 2)
         assert budget.pending_gateways == ()
-        await ask_now(inside, 3)
+        await count_admitted(inside, 3)
         await eventually(lambda: is_settled(inside))
         used = await process_checks.used() // 10**6 + 1
         raised = await sync_to_async(do_change_budget)(budget, amount=10**12)
         for gateway in inside.gateways.values():
-            assert await passes(await gateway.ask_with_retries())  # it has a lease of the raised budget
+            assert await passes(await gateway.send_with_retries())  # it has leased from the raised budget
         await eventually(lambda: is_settled(inside))
         lowered = await sync_to_async(do_change_budget)(raised, amount=used + 5 * reservation)
         assert lowered.pending_gateways == ()
         left = used + 5 * reservation - await process_checks.used() // 10**6
-        await ask_now(inside, left // reservation)
+        await count_admitted(inside, left // reservation)
 
 
 async def is_settled(inside: GatewayCluster) -> bool:
@@ -79,26 +79,26 @@ async def is_settled(inside: GatewayCluster) -> bool:
     return {each.request_id for each in await settled_events()} >= answered
 
 
-async def test_a_stopped_gateway_is_named_and_bound_once_it_goes_on(
+async def test_a_stopped_gateway_is_reported_and_applies_the_budget_when_resumed(
     broker: redis.asyncio.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
     async with gateway_cluster(broker, database, secret, "ab") as inside:
         reservation = await reservation_of_one(inside)
         a, b = inside.gateways.values()
         for gateway in (a, b):
-            assert await passes(await gateway.ask_with_retries())
+            assert await passes(await gateway.send_with_retries())
         live = {name async for name in _live(broker)}
         assert len(live) == 2
         b.signal(signal.SIGSTOP)
         budget = await set_budget(tenant, reservation // 2)
         (pending,) = budget.pending_gateways or ()
         assert pending in live
-        refused = await a.ask()
+        refused = await a.send_request()
         assert refused is not None
         assert refused.status_code == 429
-        await asyncio.sleep(1)  # longer than what was read of the change log counts
-        asking = asyncio.create_task(b.ask_with_retries())
-        await asyncio.sleep(0.2)  # the request waits at its socket
+        await asyncio.sleep(1)  # longer than a read of the change log is valid
+        asking = asyncio.create_task(b.send_with_retries())
+        await asyncio.sleep(0.2)  # the request waits in its socket
         b.signal(signal.SIGCONT)
         refused = await asking
         assert refused is not None
@@ -115,24 +115,24 @@ async def _live(broker: redis.asyncio.Redis) -> Any:
 
 
 async def test_without_the_change_log_each_request_reads_its_budgets(gateway: Any, budget: Any) -> None:
-    """So a gateway that continues after a pause admits nothing by an old limit, nor beside a new budget."""
+    """So a gateway that continues after a pause admits nothing by an old limit or without a new budget."""
     made = await sync_to_async(budget)(amount=100 * RESERVED)
-    mine = await gateway()
-    await admit_requests(mine, 1)
-    mine.budget_admission.polled(float("-inf"))
+    local_gateway = await gateway()
+    await admit_requests(local_gateway, 1)
+    local_gateway.budget_admission.polled(float("-inf"))
     await sync_to_async(change)(made, amount=2 * RESERVED)
-    mine.budget_admission.polled(float("-inf"))
-    found = [await mine.admit() for _ in range(2)]
+    local_gateway.budget_admission.polled(float("-inf"))
+    found = [await local_gateway.admit() for _ in range(2)]
     assert [isinstance(each, Admitted) for each in found] == [True, False]
     await sync_to_async(change)(made, amount=100 * RESERVED)
     await sync_to_async(budget)(name="calls", unit="requests", amount=1)
-    found = [await mine.admit() for _ in range(2)]
+    found = [await local_gateway.admit() for _ in range(2)]
     assert [isinstance(each, Admitted) for each in found] == [True, False]
     await see()
 
 
 @pytest.mark.parametrize("idempotency", [None, "once"])
-def test_the_answer_names_gateways_that_have_not_applied_it(
+def test_the_response_names_gateways_that_have_not_applied_the_budget(
     tenant: Tenant, client: Client, idempotency: str | None
 ) -> None:
     _, secret = actions.do_create_api_key(only_project(tenant), "m", scopes=["manage"])
@@ -160,14 +160,14 @@ def test_the_answer_names_gateways_that_have_not_applied_it(
         assert "pending_gateways" not in client.get(url, headers=headers).json()
 
 
-def test_while_valkey_is_away_it_is_not_known(tenant: Tenant, settings: Any) -> None:
+def test_without_valkey_the_propagation_is_unknown(tenant: Tenant, settings: Any) -> None:
     settings.MILLRACE = replace(settings.MILLRACE, valkey_url="redis://127.0.0.1:1")
     made = do_make_budget(tenant, name="b", unit="money", period="month", amount=5)
     assert made.pending_gateways is None
 
 
-def test_in_an_outer_transaction_nothing_is_waited_for(tenant: Tenant) -> None:
-    """A gateway cannot apply what is not committed."""
+def test_in_an_outer_transaction_the_api_does_not_wait(tenant: Tenant) -> None:
+    """A gateway cannot apply an uncommitted change."""
     with transaction.atomic():
         made = do_make_budget(tenant, name="b", unit="money", period="month", amount=5)
         assert made.pending_gateways is None

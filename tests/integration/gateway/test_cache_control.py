@@ -1,5 +1,5 @@
-"""cache_control from Anthropic's body, by the engine's own pins, to Anthropic's usage; the engine computes with a clock
-of the test's."""
+"""`cache_control` from Anthropic's request body, through the engine's pins, to Anthropic's usage. The engine uses the
+test's clock."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Calls:
         prompt = asyncio.run(tokenize(self._model, read_messages(msgspec.json.encode({**body, "max_tokens": 1}))))
         counted = asyncio.run(tokenize(self._model, read_count(msgspec.json.encode(body))))
         usage = self._ask(prompt.ids, prompt.breakpoints)
-        told = MessagesWriter(ResponseSpec("d", "req_1", "m", 1, 1), ANY).whole(
+        message = MessagesWriter(ResponseSpec("d", "req_1", "m", 1, 1), ANY).whole(
             [End("req_1", 1, 0, "length", None, usage)]
         )
-        classes, made = told["usage"], told["usage"]["cache_creation"]
+        classes, made = message["usage"], message["usage"]["cache_creation"]
         found = CountedTokens(
             classes["input_tokens"],
             classes["cache_creation_input_tokens"],
@@ -65,14 +65,14 @@ class Calls:
         return found
 
     def crowd_out(self) -> None:
-        """Drop from the cache whatever is not kept."""
-        self._ask([7], ())  # a step, in which pins end that are out of time
+        """Evict every block that is not pinned."""
+        self._ask([7], ())  # a step, in which expired pins end
         self._ask(distinct(BLOCK * self._engine.scheduler.cache.pool.num_free - 1, self._count + 1), ())
 
     def _ask(self, ids: list[int], breakpoints: Any) -> Any:
         self._count += 1
         name = f"call {self._count}"
-        ids = [token % 1000 for token in ids]  # the runner knows no more
+        ids = [token % 1000 for token in ids]  # the fake runner has no other tokens
         self._engine.add_request(request(name, ids, breakpoints=breakpoints))
         return run(self._engine)[name][-1].usage
 
@@ -92,7 +92,7 @@ def system(text: str, mark: dict[str, str]) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text, "cache_control": mark}]
 
 
-def test_first_call_hit_and_expiry(calls: Calls) -> None:
+def test_a_write_a_read_and_an_expiry(calls: Calls) -> None:
     first = calls(system=system(WORDS, SHORT))
     assert first.short >= 5 * BLOCK
     assert (first.short % BLOCK, first.long, first.read) == (0, 0, 0)
@@ -100,12 +100,12 @@ def test_first_call_hit_and_expiry(calls: Calls) -> None:
     calls.crowd_out()
     hit = calls(system=system(WORDS, SHORT))
     assert hit == CountedTokens(first.uncached, 0, 0, 0, first.written)
-    calls.clock.now = 599.0  # the hit began its time again, and now that is up
+    calls.clock.now = 599.0  # the read restarted the time, which is over now
     calls.crowd_out()
     assert calls(system=system(WORDS, SHORT)) == first
 
 
-def test_two_breakpoints(calls: Calls) -> None:
+def test_two_breakpoints_cache_two_prefixes(calls: Calls) -> None:
     both = [*system(WORDS, LONG), *system(WORDS, SHORT)]
     first = calls(system=both)
     assert first.short >= 5 * BLOCK
@@ -116,7 +116,7 @@ def test_two_breakpoints(calls: Calls) -> None:
     assert again == CountedTokens(first.uncached, first.short, first.short, 0, first.long)
 
 
-def test_changed_tools(calls: Calls) -> None:
+def test_changed_tools_invalidate_the_cached_prompt(calls: Calls) -> None:
     first = calls(system=system(WORDS, SHORT), tools=[WEATHER])
     changed = calls(system=system(WORDS, SHORT), tools=[{**WEATHER, "name": "wind"}])
     assert changed.read < changed.written
@@ -125,7 +125,7 @@ def test_changed_tools(calls: Calls) -> None:
     assert (again.written, again.read >= first.written) == (0, True)
 
 
-def test_tools_alone(calls: Calls) -> None:
+def test_a_breakpoint_after_the_tools(calls: Calls) -> None:
     tools = [WEATHER, {**WEATHER, "name": "wind", "description": WORDS, "cache_control": LONG}]
     first = calls(system="Be brief.", tools=tools)
     assert first.long >= 5 * BLOCK

@@ -1,4 +1,4 @@
-"""Deadlines and bounds below ASGI, over real sockets to a real uvicorn."""
+"""Timeouts and limits below ASGI, over sockets to a uvicorn server."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def post(path: str, size: int, *headers: str) -> bytes:
 
 
 class Application:
-    """Answers by path; keeps count of what it was given."""
+    """An ASGI application that responds by path and counts what it receives."""
 
     def __init__(self) -> None:
         self.received = 0
-        self.held = self.peak_held = 0  # of requests under way
+        self.held = self.peak_held = 0  # of active requests
         self.disconnects = 0
         self.scopes: list[Any] = []
 
@@ -110,7 +110,7 @@ def rejections(served: Served) -> dict[str, int]:
 # Headers.
 
 
-def test_a_header_of_30_mb_is_rejected_and_not_held(application: Application) -> None:
+def test_a_header_of_30_mb_is_rejected_and_not_buffered(application: Application) -> None:
     with serving(application) as served, served.connect() as client:
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -157,7 +157,7 @@ def test_a_pipelined_head_that_is_too_large_is_rejected(application: Application
         assert len(application.scopes) == 1
 
 
-def test_large_headers_within_the_bound_are_served(application: Application) -> None:
+def test_large_headers_within_the_limit_are_accepted(application: Application) -> None:
     with serving(application) as served:
         head = b"GET /hello HTTP/1.1\r\nconnection: close\r\n" + b"x: " + b"x" * 20_000 + b"\r\n" + b"y: z\r\n" * 90
         assert status(served.exchange(head + b"\r\n")) == 200
@@ -185,7 +185,7 @@ def test_a_connection_without_a_byte_is_closed(application: Application) -> None
         assert rejections(served) == {guard.HEADER_TIMEOUT: 1}
 
 
-def test_slow_headers_of_a_second_request_end_too(application: Application) -> None:
+def test_slow_headers_of_a_second_request_end_with_408(application: Application) -> None:
     with serving(application, header_seconds=1) as served, served.connect() as client:
         client.sendall(GET)
         assert status(read_response(client)) == 200
@@ -218,7 +218,7 @@ def test_pipelined_requests_are_answered_in_order(application: Application) -> N
         wait_until(lambda: served.guard.buffered_bytes == 0)
 
 
-def test_a_large_body_that_follows_another_in_the_same_data_is_read(application: Application) -> None:
+def test_a_large_body_that_starts_in_the_previous_requests_data_is_read(application: Application) -> None:
     with serving(application) as served, served.connect() as client:
         requests = [post("/echo", size) + b"x" * size for size in (1000, 200_000, 150_000)]
         client.sendall(requests[0][:-1])
@@ -239,7 +239,7 @@ def test_a_connection_that_ends_disconnects_the_request_before_a_pipelined_one(a
         assert [scope["path"] for scope in application.scopes] == ["/endless"]
 
 
-def test_a_flood_of_pipelined_requests_is_cut_off(application: Application) -> None:
+def test_a_flood_of_pipelined_requests_closes_the_connection(application: Application) -> None:
     with serving(application) as served, served.connect() as client:
         with contextlib.suppress(ConnectionError):
             client.sendall(post("/echo", 1) + b"x" + b"GET / HTTP/1.1\r\n\r\n" * 10_000)
@@ -258,7 +258,7 @@ def test_an_empty_line_after_a_body_does_not_end_a_long_response(application: Ap
         head = client.recv(2**16)
         assert status(head) == 200
         with pytest.raises(TimeoutError):
-            client.recv(2**16)  # neither data nor an end
+            client.recv(2**16)  # no data and no end
         assert rejections(served) == {}
 
 
@@ -280,7 +280,7 @@ def test_a_slow_body_ends_with_408(application: Application) -> None:
         wait_until(lambda: application.disconnects == 1)
 
 
-def test_a_body_at_the_least_rate_may_take_its_time(application: Application) -> None:
+def test_a_body_at_the_minimum_rate_is_accepted(application: Application) -> None:
     with serving(application, body_seconds=1, body_bytes_per_second=1000) as served, served.connect() as client:
         client.sendall(post("/echo", 8000))
         for _ in range(8):
@@ -289,7 +289,7 @@ def test_a_body_at_the_least_rate_may_take_its_time(application: Application) ->
         assert read_response(client).endswith(b"POST /echo 8000")
 
 
-def test_a_body_that_the_application_does_not_take_is_not_slow(application: Application) -> None:
+def test_a_body_that_the_application_does_not_read_is_not_slow(application: Application) -> None:
     taken = []
 
     async def late(scope: Any, receive: Any, send: Any) -> None:
@@ -302,12 +302,12 @@ def test_a_body_that_the_application_does_not_take_is_not_slow(application: Appl
         await send({"type": "http.response.body"})
 
     with serving(late, body_seconds=1) as served, served.connect() as client:
-        client.sendall(post("/", 4_000_000) + b"x" * 100_000)  # more than is read without the application
+        client.sendall(post("/", 4_000_000) + b"x" * 100_000)  # more than the server buffers
         assert status(read_response(client)) == 200
         assert rejections(served) == {}
 
 
-def test_a_body_without_a_key_is_bounded(application: Application) -> None:
+def test_a_body_without_a_key_is_limited(application: Application) -> None:
     with serving(application, body_bytes=300_000) as served:
         response = served.exchange(post("/echo", 2_000_000) + b"x" * 2_000_000)
         assert (status(response), error(response)) == (413, "request_too_large")
@@ -320,7 +320,7 @@ def test_a_body_without_a_key_is_bounded(application: Application) -> None:
 @pytest.mark.parametrize(
     "junk", [b"1;" + b"x" * 400_000, b"0\r\nx: " + b"x" * 400_000, b"0\r\n" + b"x: y\r\n" * 60_000]
 )
-def test_chunk_extensions_and_trailers_are_bounded(application: Application, junk: bytes) -> None:
+def test_chunk_extensions_and_trailers_are_limited(application: Application, junk: bytes) -> None:
     head = b"POST /authenticated HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
     with serving(application) as served, served.connect() as client:
         client.sendall(head + b"1\r\nx\r\n")
@@ -331,7 +331,7 @@ def test_chunk_extensions_and_trailers_are_bounded(application: Application, jun
         assert rejections(served) == {guard.BODY_SIZE: 1}
 
 
-def test_trailers_are_no_headers(application: Application) -> None:
+def test_trailers_are_not_headers(application: Application) -> None:
     head = b"POST /echo HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n"
     with serving(application) as served, served.connect() as client:
         client.sendall(head)
@@ -341,7 +341,7 @@ def test_trailers_are_no_headers(application: Application) -> None:
         assert [name for name, _ in application.scopes[0]["headers"]] == [b"transfer-encoding"]
 
 
-def test_the_rest_of_a_body_answered_early_is_dropped_and_the_connection_kept(application: Application) -> None:
+def test_the_rest_of_a_rejected_body_is_dropped_and_the_connection_kept(application: Application) -> None:
     with serving(application, body_bytes=1_000_000) as served, served.connect() as client:
         client.sendall(post("/hello", 3_000_000))
         assert status(read_response(client)) == 200
@@ -352,7 +352,7 @@ def test_the_rest_of_a_body_answered_early_is_dropped_and_the_connection_kept(ap
 
 
 def test_a_rejected_body_larger_than_the_limits_does_not_reset_the_connection(application: Application) -> None:
-    """The application discards it, so neither the size of a body nor the unauthenticated bytes limit it."""
+    """The application discards it, so neither the maximum body size nor the limit of unauthenticated bytes applies."""
     limits = {"body_bytes": 300_000, "unauthenticated_bytes": 1_000_000}
     with serving(application, **limits) as served, served.connect() as client:
         client.sendall(post("/early", 6_000_000))
@@ -368,7 +368,7 @@ def test_a_rejected_body_larger_than_the_limits_does_not_reset_the_connection(ap
 
 
 @pytest.mark.parametrize("path", ["/hello", "/echo"])
-def test_a_client_that_wants_the_connection_closed_gets_the_response_first(application: Application, path: str) -> None:
+def test_a_client_that_requests_a_close_gets_the_response_first(application: Application, path: str) -> None:
     with serving(application, body_bytes=4_000_000) as served, served.connect() as client:
         client.sendall(post(path, 3_000_000, "connection: close"))
         if path == "/hello":
@@ -383,7 +383,7 @@ def test_a_client_that_wants_the_connection_closed_gets_the_response_first(appli
 # Unauthenticated bytes.
 
 
-def test_bodies_without_a_key_hold_no_more_than_the_bound_together(application: Application) -> None:
+def test_bodies_without_a_key_buffer_at_most_the_shared_limit(application: Application) -> None:
     bound = 4 * 2**20
     with (
         serving(application, unauthenticated_bytes=bound, body_bytes=8 * 2**20) as served,
@@ -401,7 +401,7 @@ def test_bodies_without_a_key_hold_no_more_than_the_bound_together(application: 
                     sent[n] += client.send(b"x" * min(2**16, 8 * 2**20 - sent[n]))
         assert served.guard.peak_buffered_bytes <= bound + READ_BYTES
         assert application.peak_held <= bound + len(clients) * READ_BYTES
-        # Small requests are served meanwhile, from the same addresses too.
+        # Small requests are accepted meanwhile, also from the same addresses.
         small = b"x" * 1000
         with served.connect() as client:
             client.sendall(post("/echo", len(small)) + small)
@@ -409,7 +409,7 @@ def test_bodies_without_a_key_hold_no_more_than_the_bound_together(application: 
     wait_until(lambda: served.guard.buffered_bytes == 0)
 
 
-def test_bodies_that_waited_for_room_are_read_in_the_end(application: Application) -> None:
+def test_bodies_that_waited_for_memory_are_read_eventually(application: Application) -> None:
     size = 2**20
     with serving(application, unauthenticated_bytes=3 * size) as served, contextlib.ExitStack() as open_:
         clients = [open_.enter_context(served.connect(f"127.0.0.{1 + n}")) for n in range(6)]
@@ -428,14 +428,14 @@ def test_bodies_that_waited_for_room_are_read_in_the_end(application: Applicatio
         assert served.guard.buffered_bytes == 0
 
 
-def test_one_address_cannot_fill_the_bound(application: Application) -> None:
+def test_one_address_cannot_use_the_whole_limit(application: Application) -> None:
     bound = 2**20
     with (
         serving(application, unauthenticated_bytes=bound, header_bytes=2**18) as served,
         contextlib.ExitStack() as open_,
     ):
         responses = []
-        for _ in range(8):  # heads that never end
+        for _ in range(8):  # headers that never end
             client = open_.enter_context(served.connect("127.0.0.2"))
             client.sendall(b"GET / HTTP/1.1\r\nx: " + b"x" * 200_000)
             responses.append(client)
@@ -447,7 +447,7 @@ def test_one_address_cannot_fill_the_bound(application: Application) -> None:
 # Connections.
 
 
-def test_an_address_has_so_many_connections_and_others_are_served(application: Application) -> None:
+def test_an_address_has_a_limit_of_connections(application: Application) -> None:
     with serving(application, connections_per_address=3) as served, contextlib.ExitStack() as open_:
         clients = [open_.enter_context(served.connect()) for _ in range(3)]
         for client in clients:
@@ -467,7 +467,7 @@ def test_an_address_has_so_many_connections_and_others_are_served(application: A
         assert rejections(served) == {guard.ADDRESS_CONNECTIONS: 1}
 
 
-def test_a_trusted_proxy_has_no_bound_of_its_own(application: Application) -> None:
+def test_a_trusted_proxy_has_no_limit_per_address(application: Application) -> None:
     limits: dict[str, Any] = {"connections_per_address": 1, "trusted_proxies": "10.0.0.0/8, 127.0.0.2"}
     with serving(application, **limits) as served, contextlib.ExitStack() as open_:
         for _ in range(5):
@@ -476,7 +476,7 @@ def test_a_trusted_proxy_has_no_bound_of_its_own(application: Application) -> No
             assert status(read_response(client)) == 200
 
 
-def test_all_connections_together_are_bounded(application: Application) -> None:
+def test_the_number_of_all_connections_is_limited(application: Application) -> None:
     with serving(application, connections=2) as served, contextlib.ExitStack() as open_:
         for source in ("127.0.0.1", "127.0.0.2"):
             client = open_.enter_context(served.connect(source))
@@ -495,7 +495,7 @@ def connect(served: Served, **options: Any) -> ClientConnection:
     return websocket_connect(f"ws://127.0.0.1:{served.port}/socket", close_timeout=0.2, **options)
 
 
-def test_sockets_are_served(application: Application) -> None:
+def test_websockets_are_accepted(application: Application) -> None:
     with serving(application) as served:
         with connect(served) as client:
             client.send("key")
@@ -516,14 +516,14 @@ def test_an_upgrade_with_a_body_is_rejected(application: Application) -> None:
         assert rejections(served) == {guard.INVALID_HTTP: 1}
 
 
-def test_a_socket_without_a_key_sends_small_messages_only(application: Application) -> None:
+def test_a_websocket_without_a_key_can_send_only_small_messages(application: Application) -> None:
     with serving(application) as served, connect(served) as client:
         with contextlib.suppress(websockets.ConnectionClosed):
             client.send("x" * 1_000_000)
-        with pytest.raises(websockets.ConnectionClosed) as closed:
+        with pytest.raises(websockets.ConnectionClosed) as exc_info:
             client.recv(10)
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.code == 1009
+        assert exc_info.value.rcvd is not None
+        assert exc_info.value.rcvd.code == 1009
         assert application.received == 0
         wait_until(lambda: served.guard.connections == 0)
 
@@ -537,7 +537,9 @@ def test_nothing_is_read_between_the_first_message_and_authentication(applicatio
             client.recv(1)
 
 
-def test_a_socket_that_is_never_authenticated_ends(application: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_websocket_that_is_never_authenticated_is_closed(
+    application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("millrace.gateway.connections.websocket.GRACE_SECONDS", 0)
     with serving(application, websocket_auth_seconds=1) as served, connect(served) as client:
         with pytest.raises(websockets.ConnectionClosed):
@@ -546,7 +548,7 @@ def test_a_socket_that_is_never_authenticated_ends(application: Application, mon
         wait_until(lambda: application.disconnects == 1)
 
 
-def test_a_slow_message_ends_a_socket_and_an_idle_one_stays(application: Application) -> None:
+def test_a_slow_message_closes_a_websocket_and_idle_time_does_not(application: Application) -> None:
     with serving(application, body_seconds=1, body_bytes_per_second=1000) as served:
         with connect(served) as idle, connect(served) as slow:
             for client in (idle, slow):
@@ -560,7 +562,7 @@ def test_a_slow_message_ends_a_socket_and_an_idle_one_stays(application: Applica
         assert rejections(served) == {guard.BODY_TIMEOUT: 1}
 
 
-def test_empty_fragments_are_bounded(application: Application) -> None:
+def test_the_number_of_empty_fragments_is_limited(application: Application) -> None:
     with serving(application) as served, connect(served) as client:
         client.send("key")
         assert client.recv(10) == "3"
@@ -585,7 +587,7 @@ def test_pings_of_a_client_that_does_not_read_are_not_answered(application: Appl
         assert connection.transport.get_write_buffer_size() < 2**20
 
 
-def test_logs_are_bounded(application: Application, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_are_limited(application: Application, caplog: pytest.LogCaptureFixture) -> None:
     with serving(application) as served:
         for _ in range(20):
             assert status(served.exchange(b"nonsense\r\n\r\n")) == 400

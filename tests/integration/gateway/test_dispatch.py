@@ -1,4 +1,4 @@
-"""The dispatcher against a real Valkey, with the test in the worker's place."""
+"""The dispatcher with Valkey, and the test as the worker."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ async def outcomes(broker: redis.Redis) -> list[str]:
     return [decode_usage(fields[b"e"]).outcome for _, fields in await broker.xrange(USAGE_STREAM)]
 
 
-async def test_it_works(broker: redis.Redis, dispatcher: Dispatcher, replica: Replica) -> None:
+async def test_a_job_is_claimed_and_its_events_are_streamed(
+    broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
+) -> None:
     generation = await send(dispatcher, make_job())
 
     async def rung() -> bool:
@@ -116,7 +118,7 @@ async def test_it_works(broker: redis.Redis, dispatcher: Dispatcher, replica: Re
     assert dispatcher.in_flight == 0
 
 
-async def test_a_replica_is_told_where_else_the_start_is_cached(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+async def test_a_job_names_another_replica_with_the_cached_prefix(broker: redis.Redis, dispatcher: Dispatcher) -> None:
     replicas = {name: Replica(broker, name) for name in ("r1", "r2")}
     await eventually(lambda: both_serve(dispatcher))
     job = make_job("req_1")
@@ -127,7 +129,7 @@ async def test_a_replica_is_told_where_else_the_start_is_cached(broker: redis.Re
     assert await replicas[first].claim("req_1")
     await replicas[first].send(Tokens("req_1", 1, 0, [5], "Hi"))
     await next_event(started)
-    replicas[first].running = 8  # and one at hand: it has no credit left
+    replicas[first].running = 8  # and one queued, so it has no credit left
 
     async def full() -> bool:
         return dispatcher.placement.load(first) >= 8
@@ -148,11 +150,11 @@ async def stored(broker: redis.Redis, request_id: str) -> InferenceJob:
     return decode_job(await broker.hget(claim_key(request_id, 0), "job"))  # type: ignore[misc]
 
 
-async def test_without_a_replica_it_is_refused_early(dispatcher: Dispatcher) -> None:
-    with pytest.raises(ApiError) as caught:
+async def test_without_a_replica_a_request_is_rejected_early(dispatcher: Dispatcher) -> None:
+    with pytest.raises(ApiError) as exc_info:
         dispatcher.require_capacity("m", 1)
-    assert (caught.value.status, caught.value.code) == (503, "model_loading")
-    assert caught.value.retry_after
+    assert (exc_info.value.status, exc_info.value.code) == (503, "model_loading")
+    assert exc_info.value.retry_after
 
 
 async def test_a_worker_that_dies_before_the_first_token_is_replaced(
@@ -170,7 +172,7 @@ async def test_a_worker_that_dies_before_the_first_token_is_replaced(
     other = Replica(broker, "r2")
     assert not await other.claim("req_1", 1)  # the old wakeup, redelivered
     assert await other.claim("req_1", 2)
-    # The first was only asleep: what it says now is not for the client.
+    # The first replica was only paused; its later events are not sent to the client.
     await replica.send(Tokens("req_1", 1, 0, [9], "stale"))
     await other.send(Tokens("req_1", 2, 0, [5], "fresh"))
     event = await next_event(generation)
@@ -180,7 +182,7 @@ async def test_a_worker_that_dies_before_the_first_token_is_replaced(
     other.stall()
 
 
-async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_no_bill(
+async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_no_charge(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     generation = await send(dispatcher, make_job())
@@ -196,10 +198,10 @@ async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_no_bill(
     assert await outcomes(broker) == ["failed"]
 
 
-async def test_an_end_that_was_told_before_the_death_counts(
+async def test_an_end_written_before_the_death_counts(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
-    """The end stands in the log though its batch never reached the gateway: no error, no second outcome."""
+    """The end is in the event log, though it never reached the gateway: no error and no second outcome."""
     generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
     await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
@@ -214,13 +216,13 @@ async def test_an_end_that_was_told_before_the_death_counts(
 
 @pytest.fixture
 def soon_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Suspicion after a second of silence, loss after four."""
+    """Suspect replicas after one second without a heartbeat, and treat them as lost after four."""
     monkeypatch.setattr(replicas, "REPLICA_SUSPECT_SECONDS", 1.0)
     monkeypatch.setattr(replicas, "REPLICA_LOST_SECONDS", 4.0)
 
 
 @pytest.mark.usefixtures("soon_suspected")
-async def test_a_suspected_replica_keeps_its_streams_and_gives_away_the_rest(
+async def test_a_suspected_replica_keeps_its_streams_and_loses_waiting_requests(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     begun, claimed, unclaimed = [await send(dispatcher, make_job(f"req_{n}")) for n in range(3)]
@@ -249,7 +251,7 @@ async def test_a_suspected_replica_keeps_its_streams_and_gives_away_the_rest(
     await eventually(written)
     await other.send(Tokens("req_1", 2, 0, [7], "fresh"))
     replica.resume()
-    assert not await finish(broker, "r1", "req_1", 1)  # the replica that was silent ends its attempt all the same
+    assert not await finish(broker, "r1", "req_1", 1)  # the silent replica ends its attempt anyway
     await replica.send(Tokens("req_1", 1, 0, [9], "stale"), Tokens("req_0", 1, 1, [6], " there"))
     texts = [event.text for each in (claimed, begun) if isinstance(event := await next_event(each), Tokens)]
     assert texts == ["fresh", " there"]
@@ -272,7 +274,7 @@ async def finish(broker: redis.Redis, replica: str, request_id: str, attempt: in
 
 
 @pytest.mark.usefixtures("soon_suspected")
-async def test_without_another_replica_a_suspected_one_keeps_what_it_claimed(
+async def test_without_another_replica_a_suspected_one_keeps_its_claims(
     dispatcher: Dispatcher, replica: Replica
 ) -> None:
     generation = await send(dispatcher, make_job())
@@ -284,9 +286,9 @@ async def test_without_another_replica_a_suspected_one_keeps_what_it_claimed(
         return dispatcher.replicas.is_suspected("r1")
 
     await eventually(suspected)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         dispatcher.require_capacity("m", 1)
-    assert caught.value.code == "model_loading"
+    assert exc_info.value.code == "model_loading"
     replica.resume()
     await eventually(lambda: serving(dispatcher))
     assert (generation.attempt, generation.owner) == (1, "r1")
@@ -295,7 +297,7 @@ async def test_without_another_replica_a_suspected_one_keeps_what_it_claimed(
 
 
 @pytest.mark.usefixtures("soon_suspected")
-async def test_a_request_that_makes_replicas_silent_does_not_visit_all_of_them(
+async def test_a_request_that_silences_replicas_is_not_sent_to_all_of_them(
     broker: redis.Redis, dispatcher: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replicas, "REPLICA_LOST_SECONDS", 60.0)
@@ -315,7 +317,7 @@ async def test_a_request_that_makes_replicas_silent_does_not_visit_all_of_them(
         await eventually(partial(is_suspected, dispatcher, victim.name))
         if attempt <= monitor.MAX_MOVES:
             await eventually(partial(moved_on, generation, attempt))
-    await asyncio.sleep(1.2)  # two more looks
+    await asyncio.sleep(1.2)  # two more checks
     assert (generation.attempt, generation.owner) == (monitor.MAX_MOVES + 1, victim.name)
     for each in every.values():
         each.stall()
@@ -354,7 +356,7 @@ async def test_a_replica_lost_by_silence_fails_its_streams_and_is_stopped_when_i
     await eventually(lambda: serving(dispatcher))
 
 
-async def test_what_a_draining_worker_hands_back_is_rung_again(
+async def test_a_request_returned_by_a_draining_worker_is_sent_again(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     generation = await send(dispatcher, make_job())
@@ -371,10 +373,10 @@ async def test_what_a_draining_worker_hands_back_is_rung_again(
     assert await Replica(broker, "r2").claim("req_1", 2)
 
 
-async def test_words_that_were_lost_are_read_from_the_claim(
+async def test_lost_messages_are_read_from_the_claim(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither who claimed it nor that it was handed back reached the gateway."""
+    """Neither the claim nor the requeue reached the gateway."""
     monkeypatch.setattr(monitor, "RENOTIFY_SECONDS", 0.2)
     claimed = await send(dispatcher, make_job("req_1"))
     handed_back = await send(dispatcher, make_job("req_2"))
@@ -410,7 +412,7 @@ async def test_a_lost_wakeup_is_sent_again(
 
 
 @pytest.mark.usefixtures("replica")
-async def test_what_nobody_takes_in_time_is_refused(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+async def test_an_unclaimed_request_is_rejected_after_the_timeout(broker: redis.Redis, dispatcher: Dispatcher) -> None:
     generation = await send(dispatcher, make_job())
     failed = await next_event(generation)
     assert isinstance(failed, Failed)
@@ -418,7 +420,7 @@ async def test_what_nobody_takes_in_time_is_refused(broker: redis.Redis, dispatc
     assert await broker.hget(claim_key("req_1", 0), "state") == b"cancelled"  # type: ignore[misc]
 
 
-async def test_cancel_reaches_the_worker(broker: redis.Redis, dispatcher: Dispatcher, replica: Replica) -> None:
+async def test_a_cancel_reaches_the_worker(broker: redis.Redis, dispatcher: Dispatcher, replica: Replica) -> None:
     generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
     async with broker.pubsub(ignore_subscribe_messages=True) as pubsub:
@@ -431,7 +433,7 @@ async def test_cancel_reaches_the_worker(broker: redis.Redis, dispatcher: Dispat
     assert message["data"] == encode(("req_1", 0, 1))
 
 
-async def test_a_worker_that_says_nothing_does_not_outlive_the_deadline(
+async def test_a_silent_execution_ends_at_the_deadline(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "OVERDUE_SECONDS", 0.1)
@@ -450,7 +452,7 @@ async def fill(dispatcher: Dispatcher, count: int = 9, tenant: int = 1) -> list[
     return [dispatcher.submit(DispatchRequest(make_job(f"full_{n}", tenant=tenant), b"form")) for n in range(count)]
 
 
-async def test_nothing_is_sent_beyond_the_credits(
+async def test_no_more_requests_are_sent_than_credits(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     generations = await fill(dispatcher, 12)
@@ -466,7 +468,7 @@ async def test_nothing_is_sent_beyond_the_credits(
     await eventually(went)
 
 
-async def test_others_requests_count_against_the_credits(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+async def test_requests_of_other_gateways_use_credits_too(broker: redis.Redis, dispatcher: Dispatcher) -> None:
     busy = Replica(broker, "r1", running=5, waiting=2)
     await eventually(lambda: serving(dispatcher))
     generations = await fill(dispatcher, 4)
@@ -496,38 +498,38 @@ async def test_tenants_take_turns(dispatcher: Dispatcher, replica: Replica) -> N
         return sum(not generation.queued for generation in first + later) == 3
 
     await eventually(three_went)
-    # The second tenant came later and had nothing yet; the first had nine.
+    # The second tenant came later and had none yet; the first had nine.
     assert [generation.queued for generation in later] == [False, False]
 
 
 @pytest.mark.usefixtures("replica")
-async def test_a_tenants_queue_is_bounded_and_overload_is_told_early(dispatcher: Dispatcher) -> None:
+async def test_a_tenants_queue_is_limited_and_overload_is_reported_early(dispatcher: Dispatcher) -> None:
     await fill(dispatcher, 12)
     for refused in (
         lambda: dispatcher.require_capacity("m", 1),
         lambda: dispatcher.submit(DispatchRequest(make_job("one_more"), b"form")),
     ):
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(ApiError) as exc_info:
             refused()
-        assert (caught.value.status, caught.value.code) == (503, "server_is_overloaded")
-        assert caught.value.retry_after
+        assert (exc_info.value.status, exc_info.value.code) == (503, "server_is_overloaded")
+        assert exc_info.value.retry_after
     dispatcher.require_capacity("m", 2)
-    # Nine at work, each for 60 s: three before it in the queue of the only tenant there.
+    # Nine are running for 60 s each, and three are before it in the queue of the only tenant.
     dispatcher._seconds["m"] = 60.0
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         dispatcher.require_capacity("m", 1)
-    assert caught.value.retry_after == pytest.approx(4 * 60 / 9)
-    with pytest.raises(ApiError) as caught:
+    assert exc_info.value.retry_after == pytest.approx(4 * 60 / 9)
+    with pytest.raises(ApiError) as exc_info:
         dispatcher.require_capacity("m", 2)  # it would get half
-    assert caught.value.retry_after == pytest.approx(2 * 60 / 9)
+    assert exc_info.value.retry_after == pytest.approx(2 * 60 / 9)
 
 
 @pytest.mark.usefixtures("replica")
-async def test_what_leaves_the_queue_runs_nowhere(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+async def test_a_request_cancelled_in_the_queue_never_runs(broker: redis.Redis, dispatcher: Dispatcher) -> None:
     generations = await fill(dispatcher, 11)
     assert not await dispatcher.cancel(generations[9])
     dispatcher.release(generations[9])
-    assert not await dispatcher.cancel(generations[0])  # sent, and nobody has claimed it
+    assert not await dispatcher.cancel(generations[0])  # sent, but not claimed
     dispatcher.release(generations[0])
 
     async def next_went() -> bool:
@@ -538,7 +540,7 @@ async def test_what_leaves_the_queue_runs_nowhere(broker: redis.Redis, dispatche
     assert await broker.hget(claim_key("full_0", 0), "state") == b"cancelled"  # type: ignore[misc]
 
 
-async def test_what_a_dead_replica_never_claimed_goes_elsewhere(
+async def test_unclaimed_requests_of_a_dead_replica_move(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     generation = await send(dispatcher, make_job())
@@ -562,7 +564,7 @@ async def test_a_late_claim_by_the_first_replica_counts(
     generation = await send(dispatcher, make_job())
     other = Replica(broker, "r2")
     await eventually(lambda: two_serving(dispatcher))
-    dispatcher.requeue(generation)  # as if the first had been given up
+    dispatcher.requeue(generation)  # as if the first were lost
     generation.target = "r2"
     await replica.claim("req_1")
     await eventually(lambda: owned(generation, "r1"))
@@ -573,7 +575,7 @@ async def two_serving(dispatcher: Dispatcher) -> bool:
     return len(dispatcher.replicas.serving("m")) == 2
 
 
-async def test_a_request_that_kills_its_replicas_is_given_up(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+async def test_a_request_that_kills_its_replicas_fails(broker: redis.Redis, dispatcher: Dispatcher) -> None:
     generation: DispatchedExecution | None = None
     for attempt in (1, 2, 3):
         victim = Replica(broker, f"r{attempt}")
@@ -587,9 +589,9 @@ async def test_a_request_that_kills_its_replicas_is_given_up(broker: redis.Redis
     failed = await next_event(generation)
     assert isinstance(failed, Failed)
     assert failed.code == "not_served"
-    fault = ApiError(failed.code, failed.message)
-    assert fault.status == 500
-    assert (b"x-should-retry", b"false") in fault.headers()
+    api_error = ApiError(failed.code, failed.message)
+    assert api_error.status == 500
+    assert (b"x-should-retry", b"false") in api_error.headers()
     assert await outcomes(broker) == ["failed"]
 
 
@@ -597,7 +599,7 @@ async def targeted(generation: DispatchedExecution, replica: str) -> bool:
     return generation.target == replica and generation.written
 
 
-async def test_a_claim_the_broker_lost_is_written_again(
+async def test_a_claim_that_the_broker_lost_is_written_again(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "RENOTIFY_SECONDS", 0.2)
@@ -613,7 +615,7 @@ async def test_a_claim_the_broker_lost_is_written_again(
     assert await replica.claim("req_1", 2)
 
 
-async def test_it_is_written_down_why_it_went_there(
+async def test_the_reason_of_a_placement_is_recorded(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     await send(dispatcher, make_job(), decision_record={"requested_model": "name"})
@@ -629,7 +631,7 @@ async def test_it_is_written_down_why_it_went_there(
     )
 
 
-async def test_without_the_broker_it_is_refused_at_once_and_its_reservation_is_released_when_it_is_there_again(
+async def test_without_the_broker_a_request_is_rejected_and_its_reservation_released_later(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
@@ -639,16 +641,16 @@ async def test_without_the_broker_it_is_refused_at_once_and_its_reservation_is_r
     dispatcher.broker = kept
     await eventually(partial(broker.xlen, USAGE_STREAM))
     ((_, fields),) = await broker.xrange(USAGE_STREAM)
-    told = decode_usage(fields[b"e"])
-    assert (told.outcome, told.finish_reason, told.usage.output) == ("cancelled", "never_ran", 0)
+    is_reported = decode_usage(fields[b"e"])
+    assert (is_reported.outcome, is_reported.finish_reason, is_reported.usage.output) == ("cancelled", "never_ran", 0)
     assert isinstance(failed, Failed)
     assert failed.code == "server_is_overloaded"
     assert dispatcher.placement.load("r1") == 0
     await nobody.aclose()
 
 
-async def test_batches_fill_what_is_idle_and_hold_up_nobody(dispatcher: Dispatcher, replica: Replica) -> None:
-    """Nine fit: a batch of eight and one at hand."""
+async def test_batch_requests_use_idle_capacity_only(dispatcher: Dispatcher, replica: Replica) -> None:
+    """Nine fit: a batch of eight and one queued."""
     batch = {"service_class": ServiceClass.BATCH}
     lines = [
         dispatcher.submit(DispatchRequest(msgspec.structs.replace(make_job(f"line_{n}", tenant=n), **batch), b""))
@@ -658,11 +660,11 @@ async def test_batches_fill_what_is_idle_and_hold_up_nobody(dispatcher: Dispatch
     others = [dispatcher.submit(DispatchRequest(make_job(f"req_{n}", tenant=n), b"form")) for n in range(11)]
     assert [each.queued for each in others] == [False] * 9 + [True] * 2
     dispatcher.release(lines[0])
-    assert lines[9].queued  # others come first
+    assert lines[9].queued  # other classes come first
     for each in others[:3]:
         dispatcher.release(each)
     assert not any(each.queued for each in others)
-    assert lines[9].queued  # still no room beside the others
+    assert lines[9].queued  # still no room
     for each in others[3:]:
         dispatcher.release(each)
     assert [line.queued for line in lines] == [False] * 10 + [True] * 2
@@ -671,7 +673,7 @@ async def test_batches_fill_what_is_idle_and_hold_up_nobody(dispatcher: Dispatch
     assert dispatcher.placement.load("r1", batch=True) == 0
 
 
-async def test_what_waits_for_a_cordoned_replica_goes_to_another(
+async def test_requests_waiting_for_a_cordoned_replica_move_to_another(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     generation = await send(dispatcher, make_job())
@@ -694,15 +696,15 @@ async def sent_to(generation: DispatchedExecution, replica: str) -> bool:
 
 
 @pytest.mark.usefixtures("replica")
-async def test_gateways_say_who_waits(broker: redis.Redis, dispatcher: Dispatcher) -> None:
+async def test_gateways_report_their_queues(broker: redis.Redis, dispatcher: Dispatcher) -> None:
     await broker.hset(CORDONS_KEY, "r1", "cordon")  # type: ignore[misc]
     await send(dispatcher, make_job())
 
-    async def told() -> bool:
+    async def is_reported() -> bool:
         payload = await broker.get(gateway_heartbeat_key(GATEWAY))
         presence = None if payload is None else decode_gateway_heartbeat(payload)
         return presence is not None and [(w.model, w.requests) for w in presence.waiting] == [("m", 1)]
 
-    await eventually(told)
+    await eventually(is_reported)
     assert await broker.smembers(GATEWAYS_KEY) == {GATEWAY.encode()}  # type: ignore[misc]
     assert 0 < await broker.pttl(gateway_heartbeat_key(GATEWAY)) <= 5000

@@ -1,4 +1,4 @@
-"""Limits against a real Valkey: exact, all or none, given back, leased, counted."""
+"""Rate limits with Valkey: exact, all or none, refunded, leased and counted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tenant_set(**limits: Any) -> LimitSetSnapshot:
 
 @pytest.fixture
 def admit(broker: redis.Redis):
-    """Admit a request; the ticket."""
+    """Admit a request and return its lease."""
     gate = RateLimitAdmission(broker)
     count = 0
 
@@ -45,49 +45,53 @@ async def level(broker: redis.Redis, bucket: str) -> int:
 
 
 async def shift(broker: redis.Redis, bucket: str, seconds: int) -> None:
-    """Make a bucket of the day believe that it was touched at another time."""
+    """Change the time of a daily bucket's last update."""
     level, at = (await broker.get(bucket)).split()
     await broker.set(bucket, b"%d %d" % (int(level), int(at) + seconds))
 
 
-async def refused(admit: Any, key: ApiKeySnapshot, **demand: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+async def rejection(admit: Any, key: ApiKeySnapshot, **demand: Any) -> ApiError:
+    with pytest.raises(ApiError) as exc_info:
         await admit(key, **demand)
-    return caught.value
+    return exc_info.value
 
 
-def header(ticket: RateLimitLease | ApiError, name: str) -> str | None:
-    return dict(rates.headers(ticket.limit_statuses or [])).get(name.encode(), b"").decode() or None
+def header(rate_limit_lease: RateLimitLease | ApiError, name: str) -> str | None:
+    return dict(rates.headers(rate_limit_lease.limit_statuses or [])).get(name.encode(), b"").decode() or None
 
 
-async def test_what_fits_passes_and_the_next_is_told_when_to_come_back(admit: Any) -> None:
+async def test_requests_that_fit_are_admitted_and_the_next_gets_a_retry_time(admit: Any) -> None:
     key = make_key(key_set(requests_per_minute=3))
-    tickets = [await admit(key) for _ in range(3)]
-    assert [header(ticket, "x-ratelimit-remaining-requests") for ticket in tickets] == ["2", "1", "0"]
-    fault = await refused(admit, key)
-    assert (fault.status, fault.code, fault.type) == (429, "rate_limit_exceeded", "rate_limit_error")
-    assert "3 requests per minute for this API key" in fault.message
-    assert (b"retry-after", b"20") in fault.headers()
-    assert header(fault, "x-ratelimit-limit-requests") == "3"
-    assert header(fault, "x-ratelimit-remaining-requests") == "0"
-    assert header(fault, "x-ratelimit-reset-requests") == "1m0s"
-    assert header(fault, "x-ratelimit-limit-tokens") is None
+    leases = [await admit(key) for _ in range(3)]
+    assert [header(lease, "x-ratelimit-remaining-requests") for lease in leases] == [
+        "2",
+        "1",
+        "0",
+    ]
+    error = await rejection(admit, key)
+    assert (error.status, error.code, error.type) == (429, "rate_limit_exceeded", "rate_limit_error")
+    assert "3 requests per minute for this API key" in error.message
+    assert (b"retry-after", b"20") in error.headers()
+    assert header(error, "x-ratelimit-limit-requests") == "3"
+    assert header(error, "x-ratelimit-remaining-requests") == "0"
+    assert header(error, "x-ratelimit-reset-requests") == "1m0s"
+    assert header(error, "x-ratelimit-limit-tokens") is None
 
 
 async def test_a_bucket_drains_at_its_limits_rate(admit: Any, broker: redis.Redis) -> None:
     key = make_key(key_set(requests_per_day=10))
     for _ in range(10):
         await admit(key)
-    await refused(admit, key)
-    await shift(broker, "millrace:limit_state:{7}:1:rd", -3 * 8640)  # as if three tenths of a day had gone by
+    await rejection(admit, key)
+    await shift(broker, "millrace:limit_state:{7}:1:rd", -3 * 8640)  # as if three tenths of a day had passed
     for _ in range(3):
         await admit(key)
-    fault = await refused(admit, key)
-    assert fault.retry_after
-    assert 8000 < fault.retry_after <= 8640
-    assert (b"x-should-retry", b"false") in fault.headers()
-    await shift(broker, "millrace:limit_state:{7}:1:rd", 86_400)  # a clock set back lifts nothing
-    await refused(admit, key)
+    error = await rejection(admit, key)
+    assert error.retry_after
+    assert 8000 < error.retry_after <= 8640
+    assert (b"x-should-retry", b"false") in error.headers()
+    await shift(broker, "millrace:limit_state:{7}:1:rd", 86_400)  # a clock that is set back resets no limit
+    await rejection(admit, key)
 
 
 @pytest.mark.parametrize(
@@ -99,26 +103,26 @@ async def test_a_bucket_drains_at_its_limits_rate(admit: Any, broker: redis.Redi
         ("requests_per_day", "25 requests per day"),
     ],
 )
-async def test_each_window_counts_its_own(admit: Any, name: str, words: str) -> None:
+async def test_each_limit_counts_separately(admit: Any, name: str, words: str) -> None:
     key = make_key(key_set(**{name: 25}))
     cost = {"input_tokens_per_minute": 10, "tokens_per_day": 15, "output_tokens_per_day": 5, "requests_per_day": 1}
     for _ in range(25 // cost[name]):
         await admit(key, max_tokens=5)
-    assert words in (await refused(admit, key, max_tokens=5)).message
+    assert words in (await rejection(admit, key, max_tokens=5)).message
 
 
-async def test_all_windows_are_taken_or_none(admit: Any, broker: redis.Redis) -> None:
+async def test_all_limits_are_charged_or_none(admit: Any, broker: redis.Redis) -> None:
     key = make_key(key_set(requests_per_day=100, concurrency=9), tenant_set(tokens_per_day=50))
-    ticket = await admit(key)
-    assert header(ticket, "x-ratelimit-remaining-requests") == "99"
-    assert header(ticket, "x-ratelimit-remaining-tokens") == "20"
-    fault = await refused(admit, key)
-    assert "50 tokens per day for this account" in fault.message
-    assert header(fault, "x-ratelimit-remaining-requests") == "99"
+    rate_limit_lease = await admit(key)
+    assert header(rate_limit_lease, "x-ratelimit-remaining-requests") == "99"
+    assert header(rate_limit_lease, "x-ratelimit-remaining-tokens") == "20"
+    error = await rejection(admit, key)
+    assert "50 tokens per day for this account" in error.message
+    assert header(error, "x-ratelimit-remaining-requests") == "99"
     assert await broker.zcard("millrace:limit_state:{7}:1:c") == 1
 
 
-async def test_what_was_not_used_comes_back(admit: Any) -> None:
+async def test_the_unused_part_is_refunded(admit: Any) -> None:
     key = make_key(key_set(requests_per_day=10, input_tokens_per_day=1000, output_tokens_per_day=1000))
     first = await admit(key, prompt=400, max_tokens=600)
     await first.close(TokenUsage(uncached=100, cache_read=300, output=50))
@@ -132,15 +136,15 @@ async def test_what_was_not_used_comes_back(admit: Any) -> None:
     assert header(third, "x-ratelimit-remaining-tokens") == "1"  # output: 50 + 949
 
 
-async def test_cache_reads_cost_their_weight(broker: redis.Redis) -> None:
+async def test_cache_reads_count_by_their_weight(broker: redis.Redis) -> None:
     key = make_key(key_set(input_tokens_per_day=1000))
     gate = RateLimitAdmission(broker, cached_token_limit_percent=25)
     await (await gate.admit(make_demand(key, "a", prompt=400))).close(TokenUsage(uncached=200, cache_read=200))
-    ticket = await gate.admit(make_demand(key, "b", prompt=0 + 1))
-    assert header(ticket, "x-ratelimit-remaining-tokens") == str(1000 - 250 - 1)
+    rate_limit_lease = await gate.admit(make_demand(key, "b", prompt=0 + 1))
+    assert header(rate_limit_lease, "x-ratelimit-remaining-tokens") == str(1000 - 250 - 1)
 
 
-async def test_places_are_given_back_and_run_out(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrency_slots_are_released_and_expire(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "LEASE_MS", 2000)
     monkeypatch.setattr(admission, "RENEW_SECONDS", 0.1)
     key = make_key(key_set(concurrency=2))
@@ -148,10 +152,10 @@ async def test_places_are_given_back_and_run_out(broker: redis.Redis, monkeypatc
     await living.start()
     kept = await living.admit(make_demand(key, "kept"))
     await dead.admit(make_demand(key, "lost"))  # its gateway never renews it
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await living.admit(make_demand(key, "third"))
-    assert "2 concurrent requests (concurrency)" in caught.value.message
-    assert caught.value.retry_after
+    assert "2 concurrent requests (concurrency)" in exc_info.value.message
+    assert exc_info.value.retry_after
     await asyncio.sleep(2.2)
     third = await living.admit(make_demand(key, "third"))
     with pytest.raises(ApiError):
@@ -162,7 +166,9 @@ async def test_places_are_given_back_and_run_out(broker: redis.Redis, monkeypatc
     await living.stop()
 
 
-async def test_places_the_broker_lost_are_taken_again(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrency_slots_that_the_broker_lost_are_taken_again(
+    broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admission, "RENEW_SECONDS", 0.05)
     key = make_key(key_set(concurrency=1))
     gate = RateLimitAdmission(broker)
@@ -177,16 +183,16 @@ async def test_places_the_broker_lost_are_taken_again(broker: redis.Redis, monke
     await gate.stop()
 
 
-async def test_long_jobs_have_a_cap_of_their_own(admit: Any) -> None:
+async def test_long_jobs_have_a_separate_limit(admit: Any) -> None:
     key = make_key(key_set(long_prompt_threshold=100, long_prompt_concurrency=1))
     long = await admit(key, prompt=100)
-    assert "1 concurrent long prompts" in (await refused(admit, key, prompt=200)).message
+    assert "1 concurrent long prompts" in (await rejection(admit, key, prompt=200)).message
     await admit(key, prompt=99)
     await long.close(None)
     await admit(key, prompt=100)
 
 
-async def test_models_have_limits_of_their_own(admit: Any) -> None:
+async def test_models_have_separate_limits(admit: Any) -> None:
     key = make_key(
         LimitSetSnapshot(1, "key", requests_per_day=10),
         LimitSetSnapshot(2, "key", model="m", requests_per_day=1),
@@ -194,54 +200,54 @@ async def test_models_have_limits_of_their_own(admit: Any) -> None:
         LimitSetSnapshot(4, "key", model="alias", requests_per_day=2),
     )
     await admit(key)
-    assert "the model 'm'" in (await refused(admit, key)).message
-    assert "the model 'm'" in (await refused(admit, key, name="alias")).message
+    assert "the model 'm'" in (await rejection(admit, key)).message
+    assert "the model 'm'" in (await rejection(admit, key, name="alias")).message
 
 
-async def test_a_dry_run_refuses_nothing_and_counts(admit: Any, broker: redis.Redis) -> None:
+async def test_a_dry_run_rejects_nothing_and_counts(admit: Any, broker: redis.Redis) -> None:
     dry = LimitSetSnapshot(5, "project", dry_run=True, requests_per_day=2, max_prompt_tokens=50, tokens_per_day=10_000)
     key = make_key(key_set(requests_per_day=5), dry)
     for _ in range(4):
         await admit(key)
     await admit(key, prompt=60)
-    await refused(admit, key)
+    await rejection(admit, key)
     counted = await broker.hgetall(counters_key(7, datetime.now(UTC)))
     assert counted == {
         b"dry:5:requests_per_day": b"3",
         b"dry:5:max_prompt_tokens": b"1",
         b"refused:1:requests_per_day": b"1",
     }
-    # All or none: the three that were over took no tokens from the dry set either.
+    # All or none: the three rejected ones took no tokens from the dry-run set either.
     assert await level(broker, "millrace:limit_state:{7}:5:td") == 2 * 30 * 86_400
 
 
-async def test_what_never_fits_is_refused_for_good(admit: Any) -> None:
-    fault = await refused(admit, make_key(key_set(tokens_per_minute=25)))
-    assert (fault.status, fault.param) == (400, "max_tokens")
-    fault = await refused(admit, make_key(key_set(max_prompt_tokens=9)))
-    assert (fault.status, fault.param) == (400, "messages")
-    fault = await refused(admit, make_key(key_set(max_output_tokens=19)))
-    assert (fault.status, fault.param) == (400, "max_tokens")
-    fault = await refused(admit, make_key(key_set(requests_per_day=0)))
-    assert (fault.status, fault.retry_after) == (429, None)
-    assert (b"x-should-retry", b"false") in fault.headers()
+async def test_a_request_that_can_never_fit_gets_400(admit: Any) -> None:
+    error = await rejection(admit, make_key(key_set(tokens_per_minute=25)))
+    assert (error.status, error.param) == (400, "max_tokens")
+    error = await rejection(admit, make_key(key_set(max_prompt_tokens=9)))
+    assert (error.status, error.param) == (400, "messages")
+    error = await rejection(admit, make_key(key_set(max_output_tokens=19)))
+    assert (error.status, error.param) == (400, "max_tokens")
+    error = await rejection(admit, make_key(key_set(requests_per_day=0)))
+    assert (error.status, error.retry_after) == (429, None)
+    assert (b"x-should-retry", b"false") in error.headers()
 
 
-async def test_a_length_nobody_asked_for_is_what_the_limits_leave(admit: Any) -> None:
+async def test_a_default_max_tokens_is_reduced_to_the_limits(admit: Any) -> None:
     key = make_key(key_set(tokens_per_minute=100), tenant_set(output_tokens_per_day=300, max_output_tokens=200))
     assert (await admit(key, max_tokens=None)).grant.max_tokens == 90
     assert (await admit(make_key(), max_tokens=None)).grant.max_tokens == MODEL.default_max_output
 
 
-async def test_a_lower_limit_is_kept_from_now_on(admit: Any) -> None:
+async def test_a_lowered_limit_applies_immediately(admit: Any) -> None:
     for _ in range(50):
         await admit(make_key(key_set(requests_per_day=100)))
-    fault = await refused(admit, make_key(key_set(requests_per_day=2)))
-    assert fault.retry_after
-    assert fault.retry_after <= 86_400
+    error = await rejection(admit, make_key(key_set(requests_per_day=2)))
+    assert error.retry_after
+    assert error.retry_after <= 86_400
 
 
-async def test_standing_takes_nothing(broker: redis.Redis) -> None:
+async def test_reading_the_state_of_limits_takes_nothing(broker: redis.Redis) -> None:
     gate, key = RateLimitAdmission(broker), make_key(key_set(requests_per_day=2, concurrency=1))
     await gate.admit(make_demand(key))
     for _ in range(3):
@@ -249,22 +255,22 @@ async def test_standing_takes_nothing(broker: redis.Redis) -> None:
     assert await gate.current_limit_statuses(make_key()) == []
 
 
-async def test_without_the_broker_nothing_passes() -> None:
+async def test_without_the_broker_requests_are_rejected() -> None:
     nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
     gate = RateLimitAdmission(nobody)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.admit(make_demand(make_key(key_set(concurrency=1))))
-    assert (caught.value.status, caught.value.retry_after) == (503, 1)
+    assert (exc_info.value.status, exc_info.value.retry_after) == (503, 1)
     await nobody.aclose()
 
 
 def test_durations() -> None:
-    told = {0: "0ms", 120: "120ms", 1000: "1s", 1001: "2s", 360_000: "6m0s", 86_399_999: "24h0m0s"}
-    assert {given: rates.duration(given) for given in told} == told
+    texts = {0: "0ms", 120: "120ms", 1000: "1s", 1001: "2s", 360_000: "6m0s", 86_399_999: "24h0m0s"}
+    assert {given: rates.duration(given) for given in texts} == texts
 
 
-def test_every_limit_of_a_set_is_kept_somewhere() -> None:
-    """A limit added to the snapshot and forgotten here would be none."""
+def test_every_limit_of_a_set_is_enforced() -> None:
+    """A limit that is added to the snapshot only would not be enforced."""
     plain = {"id", "scope", "model", "dry_run"}
     named = {field.name for field in msgspec.structs.fields(LimitSetSnapshot)} - plain
     full = replace_all(LimitSetSnapshot(1, "key", dry_run=True), named - {"long_prompt_threshold"}, 5)
@@ -277,13 +283,13 @@ def replace_all(set_: LimitSetSnapshot, names: set[str], value: int) -> LimitSet
     return msgspec.structs.replace(set_, **dict.fromkeys(names, value))
 
 
-# Two processes and one limit. Each process is a gateway's admission with connections of its own.
+# Two processes and one limit. Each process is a gateway's admission with separate connections.
 
 ROUNDS, LIMIT, TRIED, AT_ONCE = 100, 7, 12, 2
 
 
 def _one_gateway(url: str, name: str, barrier: Any) -> list[int]:
-    """Try `TRIED` requests in each round, a few at once, so that the two take turns; how many passed."""
+    """Send `TRIED` requests per round, a few concurrently, so that the two alternate; return the number admitted."""
 
     async def rounds() -> list[int]:
         client: redis.Redis = redis.Redis.from_url(url)
@@ -308,7 +314,7 @@ def _one_gateway(url: str, name: str, barrier: Any) -> list[int]:
     return asyncio.run(rounds())
 
 
-async def test_two_gateways_and_one_limit_let_exactly_so_many_pass(broker: redis.Redis) -> None:
+async def test_two_gateways_with_one_limit_admit_exactly_the_limit(broker: redis.Redis) -> None:
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, ProcessPoolExecutor(2, mp_context=context) as pool:
         barrier = manager.Barrier(2)
@@ -317,7 +323,7 @@ async def test_two_gateways_and_one_limit_let_exactly_so_many_pass(broker: redis
         first, second = [await asyncio.wrap_future(future) for future in futures]
     assert [a + b for a, b in zip(first, second, strict=True)] == [LIMIT] * ROUNDS
     assert sum(first) and sum(second)
-    # All or none: what was refused took nothing of the limit it would have kept.
+    # All or none: rejected requests took nothing from the limit that had room.
     for number in (0, ROUNDS - 1):
         assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") <= LIMIT * 86_400
         assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") > (LIMIT - 1) * 86_400

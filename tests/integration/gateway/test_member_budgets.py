@@ -1,4 +1,4 @@
-"""A member's budget at admission: it bounds all the keys they made, together, and nobody else's."""
+"""A member's budget at admission: it applies to all keys that the member created together, and to no other keys."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ from tests.support.gateway.budget_gateways import Admitted, BudgetGateway, budge
 from tests.support.rows import only_project, unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
-RESERVED, COST = 91_440_000, 13_200_000  # nano-USD: 10,000 tokens and 4,096 of answer by list A, and what they come to
+RESERVED, COST = (
+    91_440_000,
+    13_200_000,
+)  # nano-USD: 10,000 prompt tokens and 4,096 output tokens by list A, and their cost
 
 
 class MemberKeys(NamedTuple):
-    """A tenant with two members; `ana` made a key in each of two projects."""
+    """A tenant with two members; `ana` created a key in each of two projects."""
 
     tenant: Tenant
     ana: User
@@ -65,7 +68,7 @@ def members(transactional_db: None, as_owner: Any) -> Any:
 
 @pytest_asyncio.fixture
 async def gateway(members: MemberKeys) -> AsyncIterator[Callable[[str], Any]]:
-    """Start a gateway of its own for requests of the key."""
+    """Return a function that starts a separate gateway for requests of the key."""
     role = db_roles.as_role(platform_settings().database_url, db_roles.SYSTEM)
     url = make_conninfo(role, dbname=connection.settings_dict["NAME"])
     async with AsyncExitStack() as running:
@@ -82,7 +85,9 @@ def only_budget_period() -> BudgetPeriod:
     return found
 
 
-async def test_all_their_keys_share_it_and_others_do_not(members: MemberKeys, gateway: Callable[[str], Any]) -> None:
+async def test_all_keys_of_the_member_share_the_budget_and_others_do_not(
+    members: MemberKeys, gateway: Callable[[str], Any]
+) -> None:
     make = sync_to_async(do_make_budget)
     fields = {"name": "Ana's", "unit": "money", "period": "month", "amount": 2 * RESERVED, "thresholds": [10]}
     budget = await make(members.tenant, member=members.ana, **fields)
@@ -101,7 +106,7 @@ async def test_all_their_keys_share_it_and_others_do_not(members: MemberKeys, ga
     await sync_to_async(settle)(events)
     budget_period = await sync_to_async(only_budget_period)()
     assert (budget_period.used, budget_period.reserved) == (2 * COST * 10**6, 0)
-    assert isinstance(await lab.admit(), Admitted)  # what was not used went back
+    assert isinstance(await lab.admit(), Admitted)  # the unused part was released
     assert await sync_to_async(alerts.check_thresholds)(datetime.now(UTC)) == 1
     (alert,) = await sync_to_async(unscoped(BudgetAlert).all)()
     assert (alert.budget_id, alert.threshold, alert.used) == (budget.pk, "10", 2 * COST)

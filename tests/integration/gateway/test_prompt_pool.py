@@ -1,4 +1,4 @@
-"""The pool of prompt processes: turns of the tenants, and processes that die, hang and grow."""
+"""The pool of prompt processes: fairness between tenants, and processes that die, hang or grow."""
 
 from __future__ import annotations
 
@@ -64,25 +64,25 @@ async def test_tenants_take_turns() -> None:
     assert await queue.get() == "a4"
 
 
-async def test_a_tenants_queue_is_bounded(pool: PromptPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tenants_queue_is_limited(pool: PromptPool, monkeypatch: pytest.MonkeyPatch) -> None:
     pool._queue = TenantQueue(1)
     assert pool._queue.put(1, None)  # type: ignore[arg-type]
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await pool.run(1, WORK, body())
-    assert (caught.value.status, caught.value.code, caught.value.retry_after) == (429, "rate_limit_exceeded", 1)
+    assert (exc_info.value.status, exc_info.value.code, exc_info.value.retry_after) == (429, "rate_limit_exceeded", 1)
 
 
-async def test_who_waits_for_too_long_is_sent_away(
+async def test_a_request_that_waits_too_long_is_rejected(
     models: dict[str, ServedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prompt_pool, "WAIT_SECONDS", 0.05)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await PromptPool(models, 1).run(1, WORK, body())  # not started
-    assert (caught.value.status, caught.value.retry_after) == (503, 1)
+    assert (exc_info.value.status, exc_info.value.retry_after) == (503, 1)
 
 
 @pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_process_that_dies_or_hangs_costs_its_own_request_alone(
+async def test_a_process_that_dies_or_hangs_fails_only_its_own_request(
     pool: PromptPool, monkeypatch: pytest.MonkeyPatch, death: signal.Signals
 ) -> None:
     assert await tokens(pool) > 1
@@ -94,15 +94,15 @@ async def test_a_process_that_dies_or_hangs_costs_its_own_request_alone(
     others = [asyncio.create_task(tokens(pool, tenant)) for tenant in (1, 2)]
     await asyncio.sleep(0.1)
     os.kill(first, death)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await struck
-    assert (caught.value.status, caught.value.code) == (503, "server_is_overloaded")
+    assert (exc_info.value.status, exc_info.value.code) == (503, "server_is_overloaded")
     monkeypatch.setattr(prompt_pool, "WORK_SECONDS", 60)
     assert len(set(await asyncio.gather(*others))) == 1
     assert await process_of(pool, other_than=first) != first
 
 
-async def test_a_process_that_dies_idle_costs_nothing(pool: PromptPool) -> None:
+async def test_a_process_that_dies_idle_fails_no_request(pool: PromptPool) -> None:
     assert await tokens(pool) > 1
     first = await process_of(pool)
     os.kill(first, signal.SIGKILL)
@@ -120,7 +120,7 @@ async def test_a_process_that_has_grown_is_replaced(pool: PromptPool, monkeypatc
     assert await tokens(pool) > 1
 
 
-async def test_a_caller_that_goes_away_frees_its_place(models: dict[str, ServedModel]) -> None:
+async def test_a_disconnected_caller_frees_its_place(models: dict[str, ServedModel]) -> None:
     pool = PromptPool(models, 1)  # not started yet
     gone = asyncio.create_task(pool.run(1, WORK, b"x" * 1000))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Prompts in a model's tokens, and where a cached prefix ends in them."""
+"""Prompts in a model's tokens, and the positions of cache breakpoints in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
 from millrace.gateway.protocols.prompts import tokenize
 
-# As Hermes and Qwen have it: tools in the system message, calls and results in places of their own.
+# As in Hermes and Qwen: tools in the system message, calls and results in separate places.
 WITH_TOOLS = """{%- if tools %}<|im_start|>system
 {%- for tool in tools %}
 {{ tool | tojson }}
@@ -51,7 +51,7 @@ def model(tokenizer: Tokenizer) -> ServedModel:
 
 @pytest.fixture
 def tool_model(model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> ServedModel:
-    """The same, with a template that has a place for tools."""
+    """A model whose chat template supports tools."""
     monkeypatch.setattr(model.tokenizer, "_chat", ChatTemplate(WITH_TOOLS, {}))
     return model
 
@@ -66,28 +66,28 @@ async def text(model: ServedModel, **fields: Any) -> str:
 
 
 async def marked(model: ServedModel, at: Breakpoint, **fields: Any) -> str:
-    """The text before a breakpoint."""
+    """Return the text before a breakpoint."""
     prompt = await tokenize(model, request(breakpoints=(at,), **fields))
     (place,) = prompt.breakpoints
     assert place.seconds == at.seconds
     return model.tokenizer.decode(prompt.ids[: place.num_tokens], skip_special_tokens=False)
 
 
-async def test_tools_are_told_by_the_template_or_in_words(model: ServedModel) -> None:
+async def test_tools_are_rendered_by_the_template_or_as_text(model: ServedModel) -> None:
     plain = await text(model)
-    told = await text(model, tools=TOOLS)
-    assert told.index('"name": "time"') < told.index("\n\nYou are a helpful clerk of the museum.<|im_end|>")
+    rendered = await text(model, tools=TOOLS)
+    assert rendered.index('"name": "time"') < rendered.index("\n\nYou are a helpful clerk of the museum.<|im_end|>")
     assert await text(model, tools=TOOLS, tool_choice="none") == plain
 
 
-async def test_a_template_with_a_place_for_tools_gets_them_as_they_are(tool_model: ServedModel) -> None:
-    told = await text(tool_model, tools=TOOLS)
-    assert told.startswith('<|im_start|>system{"type": "function", "function": {"name": "weather"')
-    assert "You can call functions" not in told
+async def test_a_template_that_supports_tools_receives_them_unchanged(tool_model: ServedModel) -> None:
+    rendered = await text(tool_model, tools=TOOLS)
+    assert rendered.startswith('<|im_start|>system{"type": "function", "function": {"name": "weather"')
+    assert "You can call functions" not in rendered
     assert "tools" not in await text(tool_model)
 
 
-async def test_breakpoints_lie_where_the_prompt_would_go_on_otherwise(model: ServedModel) -> None:
+async def test_breakpoints_are_positions_in_the_rendered_prompt(model: ServedModel) -> None:
     whole = await text(model)
     system = "<|im_start|>system\nYou are a helpful clerk of the museum.<|im_end|>\n"
     assert await marked(model, Breakpoint(300, messages=1)) == system
@@ -103,13 +103,13 @@ async def test_breakpoints_after_tools(tool_model: ServedModel) -> None:
     both = await marked(tool_model, Breakpoint(300, tools=2), tools=TOOLS)
     assert '"time"' in both
     assert "helpful clerk" not in both
-    # The same tools before another conversation: the same place, but for the next message's role.
+    # The same tools before another conversation: the same position, except for the next message's role.
     other = await marked(tool_model, Breakpoint(300, tools=2), tools=TOOLS, messages=MESSAGES[1:2])
     assert other.rpartition("<|im_start|>")[0] == both.rpartition("<|im_start|>")[0]
 
 
-async def test_token_ids_must_be_the_models(model: ServedModel) -> None:
+async def test_token_ids_must_be_in_the_models_vocabulary(model: ServedModel) -> None:
     assert (await tokenize(model, request([5, 6]))).ids == [5, 6]
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await tokenize(model, request([model.vocab_size]))
-    assert (caught.value.status, caught.value.param) == (400, "prompt")
+    assert (exc_info.value.status, exc_info.value.param) == (400, "prompt")

@@ -1,4 +1,4 @@
-"""/readyz: what it finds in the broker at that moment, not at the last look of the watch."""
+"""/readyz reads the current state of the broker, not that of the last check of the dispatch monitor."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ async def gateway() -> AsyncIterator[Gateway]:
 
 
 async def look(watch: DispatchMonitor, broker: redis.Redis, beat: int) -> None:
-    """One look of the watch, after a heartbeat of each of two replicas."""
+    """Run one check of the dispatch monitor after a heartbeat of each of two replicas."""
     for name in ("r1", "r2"):
         payload = encode(Heartbeat(beat, "m", True, False, 0, 0, 8, 10, 0))
         await broker.hset(REPLICAS_KEY, name, payload)  # type: ignore[misc]
     await watch._exchange_heartbeats()
 
 
-async def test_an_exit_counts_before_the_watch_has_seen_it(broker: redis.Redis, gateway: Gateway) -> None:
+async def test_an_exit_counts_before_the_monitor_has_seen_it(broker: redis.Redis, gateway: Gateway) -> None:
     watch = DispatchMonitor(gateway.dispatcher)
     for beat in (1, 2):
         await look(watch, broker, beat)

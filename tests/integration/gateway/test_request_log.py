@@ -1,4 +1,4 @@
-"""Records of requests: what they say, and that they come to the database, or are counted as lost."""
+"""Request records: their contents, and their way to the database, with a count of dropped ones."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def limit_statuses(refused: str = "") -> list[LimitStatus]:
 
 
 def call(texts: Sequence[str] = (), **grant: Any) -> Any:
-    """What the service makes of an admitted request."""
+    """Return the service's record of an admitted request."""
     executions = [
         {"execution": 0, "attempt": 1, "model": "m1", "replica": "r", "by": "prefix", "load": 0, "credits": 9}
     ]
@@ -72,29 +72,29 @@ def call(texts: Sequence[str] = (), **grant: Any) -> Any:
     )
 
 
-def told(trace: RequestTrace, status: str = "200", *, complete: bool = True) -> dict[str, Any]:
+def record_of(trace: RequestTrace, status: str = "200", *, complete: bool = True) -> dict[str, Any]:
     return dict(msgspec.to_builtins(trace.record("gw-1", status, complete=complete)))
 
 
-def test_an_answered_request_tells_its_story() -> None:
+def test_the_record_of_a_completed_request() -> None:
     trace = RequestTrace(KEY, "req_1", "completions")
     trace.set_request(request(stream=True), b"{}")
     trace.active_requests.append(call())
-    record = told(trace)
+    record = record_of(trace)
     assert (record["requested_model"], record["served_model"], record["stream"], record["outcome"]) == (
         "m",
         "m1",
         True,
         "completed",
     )
-    assert [(each["name"], each["limit"], each["left"]) for each in record["limits"]] == [
+    assert [(limit["name"], limit["limit"], limit["left"]) for limit in record["limits"]] == [
         ("requests_per_minute", 3, 2),
         ("tokens_per_day", 1000, 970),
         ("max_prompt_tokens", 5, 0),
     ]
-    assert [each.get("dry") for each in record["limits"]] == [None, None, True]
+    assert [limit.get("dry") for limit in record["limits"]] == [None, None, True]
     assert record["placements"][0]["by"] == "prefix"
-    assert record["route"].keys() == {"policy", "targets", "skipped"}  # and nothing of what its caller noted
+    assert record["route"].keys() == {"policy", "targets", "skipped"}  # and no metadata of the caller
     assert (record["reserved_nano"], record["price_version"], record["budget_periods"]) == (300, 5, [4, 9])
     assert (record["prompt_tokens"], record["max_tokens"]) == (10, 20)
     assert 900 < record["ttft_ms"] <= 1100
@@ -108,13 +108,13 @@ def test_a_request_that_was_rejected_before_it_ran_has_no_model(ran: bool, serve
     if not ran:
         del trace.active_requests[0].decision_record["executions"]
     trace.error = ApiError("budget_exceeded", "")
-    assert told(trace, "429")["served_model"] == served
+    assert record_of(trace, "429")["served_model"] == served
 
 
 def test_several_prompts_are_one_record() -> None:
     trace = RequestTrace(KEY, "req_1", "completions")
     trace.active_requests += [call(), call()]
-    record = told(trace)
+    record = record_of(trace)
     assert (record["prompts"], record["prompt_tokens"], record["reserved_nano"]) == (2, 20, 600)
 
 
@@ -134,13 +134,13 @@ def test_several_prompts_are_one_record() -> None:
         ("400", "invalid_value", True, "refused"),
     ],
 )
-def test_how_it_ended(status: str, code: str, complete: bool, verdict: str) -> None:
+def test_outcomes(status: str, code: str, complete: bool, verdict: str) -> None:
     trace = RequestTrace(KEY, "req_1", "messages")
     trace.error = ApiError(code, "") if code else None
-    assert told(trace, status, complete=complete)["outcome"] == verdict
+    assert record_of(trace, status, complete=complete)["outcome"] == verdict
 
 
-async def test_the_limit_that_bound_is_named(broker: Any) -> None:
+async def test_a_record_names_the_limit_that_rejected_the_request(broker: Any) -> None:
     admission = RateLimitAdmission(broker)
     tight = LimitSetSnapshot(9, "project", model="m", requests_per_minute=1)
     key = msgspec.structs.replace(KEY, limits=LimitSnapshot((tight,)))
@@ -156,20 +156,20 @@ async def test_the_limit_that_bound_is_named(broker: Any) -> None:
         candidates=[SimpleNamespace(model=SimpleNamespace(context_length=100, default_max_output=10))],
     )
     await admission.admit(demand)
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiError) as exc_info:
         await admission.admit(demand)
     trace = RequestTrace(key, "req_1", "completions")
-    trace.error = refused.value
-    record = told(trace, "429")
+    trace.error = exc_info.value
+    record = record_of(trace, "429")
     assert record["limited_by"].pop("reset_ms") > 50_000
     assert record["limited_by"] == {
         **{"kind": "limit", "scope": "project", "id": 9, "model": "m", "name": "requests_per_minute"},
         **{"limit": 1, "left": 0, "needed": 1},
     }
-    assert [each["refused"] for each in record["limits"]] == [True]
+    assert [limit["refused"] for limit in record["limits"]] == [True]
 
 
-# On their way to the database.
+# Writing to the database.
 
 
 @pytest_asyncio.fixture
@@ -190,7 +190,7 @@ def _url() -> str:
 
 
 class Lost:
-    """Stands for the metrics."""
+    """A fake counter of the metrics."""
 
     def __init__(self) -> None:
         self.records_lost = self
@@ -206,7 +206,7 @@ class Lost:
 everything = sync_to_async(lambda model: list(unscoped(model).order_by("request_id")))
 
 
-async def test_records_come_to_the_database_once(rows: TenantConnectionPool) -> None:
+async def test_records_are_written_once(rows: TenantConnectionPool) -> None:
     lost: Any = Lost()
     recorder = RequestLogWriter(rows, "gw-1", lost)
     for number in range(3):
@@ -215,7 +215,7 @@ async def test_records_come_to_the_database_once(rows: TenantConnectionPool) -> 
         trace.active_requests.append(call())
         recorder.end(trace, "200")
         if number == 2:
-            recorder.end(trace, "200")  # as if the database had taken it, and could not say so
+            recorder.end(trace, "200")  # as if the response to the commit were lost
     before = datetime.now(UTC)
     await recorder.flush()
     found: list[RequestRecord] = await everything(RequestRecord)
@@ -229,7 +229,7 @@ async def test_records_come_to_the_database_once(rows: TenantConnectionPool) -> 
     assert len(await everything(RequestRecord)) == 3
 
 
-async def test_contents_are_kept_only_where_that_is_wished(
+async def test_prompts_and_outputs_are_stored_only_if_logging_is_on(
     rows: TenantConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_log, "MAX_CONTENT_CHARACTERS", 20)
@@ -249,7 +249,7 @@ async def test_contents_are_kept_only_where_that_is_wished(
     assert lost.count == 0
 
 
-async def test_while_the_database_is_away_the_newest_are_kept(
+async def test_while_the_database_is_unavailable_the_newest_records_are_kept(
     rows: TenantConnectionPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_log, "MAX_PENDING_RECORDS", 3)
@@ -268,10 +268,10 @@ async def test_while_the_database_is_away_the_newest_are_kept(
     assert [row.request_id for row in await everything(RequestRecord)] == ["req_2", "req_3", "req_4"]
 
 
-async def test_what_the_database_refuses_is_no_reason_to_stop(rows: TenantConnectionPool) -> None:
+async def test_a_record_that_the_database_rejects_is_skipped(rows: TenantConnectionPool) -> None:
     lost: Any = Lost()
     recorder = RequestLogWriter(rows, "gw-1", lost)
-    recorder.end(RequestTrace(KEY, "x" * 65, "completions"), "200")  # longer than any request's name
+    recorder.end(RequestTrace(KEY, "x" * 65, "completions"), "200")  # longer than any request ID
     await recorder.flush()
     recorder.end(RequestTrace(KEY, "req_1", "completions"), "200")
     await recorder.flush()
@@ -279,7 +279,9 @@ async def test_what_the_database_refuses_is_no_reason_to_stop(rows: TenantConnec
     assert lost.count == 1
 
 
-async def test_it_writes_by_itself_and_at_its_end(rows: TenantConnectionPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_records_are_written_regularly_and_at_the_end(
+    rows: TenantConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(request_log, "FLUSH_SECONDS", 0.05)
     lost: Any = Lost()
     recorder = RequestLogWriter(rows, "gw-1", lost)

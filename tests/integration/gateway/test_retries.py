@@ -1,4 +1,4 @@
-"""What both SDKs do with our faults: which exception they raise, and how often they send the request."""
+"""Behavior of both SDKs on API errors: the exception, and the number of requests."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from millrace.gateway.protocols.dialects import ANTHROPIC, OPENAI, Dialect
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 RETRIES = 1
 
-# code, how long to wait, the exception of each SDK, whether they may send it again
-FAULTS = [
+# code, retry time, the exception of each SDK, whether the SDKs may retry
+ERRORS = [
     ("invalid_value", None, openai.BadRequestError, anthropic.BadRequestError, False),
     ("invalid_api_key", None, openai.AuthenticationError, anthropic.AuthenticationError, False),
     ("tenant_suspended", None, openai.PermissionDeniedError, anthropic.PermissionDeniedError, False),
@@ -43,17 +43,17 @@ FAULTS = [
 
 
 @contextmanager
-def answering(fault: ApiError, words: Dialect) -> Iterator[tuple[str, list[str]]]:
-    """A server that answers everything with the fault; its address, and the paths it was asked for."""
+def error_server(api_error: ApiError, words: Dialect) -> Iterator[tuple[str, list[str]]]:
+    """Run a server that responds to every request with the error; yield its URL and the list of requested paths."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked.append(self.path)
             self.rfile.read(int(self.headers["content-length"]))
-            body = json.dumps(words.body(fault, "req_1")).encode()
-            self.send_response(words.status(fault))
-            for name, value in [*fault.headers(), (b"content-length", str(len(body)).encode())]:
+            body = json.dumps(words.body(api_error, "req_1")).encode()
+            self.send_response(words.status(api_error))
+            for name, value in [*api_error.headers(), (b"content-length", str(len(body)).encode())]:
                 self.send_header(name.decode(), value.decode())
             self.end_headers()
             self.wfile.write(body)
@@ -101,17 +101,17 @@ def call_anthropic(url: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize(("code", "after", "of_openai", "of_anthropic", "again"), FAULTS)
-def test_faults(
+@pytest.mark.parametrize(("code", "after", "of_openai", "of_anthropic", "again"), ERRORS)
+def test_errors_and_retries(
     code: str, after: float | None, of_openai: type[Exception], of_anthropic: type[Exception], again: bool, kind: str
 ) -> None:
-    fault = ApiError(code, "Because.", retry_after=after)
+    api_error = ApiError(code, "Because.", retry_after=after)
     for words, call, class_ in (
         (OPENAI, call_openai, of_openai),
         (ANTHROPIC, call_anthropic, of_anthropic),
     ):
-        with answering(fault, words) as (url, asked):
-            with pytest.raises(class_) as raised:
+        with error_server(api_error, words) as (url, asked):
+            with pytest.raises(class_) as exc_info:
                 call(url, kind)
-            assert type(raised.value) is class_
+            assert type(exc_info.value) is class_
             assert len(asked) == (1 + RETRIES if again else 1)

@@ -1,4 +1,4 @@
-"""A change in Postgres reaches the gateway within a second, whether Valkey passes it on or not."""
+"""A change in PostgreSQL reaches the gateway within a second, with or without a push by Valkey."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from tests.support.gateway.watched_keys import Watched
 from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("close_connection")]
-WITHIN = 1.0  # what is promised; measured here with everything on one machine
+WITHIN = 1.0  # the guaranteed time, measured with all services on one machine
 
 
 @pytest.fixture(params=["pushed", "polled"])
 def pushing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether Valkey hears of changes."""
+    """Return whether changes are pushed by Valkey."""
     if request.param == "polled":
         monkeypatch.setattr("tenants.keys.key_snapshots.notify_gateways", lambda *_: None)
     return bool(request.param == "pushed")
 
 
 async def soon(true: Callable[[], Any], seconds: float = 60) -> float:
-    """Wait until it holds; the seconds it took."""
+    """Wait until the condition holds, and return the seconds."""
     started = time.monotonic()
     while not await true():
         assert time.monotonic() - started < seconds
@@ -51,55 +51,55 @@ async def soon(true: Callable[[], Any], seconds: float = 60) -> float:
 async def test_a_revoked_key_and_its_requests_end_within_a_second(watched: Watched, new_key: Any) -> None:
     key, secret = await sync_to_async(new_key)()
     _, other = await sync_to_async(new_key)()
-    assert await watched.fault(secret) is await watched.fault(other) is None
+    assert await watched.error_code(secret) is await watched.error_code(other) is None
     ended: list[tuple[float, str]] = []
     live = await watched.keys.find(secret)
     bystander = await watched.keys.find(other)
     assert live and bystander
-    watched.live.add(live, lambda fault: ended.append((time.monotonic(), fault.code)))
-    watched.live.add(bystander, lambda fault: ended.append((0, "the wrong one")))
+    watched.live.add(live, lambda error: ended.append((time.monotonic(), error.code)))
+    watched.live.add(bystander, lambda error: ended.append((0, "the wrong one")))
     await asyncio.sleep(0.3)
     await sync_to_async(actions.do_revoke_api_key)(key)
     committed = time.monotonic()
-    took = await soon(lambda: refused(watched, secret))
+    took = await soon(lambda: is_rejected(watched, secret))
     assert took < WITHIN
-    await soon(lambda: told(ended))
+    await soon(lambda: has_ended(ended))
     ((at, code),) = ended
     assert code == "invalid_api_key"
     assert at - committed < WITHIN
-    assert await watched.fault(other) is None
+    assert await watched.error_code(other) is None
 
 
-async def refused(watched: Watched, secret: str) -> bool:
-    return await watched.fault(secret) is not None
+async def is_rejected(watched: Watched, secret: str) -> bool:
+    return await watched.error_code(secret) is not None
 
 
-async def told(ended: list[Any]) -> bool:
+async def has_ended(ended: list[Any]) -> bool:
     return bool(ended)
 
 
 @pytest.mark.usefixtures("pushing")
-async def test_a_suspended_tenants_requests_end_too(watched: Watched, new_key: Any) -> None:
+async def test_a_suspended_tenants_requests_end(watched: Watched, new_key: Any) -> None:
     key, secret = await sync_to_async(new_key)()
     ended: list[str] = []
     live = await watched.keys.find(secret)
     assert live
-    watched.live.add(live, lambda fault: ended.append(fault.code))
+    watched.live.add(live, lambda error: ended.append(error.code))
     await sync_to_async(lambda: actions.do_suspend_tenant(key.tenant))()
-    await soon(lambda: told(ended), WITHIN)
+    await soon(lambda: has_ended(ended), WITHIN)
     assert ended == ["tenant_suspended"]
     await sync_to_async(lambda: actions.do_resume_tenant(key.tenant))()
 
     async def works_again() -> bool:
-        return await watched.fault(secret) is None
+        return await watched.error_code(secret) is None
 
     await soon(works_again, WITHIN)
 
 
-async def test_a_copy_in_valkey_is_believed_until_its_tenant_changes(
+async def test_a_cached_key_in_valkey_is_used_until_its_tenant_changes(
     watched: Watched, new_key: Any, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever revokes a key may not reach Valkey, and another gateway's copy is still there."""
+    """The process that revokes a key may not reach Valkey, which still has another gateway's copy."""
     key, secret = await sync_to_async(new_key)()
     found = await watched.keys.find(secret)
     assert found
@@ -107,9 +107,9 @@ async def test_a_copy_in_valkey_is_believed_until_its_tenant_changes(
     copy = snapshot.encode(msgspec.structs.replace(found, project_id=-1))
     await broker.set(name, copy)
     await asyncio.sleep(0.6)
-    assert await watched.keys.find(secret) == found  # from the process' cache
+    assert await watched.keys.find(secret) == found  # from the process's cache
     watched.keys._cache.clear()
-    assert await watched.keys.find(secret) == found  # from Postgres: the key was made just now
+    assert await watched.keys.find(secret) == found  # from PostgreSQL, since the key is new
     watched.keys._cache.clear()
     watched.keys._distrusted.clear()
     monkeypatch.setattr(watched.keys, "_distrust_until", 0.0)
@@ -117,17 +117,17 @@ async def test_a_copy_in_valkey_is_believed_until_its_tenant_changes(
     assert believed and believed.project_id == -1
     monkeypatch.setattr("tenants.keys.key_snapshots.notify_gateways", lambda *_: None)
     await sync_to_async(actions.do_revoke_api_key)(key)
-    await soon(lambda: refused(watched, secret), WITHIN)
+    await soon(lambda: is_rejected(watched, secret), WITHIN)
     await asyncio.sleep(0.6)
     assert await broker.get(name) == copy
-    assert await refused(watched, secret)
+    assert await is_rejected(watched, secret)
 
 
-async def test_without_polls_every_request_asks_the_database(
+async def test_without_polls_every_request_queries_the_database(
     watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, secret = await sync_to_async(new_key)()
-    assert await watched.fault(secret) is None
+    assert await watched.error_code(secret) is None
 
     async def hang(self: Any) -> None:
         await asyncio.sleep(60)
@@ -135,10 +135,10 @@ async def test_without_polls_every_request_asks_the_database(
     monkeypatch.setattr(ChangeFeedReader, "_poll", hang)
     await asyncio.sleep(authentication.FRESH_SECONDS + 0.3)
     await sync_to_async(actions.do_revoke_api_key)(key)
-    assert await watched.fault(secret) == "invalid_api_key"
+    assert await watched.error_code(secret) == "invalid_api_key"
 
 
-async def test_a_change_during_the_look_up_is_not_cached_over(
+async def test_a_change_during_a_lookup_is_not_overwritten_in_the_cache(
     watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, secret = await sync_to_async(new_key)()
@@ -152,26 +152,26 @@ async def test_a_change_during_the_look_up_is_not_cached_over(
         row = await read_row(*args)
         if looked_up == 1:
             await sync_to_async(actions.do_revoke_api_key)(key)
-            await asyncio.sleep(0.6)  # the poll comes before we do
+            await asyncio.sleep(0.6)  # the poll is earlier
         return row
 
     monkeypatch.setattr(watched.keys, "_read_row", slow)
-    assert await watched.fault(secret) == "invalid_api_key"
+    assert await watched.error_code(secret) == "invalid_api_key"
     assert looked_up == 2
 
 
 async def test_a_key_is_used_only_from_its_addresses(watched: Watched, new_key: Any) -> None:
     _, secret = await sync_to_async(new_key)(allowed_ip_ranges=["10.0.0.0/8"])
-    assert await watched.fault(secret) is None
+    assert await watched.error_code(secret) is None
     _, secret = await sync_to_async(new_key)(allowed_ip_ranges=["192.168.0.0/16"])
-    assert await watched.fault(secret) == "invalid_api_key"
+    assert await watched.error_code(secret) == "invalid_api_key"
 
 
-async def test_last_uses_are_written_down(watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_last_uses_are_stored(watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(revocation, "USES_SECONDS", 0.1)
     monkeypatch.setattr(watched.watcher, "_uses_at", 0.0)
     key, secret = await sync_to_async(new_key)()
-    await watched.fault(secret)
+    await watched.error_code(secret)
 
     async def written() -> bool:
         return bool(await sync_to_async(unscoped(ApiKeyUsage).filter)(key_id=key.pk))
@@ -179,19 +179,19 @@ async def test_last_uses_are_written_down(watched: Watched, new_key: Any, monkey
     await soon(written)
 
 
-async def test_the_database_away_refuses_and_comes_back(broker: redis.Redis) -> None:
+async def test_without_the_database_requests_are_rejected_until_it_recovers(broker: redis.Redis) -> None:
     nobody = AsyncConnectionPool("postgresql://x@127.0.0.1:1/x", min_size=0, max_size=1, open=False)
     await nobody.open(wait=False)
     watched = Watched(broker, nobody)
     await watched.watcher.start()
     started = time.monotonic()
-    assert await watched.fault("sk-mr-any") == "server_is_overloaded"
+    assert await watched.error_code("sk-mr-any") == "server_is_overloaded"
     assert time.monotonic() - started < WITHIN
     await watched.watcher.stop()
     await nobody.close()
 
 
-async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
+async def test_a_key_with_an_old_pepper_is_rehashed_with_the_newest(
     watched: Watched, new_key: Any, broker: redis.Redis
 ) -> None:
     key, secret = await sync_to_async(new_key)()
@@ -205,7 +205,7 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
     await sync_to_async(store_under_the_old_one)()
     await broker.flushdb()
     watched.keys._peppers = (newest, "an older pepper, of forty characters or so")
-    assert await watched.fault(secret) is None
+    assert await watched.error_code(secret) is None
 
     def stored() -> tuple[bytes, bytes, str]:
         row = unscoped(ApiKey).get(pk=key.pk)
@@ -217,7 +217,7 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
         return await sync_to_async(stored)() == (new, new, snapshot.pepper_id(newest))
 
     await soon(moved)
-    assert await watched.fault(secret) is None
+    assert await watched.error_code(secret) is None
     (entry,) = await sync_to_async(unscoped(AuditEntry).filter)(action="key.rehashed")
     assert (entry.actor, entry.before, entry.after) == (
         "gateway",
@@ -226,33 +226,33 @@ async def test_a_key_under_an_old_pepper_is_stored_under_the_newest(
     )
 
 
-async def test_a_ticket_ends_with_its_users_access_and_so_does_what_runs_on_its_socket(
+async def test_a_playground_token_and_its_requests_end_with_the_users_access(
     watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, _ = await sync_to_async(new_key)()
     user = await sync_to_async(User.objects.create_user)("dev@example.com")
-    ticket = playground_tokens.read(
+    token = playground_tokens.read(
         platform_settings().secret_key, await sync_to_async(actions.do_create_playground_token)(key, user)
     )
-    assert ticket is not None
-    assert (await watched.keys.authenticate_playground_token(ticket, "inference")).key_id == key.pk
+    assert token is not None
+    assert (await watched.keys.authenticate_playground_token(token, "inference")).key_id == key.pk
     monkeypatch.setattr(websocket, "running_gateway", lambda: SimpleNamespace(keys=watched.keys))
     monkeypatch.setattr(websocket, "USER_CHECK_SECONDS", 0.05)
     socket = websocket.Socket({"headers": [], "client": None}, None, None)
     socket._tasks["a"] = answer = asyncio.create_task(asyncio.sleep(3600))
-    watching = asyncio.create_task(socket._watch_user(ticket))
+    watching = asyncio.create_task(socket._watch_user(token))
     await asyncio.sleep(0.3)
     assert not answer.done()
     await sync_to_async(actions.do_deactivate_user)(user)
     with pytest.raises(ApiError, match="Sign in again"):
-        await watched.keys.authenticate_playground_token(ticket, "inference")
+        await watched.keys.authenticate_playground_token(token, "inference")
     await soon(lambda: done(answer))
     assert socket._errors["a"].code == "invalid_api_key"
     socket._errors.clear()
     await cancel_and_wait([watching])
     await sync_to_async(actions.do_reactivate_user)(user)
-    with pytest.raises(ApiError, match="Sign in again"):  # a ticket of before does not come back
-        await watched.keys.check_user(ticket)
+    with pytest.raises(ApiError, match="Sign in again"):  # an older token stays invalid
+        await watched.keys.check_user(token)
 
 
 async def done(task: asyncio.Task[None]) -> bool:

@@ -1,4 +1,4 @@
-"""A request's life against a real Valkey, with the test in the workers' place: ways, fallbacks, and what comes back."""
+"""Request lifecycle with Valkey, and the test as the workers: routing, fallbacks and releases."""
 
 from __future__ import annotations
 
@@ -59,13 +59,14 @@ def make_key(*sets: LimitSetSnapshot, **policies: Any) -> ApiKeySnapshot:
 
 
 class Gate:
-    """One gateway's service, its replicas, and what the tests ask of both."""
+    """One gateway's service and its replicas, with helpers for tests."""
 
     def __init__(self, broker: redis.Redis) -> None:
         self.broker = broker
         self.dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, retention_seconds=60)
         self.admission = RateLimitAdmission(broker)
-        self.disk = DiskWatch(platform_settings())
+        settings = platform_settings()
+        self.disk = DiskWatch(settings.data_dir, settings.min_free_disk)
         self.service = InferenceService(
             Router(MODELS),
             self.admission,
@@ -89,7 +90,7 @@ class Gate:
         return call.execution.written
 
     async def left(self, key: ApiKeySnapshot) -> tuple[str, str]:
-        """Requests and tokens that the key's limits leave."""
+        """Return the remaining requests and tokens of the key's limits."""
         left = dict(rates.headers(await self.admission.current_limit_statuses(key)))
         return tuple(left[f"x-ratelimit-remaining-{kind}".encode()].decode() for kind in ("requests", "tokens"))  # type: ignore[return-value]
 
@@ -129,7 +130,7 @@ async def serving(gate: Gate, model: str) -> bool:
     return bool(gate.dispatcher.replicas.serving(model))
 
 
-async def whole(gate: Gate, call: ActiveRequest) -> list[Tokens | End]:
+async def events_of(gate: Gate, call: ActiveRequest) -> list[Tokens | End]:
     async with asyncio.timeout(60):
         return [event async for event in gate.service.events(call)]
 
@@ -141,12 +142,12 @@ def end(call: ActiveRequest, usage: TokenUsage, attempt: int = 1, seq: int = 0, 
 EITHER = {"models": ["a", "b"]}
 
 
-async def test_a_name_of_ones_own_goes_where_its_policy_says(gate: Gate, a: Replica) -> None:
+async def test_a_tenants_model_name_is_routed_by_its_policy(gate: Gate, a: Replica) -> None:
     call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
     assert call.model == "a"
     assert await a.claim(call.request_id)
     await a.send(Tokens(call.request_id, 1, 0, [5], "Hi"), end(call, TokenUsage(10, output=1), seq=1))
-    assert [type(event) for event in await whole(gate, call)] == [Tokens, End]
+    assert [type(event) for event in await events_of(gate, call)] == [Tokens, End]
     gate.service.release(call)
     decision_record = await gate.decision_record(call)
     assert (
@@ -161,7 +162,7 @@ async def test_a_name_of_ones_own_goes_where_its_policy_says(gate: Gate, a: Repl
 async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replica, b: Replica) -> None:
     call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
     assert await a.claim(call.request_id)
-    reading = asyncio.create_task(whole(gate, call))
+    reading = asyncio.create_task(events_of(gate, call))
     await a.send(Failed(call.request_id, 1, 0, "internal_error", "the engine failed"))
 
     async def second_execution() -> bool:
@@ -172,7 +173,7 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     assert (job.billing_context.execution, job.billing_context.model) == (1, "b")
     assert await gate.broker.hget(claim_key(call.request_id, 0), "execution") == b"1"  # type: ignore[misc]
     assert await b.claim(call.request_id, 2, execution=1)
-    # Its attempts go on counting, so that the first execution's log is not mixed up with it.
+    # Its attempt numbers continue, so that the first execution's log is not confused with it.
     await b.send(end(call, TokenUsage(10, output=3), attempt=2))
     events = await reading
     assert [type(event) for event in events] == [End]
@@ -185,24 +186,24 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
 
 
 @pytest.mark.usefixtures("b")
-async def test_a_request_that_ended_the_workers_of_one_model_is_not_sent_to_another(gate: Gate, a: Replica) -> None:
+async def test_a_request_that_killed_the_workers_of_one_model_does_not_fall_back(gate: Gate, a: Replica) -> None:
     call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
     assert await a.claim(call.request_id)
-    reading = asyncio.create_task(whole(gate, call))
+    reading = asyncio.create_task(events_of(gate, call))
     await a.send(Failed(call.request_id, 1, 0, "not_served", "3 workers were lost"))
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await reading
-    assert caught.value.code == "not_served"
+    assert exc_info.value.code == "not_served"
     assert call.execution.execution == 0
     gate.service.release(call)
     await gate.service.drain()
 
 
-async def test_nothing_begins_while_the_disk_is_almost_full(gate: Gate, a: Replica) -> None:
+async def test_no_request_starts_while_the_disk_is_almost_full(gate: Gate, a: Replica) -> None:
     gate.disk._space.is_low = True
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(make_key(LIMIT), "a")
-    assert (caught.value.status, caught.value.retry_after) == (503, 10)
+    assert (exc_info.value.status, exc_info.value.retry_after) == (503, 10)
     assert gate.dispatcher.executions == {}
     gate.disk._space.is_low = False
     call = await gate.begin(make_key(LIMIT), "a")
@@ -211,51 +212,51 @@ async def test_nothing_begins_while_the_disk_is_almost_full(gate: Gate, a: Repli
     gate.service.release(call)
 
 
-async def test_nobody_serving_and_a_prompt_too_long_fall_back(gate: Gate, b: Replica) -> None:
+async def test_a_model_without_replicas_falls_back(gate: Gate, b: Replica) -> None:
     call = await gate.begin(make_key(mine=EITHER), "mine")
     assert call.model == "b"
     assert (await gate.decision_record(call))["skipped"] == [{"model": "a", "reason": "model_loading"}]
 
 
 @pytest.mark.usefixtures("a", "b")
-async def test_a_prompt_too_long_falls_back(gate: Gate) -> None:
+async def test_a_too_long_prompt_falls_back(gate: Gate) -> None:
     assert (await gate.begin(make_key(mine=EITHER), "mine", prompt=200)).model == "b"
 
 
 @pytest.mark.usefixtures("b")
-async def test_what_a_policy_does_not_fall_back_on_is_an_error(gate: Gate) -> None:
+async def test_an_error_without_a_fallback_rule_is_returned(gate: Gate) -> None:
     body = {"rules": [{"targets": [{"model": "a"}, {"model": "b", "weight": 0}]}], "fallback_on": ["error"]}
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(make_key(mine=body), "mine")
-    assert caught.value.code == "model_loading"
-    with pytest.raises(ApiError) as caught:
+    assert exc_info.value.code == "model_loading"
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(make_key(), "a")  # no policy, no fallback
-    assert caught.value.code == "model_loading"
+    assert exc_info.value.code == "model_loading"
 
 
-async def test_names_nobody_knows_and_keys_that_may_not(gate: Gate) -> None:
+async def test_unknown_models_and_keys_without_permission_are_rejected(gate: Gate) -> None:
     for name, code in (("nobody", "model_not_found"), ("ghosts", "model_not_found")):
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(ApiError) as exc_info:
             await gate.begin(make_key(ghosts={"models": ["gone"]}), name)
-        assert caught.value.code == code
+        assert exc_info.value.code == code
     only = msgspec.structs.replace(make_key(mine=EITHER), models=("mine",))
     assert list(Router(MODELS).visible(only)) == ["mine"]
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(only, "a")
-    assert caught.value.code == "model_not_allowed"
+    assert exc_info.value.code == "model_not_allowed"
 
 
-async def test_what_is_refused_later_takes_nothing(gate: Gate, a: Replica) -> None:
+async def test_a_request_rejected_after_admission_uses_no_limits(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     for _ in range(2):
         await gate.begin(key, "a")
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(key, "a")
-    assert "concurrency" in caught.value.message
+    assert "concurrency" in exc_info.value.message
     assert await gate.left(key) == ("98", "940")
 
 
-async def test_a_fault_of_ours_after_admission_takes_nothing(
+async def test_an_internal_error_after_admission_uses_no_limits(
     gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: object) -> bytes:
@@ -266,14 +267,18 @@ async def test_a_fault_of_ours_after_admission_takes_nothing(
         await gate.begin(make_key(LIMIT), "a")
     assert await gate.left(make_key(LIMIT)) == ("100", "1000")
     ((_, fields),) = await gate.broker.xrange(USAGE_STREAM)
-    told = decode_usage(fields[b"e"])
-    assert (told.billing_context.request_id, told.outcome, told.finish_reason) == ("req_1", "cancelled", "never_ran")
+    usage_event = decode_usage(fields[b"e"])
+    assert (usage_event.billing_context.request_id, usage_event.outcome, usage_event.finish_reason) == (
+        "req_1",
+        "cancelled",
+        "never_ran",
+    )
 
 
 SEVERAL = InferenceRequest("a", [1] * 10, SamplingParams(n=2), 20, more_prompts=([2] * 5,), echo=True)
 
 
-async def test_several_prompts_are_several_jobs_and_one_answer(gate: Gate, a: Replica) -> None:
+async def test_several_prompts_are_several_jobs_with_one_response(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     call = await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_1")
     (part,) = call.further_prompts
@@ -290,23 +295,28 @@ async def test_several_prompts_are_several_jobs_and_one_answer(gate: Gate, a: Re
     assert await gate.left(key) == ("98", str(1000 - 10 - 5 - 4 * 20))
     await a.send(Tokens("req_1.1", 1, 0, [5], "two", 1), end(part, TokenUsage(5, output=3), seq=1))
     await a.send(Tokens("req_1", 1, 0, [5], "one", 1), end(call, TokenUsage(10, output=4), seq=1))
-    told = [event async for event in gate.service.events(call)]
-    assert [(event.index, event.text) for event in told if isinstance(event, Tokens)] == [(1, "one"), (3, "two")]
-    assert isinstance(told[-1], End)
-    assert told[-1].usage == TokenUsage(15, output=7)
+    events = [event async for event in gate.service.events(call)]
+    assert [(event.index, event.text) for event in events if isinstance(event, Tokens)] == [
+        (1, "one"),
+        (3, "two"),
+    ]
+    assert isinstance(events[-1], End)
+    assert events[-1].usage == TokenUsage(15, output=7)
     gate.service.release(call)
     await gate.service.drain()
     assert await gate.left(key) == ("98", str(1000 - 22))
 
 
-async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) -> None:
+async def test_a_rejected_prompt_cancels_the_others(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     first = await gate.begin(key, "a")
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_several")
-    assert "concurrency" in caught.value.message
-    told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert [(each.billing_context.request_id, each.outcome) for each in told] == [("req_several", "failed")]
+    assert "concurrency" in exc_info.value.message
+    usage_events = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert [(usage_event.billing_context.request_id, usage_event.outcome) for usage_event in usage_events] == [
+        ("req_several", "failed")
+    ]
     gate.service.release(first)
     await gate.service.drain()
     assert await gate.left(key) == ("100", "1000")
@@ -314,18 +324,18 @@ async def test_a_prompt_refused_takes_the_others_back(gate: Gate, a: Replica) ->
 
 
 @pytest.mark.parametrize(("fields", "name"), [({}, "prompt"), ({"inputs": ("x",)}, "input")])
-def test_a_fault_of_the_prompt_is_named_as_its_callers_know_it(fields: dict[str, Any], name: str) -> None:
+def test_an_error_of_a_prompt_uses_the_callers_parameter_name(fields: dict[str, Any], name: str) -> None:
     assert InferenceRequest("a", [1], SamplingParams(), **fields).prompt_param == name
     assert InferenceRequest("a", [{"role": "user", "content": ""}], SamplingParams()).prompt_param == "messages"
 
 
-async def test_a_prompt_too_long_is_named(gate: Gate, a: Replica) -> None:
-    with pytest.raises(ApiError) as caught:
+async def test_an_error_names_the_prompt_that_is_too_long(gate: Gate, a: Replica) -> None:
+    with pytest.raises(ApiError) as exc_info:
         await gate.begin(make_key(LIMIT), "a", prompt=100)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+    assert (exc_info.value.code, exc_info.value.param) == ("context_length_exceeded", "prompt")
 
 
-async def test_the_job_has_the_requests_terms(gate: Gate, a: Replica) -> None:
+async def test_a_job_has_the_requests_billing_context(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     form = StructuredSpec("regex", "a+", "guided_regex")
     request = InferenceRequest(
@@ -349,7 +359,7 @@ async def test_the_job_has_the_requests_terms(gate: Gate, a: Replica) -> None:
     assert (decision_record["metadata"], decision_record["user"]) == ({"order": "7"}, "u")
 
 
-async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Replica) -> None:
+async def test_a_disconnected_client_pays_for_tokens_generated_until_then(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
     assert await a.claim(call.request_id)
@@ -364,7 +374,7 @@ async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Repli
     await eventually(cancelling)
     assert (
         await gate.broker.zcard("millrace:limit_state:{1}:1:c") == 1
-    )  # its place is its own until the engine has stopped
+    )  # it keeps its concurrency slot until the engine has stopped
     await a.send(end(call, TokenUsage(10, output=7), seq=1, reason="cancelled"))
     await gate.service.drain()
     assert await gate.left(key) == ("99", "983")
@@ -372,7 +382,9 @@ async def test_who_leaves_pays_for_what_was_made_until_then(gate: Gate, a: Repli
     assert gate.dispatcher.in_flight == 0
 
 
-async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_execution_without_an_end_costs_the_tokens_seen(
+    gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service_module, "END_SECONDS", 0.2)
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
@@ -386,10 +398,10 @@ async def test_an_end_nobody_tells_costs_what_was_seen(gate: Gate, a: Replica, m
 
 
 @pytest.mark.parametrize("state", ["running", "done", ""])
-async def test_a_fault_of_ours_is_never_billed(
+async def test_an_internal_error_is_never_billed(
     gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """Whether the execution runs on, has ended well, or its claim is gone already when the answer cannot be written."""
+    """The response cannot be written while the execution runs, has completed, or has no claim any more."""
     consumer: Any = ChatCompletions()
     consumer.scope, consumer.headers, consumer.trace = {}, {}, None
     consumer.idempotent_call = consumer.key_error = None
@@ -410,16 +422,19 @@ async def test_a_fault_of_ours_is_never_billed(
     await a.send(Tokens("req_1", 1, 0, [5], "Hi"))
     with pytest.raises(RuntimeError, match="broken"):
         await answering
-    told = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert [(each.billing_context.request_id, each.attempt, each.outcome, each.finish_reason) for each in told] == [
-        ("req_1", 1, "failed", "internal_error")
-    ]
+    usage_events = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert [
+        (usage_event.billing_context.request_id, usage_event.attempt, usage_event.outcome, usage_event.finish_reason)
+        for usage_event in usage_events
+    ] == [("req_1", 1, "failed", "internal_error")]
     await gate.service.drain()
     assert gate.dispatcher.in_flight == 0
 
 
 @pytest.mark.parametrize("code", ["stream_lost", "timeout"])
-async def test_what_is_told_as_failed_is_not_billed_though_it_ended_well(gate: Gate, a: Replica, code: str) -> None:
+async def test_a_request_reported_as_failed_is_not_billed_though_it_completed(
+    gate: Gate, a: Replica, code: str
+) -> None:
     call = await gate.begin(make_key(LIMIT), "a")
     assert await a.claim(call.request_id)
     claim, pins = claim_key(call.request_id, 0), pins_key(call.execution.tenant)
@@ -428,26 +443,26 @@ async def test_what_is_told_as_failed_is_not_billed_though_it_ended_well(gate: G
     await gate.broker.hset(claim, "state", "done")  # type: ignore[misc]
     gate.dispatcher.fail_locally(call.execution, code, "lost")
     with pytest.raises(ApiError, match="lost"):
-        await whole(gate, call)
-    (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert (told.attempt, told.outcome, told.finish_reason) == (1, "failed", code)
-    assert not await gate.broker.exists(pins)  # nor does it keep what it wrote
+        await events_of(gate, call)
+    (usage_event,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert (usage_event.attempt, usage_event.outcome, usage_event.finish_reason) == (1, "failed", code)
+    assert not await gate.broker.exists(pins)  # nor does it keep its pins
     gate.service.release(call)
 
 
 @pytest.mark.usefixtures("a")
-async def test_who_resumes_what_nobody_would_ring_for_releases_its_reservation(gate: Gate) -> None:
+async def test_resuming_an_unclaimed_execution_of_a_dead_gateway_releases_its_reservation(gate: Gate) -> None:
     call = await gate.begin(make_key(LIMIT), "a")
-    await gate.broker.delete(gateway_stream(GATEWAY))  # as that of a gateway that died
-    with pytest.raises(ApiError) as caught:
+    await gate.broker.delete(gateway_stream(GATEWAY))  # as for a gateway that died
+    with pytest.raises(ApiError) as exc_info:
         await anext(StreamFollower(gate.dispatcher, call.request_id, 1).events())
-    assert caught.value.code == "worker_lost"
-    (told,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
-    assert (told.outcome, told.finish_reason) == ("cancelled", "never_ran")
+    assert exc_info.value.code == "worker_lost"
+    (usage_event,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+    assert (usage_event.outcome, usage_event.finish_reason) == ("cancelled", "never_ran")
     gate.service.release(call)
 
 
-async def test_who_leaves_the_queue_costs_nothing(gate: Gate, a: Replica) -> None:
+async def test_a_client_that_disconnects_while_queued_pays_nothing(gate: Gate, a: Replica) -> None:
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
     gate.service.release(call)
@@ -456,7 +471,9 @@ async def test_who_leaves_the_queue_costs_nothing(gate: Gate, a: Replica) -> Non
     assert await gate.broker.hget(claim_key(call.request_id, 0), "state") == b"cancelled"  # type: ignore[misc]
 
 
-async def test_who_means_to_return_finds_it_running(gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_resumable_request_runs_on_after_a_disconnect(
+    gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service_module, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(service_module, "RESUME_SECONDS", 0.5)
     readers, key = StreamSubscribers(gate.broker), make_key(LIMIT)
@@ -476,10 +493,10 @@ async def test_who_means_to_return_finds_it_running(gate: Gate, a: Replica, monk
     await a.send(end(call, TokenUsage(10, output=1), reason="cancelled"))
 
 
-async def test_a_reader_who_leaves_takes_nothing_from_others(broker: redis.Redis) -> None:
+async def test_a_reader_that_disconnects_does_not_affect_other_readers(broker: redis.Redis) -> None:
     readers = StreamSubscribers(broker)
     await broker.hset(claim_key("req_1", 0), mapping={"gateway": "gw-x"})  # type: ignore[misc]
-    await broker.xadd(gateway_stream("gw-x"), {"e": b""})  # that gateway lives, and its client reads
+    await broker.xadd(gateway_stream("gw-x"), {"e": b""})  # that gateway is alive, and its client reads
     await readers.refresh("req_1", "one")
     await readers.refresh("req_1", "two")
     assert not await readers.leave("req_1", "one")
@@ -490,7 +507,7 @@ async def test_a_reader_who_leaves_takes_nothing_from_others(broker: redis.Redis
 
 
 async def test_the_event_loop_runs_between_two_prompts(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of many connections, tokenized without a pause, would delay the streams of all tenants."""
+    """Tokenizing the prompts of many connections without a pause would delay the streams of all tenants."""
     loop, turn, turns = asyncio.get_running_loop(), 0, []
 
     def count_turn() -> None:

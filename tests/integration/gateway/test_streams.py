@@ -1,4 +1,4 @@
-"""A request's buffer: in order, each once, bounded, refilled from the log."""
+"""A request's stream buffer: ordered, without duplicates, limited, and refilled from the event log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def take(buffer: EventBuffer, count: int) -> list[LogEvent]:
         return [await buffer.get() for _ in range(count)]
 
 
-async def test_it_works(broker: redis.Redis) -> None:
+async def test_events_are_received_in_order(broker: redis.Redis) -> None:
     buffer = EventBuffer(broker, "req_1")
     wanted = events(5)
     reader = asyncio.create_task(take(buffer, 5))
@@ -48,7 +48,7 @@ async def test_a_slow_reader_is_refilled_from_the_log_and_memory_stays_bounded(b
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_lost_and_doubled_events_make_no_gap_and_no_repeat(broker: redis.Redis, seed: int) -> None:
+async def test_lost_and_duplicate_events_cause_no_gap_and_no_repeat(broker: redis.Redis, seed: int) -> None:
     rng = random.Random(seed)
     buffer = EventBuffer(broker, "req_1")
     wanted = events(60)
@@ -59,11 +59,11 @@ async def test_lost_and_doubled_events_make_no_gap_and_no_repeat(broker: redis.R
             buffer.put(event)
         if rng.random() < 0.1:
             await asyncio.sleep(0.001)
-    buffer.refill()  # what a gateway does after an outage
+    buffer.refill()  # as a gateway does after an outage
     assert await reader == wanted
 
 
-async def test_another_attempt_starts_over(broker: redis.Redis) -> None:
+async def test_another_attempt_restarts_the_stream(broker: redis.Redis) -> None:
     buffer = EventBuffer(broker, "req_1")
     buffer.restart(2)
     again = events(3, attempt=2)
@@ -73,7 +73,7 @@ async def test_another_attempt_starts_over(broker: redis.Redis) -> None:
     assert await take(buffer, 3) == again
 
 
-async def test_a_failure_comes_after_what_the_log_still_holds(broker: redis.Redis) -> None:
+async def test_a_failure_follows_the_remaining_events_of_the_log(broker: redis.Redis) -> None:
     buffer = EventBuffer(broker, "req_1")
     logged = events(4)[:3]
     await write_log(broker, logged)
@@ -85,26 +85,26 @@ async def test_a_failure_comes_after_what_the_log_still_holds(broker: redis.Redi
     assert taken[3].code == "worker_lost"
 
 
-async def test_the_log_is_read_once_though_it_was_written_twice(broker: redis.Redis) -> None:
-    """A worker that lost its connection writes its round again."""
+async def test_events_written_twice_are_read_once(broker: redis.Redis) -> None:
+    """A worker that lost its connection writes its batch of events again."""
     wanted = events(6)
     await write_log(broker, wanted[:4] + wanted[2:])
     assert await read_log(broker, "req_1", 1, 0) == wanted
 
 
-async def test_what_the_broker_lost_from_a_log_is_no_gap_in_it(broker: redis.Redis) -> None:
-    """After a crash of the broker the log's elements are not at their numbers' places any more."""
+async def test_events_that_the_broker_lost_are_not_a_gap(broker: redis.Redis) -> None:
+    """After a crash of the broker, the positions of the log's elements no longer equal their numbers."""
     wanted = events(12)
     await write_log(broker, wanted[:4] + wanted[7:])
     assert await read_log(broker, "req_1", 1, 2) == wanted[2:4]
     with pytest.raises(EventsLost):
         await read_log(broker, "req_1", 1, 4)
-    # Who has had what was lost continues.
+    # A reader that received the lost events continues.
     assert await read_log(broker, "req_1", 1, 8) == wanted[8:]
     assert await read_log(broker, "req_1", 1, 12) == []
 
 
-async def test_a_reader_of_a_lost_part_is_told(broker: redis.Redis) -> None:
+async def test_a_reader_of_a_lost_part_gets_an_error(broker: redis.Redis) -> None:
     buffer = EventBuffer(broker, "req_1")
     wanted = events(12)
     await write_log(broker, wanted[:4] + wanted[7:])
@@ -115,7 +115,7 @@ async def test_a_reader_of_a_lost_part_is_told(broker: redis.Redis) -> None:
     assert taken[4].code == "stream_lost"
 
 
-async def test_a_reader_hands_out_what_is_sent_to_its_gateway(broker: redis.Redis) -> None:
+async def test_a_reader_distributes_the_events_sent_to_its_gateway(broker: redis.Redis) -> None:
     got: list[object] = []
     gaps: list[None] = []
     reader = StreamReader(broker, "gw-a", got.append, lambda: gaps.append(None))
@@ -124,13 +124,13 @@ async def test_a_reader_hands_out_what_is_sent_to_its_gateway(broker: redis.Redi
         while not gaps:
             await asyncio.sleep(0.01)
         sent = Claimed("req_1", 1, "r")
-        await broker.xadd(gateway_stream("gw-a"), {"e": b"\xc1"})  # unreadable: reported, passed over
+        await broker.xadd(gateway_stream("gw-a"), {"e": b"\xc1"})  # unreadable: logged and skipped
         await broker.xadd(gateway_stream("gw-a"), {"e": encode([sent])}, nomkstream=True)
         while not got:
             await asyncio.sleep(0.01)
         assert got == [sent]
         assert await broker.ttl(gateway_stream("gw-a")) > 0
-        # Cut off, it comes back, and says that something may have been lost.
+        # After a lost connection, it reconnects and reports that events may be lost.
         await broker.client_kill_filter(_type="normal", skipme=True)
         while len(gaps) < 2:
             await asyncio.sleep(0.01)

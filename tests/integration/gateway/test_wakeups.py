@@ -1,4 +1,4 @@
-"""Wakeups are read by a real Celery worker, as if `apply_async` had sent them."""
+"""Wakeups as a Celery worker reads them, equal to messages of `apply_async`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUEUE = replica_queue("r1")
 
 @pytest.fixture
 def rung() -> Iterator[tuple[list[Any], threading.Event]]:
-    """What a worker with the real worker's settings was told."""
+    """Return the messages received by a Celery worker with the worker's settings."""
     url = os.environ["MILLRACE_VALKEY_URL"]
     redis.Redis.from_url(url).flushdb()
     app = Celery("test", broker=url, set_as_current=False)
@@ -41,7 +41,7 @@ def rung() -> Iterator[tuple[list[Any], threading.Event]]:
         yield calls, enough
 
 
-def test_a_worker_reads_them(rung: tuple[list[Any], threading.Event]) -> None:
+def test_a_celery_worker_reads_wakeups(rung: tuple[list[Any], threading.Event]) -> None:
     calls, enough = rung
     maker = WakeupBuilder()
     wakeups = [(f"req_{n}", 0, 1) for n in range(20)]
@@ -51,7 +51,7 @@ def test_a_worker_reads_them(rung: tuple[list[Any], threading.Event]) -> None:
     with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as broker:
         broker.lpush(queue, *messages)
         assert enough.wait(60)
-        # Acknowledged, none is left to be delivered again.
+        # All are acknowledged, so none is delivered again.
         for _ in range(200):
             if not broker.hlen(f"{INFERENCE_KEY_PREFIX}unacked"):
                 break

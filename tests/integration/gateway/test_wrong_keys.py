@@ -36,7 +36,7 @@ async def outcome(watched: Watched, secret: str, address: str = NAT) -> int:
 
 
 async def changes_applied(watched: Watched) -> None:
-    """Wait for a poll that begins now or later: until then a new key's change may still clear it from the cache."""
+    """Wait for a poll that starts now or later. Until then, a new key's change may still clear it from the cache."""
     now = time.monotonic()
     async with asyncio.timeout(60):
         while watched.keys._polled_at < now:
@@ -51,7 +51,7 @@ def throttle(watched: Watched) -> WrongKeyThrottle:
 
 @pytest.fixture
 def queries(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many hashes each key lookup in the database had."""
+    """Record the number of hashes of each key lookup in the database."""
     made: list[int] = []
     real = watched.keys._read_rows
 
@@ -85,7 +85,7 @@ async def test_300_wrong_keys_are_throttled_and_valid_ones_behind_the_same_addre
     assert await outcome(watched, "sk-mr-wrong", address="203.0.113.8") == 401
 
 
-async def test_a_valid_key_takes_no_token(watched: Watched, new_key: Any, throttle: WrongKeyThrottle) -> None:
+async def test_a_valid_key_is_not_counted(watched: Watched, new_key: Any, throttle: WrongKeyThrottle) -> None:
     _, secret = await sync_to_async(new_key)()
     for _ in range(50):
         watched.keys._cache.clear()
@@ -97,7 +97,7 @@ async def test_the_same_wrong_key_counts_each_time(watched: Watched, throttle: W
     assert [await outcome(watched, "sk-mr-wrong") for _ in range(12)] == [401] * 10 + [429] * 2
 
 
-async def test_wrong_keys_do_not_push_valid_ones_out(
+async def test_wrong_keys_do_not_evict_valid_ones(
     watched: Watched, new_key: Any, throttle: WrongKeyThrottle, queries: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authentication, "CACHED_KEYS", 20)
@@ -113,12 +113,12 @@ async def test_wrong_keys_do_not_push_valid_ones_out(
     assert len(watched.keys._unknown) <= 20
 
 
-async def test_wrong_tickets_count_too(watched: Watched, throttle: WrongKeyThrottle) -> None:
+async def test_wrong_playground_tokens_are_throttled(watched: Watched, throttle: WrongKeyThrottle) -> None:
     found = [watched.keys.reject_playground_token(NAT, "wrong").status for _ in range(12)]
     assert found == [401] * 10 + [429] * 2
 
 
-def test_tokens_come_back_and_an_ipv6_network_is_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_throttle_refills_and_an_ipv6_network_is_one_client(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(wrong_keys.time, "monotonic", lambda: now)
     throttle = WrongKeyThrottle(per_minute=2)

@@ -1,4 +1,4 @@
-"""The interpreter, started once, for the numeric tests of the kernels."""
+"""Triton's interpreter for the numeric tests of the kernels, started once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's Triton backend against its reference, step by step, with the kernels in the interpreter."""
+"""The engine's Triton backend compared with its reference in each step, with the kernels in the interpreter."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from tests.support.kernels.interpreter import Interpreter
 HEADS, KV_HEADS, DIM = attention.HEADS, attention.KV_HEADS, 16
 
 
-def test_the_triton_backend_computes_what_the_reference_does(
-    interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_triton_backend_equals_the_reference(interpreter: Interpreter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "kernels", interpreter)
-    monkeypatch.setattr(attention, "DIM", DIM)  # Triton's least
+    monkeypatch.setattr(attention, "DIM", DIM)  # Triton's minimum
     monkeypatch.setattr(attention, "BLOCK", 16)
     shape = attention.shape(torch.float32)
     ours, oracle = make_backend("triton", shape, HEADS, 0.3), ReferenceBackend(shape, HEADS, 0.3)
     batch = attention.Batch(4, 0)
-    # Chunks alone, decodes alone, and both in one batch.
+    # Only chunks, only decodes, and both in one batch.
     for news in ({0: 5, 1: 19}, {0: 1, 1: 1}, {0: 1, 2: 7, 1: 1, 3: 3}):
         metadata = batch.grow(news)
         qkv = [torch.randn(metadata.num_tokens, (HEADS + 2 * KV_HEADS) * DIM) for _ in range(2)]

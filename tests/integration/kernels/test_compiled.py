@@ -1,7 +1,7 @@
 """The kernels compiled for an H100/H200 in bfloat16, without a GPU: registers, spills, shared memory, tensor cores.
 
-A multiprocessor has 65,536 registers and 228 KiB of shared memory, of which a program may take 227; 1 is reserved for
-each. The bounds say how many programs must fit on it at once.
+A multiprocessor has 65,536 registers and 228 KiB of shared memory. A program can use 227 KiB; 1 KiB is reserved per
+program. The tests check how many programs fit on it concurrently.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_decode(shape: tuple[int, int, int], splits: int) -> None:
     assert kernel.uses_tensor_cores
     assert kernel.registers <= 128
     assert programs_per_sm(kernel, warps=4) >= 3
-    # Three tiles of keys and values, or loads are not in flight far enough ahead of their use.
+    # Three tiles of keys and values, so that loads are issued early enough before their use.
     assert kernel.shared >= 2 * 2 * 64 * shape[2] * 2
     assert max(kernel.pending_copies) >= 2
 

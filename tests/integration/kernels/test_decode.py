@@ -1,4 +1,4 @@
-"""Paged decode: numbers in Triton's interpreter, the plan, and the arguments it refuses."""
+"""Paged decode: results in Triton's interpreter, the plan, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def expected(query: torch.Tensor, cache: Paged) -> torch.Tensor:
 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (4, 128), (8, 128), (24, 64)])
-def test_it_attends(interpreter: Interpreter, group: int, head_dim: int, splits: int) -> None:
+def test_attention_equals_the_reference(interpreter: Interpreter, group: int, head_dim: int, splits: int) -> None:
     cache = paged([1, 130, 200], num_kv_heads=2, head_dim=head_dim)
     query = query_for(cache, 2 * group)
     torch.testing.assert_close(decode(interpreter, query, cache, DecodePlan(splits)), expected(query, cache))
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_lengths_at_the_borders_of_blocks_and_tiles(interpreter: Interpreter, splits: int) -> None:
+def test_lengths_at_the_boundaries_of_blocks_and_tiles(interpreter: Interpreter, splits: int) -> None:
     cache = paged([1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129], num_kv_heads=1, head_dim=64)
     query = query_for(cache, 3)
     torch.testing.assert_close(decode(interpreter, query, cache, DecodePlan(splits)), expected(query, cache))
@@ -61,7 +61,7 @@ def test_empty_splits_and_padding_rows(interpreter: Interpreter, plan: DecodePla
     query = query_for(cache, 2)
     workspace = decode_workspace(5, 2, 64, plan, "cpu")
     for part in workspace:
-        part.fill_(float("nan"))  # what an empty split leaves there must not be read
+        part.fill_(float("nan"))  # the output of an empty split must not be read
     out = decode(interpreter, query, cache, plan, workspace=workspace)
     torch.testing.assert_close(out, expected(query, cache))
 
@@ -120,7 +120,7 @@ def test_the_grid_does_not_depend_on_the_lengths() -> None:
     assert grids[0] == grids[1] == [("_decode_kernel", (2, 4, 2)), ("_combine_kernel", (4, 2))]
 
 
-def test_one_split_needs_no_combining() -> None:
+def test_one_split_requires_no_combining() -> None:
     cache = paged([5], num_kv_heads=1, head_dim=64)
     with recorded_launches() as launches:
         paged_decode(
@@ -133,9 +133,9 @@ def test_one_split_needs_no_combining() -> None:
 @pytest.mark.parametrize(
     ("num_seqs", "max_seq_len", "split_tokens", "splits"),
     [
-        (256, 1024, 0, 1),  # the batch alone fills the device many times
+        (256, 1024, 0, 1),  # the batch itself fills the device many times
         (1, 64, 0, 1),  # too short to split
-        (1, 1_000_000, 0, 45),  # 8 programs: 45 splits of each fill nine tenths of the 396 places
+        (1, 1_000_000, 0, 45),  # 8 programs: 45 splits of each fill nine tenths of the 396 slots
         (40, 4096, 0, 5),  # 320 programs would leave a fifth of them idle, 1600 make four waves
         (4, 1000, 256, 4),
         (4, 1025, 256, 5),
@@ -166,7 +166,7 @@ def test_a_plan_never_makes_splits_shorter_than_two_tiles() -> None:
         ({"workspace": decode_workspace(2, 4, 64, DecodePlan(3), "cpu")}, ValueError, "another plan"),
     ],
 )
-def test_it_refuses(change: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_arguments_are_rejected(change: dict[str, Any], error: type[Exception], message: str) -> None:
     cache = paged([5, 9], num_kv_heads=2, head_dim=64)
     arguments: dict[str, Any] = {
         "query": query_for(cache, 4), "key_cache": cache.key_cache, "value_cache": cache.value_cache,

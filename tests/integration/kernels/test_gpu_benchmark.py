@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py, as far as it can be tried without a GPU: every section runs, and no fault loses the others."""
+"""benchmarks/gpu.py without a GPU: every section runs, and an error in one does not affect the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_help() -> None:
     assert "--dry-run" in result.stdout
 
 
-def test_a_dry_run_goes_through_every_section(tmp_path: Path) -> None:
+def test_a_dry_run_runs_every_section(tmp_path: Path) -> None:
     result = run("--out", str(tmp_path), "--dry-run")
     assert result.returncode == 0, result.stdout + result.stderr
     (path,) = tmp_path.iterdir()
@@ -39,14 +39,14 @@ def test_a_dry_run_goes_through_every_section(tmp_path: Path) -> None:
     assert sections["engine"]["result"][-1]["whole"]
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
+def test_without_a_gpu_an_error_is_printed(tmp_path: Path) -> None:
     result = run("--out", str(tmp_path))
     assert result.returncode == 2
     assert "no CUDA device" in result.stdout
     assert not list(tmp_path.iterdir())
 
 
-def test_a_fault_in_one_section_does_not_lose_the_others(tmp_path: Path) -> None:
+def test_an_error_in_one_section_does_not_affect_the_others(tmp_path: Path) -> None:
     report = gpu.ResultsFile(tmp_path / "results.json", limit_seconds=60)
     report.run("good", lambda: [1])
     report.run("bad", lambda: 1 / 0)
@@ -57,7 +57,7 @@ def test_a_fault_in_one_section_does_not_lose_the_others(tmp_path: Path) -> None
     assert report.failed
 
 
-def test_no_section_begins_after_the_limit(tmp_path: Path) -> None:
+def test_no_section_starts_after_the_time_limit(tmp_path: Path) -> None:
     report = gpu.ResultsFile(tmp_path / "results.json", limit_seconds=0)
     report.run("late", lambda: pytest.fail("it began"))
     assert "time limit reached" in json.loads((tmp_path / "results.json").read_text())["sections"]["late"]["error"]
@@ -65,5 +65,5 @@ def test_no_section_begins_after_the_limit(tmp_path: Path) -> None:
 
 def test_a_wrong_result_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_section", lambda name: lambda bench: [{"name": "decode", "ok": False}])
-    monkeypatch.setenv("TRITON_INTERPRET", "0")  # main sets it; take it back afterwards
+    monkeypatch.setenv("TRITON_INTERPRET", "0")  # main sets it, so it is reset afterwards
     assert gpu.main(["--out", str(tmp_path), "--dry-run", "--sections", "checks"]) == 1

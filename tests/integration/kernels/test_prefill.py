@@ -1,4 +1,4 @@
-"""Chunked prefill over a paged prefix: numbers in Triton's interpreter, and the arguments it refuses."""
+"""Chunked prefill over a paged prefix: results in Triton's interpreter, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCALE = 0.2
 
 
 def chunks_for(cache: Paged, new_tokens: list[int], num_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random queries for each sequence's last tokens, and where they begin."""
+    """Return random queries for each sequence's last tokens, and their start positions."""
     starts = torch.tensor([0, *new_tokens]).cumsum(0).to(torch.int32)
     generator = torch.Generator().manual_seed(1)
     return torch.randn(sum(new_tokens), num_heads, cache.key_cache.shape[-1], generator=generator), starts
@@ -40,7 +40,7 @@ def expected(query: torch.Tensor, starts: torch.Tensor, cache: Paged) -> torch.T
 
 
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (4, 128), (8, 64), (12, 64)])
-def test_it_attends(interpreter: Interpreter, group: int, head_dim: int) -> None:
+def test_attention_equals_the_reference(interpreter: Interpreter, group: int, head_dim: int) -> None:
     cache = paged([90, 33], num_kv_heads=2, head_dim=head_dim)
     query, starts = chunks_for(cache, [40, 33], 2 * group)
     torch.testing.assert_close(prefill(interpreter, query, starts, cache), expected(query, starts, cache))
@@ -48,7 +48,7 @@ def test_it_attends(interpreter: Interpreter, group: int, head_dim: int) -> None
 
 @pytest.mark.parametrize("config", [PrefillConfig(16, 64, 4, 1), PrefillConfig(64, 64, 4, 1), None])
 def test_mixed_lengths_and_prefixes(interpreter: Interpreter, config: PrefillConfig | None) -> None:
-    # A first token, decodes, a draft, whole prompts, chunks whose prefix ends at, before and after a border.
+    # A first token, decodes, a draft, whole prompts, chunks whose prefix ends at, before and after a boundary.
     new = [1, 1, 4, 16, 17, 40, 30, 64, 65]
     prefix = [0, 100, 30, 0, 0, 64, 63, 65, 15]
     cache = paged([a + b for a, b in zip(new, prefix, strict=True)], num_kv_heads=1, head_dim=64)
@@ -84,7 +84,7 @@ def test_int64_indices(interpreter: Interpreter) -> None:
     torch.testing.assert_close(prefill(interpreter, query, starts.long(), cache), expected(query, starts, cache))
 
 
-def test_padding_rows_stay_as_they_are(interpreter: Interpreter) -> None:
+def test_padding_rows_are_unchanged(interpreter: Interpreter) -> None:
     cache = paged([20], num_kv_heads=1, head_dim=64)
     query, starts = chunks_for(cache, [20], 2)
     out = torch.full((50, 2, 64), 7.0)
@@ -94,7 +94,7 @@ def test_padding_rows_stay_as_they_are(interpreter: Interpreter) -> None:
     assert (out[20:] == 7).all()
 
 
-def test_chunks_give_what_the_whole_prompt_gives(interpreter: Interpreter) -> None:
+def test_chunks_equal_the_whole_prompt(interpreter: Interpreter) -> None:
     cache = paged([100], num_kv_heads=1, head_dim=64)
     query, starts = chunks_for(cache, [100], 3)
     whole = prefill(interpreter, query, starts, cache)
@@ -126,7 +126,7 @@ def test_views_into_larger_tensors(interpreter: Interpreter) -> None:
 @pytest.mark.parametrize(
     ("max_query_len", "group", "rows", "warps"), [(1, 8, 16, 4), (8, 4, 32, 4), (20, 3, 64, 4), (500, 4, 128, 8)]
 )
-def test_small_chunks_take_small_tiles(max_query_len: int, group: int, rows: int, warps: int) -> None:
+def test_small_chunks_use_small_tiles(max_query_len: int, group: int, rows: int, warps: int) -> None:
     config = prefill_config(max_query_len, group, 128)
     assert (config.tile_rows, config.num_warps) == (rows, warps)
 
@@ -144,7 +144,7 @@ def test_small_chunks_take_small_tiles(max_query_len: int, group: int, rows: int
         ({"config": PrefillConfig(1, 64, 4, 1)}, ValueError, "cannot hold 2 heads"),
     ],
 )
-def test_it_refuses(change: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_arguments_are_rejected(change: dict[str, Any], error: type[Exception], message: str) -> None:
     cache = paged([5, 9], num_kv_heads=2, head_dim=64)
     query, starts = chunks_for(cache, [4, 5], 4)
     arguments: dict[str, Any] = {

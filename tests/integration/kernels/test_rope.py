@@ -1,4 +1,4 @@
-"""Rotary embedding fused with the cache write: numbers in Triton's interpreter, and the arguments it refuses."""
+"""Rotary embedding fused with the cache write: results in Triton's interpreter, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.kernels.interpreter import Interpreter
 
 
 def arguments(num_heads: int, num_kv_heads: int, head_dim: int, slots: list[int]) -> dict[str, Any]:
-    """Arguments of `rope_write_cache` for len(slots) tokens, queries, keys and values in one fused projection."""
+    """Return arguments of `rope_write_cache` for len(slots) tokens, with queries, keys and values in one projection."""
     generator = torch.Generator().manual_seed(0)
     fused = torch.randn(len(slots), num_heads + 2 * num_kv_heads, head_dim, generator=generator)
     query, key, value = fused.split((num_heads, num_kv_heads, num_kv_heads), 1)
@@ -30,7 +30,7 @@ def arguments(num_heads: int, num_kv_heads: int, head_dim: int, slots: list[int]
 
 
 @pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (4, 128), (8, 64)])
-def test_it_rotates_and_writes(interpreter: Interpreter, group: int, head_dim: int) -> None:
+def test_queries_and_keys_are_rotated_and_written(interpreter: Interpreter, group: int, head_dim: int) -> None:
     given = arguments(2 * group, 2, head_dim, slots=[0, 15, 16, 63, 40])
     cos, sin = given["cos"][given["positions"]], given["sin"][given["positions"]]
     rotated = reference.apply_rope(given["query"], cos, sin)
@@ -76,7 +76,7 @@ def test_int32_indices_and_one_layer_of_a_larger_cache(interpreter: Interpreter)
         ({"slot_mapping": torch.zeros(2)}, TypeError, "slot_mapping must be int32 or int64"),
     ],
 )
-def test_it_refuses(change: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_arguments_are_rejected(change: dict[str, Any], error: type[Exception], message: str) -> None:
     with recorded_launches() as launches, pytest.raises(error, match=message):
         rope_write_cache(**(arguments(2, 1, 64, slots=[0, 1]) | change))
     assert not launches

@@ -1,4 +1,4 @@
-"""Add + RMSNorm and SiLU·mul: numbers in Triton's interpreter, and the arguments they refuse."""
+"""Add + RMSNorm and SiLU·mul: results in Triton's interpreter, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_silu_mul_of_extremes_and_strided_rows(interpreter: Interpreter) -> None
         ({"out": torch.zeros(2, 128)[:, ::2]}, ValueError, "out must be contiguous"),
     ],
 )
-def test_rms_norm_refuses(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_rms_norm_rejects_invalid_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with recorded_launches() as launches, pytest.raises(error, match=message):
         rms_norm(**({"x": torch.zeros(2, 64), "weight": torch.zeros(64), "eps": EPS} | arguments))
     assert not launches
@@ -84,7 +84,7 @@ def test_rms_norm_refuses(arguments: dict[str, Any], error: type[Exception], mes
         ({"x": torch.zeros(2, 64), "out": torch.zeros(2, 32).double()}, TypeError, "out must be float32"),
     ],
 )
-def test_silu_mul_refuses(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_silu_mul_rejects_invalid_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with recorded_launches() as launches, pytest.raises(error, match=message):
         silu_mul(**arguments)
     assert not launches

@@ -12,7 +12,7 @@ from tests.support.operations.heartbeats import heartbeat
 
 @pytest.fixture
 def speak(broker: redis.Redis) -> Callable[..., None]:
-    """A replica's heartbeat, so many milliseconds old."""
+    """Return a function that writes a replica's heartbeat of this age in milliseconds."""
 
     def speak(replica_id: str, age_ms: int = 0, **changes: Any) -> None:
         broker.hset(REPLICAS_KEY, replica_id, encode(heartbeat(**changes)))

@@ -1,4 +1,4 @@
-"""Cordons: in the database, in the audit log, in the broker's copy, and put right there when that is lost."""
+"""Cordons: in the database, the audit log and the broker's copy, which is restored after a loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.rows import unscoped
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def test_it_works(broker: redis.Redis, speak: Callable[..., None]) -> None:
+def test_a_cordon_is_stored_audited_and_copied(broker: redis.Redis, speak: Callable[..., None]) -> None:
     speak("m-0.aa")
     speak("m-1.bb", running=2)
     do_cordon("m-0", reason="a new kernel")
@@ -48,11 +48,11 @@ def test_it_works(broker: redis.Redis, speak: Callable[..., None]) -> None:
     assert entries[2].before == {"worker": "m-0", "drain": False, "reason": "a new kernel"}
 
 
-def test_once_is_enough(broker: redis.Redis) -> None:
+def test_a_repeated_action_is_a_conflict(broker: redis.Redis) -> None:
     do_cordon("m-0")
     with pytest.raises(Conflict):
         do_cordon("m-0")
-    do_cordon("m-0", drain=True)  # which is more
+    do_cordon("m-0", drain=True)  # a stronger action
     do_uncordon("m-0")
     with pytest.raises(Conflict):
         do_uncordon("m-0")
@@ -60,7 +60,7 @@ def test_once_is_enough(broker: redis.Redis) -> None:
         do_cordon("m-0", reason="x" * 201)
 
 
-def test_a_broker_that_forgot_is_told_again(broker: redis.Redis) -> None:
+def test_the_copy_is_restored_after_the_broker_lost_it(broker: redis.Redis) -> None:
     do_cordon("m-0")
     broker.flushdb()
     assert tasks.publish_cordons() == 1
@@ -70,7 +70,7 @@ def test_a_broker_that_forgot_is_told_again(broker: redis.Redis) -> None:
     assert broker.hkeys(CORDONS_KEY) == [b"m-0"]
 
 
-def test_a_cordon_holds_though_the_broker_is_away(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cordon_applies_without_the_broker(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     def away() -> int:
         raise redis.ConnectionError
 
@@ -81,7 +81,7 @@ def test_a_cordon_holds_though_the_broker_is_away(broker: redis.Redis, monkeypat
     assert tasks.publish_cordons() == 1
 
 
-def test_many_at_once_leave_a_true_copy(broker: redis.Redis) -> None:
+def test_concurrent_cordons_leave_a_correct_copy(broker: redis.Redis) -> None:
     def change(number: int) -> None:
         try:
             do_cordon(f"m-{number % 4}")
@@ -98,7 +98,7 @@ def test_many_at_once_leave_a_true_copy(broker: redis.Redis) -> None:
     assert set(broker.hkeys(CORDONS_KEY)) == said
 
 
-def test_a_silent_replica_and_one_of_another_version(broker: redis.Redis, speak: Callable[..., None]) -> None:
+def test_cordons_of_a_silent_replica_and_of_another_version(broker: redis.Redis, speak: Callable[..., None]) -> None:
     speak("m-0.aa", age_ms=2400)
     speak("m-1.bb", age_ms=2600)
     speak("m-2.cc", ready=False)

@@ -1,4 +1,4 @@
-"""What needs a person: each question finds what it is about, and nothing when there is nothing."""
+"""Operator health checks: each reports its issue, and none without an issue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOW = datetime.now(UTC)
 
 @pytest.fixture
 def well(broker: redis.Redis, speak: Callable[..., None]) -> None:
-    """Nothing needs anybody."""
+    """A platform without issues."""
     for spec in platform_settings().models:
         speak(f"{spec.name}-0.aa", model=spec.name)
         rate_card(spec.name)
@@ -64,7 +64,7 @@ def only() -> HealthIssue:
 
 
 @pytest.mark.usefixtures("well")
-def test_nothing_needs_anybody() -> None:
+def test_a_healthy_platform_has_no_issues() -> None:
     assert found() == []
 
 
@@ -87,20 +87,20 @@ def test_a_model_without_replicas_and_a_silent_one(speak: Callable[..., None]) -
 
 
 @pytest.mark.usefixtures("well")
-def test_who_waits_long(broker: redis.Redis) -> None:
+def test_long_waiting_requests(broker: redis.Redis) -> None:
     broker.sadd(GATEWAYS_KEY, "gw-1", "gw-dead")
     longest = platform_settings().queue_timeout_seconds * 1000
     batch = QueueDepth("m", True, 900, 10 * longest)
     for waited, kinds in ((longest // 3, []), (longest // 2, [IssueType.QUEUE])):
-        told = GatewayHeartbeat(5, (QueueDepth("m", False, 4, waited), batch))
-        broker.set(gateway_heartbeat_key("gw-1"), encode(told), ex=5)
+        gateway_state = GatewayHeartbeat(5, (QueueDepth("m", False, 4, waited), batch))
+        broker.set(gateway_heartbeat_key("gw-1"), encode(gateway_state), ex=5)
         assert [one.issue_type for one in found()] == kinds
     assert only().title == "4 requests waiting for m, oldest 15 s"
     assert broker.smembers(GATEWAYS_KEY) == {b"gw-1"}
 
 
 @pytest.mark.usefixtures("well")
-def test_the_broker_is_away() -> None:
+def test_an_unavailable_broker() -> None:
     with all_tenants_scope(BypassReason.OPERATOR):
         (issue,) = health.find_issues(None)
     assert (issue.issue_type, issue.urgent) == (IssueType.BROKER, True)
@@ -126,7 +126,7 @@ def test_a_tenant_with_room(used: int, mode: str) -> None:
 
 
 def spender(used: int, mode: str) -> Tenant:
-    """A tenant with a budget used by so many percent, and another one a little less."""
+    """Create a tenant with a budget used by this percentage, and another one slightly less."""
     tenant = do_create_tenant("acme", "Acme")
     for name, percent in (("month", used), ("day", max(used - 1, 80) if used >= 80 else used)):
         budget = do_make_budget(tenant, name=name, unit="money", period="month", amount=10**9, mode=mode)
@@ -167,7 +167,7 @@ def test_quarantine_and_reconciliation() -> None:
 
 
 @pytest.mark.usefixtures("well")
-def test_reconciliation_that_does_not_run() -> None:
+def test_a_reconciliation_that_does_not_run() -> None:
     with all_tenants_scope(BypassReason.COMMAND):
         Reconciliation.objects.update(created_at=NOW - timedelta(minutes=21))
     assert (only().issue_type, only().subject) == (IssueType.RECONCILIATION, "late")
@@ -189,7 +189,7 @@ def test_processes_that_are_down_or_were_restarted_often(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("well")
-def test_a_disk_that_is_almost_full(monkeypatch: pytest.MonkeyPatch, speak: Callable[..., None]) -> None:
+def test_an_almost_full_disk(monkeypatch: pytest.MonkeyPatch, speak: Callable[..., None]) -> None:
     free = platform_settings().min_free_disk
     monkeypatch.setattr("inference_worker.contract.disk.free_bytes", lambda _: free)
     for change, urgent in ((0, False), (-1, True)):
@@ -209,7 +209,7 @@ def test_slow_and_failing_models() -> None:
     with all_tenants_scope(BypassReason.COMMAND):
         rows = [record(number, ttft_ms=objective + 1, outcome="completed") for number in range(19)]
         RequestRecord.objects.all_tenants().bulk_create(rows)
-        assert health.find_issues(read_fleet_status()) == []  # too few to say anything
+        assert health.find_issues(read_fleet_status()) == []  # too few for an issue
         RequestRecord.objects.all_tenants().bulk_create([record(19, ttft_ms=None, outcome="failed")])
     assert [(one.issue_type, one.subject) for one in found()] == [(IssueType.FAILURES, "m"), (IssueType.OBJECTIVE, "m")]
 
@@ -228,7 +228,7 @@ def record(number: int, **fields: Any) -> RequestRecord:
 
 
 @pytest.mark.usefixtures("well")
-def test_mails_that_are_not_sent_and_cordons_that_are_forgotten() -> None:
+def test_unsent_emails_and_forgotten_cordons() -> None:
     tenant = do_create_tenant("acme", "Acme")
     with all_tenants_scope(BypassReason.COMMAND):
         OutboxEmail.objects.create(tenant_id=tenant.pk, roles=["owner"], subject="Hello", body="…")
@@ -240,7 +240,7 @@ def test_mails_that_are_not_sent_and_cordons_that_are_forgotten() -> None:
 
 
 @pytest.mark.usefixtures("well")
-def test_a_webhook_that_fails() -> None:
+def test_a_failing_webhook() -> None:
     tenant = do_create_tenant("acme", "Acme")
     with all_tenants_scope(BypassReason.COMMAND):
         endpoint = WebhookEndpoint(tenant=tenant, url="https://example.com/hook", failing_since=NOW)
@@ -253,7 +253,7 @@ def test_a_webhook_that_fails() -> None:
 
 
 @pytest.mark.usefixtures("well")
-def test_an_event_lasts_from_its_first_sight_to_its_end(broker: redis.Redis) -> None:
+def test_a_health_event_lasts_from_the_first_check_to_its_end(broker: redis.Redis) -> None:
     settled(broker, lag_ms=61_000)
     assert tasks.run_health_checks() == 1
     settled(broker, age_ms=11_000)

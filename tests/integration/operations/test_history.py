@@ -1,4 +1,4 @@
-"""A row a minute, and what a span of them says."""
+"""The fleet's history: a row per minute, and aggregates of a time range."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def counted(**counts: float) -> dict[str, float]:
     return {getattr(families, name): value for name, value in counts.items()}
 
 
-def test_it_works(speak: Callable[..., None]) -> None:
+def test_a_row_is_written_per_minute(speak: Callable[..., None]) -> None:
     for minute in range(3):
         counts = counted(
             PROMPT_TOKENS=1000 * minute,
@@ -44,16 +44,16 @@ def test_it_works(speak: Callable[..., None]) -> None:
     with all_tenants_scope(BypassReason.OPERATOR):
         first, second, third = history.span(NOON, NOON + 3 * MINUTE, MINUTE)
         (whole,) = history.span(NOON, NOON + 3 * MINUTE, timedelta(hours=1))
-    assert (first.tokens, first.forward, first.hits) == (0, None, None)  # nothing to compare it with
+    assert (first.tokens, first.forward, first.hits) == (0, None, None)  # no earlier value
     assert (second.tokens, second.forward, second.cpu, second.hits) == (1500, 5000, 5000, 2500)
     assert (third.waiting, third.kv_used, third.preemptions, third.mfu) == (2, 2500, 1, 2500)
     assert (whole.tokens, whole.preemptions, whole.minutes, whole.waiting) == (3000, 2, 3, 2)
 
 
-def test_a_restarted_worker_starts_from_nought(speak: Callable[..., None]) -> None:
+def test_a_restarted_workers_counters_start_at_zero(speak: Callable[..., None]) -> None:
     speak("m-0.aa", metrics=metrics(counted(PROMPT_TOKENS=900)))
     history.sample(read_fleet_status(), NOON)
-    speak("m-0.aa", age_ms=10_000, metrics=metrics(counted(PROMPT_TOKENS=900)))  # it is dead: no row
+    speak("m-0.aa", age_ms=10_000, metrics=metrics(counted(PROMPT_TOKENS=900)))  # it is dead, so it has no row
     for minute in (1, 2):
         speak("m-0.bb", metrics=metrics(counted(PROMPT_TOKENS=100 * minute)))
         history.sample(read_fleet_status(), NOON + minute * MINUTE)
@@ -62,8 +62,8 @@ def test_a_restarted_worker_starts_from_nought(speak: Callable[..., None]) -> No
     assert [(point.worker, point.tokens) for point in points] == [("m-0", 0), ("m-0", 0), ("m-0", 100)]
 
 
-def test_p95_is_of_the_time_asked_for(speak: Callable[..., None]) -> None:
-    speak("m-0.aa", metrics=metrics(ttft={20: 1000}))  # it began badly
+def test_p95_is_computed_for_the_requested_time(speak: Callable[..., None]) -> None:
+    speak("m-0.aa", metrics=metrics(ttft={20: 1000}))  # the start was slow
     history.sample(read_fleet_status(), NOON)
     speak("m-0.aa", metrics=metrics(ttft={20: 1000, 4: 90, 5: 10}))
     speak("m-1.bb", metrics=metrics(ttft={4: 100}))
@@ -75,7 +75,7 @@ def test_p95_is_of_the_time_asked_for(speak: Callable[..., None]) -> None:
     assert found == {"m-0.aa": 250_000, "m-1.bb": 195_000}
 
 
-def test_what_is_old_goes(speak: Callable[..., None]) -> None:
+def test_old_rows_are_deleted(speak: Callable[..., None]) -> None:
     speak("m-0.aa")
     history.sample(read_fleet_status(), NOON)
     history.sample(read_fleet_status(), NOON + history.RETENTION)
@@ -83,7 +83,7 @@ def test_what_is_old_goes(speak: Callable[..., None]) -> None:
     assert [row.sampled_at for row in unscoped(ReplicaSample).all()] == [NOON + history.RETENTION]
 
 
-def test_tokens_cost_what_their_machines_cost(speak: Callable[..., None]) -> None:
+def test_the_cost_of_tokens_follows_the_machine_cost(speak: Callable[..., None]) -> None:
     for minute in range(60):
         for worker in ("m-0.aa", "m-1.bb"):
             speak(worker, metrics=metrics(counted(PROMPT_TOKENS=100_000 * minute)), model="m")

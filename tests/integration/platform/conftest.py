@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def data_dir() -> Iterator[Path]:
-    """An empty data directory that any user can pass through, as root's PostgreSQL must (pytest's own are private)."""
+    """An empty data directory that other users can traverse, as PostgreSQL of root requires (pytest's are private)."""
     folder = Path(tempfile.mkdtemp(prefix="millrace-state-"))
     folder.chmod(0o711)
     yield folder

@@ -1,4 +1,4 @@
-"""`make bench-quick`: it finds every benchmark, each has a quick form, and one that fails fails the run."""
+"""`make bench-quick`: it finds every benchmark, each has a quick mode, and a failing one fails the run."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def tree(name: str) -> ast.Module:
 
 
 def calls(module: ast.Module, name: str) -> list[ast.Call]:
-    """The calls of a function, or of a method, of this name."""
+    """Return the calls of a function or method with this name."""
     found = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
     return [call for call in found if getattr(call.func, "attr", getattr(call.func, "id", None)) == name]
 
 
-def test_every_module_that_runs_is_a_benchmark_or_a_known_program() -> None:
+def test_every_executable_module_is_a_benchmark_or_a_known_program() -> None:
     paths = run_quick.DIRECTORY.glob("*.py")
     runs = {path.stem for path in paths if '__name__ == "__main__"' in path.read_text("utf-8")}
     assert set(run_quick.discover()) == runs - run_quick.NOT_BENCHMARKS
@@ -31,7 +31,7 @@ def test_every_module_that_runs_is_a_benchmark_or_a_known_program() -> None:
 
 
 @pytest.mark.parametrize("name", run_quick.discover())
-def test_each_has_a_quick_form_and_explains_its_options(name: str) -> None:
+def test_every_benchmark_has_a_quick_mode_and_documented_options(name: str) -> None:
     module = tree(name)
     options = calls(module, "add_argument")
     own = any(isinstance(arg, ast.Constant) and arg.value == "--quick" for call in options for arg in call.args)
@@ -54,7 +54,7 @@ if __name__ == "__main__":
 """
 
 
-def test_one_that_fails_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_benchmark_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     for name, text in {"good": GOOD, "bad": BAD, "helper": "X = 1\n"}.items():
@@ -68,7 +68,7 @@ def test_one_that_fails_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixt
         run_quick.main(["helper"], folder)
 
 
-def test_one_that_hangs_is_stopped_and_fails(tmp_path: Path) -> None:
+def test_a_hanging_benchmark_is_stopped_and_fails(tmp_path: Path) -> None:
     script = 'if __name__ == "__main__":\n    import time\n    print("begun", flush=True)\n    time.sleep(600)\n'
     (tmp_path / "slow.py").write_text(script)
     failure = run_quick.run("slow", limit_seconds=5, directory=tmp_path)

@@ -1,4 +1,4 @@
-"""The checks in tools/: each finds a violation."""
+"""The checks in tools/: each detects a violation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_commits_are_read_after_the_start_commit(tmp_path: Path) -> None:
         command = ["git", "-C", str(tmp_path), *options, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    assert check_commits.read_commits(tmp_path, "HEAD") == []  # no repository
+    assert check_commits.read_commits(tmp_path, "HEAD") == []  # not a repository
     git("init", "--quiet")
     git("commit", "--quiet", "--allow-empty", "-m", "An exempt subject")
     start = git("rev-parse", "HEAD")
@@ -80,15 +80,21 @@ def test_words(name: str, text: str, found: list[str]) -> None:
     assert sorted(word for _, word, _ in problems) == sorted(found)
 
 
-def test_only_the_spelling_is_checked_in_tests() -> None:
+def test_identifiers_and_strings_of_tests_are_checked_only_for_spelling() -> None:
     problems = check_words.find_problems(Path("a.py"), "errand = 'anew'  # a Plowgh\n", WORDS, product=False)
     assert problems == [(1, "Plowgh", "plow")]
+
+
+def test_docstrings_and_comments_of_tests_are_checked_for_words() -> None:
+    text = '"""It goes on."""\n\ndef errand():\n    """Anew."""\n    x = "anew"  # goes on\n'
+    problems = check_words.find_problems(Path("a.py"), text, WORDS, product=False)
+    assert [(line, word) for line, word, _ in problems] == [(1, "goes on"), (4, "Anew"), (5, "goes on")]
 
 
 def test_the_glossary_names_code_that_exists() -> None:
     text = (check_names.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     places = re.findall(r"\| `([\w/]+\.py)` `(\w+)` \|", text)
-    assert len(places) == sum(line.startswith("| ") for line in text.splitlines()) - 5  # less a header for each table
+    assert len(places) == sum(line.startswith("| ") for line in text.splitlines()) - 5  # minus a header for each table
     missing = [
         f"{path}: {name}"
         for path, name in places

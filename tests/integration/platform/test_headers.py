@@ -21,7 +21,7 @@ def policy() -> dict[str, str]:
     return dict(directive.split(" ", 1) for directive in header.split("; "))
 
 
-def test_scripts_and_styles_come_from_us_alone() -> None:
+def test_scripts_and_styles_are_allowed_only_from_the_platform() -> None:
     assert policy()["default-src"] == "'none'"
     assert policy()["script-src"] == "'self'"
     assert policy()["style-src"] == "'self'"
@@ -29,7 +29,7 @@ def test_scripts_and_styles_come_from_us_alone() -> None:
     assert "unsafe" not in " ".join(policy().values())
 
 
-def test_every_answer_carries_the_headers_and_a_view_may_set_its_own(rf: RequestFactory) -> None:
+def test_every_response_has_the_headers_and_a_view_can_override_them(rf: RequestFactory) -> None:
     def view(request: HttpRequest) -> HttpResponse:
         return HttpResponse(headers={"Permissions-Policy": "camera=()"})
 
@@ -38,7 +38,7 @@ def test_every_answer_carries_the_headers_and_a_view_may_set_its_own(rf: Request
     assert response.headers["Permissions-Policy"] == "camera=()"
 
 
-def test_djangos_own_check_for_production_is_clean() -> None:
+def test_djangos_deployment_check_reports_nothing() -> None:
     environ = os.environ | {
         "MILLRACE_PUBLIC_URL": "https://llm.example.com",
         "MILLRACE_SECRET_KEY": "aB3-" * 20 + "xyz",
@@ -54,7 +54,7 @@ def test_djangos_own_check_for_production_is_clean() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_manage_py_names_a_wrong_setting() -> None:
+def test_manage_py_names_an_invalid_setting() -> None:
     environ = os.environ | {"MILLRACE_PROT": "1"}
     done = subprocess.run(
         [sys.executable, "manage.py", "check"], capture_output=True, text=True, check=False, cwd=ROOT, env=environ

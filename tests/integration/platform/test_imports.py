@@ -1,4 +1,4 @@
-"""Rules about imports that import-linter cannot say; the others are in pyproject.toml."""
+"""Import rules that import-linter cannot express; the others are in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -54,12 +54,14 @@ def test_engine_and_kernels_run_on_a_bare_gpu_machine(folder: str) -> None:
         ("platform/millrace/gateway", {"inference_worker", "tenants", "billing"}, GATEWAY_MAY),
     ],
 )
-def test_the_platform_uses_only_the_open_parts_of_its_neighbors(folder: str, of: set[str], allowed: set[str]) -> None:
+def test_the_platform_uses_only_the_public_parts_of_other_packages(
+    folder: str, of: set[str], allowed: set[str]
+) -> None:
     found = [(where, name) for where, name in imports(ROOT / folder) if within(name, of)]
     assert [one for one in found if not within(one[1], allowed)] == []
 
 
-def test_the_gateway_keeps_off_djangos_database_layer() -> None:
+def test_the_gateway_does_not_use_djangos_database_layer() -> None:
     banned = {"django.db", "django.contrib", "channels.db", "torch"}
     assert [found for found in imports(ROOT / "platform/millrace/gateway") if within(found[1], banned)] == []
 

@@ -9,7 +9,7 @@ from millrace.cli.reference import all_settings, replace_table
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_documents_table_is_current() -> None:
+def test_the_documented_table_of_settings_is_current() -> None:
     document = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert replace_table(document) == document, "run `make docs-settings`"
 

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL and Valkey, really started."""
+"""The embedded PostgreSQL and Valkey as real processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def keep_seven(url: str) -> None:
         connection.execute("CREATE TABLE kept AS SELECT 7 AS n")
 
 
-def test_the_platforms_role_owns_its_database_and_is_no_superuser(data_dir: Path) -> None:
+def test_the_platforms_role_owns_its_database_and_is_not_a_superuser(data_dir: Path) -> None:
     server = Postgres(data_dir, durable=False)
     with running(server.prepare(), data_dir):
         traits = "SELECT rolsuper, rolbypassrls, rolcreaterole, rolcreatedb FROM pg_roles WHERE rolname = current_user"
@@ -69,7 +69,7 @@ def test_the_platforms_role_owns_its_database_and_is_no_superuser(data_dir: Path
             ask(server.owner_url.replace(":" + ServiceState(data_dir, "postgres")["password"], ":wrong"), "SELECT 1")
 
 
-def test_roles_are_made_once_and_bound_as_they_should_be(data_dir: Path) -> None:
+def test_roles_are_created_once_with_their_restrictions(data_dir: Path) -> None:
     server = Postgres(data_dir, durable=False)
     with running(server.prepare(), data_dir):
         for _ in range(2):
@@ -96,14 +96,14 @@ def test_a_warm_start_keeps_data_port_and_passwords(data_dir: Path) -> None:
     assert process.returncode == 0
 
 
-def test_postgres_starts_after_everything_was_killed(data_dir: Path) -> None:
+def test_postgres_starts_after_all_processes_were_killed(data_dir: Path) -> None:
     server = Postgres(data_dir)
     with running(server.prepare(), data_dir) as process:
         keep_seven(server.owner_url)
         process.kill()
         process.wait()
     lock = next(server.directory.glob("data/postmaster.pid"))
-    # As after a restart of the machine: the number now belongs to a process that has nothing to do with it.
+    # As after a restart of the machine: the process ID now belongs to an unrelated process.
     lines = lock.read_text().splitlines()
     lock.write_text("\n".join([str(os.getpid()), *lines[1:]]) + "\n")
     with running(server.prepare(), data_dir):
@@ -120,7 +120,7 @@ def test_a_server_left_running_is_ended_before_the_next_starts(data_dir: Path) -
 
 
 @pytest.mark.parametrize("kind", [Postgres, Valkey])
-def test_a_port_that_somebody_took_is_replaced(data_dir: Path, kind: type[Postgres] | type[Valkey]) -> None:
+def test_a_port_in_use_is_replaced(data_dir: Path, kind: type[Postgres] | type[Valkey]) -> None:
     server = kind(data_dir)
     server.prepare()
     kept = ServiceState(data_dir, "postgres" if kind is Postgres else "valkey")
@@ -129,7 +129,7 @@ def test_a_port_that_somebody_took_is_replaced(data_dir: Path, kind: type[Postgr
         assert process.poll() is None
 
 
-def test_lost_data_is_not_taken_for_a_first_start(data_dir: Path) -> None:
+def test_lost_data_is_not_treated_as_a_first_start(data_dir: Path) -> None:
     server = Postgres(data_dir, durable=False)
     server.prepare()
     shutil.rmtree(server.directory)
@@ -137,11 +137,11 @@ def test_lost_data_is_not_taken_for_a_first_start(data_dir: Path) -> None:
         server.prepare()
 
 
-def test_an_interrupted_first_start_is_made_good(data_dir: Path) -> None:
+def test_an_interrupted_first_start_is_completed(data_dir: Path) -> None:
     server = Postgres(data_dir, durable=False)
     server.prepare()
     folder = server.directory
-    (folder / "data").rename(folder / "data.new")  # as if it had been killed before the last step
+    (folder / "data").rename(folder / "data.new")  # as if killed before the last step
     (folder / "data.new" / "PG_VERSION").unlink()
     values = ServiceState(data_dir, "postgres")._path
     values.write_text(values.read_text().replace('"initialized": "yes"', '"initialized": ""'))
@@ -149,7 +149,7 @@ def test_an_interrupted_first_start_is_made_good(data_dir: Path) -> None:
         assert ask(server.owner_url, "SELECT 1") == 1
 
 
-def test_a_user_without_a_name_is_told_what_to_do(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_user_without_a_name_says_what_to_do(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert directories.has_name(0)
     assert not directories.has_name(54321)
     monkeypatch.setattr(directories, "has_name", lambda uid: False)
@@ -158,7 +158,7 @@ def test_a_user_without_a_name_is_told_what_to_do(data_dir: Path, monkeypatch: p
 
 
 @as_root
-def test_root_keeps_data_where_the_servers_user_can_reach_it(tmp_path: Path) -> None:
+def test_root_stores_data_where_the_servers_user_can_reach_it(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     before = {path: path.stat().st_mode for path in (tmp_path, *tmp_path.parents)}
     server = Postgres(tmp_path, durable=False)
@@ -192,7 +192,7 @@ def test_root_runs_a_copy_of_a_program_out_of_the_users_reach(
         assert ask(server.owner_url, "SELECT 1") == 1
 
 
-def test_reach_follows_the_folders_modes(tmp_path: Path) -> None:
+def test_reachability_depends_on_the_modes_of_directories(tmp_path: Path) -> None:
     stranger = UnixUser(54321, 54321)
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
@@ -208,7 +208,7 @@ def test_reach_follows_the_folders_modes(tmp_path: Path) -> None:
         shutil.rmtree(root)
 
 
-def test_a_folder_of_somebody_elses_making_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_another_user_is_rejected(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
     (tmp_path / "link").symlink_to(target)
@@ -216,7 +216,7 @@ def test_a_folder_of_somebody_elses_making_is_refused(tmp_path: Path) -> None:
         directories.make_owned(tmp_path / "link", None)
 
 
-def test_valkey_keeps_what_it_was_told_and_asks_for_its_password(data_dir: Path) -> None:
+def test_valkey_persists_data_and_requires_its_password(data_dir: Path) -> None:
     server = Valkey(data_dir)
     with running(server.prepare(), data_dir):
         client = redis.Redis.from_url(server.url)
@@ -232,7 +232,7 @@ def test_valkey_keeps_what_it_was_told_and_asks_for_its_password(data_dir: Path)
     assert process.returncode == 0
 
 
-def test_valkey_starts_after_a_kill_and_ends_what_was_left(data_dir: Path) -> None:
+def test_valkey_starts_after_a_kill_and_stops_a_leftover_server(data_dir: Path) -> None:
     server = Valkey(data_dir)
     with running(server.prepare(), data_dir) as process:
         redis.Redis.from_url(server.url).set("kept", "7")
@@ -252,7 +252,7 @@ def test_secrets_are_private(data_dir: Path) -> None:
 
 
 def _serve_as_user(state: Path, results: Any) -> None:
-    """In a forked process: become an ordinary user, and start both services."""
+    """In a forked process, become an ordinary user and start both services."""
     os.setgroups([])
     os.setgid(NOBODY.gid)
     os.setuid(NOBODY.uid)
@@ -265,8 +265,8 @@ def _serve_as_user(state: Path, results: Any) -> None:
 
 
 @as_root
-def test_an_ordinary_user_runs_them_as_itself(data_dir: Path) -> None:
-    # Forked, with all modules in memory: the interpreter itself may lie where that user cannot go. The servers may not.
+def test_an_ordinary_user_runs_the_servers_as_itself(data_dir: Path) -> None:
+    # Forked with all modules in memory, since that user may have no access to the interpreter, only to the servers.
     if not directories.reachable(Path(psycopg.__file__), NOBODY):
         pytest.skip("this clone lies where an ordinary user cannot go")
     os.chown(data_dir, NOBODY.uid, NOBODY.gid)

@@ -1,4 +1,4 @@
-"""`platform/` is a source root: it must never shadow the standard library's module of that name."""
+"""`platform/` is a source root and must not shadow the standard library's module of the same name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SEE = "import platform; print(platform.system(), platform.__file__)"
+SCRIPT = "import platform; print(platform.system(), platform.__file__)"
 
 
 def standard(said: str) -> bool:
     return platform.__file__ in said and f"{os.uname().sysname} " in said
 
 
-def test_it_is_no_package() -> None:
+def test_platform_is_not_a_package() -> None:
     assert not (ROOT / "platform" / "__init__.py").exists()
 
 
@@ -30,10 +30,10 @@ def test_under_pytest() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["manage.py", "shell", "--no-imports", "-c", SEE],
-        ["-c", f"import millrace.conf.celery; {SEE}"],
-        ["-c", f"import uvicorn.importer as i; i.import_from_string('millrace.conf.asgi:application'); {SEE}"],
-        ["-c", f"import inference_worker.worker.app; {SEE}"],
+        ["manage.py", "shell", "--no-imports", "-c", SCRIPT],
+        ["-c", f"import millrace.conf.celery; {SCRIPT}"],
+        ["-c", f"import uvicorn.importer as i; i.import_from_string('millrace.conf.asgi:application'); {SCRIPT}"],
+        ["-c", f"import inference_worker.worker.app; {SCRIPT}"],
     ],
     ids=["manage.py", "celery app", "asgi", "worker"],
 )

@@ -1,4 +1,4 @@
-"""The supervisor with tiny real processes."""
+"""The supervisor with small real processes."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ async def until(condition: Callable[[], object], seconds: float = 5) -> None:
 
 @pytest.fixture
 async def made(tmp_path: Path) -> AsyncIterator[Made]:
-    told: list[str] = []
-    supervisor = Supervisor(tmp_path, told.append)
-    yield supervisor, told
+    log_lines: list[str] = []
+    supervisor = Supervisor(tmp_path, log_lines.append)
+    yield supervisor, log_lines
     hurry = asyncio.Event()
     hurry.set()
     await supervisor.stop(hurry)
 
 
-async def test_a_child_that_dies_is_started_again(made: Made) -> None:
-    supervisor, told = made
+async def test_a_child_that_dies_is_restarted(made: Made) -> None:
+    supervisor, log_lines = made
     supervisor.add([shell("a", "exec sleep 60")])
     await supervisor.start("a")
     first = supervisor.pid("a")
     assert first
     os.kill(first, signal.SIGKILL)
     await until(lambda: supervisor.pid("a") not in (None, first))
-    assert len(told) == 1
-    assert "a was killed by SIGKILL; starting it again in 0.25 s" in told[0]
+    assert len(log_lines) == 1
+    assert "a was killed by SIGKILL; starting it again in 0.25 s" in log_lines[0]
 
 
 async def test_every_exit_is_reported_before_the_next_start(made: Made) -> None:
@@ -77,20 +77,20 @@ async def test_a_child_that_keeps_dying_makes_the_start_fail_with_the_end_of_its
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
-    supervisor, told = made
+    supervisor, log_lines = made
     supervisor.add([shell("good", "exec sleep 60"), shell("bad", "echo the reason; exit 3")])
     await supervisor.start("good")
-    with contextlib.suppress(ChildFailed):  # it may be over before it is waited for
+    with contextlib.suppress(ChildFailed):  # it may have ended before the wait
         await supervisor.start("bad")
     with pytest.raises(ChildFailed, match=r"bad ended with status 3, 5 times before(.|\n)*the reason"):
         await asyncio.wait_for(supervisor.finish_start(), 10)
     with pytest.raises(ChildFailed, match="bad ended with status 3"):
         await asyncio.wait_for(supervisor.watch(), 10)
-    assert [line.split(" in ")[1].split()[0] for line in told] == ["0.01", "0.02", "0.04", "0.08"]
-    assert supervisor.pid("good")  # ended by whoever called, in order
+    assert [line.split(" in ")[1].split()[0] for line in log_lines] == ["0.01", "0.02", "0.04", "0.08"]
+    assert supervisor.pid("good")  # stopped by the caller, in order
 
 
-async def test_starting_what_keeps_dying_fails(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_start_of_a_child_that_keeps_dying_fails(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     supervisor, _ = made
     supervisor.add([shell("bad", "exit 1", ready=lambda: False)])
@@ -98,14 +98,14 @@ async def test_starting_what_keeps_dying_fails(made: Made, monkeypatch: pytest.M
         await supervisor.start("bad")
 
 
-async def test_once_all_is_started_no_number_of_deaths_ends_anything(
+async def test_after_the_start_repeated_deaths_stop_no_other_child(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pause grows to its maximum, other children are not touched, and the state is published."""
+    """The pause grows to its maximum, other children are not affected, and the state is published."""
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(module, "MAX_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(module, "STEADY_SECONDS", 0.05)
-    supervisor, told = made
+    supervisor, log_lines = made
     broken = tmp_path / "broken"
     supervisor.add(
         [shell("good", "exec sleep 60"), shell("bad", f"test -e {broken} && exit 3; while sleep 0.02; do :; done")]
@@ -119,8 +119,8 @@ async def test_once_all_is_started_no_number_of_deaths_ends_anything(
     watching = asyncio.create_task(supervisor.watch())
     broken.touch()
     os.kill(bad, signal.SIGKILL)
-    await until(lambda: len(told) >= 9)
-    assert [line.split(" in ")[1].split()[0] for line in told[:5]] == ["0.01", "0.02", "0.04", "0.05", "0.05"]
+    await until(lambda: len(log_lines) >= 9)
+    assert [line.split(" in ")[1].split()[0] for line in log_lines[:5]] == ["0.01", "0.02", "0.04", "0.05", "0.05"]
     assert supervisor.pid("good") == good
     assert not watching.done()
     broken.unlink()
@@ -128,12 +128,12 @@ async def test_once_all_is_started_no_number_of_deaths_ends_anything(
     watching.cancel()
 
 
-async def test_a_program_that_goes_missing_after_the_start_is_tried_again(
+async def test_a_program_that_is_deleted_after_the_start_is_retried(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(module, "STEADY_SECONDS", 0.05)
-    supervisor, told = made
+    supervisor, log_lines = made
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
@@ -144,30 +144,28 @@ async def test_a_program_that_goes_missing_after_the_start_is_tried_again(
     assert first
     program.rename(tmp_path / "elsewhere")
     os.kill(first, signal.SIGKILL)
-    await until(lambda: any("moved cannot be started" in line for line in told))
+    await until(lambda: any("moved cannot be started" in line for line in log_lines))
     (tmp_path / "elsewhere").rename(program)
     await until(lambda: supervisor.pid("moved") not in (None, first))
 
 
-async def test_a_child_that_has_run_long_enough_starts_with_the_first_pause_again(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_pause_is_reset_after_a_long_run(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(module, "HEALTHY_SECONDS", 0.1)
-    supervisor, told = made
+    supervisor, log_lines = made
     published: list[list[ProcessState]] = []
     supervisor._publish_states = lambda states: published.append(list(states))
     supervisor.add([shell("a", "sleep 0.3")])
     await supervisor.start("a")
-    await until(lambda: len(told) == 3)
-    assert [line.split(" in ")[1].split()[0] for line in told] == ["0.01"] * 3
+    await until(lambda: len(log_lines) == 3)
+    assert [line.split(" in ")[1].split()[0] for line in log_lines] == ["0.01"] * 3
     assert ProcessState("a", True) in [
         msgspec.structs.replace(one, last_end="", next_start_at=0) for (one,) in published[3:]
     ]
 
 
-async def test_a_full_disk_keeps_no_child_from_starting(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the child's log nor the published state can be written then."""
+async def test_a_full_disk_prevents_no_start(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the child's log nor the published state can be written on a full disk."""
     supervisor, _ = made
 
     def full(*_: object) -> None:
@@ -180,14 +178,14 @@ async def test_a_full_disk_keeps_no_child_from_starting(made: Made, monkeypatch:
     assert supervisor.pid("a")
 
 
-async def test_a_program_that_is_not_there_fails_by_name(made: Made) -> None:
+async def test_the_error_for_a_missing_program_names_it(made: Made) -> None:
     supervisor, _ = made
     supervisor.add([Program("ghost", ("/nowhere/ghost",))])
     with pytest.raises(ChildFailed, match=r"ghost cannot be started: .*No such file"):
         await supervisor.start("ghost")
 
 
-async def test_start_waits_until_the_child_is_ready_and_no_longer_than_its_time(made: Made, tmp_path: Path) -> None:
+async def test_the_start_waits_for_readiness_with_a_timeout(made: Made, tmp_path: Path) -> None:
     supervisor, _ = made
     flag = tmp_path / "flag"
     supervisor.add(
@@ -202,8 +200,8 @@ async def test_start_waits_until_the_child_is_ready_and_no_longer_than_its_time(
         await supervisor.start("never")
 
 
-async def test_all_are_stopped_last_first(made: Made, tmp_path: Path) -> None:
-    supervisor, told = made
+async def test_children_are_stopped_in_reverse_order(made: Made, tmp_path: Path) -> None:
+    supervisor, log_lines = made
     record = tmp_path / "record"
     script = "trap 'echo {0} >> {1}; exit 0' TERM; touch {1}.{0}; while :; do sleep 0.02; done"
     names = ["a", "b", "c"]
@@ -214,11 +212,11 @@ async def test_all_are_stopped_last_first(made: Made, tmp_path: Path) -> None:
     await supervisor.stop(asyncio.Event())
     assert record.read_text().split() == ["c", "b", "a"]
     assert not any(supervisor.pid(name) for name in names)
-    assert told == []  # none was taken for dead
+    assert log_lines == []  # none was treated as dead
 
 
-async def test_a_child_that_will_not_end_is_killed(made: Made, tmp_path: Path) -> None:
-    supervisor, told = made
+async def test_a_child_that_does_not_stop_is_killed(made: Made, tmp_path: Path) -> None:
+    supervisor, log_lines = made
     flag = tmp_path / "flag"
     script = f"trap '' TERM; touch {flag}; while :; do sleep 0.05; done"
     supervisor.add([shell("deaf", script, stop_seconds=0.2)])
@@ -226,7 +224,7 @@ async def test_a_child_that_will_not_end_is_killed(made: Made, tmp_path: Path) -
     await until(flag.exists)
     await supervisor.stop(asyncio.Event())
     assert supervisor.pid("deaf") is None
-    assert told == ["deaf does not end; killing it"]
+    assert log_lines == ["deaf does not end; killing it"]
 
 
 async def test_a_second_ctrl_c_does_not_wait(made: Made, tmp_path: Path) -> None:
@@ -241,7 +239,7 @@ async def test_a_second_ctrl_c_does_not_wait(made: Made, tmp_path: Path) -> None
     assert supervisor.pid("deaf") is None
 
 
-async def test_what_a_dead_child_left_behind_is_killed(made: Made, tmp_path: Path) -> None:
+async def test_leftover_processes_of_a_dead_child_are_killed(made: Made, tmp_path: Path) -> None:
     supervisor, _ = made
     note = tmp_path / "pid"
     supervisor.add([shell("parent", f"sleep 77 & echo $! > {note}; exec sleep 60")])
@@ -274,7 +272,7 @@ asyncio.run(main())
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells children of their parent's death")
 @pytest.mark.parametrize("user", ["", "65534"])
 def test_children_die_with_a_killed_supervisor(tmp_path: Path, user: str) -> None:
-    mine = "" if os.geteuid() else user  # only root can run a child as somebody else
+    mine = "" if os.geteuid() else user  # only root can run a child as another user
     host = subprocess.Popen([sys.executable, "-c", HOST, str(tmp_path), mine], stdout=subprocess.PIPE, text=True)
     assert host.stdout
     child = int(host.stdout.readline())

@@ -1,4 +1,4 @@
-"""`millrace up`: what it checks first; how it starts, watches and stops (tiny programs stand in for the real ones)."""
+"""`millrace up`: its checks, start, supervision and stop, with small programs instead of the real ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def check(state: Path, *arguments: str, **variables: str) -> tuple[int, str]:
-    """Run `millrace up --check`; returns its status and what it said."""
+    """Run `millrace up --check` and return its status and output."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
     environ |= {"MILLRACE_DATA_DIR": str(state), "MILLRACE_PORT": str(free_port())} | variables
     done = subprocess.run(
@@ -43,13 +43,13 @@ def check(state: Path, *arguments: str, **variables: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_all_is_well(tmp_path: Path) -> None:
+def test_the_checks_pass(tmp_path: Path) -> None:
     assert check(tmp_path / "state") == (0, "All checks pass.\n")
     assert (tmp_path / "state").stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)
     assert (tmp_path / "state" / "lock").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_busy_port_is_named_with_a_way_out(tmp_path: Path) -> None:
+def test_an_error_names_a_busy_port_and_a_solution(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         status, said = check(tmp_path, "--port", str(port))
@@ -58,7 +58,7 @@ def test_a_busy_port_is_named_with_a_way_out(tmp_path: Path) -> None:
     assert f"make up PORT={port + 1}" in said
 
 
-def test_wrong_and_unknown_settings_are_named(tmp_path: Path) -> None:
+def test_errors_name_invalid_and_unknown_settings(tmp_path: Path) -> None:
     status, said = check(tmp_path, MILLRACE_PORT="http", MILLRACE_DEVICE="tpu")
     assert status == 1
     assert "MILLRACE_PORT: 'http' is not valid: want an integer" in said
@@ -66,7 +66,7 @@ def test_wrong_and_unknown_settings_are_named(tmp_path: Path) -> None:
     assert "did you mean MILLRACE_PORT?" in check(tmp_path, MILLRACE_PROT="1")[1]
 
 
-def test_a_state_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_error_names_an_unusable_state_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     status, said = check(tmp_path / "file" / "state")
     assert status == 1
@@ -74,7 +74,7 @@ def test_a_state_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     assert "--data-dir or MILLRACE_DATA_DIR" in said
 
 
-def test_a_new_state_folder_needs_more_space_than_one_that_was_used(
+def test_a_new_state_directory_requires_more_space_than_a_used_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "_FREE_BYTES", 1 << 60)
@@ -86,21 +86,21 @@ def test_a_new_state_folder_needs_more_space_than_one_that_was_used(
         checks.data_directory(tmp_path, 1 << 60)
 
 
-def test_a_second_up_on_the_same_state_folder_is_refused(tmp_path: Path) -> None:
+def test_a_second_up_with_the_same_state_directory_is_rejected(tmp_path: Path) -> None:
     with checks.lock_data_dir(tmp_path):
         status, said = check(tmp_path)
     assert status == 1
     assert f"another `millrace up` (process {os.getpid()}) runs on {tmp_path}" in said
-    assert check(tmp_path)[0] == 0  # the lock goes with whoever held it
+    assert check(tmp_path)[0] == 0  # the lock ends with its process
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_missing_model(tmp_path: Path) -> None:
     status, said = check(tmp_path, MILLRACE_MODELS="a=embedded,b=/nowhere/model.gguf")
     assert status == 1
     assert "MILLRACE_MODELS: b: /nowhere/model.gguf: No such file or directory" in said
 
 
-def test_servers_that_do_not_answer_are_named_and_their_passwords_are_not(tmp_path: Path) -> None:
+def test_an_error_names_unreachable_servers_without_passwords(tmp_path: Path) -> None:
     nobody = free_port()
     status, said = check(tmp_path, MILLRACE_DATABASE_URL=f"postgresql://u:hush@127.0.0.1:{nobody}/d")
     assert status == 1
@@ -112,7 +112,7 @@ def test_servers_that_do_not_answer_are_named_and_their_passwords_are_not(tmp_pa
     assert "hush" not in said
 
 
-def test_servers_the_user_names_are_used_and_not_embedded(tmp_path: Path) -> None:
+def test_configured_servers_replace_the_embedded_ones(tmp_path: Path) -> None:
     given = {name: os.environ[name] for name in ("MILLRACE_DATABASE_URL", "MILLRACE_VALKEY_URL")}
     assert check(tmp_path, **given)[0] == 0
     stack = Stack(given | {"MILLRACE_DATA_DIR": str(tmp_path)})
@@ -121,7 +121,7 @@ def test_servers_the_user_names_are_used_and_not_embedded(tmp_path: Path) -> Non
     assert "MILLRACE_DATABASE_URL" not in environment.read_env_file(tmp_path / "env")
 
 
-def test_generated_secrets_are_kept_and_private(tmp_path: Path) -> None:
+def test_generated_secrets_are_stored_and_private(tmp_path: Path) -> None:
     kept = []
     for _ in range(2):
         Stack({"MILLRACE_DATA_DIR": str(tmp_path)}).store_secrets()
@@ -136,7 +136,7 @@ def test_generated_secrets_are_kept_and_private(tmp_path: Path) -> None:
     assert mine.environ()["MILLRACE_SECRET_KEY"] == "m" * 40
 
 
-def test_migrations_alone_are_told_the_owner_of_the_tables(tmp_path: Path) -> None:
+def test_only_migrations_receive_the_tables_owner(tmp_path: Path) -> None:
     owner = "postgresql://owner:secret@db.example.com/millrace"
     stack = Stack(dict(os.environ) | {"MILLRACE_MIGRATION_DATABASE_URL": owner})
     assert stack.command("django", "migrate").environ["MILLRACE_MIGRATION_DATABASE_URL"] == owner
@@ -144,7 +144,7 @@ def test_migrations_alone_are_told_the_owner_of_the_tables(tmp_path: Path) -> No
         assert owner not in program.environ.values(), program.name
 
 
-def test_workers_see_neither_database_nor_secrets(tmp_path: Path) -> None:
+def test_workers_receive_neither_the_database_url_nor_secrets(tmp_path: Path) -> None:
     secret_file = tmp_path / "key"
     secret_file.write_text("k" * 40)
     stack = Stack(dict(os.environ) | {"MILLRACE_PREFIX_CACHE_SECRET_FILE": str(secret_file)})
@@ -161,7 +161,7 @@ FOUND = (
 
 
 class TinyStack:
-    """Stands in for `Stack`: the same steps, each a shell script."""
+    """A fake `Stack` with the same steps, each a shell script."""
 
     embedded: dict[str, Any] = {"PostgreSQL": True}  # noqa: RUF012  (read alone)
     worker_names = ("worker-m",)
@@ -195,7 +195,7 @@ class TinyStack:
 
 
 async def run(stack: Any, when: str | None, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Run it, and press Ctrl-C when it has said `when`; returns its status and all it said."""
+    """Run it, press Ctrl-C after the output `when`, and return its status and output."""
     said = ""
     task = asyncio.create_task(_Run(stack).run())
     while not task.done():
@@ -214,7 +214,7 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervising, "STEADY_SECONDS", 0.3)
 
 
-async def test_it_starts_says_how_to_use_it_and_stops_on_ctrl_c(
+async def test_up_starts_prints_instructions_and_stops_on_ctrl_c(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, said = await run(TinyStack(tmp_path), "Press Ctrl-C to stop the platform", capsys)
@@ -263,13 +263,15 @@ def test_the_printed_command_reads_the_key_from_the_file(tmp_path: Path) -> None
     assert done.stdout == "sk-mr-x\n"
 
 
-async def test_ctrl_c_works_while_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_ctrl_c_stops_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = await run(TinyStack(tmp_path, migrate="exec sleep 60"), "✓ PostgreSQL", capsys)
     assert status == 0
     assert said.rstrip().endswith("Stopped.")
 
 
-async def test_a_step_that_fails_ends_all_with_its_logs_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_failing_step_stops_everything_and_prints_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, said = await run(TinyStack(tmp_path, migrate="echo no such table >&2; exit 4"), None, capsys)
     assert status == 1
     assert "millrace up: migrate ended with status 4" in said

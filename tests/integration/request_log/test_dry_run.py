@@ -1,4 +1,4 @@
-"""What drafts of budgets and limits would have refused, and what binds a key."""
+"""Previews of budgets and limits, and the limits and budgets that apply to a key."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def broker() -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def week(acme) -> Tenant:
-    """Twenty requests of a dollar, one each six hours, then one of ten cents."""
+    """Create twenty requests of a dollar, one every six hours, then one of ten cents."""
     line = price("1"), 10**6
     for number in range(20):
         use(acme, NOW - timedelta(hours=6 * number + 1), line)
@@ -59,7 +59,7 @@ def week(acme) -> Tenant:
 @pytest.mark.parametrize(
     ("unit", "period", "amount", "refused"),
     [
-        ("money", "day", DOLLAR, 15),  # six days let one each pass, and then a tenth does not fit
+        ("money", "day", DOLLAR, 15),  # six days admit one each, and then ten cents do not fit
         ("money", "day", 11 * DOLLAR // 10, 20 - 6),
         ("money", "day", 100 * DOLLAR, 0),
         ("money", "month", 5 * DOLLAR, 16),
@@ -69,7 +69,7 @@ def week(acme) -> Tenant:
         ("tokens", "month", 0, 21),
     ],
 )
-def test_what_a_budget_would_have_refused(week, unit, period, amount, refused):
+def test_the_preview_of_a_budget(week, unit, period, amount, refused):
     with tenant_scope(week):
         tried = budget_would_refuse(DryRunScope(week.pk), unit, period, amount, now=NOW)
     assert (tried.requests, tried.complete) == (21, True)
@@ -77,7 +77,7 @@ def test_what_a_budget_would_have_refused(week, unit, period, amount, refused):
 
 
 def expected(unit: str, period: str, amount: int) -> int:
-    """The same, the simple way."""
+    """Return the expected preview, computed in a simple way."""
     times = [(NOW - timedelta(hours=6 * number + 1), 10**6) for number in reversed(range(20))]
     times.append((NOW - timedelta(minutes=1), 10**5))
     used: dict[Any, int] = {}
@@ -92,13 +92,13 @@ def expected(unit: str, period: str, amount: int) -> int:
     return count
 
 
-def test_what_the_month_had_used_before_counts(week):
+def test_earlier_usage_of_the_month_counts(week):
     with tenant_scope(week):
         tried = budget_would_refuse(DryRunScope(week.pk), "money", "month", 19 * DOLLAR, days=1, now=NOW)
-    assert (tried.requests, tried.refused) == (5, 2)  # sixteen before, then three fit
+    assert (tried.requests, tried.refused) == (5, 2)  # after sixteen, three fit
 
 
-def test_only_whose_it_would_be(week):
+def test_only_requests_of_the_budgets_owner_count(week):
     with tenant_scope(week):
         assert budget_would_refuse(DryRunScope(week.pk, key_id=1), "money", "day", 0, now=NOW).refused == 21
         for scope in (
@@ -110,7 +110,7 @@ def test_only_whose_it_would_be(week):
         assert budget_would_refuse(DryRunScope(week.pk), "money", "day", 0, days=1, now=NOW).requests == 5
 
 
-def test_no_more_is_looked_at_than_is_bounded(week, monkeypatch):
+def test_the_number_of_examined_requests_is_limited(week, monkeypatch):
     monkeypatch.setattr("millrace.apps.request_log.dry_runs.MAX_REQUESTS", 4)
     assert MAX_REQUESTS > 4
     with tenant_scope(week):
@@ -120,7 +120,7 @@ def test_no_more_is_looked_at_than_is_bounded(week, monkeypatch):
         assert (tried.requests, tried.refused, tried.complete) == (4, 4, False)
 
 
-def test_what_limits_would_have_refused(acme):
+def test_the_preview_of_limits(acme):
     line, answer = price("1"), price("1", "output")
     for seconds in (0, 0, 0, 20, 40, 3600):
         use(acme, NOW - timedelta(hours=2) + timedelta(seconds=seconds), (line, 100), (answer, 50))
@@ -138,7 +138,7 @@ def test_what_limits_would_have_refused(acme):
         limits_would_refuse(DryRunScope(acme.pk), {"long_prompt_threshold": 1}, now=NOW)
 
 
-def test_what_was_counted(acme, broker):
+def test_counted_dry_runs(acme, broker):
     broker.hset(counters_key(acme.pk, NOW), mapping={"refused:7:concurrency": 2, "dry:7:concurrency": 3})
     broker.hset(counters_key(acme.pk, NOW - timedelta(days=6)), mapping={"dry:7:concurrency": 4})
     broker.hset(counters_key(acme.pk, NOW - timedelta(days=8)), mapping={"dry:7:concurrency": 50})
@@ -152,7 +152,7 @@ def test_what_was_counted(acme, broker):
     assert (budget.kind, budget.id, budget.refused, budget.dry) == ("budget", 9, 0, 11)
 
 
-# What binds a key.
+# Limits and budgets of a key.
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def of_key(tenant: Tenant, key: ApiKey) -> tuple[LimitingFactor, ...]:
         return binding(tenant.pk, [key])[key.pk]
 
 
-def test_a_key_is_bound_by_its_parents(acme, key, broker):
+def test_limits_of_parents_apply_to_a_key(acme, key, broker):
     assert of_key(acme, key) == ()
     actions.do_set_limits(acme, {"requests_per_minute": 10, "max_output_tokens": 99})
     actions.do_set_limits(acme, {"requests_per_minute": 60}, key=key)
@@ -195,7 +195,7 @@ async def take(set_: Compiled, tenant_id: int, times: int) -> None:
     await client.aclose()
 
 
-def test_what_gateways_took_is_not_left(acme, key, broker):
+def test_amounts_used_by_gateways_are_not_remaining(acme, key, broker):
     from asgiref.sync import async_to_sync
 
     fields = {"requests_per_day": 100, "concurrency": 8, "tokens_per_day": 1000}
@@ -206,7 +206,7 @@ def test_what_gateways_took_is_not_left(acme, key, broker):
     }
 
 
-def test_budgets_bind_too_with_what_their_period_leaves(acme, key, broker):
+def test_budgets_apply_with_the_remaining_amount_of_their_period(acme, key, broker):
     now = datetime.now(UTC)
     with tenant_scope(acme):
         common = {"tenant": acme, "unit": "money", "period": "month"}
@@ -225,7 +225,7 @@ def test_budgets_bind_too_with_what_their_period_leaves(acme, key, broker):
     assert (second.name, second.scope, second.limit, second.left) == ("Whole", "member", 10, 10)
 
 
-def test_without_the_broker_nobody_knows_what_is_left(acme, key, broker, monkeypatch):
+def test_without_the_broker_the_remaining_amount_is_unknown(acme, key, broker, monkeypatch):
     actions.do_set_limits(acme, {"requests_per_minute": 10})
 
     def gone(*_: object, **__: object) -> None:

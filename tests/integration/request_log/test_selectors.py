@@ -1,4 +1,4 @@
-"""The log of requests: pages of it, the story of one down to the arithmetic, rates, and how long it is kept."""
+"""The request log: pages, details of a request with its costs, rates, and retention."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def acme() -> Tenant:
 
 
 def record(tenant: Tenant, number: int = 0, **changes: Any) -> RequestRecord:
-    """A request of so many minutes ago."""
+    """Create the record of a request this number of minutes ago."""
     fields: dict[str, Any] = {"request_id": f"req_{number:03}", "started_at": NOW - timedelta(minutes=number)}
     fields |= {
         "project_id": 1,
@@ -58,31 +58,31 @@ def names(page: selectors.RequestPage) -> list[str]:
     return [row.record.request_id for row in page.rows]
 
 
-def asked(tenant: Tenant, cursor: str | None = None, size: int = 50, **filters: Any) -> selectors.RequestPage:
+def page_of(tenant: Tenant, cursor: str | None = None, size: int = 50, **filters: Any) -> selectors.RequestPage:
     with tenant_scope(tenant):
         return selectors.requests_page(Filters(tenant.pk, **filters), cursor, size)
 
 
-def test_pages_go_back_and_forth(acme):
+def test_lists_are_paged_in_both_directions(acme):
     for number in range(5):
         record(acme, number)
-    record(acme, 5, started_at=NOW - timedelta(minutes=4), request_id="req_0035")  # at the same instant as another
-    first = asked(acme, size=2)
+    record(acme, 5, started_at=NOW - timedelta(minutes=4), request_id="req_0035")  # at the same time as another
+    first = page_of(acme, size=2)
     assert (names(first), first.newer) == (["req_000", "req_001"], None)
-    second = asked(acme, first.older, 2)
-    third = asked(acme, second.older, 2)
+    second = page_of(acme, first.older, 2)
+    third = page_of(acme, second.older, 2)
     assert names(second) + names(third) == ["req_002", "req_003", "req_004", "req_0035"]
     assert third.older is None
-    back = asked(acme, third.newer, 2)
+    back = page_of(acme, third.newer, 2)
     assert names(back) == names(second)
-    assert names(asked(acme, back.newer, 2)) == names(first)
-    assert asked(acme, back.newer, 2).newer is None
+    assert names(page_of(acme, back.newer, 2)) == names(first)
+    assert page_of(acme, back.newer, 2).newer is None
     for cursor in ("", "x", "eA", "Zg==", "ÿ"):
         with pytest.raises(BadCursor):
-            asked(acme, cursor)
+            page_of(acme, cursor)
 
 
-def test_what_pages_are_filtered_by(acme):
+def test_filters(acme):
     record(acme, 0, key_id=7, status="429", code="rate_limit_exceeded", outcome="limited", served_model="")
     record(acme, 1, project_id=8, requested_model="other")
     record(acme, 2, endpoint="batch")
@@ -99,18 +99,18 @@ def test_what_pages_are_filtered_by(acme):
         ({"start": NOW - timedelta(minutes=1)}, [0, 1]),
         ({"end": NOW - timedelta(minutes=1)}, [2]),
     ):
-        assert names(asked(acme, **filters)) == [f"req_{number:03}" for number in found], filters
+        assert names(page_of(acme, **filters)) == [f"req_{number:03}" for number in found], filters
 
 
-def test_pages_tell_what_was_used_whatever_their_length(acme):
+def test_pages_contain_usage_for_any_length(acme):
     line = price("3"), 1000
     for number in range(9):
         use(acme, NOW - timedelta(minutes=number), line)
         record(acme, number, request_id=of(UsageEvent, acme)[-1].request_id)
     with CaptureQueriesContext(connection) as few:
-        assert len(asked(acme, size=2).rows) == 2
+        assert len(page_of(acme, size=2).rows) == 2
     with CaptureQueriesContext(connection) as many:
-        page = asked(acme)
+        page = page_of(acme)
     assert len(few) == len(many)
     events = {event.request_id: event for event in of(UsageEvent, acme)}
     for row in page.rows:
@@ -119,7 +119,7 @@ def test_pages_tell_what_was_used_whatever_their_length(acme):
         assert (row.usage.tokens["uncached"], row.usage.executions) == (1000, 1)
 
 
-def test_the_story_goes_down_to_the_arithmetic(acme):
+def test_the_details_contain_the_priced_components(acme):
     prices = [(price("3"), 1000), (price("0.30", "cache_read"), 9000), (price("15", "output"), 500)]
     use(acme, NOW, *prices)
     (event,) = of(UsageEvent, acme)
@@ -140,26 +140,26 @@ def test_the_story_goes_down_to_the_arithmetic(acme):
         ("output", 500, 7500 * 10**9),
     ]
     assert sum(line.femto for line in execution.lines) == event.cost_femto
-    assert (len(execution.adjustments), story.cost_femto) == (1, 0)  # and it was taken back
+    assert (len(execution.adjustments), story.cost_femto) == (1, 0)  # and it was reversed
     assert [(each.name, each.scope, each.amount) for each in story.budgets] == [("All", "tenant", 10**9)]
     assert (story.reserved_nano, story.others) == (91_440_000, (replay,))
 
 
-def test_a_request_of_several_prompts_is_told_whole(acme):
+def test_the_details_of_a_request_with_several_prompts(acme):
     line = price("3"), 10
-    for name in ("req_a", "req_a.1", "req_a.2", "req_a.3"):  # the last is nobody's
+    for name in ("req_a", "req_a.1", "req_a.2", "req_a.3"):  # the last one has no key
         use(acme, NOW, line, request_id=name)
     record(acme, 0, request_id="req_a", prompts=3)
     with tenant_scope(acme):
         story = selectors.story(acme.pk, "req_a")
     assert story is not None
     assert [execution.event.request_id for execution in story.executions] == ["req_a", "req_a.1", "req_a.2"]
-    (row,) = asked(acme).rows
+    (row,) = page_of(acme).rows
     assert row.usage is not None
     assert (row.usage.cost_femto, row.usage.executions) == (story.cost_femto, 3) == (3 * 30 * 10**9, 3)
 
 
-def test_what_was_never_recorded_is_told_from_its_usage(acme):
+def test_the_details_of_an_unrecorded_request_come_from_its_usage(acme):
     use(acme, NOW, (price("3"), 10))
     (event,) = of(UsageEvent, acme)
     with tenant_scope(acme):
@@ -169,7 +169,7 @@ def test_what_was_never_recorded_is_told_from_its_usage(acme):
         assert selectors.story(acme.pk, "req_nobody") is None
 
 
-def test_another_tenants_requests_are_not_there(acme):
+def test_another_tenants_requests_are_not_visible(acme):
     other = actions.do_create_tenant("other", "Other")
     use(other, NOW, (price("3"), 10))
     (event,) = of(UsageEvent, other)
@@ -178,7 +178,7 @@ def test_another_tenants_requests_are_not_there(acme):
     with tenant_scope(acme):
         assert selectors.story(acme.pk, event.request_id) is None
         assert selectors.rates(acme.pk, NOW - timedelta(days=9), NOW + timedelta(days=1)).total.requests == 0
-    assert names(asked(acme)) == []
+    assert names(page_of(acme)) == []
     client = by_key(acme)
     for name in (event.request_id, "req_001", "req_nobody"):
         assert client.get(f"/api/requests/{name}").status_code == 404
@@ -213,10 +213,10 @@ def test_rates_by_hour(acme):
     ]
 
 
-# By API
+# API
 
 
-def test_the_api(acme):
+def test_the_requests_api(acme):
     client = by_key(acme)
     use(acme, NOW, (price("3"), 1000))
     (event,) = of(UsageEvent, acme)
@@ -244,7 +244,7 @@ def test_the_api(acme):
     assert client.get("/api/requests?outcome=limited").json()["results"][0]["request_id"] == "req_001"
 
 
-# What is kept
+# Retention
 
 
 def content(tenant: Tenant, name: str, at: datetime) -> None:
@@ -254,7 +254,7 @@ def content(tenant: Tenant, name: str, at: datetime) -> None:
         )
 
 
-def test_contents_are_kept_for_as_long_as_the_tenant_wants(acme):
+def test_contents_are_kept_for_the_tenants_retention_time(acme):
     now = datetime.now(UTC)
     client = by_key(acme)
     assert client.patch("/api/tenant", {"content_retention_days": 3}).json()["content_retention_days"] == 3
@@ -274,7 +274,7 @@ def test_contents_are_kept_for_as_long_as_the_tenant_wants(acme):
     assert client.patch("/api/tenant", {"content_retention_days": 91}).status_code == 400
 
 
-def test_records_are_removed_when_they_are_old_or_their_tenant_is_gone(acme, monkeypatch):
+def test_records_are_removed_when_old_or_with_their_tenant(acme, monkeypatch):
     monkeypatch.setattr("millrace.apps.request_log.tasks.DELETE_BATCH_SIZE", 2)
     for number in range(5):
         record(acme, number, started_at=NOW - timedelta(days=29 + number / 2))

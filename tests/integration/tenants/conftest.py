@@ -13,17 +13,17 @@ def stored_hash(secret: str) -> bytes:
 
 @pytest.fixture
 def hashed():
-    """What is stored of a key."""
+    """Return the stored hash of a key."""
     return stored_hash
 
 
 @pytest.fixture
 def row():
-    """What the data plane would read of a key."""
+    """Return a function that gives a key's row as the data plane reads it."""
 
     def row(secret: str) -> snapshot.ApiKeySnapshot:
         from tenants.isolation.scopes import all_tenants_scope
-        from tenants.models import ApiKeySnapshotRow  # here: this file is read before Django is set up
+        from tenants.models import ApiKeySnapshotRow  # here: imported before Django is set up
 
         with all_tenants_scope(BypassReason.KEY_LOOKUP):
             return ApiKeySnapshotRow.objects.all_tenants().get(key_hash=stored_hash(secret)).decoded()

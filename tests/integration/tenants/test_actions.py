@@ -1,4 +1,4 @@
-"""The verbs: what they change, what the data plane then reads, and that they may meet themselves."""
+"""Actions: their changes, the resulting key snapshots, and their concurrency."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def project(tenant) -> Project:
     return only_project(tenant)
 
 
-def test_create_tenant_works(db):
+def test_create_tenant(db):
     owner = User.objects.create_user("Owner@Example.com")
     tenant = actions.do_create_tenant("acme", "Acme", owner=owner)
     assert owner.email == "owner@example.com"
@@ -38,14 +38,14 @@ def test_create_tenant_works(db):
 
 
 @pytest.mark.parametrize("slug", ["", "two words", "a/b", "s" * 51])
-def test_create_tenant_refuses_what_is_no_slug(db, slug):
+def test_create_tenant_rejects_an_invalid_slug(db, slug):
     with pytest.raises(actions.ActionRefused, match="slug: "):
         actions.do_create_tenant(slug, "Acme")
     assert not unscoped(Tenant).exists()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_two_tenants_of_one_name_at_once_one_is_made():
+def test_two_concurrent_tenants_with_one_slug_create_one():
     start = threading.Barrier(4)
 
     def make(_: int) -> bool:
@@ -63,13 +63,13 @@ def test_of_two_tenants_of_one_name_at_once_one_is_made():
     assert only_project(unscoped(Tenant).get())
 
 
-def test_create_project_works(tenant):
+def test_create_project(tenant):
     assert actions.do_create_project(tenant, "lab", "Lab").tenant == tenant
     with pytest.raises(actions.ActionRefused, match="already"):
         actions.do_create_project(tenant, "lab", "Lab")
 
 
-def test_add_member_works(tenant):
+def test_add_member(tenant):
     user = User.objects.create_user("dev@example.com")
     actions.do_add_member(tenant, user, "developer")
     actions.do_add_member(tenant, user, "admin")
@@ -78,7 +78,7 @@ def test_add_member_works(tenant):
         actions.do_add_member(tenant, user, "emperor")
 
 
-def test_create_api_key_works(project, row):
+def test_create_api_key(project, row):
     expires = datetime(2100, 1, 1, 0, 0, 0, 123456, tzinfo=UTC)
     key, secret = actions.do_create_api_key(project, "k", allowed_models=["m"], expires_at=expires)
     assert len(secret) == len("sk-mr-") + 43
@@ -99,7 +99,7 @@ def test_create_api_key_works(project, row):
     )
 
 
-def test_create_api_key_refuses(project):
+def test_create_api_key_rejects_invalid_values(project):
     with pytest.raises(actions.ActionRefused, match="Unknown scope omnipotence"):
         actions.do_create_api_key(project, "k", scopes=["omnipotence"])
     with pytest.raises(actions.ActionRefused, match="past"):
@@ -107,7 +107,7 @@ def test_create_api_key_refuses(project):
     assert not unscoped(ApiKey).exists()
 
 
-def test_revoke_works(project, row):
+def test_revoke_api_key(project, row):
     key, secret = actions.do_create_api_key(project, "k")
     assert actions.do_revoke_api_key(key)
     assert not actions.do_revoke_api_key(key)
@@ -116,7 +116,7 @@ def test_revoke_works(project, row):
     assert (row(secret).revoked, row(secret).version) == (True, 2)
 
 
-def test_suspend_works_and_spares_other_tenants(tenant, project, row):
+def test_suspend_affects_only_its_tenant(tenant, project, row):
     other = only_project(actions.do_create_tenant("other", "Other"))
     secrets = [actions.do_create_api_key(project, str(number))[1] for number in range(2)]
     _, theirs = actions.do_create_api_key(other, "theirs")
@@ -129,7 +129,7 @@ def test_suspend_works_and_spares_other_tenants(tenant, project, row):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_revoking_removes_what_the_gateways_share(broker, row, hashed):
+def test_revoking_removes_the_gateways_shared_copy(broker, row, hashed):
     project = only_project(actions.do_create_tenant("acme", "Acme"))
     key, secret = actions.do_create_api_key(project, "k")
     name = snapshot.valkey_name(hashed(secret))
@@ -144,7 +144,7 @@ def test_revoking_removes_what_the_gateways_share(broker, row, hashed):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_late_message_does_not_bring_an_older_snapshot_back(broker, row, hashed):
+def test_a_late_message_does_not_restore_an_older_snapshot(broker, row, hashed):
     project = only_project(actions.do_create_tenant("acme", "Acme"))
     key, secret = actions.do_create_api_key(project, "k")
     old = row(secret)
@@ -164,7 +164,7 @@ def test_revoking_works_without_the_broker(monkeypatch, row):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_changes_at_once_leave_the_last_word_in_the_snapshot(row):
+def test_after_concurrent_changes_the_snapshot_is_current(row):
     tenant = actions.do_create_tenant("acme", "Acme")
     project = only_project(tenant)
     made = [actions.do_create_api_key(project, str(number)) for number in range(4)]
@@ -187,8 +187,8 @@ def test_changes_at_once_leave_the_last_word_in_the_snapshot(row):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_no_key_slips_past_a_suspension(row):
-    """A key is half made when the suspension begins: it must wait, or the key would stay open."""
+def test_a_key_created_during_a_suspension_is_suspended(row):
+    """The key's transaction is open when the suspension starts. It must wait, or the key would stay active."""
     tenant = actions.do_create_tenant("acme", "Acme")
     project = only_project(tenant)
 

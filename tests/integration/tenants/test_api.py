@@ -1,4 +1,4 @@
-"""The management API: what it does, for whom, and that what is another tenant's is not there."""
+"""The management API: its functions, permissions and isolation of tenants."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from tests.support.tenants.management_api import (
     by_key,
     by_person,
     by_role,
-    fresh,
     furnished,
     only_default,
+    reauthenticated,
 )
 
 pytestmark = pytest.mark.django_db
@@ -55,7 +55,7 @@ def client(acme) -> APIClient:
     return by_key(acme.tenant)
 
 
-# What it does
+# Functions
 
 
 def test_the_tenant(client, acme):
@@ -65,14 +65,14 @@ def test_the_tenant(client, acme):
     owner = by_role(acme.tenant, "owner")
     assert owner.delete("/api/tenant").status_code == 204
     assert owner.get("/api/tenant").json()["purge_after"]
-    assert client.get("/api/tenant").status_code == 403  # its keys are served no more
+    assert client.get("/api/tenant").status_code == 403  # its keys are rejected
     assert owner.post("/api/tenant/restore").json()["purge_after"] is None
 
 
 def test_projects(client, acme):
-    made = client.post("/api/projects", {"slug": "lab", "name": "Lab"})
-    assert made.status_code == 201, made.content
-    url = f"/api/projects/{made.json()['id']}"
+    response = client.post("/api/projects", {"slug": "lab", "name": "Lab"})
+    assert response.status_code == 201, response.content
+    url = f"/api/projects/{response.json()['id']}"
     assert client.patch(url, {"name": "Laboratory"}).json()["name"] == "Laboratory"
     assert [row["slug"] for row in client.get("/api/projects").json()["results"]] == ["lab", "spare", "default"]
     assert [row["slug"] for row in client.get("/api/projects?slug=lab").json()["results"]] == ["lab"]
@@ -88,9 +88,9 @@ def test_projects(client, acme):
 
 def test_keys(client, acme, row):
     sent = {"name": "web", "scopes": ["inference"], "allowed_ip_ranges": ["10.0.0.1"], "allowed_models": ["m"]}
-    made = client.post("/api/keys", sent)
-    assert made.status_code == 201, made.content
-    secret, key = made.json().pop("secret"), made.json()
+    response = client.post("/api/keys", sent)
+    assert response.status_code == 201, response.content
+    secret, key = response.json().pop("secret"), response.json()
     assert row(secret).allowed_ip_ranges == ("10.0.0.1/32",)
     assert (key["live"], key["last_used_at"], key["project_id"]) == (True, None, only_default(acme.tenant).pk)
     url = f"/api/keys/{key['id']}"
@@ -115,17 +115,17 @@ def test_members_and_invitations(client, acme):
     assert client.patch(url, {"role": "billing"}).json()["role"] == "billing"
     assert client.patch(url, {"role": "owner"}).status_code == 403
     assert client.delete(url).status_code == 204
-    made = client.post("/api/invitations", {"email": "dev@acme.example", "role": "admin"})
-    assert made.status_code == 201, made.content
-    assert set(made.json()) == {
+    response = client.post("/api/invitations", {"email": "dev@acme.example", "role": "admin"})
+    assert response.status_code == 201, response.content
+    assert set(response.json()) == {
         *("id", "email", "role", "created_at", "expires_at", "accepted_at", "revoked_at", "open")
-    }  # and never the link: who reads the mail is who is invited
+    }  # and never the link, since only the recipient of the email can accept
     assert client.post("/api/invitations", {"email": "x@acme.example", "role": "owner"}).status_code == 403
-    assert client.delete(f"/api/invitations/{made.json()['id']}").status_code == 204
-    assert not client.get(f"/api/invitations/{made.json()['id']}").json()["open"]
+    assert client.delete(f"/api/invitations/{response.json()['id']}").status_code == 204
+    assert not client.get(f"/api/invitations/{response.json()['id']}").json()["open"]
 
 
-def test_an_owner_makes_owners(acme):
+def test_only_an_owner_can_manage_owners(acme):
     owner = by_role(acme.tenant, "owner")
     url = f"/api/members/{acme.ids['api-member']}"
     assert owner.patch(url, {"role": "owner"}).json()["role"] == "owner"
@@ -154,8 +154,8 @@ def test_limits(client, acme):
 
 
 def test_policies(client, acme):
-    made = client.post("/api/policies", {"name": "fast", "body": BODY})
-    assert (made.status_code, made.json()["version"]) == (201, 2)
+    response = client.post("/api/policies", {"name": "fast", "body": BODY})
+    assert (response.status_code, response.json()["version"]) == (201, 2)
     back = client.post(f"/api/policies/{acme.ids['api-policy-revert']}/revert")
     assert (back.status_code, back.json()["version"]) == (201, 3)
     assert [row["version"] for row in client.get("/api/policies?active=true").json()["results"]] == [3]
@@ -180,10 +180,10 @@ def test_the_audit_log(client, acme):
 
 def test_operators(acme):
     client = by_person(User.objects.create_superuser("op@example.com"))
-    made = client.post("/api/operator/tenants", {"slug": "lab", "name": "Lab", "owner_email": "o@lab.example"})
-    assert made.status_code == 201, made.content
-    url = f"/api/operator/tenants/{made.json()['id']}"
-    assert [row.email for row in unscoped(Invitation).filter(tenant_id=made.json()["id"])] == ["o@lab.example"]
+    response = client.post("/api/operator/tenants", {"slug": "lab", "name": "Lab", "owner_email": "o@lab.example"})
+    assert response.status_code == 201, response.content
+    url = f"/api/operator/tenants/{response.json()['id']}"
+    assert [row.email for row in unscoped(Invitation).filter(tenant_id=response.json()["id"])] == ["o@lab.example"]
     assert client.patch(url, {"name": "Labs"}).json()["name"] == "Labs"
     assert client.post(f"{url}/suspend").json()["status"] == "suspended"
     assert client.post(f"{url}/resume").json()["status"] == "active"
@@ -195,8 +195,8 @@ def test_operators(acme):
     assert client.get("/api/operator/workers").status_code == 200
 
 
-def test_that_an_operator_uses_a_tenants_api_is_on_record_once_an_hour(acme, monkeypatch):
-    """The console shows them a tenant only after they said why; here the tenant sees at least who, when and what."""
+def test_an_operators_use_of_a_tenants_api_is_audited_once_an_hour(acme, monkeypatch):
+    """The console requires a reason from operators. In the API, the tenant sees at least who, when and what."""
     operator = User.objects.create_superuser("op@example.com")
     client, member = by_person(operator), by_role(acme.tenant, "admin")
     actions.do_create_tenant("lab", "Lab")
@@ -206,7 +206,7 @@ def test_that_an_operator_uses_a_tenants_api_is_on_record_once_an_hour(acme, mon
         return [(row["actor"], row["object_name"], row["after"]["request"]) for row in found]
 
     assert client.get("/api/usage?tenant=lab").status_code == 200
-    assert noted() == []  # neither theirs, nor another tenant's
+    assert noted() == []  # neither the operator's own nor another tenant's
     assert client.get("/api/keys?tenant=acme").status_code == 200
     assert client.get("/api/usage?tenant=acme").status_code == 200
     assert noted() == [("op@example.com", str(acme.tenant), "GET /api/keys")]
@@ -216,7 +216,7 @@ def test_that_an_operator_uses_a_tenants_api_is_on_record_once_an_hour(acme, mon
     assert [request for *_, request in noted()] == ["GET /api/usage", "GET /api/keys"]
 
 
-# Who may
+# Permissions
 
 
 def routes(base: type) -> dict[str, Any]:
@@ -258,7 +258,7 @@ TRIED = [
 ]
 
 
-def test_every_route_says_who_may():
+def test_every_route_declares_its_permission():
     """A handler without a permission would be open to every member."""
     for route, (_, view) in routes(TenantView).items():
         handlers = {name.upper() for name in ("get", "post", "put", "patch", "delete") if hasattr(view, name)}
@@ -268,12 +268,12 @@ def test_every_route_says_who_may():
 
 
 @pytest.mark.parametrize("role", [*ROLES, "key"])
-def test_roles_may_what_the_table_says(role, acme):
+def test_roles_have_the_permissions_of_the_table(role, acme):
     client = by_key(acme.tenant) if role == "key" else by_role(acme.tenant, role)
     permissions = KEY if role == "key" else ROLES[role]
     for route, method, needed in TRIED:
         if method == "DELETE":
-            continue  # tried below: what is gone could not be tried by the next
+            continue  # tested below, since the next role could not test a deleted object
         response = client.generic(method, url_of(route, acme.ids), **_body(SENT.get(route)))
         assert (response.status_code == 403) is (needed not in permissions), (route, method, response.content)
         assert response.status_code in (200, 201, 403, 409), (route, method, response.content)
@@ -290,8 +290,8 @@ WITH_ID = [route for route, (path, _) in routes(TenantView).items() if "<" in pa
 
 
 @pytest.mark.parametrize("route", WITH_ID)
-def test_what_is_another_tenants_is_not_there(route, acme):
-    """By any id, with any method, for keys, members and owners: 404, as for what nobody has."""
+def test_other_tenants_objects_return_404(route, acme):
+    """By any ID, with any method, for keys, members and owners: 404, as for objects that do not exist."""
     other = furnished("other")
     callers = [by_key(acme.tenant), by_role(acme.tenant, "owner")]
     before = {model: sorted(map(repr, unscoped(model).values())) for model in (ApiKey, Membership, LimitSet, Project)}
@@ -307,7 +307,7 @@ def test_what_is_another_tenants_is_not_there(route, acme):
     assert before == {model: sorted(map(repr, unscoped(model).values())) for model in before}
 
 
-def test_foreign_rows_are_in_no_list(acme):
+def test_lists_contain_no_rows_of_other_tenants(acme):
     other = furnished("other")
     client = by_key(acme.tenant)
     for route, (path, view) in routes(TenantView).items():
@@ -317,7 +317,7 @@ def test_foreign_rows_are_in_no_list(acme):
     assert client.get("/api/keys", {"project": only_default(other.tenant).pk}).json()["results"] == []
 
 
-def test_foreign_ids_in_a_body_are_not_there(acme):
+def test_ids_of_other_tenants_in_a_body_are_rejected(acme):
     other = furnished("other")
     client = by_key(acme.tenant)
     assert client.post("/api/keys", {"name": "x", "project_id": only_default(other.tenant).pk}).status_code == 400
@@ -325,7 +325,7 @@ def test_foreign_ids_in_a_body_are_not_there(acme):
     assert client.post("/api/limits", {"project_id": other.ids["api-project"], "concurrency": 1}).status_code == 400
 
 
-def test_operators_routes_are_not_there_for_others(acme):
+def test_operator_routes_return_404_for_others(acme):
     owner = by_role(acme.tenant, "owner")
     found = routes(OperatorView)
     assert len(found) >= 20
@@ -338,38 +338,38 @@ def test_operators_routes_are_not_there_for_others(acme):
                 assert APIClient().generic(method.upper(), url).status_code in (401, 403)
 
 
-def test_without_a_key_or_session_there_is_nothing(acme):
+def test_without_a_key_or_session_requests_are_rejected(acme):
     for path, _ in routes(TenantView).values():
         assert APIClient().get(re.sub("<[^>]*>", "1", path)).status_code == 401
 
 
-# Step-up
+# Reauthentication
 
 
-def test_keys_want_the_password_once_more(acme):
+def test_creating_a_key_requires_reauthentication(acme):
     client = by_role(acme.tenant, "admin")
     assert client.post("/api/keys", {"name": "x"}).status_code == 201
-    fresh(client, at=time.time() - 301)
-    refused = client.post("/api/keys", {"name": "y"})
-    assert (refused.status_code, refused.json()["code"]) == (403, "reauthentication_required")
+    reauthenticated(client, at=time.time() - 301)
+    response = client.post("/api/keys", {"name": "y"})
+    assert (response.status_code, response.json()["code"]) == (403, "reauthentication_required")
     assert client.get("/api/keys").status_code == 200
     assert client.post("/api/projects", {"slug": "free", "name": "Free"}).status_code == 201
     assert Permission.PROJECTS_WRITE not in STEP_UP
 
 
-def test_once_there_is_totp_the_password_is_not_enough(acme):
+def test_users_with_totp_must_reauthenticate_with_it(acme):
     from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
 
     client = by_role(acme.tenant, "admin")
     totp = TOTP.activate(User.objects.get(email="admin-acme@example.com"), generate_totp_secret())
     assert client.post("/api/keys", {"name": "x"}).json()["code"] == "reauthentication_required"
-    fresh(client, method="mfa", id=totp.instance.pk + 1)  # of a device that the user does not have
+    reauthenticated(client, method="mfa", id=totp.instance.pk + 1)  # of a device that the user does not have
     assert client.post("/api/keys", {"name": "x"}).json()["code"] == "reauthentication_required"
-    fresh(client, method="mfa", id=totp.instance.pk)
+    reauthenticated(client, method="mfa", id=totp.instance.pk)
     assert client.post("/api/keys", {"name": "x"}).status_code == 201
 
 
-def test_logging_in_is_such_a_proof(acme):
+def test_a_recent_login_counts_as_reauthentication(acme):
     user = User.objects.create_user("real@example.com", "correct horse battery staple")
     actions.do_add_member(acme.tenant, user, "admin")
     client = APIClient()
@@ -378,8 +378,8 @@ def test_logging_in_is_such_a_proof(acme):
     assert client.post("/api/keys", {"name": "x"}).status_code == 201
 
 
-def test_a_key_does_not_breed(client, acme):
-    """A leaked key with the scope `manage` must end when it is revoked: it makes no others of its kind."""
+def test_a_key_cannot_create_management_keys(client, acme):
+    """Revoking a leaked key with the scope `manage` must suffice, so it cannot create other such keys."""
     sent = {"name": "x", "scopes": ["manage"]}
     assert client.post("/api/keys", sent).status_code == 403
     assert client.patch(f"/api/keys/{acme.ids['api-key']}", {"scopes": ["manage"]}).status_code == 403
@@ -398,7 +398,7 @@ def again(client: APIClient, name: str = "once", url: str = "/api/keys", data: o
     return client.post(url, data or {"name": "x"}, headers={"Idempotency-Key": name})
 
 
-def test_the_same_post_twice_is_done_once(client, acme):
+def test_a_repeated_post_runs_once(client, acme):
     before = unscoped(ApiKey).count()
     first, second = again(client), again(client)
     assert (first.status_code, second.status_code) == (201, 201)
@@ -410,19 +410,19 @@ def test_the_same_post_twice_is_done_once(client, acme):
     assert all(secret not in bytes(row.body) for row in unscoped(IdempotentResponse).all())
 
 
-def test_another_body_conflicts(client):
+def test_another_body_is_a_conflict(client):
     again(client)
     for response in (again(client, data={"name": "y"}), again(client, url="/api/projects", data={"slug": "a"})):
         assert (response.status_code, response.json()["code"]) == (409, "idempotency_conflict")
 
 
-def test_names_are_each_callers_own(client, acme):
+def test_idempotency_keys_belong_to_the_caller(client, acme):
     first = again(client).json()
     assert again(by_key(acme.tenant)).json()["id"] != first["id"]
     assert again(by_key(furnished("other").tenant)).status_code == 201
 
 
-def test_a_refusal_is_not_kept(client, acme):
+def test_a_rejection_is_not_stored(client, acme):
     refused = again(client, url="/api/projects", data={"slug": "spare", "name": "Spare"})
     assert refused.status_code == 409
     assert refused.json()["code"] == "conflict"
@@ -431,12 +431,12 @@ def test_a_refusal_is_not_kept(client, acme):
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256])
-def test_what_is_no_name_is_refused(client, name):
+def test_invalid_idempotency_keys_are_rejected(client, name):
     assert again(client, name=name).status_code == 400
 
 
 @pytest.mark.django_db(transaction=True)
-def test_at_once_it_is_done_once():
+def test_concurrent_posts_run_once():
     tenant = actions.do_create_tenant("acme", "Acme")
     _, secret = actions.do_create_api_key(only_default(tenant), "manage", scopes=["manage"])
     start = threading.Barrier(4)
@@ -461,7 +461,7 @@ def test_at_once_it_is_done_once():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_call_that_died_may_be_made_again(monkeypatch):
+def test_a_killed_call_can_be_repeated(monkeypatch):
     tenant = actions.do_create_tenant("acme", "Acme")
     client = by_key(tenant)
     client.raise_request_exception = False
@@ -469,7 +469,7 @@ def test_a_call_that_died_may_be_made_again(monkeypatch):
 
     def dies(*args: Any, **fields: Any) -> Any:
         real(*args, **fields)
-        raise KeyboardInterrupt  # as a kill would, after the work and before the commit
+        raise KeyboardInterrupt  # simulates a kill after the work and before the commit
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(actions, "do_create_api_key", dies)
@@ -482,7 +482,7 @@ def test_a_call_that_died_may_be_made_again(monkeypatch):
     assert unscoped(ApiKey).count() == 2
 
 
-# Bad input
+# Invalid input
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def test_a_call_that_died_may_be_made_again(monkeypatch):
         ("/api/invitations", {"email": "nobody", "role": "admin"}),
     ],
 )
-def test_bad_bodies_are_problems(client, url, data):
+def test_invalid_bodies_return_problems(client, url, data):
     response = client.generic("POST", url, json.dumps(data), "application/json")
     assert response.status_code == 400, response.content
     assert response["content-type"] == "application/problem+json"
@@ -513,11 +513,11 @@ def test_bad_bodies_are_problems(client, url, data):
 @pytest.mark.parametrize(
     "query", ["cursor=x", "cursor=cD1hYmM=", "limit=0", "limit=x", "color=red", "tenant=%00", "slug=%00"]
 )
-def test_bad_queries_are_problems(client, query):
+def test_invalid_queries_return_problems(client, query):
     assert client.get(f"/api/projects?{query}").status_code in (400, 404)
 
 
-def test_lists_come_in_pages(client, acme):
+def test_lists_are_paged(client, acme):
     for number in range(5):
         actions.do_create_project(acme.tenant, f"p{number}", "P")
     found, url = [], "/api/projects?limit=3"

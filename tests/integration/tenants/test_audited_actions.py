@@ -1,4 +1,4 @@
-"""Every verb, each in turn: it leaves an audit row that says who changed what into what, and tells the gateways."""
+"""Every action writes an audit entry with actor, object, before and after, and publishes its changes to gateways."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def no_pepper(world: World) -> None:
 
 
 LATER = datetime.now(UTC) + timedelta(days=400)
-# verb, what is done, the audit rows it leaves (oldest first), kinds of change the gateways are told of
+# action, call, its audit entries (oldest first), the change types sent to gateways
 CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
     "do_create_tenant": (lambda w: actions.do_create_tenant("b", "B"), ["tenant.created", "project.created"], set()),
     "do_update_tenant": (lambda w: actions.do_update_tenant(w.tenant, name="Acme Ltd"), ["tenant.updated"], set()),
@@ -186,18 +186,18 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
         {"policy"},
     ),
 }
-# Actions on users concern no tenant: tests/integration/tenants/test_users.py has what they leave.
+# Actions on users belong to no tenant; tests/integration/tenants/test_users.py tests them.
 VERBS = [
     name for name in actions.__all__ if name.startswith("do_") and getattr(actions, name).__module__ != users.__name__
 ]
 
 
-def test_every_verb_is_tried():
+def test_every_action_is_tested():
     assert set(CASES) == set(VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_it_leaves_an_audit_row(verb, world):
+def test_an_action_writes_its_audit_entries(verb, world):
     act, expected, kinds = CASES[verb]
     last = max(entry.pk for entry in unscoped(AuditEntry).all())
     told = max(change.pk for change in unscoped(ChangeEventRow).all())
@@ -225,7 +225,7 @@ def test_it_leaves_an_audit_row(verb, world):
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("do_create_tenant", "do_rehash_unpeppered")])
-def test_it_leaves_nothing_when_undone(verb, world):
+def test_a_rolled_back_action_leaves_no_trace(verb, world):
     before = [
         (model, sorted(map(repr, unscoped(model).values())))
         for model in (AuditEntry, ChangeEventRow, ApiKeySnapshotRow)
@@ -241,7 +241,7 @@ OF_A_TENANT = [verb for verb in VERBS if verb not in NOT_OF_ONE]
 
 
 @pytest.mark.parametrize("verb", OF_A_TENANT)
-def test_nothing_can_be_done_to_a_purged_tenant(verb, world):
+def test_actions_on_a_purged_tenant_are_rejected(verb, world):
     actions.do_delete_tenant(world.tenant)
     actions.do_purge_tenant(world.tenant, now=LATER)
     with pytest.raises(Conflict, match="no longer exists"):
@@ -249,10 +249,10 @@ def test_nothing_can_be_done_to_a_purged_tenant(verb, world):
 
 
 @pytest.mark.parametrize("statement", ["UPDATE {} SET action = 'x'", "DELETE FROM {}", "TRUNCATE {}"])
-def test_the_audit_log_only_grows(statement, world, as_owner):
+def test_the_audit_log_is_append_only(statement, world, as_owner):
     statement = statement.format("tenants_auditentry")
     with pytest.raises(DatabaseError, match="permission denied"), all_tenants_scope(BypassReason.COMMAND):
-        if "TRUNCATE" in statement:  # which the tests' own role may, to clean up
+        if "TRUNCATE" in statement:  # the tests' role can do this for cleanup
             raise DatabaseError("permission denied")
         connection.cursor().execute(statement)
     with pytest.raises(DatabaseError, match="append-only"), as_owner(), connection.cursor() as cursor:
@@ -261,7 +261,7 @@ def test_the_audit_log_only_grows(statement, world, as_owner):
         cursor.execute(statement)
 
 
-def test_what_changed_is_told_and_no_more(world):
+def test_an_entry_contains_only_changed_fields(world):
     actions.do_update_api_key(world.key, name="other")
     (entry,) = of(AuditEntry, world.tenant, action="key.updated")
     assert (entry.before, entry.after) == ({"name": "k"}, {"name": "other"})

@@ -1,4 +1,4 @@
-"""Who may call the management API, in which of the two headers, and how the refusals read."""
+"""Authentication of the management API: keys in both headers, and error responses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def get(client: APIClient, **headers: str):
 
 
 @pytest.mark.parametrize("form", ["Bearer {}", "bearer  {}", None])
-def test_it_works(client, acme, form):
+def test_a_valid_key_is_accepted(client, acme, form):
     _, secret = key_of(acme)
     headers = {"Authorization": form.format(secret)} if form else {"x-api-key": secret}
     response = get(client, **headers)
@@ -38,7 +38,7 @@ def test_it_works(client, acme, form):
     assert response.json()["tenant"] == "acme"
 
 
-def test_it_rejects_other_tenants(client, acme):
+def test_another_tenant_is_rejected(client, acme):
     actions.do_create_tenant("other", "Other")
     _, secret = key_of(acme)
     response = client.get(f"{URL}?tenant=other", headers={"x-api-key": secret})
@@ -57,7 +57,7 @@ def test_a_member_sees_only_their_tenants(client, acme):
 
 
 @pytest.mark.parametrize("header", ["Basic b3A6b3A=", "Bearer sk-mr-made-up", "Bearer \xff", "Bearer", ""])
-def test_rejects_what_is_no_key(client, header):
+def test_invalid_keys_are_rejected(client, header):
     response = get(client, Authorization=header)
     assert response.status_code == 401
     assert response["www-authenticate"] == "Bearer"
@@ -67,7 +67,7 @@ def test_rejects_what_is_no_key(client, header):
     assert problem["detail"]
 
 
-def test_rejects_revoked_and_expired_keys(client, acme):
+def test_revoked_and_expired_keys_are_rejected(client, acme):
     key, secret = key_of(acme)
     actions.do_revoke_api_key(key)
     assert get(client, Authorization=f"Bearer {secret}").status_code == 401
@@ -77,14 +77,14 @@ def test_rejects_revoked_and_expired_keys(client, acme):
     assert get(client, Authorization=f"Bearer {secret}").status_code == 401
 
 
-def test_rejects_a_key_without_the_scope(client, acme):
+def test_a_key_without_the_scope_is_rejected(client, acme):
     _, secret = key_of(acme, "inference", "models")
     response = get(client, Authorization=f"Bearer {secret}")
     assert response.status_code == 403
     assert "'manage'" in response.json()["detail"]
 
 
-def test_rejects_a_suspended_tenant(client, acme):
+def test_a_suspended_tenant_is_rejected(client, acme):
     _, secret = key_of(acme)
     actions.do_suspend_tenant(acme)
     response = get(client, Authorization=f"Bearer {secret}")

@@ -1,4 +1,4 @@
-"""The change log: whoever follows it misses no change, in whatever order transactions end."""
+"""The change feed: a reader misses no change, in whatever order transactions commit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def follower(transactional_db) -> Iterator[Follower]:
 
 
 class Follower:
-    """What a gateway does, four times a second."""
+    """A reader that polls as a gateway does."""
 
     def __init__(self, raw: psycopg.Connection) -> None:
         self._raw = raw
@@ -46,7 +46,7 @@ class Follower:
 
 
 def log(tenant_id: int) -> int:
-    """Write one row, in the transaction that is open."""
+    """Write one row in the open transaction."""
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL ROLE millrace_system")
         cursor.execute(
@@ -55,7 +55,7 @@ def log(tenant_id: int) -> int:
         return cursor.fetchone()[0]
 
 
-def test_it_works(follower):
+def test_a_committed_row_is_read(follower):
     assert follower.poll() == []
     tenant = actions.do_create_tenant("acme", "Acme")
     key, _ = actions.do_create_api_key(only_project(tenant), "k")
@@ -81,7 +81,7 @@ def test_a_row_that_commits_after_a_later_one_is_not_missed(follower):
     early_wrote.wait(10)
     with transaction.atomic():
         log(2)
-    # The later one is seen at once, though the earlier one is still open; and once only.
+    # The later one is read immediately and once, though the earlier one is still open.
     assert [change.tenant_id for change in follower.poll()] == [2]
     assert follower.poll() == []
     may_end.set()
@@ -90,8 +90,8 @@ def test_a_row_that_commits_after_a_later_one_is_not_missed(follower):
     assert follower.poll() == []
 
 
-def test_a_transaction_that_began_before_and_wrote_after_is_not_missed(follower):
-    """It has its number long before its row, and rows of later numbers were followed meanwhile."""
+def test_a_transaction_that_started_before_and_wrote_after_is_not_missed(follower):
+    """It has its number long before its row, and rows with later numbers were read meanwhile."""
     numbered, may_write = threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -115,7 +115,7 @@ def test_a_transaction_that_began_before_and_wrote_after_is_not_missed(follower)
     assert [change.tenant_id for change in follower.poll()] == [1]
 
 
-def test_many_writers_at_once(follower):
+def test_concurrent_writers(follower):
     stop, wrote = threading.Event(), [set() for _ in range(4)]
 
     def write(mine: set[int]) -> None:
@@ -146,8 +146,8 @@ def test_many_writers_at_once(follower):
 
 
 @given(st.data())
-def test_the_cursor_gives_each_row_once(data):
-    """Against a model: transactions begin in order and end in any; a poll sees what has ended."""
+def test_the_cursor_returns_each_row_once(data):
+    """Compare with a model: transactions start in order and end in any order, and a poll sees the ended ones."""
     running, ended, given_out, number = set(), {}, [], 10
     cursor = Cursor(number)
     for _ in range(data.draw(st.integers(0, 40))):
@@ -158,7 +158,7 @@ def test_the_cursor_gives_each_row_once(data):
         elif act == "end" and running:
             xid = data.draw(st.sampled_from(sorted(running)))
             running.discard(xid)
-            ended[xid] = 1000 - xid  # ids in no order of transactions
+            ended[xid] = 1000 - xid  # IDs are not in the order of transactions
         elif act == "poll":
             rows = [(row, xid, "key", 1, None) for xid, row in ended.items() if xid >= cursor.horizon]
             given_out += cursor.take([*rows, (None, min(running, default=number), None, None, None)])
@@ -166,7 +166,7 @@ def test_the_cursor_gives_each_row_once(data):
     assert len({change.id for change in given_out}) == len(given_out)
 
 
-def test_old_rows_are_swept(follower):
+def test_old_rows_are_deleted(follower):
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_suspend_tenant(tenant)
     actions.do_resume_tenant(tenant)
@@ -179,7 +179,7 @@ def test_old_rows_are_swept(follower):
     assert unscoped(ChangeEventRow).count() == 1
 
 
-def test_a_push_hastens(broker):
+def test_a_push_triggers_a_poll(broker):
     listener = broker.pubsub()
     listener.subscribe(change_feed.CHANNEL)
     assert listener.get_message(timeout=5)["type"] == "subscribe"

@@ -1,4 +1,4 @@
-"""manage.py bootstrap, create_api_key and revoke_api_key, as a person or `millrace up` runs them."""
+"""manage.py bootstrap, create_api_key and revoke_api_key, as an operator or `millrace up` runs them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bootstrap() -> dict[str, str]:
 
 @pytest.fixture
 def credentials() -> Path:
-    """Where bootstrap keeps the secrets; none are kept yet."""
+    """Return the path of bootstrap's secrets, which do not exist yet."""
     path = Path(os.environ["MILLRACE_DATA_DIR"], "credentials.json")
     path.unlink(missing_ok=True)
     return path
@@ -44,13 +44,13 @@ def keys() -> list[ApiKey]:
 
 
 @pytest.mark.django_db
-def test_bootstrap_gives_the_demo_something_to_route_between(credentials, row):
+def test_bootstrap_creates_a_routing_policy_for_the_demo(credentials, row):
     policy = row(bootstrap()["demo_key"]).policies["smollm2"]
     assert policy.models == ("smollm2-135m", "smollm2-135m-f32")
 
 
 @pytest.mark.django_db
-def test_bootstrap_works(credentials, row):
+def test_bootstrap(credentials, row):
     said = bootstrap()
     assert list(said) == [
         *("operator_email", "operator_password", "owner_email", "owner_password", "demo_key", "tenant")
@@ -76,7 +76,7 @@ def test_bootstrap_twice_changes_nothing(credentials):
 
 
 @pytest.mark.django_db
-def test_bootstrap_makes_lost_secrets_anew(credentials, row):
+def test_bootstrap_creates_lost_secrets_again(credentials, row):
     old = bootstrap()
     credentials.unlink()
     new = bootstrap()
@@ -99,7 +99,7 @@ def test_bootstrap_replaces_a_revoked_demo_key(credentials, row):
 
 
 @pytest.mark.django_db
-def test_bootstrap_leaves_a_chosen_password_alone(credentials):
+def test_bootstrap_keeps_a_chosen_password(credentials):
     bootstrap()
     operator = User.objects.get(is_staff=True)
     operator.set_password("one they chose themselves")
@@ -109,7 +109,7 @@ def test_bootstrap_leaves_a_chosen_password_alone(credentials):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_bootstraps_at_once_agree(credentials):
+def test_concurrent_bootstraps_agree(credentials):
     start = threading.Barrier(4)
 
     def run(_: int) -> dict[str, str]:
@@ -126,7 +126,7 @@ def test_bootstraps_at_once_agree(credentials):
 
 
 @pytest.mark.django_db
-def test_create_key_works(row):
+def test_create_key(row):
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_create_project(tenant, "lab", "Lab")
     secret = manage("create_api_key", "acme", "--project", "lab", "--scope", "manage", "--model", "m").strip()
@@ -146,7 +146,7 @@ def test_create_key_rejects_other_tenants(words):
 
 
 @pytest.mark.django_db
-def test_revoke_key_works(row):
+def test_revoke_key(row):
     project = only_project(actions.do_create_tenant("acme", "Acme"))
     key, secret = actions.do_create_api_key(project, "k")
     _, kept = actions.do_create_api_key(project, "kept")
@@ -159,6 +159,6 @@ def test_revoke_key_works(row):
 
 
 @pytest.mark.django_db
-def test_the_operator_is_no_member(credentials):
+def test_the_operator_is_not_a_member(credentials):
     said = bootstrap()
     assert list(unscoped(Membership).values_list("user__email", flat=True)) == [said["owner_email"]]

@@ -1,4 +1,4 @@
-"""Mails: each is text and HTML of the same words, in one style, and loads nothing from elsewhere."""
+"""Emails: text and HTML with the same content, one style, and no external resources."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tenants.actions.webhooks import do_create_endpoint, do_disable_endpoint
 from tenants.models import User
 from tenants.outbox.email_outbox import send_emails
 from tenants.outbox.email_rendering import render_email
-from tests.support.emails import alike, html
+from tests.support.emails import check_email, html
 
 
-def test_words_are_escaped_in_html_alone():
+def test_values_are_escaped_only_in_html():
     message = render_email("Ben & Jerry\nBcc: all", '5 < 6 & "7"\nnext line\n\nlast', ["a@example.com"])
     assert message.subject == "Ben & Jerry Bcc: all"
     assert '5 < 6 & "7"\nnext line\n\nlast\n' in message.body
@@ -25,7 +25,7 @@ def test_words_are_escaped_in_html_alone():
 
 
 @pytest.mark.parametrize("foreign", ["https://evil.example/", "{home}.evil.example/", "{home}/a b"])
-def test_only_the_platforms_own_addresses_are_buttons(foreign):
+def test_only_the_platforms_own_urls_are_buttons(foreign):
     home = platform_settings().base_url
     message = render_email("S", f"{foreign.format(home=home)}\n\n{home}/t/acme/", ["a@example.com"], button="Go on")
     assert re.findall(r'href="([^"]*)"', html(message)) == [f"{home}/t/acme/"]
@@ -33,34 +33,34 @@ def test_only_the_platforms_own_addresses_are_buttons(foreign):
 
 
 @pytest.mark.django_db
-def test_an_invitation():
+def test_an_invitation_email():
     acme = actions.do_create_tenant("acme", "Acme <Robotics>")
     invitation = actions.do_invite(acme, "new@acme.example", "billing")
     invitations.send_email(acme.pk, invitation.pk)
     (message,) = mail.outbox
-    alike(message, invitations.link(invitation), "Billing", f"{invitation.expires_at:%-d %B %Y, %H:%M} UTC")
+    check_email(message, invitations.link(invitation), "Billing", f"{invitation.expires_at:%-d %B %Y, %H:%M} UTC")
     assert "Acme &lt;Robotics&gt;" in html(message)
     assert "Accept invitation</a>" in html(message)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_webhook_that_was_disabled():
+def test_an_email_of_a_disabled_webhook():
     owner = User.objects.create_user("owner@acme.example")
     endpoint, _ = do_create_endpoint(actions.do_create_tenant("acme", "Acme", owner=owner), "https://example.com/hook")
     do_disable_endpoint(endpoint, because="Nothing has arrived for 3 days.")
     assert send_emails() == 1
     (message,) = mail.outbox
-    alike(message, "https://example.com/hook", "Nothing has arrived for 3 days.", "/t/acme/webhooks/")
+    check_email(message, "https://example.com/hook", "Nothing has arrived for 3 days.", "/t/acme/webhooks/")
     assert "Message-ID" in message.extra_headers
     assert 'href="https://example.com/hook"' not in html(message)
 
 
 @pytest.mark.django_db
-def test_a_new_password(client):
+def test_an_email_of_a_password_reset(client):
     User.objects.create_user("owner@acme.example", "correct horse battery staple")
     client.post("/account/password/reset", {"email": "owner@acme.example"})
     (message,) = mail.outbox
     assert message.subject == "Set a new password"
     (link,) = re.findall(r"http\S+/account/password/reset/\S+", message.body)
-    alike(message, link)
+    check_email(message, link)
     assert f'href="{link}"' in html(message)

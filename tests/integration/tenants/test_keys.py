@@ -1,4 +1,4 @@
-"""Keys: peppers, rotation, ip_allowlist, last use; each also at the same time as itself."""
+"""API keys: peppers, rotation, ip_allowlist and last use, each also concurrently."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def peppers(settings: Any) -> Callable[..., None]:
-    """Sets MILLRACE_KEY_PEPPERS for this process, newest first."""
+    """Return a function that sets MILLRACE_KEY_PEPPERS for this process, newest first."""
 
     def set_to(*values: str) -> None:
         settings.MILLRACE = dataclasses.replace(settings.MILLRACE, key_peppers=values)
@@ -40,7 +40,7 @@ def project(db) -> Project:
     return only_project(actions.do_create_tenant("acme", "Acme"))
 
 
-def test_what_is_stored_is_not_the_keys_hash(project):
+def test_the_stored_hash_is_not_the_keys_plain_hash(project):
     key, secret = actions.do_create_api_key(project, "k")
     assert bytes(key.key_hash) != hashlib.sha256(secret.encode()).digest()
     assert len(key.key_hash) == 32
@@ -53,7 +53,7 @@ def test_peppers_rotate(project, peppers):
     key, secret = actions.do_create_api_key(project, "k")
     peppers(NEW, OLD)
     assert unscoped(ApiKey).get(pk=key.pk).pepper == snapshot.pepper_id(OLD)
-    assert authentication.find_key(secret).pk == key.pk  # found by the old one, and stored under the new one
+    assert authentication.find_key(secret).pk == key.pk  # found by the old one and stored with the new one
     row = unscoped(ApiKey).get(pk=key.pk)
     assert (row.pepper, bytes(row.key_hash)) == (snapshot.pepper_id(NEW), snapshot.hash_key(secret, NEW))
     assert bytes(unscoped(ApiKeySnapshotRow).get().key_hash) == bytes(row.key_hash)
@@ -63,7 +63,7 @@ def test_peppers_rotate(project, peppers):
     assert authentication.find_key(secret) is None
 
 
-def test_a_dead_key_is_not_stored_anew(project, peppers):
+def test_a_revoked_key_is_not_rehashed(project, peppers):
     peppers(OLD)
     key, secret = actions.do_create_api_key(project, "k")
     actions.do_revoke_api_key(key)
@@ -73,7 +73,7 @@ def test_a_dead_key_is_not_stored_anew(project, peppers):
 
 
 def test_keys_from_before_peppers_still_work(project, peppers):
-    """As the first release stored them: SHA-256 alone."""
+    """They were stored as plain SHA-256 hashes."""
     key, secret = actions.do_create_api_key(project, "k")
     plain = hashlib.sha256(secret.encode()).digest()
     unscoped(ApiKey).update(key_hash=plain, pepper="")
@@ -90,7 +90,7 @@ def test_keys_from_before_peppers_still_work(project, peppers):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_many_uses_at_once_store_a_key_anew_once(peppers, broker):
+def test_concurrent_uses_rehash_a_key_once(peppers, broker):
     project = only_project(actions.do_create_tenant("acme", "Acme"))
     peppers(OLD)
     key, secret = actions.do_create_api_key(project, "k")
@@ -101,7 +101,7 @@ def test_many_uses_at_once_store_a_key_anew_once(peppers, broker):
     assert snapshot.decode(copy) == unscoped(ApiKeySnapshotRow).get().decoded()
 
 
-def test_rotation_works(project, row):
+def test_rotation(project, row):
     expires = datetime.now(UTC) + timedelta(days=90)
     old, old_secret = actions.do_create_api_key(
         project, "k", scopes=["inference"], allowed_models=["m"], allowed_ip_ranges=["10.0.0.0/8"], expires_at=expires
@@ -123,7 +123,7 @@ def test_rotation_works(project, row):
         actions.do_rotate_api_key(old, HOUR)
 
 
-def test_rotation_never_lengthens_a_life(project):
+def test_rotation_never_extends_a_keys_expiry(project):
     soon = datetime.now(UTC) + timedelta(minutes=5)
     key, _ = actions.do_create_api_key(project, "k", expires_at=soon)
     actions.do_rotate_api_key(key, timedelta(days=1))
@@ -131,7 +131,7 @@ def test_rotation_never_lengthens_a_life(project):
 
 
 @pytest.mark.parametrize("overlap", [timedelta(seconds=-1), timedelta(days=31)])
-def test_rotation_refuses(project, overlap):
+def test_rotation_rejects_invalid_keys(project, overlap):
     key, _ = actions.do_create_api_key(project, "k")
     with pytest.raises(ActionRefused, match="overlap"):
         actions.do_rotate_api_key(key, overlap)
@@ -141,7 +141,7 @@ def test_rotation_refuses(project, overlap):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_rotations_at_once_one_is_made():
+def test_only_one_of_concurrent_rotations_succeeds():
     project = only_project(actions.do_create_tenant("acme", "Acme"))
     key, _ = actions.do_create_api_key(project, "k")
     found = at_once(*[lambda: actions.do_rotate_api_key(key, HOUR)] * 4)
@@ -150,7 +150,7 @@ def test_of_rotations_at_once_one_is_made():
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rotation_and_revocation_at_once_leave_no_key_half_done(row):
+def test_a_concurrent_rotation_and_revocation_leave_consistent_keys(row):
     project = only_project(actions.do_create_tenant("acme", "Acme"))
     for _ in range(4):
         key, old_secret = actions.do_create_api_key(project, "k")
@@ -159,11 +159,11 @@ def test_rotation_and_revocation_at_once_leave_no_key_half_done(row):
         )
         assert revoked is True
         assert row(old_secret).revoked
-        if not isinstance(rotated, Conflict):  # it came first, and its new key lives
+        if not isinstance(rotated, Conflict):  # it was first, and its new key is valid
             assert not row(rotated[1]).revoked
 
 
-def test_update_works(project, row):
+def test_update(project, row):
     key, secret = actions.do_create_api_key(project, "k")
     actions.do_update_api_key(key, name="other", allowed_ip_ranges=["192.0.2.7", "2001:db8::/32", "192.0.2.7"])
     assert row(secret).allowed_ip_ranges == ("192.0.2.7/32", "2001:db8::/32")
@@ -185,7 +185,7 @@ def test_update_works(project, row):
         {"revoked_at": None},
     ],
 )
-def test_update_refuses(project, fields, row):
+def test_update_rejects_invalid_values(project, fields, row):
     key, secret = actions.do_create_api_key(project, "k")
     with pytest.raises(ActionRefused):
         actions.do_update_api_key(key, **fields)
@@ -196,7 +196,7 @@ def test_update_refuses(project, fields, row):
 
 
 @given(st.lists(st.ip_addresses(), min_size=1, max_size=5), st.integers(0, 128))
-def test_an_address_lies_in_its_own_network(found, prefix):
+def test_an_address_is_in_its_own_network(found, prefix):
     networks = ip_allowlist.normalized(f"{each}/{min(prefix, each.max_prefixlen)}" for each in found)
     assert all(ip_allowlist.allowed(str(each), networks) for each in found)
 
@@ -215,11 +215,11 @@ def test_an_address_lies_in_its_own_network(found, prefix):
         ("nonsense", ["0.0.0.0/0"], False),
     ],
 )
-def test_addresses(address, networks, expected):
+def test_ip_allowlists(address, networks, expected):
     assert ip_allowlist.allowed(address, networks) is expected
 
 
-def test_last_use_only_goes_forward(project):
+def test_the_time_of_last_use_only_increases(project):
     key, _ = actions.do_create_api_key(project, "k")
     now = datetime.now(UTC)
     for at in (now, now - HOUR):

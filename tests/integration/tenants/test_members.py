@@ -1,4 +1,4 @@
-"""Members and invitations: there is always an owner, and an invitation opens the door once."""
+"""Members and invitations: a tenant always has an owner, and an invitation is accepted once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_last_owner_stays(acme, owner):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_two_owners_who_leave_at_once_one_stays():
+def test_of_two_owners_who_leave_concurrently_one_stays():
     users = [User.objects.create_user(f"{name}@acme.example") for name in "ab"]
     acme = actions.do_create_tenant("acme", "Acme", owner=users[0])
     actions.do_add_member(acme, users[1], "owner")
@@ -65,7 +65,7 @@ def test_every_role_has_its_permissions():
     assert not any(name.endswith((".write", ".update", ".delete")) for name in ROLES["readonly"])
 
 
-def test_an_invitation_works_once(acme):
+def test_an_invitation_is_accepted_once(acme):
     invitation = actions.do_invite(acme, "New@Acme.example ", "billing")
     token = invitations.token(invitation)
     assert invitations.find(token) == invitation
@@ -80,7 +80,7 @@ def test_an_invitation_works_once(acme):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_invitation_accepted_at_once_makes_one_member():
+def test_an_invitation_accepted_concurrently_creates_one_member():
     acme = actions.do_create_tenant("acme", "Acme")
     user = User.objects.create_user("new@acme.example")
     invitation = actions.do_invite(acme, "new@acme.example", "billing")
@@ -89,14 +89,14 @@ def test_an_invitation_accepted_at_once_makes_one_member():
     assert len(of(Membership, acme)) == 1
 
 
-def test_an_invitation_does_not_lower_who_is_a_member_by_now(acme):
+def test_an_invitation_does_not_lower_an_existing_members_role(acme):
     invitation = actions.do_invite(acme, "new@acme.example", "readonly")
     user = User.objects.create_user("new@acme.example")
     actions.do_add_member(acme, user, "admin")
     assert actions.do_accept_invitation(invitation, user).role == "admin"
 
 
-def test_an_invitation_is_refused_to_others_when_late_or_taken_back(acme):
+def test_expired_and_revoked_invitations_and_other_users_are_rejected(acme):
     invitation = actions.do_invite(acme, "new@acme.example", "billing")
     with pytest.raises(ActionRefused, match="is for new@"):
         actions.do_accept_invitation(invitation, User.objects.create_user("thief@example.com"))
@@ -106,7 +106,7 @@ def test_an_invitation_is_refused_to_others_when_late_or_taken_back(acme):
     with pytest.raises(Conflict, match="expired"):
         actions.do_accept_invitation(invitation, user)
     second = actions.do_invite(acme, "new@acme.example", "billing")
-    third = actions.do_invite(acme, "new@acme.example", "admin")  # replaces it
+    third = actions.do_invite(acme, "new@acme.example", "admin")  # it replaces the first one
     with pytest.raises(Conflict):
         actions.do_accept_invitation(second, user)
     assert actions.do_revoke_invitation(third)
@@ -117,12 +117,12 @@ def test_an_invitation_is_refused_to_others_when_late_or_taken_back(acme):
 
 
 @pytest.mark.parametrize("text", ["", "-", "1-", "x-y", "1-0", "99999999999999999999-a", "²-a"])
-def test_what_is_no_token_finds_nothing(acme, text):
+def test_an_invalid_token_finds_no_invitation(acme, text):
     actions.do_invite(acme, "new@acme.example", "billing")
     assert invitations.find(text) is None
 
 
-def test_a_token_is_of_its_row_alone(acme):
+def test_a_token_is_valid_only_for_its_row(acme):
     first, second = (actions.do_invite(acme, f"{name}@acme.example", "billing") for name in "ab")
     proof = invitations.token(first).partition("-")[2]
     assert invitations.find(f"{second.pk}-{proof}") is None
@@ -130,7 +130,7 @@ def test_a_token_is_of_its_row_alone(acme):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_it_is_mailed_once_it_is_committed(monkeypatch):
+def test_the_email_is_sent_after_the_commit(monkeypatch):
     acme = actions.do_create_tenant("acme", "Acme")
     sent = []
     monkeypatch.setattr(invitations, "queue_email", lambda *ids: sent.append(ids))
@@ -149,7 +149,7 @@ def test_it_is_mailed_once_it_is_committed(monkeypatch):
     assert len(mail.outbox) == 1
 
 
-def test_the_page_takes_somebody_new_in(acme, client):
+def test_the_page_creates_a_new_user(acme, client):
     invitation = actions.do_invite(acme, "new@acme.example", "billing")
     url = f"/invitations/{invitations.token(invitation)}"
     assert "new@acme.example is invited as Billing" in client.get(url).content.decode()
@@ -162,7 +162,7 @@ def test_the_page_takes_somebody_new_in(acme, client):
     assert client.get("/invitations/1-nonsense").status_code == 404
 
 
-def test_the_page_asks_who_has_an_account_to_log_in(acme, client, owner):
+def test_the_page_asks_an_existing_user_to_sign_in(acme, client, owner):
     lab = actions.do_create_tenant("lab", "Lab")
     url = f"/invitations/{invitations.token(actions.do_invite(lab, owner.email, 'admin'))}"
     assert client.get(url).url == f"/login?next={url}".replace("/invitations", "%2Finvitations").replace(

@@ -1,4 +1,4 @@
-"""What the management API says where there is nothing."""
+"""Responses of the management API to unknown paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_an_unknown_path_of_the_api_is_a_problem(path: str) -> None:
 
 
 @pytest.mark.django_db
-def test_elsewhere_it_is_a_page_and_a_missing_slash_is_mended() -> None:
+def test_other_unknown_paths_return_a_page_and_a_missing_slash_redirects() -> None:
     page = Client().get("/nothing")
     assert (page.status_code, page["content-type"].partition(";")[0]) == (404, "text/html")
     assert Client().get("/api/docs").headers["location"] == "/api/docs/"

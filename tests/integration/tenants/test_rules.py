@@ -1,4 +1,4 @@
-"""Limits, policies and deletion with grace: what the data plane then reads."""
+"""Limits, policies and delayed deletion, and the resulting key snapshots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def acme(db) -> Tenant:
     return actions.do_create_tenant("acme", "Acme")
 
 
-def test_limits_reach_the_keys_they_are_for(acme, row):
+def test_limits_are_in_the_snapshots_of_their_keys(acme, row):
     project, lab = only_project(acme), actions.do_create_project(acme, "lab", "Lab")
     key, secret = actions.do_create_api_key(project, "k")
     _, of_lab = actions.do_create_api_key(lab, "k")
@@ -38,11 +38,11 @@ def test_limits_reach_the_keys_they_are_for(acme, row):
     ]
 
 
-def test_setting_again_replaces_and_keeps_the_row(acme, row):
+def test_setting_limits_again_updates_the_same_row(acme, row):
     key, secret = actions.do_create_api_key(only_project(acme), "k")
     first = actions.do_set_limits(acme, {"concurrency": 1, "tokens_per_day": 5}, key=key)
     again = actions.do_set_limits(acme, {"concurrency": 2}, key=key)
-    assert first.pk == again.pk  # whose buckets go on
+    assert first.pk == again.pk  # whose buckets continue
     (each,) = row(secret).limits.sets
     assert (each.concurrency, each.tokens_per_day) == (2, None)
     assert actions.do_remove_limits(again)
@@ -53,13 +53,13 @@ def test_setting_again_replaces_and_keeps_the_row(acme, row):
 @pytest.mark.parametrize(
     "limits", [{}, {"concurrency": None}, {"concurrency": -1}, {"speed": 1}, {"concurrency": 2**63}]
 )
-def test_limits_refuse(acme, limits):
+def test_invalid_limits_are_rejected(acme, limits):
     with pytest.raises(ActionRefused):
         actions.do_set_limits(acme, limits)
     assert not unscoped(LimitSet).exists()
 
 
-def test_limits_are_of_ones_own(acme):
+def test_limits_of_other_tenants_objects_are_rejected(acme):
     theirs = only_project(actions.do_create_tenant("other", "Other"))
     key, _ = actions.do_create_api_key(only_project(acme), "k")
     with pytest.raises(ActionRefused, match="another tenant"):
@@ -71,7 +71,7 @@ def test_limits_are_of_ones_own(acme):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_limits_set_at_once_are_one_row():
+def test_limits_set_concurrently_are_one_row():
     acme = actions.do_create_tenant("acme", "Acme")
     found = at_once(*[lambda: actions.do_set_limits(acme, {"concurrency": 1})] * 4)
     assert len({row.pk for row in found}) == 1
@@ -97,13 +97,13 @@ def test_policies_have_versions(acme, row):
 
 
 @pytest.mark.parametrize(("name", "body"), [("", {"models": ["a"]}), ("x" * 65, {"models": ["a"]}), ("x", {"no": 1})])
-def test_policies_refuse(acme, name, body):
+def test_invalid_policies_are_rejected(acme, name, body):
     with pytest.raises(ActionRefused):
         actions.do_publish_policy(acme, name, body)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_policies_published_at_once_each_have_a_version():
+def test_policies_published_concurrently_have_separate_versions():
     acme = actions.do_create_tenant("acme", "Acme")
     at_once(*[lambda: actions.do_publish_policy(acme, "fast", {"models": ["a"]})] * 4)
     assert [(version, active) for version, active, _ in bodies(acme)] == [(1, False), (2, False), (3, False), (4, True)]
@@ -122,10 +122,10 @@ def test_a_deleted_tenant_can_be_restored_until_it_is_purged(acme, row):
     actions.do_suspend_tenant(acme)
     actions.do_delete_tenant(acme)
     actions.do_restore_tenant(acme)
-    assert row(secret).suspended  # as it was before
+    assert row(secret).suspended  # with its previous status
 
 
-def test_purge_removes_what_there_was_and_nothing_else(acme):
+def test_purging_removes_only_the_tenants_data(acme):
     other = actions.do_create_tenant("other", "Other")
     for tenant in (acme, other):
         key, _ = actions.do_create_api_key(only_project(tenant), "k")

@@ -1,4 +1,4 @@
-"""The management API against its own schema: whatever is sent, the answer is no 500 and no surprise."""
+"""Conformance of the management API to its schema: any request gets a documented response and never a 500."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ONCE = settings(
 
 @pytest.fixture(autouse=True)
 def _one_connection() -> Iterator[None]:
-    """Each request would drop the connection that the test's transaction is open on."""
+    """Keep the connection of the test's transaction, which each request would close."""
     ends = (request_started, request_finished)
     for signal in ends:
         signal.disconnect(close_old_connections)
@@ -58,7 +58,7 @@ def key(acme) -> str:
 
 @pytest.fixture
 def operator(acme) -> dict[str, str]:
-    """A logged-in operator's headers, with the token that forms and scripts must send."""
+    """Return a signed-in operator's headers, with the CSRF token."""
     client: Client = by_person(User.objects.create_superuser("op@example.com"))
     request = RequestFactory().get("/")
     token = get_token(request)
@@ -70,17 +70,17 @@ def try_out(operation: Any, headers: dict[str, str], checks: list[Any]) -> None:
     @ONCE
     @given(operation.as_strategy())
     def send(case: Any) -> None:
-        response = case.call(headers={"Accept-Encoding": "identity", **headers})  # it would not unpack the answer
+        response = case.call(headers={"Accept-Encoding": "identity", **headers})  # it would not decompress the response
         case.validate_response(response, checks=checks if response.status_code < 300 else [not_a_server_error])
 
     send()
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.label for operation in OPERATIONS])
-def test_with_a_key(operation, key):
+def test_requests_with_a_key(operation, key):
     try_out(operation, {"Authorization": f"Bearer {key}"}, [not_a_server_error, response_schema_conformance])
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.label for operation in OPERATIONS])
-def test_as_operator(operation, operator):
+def test_requests_of_an_operator(operation, operator):
     try_out(operation, operator, [not_a_server_error, response_schema_conformance])

@@ -1,4 +1,4 @@
-"""Tenants' rows cannot be asked for without saying whose, by managers or by raw SQL."""
+"""Tenant scoping: rows cannot be queried without a tenant, by managers or by raw SQL."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def other() -> Tenant:
     return other
 
 
-def test_the_tests_role_bypasses_nothing():
+def test_the_tests_role_cannot_bypass_row_level_security():
     (row,) = ask(
         "SELECT rolname, rolsuper, rolbypassrls, rolcreaterole, rolcreatedb FROM pg_roles WHERE rolname = current_user"
     )
@@ -47,14 +47,14 @@ def test_the_tests_role_bypasses_nothing():
     assert ask(owned) == [(0,)]
 
 
-def test_it_works(acme):
+def test_scoped_queries_return_the_tenants_rows(acme):
     do_create_project(acme, "second", "Second")
     with tenant_scope(acme):
         assert [project.slug for project in Project.objects.for_tenant(acme)] == ["default", "second"]
         assert Project.objects.for_tenant(acme.pk).count() == 2
 
 
-def test_it_rejects_other_tenants(acme, other):
+def test_other_tenants_rows_are_not_returned(acme, other):
     theirs = only_project(other)
     with tenant_scope(acme):
         assert not Project.objects.for_tenant(acme).filter(pk=theirs.pk).exists()
@@ -72,7 +72,7 @@ def test_unscoped_queries_raise(model, ask):
         getattr(model.objects, ask)()
 
 
-def test_all_tenants_wants_a_reason(acme):
+def test_all_tenants_scope_requires_a_reason(acme):
     with pytest.raises(UnscopedQueryError):
         Project.objects.all_tenants()
     with tenant_scope(acme), pytest.raises(UnscopedQueryError):
@@ -87,7 +87,7 @@ def test_a_row_belongs_to_a_tenant(acme, other):
             Project.objects.create(tenant=other, slug="stray", name="Stray")
 
 
-# Every table with a tenant's rows, whatever app made it: found in the database, so that none is forgotten.
+# Every table with tenants' rows, of any app, is found in the database, so that none is missing.
 
 
 def tables() -> Iterator[str]:
@@ -98,8 +98,8 @@ def tables() -> Iterator[str]:
         yield name
 
 
-PRICES = {"billing_price", "billing_compiledratecard"}  # what holds for everybody has no tenant
-OPERATORS = {"billing_priceversion", "operations_healthevent"}  # which the app's role may not even try to read
+PRICES = {"billing_price", "billing_compiledratecard"}  # global rows have no tenant
+OPERATORS = {"billing_priceversion", "operations_healthevent"}  # the app's role has no right to read it
 
 
 def test_every_table_of_tenants_rows_is_protected():
@@ -119,12 +119,12 @@ def test_every_table_of_tenants_rows_is_protected():
         wanted = f"({column} = {setting})"
         for qual, check, roles in policies:
             assert qual == (f"((tenant_id IS NULL) OR {wanted})" if name in PRICES else wanted), name
-            assert check in (qual, None), name  # None: the same as for reading
+            assert check in (qual, None), name  # None: as for reading
             assert roles == "{public}"
         assert len(policies) == 1, name
 
 
-def test_a_forgotten_filter_returns_no_foreign_row(acme, other, event):
+def test_a_query_without_a_filter_returns_no_rows_of_other_tenants(acme, other, event):
     from billing.metering.ingest import UsageMessage, settle
     from inference_worker.contract.messages import encode
 
@@ -149,7 +149,7 @@ def test_a_forgotten_filter_returns_no_foreign_row(acme, other, event):
             assert {getattr(row, "tenant_id", row.pk) for row in rows} <= {acme.pk}
 
 
-def test_foreign_rows_cannot_be_changed_or_made(acme, other):
+def test_rows_of_other_tenants_cannot_be_changed_or_created(acme, other):
     project = only_project(other)
     with tenant_scope(acme):
         assert Project._base_manager.filter(pk=project.pk).update(name="Mine") == 0
@@ -162,7 +162,7 @@ def test_foreign_rows_cannot_be_changed_or_made(acme, other):
                 connection.cursor().execute(sql, [other.pk])
 
 
-def test_a_keys_project_is_its_tenants(acme, other):
+def test_a_keys_project_must_belong_to_its_tenant(acme, other):
     key, _ = do_create_api_key(only_project(acme), "k")
     theirs = only_project(other)
     with pytest.raises(DatabaseError, match="project_id_of_tenant"), all_tenants_scope(BypassReason.COMMAND):
@@ -207,7 +207,7 @@ def test_scopes_end_with_their_transaction(acme):
     assert current_scope() is None
 
 
-def test_a_scope_is_its_threads_own(acme):
+def test_a_scope_belongs_to_its_thread(acme):
     found = []
     with tenant_scope(acme):
         thread = threading.Thread(target=lambda: found.append(current_scope()))

@@ -1,4 +1,4 @@
-"""The throttle's counters: growing waits, known devices, attempts at the same moment. The clock is the test's."""
+"""The login throttle's counters: growing waits, known devices and concurrent attempts, with a fake clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def throttle(broker: redis.Redis, clock: Clock) -> Throttle:
 def wait(
     throttle: Throttle, account: str = OWNER, address: str = HOME, device: str = "", step: str = "password"
 ) -> int:
-    """Fail once; gives 0, or how long the attempt must wait."""
+    """Record a failed attempt; return 0 or the time that the attempt must wait."""
     try:
         throttle.begin(step, account, address, device)
     except Throttled as refusal:
@@ -46,12 +46,12 @@ def wait(
 
 
 def addresses() -> Callable[[], str]:
-    """Another address at each call."""
+    """Yield another address at each call."""
     numbers = iter(range(256, 2**16))
     return lambda: f"198.18.{divmod(next(numbers), 256)[0]}.{next(numbers) % 256}"
 
 
-def test_waits_grow_and_are_bounded(throttle, clock):
+def test_waits_grow_up_to_a_limit(throttle, clock):
     address = addresses()
     assert [wait(throttle, address=address()) for _ in range(ACCOUNT.free)] == [0] * ACCOUNT.free
     waits = []
@@ -73,7 +73,7 @@ def test_an_attempt_that_waits_is_not_counted(throttle, clock):
     assert wait(throttle) == 0
 
 
-def test_a_thousand_failures_from_elsewhere_do_not_delay_a_known_device(throttle, clock):
+def test_failures_from_other_addresses_do_not_delay_a_known_device(throttle, clock):
     address = addresses()
     checked = 0
     for _ in range(1000):
@@ -85,7 +85,7 @@ def test_a_thousand_failures_from_elsewhere_do_not_delay_a_known_device(throttle
         throttle.begin("password", OWNER, HOME, DEVICE_ID).succeed()
 
 
-def test_one_address_cannot_try_many_accounts_and_known_devices_behind_it_can_sign_in(throttle, clock):
+def test_an_address_is_limited_but_known_devices_behind_it_can_sign_in(throttle, clock):
     found = [wait(throttle, account=f"user{n}@example.com") for n in range(ADDRESS.free + 5)]
     assert found == [0] * ADDRESS.free + [5] * 5
     assert wait(throttle, account="another@example.com") == 5
@@ -93,7 +93,7 @@ def test_one_address_cannot_try_many_accounts_and_known_devices_behind_it_can_si
     assert wait(throttle, account="another@example.com", address="192.0.2.2") == 0
 
 
-def test_a_known_device_has_a_limit_of_its_own_and_success_forgets_it(throttle, clock):
+def test_a_known_device_has_a_separate_limit_that_success_resets(throttle, clock):
     assert [wait(throttle, device=DEVICE_ID) for _ in range(DEVICE.free)] == [0] * DEVICE.free
     assert wait(throttle, device=DEVICE_ID) == 5
     assert wait(throttle, device="d2") == 0
@@ -102,8 +102,8 @@ def test_a_known_device_has_a_limit_of_its_own_and_success_forgets_it(throttle, 
     assert [wait(throttle, device=DEVICE_ID) for _ in range(DEVICE.free)] == [0] * DEVICE.free
 
 
-def test_success_takes_back_its_own_count_only(throttle, clock):
-    """Signing in to an account of one's own between guesses does not reset the address."""
+def test_success_removes_only_its_own_count(throttle, clock):
+    """Signing in to one's own account between guesses does not reset the address's count."""
     for n in range(ADDRESS.free - 1):
         assert wait(throttle, account=f"user{n}@example.com") == 0
         throttle.begin("password", "mine@example.com", HOME).succeed()
@@ -116,7 +116,7 @@ def test_success_takes_back_its_own_count_only(throttle, clock):
     assert wait(throttle, account="mine@example.com") == 10
 
 
-def test_the_steps_count_apart_for_an_account(throttle):
+def test_the_login_steps_of_an_account_count_separately(throttle):
     for _ in range(ACCOUNT.free):
         wait(throttle, step="password")
     assert wait(throttle, step="password") > 0
@@ -124,8 +124,8 @@ def test_the_steps_count_apart_for_an_account(throttle):
     assert wait(throttle, account=OWNER.upper(), step="password") > 0
 
 
-def test_attempts_at_the_same_moment_share_the_limit(broker, clock):
-    """No more secrets are checked than one after another, whichever connection they come by."""
+def test_concurrent_attempts_share_the_limit(broker, clock):
+    """Concurrent attempts check no more secrets than sequential ones, by any connection."""
     throttles = [Throttle(redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]), clock) for _ in range(8)]
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda n: wait(throttles[n % 8], address=f"198.51.100.{n}"), range(200)))
@@ -143,7 +143,7 @@ def test_it_works_across_processes(broker):
     assert found.count(0) == ACCOUNT.free
 
 
-def test_what_is_stored_is_bounded_and_expires(throttle, broker):
+def test_stored_counters_are_limited_and_expire(throttle, broker):
     throttle.begin("password", "x" * 100_000, "y" * 100_000)
     throttle.begin("password", OWNER, HOME, "z" * 100_000)
     keys = broker.keys("millrace:throttle:*")

@@ -65,7 +65,7 @@ def test_deactivation_ends_sessions_permanently(operator, dev):
     assert actions.do_deactivate_user(dev) is False
     assert actions.do_reactivate_user(dev) is True
     assert actions.do_reactivate_user(dev) is False
-    assert client.get("/account/").url.startswith("/login")  # a session of before does not come back
+    assert client.get("/account/").url.startswith("/login")  # an earlier session stays invalid
     session_of(User.objects.get(pk=dev.pk))
     assert entries(dev) == [
         ("user.deactivated", {"is_active": True}, {"is_active": False}),
@@ -73,7 +73,7 @@ def test_deactivation_ends_sessions_permanently(operator, dev):
     ]
 
 
-def test_a_session_whose_user_was_deactivated_and_reactivated_between_two_requests_is_over(operator, dev):
+def test_a_session_ends_if_its_user_was_deactivated_and_reactivated(operator, dev):
     client = session_of(dev)
     actions.do_deactivate_user(dev)
     actions.do_reactivate_user(dev)
@@ -118,7 +118,7 @@ def test_the_email_is_queued_for_a_web_job(dev, monkeypatch):
     monkeypatch.setattr("millrace.conf.celery.app.send_task", lambda *given, **_: sent.append(given))
     user_emails.queue_second_factor_removed_email(dev.pk)
     assert sent == [("tenants.send_second_factor_removed_email", [dev.pk])]
-    send_second_factor_removed_email(10**9)  # a user who is gone
+    send_second_factor_removed_email(10**9)  # a deleted user
     assert mail.outbox == []
 
 
@@ -129,7 +129,7 @@ def test_the_last_active_operator_stays(operator, dev):
     second = User.objects.create_superuser("second@example.com")
     actions.do_deactivate_user(second)
     with pytest.raises(Conflict, match="needs an active operator"):
-        actions.do_revoke_operator(operator)  # one who is deactivated does not count
+        actions.do_revoke_operator(operator)  # a deactivated one does not count
     actions.do_reactivate_user(second)
     assert actions.do_revoke_operator(operator) is True
     with pytest.raises(Conflict, match="needs an active operator"):
@@ -138,7 +138,7 @@ def test_the_last_active_operator_stays(operator, dev):
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("action", [actions.do_deactivate_user, actions.do_revoke_operator])
-def test_of_operators_who_remove_each_other_one_stays(action):
+def test_of_two_operators_who_remove_each_other_one_stays(action):
     users = [User.objects.create_superuser(f"{name}@example.com") for name in "abcd"]
     found = at_once(*[lambda user=user: action(user) for user in users])
     assert found.count(True) == 3
@@ -147,7 +147,7 @@ def test_of_operators_who_remove_each_other_one_stays(action):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_removal_of_several_is_done_and_recorded_once(monkeypatch):
+def test_concurrent_removals_run_and_are_recorded_once(monkeypatch):
     monkeypatch.setattr(user_emails, "queue_second_factor_removed_email", lambda _: None)
     user = User.objects.create_user("dev@example.com")
     second_factor(user)
@@ -166,12 +166,12 @@ def test_users_cannot_act_on_themselves(operator, action):
     assert Authenticator.objects.filter(user=operator).count() == 2
 
 
-def test_a_user_who_is_gone_is_a_conflict(operator):
+def test_an_action_on_a_deleted_user_is_a_conflict(operator):
     with pytest.raises(Conflict, match="no longer exists"):
         actions.do_deactivate_user(User(pk=10**9, email="gone@example.com"))
 
 
-def test_a_ticket_carries_the_generation_of_sessions(dev):
+def test_a_playground_token_contains_the_generation_of_sessions(dev):
     from millrace.conf.environment import platform_settings
 
     tenant = actions.do_create_tenant("acme", "Acme")
@@ -179,8 +179,8 @@ def test_a_ticket_carries_the_generation_of_sessions(dev):
     actions.do_deactivate_user(dev)
     actions.do_reactivate_user(dev)
     dev.refresh_from_db()
-    ticket = playground_tokens.read(platform_settings().secret_key, actions.do_create_playground_token(key, dev))
-    assert ticket is not None and ticket.generation == dev.session_generation == 1
+    token = playground_tokens.read(platform_settings().secret_key, actions.do_create_playground_token(key, dev))
+    assert token is not None and token.generation == dev.session_generation == 1
 
 
 def test_a_command_removes_the_only_operators_second_factor(operator, capsys):
@@ -212,7 +212,7 @@ def test_users_are_listed_and_found(operator, dev):
     assert client.get("/api/operator/users/99999999").status_code == 404
 
 
-def test_actions_are_carried_out_for_operators(operator, dev, monkeypatch):
+def test_operators_can_run_the_actions(operator, dev, monkeypatch):
     second_factor(dev)
     client, url = by_person(operator), f"/api/operator/users/{dev.pk}"
     assert client.post(f"{url}/grant-operator").json()["is_operator"] is True
@@ -221,15 +221,15 @@ def test_actions_are_carried_out_for_operators(operator, dev, monkeypatch):
     assert client.post(f"{url}/deactivate").json()["is_active"] is False
     assert client.post(f"{url}/reactivate").json()["is_active"] is True
     assert {row.actor for row in unscoped(AuditEntry).filter(object_id=dev.pk, object_type="user")} == {operator.email}
-    refused = client.post(f"/api/operator/users/{operator.pk}/deactivate")
-    assert (refused.status_code, "Ask another operator" in refused.json()["detail"]) == (409, True)
+    response = client.post(f"/api/operator/users/{operator.pk}/deactivate")
+    assert (response.status_code, "Ask another operator" in response.json()["detail"]) == (409, True)
 
 
-def test_actions_need_reauthentication_and_an_operator(operator, dev):
+def test_actions_require_an_operator_with_reauthentication(operator, dev):
     client = Client()
     client.force_login(operator)
-    answer = client.post(f"/api/operator/users/{dev.pk}/deactivate", {}, "application/json")
-    assert answer.json()["code"] == "reauthentication_required"
+    response = client.post(f"/api/operator/users/{dev.pk}/deactivate", {}, "application/json")
+    assert response.json()["code"] == "reauthentication_required"
     member = by_person(dev)
     for path in ("", f"/{operator.pk}"):
         assert member.get(f"/api/operator/users{path}").status_code == 404

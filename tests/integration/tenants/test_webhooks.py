@@ -1,4 +1,4 @@
-"""Webhooks from the event to a real receiver: once noted, at least once sent, signed, retried, replayed, given up."""
+"""Webhooks from the event to a receiver: recorded once, sent at least once, signed, retried, replayed and failed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PAID = {"number": "INV-2026-000001"}
 
 @pytest.fixture(autouse=True)
 def _private(settings: Any) -> None:
-    """As an operator who allows webhooks to this machine."""
+    """Allow webhooks to this machine."""
     settings.MILLRACE = replace(settings.MILLRACE, webhook_allowed_private_hosts=("127.0.0.1",))
 
 
@@ -66,13 +66,13 @@ def server() -> Iterator[tuple[Receiver, str]]:
         yield receiver, f"http://127.0.0.1:{port}/hook?a=1"
 
 
-def tell(tenant: Tenant, key: str = "paid:1", kind: str = "invoice.paid") -> WebhookEvent | None:
+def enqueue_event(tenant: Tenant, key: str = "paid:1", kind: str = "invoice.paid") -> WebhookEvent | None:
     with tenant_scope(tenant):
         return enqueue(tenant.pk, kind, key, PAID)
 
 
 def later(*, hours: float = 25) -> None:
-    """Let what waits for its next try, or for another's lease to end, be due."""
+    """Make all pending deliveries and expired leases due."""
     with all_tenants_scope(BypassReason.COMMAND):
         rows = WebhookDelivery.objects.all_tenants()
         for row in rows:
@@ -86,10 +86,10 @@ def only_delivery(tenant: Tenant) -> WebhookDelivery:
     return row
 
 
-def test_an_event_arrives_signed_and_is_logged(tenant, server):
+def test_a_delivery_is_signed_and_logged(tenant, server):
     receiver, url = server
     endpoint, secret = do_create_endpoint(tenant, url)
-    event = tell(tenant)
+    event = enqueue_event(tenant)
     assert sending.send_all() == 1
     (got,) = receiver.received
     assert got.path == "/hook?a=1"
@@ -105,8 +105,8 @@ def test_an_event_arrives_signed_and_is_logged(tenant, server):
     assert sending.send_all() == 0
 
 
-def test_the_standards_own_example():
-    """The test vector that the specification of Standard Webhooks gives to those who write libraries."""
+def test_the_standards_test_vector():
+    """Check the test vector of the Standard Webhooks specification."""
     from tenants.webhooks.signing import signature
 
     secret, uid, at = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330
@@ -114,18 +114,18 @@ def test_the_standards_own_example():
     assert signature([secret], uid, at, b'{"test": 2432232314}') == expected
 
 
-def test_the_same_event_is_noted_once(tenant, server):
+def test_the_same_event_is_recorded_once(tenant, server):
     do_create_endpoint(tenant, server[1])
-    assert tell(tenant) is not None
-    assert tell(tenant) is None
+    assert enqueue_event(tenant) is not None
+    assert enqueue_event(tenant) is None
     other = actions.do_create_tenant("other", "Other")
-    assert tell(other) is not None  # keys are each tenant's own
+    assert enqueue_event(other) is not None  # keys belong to a tenant
     assert len(of(WebhookDelivery, tenant)) == 1
     with pytest.raises(ValueError, match="unknown event type"):
-        tell(tenant, "x", "invoice.lost")
+        enqueue_event(tenant, "x", "invoice.lost")
 
 
-def test_what_is_rolled_back_is_not_told(tenant, server):
+def test_a_rolled_back_event_is_not_sent(tenant, server):
     do_create_endpoint(tenant, server[1])
     with pytest.raises(RuntimeError), tenant_scope(tenant), transaction.atomic():
         enqueue(tenant.pk, "invoice.paid", "k", PAID)
@@ -134,21 +134,21 @@ def test_what_is_rolled_back_is_not_told(tenant, server):
     assert sending.send_all() == 0
 
 
-def test_endpoints_get_the_kinds_they_asked_for(tenant, server):
+def test_endpoints_receive_their_event_types(tenant, server):
     _, url = server
     do_create_endpoint(tenant, url, event_types=["invoice.finalized"])
     every, _ = do_create_endpoint(tenant, url)
     off, _ = do_create_endpoint(tenant, url)
     do_update_endpoint(off, active=False)
-    tell(tenant)
+    enqueue_event(tenant)
     assert only_delivery(tenant).endpoint_id == every.pk
 
 
-def test_a_failure_is_tried_again_later_under_the_same_id(tenant, server):
+def test_a_failed_delivery_is_retried_with_the_same_id(tenant, server):
     receiver, url = server
     receiver.status = 500
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     assert [sending.send_all(), sending.send_all()] == [1, 0]
     row = only_delivery(tenant)
     wait = (row.next_attempt_at - datetime.now(UTC)).total_seconds()
@@ -163,32 +163,32 @@ def test_a_failure_is_tried_again_later_under_the_same_id(tenant, server):
     assert of(WebhookEndpoint, tenant)[0].failing_since is None
 
 
-def test_after_eight_tries_it_failed_and_can_be_replayed(tenant, server):
+def test_a_delivery_fails_after_eight_attempts_and_can_be_replayed(tenant, server):
     receiver, url = server
     receiver.status, receiver.answer = 503, b"\x00\xff" + b"y" * 5000
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     for _ in range(10):
         sending.send_all()
         later()
     assert len(receiver.received) == 8
     assert only_delivery(tenant).state == "failed"
     assert len(of(WebhookAttempt, tenant)[0].excerpt) == 1024
-    assert of(WebhookEndpoint, tenant)[0].active  # it has failed for a moment only
+    assert of(WebhookEndpoint, tenant)[0].active  # it has failed for a short time only
     receiver.status = 200
     do_replay(only_delivery(tenant))
     assert sending.send_all() == 1
     assert only_delivery(tenant).state == "delivered"
     assert len(set(receiver.ids)) == 1
-    do_replay(only_delivery(tenant))  # also what has arrived
+    do_replay(only_delivery(tenant))  # also delivered events
     assert sending.send_all() == 1
 
 
-def test_no_redirect_is_followed(tenant, server):
+def test_redirects_are_not_followed(tenant, server):
     receiver, url = server
     receiver.status, receiver.headers = 302, {"Location": url}
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     sending.send_all()
     assert len(receiver.received) == 1
     assert of(WebhookAttempt, tenant)[0].error == "The response status was 302."
@@ -200,16 +200,16 @@ def fail_for_good(tenant: Tenant) -> None:
         later()
 
 
-def test_an_endpoint_that_fails_for_days_is_disabled_and_people_are_told(tenant, server):
+def test_an_endpoint_that_fails_for_days_is_disabled_with_an_email(tenant, server):
     receiver, url = server
     receiver.status = 500
     endpoint, _ = do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     sending.send_all()
     with all_tenants_scope(BypassReason.COMMAND):
         WebhookEndpoint.objects.all_tenants().update(failing_since=datetime.now(UTC) - timedelta(days=4))
     later()
-    tell(tenant, "another")
+    enqueue_event(tenant, "another")
     fail_for_good(tenant)
     row = of(WebhookEndpoint, tenant)[0]
     assert not row.active
@@ -226,17 +226,17 @@ def test_an_endpoint_that_fails_for_days_is_disabled_and_people_are_told(tenant,
     assert of(WebhookEndpoint, tenant)[0].failing_since is None
 
 
-def test_one_that_is_gone_is_disabled_at_once(tenant, server):
+def test_an_endpoint_that_returns_410_is_disabled_immediately(tenant, server):
     receiver, url = server
     receiver.status = 410
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     sending.send_all()
     assert not of(WebhookEndpoint, tenant)[0].active
     assert only_delivery(tenant).state == "failed"
 
 
-def test_a_rotated_secret_is_valid_for_a_day_more(tenant, server):
+def test_a_rotated_secret_stays_valid_for_a_day(tenant, server):
     receiver, url = server
     endpoint, old = do_create_endpoint(tenant, url)
     new = do_rotate_webhook_secret(endpoint)
@@ -269,7 +269,7 @@ def test_a_rotated_secret_is_valid_for_a_day_more(tenant, server):
         {"url": "https://example.com/", "event_types": ["nothing"]},
     ],
 )
-def test_what_may_not_be_called_is_refused(tenant, fields):
+def test_forbidden_urls_are_rejected(tenant, fields):
     with pytest.raises(ActionRefused):
         do_create_endpoint(tenant, **fields)
     assert of(WebhookEndpoint, tenant) == []
@@ -277,7 +277,7 @@ def test_what_may_not_be_called_is_refused(tenant, fields):
 
 @pytest.fixture
 def inside(monkeypatch) -> list[bool]:
-    """Let every name lead to an internal address. Gives, for each look-up, whether a transaction was open."""
+    """Resolve every name to an internal address. Return, for each lookup, whether a transaction was open."""
     open_then: list[bool] = []
     look_up = targets.check_url
 
@@ -291,7 +291,7 @@ def inside(monkeypatch) -> list[bool]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_url_of_an_internal_host_is_refused_when_it_is_set(tenant, server, inside):
+def test_a_url_of_an_internal_host_is_rejected_when_it_is_set(tenant, server, inside):
     with pytest.raises(ActionRefused, match=r"hooks\.example has an internal address\. Use a host"):
         do_create_endpoint(tenant, "https://hooks.example/")
     endpoint, _ = do_create_endpoint(tenant, server[1])
@@ -304,15 +304,15 @@ def test_a_url_of_an_internal_host_is_refused_when_it_is_set(tenant, server, ins
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "once"}])
-def test_the_api_refuses_it_with_a_typed_400(tenant, server, inside, headers):
+def test_the_api_rejects_an_internal_url_with_400(tenant, server, inside, headers):
     with tenant_scope(tenant):
         project = Project.objects.for_tenant(tenant).get()
     _, secret = actions.do_create_api_key(project, "k", scopes=("manage",))
     client = Client(headers={"Authorization": f"Bearer {secret}"} | headers)
     body = {"url": "https://hooks.example/", "event_types": ["invoice.paid"]}
-    answer = client.post("/api/webhooks", body, content_type="application/json")
-    assert (answer.status_code, answer.json()["code"]) == (400, "webhook_url_refused")
-    assert "Use a host with a public address" in answer.json()["errors"]["url"][0]
+    response = client.post("/api/webhooks", body, content_type="application/json")
+    assert (response.status_code, response.json()["code"]) == (400, "webhook_url_refused")
+    assert "Use a host with a public address" in response.json()["errors"]["url"][0]
     made = client.post("/api/webhooks", body | {"url": server[1]}, content_type="application/json")
     assert made.status_code == 201
     changed = client.patch(f"/api/webhooks/{made.json()['id']}", body, content_type="application/json")
@@ -321,13 +321,13 @@ def test_the_api_refuses_it_with_a_typed_400(tenant, server, inside, headers):
     assert inside == [False] * 3
 
 
-def test_each_verb_is_audited_without_secrets(tenant, server):
+def test_actions_are_audited_without_secrets(tenant, server):
     endpoint, secret = do_create_endpoint(tenant, server[1])
     do_update_endpoint(endpoint, description="Books")
     do_rotate_webhook_secret(endpoint)
     do_replay(do_send_test_event(endpoint))
     do_delete_endpoint(endpoint)
-    entries = [each for each in of(AuditEntry, tenant) if each.action.startswith("webhook")]
+    entries = [entry for entry in of(AuditEntry, tenant) if entry.action.startswith("webhook")]
     verbs = [
         "webhook.created",
         "webhook.updated",
@@ -336,17 +336,17 @@ def test_each_verb_is_audited_without_secrets(tenant, server):
         "webhook.replayed",
         "webhook.deleted",
     ]
-    assert sorted(each.action for each in entries) == sorted(verbs)
+    assert sorted(entry.action for entry in entries) == sorted(verbs)
     nonces = [row.nonce for row in unscoped(WebhookEndpoint).all()]
-    assert not any(word in f"{each.before}{each.after}" for each in entries for word in [secret, *nonces])
+    assert not any(word in f"{entry.before}{entry.after}" for entry in entries for word in [secret, *nonces])
     with pytest.raises(Conflict):
         do_rotate_webhook_secret(endpoint)
 
 
-def test_old_events_are_forgotten(tenant, server):
+def test_old_events_are_deleted(tenant, server):
     do_send_test_event(do_create_endpoint(tenant, server[1])[0])
     sending.send_all()
-    tell(tenant)
+    enqueue_event(tenant)
     with all_tenants_scope(BypassReason.COMMAND):
         WebhookEvent.objects.all_tenants().filter(event_type="webhook.test").update(
             created_at=datetime.now(UTC) - EVENT_RETENTION
@@ -356,25 +356,25 @@ def test_old_events_are_forgotten(tenant, server):
     assert of(WebhookAttempt, tenant) == []
 
 
-# With real commits: several senders, and those that die
+# With real commits: concurrent and killed senders
 
 
 @pytest.mark.django_db(transaction=True)
-def test_senders_at_once_send_each_delivery_once(server):
+def test_concurrent_senders_send_each_delivery_once(server):
     receiver, url = server
     tenants = [actions.do_create_tenant(f"t{number}", "T") for number in range(4)]
     for tenant in tenants:
         do_create_endpoint(tenant, url)
         for number in range(5):
-            tell(tenant, f"k{number}")
+            enqueue_event(tenant, f"k{number}")
     with ThreadPoolExecutor(3) as pool:
         tried = list(pool.map(lambda _: send_webhooks(), range(3)))
-    tried.append(send_webhooks())  # what no sender was free for
+    tried.append(send_webhooks())  # deliveries for which no sender was free
     assert sum(tried) == len(receiver.received) == len(set(receiver.ids)) == 20
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_tenants_server_that_hangs_holds_up_no_other(server):
+def test_one_tenants_hanging_server_delays_no_other(server):
     receiver, url = server
     slow, quick = (actions.do_create_tenant(name, name) for name in ("slow", "quick"))
     go = threading.Event()
@@ -383,7 +383,7 @@ def test_one_tenants_server_that_hangs_holds_up_no_other(server):
         for tenant, where in ((slow, f"http://127.0.0.1:{port}/"), (quick, url)):
             do_create_endpoint(tenant, where)
             for number in range(3):
-                tell(tenant, f"k{number}")
+                enqueue_event(tenant, f"k{number}")
         with ThreadPoolExecutor(1) as pool:
             busy = pool.submit(send_webhooks)
             while len(receiver.received) < 3:
@@ -395,14 +395,14 @@ def test_one_tenants_server_that_hangs_holds_up_no_other(server):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_at_once_an_event_is_noted_once():
+def test_concurrent_calls_record_an_event_once():
     tenant = actions.do_create_tenant("acme", "Acme")
     start = threading.Barrier(4)
 
     def note(_: int) -> bool:
         start.wait()
         try:
-            return tell(tenant) is not None
+            return enqueue_event(tenant) is not None
         finally:
             connection.close()
 
@@ -411,14 +411,14 @@ def test_at_once_an_event_is_noted_once():
 
 
 class Killed(BaseException):
-    """As a kill would end it."""
+    """An error that simulates a kill."""
 
 
 @pytest.mark.parametrize("place", ["_attempt", "_record"])
-def test_a_sender_that_is_killed_is_followed_by_another(tenant, server, monkeypatch, place):
+def test_another_sender_takes_over_from_a_killed_one(tenant, server, monkeypatch, place):
     receiver, url = server
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
 
     def die(*_: object) -> None:
         raise Killed
@@ -426,7 +426,7 @@ def test_a_sender_that_is_killed_is_followed_by_another(tenant, server, monkeypa
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(sending, place, die)
         sending.send_all()
-    assert sending.send_all() == 0  # its lease holds
+    assert sending.send_all() == 0  # its lease is active
     later(hours=0.1)
     assert sending.send_all() == 1
     assert len(receiver.received) == (2 if place == "_record" else 1)
@@ -434,11 +434,11 @@ def test_a_sender_that_is_killed_is_followed_by_another(tenant, server, monkeypa
     assert only_delivery(tenant).state == "delivered"
 
 
-def test_a_sender_that_was_given_up_does_not_put_off_what_another_has(tenant, server):
-    """Its lease ran out and another took over: what comes of its try is logged, and the other continues."""
+def test_a_sender_with_an_expired_lease_does_not_postpone_anothers_delivery(tenant, server):
+    """Its lease expired and another sender took over. Its attempt is logged, and the other continues."""
     _, url = server
     do_create_endpoint(tenant, url)
-    tell(tenant)
+    enqueue_event(tenant)
     slow = sending._claim(datetime.now(UTC))
     later(hours=0.1)
     other = sending._claim(datetime.now(UTC))
@@ -450,17 +450,17 @@ def test_a_sender_that_was_given_up_does_not_put_off_what_another_has(tenant, se
     assert len(of(WebhookAttempt, tenant)) == 3
 
 
-def test_one_that_was_deleted_meanwhile(tenant, server):
+def test_an_endpoint_deleted_during_a_delivery(tenant, server):
     endpoint, _ = do_create_endpoint(tenant, server[1])
-    tell(tenant)
+    enqueue_event(tenant)
     claimed = sending._claim(datetime.now(UTC))
     do_delete_endpoint(endpoint)
     assert not sending._record(claimed, sending.WebhookResponse(200, 1), datetime.now(UTC))
     assert of(WebhookAttempt, tenant) == []
 
 
-def test_the_documents_example_verifies(tenant, server):
-    """The code in docs/webhooks.md, as it stands there."""
+def test_the_documented_example_verifies(tenant, server):
+    """Run the code of docs/webhooks.md unchanged."""
     text = (Path(__file__).resolve().parents[3] / "docs" / "webhooks.md").read_text(encoding="utf-8")
     found: dict[str, Callable[..., bool]] = {}
     exec(text.split("```python\n")[1].split("```")[0], found)  # noqa: S102
@@ -476,7 +476,7 @@ def test_the_documents_example_verifies(tenant, server):
     assert not genuine(secret, got.headers | {"webhook-timestamp": "1"}, got.body)
 
 
-def test_the_documents_table_of_kinds_is_current():
+def test_the_documented_table_of_event_types_is_current():
     text = (Path(__file__).resolve().parents[3] / "docs" / "webhooks.md").read_text(encoding="utf-8")
     table = text.split("## Events")[1].split("Without `event_types`")[0]
     assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == set(EVENT_TYPES)

@@ -1,4 +1,4 @@
-"""A real Valkey, empty, and the small things an execution is made of."""
+"""An empty Valkey, and helpers that create executions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inference_worker.contract.messages import InferenceJob, claim_key, encode
 
 @pytest.fixture
 def queued(broker: redis.Redis) -> Callable[[InferenceJob], str]:
-    """Write a job's claim record as a gateway does; its key."""
+    """Return a function that writes a job's claim record as a gateway does, and returns its key."""
 
     def write(job: InferenceJob) -> str:
         key = claim_key(job.billing_context.request_id, job.billing_context.execution)

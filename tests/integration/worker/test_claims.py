@@ -1,4 +1,4 @@
-"""The claim record's scripts: each does nothing unless the record still is what the caller believes."""
+"""The claim record's scripts: each changes nothing unless the record is in the state that the caller expects."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_old_or_unknown_wakeup_claims_nothing(broker: redis.Redis, queued: Qu
     assert claim(broker, key, 2, "s") is not None
 
 
-def test_a_claim_made_again_after_its_answer_was_lost_gets_the_same(broker: redis.Redis, queued: Queued) -> None:
+def test_a_claim_repeated_after_a_lost_response_has_the_same_result(broker: redis.Redis, queued: Queued) -> None:
     key = queued(make_job())
 
     def call(name: str, replica: str = "r") -> bytes | None:
@@ -86,7 +86,7 @@ def test_a_claim_made_again_after_its_answer_was_lost_gets_the_same(broker: redi
     assert call("one") is None
 
 
-def test_only_the_owner_can_be_given_up(broker: redis.Redis, queued: Queued) -> None:
+def test_only_the_owners_claim_moves_to_the_next_attempt(broker: redis.Redis, queued: Queued) -> None:
     key = queued(make_job())
     claim(broker, key, 1, "r")
     assert give_up(broker, key, 1, "another") is None
@@ -94,7 +94,7 @@ def test_only_the_owner_can_be_given_up(broker: redis.Redis, queued: Queued) -> 
     assert give_up(broker, key, 1, "r") is None
 
 
-def test_an_end_is_told_and_metered_once(broker: redis.Redis, queued: Queued) -> None:
+def test_an_end_is_published_and_metered_once(broker: redis.Redis, queued: Queued) -> None:
     job = make_job()
     key = queued(job)
     claim(broker, key, 1, "r")
@@ -128,15 +128,15 @@ def test_failure_and_end_exclude_each_other(broker: redis.Redis, queued: Queued)
     assert outcomes(broker) == ["completed", "failed"]
 
 
-def test_usage_outlives_its_claim(broker: redis.Redis) -> None:
-    """The broker may lose a claim; the settler counts each execution once anyway, so the event is better sent."""
+def test_usage_is_sent_after_its_claim_was_lost(broker: redis.Redis) -> None:
+    """The broker may lose a claim. The settler counts each execution once anyway, so the event is sent."""
     job = make_job()
     assert finish(broker, claim_key("req_1", 0), job, 1) is not None
     assert outcomes(broker) == ["completed"]
     assert not broker.exists(claim_key("req_1", 0))
 
 
-def test_an_end_makes_no_stream_for_a_gateway_that_is_gone(broker: redis.Redis, queued: Queued) -> None:
+def test_an_end_creates_no_stream_for_a_dead_gateway(broker: redis.Redis, queued: Queued) -> None:
     job = make_job()
     key = queued(job)
     claim(broker, key, 1, "r")
@@ -144,12 +144,12 @@ def test_an_end_makes_no_stream_for_a_gateway_that_is_gone(broker: redis.Redis, 
     assert not broker.exists(gateway_stream("gw-a"))
 
 
-def test_cancel_tells_who_works_on_it(broker: redis.Redis, queued: Queued) -> None:
+def test_a_cancel_returns_the_worker(broker: redis.Redis, queued: Queued) -> None:
     waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
     claim(broker, running, 1, "r")
     assert broker.eval(claims.CANCEL, 2, waiting, USAGE_STREAM) is None
     assert broker.eval(claims.CANCEL, 2, running, USAGE_STREAM) == [b"r", b"1"]
-    assert claim(broker, waiting, 1, "r") is None  # cancelled before anybody began
+    assert claim(broker, waiting, 1, "r") is None  # cancelled before a worker started
     assert broker.hget(running, "cancel") == b"1"
 
 
@@ -162,10 +162,10 @@ def test_only_a_waiting_execution_can_be_withdrawn(broker: redis.Redis, queued: 
 
 
 @pytest.mark.parametrize("script", [claims.CANCEL, claims.WITHDRAW])
-def test_an_execution_nobody_worked_on_is_told_to_the_settler_once(
+def test_an_execution_that_never_ran_is_sent_to_the_settler_once(
     broker: redis.Redis, queued: Queued, script: str
 ) -> None:
-    """So that its hold goes back. One that somebody works on is for its worker to tell."""
+    """So its reservation is released. A claimed execution is reported by its worker."""
     waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
     for key in (waiting, running):
         broker.hset(key, "not_started_event", b"nothing was used")

@@ -1,4 +1,4 @@
-"""Heartbeats out, cancels in, deadlines watched."""
+"""A worker's control loop: heartbeats, cancels and deadlines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.worker.jobs import make_job
 
 
 class RecordingEngine:
-    """Holds executions and notes what is asked of it."""
+    """A fake engine that stores executions and records its calls."""
 
     def __init__(self) -> None:
         self.executions: list[ActiveJob] = []
@@ -75,7 +75,7 @@ def beat_of(broker: redis.Redis) -> int:
     return decode_heartbeat(payload).beat if payload else 0
 
 
-def test_its_beats_are_news_and_end_with_it(broker: redis.Redis, engine: RecordingEngine) -> None:
+def test_heartbeats_are_sent_until_the_end(broker: redis.Redis, engine: RecordingEngine) -> None:
     control = Control(broker, "r", engine, heartbeat)  # type: ignore[arg-type]
     wait_until(lambda: beat_of(broker))
     first = beat_of(broker)
@@ -85,7 +85,7 @@ def test_its_beats_are_news_and_end_with_it(broker: redis.Redis, engine: Recordi
 
 
 @pytest.mark.usefixtures("control")
-def test_a_cancel_reaches_the_execution_and_the_attempt_it_is_for(broker: redis.Redis, engine: RecordingEngine) -> None:
+def test_a_cancel_applies_to_its_execution_and_attempt(broker: redis.Redis, engine: RecordingEngine) -> None:
     wanted, other, newer = (
         ActiveJob(make_job("req_1"), 1),
         ActiveJob(make_job("req_2"), 1),
@@ -101,8 +101,8 @@ def test_a_cancel_reaches_the_execution_and_the_attempt_it_is_for(broker: redis.
     assert engine.cancelled == [(wanted, None)]
 
 
-def test_a_cancel_that_comes_before_its_execution_is_remembered(broker: redis.Redis, control: Control) -> None:
-    """The execution is claimed, and not yet given to the engine."""
+def test_a_cancel_that_precedes_its_execution_is_stored(broker: redis.Redis, control: Control) -> None:
+    """The execution is claimed but not yet submitted to the engine."""
     early, other = ActiveJob(make_job("req_1"), 1), ActiveJob(make_job("req_1"), 2)
     wait_until(lambda: broker.publish(control_channel("r"), encode(("req_1", 0, 1))))
     wait_until(lambda: control.was_cancelled(early))
@@ -110,7 +110,7 @@ def test_a_cancel_that_comes_before_its_execution_is_remembered(broker: redis.Re
 
 
 @pytest.mark.usefixtures("control")
-def test_a_cancel_missed_while_the_line_was_cut_is_found_in_the_claim(
+def test_a_cancel_missed_during_an_outage_is_read_from_the_claim(
     broker: redis.Redis, engine: RecordingEngine, queued: Callable[..., str]
 ) -> None:
     wait_until(lambda: broker.pubsub_numsub(control_channel("r"))[0][1])
@@ -128,7 +128,7 @@ def test_a_cancel_missed_while_the_line_was_cut_is_found_in_the_claim(
 
 
 @pytest.mark.usefixtures("control")
-def test_what_runs_past_its_deadline_is_ended(engine: RecordingEngine) -> None:
+def test_an_execution_past_its_deadline_is_ended(engine: RecordingEngine) -> None:
     late, on_time = ActiveJob(make_job("req_1", deadline=time.time() + 0.2), 1), ActiveJob(make_job("req_2"), 1)
     engine.submit(late)
     engine.submit(on_time)
@@ -139,7 +139,7 @@ def test_what_runs_past_its_deadline_is_ended(engine: RecordingEngine) -> None:
     assert failure.code == "timeout"
 
 
-def test_a_drained_worker_hands_its_executions_over_and_a_cordoned_one_keeps_them(
+def test_a_drained_worker_requeues_its_executions_and_a_cordoned_one_keeps_them(
     broker: redis.Redis, engine: RecordingEngine
 ) -> None:
     control = Control(broker, "m-0.1f", engine, heartbeat)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Exits of workers: which replica has exited, and that gateways find it."""
+"""Reports of exited workers, as gateways read them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_supervisor_reports_the_replica_of_the_process_that_exited(broker: red
     assert (broker.exists(beat_key("m-0.aa")), broker.exists(beat_key("m-1.bb"))) == (0, 1)
 
 
-def test_the_next_process_reports_the_one_before(broker: redis.Redis, tmp_path: Path) -> None:
+def test_the_next_process_reports_its_predecessor(broker: redis.Redis, tmp_path: Path) -> None:
     for name in ("m-0.aa", "m-0.bb", "m-0.bb"):
         exits.take_over(broker, tmp_path, name)
     assert reported(broker) == [b"m-0.aa"]
@@ -37,7 +37,7 @@ def test_the_next_process_reports_the_one_before(broker: redis.Redis, tmp_path: 
     assert reported(broker) == [b"m-0.aa", b"m-0.bb"]
 
 
-def test_without_a_broker_or_a_worker_before_nothing_raises(
+def test_a_report_without_a_broker_or_a_worker_raises_no_error(
     broker: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exits.report_last_exit(os.environ["MILLRACE_VALKEY_URL"], tmp_path / "none")
@@ -56,7 +56,7 @@ def test_old_reports_are_removed(broker: redis.Redis) -> None:
     assert reported(broker) == [b"new", b"m-0.aa"]
 
 
-def test_a_process_without_the_lock_does_not_report_the_one_that_has_it(broker: redis.Redis, tmp_path: Path) -> None:
+def test_a_process_without_the_lock_does_not_report_its_owner(broker: redis.Redis, tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     exits.take_over(broker, tmp_path, "m-0.aa")
     exits.report_last_exit(os.environ["MILLRACE_VALKEY_URL"], tmp_path)

@@ -1,4 +1,4 @@
-"""From an engine's outputs to streams, logs and usage events, over a real Valkey."""
+"""The publisher: from an engine's outputs to streams, event logs and usage events in Valkey."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def log_of(broker: redis.Redis, request_id: str, attempt: int = 1) -> list[Strea
     return [decode_event(payload) for payload in broker.lrange(event_log_key(request_id, attempt), 0, -1)]
 
 
-def test_it_works(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+def test_outputs_are_published_and_metered(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
     live = begin(broker, queued, make_job())
     publisher.report_claimed("gw-a", Claimed("req_1", 1, "r"))
     publisher.deliver([tokens(live, 7)])
@@ -101,7 +101,9 @@ def test_it_works(broker: redis.Redis, queued: Queued, publisher: Publisher) -> 
     assert 0 < broker.ttl(event_log_key("req_1", 1)) <= 50
 
 
-def test_the_usage_event_says_why_the_cache_missed(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+def test_the_usage_event_contains_the_cache_miss_reason(
+    broker: redis.Redis, queued: Queued, publisher: Publisher
+) -> None:
     live = begin(broker, queued, make_job())
     report = CacheReport("prefix_changed", changed_at=40, unpinned_tokens=64)
     output = RequestOutput(live.engine_id, [7], "<7>", finish_reason="stop", usage=USAGE, cache=report)
@@ -116,14 +118,14 @@ def test_the_usage_event_says_why_the_cache_missed(broker: redis.Redis, queued: 
     [
         ("first_use", ("other",), "other_worker"),
         ("expired_or_evicted", ("another", "other"), "other_worker"),
-        ("first_use", ("other", "r"), "first_use"),  # this one had it too
+        ("first_use", ("other", "r"), "first_use"),  # this one had it cached too
         ("first_use", (), "first_use"),
         ("too_short", ("other",), "too_short"),
         ("prefix_changed", ("other",), "prefix_changed"),
         (None, ("other",), ""),
     ],
 )
-def test_a_miss_that_another_replica_would_not_have_had_is_told_as_such(
+def test_a_miss_that_another_replica_would_have_avoided_is_reported(
     broker: redis.Redis,
     queued: Queued,
     publisher: Publisher,
@@ -138,8 +140,8 @@ def test_a_miss_that_another_replica_would_not_have_had_is_told_as_such(
     assert [usage.miss_reason for usage in usage_events(broker)] == [told]
 
 
-def test_steps_that_gathered_become_one_event(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
-    """When the broker is slow, rounds grow: nothing piles up."""
+def test_accumulated_steps_become_one_event(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
+    """When the broker is slow, batches grow, so that no backlog builds up."""
     live = begin(broker, queued, make_job())
     publisher = make_publisher(broker, tmp_path)
     broker.client_pause(300)  # type: ignore[no-untyped-call]
@@ -154,8 +156,8 @@ def test_steps_that_gathered_become_one_event(broker: redis.Redis, queued: Queue
     assert len(events) <= 3
 
 
-def test_several_answers_are_told_apart(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
-    """Each answer's tokens and end with its index; only the request's last output carries the usage, and ends it."""
+def test_choices_have_an_index(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+    """Each choice's tokens and end have its index. Only the request's last output contains the usage and ends it."""
     params = SamplingParams(n=2, logprobs=0, prompt_logprobs=0)
     live = begin(broker, queued, msgspec.structs.replace(make_job(), params=params))
     prompt, name = TokenUsage(uncached=2, cache_read=1), live.engine_id
@@ -171,7 +173,7 @@ def test_several_answers_are_told_apart(broker: redis.Redis, queued: Queued, pub
         [
             output(1, 6, prompt_usage=prompt),
             output(0, 7, prompt_usage=prompt, finish_reason="stop", stop_reason="x"),
-            output(1, 8, finish_reason="stop", usage=USAGE),  # ended by a token, which is no part of its text
+            output(1, 8, finish_reason="stop", usage=USAGE),  # ended by a token that is not part of its text
         ]
     )
     assert live.ended.wait(60)
@@ -186,7 +188,9 @@ def test_several_answers_are_told_apart(broker: redis.Redis, queued: Queued, pub
     assert len(usage_events(broker)) == 1
 
 
-def test_a_fault_ends_the_execution_unbilled(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+def test_an_error_ends_the_execution_without_a_charge(
+    broker: redis.Redis, queued: Queued, publisher: Publisher
+) -> None:
     live = begin(broker, queued, make_job())
     publisher.deliver([(live, RequestError("context_length_exceeded", "too long", "messages"))])
     assert live.ended.wait(60)
@@ -196,9 +200,7 @@ def test_a_fault_ends_the_execution_unbilled(broker: redis.Redis, queued: Queued
     assert (usage.outcome, usage.usage) == ("failed", TokenUsage())
 
 
-def test_an_execution_handed_over_goes_back_to_its_gateway(
-    broker: redis.Redis, queued: Queued, publisher: Publisher
-) -> None:
+def test_a_requeued_execution_returns_to_its_gateway(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
     live = begin(broker, queued, make_job())
     publisher.deliver([(live, Requeued())])
     assert live.ended.wait(60)
@@ -207,7 +209,7 @@ def test_an_execution_handed_over_goes_back_to_its_gateway(
     assert usage_events(broker) == []
 
 
-def test_a_superseded_end_is_neither_told_nor_metered(
+def test_a_superseded_end_is_neither_published_nor_metered(
     broker: redis.Redis, queued: Queued, publisher: Publisher
 ) -> None:
     live = begin(broker, queued, make_job())
@@ -231,8 +233,10 @@ def test_an_end_survives_a_broker_outage(broker: redis.Redis, queued: Queued, pu
     assert seqs == set(range(len(seqs)))
 
 
-def test_what_was_journalled_and_never_told_failed(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
-    """Killed between the journal and the end: nothing billed, also after the replay."""
+def test_a_journaled_execution_that_was_never_published_failed(
+    broker: redis.Redis, queued: Queued, tmp_path: Path
+) -> None:
+    """It was killed between the journal and the end, so it is not billed, also after the replay."""
     job = make_job()
     begin(broker, queued, job)
     journal = Journal(tmp_path / "journal")
@@ -243,11 +247,11 @@ def test_what_was_journalled_and_never_told_failed(broker: redis.Redis, queued: 
     assert broker.hget(claim_key("req_1", 0), "state") == b"failed"
 
 
-def test_what_the_broker_lost_is_sent_again(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
-    """The broker took the end, then crashed and forgot its last second."""
+def test_events_that_the_broker_lost_are_sent_again(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
+    """The broker stored the end, then crashed and lost its last second."""
     job = make_job()
     usage = make_usage(job)
-    begin(broker, queued, job)  # the claim is what an older state of the broker says: still running
+    begin(broker, queued, job)  # the claim is in an older state of the broker: still running
     journal = Journal(tmp_path / "journal")
     journal.append([usage])
     journal.confirm(execution_key(usage), "1-1")
@@ -299,15 +303,15 @@ def test_a_full_disk_delays_the_end_and_loses_nothing(
     again.close()
 
 
-def test_a_broken_publisher_says_so(broker: redis.Redis, tmp_path: Path) -> None:
-    """It is the process' voice: without it nobody would hear of any end again."""
+def test_a_broken_publisher_stops_the_process(broker: redis.Redis, tmp_path: Path) -> None:
+    """Without it, no end of an execution would be published again."""
     broken = threading.Event()
     publisher = new_publisher(broker, Journal(tmp_path / "journal"), broken.set)
     publisher.deliver([("no execution", None)])  # type: ignore[list-item]
     assert broken.wait(60)
 
 
-def test_vectors_are_in_the_log_alone_and_not_for_long(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
+def test_vectors_are_only_in_the_log_and_expire_soon(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
     broker.xadd(gateway_stream("gw-a"), {"e": encode([])})
     job = msgspec.structs.replace(make_job(), input_lengths=(2, 1))
     live, usage = begin(broker, queued, job), TokenUsage(uncached=3)

@@ -1,4 +1,4 @@
-"""Pins that all replicas know of: real workers and a real Valkey; the engines are real, and all models but one fake."""
+"""Pins shared by all replicas, with workers, engines and Valkey. All models but one are fake."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Queued = Callable[[InferenceJob], str]
 
 
 class Replicas:
-    """Workers of one model, and tenants who call them."""
+    """Workers of one model, and requests of tenants."""
 
     def __init__(self, broker: redis.Redis, queued: Queued, settings: WorkerSettings) -> None:
         self.broker = broker
@@ -76,12 +76,12 @@ class Replicas:
         )
 
     def queue(self, job: InferenceJob) -> tuple[str, int, int]:
-        """A wakeup for the job."""
+        """Submit the job and its wakeup."""
         self.broker.hset(self._queued(job), "tenant", job.billing_context.tenant_id)
         return job.billing_context.request_id, 0, 1
 
-    def ask(self, worker: Worker, prompt: list[int], *points: tuple[int, int], tenant: int = 1) -> TokenUsage:
-        """What the caller is told, which is what is billed."""
+    def usage_of(self, worker: Worker, prompt: list[int], *points: tuple[int, int], tenant: int = 1) -> TokenUsage:
+        """Run a request and return its usage, which is also billed."""
         job = self.job(prompt, *points, tenant=tenant)
         worker.serve([self.queue(job)])
         event = self.billed(job)
@@ -99,7 +99,7 @@ class Replicas:
         return bool(self._events(job))
 
     def is_pinned(self) -> bool:
-        """Whether the broker is told of a pin within a few seconds."""
+        """Return whether a pin is stored in the broker within a few seconds."""
         give_up_at = time.monotonic() + 10
         while not (told := self.broker.exists(pins_key(1))) and time.monotonic() < give_up_at:
             time.sleep(0.01)
@@ -107,10 +107,10 @@ class Replicas:
 
     def _events(self, job: InferenceJob) -> list[ExecutionUsage]:
         events = [decode_usage(fields[b"e"]) for _, fields in self.broker.xrange(USAGE_STREAM)]
-        return [each for each in events if each.billing_context.request_id == job.billing_context.request_id]
+        return [event for event in events if event.billing_context.request_id == job.billing_context.request_id]
 
     def pass_time(self, seconds: int, tenant: int = 1) -> None:
-        """By what the broker knows of."""
+        """Move the expiry of all pins in the broker."""
         for block in self.broker.zrange(pins_key(tenant), 0, -1):
             self.broker.zincrby(pins_key(tenant), -2000 * seconds, block)
 
@@ -128,7 +128,7 @@ def replicas(
     broker: redis.Redis, queued: Queued, settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Replicas]:
     replicas = Replicas(broker, queued, settings)
-    shutil.rmtree(settings.data_dir / "journal", ignore_errors=True)  # of the test before
+    shutil.rmtree(settings.data_dir / "journal", ignore_errors=True)  # of the previous test
 
     def engine(_: object) -> Any:
         replicas.runners.append(FakeRunner(80))
@@ -141,15 +141,17 @@ def replicas(
 
 
 @pytest.mark.parametrize(("seconds", "written"), [(FIVE, WRITTEN), (HOUR, TokenUsage(4, 0, 0, 96, output=1))])
-def test_what_one_replica_wrote_is_read_at_another(replicas: Replicas, seconds: int, written: TokenUsage) -> None:
+def test_a_prefix_written_by_one_replica_is_read_at_another(
+    replicas: Replicas, seconds: int, written: TokenUsage
+) -> None:
     one, two = replicas.start("one"), replicas.start("two")
-    assert replicas.ask(one, PROMPT, (96, seconds)) == written
-    assert replicas.ask(two, PROMPT, (96, seconds)) == READ
-    assert list(replicas.runners[1].steps[0].values()) == [100]  # though it was computed again
-    assert replicas.ask(replicas.start("three"), [*PROMPT[:64], *distinct(36, 2)]) == TokenUsage(36, 64, output=1)
+    assert replicas.usage_of(one, PROMPT, (96, seconds)) == written
+    assert replicas.usage_of(two, PROMPT, (96, seconds)) == READ
+    assert list(replicas.runners[1].steps[0].values()) == [100]  # although it was computed again
+    assert replicas.usage_of(replicas.start("three"), [*PROMPT[:64], *distinct(36, 2)]) == TokenUsage(36, 64, output=1)
 
 
-def test_why_it_was_missed_is_that_another_replica_had_it(replicas: Replicas) -> None:
+def test_the_miss_reason_is_that_another_replica_had_the_prefix(replicas: Replicas) -> None:
     first, again = replicas.job(PROMPT, (96, FIVE)), replicas.job(PROMPT, (96, FIVE))
     replicas.start("one").serve([replicas.queue(first)])
     replicas.start("two").serve([replicas.queue(again)])
@@ -158,70 +160,70 @@ def test_why_it_was_missed_is_that_another_replica_had_it(replicas: Replicas) ->
 
 def test_a_restarted_worker_bills_as_read(replicas: Replicas) -> None:
     worker = replicas.start("one")
-    assert replicas.ask(worker, PROMPT, (96, FIVE)) == WRITTEN
+    assert replicas.usage_of(worker, PROMPT, (96, FIVE)) == WRITTEN
     replicas.stop(worker)
-    assert replicas.ask(replicas.start("one"), PROMPT, (96, FIVE)) == READ
+    assert replicas.usage_of(replicas.start("one"), PROMPT, (96, FIVE)) == READ
 
 
-def test_the_embedded_model_too(broker: redis.Redis, queued: Queued, settings: WorkerSettings) -> None:
+def test_pins_with_the_embedded_model(broker: redis.Redis, queued: Queued, settings: WorkerSettings) -> None:
     shutil.rmtree(settings.data_dir / "journal", ignore_errors=True)
     replicas = Replicas(broker, queued, replace(settings, max_num_seqs=4, cpu_threads=1))
     one, two = replicas.start("one"), replicas.start("two")
     try:
-        assert replicas.ask(one, PROMPT, (96, FIVE)) == WRITTEN
-        assert replicas.ask(two, PROMPT) == READ
+        assert replicas.usage_of(one, PROMPT, (96, FIVE)) == WRITTEN
+        assert replicas.usage_of(two, PROMPT) == READ
     finally:
         for worker in (one, two):
             replicas.stop(worker)
 
 
-def test_a_pin_ends_with_its_time(replicas: Replicas) -> None:
-    replicas.ask(replicas.start("one"), PROMPT, (32, HOUR), (96, FIVE))
+def test_a_pin_expires(replicas: Replicas) -> None:
+    replicas.usage_of(replicas.start("one"), PROMPT, (32, HOUR), (96, FIVE))
     replicas.pass_time(270)
-    assert replicas.ask(replicas.start("two"), PROMPT) == READ
+    assert replicas.usage_of(replicas.start("two"), PROMPT) == READ
     replicas.pass_time(300)
-    usage = replicas.ask(replicas.start("three"), PROMPT, (32, HOUR), (96, FIVE))
+    usage = replicas.usage_of(replicas.start("three"), PROMPT, (32, HOUR), (96, FIVE))
     assert usage == TokenUsage(4, 32, 64, output=1)
     replicas.pass_time(3600)
-    assert replicas.ask(replicas.start("four"), PROMPT) == TokenUsage(100, output=1)
+    assert replicas.usage_of(replicas.start("four"), PROMPT) == TokenUsage(100, output=1)
 
 
-def test_a_hit_begins_the_time_anew(replicas: Replicas) -> None:
-    replicas.ask(replicas.start("one"), PROMPT, (96, FIVE))
+def test_a_hit_restarts_the_time(replicas: Replicas) -> None:
+    replicas.usage_of(replicas.start("one"), PROMPT, (96, FIVE))
     for number in range(3):
         replicas.pass_time(200)
-        assert replicas.ask(replicas.start(f"hit {number}"), PROMPT) == READ
+        assert replicas.usage_of(replicas.start(f"hit {number}"), PROMPT) == READ
     replicas.pass_time(300)
-    assert replicas.ask(replicas.start("too late"), PROMPT, (96, FIVE)) == WRITTEN
+    assert replicas.usage_of(replicas.start("too late"), PROMPT, (96, FIVE)) == WRITTEN
 
 
-def test_a_hit_where_it_was_written_begins_it_anew_as_well(replicas: Replicas) -> None:
+def test_a_hit_at_the_writing_replica_restarts_the_time_too(replicas: Replicas) -> None:
     one = replicas.start("one")
-    replicas.ask(one, PROMPT, (96, FIVE))
+    replicas.usage_of(one, PROMPT, (96, FIVE))
     replicas.pass_time(200)
-    assert replicas.ask(one, PROMPT) == READ
+    assert replicas.usage_of(one, PROMPT) == READ
     replicas.pass_time(200)
-    assert replicas.ask(replicas.start("two"), PROMPT) == READ
+    assert replicas.usage_of(replicas.start("two"), PROMPT) == READ
 
 
-def test_a_pin_of_an_hour_stays_one(replicas: Replicas) -> None:
-    replicas.ask(replicas.start("one"), PROMPT, (96, HOUR))
-    replicas.ask(replicas.start("two"), PROMPT, (96, FIVE))
+def test_a_pin_of_an_hour_stays_for_an_hour(replicas: Replicas) -> None:
+    replicas.usage_of(replicas.start("one"), PROMPT, (96, HOUR))
+    replicas.usage_of(replicas.start("two"), PROMPT, (96, FIVE))
     replicas.pass_time(3500)
-    assert replicas.ask(replicas.start("three"), PROMPT) == READ
+    assert replicas.usage_of(replicas.start("three"), PROMPT) == READ
 
 
-def test_another_tenant_profits_nothing(replicas: Replicas) -> None:
-    replicas.ask(replicas.start("one"), PROMPT, (96, FIVE))
+def test_another_tenant_does_not_read_the_prefix(replicas: Replicas) -> None:
+    replicas.usage_of(replicas.start("one"), PROMPT, (96, FIVE))
     two = replicas.start("two")
-    assert replicas.ask(two, PROMPT, (96, FIVE), tenant=2) == WRITTEN
-    assert replicas.ask(two, PROMPT, tenant=3) == TokenUsage(100, output=1)
+    assert replicas.usage_of(two, PROMPT, (96, FIVE), tenant=2) == WRITTEN
+    assert replicas.usage_of(two, PROMPT, tenant=3) == TokenUsage(100, output=1)
 
 
-def test_another_tenants_salt_is_of_no_use_either(replicas: Replicas) -> None:
-    """The tenant is in the key and in the hashes: one would do."""
+def test_another_tenants_salt_does_not_read_the_prefix(replicas: Replicas) -> None:
+    """The tenant is in the key and in the hashes; either would suffice."""
     one, two = replicas.start("one"), replicas.start("two")
-    replicas.ask(one, PROMPT, (96, FIVE))
+    replicas.usage_of(one, PROMPT, (96, FIVE))
     stolen = msgspec.structs.replace(replicas.job(PROMPT, tenant=2), cache_salt=b"of tenant 1")
     two.serve([replicas.queue(stolen)])
     assert replicas.billed(stolen).usage.cache_read == 0
@@ -230,7 +232,7 @@ def test_another_tenants_salt_is_of_no_use_either(replicas: Replicas) -> None:
     assert replicas.billed(split).usage.cache_read == 0
 
 
-def test_it_is_known_elsewhere_while_its_answer_is_still_being_written(replicas: Replicas) -> None:
+def test_a_pin_is_shared_before_its_request_ends(replicas: Replicas) -> None:
     one, two = replicas.start("one"), replicas.start("two")
     steps = threading.Semaphore(2)
     replicas.runners[0].during = lambda _: steps.acquire() and None
@@ -239,7 +241,7 @@ def test_it_is_known_elsewhere_while_its_answer_is_still_being_written(replicas:
     serving.start()
     try:
         assert replicas.is_pinned()
-        assert replicas.ask(two, PROMPT) == READ
+        assert replicas.usage_of(two, PROMPT) == READ
         assert not replicas.is_billed(long)
     finally:
         steps.release(100)
@@ -247,7 +249,7 @@ def test_it_is_known_elsewhere_while_its_answer_is_still_being_written(replicas:
     assert replicas.billed(long).usage == replace(WRITTEN, output=30)
 
 
-def test_a_write_that_failed_leaves_no_pin(replicas: Replicas) -> None:
+def test_a_failed_write_leaves_no_pin(replicas: Replicas) -> None:
     one, two = replicas.start("one"), replicas.start("two")
     told = threading.Event()
 
@@ -262,43 +264,41 @@ def test_a_write_that_failed_leaves_no_pin(replicas: Replicas) -> None:
     one.serve([replicas.queue(job)])
     assert told.is_set()
     assert replicas.billed(job).outcome == "failed"
-    assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
+    assert replicas.usage_of(two, PROMPT, (96, FIVE)) == WRITTEN
 
 
-def test_a_broker_that_lost_them_costs_a_write_and_no_fault(replicas: Replicas) -> None:
+def test_pins_lost_by_the_broker_cost_a_write_and_cause_no_error(replicas: Replicas) -> None:
     one, two = replicas.start("one"), replicas.start("two")
-    replicas.ask(one, PROMPT, (96, FIVE))
+    replicas.usage_of(one, PROMPT, (96, FIVE))
     replicas.broker.flushdb()
-    assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
+    assert replicas.usage_of(two, PROMPT, (96, FIVE)) == WRITTEN
     replicas.broker.flushdb()
-    assert replicas.ask(one, PROMPT, (96, FIVE)) == READ  # its engine knows of the pin, and tells of it again
-    assert replicas.ask(replicas.start("three"), PROMPT) == READ
+    assert replicas.usage_of(one, PROMPT, (96, FIVE)) == READ  # its engine has the pin and reports it again
+    assert replicas.usage_of(replicas.start("three"), PROMPT) == READ
 
 
-def test_a_look_up_that_fails_costs_a_write_and_is_logged_once(
-    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_lookup_costs_a_write_and_is_logged_once(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = replicas.start("one"), replicas.start("two")
-    replicas.ask(one, PROMPT, (96, FIVE))
-    replicas.ask(one, distinct(100, 2), (96, FIVE))
+    replicas.usage_of(one, PROMPT, (96, FIVE))
+    replicas.usage_of(one, distinct(100, 2), (96, FIVE))
 
     def away(**_: object) -> None:
         raise redis.ConnectionError("away")
 
     with structlog.testing.capture_logs() as logs, monkeypatch.context() as patched:
         patched.setattr(two._shared_pins, "_look_up", away)
-        assert replicas.ask(two, PROMPT, (96, FIVE)) == WRITTEN
-        assert replicas.ask(two, distinct(100, 3), (96, FIVE)) == WRITTEN
-    assert [each["event"] for each in logs].count("pin_lookup_failed") == 1
-    assert replicas.ask(two, distinct(100, 2)) == READ
+        assert replicas.usage_of(two, PROMPT, (96, FIVE)) == WRITTEN
+        assert replicas.usage_of(two, distinct(100, 3), (96, FIVE)) == WRITTEN
+    assert [log["event"] for log in logs].count("pin_lookup_failed") == 1
+    assert replicas.usage_of(two, distinct(100, 2)) == READ
 
 
-def test_over_the_cap_nothing_is_pinned_nor_billed_as_written(
+def test_above_the_limit_nothing_is_pinned_or_billed_as_written(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_pins, "MAX_PINS", 8)
     one, two = replicas.start("one"), replicas.start("two")
-    assert replicas.ask(one, PROMPT, (96, FIVE)) == WRITTEN
+    assert replicas.usage_of(one, PROMPT, (96, FIVE)) == WRITTEN
     job = replicas.job(distinct(100, 2), (96, FIVE))
     two.serve([replicas.queue(job)])
     event = replicas.billed(job)
@@ -307,22 +307,22 @@ def test_over_the_cap_nothing_is_pinned_nor_billed_as_written(
     again = replicas.job(PROMPT, (96, FIVE))
     two.serve([replicas.queue(again)])
     event = replicas.billed(again)
-    assert (event.usage, event.unpinned_tokens) == (READ, 0)  # what is paid for needs no room
+    assert (event.usage, event.unpinned_tokens) == (READ, 0)  # a paid prefix requires no room
 
 
-def test_who_has_no_pins_asks_for_none(replicas: Replicas) -> None:
+def test_requests_without_pins_need_no_lookup(replicas: Replicas) -> None:
     one, two = replicas.start("one"), replicas.start("two")
     replicas.broker.config_resetstat()  # type: ignore[no-untyped-call]
-    replicas.ask(one, PROMPT, tenant=2)
-    replicas.ask(two, PROMPT, tenant=2)
+    replicas.usage_of(one, PROMPT, tenant=2)
+    replicas.usage_of(two, PROMPT, tenant=2)
     assert not {"cmdstat_zmscore", "cmdstat_zadd"} & set(replicas.broker.info("commandstats"))
-    replicas.ask(one, PROMPT, (96, FIVE))
-    replicas.ask(two, PROMPT)
-    assert replicas.broker.info("commandstats")["cmdstat_zmscore"]["calls"] == 3  # told, looked up, told
+    replicas.usage_of(one, PROMPT, (96, FIVE))
+    replicas.usage_of(two, PROMPT)
+    assert replicas.broker.info("commandstats")["cmdstat_zmscore"]["calls"] == 3  # reported, looked up, reported
 
 
 class Executions:
-    """Executions that run, and what the scripts say."""
+    """Running executions, with the results of the scripts."""
 
     def __init__(self, broker: redis.Redis, queued: Queued) -> None:
         self._broker, self._queued = broker, queued
@@ -361,7 +361,7 @@ def executions(broker: redis.Redis, queued: Queued) -> Executions:
     return Executions(broker, queued)
 
 
-def test_as_many_blocks_as_a_long_prompt_has(executions: Executions, broker: redis.Redis) -> None:
+def test_all_blocks_of_a_long_prompt_are_pinned(executions: Executions, broker: redis.Redis) -> None:
     blocks = [number.to_bytes(32, "big") for number in range(5000)]
     executions.pin(
         executions.begin("req_1"),
@@ -372,36 +372,36 @@ def test_as_many_blocks_as_a_long_prompt_has(executions: Executions, broker: red
 
 
 @pytest.mark.parametrize("ends", [Executions.fail, Executions.give_up])
-def test_an_execution_that_is_not_billed_takes_along_what_it_pinned(
+def test_an_unbilled_execution_removes_its_pins(
     executions: Executions, ends: Callable[[Executions, ActiveJob], None]
 ) -> None:
     before, lost = executions.begin("req_1"), executions.begin("req_2")
     executions.pin(before, {b"a": FIVE})
     executions.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})
     time.sleep(0.005)
-    executions.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})  # the answer was lost: said again
+    executions.pin(lost, {b"a": FIVE, b"b": FIVE, b"c": HOUR})  # repeated after a lost response
     ends(executions, lost)
     assert executions.live_pins(b"a", b"b", b"c") == [FIVE, 0, 0]
     executions.pin(lost, {b"b": FIVE})  # too late
     assert executions.live_pins(b"b") == [0]
 
 
-def test_an_hour_is_no_shorter_for_a_use_of_five_minutes(executions: Executions) -> None:
+def test_a_use_with_five_minutes_does_not_shorten_an_hour(executions: Executions) -> None:
     executions.pin(executions.begin("req_1"), {b"a": HOUR, b"b": FIVE})
     executions.pin(executions.begin("req_2"), {b"a": FIVE, b"b": HOUR})
     assert executions.live_pins(b"a", b"b") == [HOUR, HOUR]
 
 
-def test_what_another_execution_uses_since_stays(executions: Executions) -> None:
+def test_pins_used_by_another_execution_stay(executions: Executions) -> None:
     lost, other = executions.begin("req_1"), executions.begin("req_2")
     executions.pin(lost, {b"a": FIVE, b"b": FIVE})
-    time.sleep(0.005)  # the next one is of another millisecond
+    time.sleep(0.005)  # the next one is in another millisecond
     executions.pin(other, {b"a": FIVE})
     executions.fail(lost)
     assert executions.live_pins(b"a", b"b") == [FIVE, 0]
 
 
-def test_an_execution_that_ended_well_keeps_them_unless_it_is_taken_back(executions: Executions) -> None:
+def test_a_completed_execution_keeps_its_pins_unless_it_is_reversed(executions: Executions) -> None:
     live = executions.begin("req_1")
     executions.pin(live, {b"a": FIVE})
     executions.finish(live)
@@ -411,7 +411,7 @@ def test_an_execution_that_ended_well_keeps_them_unless_it_is_taken_back(executi
     assert executions.live_pins(b"a") == [0]
 
 
-def test_a_claim_the_broker_lost_is_not_made_anew(executions: Executions, broker: redis.Redis) -> None:
+def test_a_claim_that_the_broker_lost_is_not_created_again(executions: Executions, broker: redis.Redis) -> None:
     live = executions.begin("req_1")
     broker.flushdb()
     executions.pin(live, {b"a": FIVE})

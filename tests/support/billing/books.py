@@ -1,4 +1,4 @@
-"""Prices and rated usage for tests of invoices, put into the tables as they stand there."""
+"""Prices and rated usage for tests of invoices, written directly to the tables."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ NOBODY = dict.fromkeys(("street", "postcode", "city", "region", "country", "vat_
 
 
 def dollars(amount: str) -> int:
-    """A price: nano-USD per million tokens from USD per million."""
+    """Return a price in nano-USD per million tokens from USD per million."""
     whole, _, fraction = amount.partition(".")
     return int(whole) * 10**9 + int(fraction.ljust(9, "0"))
 
 
 def price(amount: str, component: str = "uncached", *, model: str = "alpha", number: int = 1, **fields: Any) -> int:
-    """A price of USD a million tokens; its id."""
+    """Create a price of `usd` per million tokens and return its ID."""
     with all_tenants_scope(BypassReason.COMMAND):
         book, _ = PriceBook.objects.get_or_create(name="list")
         version = PriceVersion.objects.filter(book=book, number=number).first() or PriceVersion.objects.create(
@@ -95,8 +95,7 @@ def use(
 
 
 def take_back(event: UsageEvent, at: datetime) -> None:
-    """Reverse an event by an adjustment made at that time, as the settler does when an execution turns out to have
-    failed."""
+    """Reverse an event by an adjustment at this time, as the settler does when an execution has failed."""
     counts = {name: -getattr(event, name) for name in COMPONENTS}
     kept = ("admitted_at", "request_id", "execution", "tenant_id", "project_id", "key_id", "model", "price_ids")
     with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
@@ -113,7 +112,7 @@ def take_back(event: UsageEvent, at: datetime) -> None:
 
 
 def make_months() -> None:
-    """Partitions of the months that tests of invoices speak of."""
+    """Create the partitions of the months that tests of invoices use."""
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         cursor.execute("SELECT billing_create_partitions(%s)", [[date(2026, month, 1) for month in range(9, 13)]])
 
@@ -126,19 +125,19 @@ def period(at: datetime) -> Period:
 
 
 def draft_for(tenant: Tenant) -> Invoice:
-    """A draft without lines."""
+    """Return a draft without lines."""
     month = period(OCTOBER)
     with all_tenants_scope(BypassReason.BILLING):
         return Invoice.objects.create(tenant=tenant, entity=month.entity, period=month, seller=NOBODY, buyer=NOBODY)
 
 
 def over(month: Period) -> datetime:
-    """When it may be closed."""
+    """Return the earliest time at which the period can be closed."""
     return month.ends_at + timedelta(hours=1)
 
 
 def invoiced(tenant: Tenant, at: datetime) -> Invoice:
-    """Close the month and finalize the tenant's invoice of it."""
+    """Close the month and finalize the tenant's invoice."""
     month = period(at)
     do_close_period(month, now=over(month))
     (draft,) = [row for row in do_draft(month, tenant) if row.invoice_type == Invoice.InvoiceType.INVOICE]

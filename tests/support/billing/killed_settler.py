@@ -2,7 +2,7 @@
 
 Run: `python -m tests.support.billing.killed_settler STEP N`.
 
-Only this process is patched; what runs in production knows nothing of it.
+Only this process is patched; the product has no code for it.
 """
 
 from __future__ import annotations

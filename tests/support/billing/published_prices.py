@@ -15,7 +15,7 @@ A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cache_re
 
 
 def publish(usd: dict[str, str], tier: Tier = Tier.STANDARD, at: datetime | None = None) -> int:
-    """Returns the price version that an admission pins then."""
+    """Publish prices and return the version that an admission pins then."""
     prices = [NewPrice("m", tier, Component(name), nano_per_million(each)) for name, each in usd.items()]
     do_publish_prices(do_propose_prices(Proposal(tuple(prices)), effective_from=at), by=None)
     return unscoped(CompiledRateCard).filter(tier=tier)[-1].pk

@@ -1,4 +1,4 @@
-"""What a settler has left: pending messages and quarantined events."""
+"""Unfinished work of a settler: pending messages and quarantined events."""
 
 from __future__ import annotations
 

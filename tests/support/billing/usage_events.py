@@ -11,7 +11,7 @@ from inference_worker.contract.request import TokenUsage
 
 
 def make_event(**changes: Any) -> ExecutionUsage:
-    """A plausible event; `changes` name fields of the event, its envelope or its token usage. `at` is a datetime."""
+    """Return a plausible event. `changes` set fields of it, its context or its token usage; `at` is a datetime."""
     at = changes.pop("at", datetime.now(UTC))
     usage = {name: changes.pop(name) for name in TokenUsage.__dataclass_fields__ if name in changes}
     billing_context: dict[str, Any] = {

@@ -26,7 +26,7 @@ def line(custom_id: str, url: str = "/v1/chat/completions", **body: Any) -> dict
 
 
 def upload(client: openai.OpenAI, lines: Iterable[Any]) -> str:
-    text = "\n".join(json.dumps(each) for each in lines).encode()
+    text = "\n".join(json.dumps(line) for line in lines).encode()
     return client.files.create(file=("lines.jsonl", io.BytesIO(text)), purpose="batch").id
 
 
@@ -44,7 +44,7 @@ def results(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
 
 
 def usage_events(stack: Stack) -> list[dict[str, Any]]:
-    """All of the tenant's, newest first."""
+    """Return all usage events of the tenant, newest first."""
     found: list[dict[str, Any]] = []
     url: str | None = f"{stack.url}/api/usage/events?limit=100"
     while url:

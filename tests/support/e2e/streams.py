@@ -37,7 +37,7 @@ class Stream:
             self.response = self._client.send(request, stream=True)
             if self.response.status_code != 503 or time.monotonic() > give_up_at:
                 break
-            self.response.close()  # a busy machine: retry after the time that the answer gives
+            self.response.close()  # a busy machine: retry after the time in the response
             time.sleep(float(self.response.headers["retry-after"]))
         assert self.response.status_code == 200, self.response.read()
         self.request_id = self.response.headers["x-request-id"]

@@ -18,22 +18,22 @@ class Client:
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
 
-    def say(self, **message: Any) -> None:
+    def send_message(self, **message: Any) -> None:
         self.socket.send(json.dumps(message))
 
-    def ask(self, name: str, **options: Any) -> None:
-        self.say(id=name, **{"model": MODEL, "messages": FRANCE, "max_tokens": 8, "temperature": 0, **options})
+    def submit(self, name: str, **options: Any) -> None:
+        self.send_message(id=name, **{"model": MODEL, "messages": FRANCE, "max_tokens": 8, "temperature": 0, **options})
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         return dict(json.loads(self.socket.recv(30)))
 
-    def hear_all(self, name: str) -> list[dict[str, Any]]:
-        """What is said of one request, to its end; the others must have ended."""
-        heard = [self.hear()]
-        while heard[-1]["type"] not in ("done", "error"):
-            heard.append(self.hear())
-        assert {each["id"] for each in heard} == {name}
-        return heard
+    def receive_all(self, name: str) -> list[dict[str, Any]]:
+        """Receive the messages of one request until its end. All other requests must have ended."""
+        messages = [self.receive()]
+        while messages[-1]["type"] not in ("done", "error"):
+            messages.append(self.receive())
+        assert {message["id"] for message in messages} == {name}
+        return messages
 
 
 @contextmanager

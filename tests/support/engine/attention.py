@@ -18,7 +18,7 @@ def shape(dtype: torch.dtype) -> CacheShape:
 
 
 class Batch:
-    """Sequences that grow step by step in random pages."""
+    """Sequences in random pages that grow in each step."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.random = random.Random(seed)
@@ -29,7 +29,7 @@ class Batch:
         self.cos, self.sin = cos, sin
 
     def grow(self, news: dict[int, int]) -> StepMetadata:
-        """Metadata of a step in which sequence i gets news[i] tokens."""
+        """Return the metadata of a step in which sequence i gets news[i] tokens."""
         order = sorted(news, key=lambda i: news[i] != 1)
         positions, slots = [], []
         for i in order:

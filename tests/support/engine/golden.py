@@ -1,4 +1,4 @@
-"""What transformers answers, in float32, to 200 real prompts: the engine must answer the same, token by token."""
+"""Golden outputs of transformers in float32 for 200 real prompts. The engine's output must be equal, token by token."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ DATA = Path(__file__).parents[2] / "data" / "engine"
 PROMPTS = DATA / "prompts.jsonl.gz"
 GOLDEN = DATA / "greedy_golden.json.gz"
 NEW_TOKENS = 48
-NEAR_TIE = 1e-4  # two best logits closer than this: either may be chosen
+NEAR_TIE = 1e-4  # if the two best logits are closer than this, either token is correct
 
 
 @dataclass(frozen=True)
 class Golden:
-    """One prompt's greedy continuation. EOS does not end it: the tokens after it are as good a test as any."""
+    """The greedy continuation of one prompt. It continues after EOS, since later tokens are equally good tests."""
 
     id: str
     prompt_token_ids: list[int]
     tokens: list[int]
-    near_ties: list[int]  # places in `tokens` whose two best logits were closer than NEAR_TIE
+    near_ties: list[int]  # positions in `tokens` whose two best logits were closer than NEAR_TIE
 
 
 def read_prompts() -> list[dict[str, str]]:
-    """`id` and `text` of the 200 prompts."""
+    """Return `id` and `text` of the 200 prompts."""
     with gzip.open(PROMPTS, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
@@ -38,13 +38,13 @@ def read_golden() -> list[Golden]:
 
 def write_golden(answers: list[Golden], made_with: dict[str, str], path: Path = GOLDEN) -> None:
     content = {"made_with": made_with, "new_tokens": NEW_TOKENS, "answers": [asdict(a) for a in answers]}
-    # No time stamp: the same answers make the same file.
+    # No time stamp, so that equal outputs make equal files.
     with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as file:
         file.write(json.dumps(content, separators=(",", ":")).encode())
 
 
 def generate(model_dir: Path, prompts: list[dict[str, str]]) -> Iterator[Golden]:
-    """Answer each prompt by itself with transformers, in float32."""
+    """Generate the output of each prompt separately with transformers, in float32."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -70,7 +70,7 @@ def generate(model_dir: Path, prompts: list[dict[str, str]]) -> Iterator[Golden]
 def recompute(
     model_dir: Path, prompts: list[dict[str, str]], golden: dict[str, Golden]
 ) -> Iterator[tuple[Golden, list[int]]]:
-    """Each prompt's golden answer, and the tokens transformers finds best in their places, given those before."""
+    """Yield each golden output and the best token of transformers at each position, given the tokens before it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -86,9 +86,9 @@ def recompute(
 
 
 def first_difference(golden: Golden, tokens: list[int]) -> int | None:
-    """Where `tokens` leave the golden answer without the excuse of a near tie; None if they do not.
+    """Return the first position at which `tokens` differ from the golden output, or None.
 
-    After a near tie went the other way the texts differ permanently, so nothing is compared from there.
+    The comparison ends at a near tie that was decided differently, since the texts differ from there on.
     """
     for place, (wanted, got) in enumerate(zip(golden.tokens, tokens, strict=True)):
         if wanted != got:

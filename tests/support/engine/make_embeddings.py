@@ -1,9 +1,9 @@
-"""Makes `tests/data/embeddings/reference.npy`, in about a minute on two cores.
+"""Generator of `tests/data/embeddings/reference.npy`. It takes about a minute on two cores.
 
 Run: `python -m tests.support.engine.make_embeddings`.
 
-What transformers' BertModel gives for each text by itself in float32, its mean over the tokens, normalized, kept in 16
-bits: that moves a vector's cosine distance by less than 1e-7.
+The vectors are the mean over the tokens of the hidden states of transformers' BertModel, computed for each text
+separately in float32 and normalized. They are stored in 16 bits, which changes a cosine distance by less than 1e-7.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def texts() -> list[str]:
 
 @torch.inference_mode()
 def mean_states(model: Any, inputs: Sequence[Sequence[int]]) -> torch.Tensor:
-    """The mean of the model's hidden states over the tokens of each input, one input at a time."""
+    """Return the mean of the model's hidden states over the tokens of each input, one input at a time."""
     return torch.cat([model(torch.tensor([each])).last_hidden_state.mean(dim=1) for each in inputs])
 
 
 def main() -> None:
-    from transformers import BertModel  # here: the benchmark that imports this module can do without
+    from transformers import BertModel  # here, because the benchmark that imports this module does not need it
 
     folder = ensure_model(MINILM, Path())
     tokenizer = Tokenizer.from_dir(folder)

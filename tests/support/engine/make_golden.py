@@ -1,4 +1,4 @@
-"""Remake the golden answers: `python -m tests.support.engine.make_golden`. Takes about ten minutes on two cores."""
+"""Generator of the golden outputs: `python -m tests.support.engine.make_golden`. It takes ten minutes on two cores."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Real traces played through the real scheduler and KV cache, the model being made up; and what was possible at best.
+"""Replay of real traces through the scheduler and KV cache with a fake model, and the best possible cache hit rates.
 
-The traces are in tests/data/traces. `python -m benchmarks.replay` prints all that can be learned from them.
+The traces are in tests/data/traces. `python -m benchmarks.replay` prints the results.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tests.support.engine.fakes import TINY, FakeRunner
 TRACES = Path(__file__).parents[2] / "data" / "traces"
 MOONCAKE_BLOCK = 512  # tokens of a block of the Mooncake trace
 VOCAB = 1 << 18
-ANSWER = VOCAB - 1  # the token of made-up answers; no prompt has it
+ANSWER = VOCAB - 1  # the token of generated outputs; no prompt contains it
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a trace, and the answer it gets."""
+    """One request of a trace, with its output."""
 
     prompt: list[int]
     answer: list[int]
@@ -41,20 +41,20 @@ class Turn:
     tenant: str = ""
 
 
-Conversation = Iterable[Turn]  # each turn is sent when the one before it has been answered
+Conversation = Iterable[Turn]  # a turn is sent when the previous one is complete
 
 
 class Lengths(NamedTuple):
-    """A request of which only its lengths are known."""
+    """A request with known lengths and unknown content."""
 
     prompt: int
     output: int
 
 
 def mooncake(limit: int | None = None, most_output: int | None = None) -> Iterator[Conversation]:
-    """The Mooncake chat trace, each request a conversation of its own, as its next turn is not marked as such.
+    """Return the Mooncake chat trace. Each request is a separate conversation, since the trace does not link turns.
 
-    A block is filled with its id in the trace: blocks are equal where the trace says so, and nowhere else.
+    A block contains its ID in the trace, so blocks are equal only where the trace has equal IDs.
     """
     with gzip.open(TRACES / "mooncake_conversation.jsonl.gz", "rt", encoding="utf-8") as file:
         for line in islice(file, limit):
@@ -67,24 +67,24 @@ def mooncake(limit: int | None = None, most_output: int | None = None) -> Iterat
 
 
 def azure() -> list[Lengths]:
-    """The lengths of the Azure conversation trace, in its order."""
+    """Return the lengths of the Azure conversation trace, in its order."""
     with gzip.open(TRACES / "azure_conversation.csv.gz", "rt", encoding="utf-8") as file:
         return [Lengths(int(row["context_tokens"]), int(row["generated_tokens"])) for row in csv.DictReader(file)]
 
 
 def unrelated(lengths: Iterable[Lengths], tenants: int = 1) -> Iterator[Conversation]:
-    """Requests of these lengths, of so many tenants in turn, whose prompts have nothing in common: each begins with a
-    token of its own."""
+    """Return requests of these lengths, of `tenants` tenants in turn, without common prefixes: each prompt begins with
+    a different token."""
     for number, (prompt, output) in enumerate(lengths):
         tokens = [number, *[ANSWER - 1] * (prompt - 1)]
         yield [Turn(tokens, [ANSWER] * output, tenant=str(number % tenants))]
 
 
 def taubench(tokenizer: Tokenizer, limit: int | None = None) -> list[list[Turn]]:
-    """The tau-bench conversations in the model's own tokens: each of the agent's turns is a request.
+    """Return the tau-bench conversations in the model's tokens. Each turn of the agent is a request.
 
-    The embedded model's chat template knows no tools, so they are written as text: into the system prompt, into the
-    agent's message, and as messages of the role "tool".
+    The embedded model's chat template has no tools, so they are text in the system prompt, in the agent's messages
+    and in messages of the role "tool".
     """
     shared = json.loads(gzip.decompress((TRACES / "taubench_system_and_tools.json.gz").read_bytes()))
     system = {"role": "system", "content": f"{shared['system']}\n\n# Tools\n\n{_lines(shared['tools'])}"}
@@ -97,7 +97,7 @@ def _turns(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> Iterator[Tur
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
             prompt = tokenizer.apply_chat_template(list(messages[:index]))
-            # What the model would have said: its words, and the token that ends a message.
+            # The model's output: the text, and the token that ends a message.
             answer = tokenizer.encode(f"{message['content']}<|im_end|>", add_special_tokens=False)
             yield Turn(prompt, answer)
 
@@ -111,18 +111,18 @@ def _lines(values: Iterable[Any]) -> str:
     return "\n".join(json.dumps(value) for value in values)
 
 
-# What is possible
+# Best possible hit rates
 
 
 class Chains:
-    """Numbers the full blocks of prompts: equal numbers for equal tokens after equal blocks, and only for them."""
+    """Numbers of full prompt blocks. Blocks have equal numbers only if their tokens and all blocks before are equal."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def of(self, turn: Turn) -> list[int]:
-        """The full blocks that are computed for a turn: of its prompt, and of its answer but for its last token."""
+        """Return the full blocks computed for a turn: those of its prompt, and of its output without the last token."""
         tokens, size = turn.prompt + turn.answer[:-1], self.block_size
         chain, block = [], -1
         for start in range(0, len(tokens) - size + 1, size):
@@ -132,12 +132,12 @@ class Chains:
 
 
 class PrefixCache:
-    """A prefix cache at its simplest: the least recently used block goes first, of a prompt its end first.
+    """A minimal prefix cache. It evicts the least recently used block, and the end of a prompt before its beginning.
 
-    It knows nothing of requests that run at once, of blocks in use, or of hashes.
+    It has no concurrent requests, blocks in use or hashes.
 
     Args:
-        num_blocks: how many it holds; None: all there ever were.
+        num_blocks: its size; None: unlimited.
     """
 
     def __init__(self, block_size: int, num_blocks: int | None = None) -> None:
@@ -148,13 +148,13 @@ class PrefixCache:
 
     @property
     def hit_rate(self) -> float:
-        """Share of prompt tokens whose block was cached, as it is billed."""
+        """Return the share of prompt tokens whose block was cached, as billed."""
         return self.hit_tokens / self.prompt_tokens
 
     def serve(self, num_prompt_tokens: int, chain: list[int]) -> None:
-        """Count what of a prompt is cached, then cache all its blocks.
+        """Count the cached part of a prompt, then cache all its blocks.
 
-        A prompt that is cached to its end has its last block computed again, for the logits of its last token.
+        If the whole prompt is cached, its last block is computed again for the logits of its last token.
         """
         whole = chain[: num_prompt_tokens // self.block_size]
         hits = next((i for i, block in enumerate(whole) if block not in self._cached), len(whole))
@@ -170,7 +170,7 @@ class PrefixCache:
 
 
 def simulate(conversations: Iterable[Conversation], block_size: int, *pools: int | None) -> list[PrefixCache]:
-    """A cache for each of the sizes `pools` (None: without bounds), after serving all turns one by one."""
+    """Return a cache for each size in `pools` (None: unlimited), after serving all turns one by one."""
     chains = Chains(block_size)
     caches = [PrefixCache(block_size, num_blocks) for num_blocks in pools]
     for conversation in conversations:
@@ -186,35 +186,35 @@ def simulate(conversations: Iterable[Conversation], block_size: int, *pools: int
 
 @dataclass(slots=True)
 class Replay:
-    """What a replay came to."""
+    """The results of a replay."""
 
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompts, as billed
-    computed_tokens: int = 0  # of the prompts; those of preempted requests again
+    computed_tokens: int = 0  # of the prompts, repeated for preempted requests
     output_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
     sequences: int = 0  # in all steps together
     held_blocks: int = 0  # after each step, summed
-    held_tokens: int = 0  # computed ones in those blocks, summed
+    held_tokens: int = 0  # computed tokens in these blocks, summed
     submit_seconds: float = 0.0
-    step_seconds: float = 0.0  # of the engine itself: the made-up model's time is not counted
+    step_seconds: float = 0.0  # of the engine, without the fake model's time
     schedule_seconds: float = 0.0  # of these
     output_seconds: float = 0.0  # of these
-    faults: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     @property
     def hit_rate(self) -> float:
         return self.cached_tokens / self.prompt_tokens
 
     def waste(self, block_size: int) -> float:
-        """Share of the memory of held blocks that holds no token. Meaningful where requests share no block."""
+        """Return the unused share of the allocated blocks. It is meaningful if requests share no blocks."""
         return 1 - self.held_tokens / (self.held_blocks * block_size)
 
 
 class TimedRunner(FakeRunner):
-    """Knows how long it took, so that it need not be counted."""
+    """A fake runner that measures its own time, so that it can be subtracted."""
 
     seconds = 0.0
 
@@ -230,8 +230,8 @@ class TimedRunner(FakeRunner):
 class Replayer:
     """An engine without a model that serves a trace's conversations.
 
-    Time is the trace's: the clock stands at the arrival of the last request that was sent. How dense the load is says
-    `play`'s window, not the clock, since a made-up model's steps take no time.
+    The clock shows the trace's arrival time of the last request. The load is determined by `play`'s window, not by
+    the clock, since a fake model's steps take no time.
 
     Args:
         num_blocks, block_size: the KV cache.
@@ -254,7 +254,7 @@ class Replayer:
         window: int,
         on_step: Callable[[LLMEngine], None] = lambda _: None,
     ) -> Replay:
-        """Serve all conversations, in their order and `window` at once; `on_step` is called after each step."""
+        """Serve all conversations in order, `window` of them concurrently, and call `on_step` after each step."""
         engine, result = self.engine, self.replay
         fresh = iter(conversations)
         under_way: dict[str, Iterator[Turn]] = {}
@@ -270,7 +270,7 @@ class Replayer:
             for output in outputs:
                 if output.finished:
                     if output.error is not None:
-                        result.faults.append(f"{output.request_id}: {output.error.message}")
+                        result.errors.append(f"{output.request_id}: {output.error.message}")
                     if output.usage is not None:
                         result.cached_tokens += output.usage.cache_read
                     self._send(under_way.pop(output.request_id), under_way)
@@ -306,6 +306,6 @@ class Replayer:
         result.step_seconds -= self.runner.seconds
         result.steps, result.sequences = stats.steps, stats.batched_sequences
         result.output_tokens, result.preemptions = stats.output_tokens, stats.preemptions
-        # Each answer's last token is never computed.
+        # The last token of an output is never computed.
         result.computed_tokens = stats.batched_tokens - (stats.output_tokens - result.requests)
         result.schedule_seconds, result.output_seconds = stats.schedule_seconds, stats.output_seconds

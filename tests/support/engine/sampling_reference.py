@@ -1,4 +1,4 @@
-"""Sampling written down plainly, one row and one token at a time, to hold the engine's against."""
+"""A simple reference of sampling, one row and one token at a time, to compare with the engine's."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Collection, Sequence
 from inference_worker.contract.request import SamplingParams
 from inference_worker.engine.sampling.sampler import uniform
 
-CLOSE = 1e-5  # relative: what float32 may see otherwise than float64
+CLOSE = 1e-5  # relative difference between float32 and float64
 
 
 def edited(
     logits: Sequence[float], params: SamplingParams, prompt: Sequence[int], answer: Sequence[int], eos: Collection[int]
 ) -> list[float]:
-    """The logits after bias, min_tokens and penalties."""
+    """Return the logits after bias, min_tokens and penalties."""
     scores = list(logits)
     for token, bias in params.logit_bias:
         scores[token] += bias
     if len(answer) < params.min_tokens:
         for token in [*params.stop_token_ids, *(() if params.ignore_eos else eos)]:
-            scores[token] = -1e30  # what a grammar rules out is less likely still
+            scores[token] = -1e30  # tokens that a grammar forbids are even lower
     for token in range(len(scores)):
         if token in prompt or token in answer:
             penalty = params.repetition_penalty
@@ -36,11 +36,11 @@ def _cut(weights: list[float], least: float, doubtful: list[bool]) -> list[float
 
 
 def acceptable(scores: Sequence[float], params: SamplingParams, seed: int, position: int) -> set[int]:
-    """The token to be chosen from edited logits; more than one where it hangs on the last digits."""
+    """Return the correct tokens for these edited logits; several if the result depends on the last digits."""
     best = max(scores)
     anything = set(range(len(scores)))
     if best == -math.inf:
-        return anything  # all is forbidden
+        return anything  # no token is allowed
     if params.temperature == 0 or params.top_k == 1:
         near = {i for i, s in enumerate(scores) if best - CLOSE * max(1, abs(best)) <= s < best}
         return near | {list(scores).index(best)}

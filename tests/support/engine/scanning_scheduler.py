@@ -1,8 +1,8 @@
-"""A reference for the scheduler's order: the same rules, with everything looked at again for each decision.
+"""A reference for the scheduler's order: the same rules, computed from scratch for each decision.
 
-This is how the scheduler worked before its queue was kept sorted. It is slow with many waiting tenants and simple to
-read. `test_scheduling_order.py` compares the decisions of both. What does not depend on the order (chunks, blocks,
-prefixes) is shared with the scheduler.
+This is how the scheduler worked before its queue was kept sorted. It is slow with many waiting tenants, but simple to
+read. `test_scheduling_order.py` compares the decisions of both. Code that does not depend on the order (chunks,
+blocks, prefixes) is shared with the scheduler.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Key = tuple[int, int, float, int]
 
 
 class ScanningTenants(FairShareTable):
-    """Accounts without any order: all are looked at for each question."""
+    """Accounts without an order: every query scans all of them."""
 
     def __init__(self) -> None:
         self._known: dict[str, TenantShare] = {}
@@ -65,7 +65,7 @@ class Line:
 
 
 class ScanningQueue(WaitingQueue):
-    """Waiting requests whose order is found by a scan of all lines for each request."""
+    """Waiting requests, ordered by a scan of all lines for each request."""
 
     def __init__(self, tenants: FairShareTable, num_cached: Callable[[Sequence], int]) -> None:
         self._tenants = tenants
@@ -129,7 +129,7 @@ class ScanningQueue(WaitingQueue):
 
 
 class ScanningScheduler(Scheduler):
-    """The scheduler, with its decisions about waiting requests made by scans."""
+    """The scheduler with a scan for each decision about waiting requests."""
 
     def __init__(self, like: Scheduler) -> None:
         super().__init__(
@@ -252,7 +252,7 @@ class ScanningScheduler(Scheduler):
 
 
 def use_scanning_scheduler(engine: LLMEngine) -> LLMEngine:
-    """Give a new engine the reference in place of its scheduler."""
+    """Replace a new engine's scheduler by the reference."""
     engine.scheduler = ScanningScheduler(engine.scheduler)
     engine.metrics._scheduler = engine.scheduler
     return engine

@@ -1,4 +1,4 @@
-"""Schemas to hold answers to: of the JSON Schema test suite, of real tools, and made up like those people write."""
+"""JSON schemas for tests of structured output: from the JSON Schema test suite, from real tools, and generated."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ Schema = dict[str, Any]
 
 
 def suite() -> list[dict[str, Any]]:
-    """The suite's groups whose schemas are objects."""
+    """Return the suite's groups whose schemas are objects."""
     with gzip.open(DATA / "json_schema/groups.jsonl.gz", "rt", encoding="utf-8") as lines:
         groups = [json.loads(line) for line in lines]
     return [group for group in groups if isinstance(group["schema"], dict)]
 
 
 def tools() -> list[dict[str, Any]]:
-    """Real tools: name, description, parameters."""
+    """Return real tools: name, description and parameters."""
     with gzip.open(DATA / "traces/taubench_system_and_tools.json.gz", "rt", encoding="utf-8") as file:
         return [tool["function"] for tool in json.load(file)["tools"]]
 
 
 def made_up(count: int) -> Iterator[Schema]:
-    """Objects as applications ask for them; the same ones each time."""
+    """Return schemas of objects as applications use them, the same ones each time."""
     for seed in range(count):
         yield _Maker(random.Random(seed)).top()
 
 
-def faults(schema: Schema, text: str) -> list[str]:
-    """What is wrong with the JSON `text` under `schema`, formats included."""
+def errors_of(schema: Schema, text: str) -> list[str]:
+    """Return the errors of the JSON `text` under `schema`, including formats."""
     kind = validator_for(schema, default=Draft202012Validator)
     return [error.message for error in kind(schema, format_checker=kind.FORMAT_CHECKER).iter_errors(json.loads(text))]
 

@@ -22,7 +22,7 @@ LAST = (NOW.replace(day=1) - timedelta(days=1)).replace(day=1, hour=3, minute=0,
 
 
 def made() -> Tenant:
-    """A tenant with usage in the month before."""
+    """Create a tenant with usage in the previous month."""
     tenant = actions.do_create_tenant("acme", "Acme")
     actions.do_add_member(tenant, User.objects.create_user("owner@example.com", PASSWORD), "owner")
     key, _ = actions.do_create_api_key(only_project(tenant), "k")
@@ -46,5 +46,5 @@ def only() -> Invoice:
     return found
 
 
-def verbs() -> list[str]:
+def audited_actions() -> list[str]:
     return [entry.action for entry in sorted(unscoped(AuditEntry).filter(), key=lambda entry: entry.pk)]

@@ -1,4 +1,4 @@
-"""What the tests of the console's screens share: the registry of screens, and the world they are shown in.
+"""The registry of the console's screens, and the tenants that its tests show.
 
 A screen is registered by a module in tests/support/frontend/screens, see docs/console.md.
 """
@@ -31,13 +31,13 @@ FLAGS = [
     "--disable-sync",
 ]
 PASSWORD = "correct horse battery staple"
-# Each state is a tenant of its own. "error": every panel of the populated one fails.
+# Each state is a separate tenant. "error": every panel of the populated one fails.
 SLUGS = MappingProxyType({"populated": "acme", "empty": "bare", "over": "spent"})
 STATES = (*SLUGS, "error")
 
 
 class Undefined(str):
-    """What Django puts for an undefined name: here, a failure."""
+    """A replacement for Django's value of an undefined name, which raises an error."""
 
     def __mod__(self, name: Any) -> str:
         raise AssertionError(f"a template asks for {name!r}, which is not there")
@@ -47,7 +47,7 @@ class Undefined(str):
 
 
 def meter(tenant: Tenant, **changes: Any) -> str:
-    """Meter one execution for a tenant, as the settler does; gives the request's id."""
+    """Settle one execution of a tenant and return the request's ID."""
     from billing.metering.ingest import UsageMessage, settle  # here: this file is read before Django is set up
 
     at = changes.pop("at", datetime.now(UTC))
@@ -71,7 +71,7 @@ def meter(tenant: Tenant, **changes: Any) -> str:
 
 @dataclass
 class World:
-    """Three tenants and two people. A screen's `prepare` adds to `rows` what its address names."""
+    """Three tenants and two users. A screen's `prepare` adds the objects of its URL to `rows`."""
 
     tenants: dict[str, Tenant]  # by state
     projects: dict[str, Project]
@@ -87,10 +87,10 @@ class World:
 
 @dataclass(frozen=True)
 class Screen:
-    """One page and what it is held to.
+    """One page and its requirements.
 
-    url: may name `{slug}` and what `prepare` puts into `world.rows` as "<state>.<name>" (then `{name}` in the address).
-    queries: the most queries its page may cost, in any state. who: "owner" or "operator".
+    url: may contain `{slug}`, and `{name}` for each entry "<state>.<name>" that `prepare` adds to `world.rows`.
+    queries: the maximum number of queries of its page in any state. who: "owner" or "operator".
     """
 
     name: str
@@ -98,7 +98,7 @@ class Screen:
     queries: int
     who: str = "owner"
     states: tuple[str, ...] = STATES
-    ready: str = "h1"  # a selector of what must be there
+    ready: str = "h1"  # a selector of a required element
 
     def address(self, world: World, state: str) -> str:
         shown = "populated" if state == "error" else state
@@ -110,9 +110,9 @@ class Screen:
 Prepare = Callable[[World], None]
 SCREENS: list[Screen] = []
 PREPARE: list[Prepare] = []
-# For the screenshots: what stands in an address for the demo tenant, by its name there.
+# For the screenshots: the values in the demo tenant's URLs, by name.
 DEMO: dict[str, Callable[[Any], object]] = {}
-# For the arguments of addresses below /t/<slug>/: the value that belongs to another tenant, for the 404 test.
+# For the arguments of URLs below /t/<slug>/: a value of another tenant, for the 404 test.
 THEIRS: dict[str, Callable[[World], object]] = {}
 
 
@@ -122,9 +122,9 @@ def register(
     theirs: Mapping[str, Callable[[World], object]] | None = None,
     demo: Mapping[str, Callable[[Any], object]] | None = None,
 ) -> None:
-    """Have the table-driven tests look at these screens. `prepare` makes what they show, after the tenants' usage.
+    """Register these screens for the table-driven tests. `prepare` creates their content, after the tenants' usage.
 
-    `demo`: for what the address names, from the demo tenant to its value (inside that tenant's scope).
+    `demo`: for each name in the URL, a function from the demo tenant to the value, called in the tenant's scope.
     """
     SCREENS.extend(screens)
     THEIRS.update(theirs or {})
@@ -134,7 +134,7 @@ def register(
 
 
 def load_screens() -> list[Screen]:
-    """Every registered screen."""
+    """Return all registered screens."""
     from tests.support.frontend import screens
 
     for module in pkgutil.iter_modules(screens.__path__, f"{screens.__name__}."):
@@ -143,7 +143,7 @@ def load_screens() -> list[Screen]:
 
 
 def make_world() -> World:
-    """The world, committed. One tenant is busy, one has nothing, one has spent its budget."""
+    """Create and commit the tenants: one with usage, one empty, and one with an exhausted budget."""
     from tenants import actions
     from tenants.models import User
     from tests.support.billing import books
@@ -168,7 +168,7 @@ def make_world() -> World:
 
 
 def _fill(world: World, state: str) -> None:
-    """An execution or two a day of this month, of every outcome."""
+    """Add one or two executions per day of this month, with every outcome."""
     now = datetime.now(UTC)
     tenant, keys, project = world.tenants[state], world.keys[state], world.projects[state]
     given = {"project_id": project.pk, "price_version": world.price_version}
@@ -181,7 +181,7 @@ def _fill(world: World, state: str) -> None:
 
 
 def remembered(session: Any) -> None:
-    """Let a session count as one that was proved to be its person's just now."""
+    """Mark a session as reauthenticated now."""
     session["account_authentication_methods"] = [{"method": "password", "at": time.time(), "reauthenticated": True}]
     session["account_authentication_methods_user"] = session["_auth_user_id"]
     session.save()

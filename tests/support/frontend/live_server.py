@@ -1,4 +1,4 @@
-"""The console behind uvicorn, for tests with a browser, and the end of its requests."""
+"""The console behind uvicorn for tests with a browser, with a wait for the end of its requests."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import uvicorn
 
-IDLE_SECONDS = 60  # a bound for machines that are busy
+IDLE_SECONDS = 60  # a limit for busy machines
 _BARRIER = "/-/barrier"
 
 
 class LiveServer:
-    """uvicorn in a thread, which counts the requests that it has not finished."""
+    """uvicorn in a thread, with a count of its unfinished requests."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -43,7 +43,7 @@ class LiveServer:
         Call it after the browser's pages are closed, and before the database is emptied.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=IDLE_SECONDS)
-        connection.request("GET", _BARRIER)  # answered after all that was sent before it has been read
+        connection.request("GET", _BARRIER)  # answered after everything sent before it was read
         connection.getresponse().read()
         connection.close()
         give_up_at = time.monotonic() + IDLE_SECONDS

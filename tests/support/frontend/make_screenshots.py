@@ -1,9 +1,9 @@
-"""`make screenshots`: docs/screenshots again, each screen, light and dark, on a phone and on a desk.
+"""Generator of docs/screenshots (`make screenshots`): each screen in light and dark, narrow and wide.
 
-Pictured are the sidebar's screens, the pages of one thing, and FORMS; the other forms look like these.
+The screenshots show the sidebar's screens, the pages of single objects, and FORMS; other forms look similar.
 
-Starts a platform of its own with the embedded model, fills it by `manage.py seed_demo`, and looks at it: minutes.
-SCREENSHOTS names another folder; ONLY, a part of any screen's name; EVENTS, how much usage.
+It starts a separate platform with the embedded model and fills it by `manage.py seed_demo`, which takes minutes.
+SCREENSHOTS names another directory, ONLY a part of a screen's name, and EVENTS the number of usage events.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOLDER = Path(os.environ.get("SCREENSHOTS", "docs/screenshots"))
 ONLY = os.environ.get("ONLY", "")
 EVENTS = int(os.environ.get("EVENTS", "6000"))
 MOST = 8 * 2**20
-HEIGHTS = {390: (844, 3600), 1440: (900, 2000)}  # least and most, by width
+HEIGHTS = {390: (844, 3600), 1440: (900, 2000)}  # minimum and maximum, by width
 SHOWN = "demo-harbor"
 FORMS = ("invoices-upcoming", "keys-new", "budgets-new")
 OVERVIEWS = {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"}
@@ -43,7 +43,7 @@ OVERVIEWS = {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"}
 
 @contextmanager
 def platform() -> Iterator[str]:
-    """A running platform with demo tenants, which Django in this process is part of; gives its address."""
+    """Start a platform with demo tenants, set Django up for it in this process, and yield its URL."""
     folder = Path(tempfile.mkdtemp(prefix="millrace-screenshots-"))
     folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
     port = free_port()
@@ -68,18 +68,18 @@ def platform() -> Iterator[str]:
 
 
 def fill() -> None:
-    """Demo tenants, two months of usage, some live requests, and an operator."""
+    """Create demo tenants, two months of usage, some live requests, and an operator."""
     from django.core.management import call_command
 
     from tenants.models import User
 
     call_command("seed_demo", events=EVENTS, seconds=15, password=PASSWORD, allow_real_tenants=True)
     User.objects.create_superuser("operator@millrace.example", PASSWORD, name="Otto Operator")
-    time.sleep(75)  # each minute rollups, alerts and the operators' records are made
+    time.sleep(75)  # rollups, alerts and the operators' records are created every minute
 
 
-def pictured(name: str) -> bool:
-    """Whether a screen has its pictures."""
+def has_screenshots(name: str) -> bool:
+    """Return whether a screen has screenshots."""
     from frontend.core.navigation import OPERATOR, TENANT
 
     entries = {entry.route for group in (*TENANT, *OPERATOR) for entry in group.entries}
@@ -87,7 +87,7 @@ def pictured(name: str) -> bool:
 
 
 def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:
-    """The pictures of a screen: name, who looks, address. None of what the demo has no example of."""
+    """Yield the screenshots of a screen: name, user and URL. Pages without an example in the demo are left out."""
     from django.core.exceptions import ObjectDoesNotExist
 
     from tenants.isolation.db_roles import BypassReason
@@ -109,7 +109,7 @@ def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:
 
 
 def take(browser: Browser, base: str, person: Any, address: str, name: str) -> None:
-    """Four pictures of a page."""
+    """Take four screenshots of a page."""
     from django.test import Client
 
     client = Client()
@@ -140,7 +140,7 @@ def main() -> int:
 
         django.setup()
         fill()
-        chosen = [each for each in load_screens() if (ONLY in each.name if ONLY else pictured(each.name))]
+        chosen = [each for each in load_screens() if (ONLY in each.name if ONLY else has_screenshots(each.name))]
         wanted = [shot for screen in chosen for shot in pages(screen)]
         FOLDER.mkdir(parents=True, exist_ok=True)
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # Playwright keeps an event loop in this thread

@@ -1,4 +1,4 @@
-"""How the tests of the console's screens look at a page."""
+"""Helpers that open and check the console's pages in a browser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.frontend.live_server import LiveServer
 if TYPE_CHECKING:
     from django.test import Client
 
-# Bounds for machines that are busy, not what anything should take.
+# Limits for busy machines, not expected durations.
 EXPECT_SECONDS, ACT_SECONDS = 30, 60
 # The rules that depend on the theme or, as names in hidden text do, on the window's width.
 PHONE_RULES = {"runOnly": ["color-contrast", "link-name", "button-name"]}
@@ -62,10 +62,10 @@ def chromium(config: pytest.Config) -> Iterator[Browser]:
 
 @contextmanager
 def windows(browser: Browser, live: LiveServer | None = None) -> Iterator[Callable[..., BrowserContext]]:
-    """Makes windows, each with cookies of its own, that have time on a busy machine too; closes them at the end.
+    """Yield a function that opens windows with separate cookies and long timeouts; close them at the end.
 
-    With a server of this process (`live`) it waits for the requests that closing has cancelled: else they would run
-    while the tables are emptied.
+    With a server in this process (`live`), wait for the requests that were cancelled by closing. Otherwise they would
+    run while the tables are emptied.
     """
     opened: list[BrowserContext] = []
 
@@ -83,9 +83,9 @@ def windows(browser: Browser, live: LiveServer | None = None) -> Iterator[Callab
 
 
 def moved(page: Page, sign: Locator) -> None:
-    """Wait for the page that a form led to, by something that only it shows, and until its scripts are at work.
+    """Wait for the page that a form led to, by an element that only this page has, and until its scripts have run.
 
-    Before that a link that opens a dialog is still a link.
+    Before that, a link that opens a dialog is a plain link.
     """
     expect(sign).to_be_visible()
     page.wait_for_load_state()
@@ -100,19 +100,19 @@ def settle(page: Page) -> None:
 
 
 def fail(*_: object) -> None:
-    """What panels do in the state "error"."""
+    """Raise an error, as panels do in the state "error"."""
     raise RuntimeError("secret detail")
 
 
 def weigh(seen: Visited, answer: Any) -> None:
-    """What the answer's body takes over the wire, also if it came from the browser's cache this time."""
+    """Add the transferred size of a response, also if it came from the browser's cache."""
     kind = {"document": "html", "stylesheet": "css", "script": "js", "font": "font"}.get(answer.request.resource_type)
     if kind:
         seen.weights[kind] = seen.weights.get(kind, 0) + int(answer.headers["content-length"])
 
 
 def logged_in(world: World, who: str) -> Client:
-    from django.test import Client  # here: this file is read before Django is set up
+    from django.test import Client  # here: imported before Django is set up
 
     client = Client()
     client.force_login(world.person(who))
@@ -121,7 +121,7 @@ def logged_in(world: World, who: str) -> Client:
 
 
 def accessible(page: Page, options: dict[str, Any] | None = None) -> None:
-    """No violation of axe's rules, or of those that `options` name."""
+    """Check that the page violates none of axe's rules, or of the rules that `options` name."""
     found = page.evaluate("(options) => axe.run(document, options)", {"resultTypes": ["violations"], **(options or {})})
     seen = [(rule["id"], rule["help"], [node["html"][:200] for node in rule["nodes"]]) for rule in found["violations"]]
     assert seen == []

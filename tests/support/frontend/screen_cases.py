@@ -1,4 +1,4 @@
-"""The registered screens, as the table-driven tests go through them."""
+"""The registered screens as parameters of the table-driven tests."""
 
 from __future__ import annotations
 

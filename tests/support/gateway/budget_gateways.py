@@ -1,4 +1,4 @@
-"""Gateways' money without the rest of them, in this process or in others, and a look at what stands in Postgres."""
+"""Budget admission of gateways without their other parts, in this process or in others."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.routing.router import Candidate
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 
-MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # nobody tokenizes here
+MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # no tokenizer
 REQUEST_SECONDS = 2.0
-MEETING_SECONDS = 90.0  # less than a test may take: who waits in vain fails, and does not hang
+MEETING_SECONDS = 90.0  # less than a test's timeout, so that a lost wait fails instead of hanging
 
 
 @dataclass
 class Admitted:
-    """A request that was let pass."""
+    """An admitted request."""
 
     demand: AdmissionRequest
     grant: AdmissionGrant
@@ -67,7 +67,7 @@ class BudgetGateway:
     count: int = 0
 
     async def admit(self, prompt: int = 10_000, max_tokens: int | None = 4096, **more: Any) -> Admitted | ApiError:
-        """The admission, or the refusal; a request without `max_tokens` would like 4,096."""
+        """Return the admission or the rejection. A request without `max_tokens` prefers 4,096."""
         self.count += 1
         at, candidates = more.pop("at", time.time_ns() // 1000), more.pop("candidates", [Candidate(MODEL)])
         name = f"req_{self.name}_{self.count}"
@@ -80,26 +80,26 @@ class BudgetGateway:
             return exc
 
     async def end(self, admitted: Admitted, **usage: int) -> ExecutionUsage:
-        """Let a request end; its usage event, not settled yet."""
+        """End a request and return its usage event, which is not settled yet."""
         event = admitted.event(**usage)
         await self.budget_admission.early.end(event.billing_context, admitted.grant, event.usage)
         return event
 
     async def admit_with_retries(self, **asked: Any) -> Admitted | ApiError:
-        """The same of a caller that comes again, as SDKs do, while it is told to come later."""
+        """Admit a request and retry on 503, as SDKs do."""
         while isinstance(found := await self.admit(**asked), ApiError) and found.status == 503:
             await asyncio.sleep(0.2)
         return found
 
     async def wait_until_returned(self) -> None:
-        """Wait until it neither leases nor has anything left to return."""
+        """Wait until the gateway neither leases nor has leases to return."""
         while self.budget_admission._leasing or self.budget_admission._unreturned:
             await asyncio.sleep(0.01)
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where processes wait for each other, however long each takes to start."""
+    """A barrier of processes, however long each takes to start."""
 
     number: int
     name: str = field(default_factory=lambda: f"meeting:{secrets.token_hex(8)}")
@@ -120,16 +120,16 @@ def key_of(tenant_id: int, project_id: int, key_id: int) -> ApiKeySnapshot:
 
 @asynccontextmanager
 async def budget_gateway(url: str, key: ApiKeySnapshot, name: str = "gw-a") -> AsyncIterator[BudgetGateway]:
-    """A gateway's money; it is not returned at the end: the gateway just dies."""
+    """Start a gateway's budget admission. Its leases are not returned at the end, as if the gateway died."""
     broker = redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"])
     async with AsyncConnectionPool(url, min_size=1, max_size=3, open=False, kwargs={"autocommit": True}) as pool:
         await pool.wait(timeout=30)
         store = BudgetLeaseStore(pool, name, REQUEST_SECONDS)
         budget_admission = BudgetAdmission(store, broker, broker)
         await store.load_prices(budget_admission.prices)
-        budget_admission.polled(float("inf"))  # tests apply changes themselves
+        budget_admission.polled(float("inf"))  # the tests apply changes
         await budget_admission.start()
-        await asyncio.sleep(0.05)  # it listens now, or when it is asked again
+        await asyncio.sleep(0.05)  # it listens now or at the next attempt
         try:
             yield BudgetGateway(budget_admission, key, name)
         finally:
@@ -138,13 +138,13 @@ async def budget_gateway(url: str, key: ApiKeySnapshot, name: str = "gw-a") -> A
 
 
 def admit_elsewhere(url: str, key: ApiKeySnapshot, name: str, number: int, meeting: Meeting) -> Sequence[Any]:
-    """What becomes of so many requests at once in a process of its own: usage events of 500 tokens, or refusals."""
+    """Admit concurrent requests in a separate process and yield their usage events of 500 tokens, or rejections."""
 
     async def run() -> list[Any]:
         async with asyncio.timeout(MEETING_SECONDS), budget_gateway(url, key, name) as gateway:
             await meeting.all_have_come("begin")
             found = await asyncio.gather(*(gateway.admit_with_retries() for _ in range(number)))
-            # What one that ends has not admitted can be recalled no more, and the others would wait for it.
+            # The rest of an ended gateway's lease cannot be recalled, and the others would wait for it.
             await meeting.all_have_come("end")
             return [encode(each.event()) if isinstance(each, Admitted) else each.code for each in found]
 

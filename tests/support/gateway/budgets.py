@@ -24,7 +24,7 @@ from tests.support.gateway.budget_gateways import Admitted, BudgetGateway
 from tests.support.invariants import assert_ledger_invariants
 from tests.support.rows import unscoped
 
-RESERVED = 91_440_000  # nano-USD: 10,000 tokens of prompt and 4,096 of answer by list A
+RESERVED = 91_440_000  # nano-USD: 10,000 prompt tokens and 4,096 output tokens by list A
 COST = 13_200_000  # 1,000 in, 9,000 read, 500 out
 DOLLAR = 10**9
 
@@ -35,14 +35,14 @@ def database_url() -> str:
     )
 
 
-def tell(*events: Any) -> SettleResult:
-    """Settle events, or messages."""
-    payloads = [each if isinstance(each, bytes) else encode(each) for each in events]
+def settle_events(*events: Any) -> SettleResult:
+    """Settle events or messages."""
+    payloads = [event if isinstance(event, bytes) else encode(event) for event in events]
     return settle([UsageMessage(f"{place}-0", payload) for place, payload in enumerate(payloads, start=1)])
 
 
 def budget_period(budget_id: int) -> BudgetPeriod:
-    (found,) = [each for each in unscoped(BudgetPeriod).all() if each.budget_id == budget_id]
+    (found,) = [row for row in unscoped(BudgetPeriod).all() if row.budget_id == budget_id]
     return found
 
 
@@ -51,7 +51,7 @@ def check_invariants() -> None:
 
 
 def reclaim_all() -> int:
-    """Let every lease have ended long ago."""
+    """Let all leases expire, reclaim them, and return their number."""
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("UPDATE billing_budgetlease SET reclaim_at = now() - interval '1 hour' WHERE open")
     return reservations.reclaim(datetime.now(UTC))
@@ -60,21 +60,21 @@ def reclaim_all() -> int:
 see = sync_to_async(check_invariants)
 
 
-async def admit_requests(mine: BudgetGateway, number: int) -> list[Admitted]:
-    found = [await mine.admit() for _ in range(number)]
+async def admit_requests(local_gateway: BudgetGateway, number: int) -> list[Admitted]:
+    found = [await local_gateway.admit() for _ in range(number)]
     assert all(isinstance(each, Admitted) for each in found), found
     return found
 
 
 async def drop_revocations(stopped: BudgetGateway) -> None:
-    """As good as stopped: it neither hears recalls nor returns anything."""
+    """Stop the gateway from receiving recalls and returning leases."""
     await cancel_and_wait(stopped.budget_admission._tasks)
 
 
-def tell_in_a_thread(*events: Any) -> None:
-    """Settle events, and return the thread's connection to the pool, which would miss it when the thread ends."""
+def settle_in_a_thread(*events: Any) -> None:
+    """Settle events, and return the thread's connection to the pool before the thread ends."""
     try:
-        tell(*events)
+        settle_events(*events)
     finally:
         connection.close()
 

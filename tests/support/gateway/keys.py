@@ -12,7 +12,7 @@ from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapsho
 KEY = ApiKeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(), 1)
 
 
-MODEL = ServedModel("m", None, 4096, 1000, 0)  # type: ignore[arg-type]  # nobody tokenizes here
+MODEL = ServedModel("m", None, 4096, 1000, 0)  # type: ignore[arg-type]  # no tokenizer
 
 
 def make_key(*sets: LimitSetSnapshot) -> ApiKeySnapshot:

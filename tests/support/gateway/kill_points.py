@@ -1,4 +1,4 @@
-"""The steps of a reservation at which tests kill a gateway."""
+"""Steps of a reservation at which tests kill a gateway."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.admission.early_release import EarlyReleases
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 
-# Step -> what is patched, and whether the process dies before it does anything or after it has.
+# Step -> the patched function, and whether the process dies before or after the call.
 STEPS: dict[str, tuple[type, str, str]] = {
     "periods opened": (BudgetLeaseStore, "open_budget_periods", "after"),
     "lease requested": (BudgetLeaseStore, "lease", "before"),
@@ -35,7 +35,7 @@ def die() -> None:
 
 
 def arm(step: str) -> None:
-    """Have this process die at the step."""
+    """Let this process die at the step."""
     owner, name, when = STEPS[step]
     real: Callable[..., Awaitable[Any]] = getattr(owner, name)
 

@@ -1,4 +1,4 @@
-"""The gateway as `millrace up` starts it, with short leases, and killed at a step of a reservation if one is named.
+"""The gateway as `millrace up` starts it, with short leases, killed at a step of a reservation if one is set.
 
 CLUSTER_LEASE=3 CLUSTER_KILL_AT=reserved uvicorn tests.support.gateway.killable_app:application
 """

@@ -1,4 +1,4 @@
-"""A real uvicorn on a free port, with the gateway's protocol classes and limits of the test's choice."""
+"""A uvicorn server on a free port, with the gateway's protocol classes and the test's limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from millrace.gateway.connections.websocket import GatewayWebSocketProtocol
 
 
 class Served:
-    """A running server. `guard` counts what its connections use."""
+    """A running server. `guard` counts the resources of its connections."""
 
     def __init__(self, port: int, guard: ConnectionGuard) -> None:
         self.port = port
@@ -30,7 +30,7 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), timeout=20, source_address=(source, 0))
 
     def exchange(self, request: bytes, source: str = "127.0.0.1") -> bytes:
-        """Send a request; what came back until the server closed the connection."""
+        """Send a request and return everything received until the server closed the connection."""
         with self.connect(source) as client:
             with contextlib.suppress(ConnectionError):
                 client.sendall(request)
@@ -39,7 +39,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving(application: Any, **limits: Any) -> Iterator[Served]:
-    """Serve an ASGI application. `limits` replace those of the settings; no address is a trusted proxy."""
+    """Serve an ASGI application. `limits` override those of the settings; no address is a trusted proxy."""
     settings = ConnectionLimits.from_settings(platform_settings())
     guard = ConnectionGuard(replace(settings, **{"trusted_proxies": "", **limits}))
     config = uvicorn.Config(
@@ -66,7 +66,7 @@ def serving(application: Any, **limits: Any) -> Iterator[Served]:
 
 
 def read_all(client: socket.socket) -> bytes:
-    """What the server sends until it closes the connection."""
+    """Return everything that the server sends until it closes the connection."""
     received = b""
     with contextlib.suppress(ConnectionError):
         while data := client.recv(2**16):
@@ -75,7 +75,7 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def read_response(client: socket.socket) -> bytes:
-    """Read one response with a content-length, and nothing of the next one."""
+    """Read one response with a content-length, and no byte of the next one."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         data = client.recv(1)

@@ -33,21 +33,21 @@ def set_budget(tenant: Tenant, amount: int, name: str = "b") -> Budget:
 
 @sync_to_async
 def used() -> int:
-    return int(sum(each.used for each in unscoped(BudgetPeriod).all()))
+    return int(sum(row.used for row in unscoped(BudgetPeriod).all()))
 
 
 async def reservation_of_one(inside: GatewayCluster) -> int:
-    """What a request of 100 tokens holds; asked without any budget."""
+    """Return the reservation of a request of 100 tokens, measured without any budget."""
     inside.worker.may_answer.set()
     gateway = next(iter(inside.gateways.values()))
-    answer = await gateway.ask_with_retries()
+    answer = await gateway.send_with_retries()
     assert answer is not None
     assert answer.status_code == 200, answer.text
     return int(inside.worker.answered[-1].billing_context.reserved_nano or 0)
 
 
 def codes(answers: list[Any]) -> Counter[Any]:
-    return Counter((each.status_code, each.json().get("error", {}).get("code")) for each in answers)
+    return Counter((answer.status_code, answer.json().get("error", {}).get("code")) for answer in answers)
 
 
 async def done(asked: list[asyncio.Task[Any]], number: int) -> bool:

@@ -1,4 +1,4 @@
-"""Several gateways as real processes before one database, one broker and one settler; the test is their worker."""
+"""Several gateway processes with one database, one broker and one settler. The test is their worker."""
 
 from __future__ import annotations
 
@@ -48,28 +48,27 @@ LEASE_SECONDS = 4.0
 
 @dataclass
 class GatewayProcess:
-    """One gateway, and a client of it."""
+    """One gateway process and a client of it."""
 
     process: subprocess.Popen[bytes]
     client: httpx.AsyncClient
 
-    async def ask(self, max_tokens: int | None = 100, *, content: str = "Hello") -> httpx.Response | None:
-        """Its answer; None: it died over the request."""
+    async def send_request(self, max_tokens: int | None = 100, *, content: str = "Hello") -> httpx.Response | None:
+        """Send a request and return the response, or None if the gateway died."""
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}
         try:
             return await self.client.post("/v1/chat/completions", json=body)
         except httpx.TransportError:
             return None
 
-    async def ask_with_retries(self, max_tokens: int | None = 100) -> httpx.Response | None:
-        """The same of a caller that comes again, as SDKs do, while it is told to come later: on a busy machine a lease
-        may not be answered in time."""
-        while (answer := await self.ask(max_tokens)) is not None and answer.status_code == 503:
+    async def send_with_retries(self, max_tokens: int | None = 100) -> httpx.Response | None:
+        """Send a request and retry on 503, as SDKs do. On a busy machine, a lease may not be granted in time."""
+        while (answer := await self.send_request(max_tokens)) is not None and answer.status_code == 503:
             await asyncio.sleep(0.2)
         return answer
 
     async def ready(self) -> bool:
-        """Whether it would send a request to the worker."""
+        """Return whether the gateway is ready."""
         assert self.process.poll() is None, "the gateway ended"
         try:
             return (await self.client.get("/readyz")).status_code == 200
@@ -82,7 +81,7 @@ class GatewayProcess:
 
 @dataclass
 class Worker:
-    """Claims whatever is sent to it, and answers when it may."""
+    """A worker that claims every job and completes it when allowed."""
 
     broker: redis.Redis
     replica: Replica
@@ -101,7 +100,7 @@ class Worker:
 
     async def _claim(self, key: bytes) -> None:
         attempt = await self.broker.hget(key, "attempt")  # type: ignore[misc]
-        if attempt is None:  # it was kept for long enough after its end
+        if attempt is None:  # it was stored for long enough after its end
             return
         found: Any = await self.broker.eval(claims.CLAIM, 1, key, attempt, self.replica.name, secrets.token_hex(8))  # type: ignore[misc]
         if found is not None:
@@ -111,11 +110,11 @@ class Worker:
             self.claimed.append((job, int(attempt)))
 
     def has_claimed(self, number: int) -> bool:
-        """So many requests; one that was sent again counts once."""
+        """Return whether it has claimed this number of requests. A request that was sent again counts once."""
         return len({job.billing_context.request_id for job, _ in self.claimed}) >= number
 
     async def _answer(self, job: InferenceJob, attempt: int) -> None:
-        """Half as long as it may be."""
+        """Complete the request with half of its maximum length."""
         name = job.billing_context.request_id
         usage = TokenUsage(uncached=len(job.prompt_token_ids), output=max(1, job.params.max_tokens // 2))
         event = ExecutionUsage(job.billing_context, attempt, "completed", "stop", usage, self.replica.name, 32)
@@ -148,8 +147,10 @@ async def gateway_cluster(
     poll: float | None = None,
     **kill_at: str,
 ) -> AsyncIterator[GatewayCluster]:
-    """Gateways of these names, ready; some die at a step. One settler, and the test's worker. No request runs for
-    more than `longest` seconds, a recall waits `recall` seconds, and without a push a change is read after `poll`."""
+    """Start gateways with these names, some of which die at a step, a settler, and the test's worker.
+
+    Requests run for at most `longest` seconds, a recall waits `recall` seconds, and without a push a change is read
+    after `poll` seconds."""
     environ = os.environ | {
         "MILLRACE_DATABASE_URL": database,
         "MILLRACE_MODELS": f"{MODEL}=embedded",

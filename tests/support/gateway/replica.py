@@ -1,4 +1,4 @@
-"""A replica for tests of the gateway: it reads jobs and writes what the test says."""
+"""A replica for tests of the gateway. It reads jobs and writes the test's events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 60)
 
 
 class Replica:
-    """A worker as the dispatcher sees one: it beats, claims and answers."""
+    """A worker from the dispatcher's view: it sends heartbeats, claims jobs and writes events."""
 
     def __init__(self, broker: redis.Redis, name: str, *, running: int = 0, waiting: int = 0, model: str = "m") -> None:
         self.broker = broker
@@ -62,7 +62,7 @@ class Replica:
         self._task = asyncio.create_task(self._beat())
 
     def kill(self) -> None:
-        """Exit, seen by a supervisor."""
+        """Exit, and let a supervisor report it."""
         self.stall()
         self._exit = asyncio.create_task(self._report_exit())
 

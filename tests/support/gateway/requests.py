@@ -1,4 +1,4 @@
-"""Strategies for bodies of requests."""
+"""Hypothesis strategies for request bodies."""
 
 from __future__ import annotations
 

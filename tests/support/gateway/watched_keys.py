@@ -1,4 +1,4 @@
-"""A gateway's key store that follows changes of keys."""
+"""A gateway's key store with its change feed reader."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from millrace.gateway.core.errors import ApiError
 
 
 class Watched:
-    """A gateway's key store with its watcher, and a key that it serves."""
+    """A gateway's key store with its change feed reader."""
 
     def __init__(self, broker: redis.Redis, database: AsyncConnectionPool) -> None:
         self.live = ActiveRequests()
         self.keys = KeyStore(broker, database, platform_settings().key_peppers)
         self.watcher = ChangeFeedReader(database, broker, self.keys, self.live, gateway_id="gw-test")
 
-    async def fault(self, secret: str) -> str | None:
-        """Why the key may not be used; None if it may."""
+    async def error_code(self, secret: str) -> str | None:
+        """Return the error code of an authentication with this key, or None."""
         try:
             await self.keys.authenticate({b"x-api-key": secret.encode()}, "inference", "10.1.2.3")
         except ApiError as exc:

@@ -1,4 +1,4 @@
-"""Compiles the very launches the wrappers make, for an H100/H200 and without a GPU, and reads their resources."""
+"""Compilation of the wrappers' launches for an H100/H200 without a GPU, and their resource usage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler made of a launch. `stack` is the bytes of local memory a thread needs: above 0 it spills."""
+    """The compiled code of a launch. `stack` is a thread's local memory in bytes; above 0, registers are spilled."""
 
     name: str
     registers: int
@@ -57,19 +57,19 @@ class Compiled:
 
     @property
     def pending_copies(self) -> list[int]:
-        """At each wait in the code, the groups of asynchronous copies to shared memory that may still be under way."""
+        """Return the number of asynchronous copy groups that may be pending at each wait."""
         return [int(count, 0) for count in re.findall(r"cp\.async\.wait_group\s+(\w+)", self.ptx)]
 
     @property
     def widest_access(self) -> int:
-        """Bytes of the widest load from or store to global memory."""
+        """Return the bytes of the widest load from or store to global memory."""
         widths = re.findall(r"(?:ld|st)\.global\S*?(?:\.v(\d))?\.b(\d+)", self.ptx)
         return max(int(count or 1) * int(bits) // 8 for count, bits in widths)
 
 
 @contextmanager
 def recorded_launches() -> Iterator[list[Launch]]:
-    """Record launches instead of making them."""
+    """Record launches instead of running them."""
     launches: list[Launch] = []
 
     def record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
@@ -82,7 +82,7 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
 
 def compile_launch(launch: Launch) -> Compiled:
-    """Compile for sm_90 with the types and the specialisations (divisible by 16, equal to 1) the launcher would use."""
+    """Compile for sm_90 with the types and the specializations (divisible by 16, equal to 1) of the launcher."""
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
@@ -93,7 +93,7 @@ def compile_launch(launch: Launch) -> Compiled:
             constants[(index,)] = value
         elif isinstance(value, torch.Tensor):
             signature[parameter.name] = f"*{DTYPES[value.dtype]}"
-            attributes[(index,)] = [["tt.divisibility", 16]]  # what the allocator gives
+            attributes[(index,)] = [["tt.divisibility", 16]]  # the allocator's alignment
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
         else:
@@ -107,7 +107,7 @@ def compile_launch(launch: Launch) -> Compiled:
 
 
 def compiled(call: Callable[[], object]) -> list[Compiled]:
-    """Compile every launch that `call` makes."""
+    """Compile all launches of `call`."""
     with recorded_launches() as launches:
         call()
     return [compile_launch(launch) for launch in launches]

@@ -1,8 +1,8 @@
-"""Runs the Triton kernels on the CPU, in Triton's interpreter, in a process of its own.
+"""Triton kernels on the CPU, run by Triton's interpreter in a separate process.
 
-Triton decides at import whether to compile or to interpret, and the compile-only tests run in this process; so the
-interpreter lives in a child, which gets each call's arguments and sends back its result and its arguments' new values.
-In the interpreter bfloat16 is silently wrong: pass float32.
+Triton decides at import whether to compile or to interpret, and the compile-only tests run in this process. So the
+interpreter runs in a child process, which receives each call's arguments and returns its result and the arguments' new
+values. In the interpreter, bfloat16 is silently wrong: pass float32.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Interpreter:
         return call
 
     def close(self) -> None:
-        """End the child."""
+        """End the child process."""
         assert self._child.stdin
         self._child.stdin.close()
         self._child.wait(timeout=10)
@@ -70,7 +70,7 @@ def _serve() -> None:
     import kernels.triton
 
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a kernel prints must not mix with the answers
+    os.dup2(2, 1)  # output of a kernel must not mix with the results
     while source.peek(1):
         name, args, kwargs = _receive(source)
         try:

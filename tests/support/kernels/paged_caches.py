@@ -11,7 +11,7 @@ BLOCK_SIZE = 16
 
 @dataclass
 class Paged:
-    """Sequences in a paged cache. All that no sequence owns is NaN: reading it would show in the output."""
+    """Sequences in a paged cache. Memory that no sequence owns is NaN, so reading it would show in the output."""
 
     key_cache: torch.Tensor
     value_cache: torch.Tensor
@@ -20,14 +20,14 @@ class Paged:
 
 
 def paged(lengths: list[int], num_kv_heads: int, head_dim: int, seed: int = 0) -> Paged:
-    """A cache in which sequences of these lengths lie in shuffled blocks."""
+    """Return a cache with sequences of these lengths in shuffled blocks."""
     generator = torch.Generator().manual_seed(seed)
     per_seq = [-(-length // BLOCK_SIZE) for length in lengths]
     num_blocks = sum(per_seq) + 1
     order = (torch.randperm(num_blocks - 1, generator=generator) + 1).tolist()
     shape = (num_blocks, BLOCK_SIZE, num_kv_heads, head_dim)
     key_cache, value_cache = torch.full(shape, float("nan")), torch.full(shape, float("nan"))
-    # Unused entries name block 0, which is NaN throughout.
+    # Unused entries refer to block 0, which contains only NaN.
     table = torch.zeros(len(lengths), max(1, *per_seq), dtype=torch.int32)
     for row, length in enumerate(lengths):
         blocks = [order.pop() for _ in range(per_seq[row])]

@@ -13,7 +13,7 @@ MACHINE = Machine("0.1.0", "cpu", 4, "bfloat16", 8192, 32)
 
 
 def metrics(counters: dict[str, float] | None = None, ttft: dict[int, int] | None = None) -> MetricsSnapshot:
-    """What an engine has counted: `ttft` by the histogram's bucket."""
+    """Return an engine's counters; `ttft` is by the histogram's bucket."""
     bounds = next(family.buckets for family in families.HISTOGRAMS if family.name == families.TTFT)
     counts = [0] * (len(bounds) + 1)
     for bucket, number in (ttft or {}).items():

@@ -13,7 +13,7 @@ from tenants.actions import ActionRefused
 
 
 def at_once(*acts: Callable[[], Any]) -> list[Any]:
-    """What each act, all begun at the same moment, gave or raised."""
+    """Start all functions at the same time, and return their results or exceptions."""
     start = threading.Barrier(len(acts))
 
     def run(act: Callable[[], Any]) -> Any:

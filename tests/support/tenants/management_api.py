@@ -26,7 +26,7 @@ BODY = {"models": ["smollm2-135m"]}
 
 
 class Row(NamedTuple):
-    """A tenant with one of everything."""
+    """A tenant with one object of each type."""
 
     tenant: Tenant
     ids: dict[str, int | str]
@@ -92,8 +92,8 @@ def by_key(tenant: Tenant) -> APIClient:
     return client
 
 
-def fresh(client: APIClient, at: float | None = None, method: str = "password", **details: Any) -> APIClient:
-    """As if the password, or a code, had been entered just now, or at another time."""
+def reauthenticated(client: APIClient, at: float | None = None, method: str = "password", **details: Any) -> APIClient:
+    """Record a proof of identity, by default now."""
     session = client.session
     session["account_authentication_methods"] = [{"method": method, "at": at or time.time(), **details}]
     session["account_authentication_methods_user"] = session["_auth_user_id"]
@@ -104,7 +104,7 @@ def fresh(client: APIClient, at: float | None = None, method: str = "password", 
 def by_person(user: User) -> APIClient:
     client = APIClient()
     client.force_login(user)
-    return fresh(client)
+    return reauthenticated(client)
 
 
 def by_role(tenant: Tenant, role: str) -> APIClient:

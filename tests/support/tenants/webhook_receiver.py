@@ -20,15 +20,15 @@ class Received(NamedTuple):
 
 
 class Receiver:
-    """Keeps what it is sent, and answers as it is told to."""
+    """A receiver that stores its requests and sends configured responses."""
 
     def __init__(self) -> None:
         self.received: list[Received] = []
         self.status = 200
         self.answer = b"thanks"
         self.headers: dict[str, str] = {}
-        self.before: Callable[[], object] = int  # runs before it answers
-        self.drip = 0.0  # seconds between the bytes of the answer's headers
+        self.before: Callable[[], object] = int  # runs before the response
+        self.drip = 0.0  # seconds between the bytes of the response's headers
 
     @property
     def ids(self) -> list[str]:
@@ -37,7 +37,7 @@ class Receiver:
 
 @contextmanager
 def receiving(*, wrap: Callable[[ThreadingHTTPServer], None] = id) -> Iterator[tuple[Receiver, int]]:  # type: ignore[assignment]
-    """A running receiver, and its port on 127.0.0.1."""
+    """Run a receiver, and yield it with its port on 127.0.0.1."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -74,7 +74,7 @@ def receiving(*, wrap: Callable[[ThreadingHTTPServer], None] = id) -> Iterator[t
 
 
 def is_genuine(secret: str, received: Received) -> bool:
-    """Whether one of the signatures is this secret's, as Standard Webhooks says."""
+    """Return whether one of the signatures was made with this secret, according to Standard Webhooks."""
     key = base64.b64decode(secret.removeprefix("whsec_"))
     signed = f"{received.headers['webhook-id']}.{received.headers['webhook-timestamp']}.".encode() + received.body
     mine = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()

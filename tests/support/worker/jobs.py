@@ -1,4 +1,4 @@
-"""Jobs and usage of an worker for tests."""
+"""Jobs and usage of a worker for tests."""
 
 from __future__ import annotations
 

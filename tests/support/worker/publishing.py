@@ -1,4 +1,4 @@
-"""A worker's publisher, and what it has written."""
+"""A worker's publisher and the messages that it has written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A resident engine whose steps the test allows."""
+"""A resident engine whose steps are controlled by the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch's input file: which lines it has, and what is wrong with it."""
+"""A batch's input file: its lines and its errors."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def line(custom_id: object = "a", **changes: object) -> str:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": URL, "body": {"model": "m"}} | changes)
 
 
-def faults(*lines: str, most: int = 1000) -> list[tuple[str, int | None]]:
-    with pytest.raises(BadFile) as bad:
+def errors_of(*lines: str, most: int = 1000) -> list[tuple[str, int | None]]:
+    with pytest.raises(BadFile) as exc_info:
         read_lines(io.BytesIO("\n".join(lines).encode()), URL, most)
-    return [(fault["code"], fault["line"]) for fault in bad.value.errors]
+    return [(error["code"], error["line"]) for error in exc_info.value.errors]
 
 
 @given(
@@ -31,7 +31,7 @@ def faults(*lines: str, most: int = 1000) -> list[tuple[str, int | None]]:
     ),
     st.sampled_from(["\n", "\r\n", "\n\n", " \n\t"]),
 )
-def test_each_line_is_found_where_it_stands(names: list[str], between: str) -> None:
+def test_each_line_has_its_position(names: list[str], between: str) -> None:
     text = between.join(line(name) for name in names).encode()
     found = read_lines(io.BytesIO(text), URL, 100_000)
     assert [each.custom_id for each in found] == names
@@ -42,7 +42,7 @@ def test_each_line_is_found_where_it_stands(names: list[str], between: str) -> N
         assert json.loads(bytes(request.body)) == {"model": "m"}
 
 
-def test_what_is_wrong_is_told_line_by_line() -> None:
+def test_errors_are_reported_per_line() -> None:
     wrong = [
         ("{", "invalid_json_line"),
         ("[]", "invalid_request"),
@@ -57,20 +57,20 @@ def test_what_is_wrong_is_told_line_by_line() -> None:
         (line("b"), "duplicate_custom_id"),
     ]
     lines = [line("fine"), *(text for text, _ in wrong)]
-    assert faults(*lines) == [(code, number) for number, (_, code) in enumerate(wrong, 2)]
+    assert errors_of(*lines) == [(code, number) for number, (_, code) in enumerate(wrong, 2)]
 
 
-def test_a_file_without_requests_is_none() -> None:
-    assert faults("", "  ") == [("empty_file", None)]
+def test_a_file_without_requests_is_invalid() -> None:
+    assert errors_of("", "  ") == [("empty_file", None)]
 
 
-def test_a_line_too_long_ends_the_reading() -> None:
-    assert faults(line("a"), line("b" * 200), line("c"), most=150) == [("request_too_large", 2)]
+def test_a_too_long_line_ends_the_reading() -> None:
+    assert errors_of(line("a"), line("b" * 200), line("c"), most=150) == [("request_too_large", 2)]
 
 
-def test_there_may_be_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_lines_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MAX_LINES", 3)
     assert len(read_lines(io.BytesIO("\n".join(line(f"n{n}") for n in range(3)).encode()), URL, 1000)) == 3
-    assert faults(*(line(f"n{n}") for n in range(4))) == [("too_many_requests", 4)]
+    assert errors_of(*(line(f"n{n}") for n in range(4))) == [("too_many_requests", 4)]
     monkeypatch.setattr(reading, "MAX_REPORTED_ERRORS", 2)
-    assert len(faults("{", "{", "{")) == 2
+    assert len(errors_of("{", "{", "{")) == 2

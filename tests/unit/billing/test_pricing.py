@@ -1,4 +1,4 @@
-"""Prices, holds and rated lines: the specification's worked examples, and what holds for any price and any usage."""
+"""Prices, reservations and rated lines: the specification's worked examples, and properties for any price and usage."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cost(prices: RateCard, at: int = 0, **usage: int) -> Decimal:
 
 
 def priced_by(prices: RateCard, at: int) -> int | None:
-    """The id of the price of uncached tokens at that time."""
+    """Return the ID of the price of uncached tokens at this time."""
     price_ids = rate(prices, {C.UNCACHED: 1}, at).price_ids
     return price_ids[0] if price_ids else None
 
@@ -88,13 +88,13 @@ def test_worked_example_6_reservations():
     assert reservation_nano(A, 10_000, 4096, 0, writes_5m=True, writes_1h=True) == 121_440_000
 
 
-def test_worked_example_8_what_is_affordable():
+def test_worked_example_8_affordable_output():
     assert affordable_output(A, 10_000, 50_000_000, 0) == 1333
     assert reservation_nano(A, 10_000, 1333, 0) <= 50_000_000 < reservation_nano(A, 10_000, 1334, 0)
     assert affordable_output(A, 10_000, 29_999_999, 0) == 0
 
 
-def test_cached_tokens_count_for_the_band():
+def test_cached_tokens_count_towards_the_band():
     assert cost(BANDS, uncached=1, cache_read=200_000) == Decimal("0.0000025") + Decimal("0.025")
 
 
@@ -105,7 +105,7 @@ def test_a_reservation_is_rounded_up():
     assert reservation_nano(tiny, 999_999, 2, 0) == 2
 
 
-def test_a_window_is_of_the_minute_of_admission():
+def test_the_minute_of_admission_selects_the_time_window():
     night = rate_card(
         Rate(1, C.UNCACHED, 10, from_minute=0, until_minute=480), Rate(2, C.UNCACHED, 20, from_minute=480)
     )
@@ -114,13 +114,13 @@ def test_a_window_is_of_the_minute_of_admission():
     assert priced_by(night, (5 * 1440 + 10) * minute) == 1
 
 
-def test_the_first_rate_that_applies_counts():
+def test_the_first_rate_that_applies_is_used():
     own = rate_card(Rate(9, C.UNCACHED, 7, from_minute=0, until_minute=60), Rate(1, C.UNCACHED, 10))
     assert [priced_by(own, at) for at in (0, 61 * 60_000_000)] == [9, 1]
 
 
 @pytest.mark.parametrize("missing", ["uncached", "cache_read", "output"])
-def test_an_unknown_price_is_refused_and_never_free(missing):
+def test_an_unknown_price_is_an_error_and_never_free(missing):
     usd = {"uncached": "1", "cache_read": "1", "output": "1"}
     del usd[missing]
     with pytest.raises(UnknownPriceError, match=missing):
@@ -129,18 +129,18 @@ def test_an_unknown_price_is_refused_and_never_free(missing):
         rate(rate_card(*rates(**usd)), {C(missing): 1}, 0)
 
 
-def test_writes_without_a_price_are_refused_when_they_may_happen():
+def test_cache_writes_require_a_price_if_they_are_possible():
     assert reservation_nano(B, 10, 10, 0)
     with pytest.raises(UnknownPriceError, match="cache_write_1h"):
         reservation_nano(B, 10, 10, 0, writes_1h=True)
 
 
-def test_without_output_no_price_of_it_is_needed():
+def test_without_output_no_output_price_is_required():
     embedding = rate_card(*rates(uncached="0.02", cache_read="0.02"))
     assert reservation_nano(embedding, 1_000_000, 0, 0) == 20_000_000
 
 
-def test_savings_are_against_uncached_tokens():
+def test_savings_are_relative_to_uncached_tokens():
     usage = {C.UNCACHED: 1000, C.CACHE_READ: 10_000, C.CACHE_WRITE_5M: 1000, C.OUTPUT: 5}
     assert rate(A, usage, 0).saved_femto == 10_000 * 2_700_000_000 - 1000 * 750_000_000
     answers = rate_card(*A.rates, *rates(answer_hit_input="0.3", answer_hit_output="1"))
@@ -152,7 +152,7 @@ def test_rates_survive_their_encoding():
     assert decode_rates(encode_rates(BANDS.rates)) == BANDS.rates
 
 
-def test_the_index_finds_a_tenants_own_then_everybodys():
+def test_the_index_prefers_the_tenants_prices_to_list_prices():
     index = PriceIndex()
     mine = rate_card(*A.rates, version=3, tenant_id=7, effective_from=50)
     withdrawn = rate_card(version=4, effective_from=100)
@@ -168,7 +168,7 @@ def test_the_index_finds_a_tenants_own_then_everybodys():
     assert index.newest == 4
 
 
-def test_a_tier_without_a_price_costs_what_standard_does():
+def test_a_tier_without_a_price_costs_the_standard_price():
     index = PriceIndex()
     index.add([rate_card(*A.rates, version=1), rate_card(*B.rates, version=2, tier=Tier.BATCH, effective_from=10)])
     index.add([rate_card(*A.rates, version=3, tenant_id=7, effective_from=20)])
@@ -180,12 +180,12 @@ def test_a_tier_without_a_price_costs_what_standard_does():
 
     assert [version(1, Tier.BATCH, at) for at in (-1, 0, 10, 30, 40)] == [None, 1, 2, 1, None]
     assert [version(1, tier, 10) for tier in (Tier.FLEX, Tier.PRIORITY)] == [1, 1]
-    assert [version(7, Tier.BATCH, at) for at in (20, 30)] == [2, 3]  # the list's of the tier, then one's own
+    assert [version(7, Tier.BATCH, at) for at in (20, 30)] == [2, 3]  # the list's price of the tier, then the tenant's
     assert [version(7, Tier.FLEX, at) for at in (20, 40)] == [3, 3]
     assert all(index.find(7, "other", tier, 99) is None for tier in Tier)
 
 
-def test_of_two_rate_cards_of_one_moment_the_later_made_counts():
+def test_of_two_rate_cards_with_the_same_time_the_newer_one_is_used():
     index = PriceIndex()
     index.add([rate_card(*A.rates, version=1, effective_from=5), rate_card(*B.rates, version=2, effective_from=5)])
     found = index.find(1, "m", Tier.STANDARD, 5)
@@ -199,7 +199,7 @@ counts = st.integers(0, 10**7)
 
 @st.composite
 def priced(draw: st.DrawFn) -> RateCard:
-    """Every component priced for every prompt and time, in bands and windows of any kind."""
+    """Generate rate cards that price every component for every prompt and time, with arbitrary bands and windows."""
     found = []
     for component in COMPONENTS:
         cuts = sorted(draw(st.sets(st.integers(1, 10**6), max_size=2)))
@@ -214,7 +214,7 @@ usages = st.fixed_dictionaries({component: counts for component in COMPONENTS[:5
 
 
 @given(priced(), usages, st.integers(0, 10**16), counts, st.integers(1, 4))
-def test_what_is_settled_is_within_its_reservation(prices, usage, at, more, n):
+def test_the_settled_cost_is_within_the_reservation(prices, usage, at, more, n):
     prompt = sum(usage[component] for component in INPUTS if component in usage)
     most = -(-usage[C.OUTPUT] // n) + more
     hold = reservation_nano(prices, prompt, most, at, n=n, writes_5m=True, writes_1h=True)
@@ -222,16 +222,16 @@ def test_what_is_settled_is_within_its_reservation(prices, usage, at, more, n):
 
 
 @given(priced(), usages, st.integers(0, 10**16))
-def test_what_is_used_is_priced_and_cost_is_monotone(prices, usage, at):
+def test_all_usage_is_priced_and_the_cost_is_monotone(prices, usage, at):
     rated = rate(prices, usage, at)
     assert rated.price_ids is not None
-    assert [price is not None for price in rated.price_ids] == [usage.get(each, 0) > 0 for each in COMPONENTS]
-    more = usage | {C.OUTPUT: usage[C.OUTPUT] + 1}  # the prompt decides the band, so only output grows freely
+    assert [price is not None for price in rated.price_ids] == [usage.get(component, 0) > 0 for component in COMPONENTS]
+    more = usage | {C.OUTPUT: usage[C.OUTPUT] + 1}  # the prompt determines the band, so only the output can grow freely
     assert rate(prices, more, at).cost_femto >= rated.cost_femto
 
 
 @given(priced(), st.lists(st.tuples(usages, st.integers(0, 10**16)), max_size=5))
-def test_executions_are_rated_one_after_another_as_each_alone(prices, executions):
+def test_rating_executions_together_equals_rating_them_separately(prices, executions):
     rater = Rater(prices)
     for usage, at in executions:
         found = prices_of(prices, sum(usage[each] for each in INPUTS if each in usage), at)
@@ -241,7 +241,7 @@ def test_executions_are_rated_one_after_another_as_each_alone(prices, executions
 
 
 @given(priced(), counts, st.integers(0, 10**13), st.integers(0, 10**16), st.integers(1, 4))
-def test_the_affordable_output_is_the_most_that_fits(prices, prompt, left, at, n):
+def test_the_affordable_output_is_the_maximum_that_fits(prices, prompt, left, at, n):
     fits = affordable_output(prices, prompt, left, at, n=n)
     if fits >= 1:
         assert reservation_nano(prices, prompt, fits, at, n=n) <= left

@@ -1,4 +1,4 @@
-"""Steps launched before the one before has come back: the same answers, and nothing of a request that has ended."""
+"""Steps launched before the result of the previous step: equal output, and no token of an ended request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ahead(blocks: int = 40, **settings: float) -> tuple[LLMEngine, MemoryRunner]
     return engine, runner
 
 
-def test_a_step_is_launched_before_the_one_before_has_come_back() -> None:
+def test_a_step_is_launched_before_the_previous_one_has_returned() -> None:
     engine, runner = ahead()
     engine.add_request(request("a", 20, max_tokens=5))
     assert engine.step() == []
@@ -23,11 +23,11 @@ def test_a_step_is_launched_before_the_one_before_has_come_back() -> None:
     assert tokens_of(engine.step()) == [100]
     assert runner.steps == [{"a": 20}, {"a": 1}]
     assert tokens_of(run(engine)["a"]) == [101, 102, 103, 104]
-    assert len(runner.steps) == 5  # none for a token beyond the last
+    assert len(runner.steps) == 5  # none for a token after the last one
 
 
 @pytest.mark.parametrize("blocks", [8, 60])
-def test_the_answers_are_those_of_one_step_at_a_time(blocks: int) -> None:
+def test_the_output_equals_that_of_synchronous_steps(blocks: int) -> None:
     answers = []
     for async_scheduling in (False, True):
         engine, _ = fake_engine(
@@ -40,7 +40,7 @@ def test_the_answers_are_those_of_one_step_at_a_time(blocks: int) -> None:
         outputs = run(engine)
         answers.append({name: (tokens_of(some), some[-1].usage) for name, some in outputs.items()})
         assert engine.stats().kv_blocks_used == 0
-    assert answers[0] == answers[1] or blocks == 8  # whether a prefix is still cached depends on the order
+    assert answers[0] == answers[1] or blocks == 8  # the order determines whether a prefix is still cached
     assert {n: a[0] for n, a in answers[0].items()} == {n: a[0] for n, a in answers[1].items()}
 
 
@@ -50,7 +50,7 @@ def test_a_token_in_flight_behind_a_stop_is_dropped() -> None:
     outputs = run(engine)["a"]
     assert tokens_of(outputs) == [100, 101, 102, 103]
     assert outputs[-1].usage == TokenUsage(uncached=20, output=4)
-    assert len(runner.steps) == 5  # one was under way already
+    assert len(runner.steps) == 5  # one was already in flight
     assert engine.stats().kv_blocks_used == 0
 
 
@@ -70,7 +70,7 @@ def test_an_abort_takes_effect_within_two_steps_and_drops_the_token_in_flight() 
     engine.check_integrity()
 
 
-def test_blocks_of_an_ended_request_are_anothers_while_its_last_step_is_under_way() -> None:
+def test_blocks_of_an_ended_request_are_reused_during_its_last_step() -> None:
     engine, _ = ahead(blocks=3)
     engine.add_request(request("a", 30, max_tokens=10))
     engine.step()
@@ -80,7 +80,7 @@ def test_blocks_of_an_ended_request_are_anothers_while_its_last_step_is_under_wa
     assert tokens_of(run(engine)["b"]) == [100, 101, 102, 103]
 
 
-def test_a_decode_that_preempts_leaves_the_others_token_in_flight_whole() -> None:
+def test_a_preempted_requests_token_in_flight_is_kept() -> None:
     engine, _ = ahead(blocks=4, max_num_seqs=2)
     engine.add_request(request("old", distinct(15, 1), max_tokens=45))
     engine.add_request(request("new", distinct(15, 3), max_tokens=45))
@@ -99,7 +99,7 @@ def test_a_decode_that_preempts_leaves_the_others_token_in_flight_whole() -> Non
     assert outputs == {"old": list(range(100, 145)), "new": list(range(100, 145))}
 
 
-def test_a_step_that_breaks_takes_only_its_own_requests() -> None:
+def test_a_failed_step_ends_only_its_own_requests() -> None:
     engine, runner = ahead()
     engine.add_request(request("a", 20, max_tokens=50))
     engine.step()

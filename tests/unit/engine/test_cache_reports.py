@@ -1,4 +1,4 @@
-"""Why a request missed the cache."""
+"""Reasons of cache misses."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_the_first_use_and_the_next() -> None:
     assert report(engine, "longer", [*distinct(50, 1), *range(30)]) == CacheReport()
 
 
-def test_another_tenants_use_is_no_use() -> None:
+def test_another_tenants_use_does_not_count() -> None:
     engine, _ = fake_engine(20)
     report(engine, "first", distinct(50, 1), salt=b"a")
     assert report(engine, "second", distinct(50, 1), salt=b"b") == CacheReport("first_use")
 
 
-def test_a_prefix_that_changed_is_told_to_the_token() -> None:
+def test_a_changed_prefix_is_reported_with_its_token() -> None:
     engine, _ = fake_engine(20)
     prompt = distinct(80, 1)
     report(engine, "first", prompt)
@@ -41,7 +41,7 @@ def test_a_prefix_that_changed_is_told_to_the_token() -> None:
     assert report(engine, "second", changed) == CacheReport("prefix_changed", 41)
 
 
-def test_what_was_evicted_is_told_from_what_never_was() -> None:
+def test_evicted_and_never_cached_prefixes_are_distinguished() -> None:
     engine, _ = fake_engine(6)
     report(engine, "first", distinct(50, 1))
     report(engine, "crowd", distinct(90, 2))
@@ -49,20 +49,20 @@ def test_what_was_evicted_is_told_from_what_never_was() -> None:
     assert report(engine, "new", distinct(50, 3)) == CacheReport("first_use")
 
 
-def test_the_next_turn_of_a_conversation_reuses_the_answer() -> None:
+def test_the_next_turn_of_a_conversation_reuses_the_output() -> None:
     engine, runner = fake_engine(20)
     prompt = distinct(40, 1)
     engine.add_request(request("turn 1", prompt, max_tokens=30))
     answer = [token for output in run(engine)["turn 1"] for token in output.token_ids]
     engine.add_request(request("turn 2", [*prompt, *answer, 5, 6, 7]))
     last = run(engine)["turn 2"][-1]
-    assert runner.steps[-1] == {"turn 2": 73 - 64}  # the last token of an answer is never computed
+    assert runner.steps[-1] == {"turn 2": 73 - 64}  # the last token of an output is never computed
     assert last.usage is not None
     assert last.usage.cache_read == 64
     assert last.cache == CacheReport()
 
 
-def test_asking_for_prompt_logprobs_reads_no_cache() -> None:
+def test_a_request_for_prompt_logprobs_reads_no_cache() -> None:
     engine, runner = fake_engine(20)
     report(engine, "first", distinct(50, 1))
     engine.add_request(request("logprobs", distinct(50, 1), prompt_logprobs=1))

@@ -1,4 +1,4 @@
-"""Templates render as transformers renders them, and can do no harm."""
+"""Chat templates render as in transformers and are sandboxed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("tools", [None, TOOLS])
-def test_it_renders_as_transformers_does(name: str, tools: Any) -> None:
+def test_rendering_equals_transformers(name: str, tools: Any) -> None:
     theirs, _ = render_jinja_template(
         [MESSAGES], tools=tools, chat_template=TEMPLATES[name], add_generation_prompt=True, bos_token="<s>"
     )
@@ -53,7 +53,7 @@ def test_it_renders_as_transformers_does(name: str, tools: Any) -> None:
     assert ours == theirs[0]
 
 
-def test_a_template_can_refuse_its_messages() -> None:
+def test_a_template_can_reject_its_messages() -> None:
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(ChatTemplateError, match="roles must alternate"):
         template.render(MESSAGES, None, True)
@@ -79,13 +79,13 @@ def test_a_template_can_refuse_its_messages() -> None:
     ],
     ids=range(14),
 )
-def test_it_fails_soon_and_cleanly(source: str) -> None:
+def test_a_malicious_template_fails_fast(source: str) -> None:
     template = ChatTemplate(source, {})
     with pytest.raises(ChatTemplateError):
         template.render(MESSAGES, None, True)
 
 
-def test_a_long_answer_of_a_template_is_cut_off() -> None:
+def test_a_templates_output_is_limited() -> None:
     template = ChatTemplate("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}", {})
     with pytest.raises(ChatTemplateError, match="too long"):
         template.render([{"role": "user", "content": "x" * 1000}], None, True)

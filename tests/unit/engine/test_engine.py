@@ -1,4 +1,4 @@
-"""What an engine promises about requests' ends, usage and failures, with made-up model output."""
+"""Ends, usage and failures of requests in an engine with a fake model."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ def answer(script: list[int], **params: object) -> list[RequestOutput]:
     return run(engine)["x"]
 
 
-def test_a_stop_token_ends_the_answer() -> None:
+def test_a_stop_token_ends_the_output() -> None:
     outputs = answer([10, 42, 12], max_tokens=3, stop_token_ids=(42,))
     assert tokens_of(outputs) == [10, 42]
     assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("stop", 42)
 
 
-def test_eos_ends_the_answer_unless_ignored() -> None:
+def test_eos_ends_the_output_unless_ignored() -> None:
     outputs = answer([10, EOS, 12], max_tokens=3)
     assert tokens_of(outputs) == [10, EOS]
     assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("stop", None)
     assert tokens_of(answer([10, EOS, 12], max_tokens=3, ignore_eos=True)) == [10, EOS, 12]
 
 
-def test_max_tokens_ends_the_answer() -> None:
+def test_max_tokens_ends_the_output() -> None:
     outputs = answer([10, 11, 12], max_tokens=2)
     assert tokens_of(outputs) == [10, 11]
     assert outputs[-1].finish_reason == "length"
     assert outputs[-1].usage == TokenUsage(uncached=20, output=2)
 
 
-def test_only_the_last_output_has_an_end() -> None:
+def test_only_the_last_output_has_a_finish_reason() -> None:
     outputs = answer([10, 11, 12], max_tokens=3)
     assert [o.finished for o in outputs] == [False, False, True]
     assert [o.usage is None for o in outputs] == [True, True, False]
 
 
-def test_a_hit_is_read_and_its_recomputed_last_block_too() -> None:
+def test_a_cache_hit_is_counted_as_read_with_its_recomputed_last_block() -> None:
     engine, runner = fake_engine(20)
     for name in ("first", "second"):
         engine.add_request(request(name, 48))
@@ -54,7 +54,7 @@ def test_a_hit_is_read_and_its_recomputed_last_block_too() -> None:
     assert engine.stats().cached_tokens == 48
 
 
-def test_another_salt_reads_nothing() -> None:
+def test_another_salt_has_no_cache_hit() -> None:
     engine, _ = fake_engine(20)
     for name in ("first", "second"):
         engine.add_request(request(name, 48, salt=name.encode()))
@@ -62,10 +62,10 @@ def test_another_salt_reads_nothing() -> None:
 
 
 @pytest.mark.parametrize("steps", range(9))
-def test_an_abort_is_clean_at_any_moment(steps: int) -> None:
+def test_an_abort_releases_everything_at_any_time(steps: int) -> None:
     engine, _ = fake_engine(20, max_num_batched_tokens=64)
     engine.add_request(request("other", [7] * 10, max_tokens=20))
-    engine.add_request(request("x", 200, max_tokens=4))  # four steps of prompt, three more of answer
+    engine.add_request(request("x", 200, max_tokens=4))  # four steps of prompt, three more of output
     seen: list[RequestOutput] = []
     for _ in range(steps):
         seen += [o for o in engine.step() if o.request_id == "x"]
@@ -101,7 +101,7 @@ def test_an_unknown_request_cannot_be_aborted() -> None:
     assert engine.abort("nobody") is None
 
 
-def test_a_name_serves_one_request_at_a_time() -> None:
+def test_an_id_of_a_running_request_is_rejected() -> None:
     engine, _ = fake_engine()
     engine.add_request(request("x", 20))
     with pytest.raises(RequestRejected):
@@ -110,7 +110,7 @@ def test_a_name_serves_one_request_at_a_time() -> None:
     engine.add_request(request("x", 20))
 
 
-def test_a_failed_step_ends_its_requests_and_leaves_the_cache_whole() -> None:
+def test_a_failed_step_ends_its_requests_and_keeps_the_cache_consistent() -> None:
     engine, runner = fake_engine(20, max_num_seqs=1)
     engine.add_request(request("in it", 40))
     engine.add_request(request("waiting", [5] * 40))
@@ -127,10 +127,10 @@ def test_a_failed_step_ends_its_requests_and_leaves_the_cache_whole() -> None:
     assert "out of memory" not in failed.error.message
     assert outputs["waiting"][-1].finish_reason == "length"
     engine.add_request(request("again", 40))
-    assert run(engine)["again"][-1].usage == TokenUsage(uncached=40, output=1)  # nothing of the failed step was kept
+    assert run(engine)["again"][-1].usage == TokenUsage(uncached=40, output=1)  # no block of the failed step was cached
 
 
-def test_one_requests_trouble_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_requests_error_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = fake_engine()
     for name in ("good", "bad"):
         engine.add_request(request(name, [ord(name[0])] * 20, max_tokens=3))
@@ -148,7 +148,7 @@ def test_one_requests_trouble_stays_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert tokens_of(outputs["good"]) == [100, 101, 102]
 
 
-def test_stats_count_what_was_done() -> None:
+def test_stats_count_steps_and_tokens() -> None:
     engine, _ = fake_engine(20)
     for name in ("a", "b"):
         engine.add_request(request(name, [ord(name)] * 10, max_tokens=3))
@@ -159,7 +159,7 @@ def test_stats_count_what_was_done() -> None:
     assert (stats.num_running, stats.num_waiting, stats.kv_blocks) == (0, 0, 20)
 
 
-def test_a_seed_is_drawn_where_none_is_given() -> None:
+def test_a_request_without_a_seed_gets_a_random_one() -> None:
     seeds = {Sequence(request("x", 3), None).seed for _ in range(5)}
     assert len(seeds) == 5
     assert Sequence(request("x", 3, seed=7), None).seed == 7

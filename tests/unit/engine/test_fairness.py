@@ -1,5 +1,5 @@
-"""Who goes before whom: tenants by what they have had, classes, shortness, age. Made-up model output, a clock that is
-told the time."""
+"""Scheduling order of requests: by tenants' shares, service classes, expected length and age. The model and the clock
+are fake."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BATCH, FLEX, DEFAULT, PRIORITY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("blocks", [16, 400])  # the cache is full as well, or the batch alone
-def test_one_request_is_not_held_up_by_another_tenants_two_hundred(blocks: int) -> None:
+@pytest.mark.parametrize("blocks", [16, 400])  # the cache is full too, or only the batch
+def test_one_request_is_not_delayed_by_another_tenants_two_hundred(blocks: int) -> None:
     engine, runner = fake_engine(blocks, max_num_seqs=8, max_num_batched_tokens=64)
     for number in range(200):
         engine.add_request(request(f"a{number}", distinct(20, number), tenant="a", max_tokens=200))
@@ -28,14 +28,14 @@ def test_one_request_is_not_held_up_by_another_tenants_two_hundred(blocks: int) 
     engine.check_integrity()
     assert tokens_of(got)
     outputs = [o for _ in range(60) for o in engine.step() if o.request_id == "b"]
-    assert outputs[-1].finished  # and it is not the next one's victim
+    assert outputs[-1].finished  # and the next one does not preempt it
     assert all("b" in step for step in runner.steps[-60:][: len(outputs)])
 
 
 @pytest.mark.parametrize("weights", [{"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 2.0, "c": 5.0}])
-def test_over_a_long_run_tenants_get_what_their_weights_say(weights: dict[str, float]) -> None:
+def test_long_term_shares_of_tenants_follow_their_weights(weights: dict[str, float]) -> None:
     engine, _ = fake_engine(300, max_num_seqs=8, max_num_batched_tokens=128)
-    lengths = {"a": (40, 9), "b": (10, 30), "c": (90, 3)}  # prompt, answer: unlike loads, alike in what they cost
+    lengths = {"a": (40, 9), "b": (10, 30), "c": (90, 3)}  # prompt, output: different loads with equal cost
     number, served = 0, Counter[str]()
 
     def refill() -> None:
@@ -60,7 +60,7 @@ def test_over_a_long_run_tenants_get_what_their_weights_say(weights: dict[str, f
         assert served[tenant] / total == pytest.approx(weight / parts, rel=0.05)
 
 
-def test_who_comes_new_gets_no_credit_for_the_time_before() -> None:
+def test_a_new_tenant_gets_no_credit_for_the_past() -> None:
     engine, _ = fake_engine(300, max_num_seqs=1)
     for number in range(40):
         engine.add_request(request(f"a{number}", distinct(20, number), tenant="a"))
@@ -72,7 +72,7 @@ def test_who_comes_new_gets_no_credit_for_the_time_before() -> None:
     assert Counter(order) == {"a": 10, "b": 10}
 
 
-def test_a_client_orders_only_its_own_tenants_requests() -> None:
+def test_priorities_order_only_the_tenants_own_requests() -> None:
     engine, runner = fake_engine(100, max_num_seqs=1)
     engine.add_request(request("b first", distinct(20, 1), tenant="b", arrival=1.0))
     engine.add_request(request("a late", distinct(20, 2), tenant="a", arrival=2.0, priority=9))
@@ -81,7 +81,7 @@ def test_a_client_orders_only_its_own_tenants_requests() -> None:
     assert [next(iter(step)) for step in runner.steps] == ["b first", "a soon", "a late"]
 
 
-def test_a_higher_class_goes_first_whatever_the_tenant_had() -> None:
+def test_a_higher_class_goes_first_regardless_of_shares() -> None:
     engine, runner = fake_engine(100, max_num_seqs=1)
     for name, service_class in (("batch", BATCH), ("flex", FLEX), ("default", DEFAULT), ("priority", PRIORITY)):
         engine.add_request(request(name, distinct(20, len(name)), tenant=name[0], service_class=service_class))
@@ -99,12 +99,12 @@ def test_a_waiting_higher_class_preempts_the_newest_of_the_lowest(blocks: int) -
     engine.step()
     assert runner.steps[-1] == {"default": 1, "priority": 20}
     outputs = run(engine)
-    assert tokens_of(outputs["flex"])[-1] == 108  # and it went on where it was
+    assert tokens_of(outputs["flex"])[-1] == 108  # and it continued from its position
     assert outputs["flex"][-1].usage is not None
     assert outputs["flex"][-1].usage.prompt == 20
 
 
-def test_a_preemption_that_would_not_help_is_not_made() -> None:
+def test_a_useless_preemption_is_avoided() -> None:
     engine, _ = fake_engine(10, max_num_seqs=4)
     engine.add_request(request("first", distinct(100, 1), service_class=PRIORITY, max_tokens=9))
     engine.add_request(request("flex", distinct(16, 2), service_class=FLEX, max_tokens=9))
@@ -115,7 +115,7 @@ def test_a_preemption_that_would_not_help_is_not_made() -> None:
     assert engine.stats().preemptions == 0
 
 
-def test_a_request_yields_at_most_twice_for_other_tenants_shares() -> None:
+def test_a_request_is_preempted_at_most_twice_for_other_tenants() -> None:
     engine, _ = fake_engine(100, max_num_seqs=2)
     engine.add_request(request("a1", distinct(20, 1), tenant="a", max_tokens=400))
     engine.add_request(request("a2", distinct(20, 2), tenant="a", max_tokens=400))
@@ -128,7 +128,7 @@ def test_a_request_yields_at_most_twice_for_other_tenants_shares() -> None:
     run(engine)
 
 
-def test_batch_fills_only_what_is_idle() -> None:
+def test_batch_requests_use_idle_capacity_only() -> None:
     engine, runner = fake_engine(100, max_num_seqs=4, max_num_batched_tokens=48)
     for number in range(6):
         engine.add_request(request(f"batch{number}", distinct(30, number), service_class=BATCH, max_tokens=40))
@@ -138,7 +138,7 @@ def test_batch_fills_only_what_is_idle() -> None:
     for number in range(4):
         engine.add_request(request(f"now{number}", distinct(10, 50 + number), tenant="b", max_tokens=5))
     engine.step()
-    # All four begin at once, at the cost of all four that ran: what waits is not held up by what can wait.
+    # All four start immediately and preempt the four batch requests.
     assert {name: n for name, n in runner.steps[-1].items() if name.startswith("now")} == {
         f"now{i}": 10 for i in range(4)
     }
@@ -149,7 +149,7 @@ def test_batch_fills_only_what_is_idle() -> None:
     assert all(len(tokens_of(outputs[f"batch{number}"])) >= 36 for number in range(6))
 
 
-def test_batch_gets_no_part_of_the_budget_that_others_can_use() -> None:
+def test_batch_requests_get_no_tokens_that_others_can_use() -> None:
     engine, runner = fake_engine(100, max_num_seqs=4, max_num_batched_tokens=32)
     engine.add_request(request("batch", distinct(300, 1), service_class=BATCH))
     engine.step()
@@ -161,7 +161,7 @@ def test_batch_gets_no_part_of_the_budget_that_others_can_use() -> None:
     assert runner.steps[-1] == {"now": 300 - 9 * 32, "batch": 32 - (300 - 9 * 32)}
 
 
-def test_batch_expires_and_never_grows_old() -> None:
+def test_batch_requests_expire_and_do_not_age() -> None:
     clock = Clock()
     engine, runner = fake_engine(100, max_num_seqs=1, clock=clock)
     engine.add_request(request("long", distinct(20, 1), max_tokens=1000))
@@ -180,12 +180,12 @@ def test_batch_expires_and_never_grows_old() -> None:
     assert all("batch" not in step for step in runner.steps)
 
 
-def test_flex_grows_old_and_is_served() -> None:
+def test_flex_requests_age_and_run() -> None:
     clock = Clock()
     engine, _ = fake_engine(100, max_num_seqs=1, clock=clock)
     engine.add_request(request("flex", distinct(20, 1), tenant="b", service_class=FLEX, arrival=0.0))
     ended: list[RequestOutput] = []
-    for number in range(100):  # somebody's priority requests would go before it for ever
+    for number in range(100):  # priority requests would always go first
         for part in range(2):
             mark = 2 * number + part
             engine.add_request(
@@ -198,7 +198,7 @@ def test_flex_grows_old_and_is_served() -> None:
     assert 39.0 <= clock.now <= 42.0  # two classes, twenty seconds each
 
 
-def test_the_shortest_expected_goes_first_within_a_tenant() -> None:
+def test_the_shortest_expected_request_of_a_tenant_goes_first() -> None:
     engine, runner = fake_engine(200, max_num_seqs=1)
     engine.add_request(request("long", distinct(20, 1), max_tokens=900))
     engine.add_request(request("short", distinct(20, 2), max_tokens=2))
@@ -207,9 +207,9 @@ def test_the_shortest_expected_goes_first_within_a_tenant() -> None:
     assert list(runner.steps[0]) == ["short"]
 
 
-def test_what_is_expected_is_learnt_from_the_tenants_answers() -> None:
+def test_expected_lengths_are_learned_from_the_tenants_outputs() -> None:
     engine, runner = fake_engine(200, max_num_seqs=1, choose=lambda seq: 2 if seq.num_output_tokens == 3 else 100)
-    for number in range(5):  # short prompts have had answers of four tokens, whatever their max_tokens
+    for number in range(5):  # short prompts had outputs of four tokens, whatever their max_tokens
         engine.add_request(request(f"before{number}", distinct(20, number), max_tokens=1000))
     run(engine)
     engine.add_request(request("asks for few", distinct(20, 50), max_tokens=100))
@@ -221,7 +221,7 @@ def test_what_is_expected_is_learnt_from_the_tenants_answers() -> None:
     assert order == ["still fewer", "asks for few", "has had few"]
 
 
-def test_shortness_overtakes_for_a_bounded_time_only() -> None:
+def test_short_requests_overtake_for_a_limited_time() -> None:
     clock = Clock()
     engine, runner = fake_engine(200, max_num_seqs=1, clock=clock)
     engine.add_request(request("long", distinct(20, 1), max_tokens=1000))  # expected: 256 tokens, at twice
@@ -230,10 +230,10 @@ def test_shortness_overtakes_for_a_bounded_time_only() -> None:
         engine.add_request(request(f"short{number}", distinct(20, 10 + number), arrival=clock.now, max_tokens=1))
     run(engine)
     order = list(dict.fromkeys(name for step in runner.steps for name in step))
-    assert order.index("long") == 6  # (512 - 2) / 2000 of a second is worth five of them and the first
+    assert order.index("long") == 6  # (512 - 2) / 2000 of a second equals five of them and the first
 
 
-def test_requests_that_share_a_cached_prefix_go_together() -> None:
+def test_requests_with_a_common_cached_prefix_run_together() -> None:
     engine, runner = fake_engine(12, max_num_seqs=1)
     engine.add_request(request("a1", distinct(64, 1)))
     engine.step()
@@ -243,21 +243,21 @@ def test_requests_that_share_a_cached_prefix_go_together() -> None:
     assert [next(iter(step)) for step in runner.steps] == ["a1", "a2", "a3", "b1", "b2"]
 
 
-def test_nobody_waits_for_a_prefix_that_a_lower_class_computes() -> None:
+def test_no_request_waits_for_a_prefix_computed_by_a_lower_class() -> None:
     engine, runner = fake_engine(100, max_num_batched_tokens=64, max_num_seqs=4)
     engine.add_request(request("batch", distinct(200, 1), service_class=BATCH))
     engine.step()
     engine.add_request(request("same class", distinct(200, 1), service_class=BATCH))
     engine.add_request(request("now", distinct(200, 1)))
     engine.step()
-    assert runner.steps[-1] == {"now": 64}  # on top of what the first step had cached
+    assert runner.steps[-1] == {"now": 64}  # in addition to the blocks cached by the first step
     outputs = run(engine)
     assert {name: output[-1].cached_tokens for name, output in outputs.items()} == {
         "batch": 0, "same class": 192, "now": 64,
     }  # fmt: skip
 
 
-def test_short_prompts_pass_long_ones_under_a_cap_of_their_number() -> None:
+def test_short_prompts_overtake_long_ones_whose_number_is_limited() -> None:
     engine, runner = fake_engine(
         200, max_num_batched_tokens=64, long_prefill_token_threshold=16, max_long_partial_prefills=1
     )

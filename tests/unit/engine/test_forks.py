@@ -1,4 +1,4 @@
-"""`n` answers to one prompt: computed once, billed once, and copied only where they part."""
+"""`n` choices of one prompt: the prompt is computed and billed once, and blocks are copied where choices differ."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def test_only_the_last_block_is_copied() -> None:
     assert most == 2 + 3
 
 
-def test_answers_have_seeds_of_their_own() -> None:
+def test_choices_have_separate_seeds() -> None:
     engine, _ = engine_with(20)
     engine.add_request(request("a", 40, max_tokens=5, n=3, seed=7))
     assert [seq.seed for seq in engine.scheduler.waiting] == [7, 8, 9]
     run(engine)
 
 
-def test_answers_wait_for_each_other_under_a_small_batch() -> None:
+def test_choices_wait_for_each_other_with_a_small_batch() -> None:
     engine, runner = engine_with(20, max_num_seqs=1)
     engine.add_request(request("a", 40, max_tokens=3, n=3))
     outputs = run(engine)["a"]
     assert sum(len(output.token_ids) for output in outputs) == 9
-    assert sum(step["a"] for step in runner.steps) == 42 + 2 * (40 - 32 + 2)  # the whole blocks were cached
+    assert sum(step["a"] for step in runner.steps) == 42 + 2 * (40 - 32 + 2)  # the full blocks were cached
 
 
-def test_answers_are_preempted_and_come_back() -> None:
+def test_choices_are_preempted_and_resumed() -> None:
     engine, _ = engine_with(7)
     engine.add_request(request("a", 40, max_tokens=50, n=4))
     outputs = run(engine)["a"]
@@ -62,7 +62,7 @@ def test_answers_are_preempted_and_come_back() -> None:
     assert outputs[-1].usage == TokenUsage(uncached=40, output=200)
 
 
-def test_an_abort_ends_all_answers() -> None:
+def test_an_abort_ends_all_choices() -> None:
     engine, _ = engine_with(20)
     engine.add_request(request("a", distinct(40, 1), max_tokens=50, n=3))
     for _ in range(4):
@@ -75,7 +75,7 @@ def test_an_abort_ends_all_answers() -> None:
     assert engine.stats().kv_blocks_used == 0
 
 
-def test_a_broken_step_ends_all_answers_once() -> None:
+def test_a_failed_step_ends_all_choices_once() -> None:
     engine, runner = engine_with(20)
     engine.add_request(request("a", distinct(40, 1), max_tokens=50, n=3))
     engine.step()

@@ -1,4 +1,4 @@
-"""The cache of compiled grammars: what each tenant sees of it, and who loses an entry when it is full."""
+"""The cache of compiled grammars: isolation of tenants, and eviction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def held(made: TenantCache[str, str], tenant: str, keys: list[str]) -> list[str]
     return [key for key in keys if made.get(tenant, key) is not None]
 
 
-def test_a_tenant_finds_only_its_own() -> None:
+def test_a_tenant_finds_only_its_own_grammars() -> None:
     made = cache(CacheCapacity(100, 100), CacheCapacity(100, 100))
     made.put("a", "form", "of a", 1)
     assert made.get("a", "form") == "of a"
@@ -24,20 +24,20 @@ def test_a_tenant_finds_only_its_own() -> None:
     assert (made.get("a", "form"), made.get("b", "form")) == ("of a", "of b")
 
 
-def test_a_tenant_that_fills_the_cache_evicts_only_its_own() -> None:
+def test_a_tenant_that_fills_the_cache_evicts_only_its_own_grammars() -> None:
     made = cache(CacheCapacity(400, 1000), CacheCapacity(300, 1000))
     made.put("small", "form", "small", 50)
     for number in range(1000):
         made.put("large", str(number), "", 30)
     assert made.get("small", "form") == "small"
-    assert len(held(made, "large", [str(number) for number in range(1000)])) == 10  # its own bound
+    assert len(held(made, "large", [str(number) for number in range(1000)])) == 10  # its own limit
     for number in range(1000):
         made.put("other", str(number), "", 30)
     assert made.get("small", "form") == "small"  # the two large ones share the rest
     assert made._bytes <= 400
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_grammar_is_evicted_first() -> None:
     made = cache(CacheCapacity(1000, 1000), CacheCapacity(1000, 2))
     made.put("a", "one", "", 1)
     made.put("a", "two", "", 1)
@@ -46,14 +46,14 @@ def test_the_least_recently_used_goes_first() -> None:
     assert held(made, "a", ["one", "two", "three"]) == ["one", "three"]
 
 
-def test_a_new_entry_stays_whatever_its_size() -> None:
+def test_a_new_grammar_is_cached_whatever_its_size() -> None:
     made = cache(CacheCapacity(10, 10), CacheCapacity(10, 10))
     made.put("a", "one", "", 100)
     made.put("b", "two", "", 100)
     assert made.get("b", "two") is not None and made.get("a", "one") is None
 
 
-def test_many_tenants_keep_within_the_total() -> None:
+def test_many_tenants_stay_within_the_total_size() -> None:
     draw = random.Random(1)
     made = cache(CacheCapacity(500, 40), CacheCapacity(200, 15))
     for _ in range(5000):

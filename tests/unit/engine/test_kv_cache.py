@@ -1,4 +1,4 @@
-"""Blocks, their order of reuse, and the prefix cache. Blocks of 16 tokens, ten of them, ids from 1."""
+"""Blocks, their order of reuse, and the prefix cache, with ten blocks of 16 tokens and IDs from 1."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def sequence(name: str, tokens: list[int], salt: bytes = b"") -> Sequence:
 
 
 def compute(cache: KVCacheManager, seq: Sequence) -> None:
-    """Take `seq` through a whole successful step."""
+    """Run a whole successful step for `seq`."""
     cache.start(seq, cache.lookup(seq))
     assert cache.grow(seq, seq.num_tokens)
     seq.num_computed_tokens = seq.num_tokens
@@ -38,7 +38,7 @@ def two_sharing(cache: KVCacheManager) -> tuple[Sequence, Sequence]:
     return first, second
 
 
-def test_a_shared_prefix_is_held_once(cache: KVCacheManager) -> None:
+def test_a_shared_prefix_is_stored_once(cache: KVCacheManager) -> None:
     first, second = two_sharing(cache)
     assert first.block_ids == [1, 2, 3, 4]
     assert len(first.block_hashes) == 3
@@ -48,7 +48,7 @@ def test_a_shared_prefix_is_held_once(cache: KVCacheManager) -> None:
     cache.check_integrity([first, second])
 
 
-def test_blocks_are_freed_tails_first_and_unhashed_ones_to_the_front(cache: KVCacheManager) -> None:
+def test_tail_blocks_are_freed_first_and_unhashed_ones_are_reused_first(cache: KVCacheManager) -> None:
     first, second = two_sharing(cache)
     cache.free(first)
     cache.free(second)
@@ -56,20 +56,20 @@ def test_blocks_are_freed_tails_first_and_unhashed_ones_to_the_front(cache: KVCa
     cache.check_integrity([])
 
 
-def test_a_wholly_cached_prompt_computes_its_last_block_again(cache: KVCacheManager) -> None:
+def test_a_fully_cached_prompt_computes_its_last_block_again(cache: KVCacheManager) -> None:
     compute(cache, sequence("first", SHARED))
     hit = cache.lookup(sequence("again", SHARED))
     assert hit.block_ids == [1, 2]
     assert hit.num_cached_tokens == 48
 
 
-def test_a_block_given_out_anew_loses_its_hash(cache: KVCacheManager) -> None:
+def test_a_reused_block_loses_its_hash(cache: KVCacheManager) -> None:
     first = sequence("first", [*SHARED, 1])
     compute(cache, first)
     cache.free(first)
     cache.pool.allocate(7)  # all but the three cached ones
     assert cache.lookup(sequence("again", [*SHARED, 1])).num_cached_tokens == 48
-    cache.pool.allocate(1)  # takes the chain's tail
+    cache.pool.allocate(1)  # uses the chain's tail
     assert cache.lookup(sequence("again", [*SHARED, 1])).block_ids == [1, 2]
 
 
@@ -83,7 +83,7 @@ def test_a_failed_allocation_changes_nothing(cache: KVCacheManager) -> None:
     cache.check_integrity([seq])
 
 
-def test_reset_is_refused_while_blocks_are_held(cache: KVCacheManager) -> None:
+def test_reset_is_rejected_while_blocks_are_used(cache: KVCacheManager) -> None:
     seq = sequence("first", [*SHARED, 1])
     compute(cache, seq)
     assert not cache.reset_prefix_cache()
@@ -92,13 +92,13 @@ def test_reset_is_refused_while_blocks_are_held(cache: KVCacheManager) -> None:
     assert cache.lookup(sequence("again", [*SHARED, 1])).num_cached_tokens == 0
 
 
-def test_another_salt_hits_nothing(cache: KVCacheManager) -> None:
+def test_another_salt_has_no_hit(cache: KVCacheManager) -> None:
     compute(cache, sequence("ours", [*SHARED, 1], salt=b"ours"))
     assert cache.lookup(sequence("ours too", [*SHARED, 1], salt=b"ours")).num_cached_tokens == 48
     assert cache.lookup(sequence("theirs", [*SHARED, 1], salt=b"theirs")).num_cached_tokens == 0
 
 
-def test_the_salt_enters_the_first_block_only() -> None:
+def test_only_the_first_blocks_hash_contains_the_salt() -> None:
     tokens = SHARED[:16]
     first = hash_block(None, tokens, b"a")
     assert first != hash_block(None, tokens, b"b")
@@ -106,14 +106,14 @@ def test_the_salt_enters_the_first_block_only() -> None:
     assert len(first) * 8 >= 128
 
 
-def test_the_hash_depends_on_every_token_and_on_what_came_before() -> None:
+def test_a_hash_depends_on_all_tokens_and_earlier_blocks() -> None:
     tokens = SHARED[:16]
     seen = {hash_block(None, [*tokens[:i], 999, *tokens[i + 1 :]], b"") for i in range(16)}
     assert len(seen | {hash_block(None, tokens, b"")}) == 17
     assert hash_block(b"p" * 32, tokens, b"") != hash_block(b"q" * 32, tokens, b"")
 
 
-def test_nothing_is_found_before_its_step_has_succeeded(cache: KVCacheManager) -> None:
+def test_blocks_are_found_only_after_their_step_succeeded(cache: KVCacheManager) -> None:
     first = sequence("first", [*SHARED, 1])
     cache.start(first, cache.lookup(first))
     assert cache.grow(first, 49)
@@ -121,14 +121,14 @@ def test_nothing_is_found_before_its_step_has_succeeded(cache: KVCacheManager) -
     hit = cache.lookup(follower)
     assert hit.pending
     assert not hit.block_ids
-    cache.publish(first, 32)  # a chunk of it is done: the third block is still to come
+    cache.publish(first, 32)  # one chunk is computed, but not the third block
     assert cache.lookup(follower).pending
     cache.publish(first, 48)
     assert cache.lookup(follower) == cache.lookup(sequence("other", [*SHARED, 3]))
     assert cache.lookup(follower).block_ids == [1, 2, 3]
 
 
-def test_a_follower_takes_over_when_its_leader_is_gone(cache: KVCacheManager) -> None:
+def test_a_follower_takes_over_after_its_leader(cache: KVCacheManager) -> None:
     leader = sequence("leader", [*SHARED, 1])
     cache.start(leader, cache.lookup(leader))
     follower = sequence("follower", [*SHARED, 2])
@@ -138,19 +138,19 @@ def test_a_follower_takes_over_when_its_leader_is_gone(cache: KVCacheManager) ->
     cache.check_integrity([])
 
 
-def test_another_tenants_computation_is_not_waited_for(cache: KVCacheManager) -> None:
+def test_a_request_does_not_wait_for_another_tenants_computation(cache: KVCacheManager) -> None:
     leader = sequence("leader", [*SHARED, 1], salt=b"a")
     cache.start(leader, cache.lookup(leader))
     assert not cache.lookup(sequence("other", [*SHARED, 1], salt=b"b")).pending
 
 
-def test_without_the_prefix_cache_nothing_is_shared() -> None:
+def test_without_the_prefix_cache_no_block_is_shared() -> None:
     cache = KVCacheManager(10, 16, prefix_cache=False)
     compute(cache, sequence("first", [*SHARED, 1]))
     assert cache.lookup(sequence("again", [*SHARED, 1])).num_cached_tokens == 0
 
 
-def test_integrity_notices_a_lost_block(cache: KVCacheManager) -> None:
+def test_the_integrity_check_detects_a_lost_block(cache: KVCacheManager) -> None:
     seq = sequence("first", SHARED)
     compute(cache, seq)
     seq.block_ids.pop()
@@ -158,6 +158,6 @@ def test_integrity_notices_a_lost_block(cache: KVCacheManager) -> None:
         cache.check_integrity([seq])
 
 
-def test_a_pool_needs_a_block() -> None:
+def test_a_pool_requires_a_block() -> None:
     with pytest.raises(ValueError, match="at least one block"):
         BlockPool(0)

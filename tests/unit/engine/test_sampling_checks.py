@@ -1,4 +1,4 @@
-"""What sampling cannot do is refused by name, never ignored."""
+"""Checks of sampling parameters: invalid values are rejected by name and never ignored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PLAIN = SamplingParams()
         "n": [1, 128],
     }.items(),
 )
-def test_what_is_in_range_is_taken(name: str, values: list[Any]) -> None:
+def test_values_in_range_are_accepted(name: str, values: list[Any]) -> None:
     for value in values:
         check_sampling(replace(PLAIN, **{name: value}), VOCAB)
 
@@ -64,30 +64,30 @@ REFUSED: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(("name", "values"), REFUSED.items())
-def test_what_is_not_is_refused_by_name(name: str, values: list[Any]) -> None:
+def test_an_error_names_the_value_out_of_range(name: str, values: list[Any]) -> None:
     for value in values:
-        with pytest.raises(RequestRejected) as refusal:
+        with pytest.raises(RequestRejected) as exc_info:
             check_sampling(replace(PLAIN, **{name: value}), VOCAB)
-        assert (refusal.value.code, refusal.value.param) == ("invalid_value", name)
-        assert name in refusal.value.message
+        assert (exc_info.value.code, exc_info.value.param) == ("invalid_value", name)
+        assert name in exc_info.value.message
 
 
 def test_every_parameter_with_a_range_is_checked() -> None:
     assert set(REFUSED) | {"ignore_eos"} == {field.name for field in fields(SamplingParams)}
 
 
-def test_too_many_biases_are_refused() -> None:
+def test_too_many_logit_biases_are_rejected() -> None:
     bias = tuple((token, 1.0) for token in range(301))
     check_sampling(replace(PLAIN, logit_bias=bias[:300]), 1000)
     with pytest.raises(RequestRejected):
         check_sampling(replace(PLAIN, logit_bias=bias), 1000)
 
 
-def test_the_engine_refuses_them_at_submission() -> None:
+def test_the_engine_rejects_invalid_parameters_at_submission() -> None:
     engine, _ = fake_engine()
-    with pytest.raises(RequestRejected) as refusal:
+    with pytest.raises(RequestRejected) as exc_info:
         engine.add_request(request("x", 5, min_p=2.0))
-    assert refusal.value.param == "min_p"
+    assert exc_info.value.param == "min_p"
     assert not engine.has_unfinished()
 
 
@@ -100,5 +100,5 @@ def test_the_engine_refuses_them_at_submission() -> None:
         ({"min_tokens": 5, "seed": 1, "top_p": 0.5, "logit_bias": ((1, 1.0),), "logprobs": 3}, False),
     ],
 )
-def test_only_penalties_need_the_tokens_before(params: dict[str, Any], needed: bool) -> None:
+def test_only_penalties_require_earlier_tokens(params: dict[str, Any], needed: bool) -> None:
     assert needs_history(SamplingParams(**params)) is needed

@@ -1,4 +1,4 @@
-"""Where an answer ends, and what each output brings with it."""
+"""Ends of an output, and the contents of each part of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.engine.fakes import EOS, FakeRunner, fake_engine, request, ru
 
 
 class Letters:
-    """A tokenizer whose token ids are characters."""
+    """A tokenizer whose token IDs are characters."""
 
     is_byte_level = True
 
@@ -39,15 +39,15 @@ def end_of(outputs: list[RequestOutput]) -> tuple[list[int], str | None, str | i
     return tokens_of(outputs), outputs[-1].finish_reason, outputs[-1].stop_reason
 
 
-def test_a_stop_id_ends_the_answer() -> None:
+def test_a_stop_token_id_ends_the_output() -> None:
     assert end_of(answer([10, 42, 12], max_tokens=3, stop_token_ids=(42,))) == ([10, 42], "stop", 42)
 
 
-def test_max_tokens_ends_the_answer() -> None:
+def test_max_tokens_ends_the_output() -> None:
     assert end_of(answer([10, 11, 12], max_tokens=2)) == ([10, 11], "length", None)
 
 
-def test_before_min_tokens_neither_a_stop_id_nor_eos_ends_it() -> None:
+def test_before_min_tokens_neither_a_stop_token_nor_eos_ends_the_output() -> None:
     for token in (42, EOS):
         script = [10, token, token, 12]
         stop = 42 if token == 42 else None
@@ -58,7 +58,7 @@ def test_before_min_tokens_neither_a_stop_id_nor_eos_ends_it() -> None:
 
 
 def text_of(text: str, least: int, *stop: str) -> tuple[str, str | int | None]:
-    """What is left of `text`, a token for each character, and what ended it."""
+    """Return the output for `text`, with one token per character, and its end."""
     seq = EngineSequence(
         request("x", 1, max_tokens=len(text), min_tokens=least, stop=stop), Detokenizer(Letters(), stop)
     )
@@ -73,14 +73,14 @@ def text_of(text: str, least: int, *stop: str) -> tuple[str, str | int | None]:
 
 def test_a_stop_string_before_min_tokens_is_text() -> None:
     assert text_of("one. two. three", 0, ". ") == ("one", ". ")
-    assert text_of("one. two. three", 4, ". ") == ("one", ". ")  # its last character comes after them
+    assert text_of("one. two. three", 4, ". ") == ("one", ". ")  # its last character is after them
     assert text_of("one. two. three", 5, ". ") == ("one. two", ". ")
     assert text_of("one. two. three", 15, ". ") == ("one. two. three", None)
     assert text_of("the end", 7, "end") == ("the end", None)
 
 
 @given(st.text("ab", min_size=1, max_size=12), st.integers(0, 12), st.lists(st.text("ab", min_size=1, max_size=4)))
-def test_stop_strings_count_when_their_end_comes_after_min_tokens(text: str, least: int, stops: list[str]) -> None:
+def test_stop_strings_count_if_they_end_after_min_tokens(text: str, least: int, stops: list[str]) -> None:
     least = min(least, len(text))
     wanted = text
     for end in range(least + 1, len(text) + 1):
@@ -92,7 +92,7 @@ def test_stop_strings_count_when_their_end_comes_after_min_tokens(text: str, lea
 
 
 class LogprobRunner(FakeRunner):
-    """Makes up log-probabilities as well: a prompt token's is its position, an answer's its id, negative."""
+    """A fake runner with log-probabilities: negative positions for prompt tokens, negative IDs for output tokens."""
 
     def launch(self, output: SchedulerOutput) -> Callable[[], StepResult]:
         result = self.execute(output)
@@ -108,7 +108,7 @@ class LogprobRunner(FakeRunner):
         return lambda: result
 
 
-def test_logprobs_reach_the_request_that_asked() -> None:
+def test_logprobs_are_in_the_output_of_their_request() -> None:
     engine, _ = fake_engine(40, runner=LogprobRunner(40), max_num_batched_tokens=64)
     engine.add_request(request("plain", 50, max_tokens=5))
     engine.add_request(request("asks", [7] * 100, max_tokens=5, logprobs=2, prompt_logprobs=2))
@@ -121,13 +121,13 @@ def test_logprobs_reach_the_request_that_asked() -> None:
     assert all(output.prompt_logprobs is None for output in others)
 
 
-def test_a_prompt_of_one_token_has_no_logprobs_to_tell() -> None:
+def test_a_prompt_of_one_token_has_no_logprobs() -> None:
     engine, _ = fake_engine(runner=LogprobRunner(10))
     engine.add_request(request("x", 1, max_tokens=2, prompt_logprobs=0))
     assert [output.prompt_logprobs for output in run(engine)["x"]] == [[], None]
 
 
-def test_of_several_answers_the_first_brings_the_prompts() -> None:
+def test_the_first_choice_contains_the_prompts_logprobs() -> None:
     engine, _ = fake_engine(40, runner=LogprobRunner(40))
     engine.add_request(request("x", 30, max_tokens=3, prompt_logprobs=0, n=3))
     outputs = run(engine)["x"]

@@ -1,4 +1,4 @@
-"""Who gets which tokens of a step, with made-up model output."""
+"""Token budgets of steps, with a fake model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
 from tests.support.engine.fakes import distinct, fake_engine, request, run, tokens_of
 
 
-def test_a_budget_is_shared_in_chunks_under_the_long_prompt_cap() -> None:
+def test_a_budget_is_shared_in_chunks_with_a_limit_for_long_prompts() -> None:
     engine, runner = fake_engine(200, max_num_batched_tokens=1024, long_prefill_token_threshold=400)
     for mark in (1, 3, 4):
         engine.add_request(request(str(mark), distinct(800, mark), max_tokens=9))
@@ -21,7 +21,7 @@ def test_a_budget_is_shared_in_chunks_under_the_long_prompt_cap() -> None:
     assert [list(step.values()) for step in runner.steps] == [[400, 400, 224], [400, 400, 224], [1, 1, 352]]
 
 
-def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
+def test_decodes_continue_while_a_long_prompt_is_computed() -> None:
     engine, runner = fake_engine(200, max_num_batched_tokens=64)
     engine.add_request(request("long", distinct(60, 1), max_tokens=30))
     engine.step()
@@ -32,19 +32,19 @@ def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
     assert [step["longer"] for step in runner.steps[1:]] == [63] * 5
 
 
-def test_older_prompts_do_not_stop_a_newer_decode() -> None:
+def test_older_prompts_do_not_delay_a_newer_decode() -> None:
     engine, runner = fake_engine(200, max_num_batched_tokens=64, long_prefill_token_threshold=32)
     engine.add_request(request("old", distinct(600, 1), arrival=1.0))
     engine.add_request(request("new", distinct(20, 3), arrival=3.0, max_tokens=30))
     engine.step()
-    engine.add_request(request("late", distinct(600, 4), arrival=2.0))  # older by its arrival, as after a preemption
+    engine.add_request(request("late", distinct(600, 4), arrival=2.0))  # older by arrival, as after a preemption
     for _ in range(4):
         engine.step()
     assert [step.get("new") for step in runner.steps] == [20, 1, 1, 1, 1]
     assert [sum(step.values()) for step in runner.steps[1:]] == [64] * 4
 
 
-def test_with_an_arrival_every_step_running_requests_go_on() -> None:
+def test_running_requests_continue_with_an_arrival_in_every_step() -> None:
     engine, _ = fake_engine(400, max_num_seqs=16, max_num_batched_tokens=64)
     engine.add_request(request("first", 20, max_tokens=25))
     got: list[int] = []
@@ -54,7 +54,7 @@ def test_with_an_arrival_every_step_running_requests_go_on() -> None:
     assert got == [1] * 25
 
 
-def test_the_batch_has_its_limit() -> None:
+def test_the_batch_size_is_limited() -> None:
     engine, runner = fake_engine(100, max_num_seqs=3, max_num_batched_tokens=512)
     for mark in range(5):
         engine.add_request(request(str(mark), distinct(10, mark), max_tokens=2))
@@ -62,7 +62,7 @@ def test_the_batch_has_its_limit() -> None:
     assert [len(step) for step in runner.steps] == [3, 3, 2, 2]
 
 
-def test_requests_are_served_by_arrival() -> None:
+def test_requests_run_in_order_of_arrival() -> None:
     engine, runner = fake_engine(100, max_num_seqs=1)
     for name, arrival in (("c", 3.0), ("a", 1.0), ("b", 2.0)):
         engine.add_request(request(name, distinct(10, ord(name)), arrival=arrival))
@@ -80,7 +80,7 @@ def test_two_equal_prompts_compute_their_prefix_once() -> None:
     assert [(u.uncached, u.cache_read) for u in usages if u] == [(40, 0), (8, 32)]
 
 
-def test_a_follower_lets_others_pass() -> None:
+def test_a_follower_does_not_block_others() -> None:
     engine, runner = fake_engine(20)
     for name, prompt in (("first", distinct(40, 1)), ("second", distinct(40, 1)), ("third", distinct(9, 3))):
         engine.add_request(request(name, prompt))
@@ -96,10 +96,10 @@ def test_a_follower_takes_over_from_an_aborted_leader() -> None:
     assert runner.steps == [{"leader": 64}]
     engine.abort("leader")
     engine.step()
-    assert runner.steps[1] == {"follower": 100 - 64}  # what the leader had finished is found
+    assert runner.steps[1] == {"follower": 100 - 64}  # the blocks that the leader completed are found
 
 
-def test_the_newest_is_preempted_and_comes_back_where_it_was() -> None:
+def test_the_newest_request_is_preempted_and_resumes_at_its_position() -> None:
     engine, runner = fake_engine(4)
     engine.add_request(request("old", distinct(20, 1), max_tokens=40))
     engine.add_request(request("new", distinct(16, 3), max_tokens=40))
@@ -108,7 +108,7 @@ def test_the_newest_is_preempted_and_comes_back_where_it_was() -> None:
     assert tokens_of(outputs["old"]) == tokens_of(outputs["new"]) == list(range(100, 140))
     assert outputs["new"][-1].usage == TokenUsage(uncached=16, output=40)  # recomputing is not billed
     assert max(len(step) for step in runner.steps) == 2
-    assert all("old" in step for step in runner.steps[:40])  # it was never the victim
+    assert all("old" in step for step in runner.steps[:40])  # it was never preempted
 
 
 def test_a_preempted_requests_token_in_flight_is_kept() -> None:
@@ -117,12 +117,12 @@ def test_a_preempted_requests_token_in_flight_is_kept() -> None:
     seq = Sequence(request("a", 20, max_tokens=5), None)
     scheduler.add(seq)
     [scheduled] = scheduler.schedule().scheduled
-    scheduler._preempt(seq, 0.0, SchedulerOutput())  # while the step is under way
+    scheduler._preempt(seq, 0.0, SchedulerOutput())  # while the step is in flight
     assert not scheduler.schedule().scheduled  # not before its token is known
     assert not scheduler.complete(scheduled)
     seq.tokens.append(99)
     assert seq.status is SequenceStatus.WAITING
-    assert cache.lookup(seq).num_cached_tokens == 0  # what the step computed is gone with its blocks
+    assert cache.lookup(seq).num_cached_tokens == 0  # the step's result was dropped with its blocks
     [again] = scheduler.schedule().scheduled
     assert (again.start, again.num_new_tokens, again.samples) == (0, 21, True)
     assert cache.pool.find(seq.block_hashes[0]) is None
@@ -131,11 +131,11 @@ def test_a_preempted_requests_token_in_flight_is_kept() -> None:
     scheduler.check_integrity()
 
 
-def test_the_last_blocks_are_left_to_those_who_run() -> None:
+def test_the_last_blocks_are_reserved_for_running_requests() -> None:
     engine, runner = fake_engine(6)
     engine.add_request(request("first", distinct(40, 1), max_tokens=20))
     engine.step()
-    engine.add_request(request("second", distinct(45, 3), max_tokens=3))  # three blocks are free, and it needs three
+    engine.add_request(request("second", distinct(45, 3), max_tokens=3))  # three blocks are free, and it requires three
     for _ in range(19):
         engine.step()
     assert all(list(step) == ["first"] for step in runner.steps)
@@ -144,11 +144,11 @@ def test_the_last_blocks_are_left_to_those_who_run() -> None:
 
 
 def rejection(engine: LLMEngine, prompt: int, **params: object) -> RequestRejected:
-    with pytest.raises(RequestRejected) as caught:
+    with pytest.raises(RequestRejected) as exc_info:
         engine.add_request(request("x", prompt, **params))
     engine.check_integrity()
     assert not engine.has_unfinished()
-    return caught.value
+    return exc_info.value
 
 
 def test_a_request_larger_than_the_cache_is_rejected() -> None:
@@ -177,12 +177,12 @@ def test_impossible_requests_are_rejected(prompt: list[int], params: dict[str, o
 
 
 @pytest.mark.parametrize(("prompt", "tokens"), [(20, 141), (200, 0)])
-def test_a_request_that_outgrows_the_cache_ends_with_an_error(
+def test_a_request_that_exceeds_the_cache_ends_with_an_error(
     prompt: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _ = fake_engine(10)
     with monkeypatch.context() as unchecked:
-        unchecked.setattr(engine, "_check", lambda _: None)  # nothing gets this far past the check
+        unchecked.setattr(engine, "_check", lambda _: None)  # the check normally prevents this
         engine.add_request(request("grows", prompt, max_tokens=500))
     outputs = run(engine)["grows"]
     assert outputs[-1].error is not None

@@ -1,4 +1,4 @@
-"""What the engine tells of itself. Time passes only when the test says so, so every figure is exact."""
+"""Telemetry of the engine. The clock is the test's, so every value is exact."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from inference_worker.engine.telemetry.roofline import BatchShape, Peaks, Roofli
 from inference_worker.engine.telemetry.telemetry import EngineMetrics, StepSeconds
 from tests.support.engine.fakes import TINY, Clock, FakeRunner, MemoryRunner, distinct, request, run
 
-# TINY: 448 parameters in its layer, 8,000 in its head, 32 operations for a pair of tokens, 64 bytes of KV a token.
+# TINY: 448 parameters in its layer, 8,000 in its head, 32 operations per pair of tokens, 64 bytes of KV per token.
 LAYER, HEAD, PAIR, KV = 2 * 448, 2 * 8000, 32, 64
 
 
 class Bench:
-    """An engine whose steps each take as long as `took` says, and whose timer ticks once each time it is read."""
+    """An engine whose steps take `took` seconds each, and whose timer advances by one tick at each reading."""
 
     def __init__(self, num_blocks: int = 20, runner: FakeRunner | None = None, **settings: float) -> None:
         self.clock = Clock()
@@ -56,7 +56,7 @@ def counter(metrics: EngineMetrics, name: str, label: str = "") -> float:
 
 
 def count(metrics: EngineMetrics, name: str) -> tuple[int, float]:
-    """Observations and their sum."""
+    """Return the number of observations and their sum."""
     histogram = metrics.snapshot().histograms[name]
     return sum(histogram.counts), histogram.sum
 
@@ -102,7 +102,7 @@ def test_the_same_times_are_in_the_histograms() -> None:
     }
 
 
-def test_a_request_arrived_when_it_says_but_not_after_now() -> None:
+def test_the_arrival_is_the_requests_time_but_not_in_the_future() -> None:
     bench = Bench()
     bench.clock.now = 10
     for name, arrival in (("early", 4.0), ("unsaid", 0.0), ("later", 99.0)):
@@ -112,7 +112,7 @@ def test_a_request_arrived_when_it_says_but_not_after_now() -> None:
     assert arrived == {"early": 4, "unsaid": 10, "later": 10}
 
 
-def test_what_the_cache_held_is_told_apart_from_what_is_billed() -> None:
+def test_cached_tokens_and_billed_tokens_are_counted_separately() -> None:
     bench = Bench()
     for name in ("first", "again"):
         bench.engine.add_request(request(name, 32))
@@ -126,7 +126,7 @@ def test_what_the_cache_held_is_told_apart_from_what_is_billed() -> None:
     assert count(bench.metrics, families.REQUEST_COMPUTED) == (2, 48)
 
 
-def test_a_prompt_that_does_not_read_the_cache_is_no_query() -> None:
+def test_a_prompt_that_does_not_read_the_cache_is_not_a_cache_query() -> None:
     bench = Bench()
     bench.engine.add_request(request("x", 32, prompt_logprobs=1))
     run(bench.engine)
@@ -134,7 +134,7 @@ def test_a_prompt_that_does_not_read_the_cache_is_no_query() -> None:
     assert counter(bench.metrics, families.PROMPT_TOKENS) == 32
 
 
-def test_requests_end_under_vllms_words_and_only_answers_are_billed() -> None:
+def test_finish_reasons_have_vllms_names_and_only_completed_requests_are_billed() -> None:
     bench = Bench(num_blocks=4, max_num_seqs=4)
     for name, prompt in (("done", 16), ("cancelled", 16), ("broken", 16)):
         bench.engine.add_request(request(name, distinct(prompt, len(name)), max_tokens=2))
@@ -155,7 +155,7 @@ def test_requests_end_under_vllms_words_and_only_answers_are_billed() -> None:
     ]  # fmt: skip
 
 
-def test_one_that_never_began_has_waited_all_its_time() -> None:
+def test_a_request_that_never_started_has_only_waiting_time() -> None:
     bench = Bench()
     bench.engine.add_request(request("x", 16))
     bench.clock.now = 3
@@ -168,7 +168,7 @@ def test_one_that_never_began_has_waited_all_its_time() -> None:
     assert count(bench.metrics, families.PREFILL_TIME) == count(bench.metrics, families.REQUEST_PROMPT) == (0, 0)
 
 
-def test_several_answers_are_one_request() -> None:
+def test_several_choices_are_one_request() -> None:
     bench = Bench()
     bench.engine.add_request(request("x", 20, n=2, max_tokens=2))
     for took in (1, 2, 4):  # the prompt and the first's token; the first's end, the second's begin; its end
@@ -179,7 +179,7 @@ def test_several_answers_are_one_request() -> None:
     assert count(bench.metrics, families.TTFT) == (1, 1)
 
 
-def test_preemptions_are_counted_and_their_wait_is_in_the_gap() -> None:
+def test_preemptions_are_counted_and_their_wait_is_inter_token_latency() -> None:
     bench = Bench(num_blocks=4, max_num_seqs=2)
     bench.engine.add_request(request("a", distinct(30, 1), max_tokens=20))
     bench.engine.add_request(request("b", distinct(15, 2), max_tokens=20))
@@ -204,7 +204,7 @@ def test_a_steps_record_is_exact() -> None:
     assert first.cost.bytes_read == 4 * (448 + 8000) + KV * 18
     assert (first.prefill_seconds, first.decode_seconds) == (1, 0)
 
-    # One decode of a context of 19, and the first 19 tokens of b's prompt, which choose nothing yet.
+    # One decode with a context of 19, and the first 19 tokens of b's prompt, which sample no token yet.
     assert (mixed.sequences, mixed.decodes, mixed.prefill_tokens) == (2, 1, 19)
     assert (mixed.running, mixed.waiting, mixed.kv_blocks, mixed.kv_blocks_used) == (2, 0, 20, 4)
     decode, prefill = LAYER + HEAD + PAIR * 19, LAYER * 19 + PAIR * (19 * 20 // 2)
@@ -230,12 +230,12 @@ def test_a_step_launched_ahead_is_not_timed_twice() -> None:
     bench.engine.add_request(request("x", 16, max_tokens=5))
     run(bench.engine)
     assert bench.engine.stats().steps == 5
-    # The timer is read when the first step is scheduled and launched, and when the last one comes back and ends.
+    # The timer is read when the first step is scheduled and launched, and when the last one returns and ends.
     assert counter(bench.metrics, families.STEP_SECONDS, "forward") == (bench.ticks - 1) - 2
     assert count(bench.metrics, families.STEP_DURATION) == (5, bench.ticks - 1)
 
 
-def test_shares_of_the_peak_are_those_of_the_last_steps() -> None:
+def test_utilization_is_that_of_the_last_steps() -> None:
     bench = Bench()
     metrics = EngineMetrics(bench.engine.scheduler, bench.runner.roofline, max_records=2)
     bench.engine.metrics = metrics
@@ -252,7 +252,7 @@ def test_shares_of_the_peak_are_those_of_the_last_steps() -> None:
     assert metrics.snapshot().gauges[families.PEAK_FLOPS] == 1e6
 
 
-def test_an_unmeasured_device_has_no_shares() -> None:
+def test_an_unmeasured_device_has_no_utilization() -> None:
     bench = Bench()
     bench.engine.metrics = EngineMetrics(bench.engine.scheduler, replace(bench.runner.roofline, peaks=None))
     bench.engine.add_request(request("x", 16))
@@ -260,7 +260,7 @@ def test_an_unmeasured_device_has_no_shares() -> None:
     assert set(bench.metrics.snapshot().gauges.values()) == {0.0}
 
 
-def test_a_snapshot_has_all_families_and_stays_as_it_was() -> None:
+def test_a_snapshot_has_all_families_and_does_not_change() -> None:
     bench = Bench()
     before = bench.metrics.snapshot()
     bench.engine.add_request(request("x", 16, max_tokens=3))
@@ -276,7 +276,7 @@ def test_a_snapshot_has_all_families_and_stays_as_it_was() -> None:
 
 
 @given(st.lists(st.floats(0, 20, allow_nan=False)))
-def test_a_histogram_counts_up_to_and_with_each_bound(values: list[float]) -> None:
+def test_histogram_bounds_are_inclusive(values: list[float]) -> None:
     histogram = Histogram((1, 2.5, 10))
     for value in values:
         histogram.observe(value)
@@ -285,14 +285,14 @@ def test_a_histogram_counts_up_to_and_with_each_bound(values: list[float]) -> No
     assert histogram.sum == pytest.approx(sum(values))
 
 
-def test_a_bound_belongs_to_its_bucket() -> None:
+def test_a_value_equal_to_a_bound_is_in_its_bucket() -> None:
     histogram = Histogram((1, 2))
     histogram.observe(1, times=3)
     assert histogram.snapshot().counts == [3, 0, 0]
 
 
 def test_a_roofline_of_a_known_model() -> None:
-    """SmolLM2-135M has 134,515,008 parameters, of which 60 × 576 and 576 are of norms; its head is its embedding."""
+    """SmolLM2-135M has 134,515,008 parameters, including 60 × 576 and 576 of norms. Its head is its embedding."""
     model = replace(
         TINY, vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9, num_kv_heads=3,
         head_dim=64,

@@ -1,4 +1,4 @@
-"""Where in a policy's text a mistake is, and how a policy is written."""
+"""Positions of errors in a policy's text, and the formatting of policies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEXT = """{
         ("[" * 60_000, 1, "", ""),
     ],
 )
-def test_what_is_wrong_is_said_at_its_line(text, line, place, said):
+def test_errors_have_line_numbers(text, line, place, said):
     found = positions.read(text)
     assert isinstance(found, PolicyError)
     assert (found.line, found.place) == (line, place)
@@ -53,17 +53,17 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=4))
 @example({"a": ["{ b }", "[ 1"], "c": "} ]"})
-def test_writing_changes_nothing(body):
+def test_formatting_keeps_the_policy(body):
     assert json.loads(positions.pretty(body)) == body
 
 
 @given(st.text(max_size=200) | JSON.map(json.dumps))
-def test_any_text_is_read_or_faulted(text):
+def test_any_text_is_parsed_or_has_an_error(text):
     found = positions.read(text)
     assert not isinstance(found, PolicyError) or found.line >= 1
 
 
-def test_small_parts_stand_on_a_line():
+def test_small_parts_are_written_on_one_line():
     body = {"fallback_on": ["error"], "rules": [{"targets": [{"weight": 2, "model": "a"}], "when": {"keys": [1, 2]}}]}
     assert positions.pretty(body).splitlines() == [
         *("{", '  "rules": [', "    {", '      "when": {', '        "keys": [1, 2]', "      },", '      "targets": ['),

@@ -1,4 +1,4 @@
-"""The table of prices: each of its rows says what every component costs in that band and part of the day."""
+"""The table of prices: each row has the prices of all components for a band and a time of day."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table(*prices: NewPrice) -> dict[str, list[str]]:
     return {row.when: [cell.price.exact if cell.price else "–" for cell in row.cells] for row in model.rows}
 
 
-def test_what_has_no_bands_stands_in_each_band_and_in_no_row_of_its_own():
+def test_a_component_without_bands_is_in_each_bands_row():
     assert table(
         price(Component.UNCACHED, 1, 0, LONG),
         price(Component.UNCACHED, 2, LONG, NO_END),
@@ -34,7 +34,7 @@ def test_what_has_no_bands_stands_in_each_band_and_in_no_row_of_its_own():
     }
 
 
-def test_a_part_of_the_day_splits_only_the_band_that_has_it():
+def test_a_time_of_day_splits_only_its_own_band():
     short = (0, LONG)
     assert table(
         price(Component.UNCACHED, 2, *short, 0, NIGHT),
@@ -48,7 +48,7 @@ def test_a_part_of_the_day_splits_only_the_band_that_has_it():
     }
 
 
-def test_a_band_without_a_price_says_so_and_one_without_any_is_left_out():
+def test_a_missing_price_is_shown_and_a_band_without_prices_is_left_out():
     assert table(price(Component.UNCACHED, 1, 0, 100), price(Component.OUTPUT, 9, 0, 50)) == {
         "prompts up to 49 tokens": ["1.00", "–", "9.00"],
         "prompts of 50 to 99 tokens": ["1.00", "–", "–"],
@@ -60,7 +60,7 @@ def test_a_band_without_a_price_says_so_and_one_without_any_is_left_out():
 
 
 @given(cuts=st.lists(st.sets(st.integers(1, 50), max_size=3), min_size=3, max_size=3))
-def test_every_component_has_its_price_in_every_row(cuts):
+def test_every_row_has_the_price_of_every_component(cuts):
     found = []
     for (component, _), mine in zip(COLUMNS, cuts, strict=True):
         ends = [0, *sorted(mine), NO_END]

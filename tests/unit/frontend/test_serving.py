@@ -1,4 +1,4 @@
-"""The tests' live server: a test ends after the requests of its pages."""
+"""The tests' live server waits for the requests of a test's pages."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WAIT_SECONDS = 60
 
 
 class SlowView:
-    """Django's handler with a view that takes as long as the test says."""
+    """Django's handler with a view whose duration is set by the test."""
 
     def __init__(self) -> None:
-        from django.core.asgi import get_asgi_application  # here: this file is read before Django is set up
+        from django.core.asgi import get_asgi_application  # here: imported before Django is set up
 
         self.begun, self.allowed, self.done = threading.Event(), threading.Event(), threading.Event()
         self.application = get_asgi_application()
@@ -44,13 +44,13 @@ def slow() -> Iterator[SlowView]:
     slow.allowed.set()
 
 
-def test_a_cancelled_request_is_waited_for(slow: SlowView) -> None:
+def test_the_server_waits_for_a_cancelled_request(slow: SlowView) -> None:
     server = LiveServer(slow.application)
     server.start()
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         assert slow.begun.wait(WAIT_SECONDS)
-    # The client is gone now, and the view still runs.
+    # The client has disconnected, and the view still runs.
     waiting = threading.Thread(target=server.wait_until_idle)
     waiting.start()
     waiting.join(0.5)
@@ -58,11 +58,11 @@ def test_a_cancelled_request_is_waited_for(slow: SlowView) -> None:
     slow.allowed.set()
     waiting.join(WAIT_SECONDS)
     assert slow.done.is_set() and not waiting.is_alive()
-    server.wait_until_idle()  # with nothing in flight it returns
+    server.wait_until_idle()  # with no request in flight, it returns
     server.stop()
 
 
-def test_a_request_that_was_just_sent_is_waited_for(slow: SlowView) -> None:
+def test_the_server_waits_for_a_request_that_was_just_sent(slow: SlowView) -> None:
     slow.allowed.set()
     server = LiveServer(slow.application)
     server.start()

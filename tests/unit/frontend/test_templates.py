@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[3]
 TEMPLATES = ROOT / "frontend/templates"
 STATIC = ROOT / "frontend/static/frontend"
 STRING = re.compile(r"""["'`]([^"'`\n]*)["'`]""")
-# Django and allauth find these by their own names.
+# Django and allauth find these by fixed names.
 BY_NAME = re.compile(r"(account|mfa|socialaccount)/|\d{3}(_csrf)?\.html$")
 IN_PYTHON = re.compile(r'"([a-z_]+(?:/[a-z_]+)+\.html)"')
 CLASSES = re.compile(r'class="((?:{%.*?%}|{{.*?}}|[^"{])*)"')

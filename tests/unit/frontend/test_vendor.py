@@ -1,4 +1,4 @@
-"""What we ship of others is what its manifest says, with a license."""
+"""Vendored files match their manifest and have a license."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ VENDOR = STATIC / "vendor"
 MANIFEST = json.loads((VENDOR / "manifest.json").read_text())
 
 
-def test_every_file_is_as_the_manifest_says():
+def test_every_file_matches_the_manifest():
     for entry in MANIFEST:
         assert hashlib.sha256((VENDOR / entry["file"]).read_bytes()).hexdigest() == entry["sha256"], entry["file"]
         assert (VENDOR / entry["license_text"]).read_text()
         assert entry["version"]
 
 
-def test_nothing_is_vendored_without_an_entry():
+def test_every_vendored_file_has_an_entry():
     known = {entry["file"] for entry in MANIFEST} | {entry["license_text"] for entry in MANIFEST} | {"manifest.json"}
     assert {path.relative_to(VENDOR).as_posix() for path in VENDOR.rglob("*") if path.is_file()} == known
 

@@ -1,4 +1,4 @@
-"""Anthropic's words: messages in, answers and faults out."""
+"""Anthropic's dialect: parsing of messages, and writing of responses and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tenants.keys.snapshot import LimitSetSnapshot
 from tenants.limits.token_buckets import DAY, MINUTE
 from tests.support.gateway.requests import ANY_JSON
 
-TOKENIZER: Any = None  # an answer's words come as text
+TOKENIZER: Any = None  # the output is text
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"name": "weather", "description": "Tells it", "input_schema": {"type": "object", "properties": {}}}
 SHORT, LONG = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
@@ -39,18 +39,18 @@ def read(**fields: Any) -> InferenceRequest:
     return read_messages(msgspec.json.encode({"model": "m", "max_tokens": 5, "messages": HELLO, **fields}))
 
 
-def refused(**fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+def error_of(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as exc_info:
         read(**fields)
-    assert caught.value.status == 400
-    return caught.value
+    assert exc_info.value.status == 400
+    return exc_info.value
 
 
 def block(text: str, mark: dict[str, str] | None = None) -> dict[str, Any]:
     return {"type": "text", "text": text} | ({"cache_control": mark} if mark else {})
 
 
-def test_a_body_becomes_the_internal_form() -> None:
+def test_a_body_is_parsed() -> None:
     request = read(
         system=[block("Be "), block("brief.")],
         messages=[*HELLO, {"role": "system", "content": "And kind."}],
@@ -122,10 +122,10 @@ def test_breakpoints_in_the_prompts_order() -> None:
     )
 
 
-def test_the_whole_bodys_cache_control_does_nothing_where_the_last_block_has_its_own() -> None:
+def test_the_last_blocks_cache_control_overrides_the_bodys() -> None:
     marked = [{"role": "user", "content": [block("Hello", SHORT)]}]
     assert read(messages=marked, cache_control=SHORT).breakpoints == (Breakpoint(300, messages=1, characters=5),)
-    assert refused(messages=marked, cache_control=LONG).param == "cache_control"
+    assert error_of(messages=marked, cache_control=LONG).param == "cache_control"
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_the_whole_bodys_cache_control_does_nothing_where_the_last_block_has_its
         ({"metadata": {"user_id": "u" * 600}}, "metadata.user_id"),
     ],
 )
-def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
-    assert refused(**fields).param == param
+def test_errors_name_the_invalid_parameter(fields: dict[str, Any], param: str) -> None:
+    assert error_of(**fields).param == param
 
 
-def test_a_count_takes_what_a_prompt_is_made_of() -> None:
+def test_count_tokens_accepts_the_parameters_of_a_prompt() -> None:
     body = {"model": "m", "messages": HELLO, "system": "Be brief.", "tools": [WEATHER]}
     counted, asked = read_count(msgspec.json.encode(body)), read(system="Be brief.", tools=[WEATHER])
     assert (counted.prompt, counted.tools, counted.breakpoints) == (asked.prompt, asked.tools, asked.breakpoints)
@@ -180,7 +180,7 @@ def test_a_count_takes_what_a_prompt_is_made_of() -> None:
     st.dictionaries(st.sampled_from(sorted(field.name for field in msgspec.structs.fields(MessagesBody))), ANY_JSON),
     st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": ANY_JSON}), max_size=3),
 )
-def test_whatever_is_sent_is_read_or_refused(fields: dict[str, Any], messages: list[Any]) -> None:
+def test_any_body_is_parsed_or_rejected(fields: dict[str, Any], messages: list[Any]) -> None:
     body = {"model": "m", "max_tokens": 5, "messages": messages or HELLO, **fields}
     for reader in (read_messages, read_count):
         try:
@@ -189,10 +189,10 @@ def test_whatever_is_sent_is_read_or_refused(fields: dict[str, Any], messages: l
             assert exc.status == 400
 
 
-# Out.
+# Responses.
 
 USAGE = TokenUsage(uncached=1, cache_read=2, cache_write_5m=3, cache_write_1h=4, output=5)
-TOLD = {"input_tokens": 1, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 2, "output_tokens": 5}
+USAGE_JSON = {"input_tokens": 1, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 2, "output_tokens": 5}
 
 
 def events(text: str, *, reason: Any = "stop", stop: str | None = None) -> list[AnswerEvent]:
@@ -214,7 +214,7 @@ def streamed(answer: list[AnswerEvent], **options: Any) -> list[Any]:
     return found
 
 
-def test_a_whole_answer() -> None:
+def test_a_message() -> None:
     answer = MessagesWriter(form(), TOKENIZER).whole(events("Good morning"))
     assert answer == {
         "id": "msg_1",
@@ -225,7 +225,7 @@ def test_a_whole_answer() -> None:
         "stop_reason": "end_turn",
         "stop_sequence": None,
         "usage": {
-            **TOLD,
+            **USAGE_JSON,
             "cache_creation": {"ephemeral_5m_input_tokens": 3, "ephemeral_1h_input_tokens": 4},
             "service_tier": "standard",
         },
@@ -249,7 +249,7 @@ def test_a_stream() -> None:
         {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
         *deltas,
         {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": TOLD},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": USAGE_JSON},
         {"type": "message_stop"},
     ]
 
@@ -260,7 +260,7 @@ CALLS = (
 )
 
 
-def test_tool_calls_whole_and_streamed() -> None:
+def test_tool_calls_with_and_without_streaming() -> None:
     answer = MessagesWriter(form(tools=["f", "g"]), TOKENIZER).whole(events(CALLS))
     text, one, two = answer["content"]
     assert (text, answer["stop_reason"]) == ({"type": "text", "text": "See."}, "tool_use")
@@ -291,13 +291,13 @@ def test_tool_calls_whole_and_streamed() -> None:
         ({}, ("end_turn", None)),
     ],
 )
-def test_why_it_ended(end: dict[str, Any], told: tuple[str, str | None]) -> None:
+def test_stop_reasons(end: dict[str, Any], told: tuple[str, str | None]) -> None:
     answer = MessagesWriter(form(), TOKENIZER).whole(events("Hi", **end))
     assert (answer["stop_reason"], answer["stop_sequence"]) == told
     assert streamed(events("Hi", **end))[-2]["delta"] == {"stop_reason": told[0], "stop_sequence": told[1]}
 
 
-def test_a_call_cut_off_is_none() -> None:
+def test_a_truncated_tool_call_is_omitted() -> None:
     cut = events('<tool_call>{"name": "f", "arguments": {"x', reason="length")
     answer = MessagesWriter(form(tools=["f"]), TOKENIZER).whole(cut)
     assert (answer["content"], answer["stop_reason"]) == ([], "max_tokens")
@@ -308,17 +308,17 @@ def test_a_call_cut_off_is_none() -> None:
     ]
 
 
-def test_an_answer_without_words() -> None:
+def test_a_message_without_text() -> None:
     nothing: list[AnswerEvent] = [End("req_1", 1, 0, "stop", None, USAGE)]
     assert [event["type"] for event in streamed(nothing)] == ["message_start", "message_delta", "message_stop"]
 
 
-def test_a_batchs_answer_says_so() -> None:
+def test_a_batchs_message_names_its_service_tier() -> None:
     whole = MessagesWriter(form(service_class=ServiceClass.BATCH), TOKENIZER).whole(events("Hi"))
     assert whole["usage"]["service_tier"] == "batch"
 
 
-def test_events_have_their_types_for_names() -> None:
+def test_event_names_equal_their_types() -> None:
     assert sse(b'{"type":"ping"}') == b'event: ping\ndata: {"type":"ping"}\n\n'
     assert sse(b"[DONE]") == b"data: [DONE]\n\n"
 
@@ -342,17 +342,17 @@ def test_events_have_their_types_for_names() -> None:
         ("model_loading", 529, "overloaded_error", anthropic.OverloadedError),
     ],
 )
-def test_faults(code: str, status: int, type_: str, class_: type[Exception]) -> None:
-    fault = ApiError(code, "Because.")
+def test_errors(code: str, status: int, type_: str, class_: type[Exception]) -> None:
+    api_error = ApiError(code, "Because.")
     body = {"type": "error", "error": {"type": type_, "message": "Because."}, "request_id": "req_1"}
-    assert (ANTHROPIC.status(fault), ANTHROPIC.body(fault, "req_1")) == (status, body)
+    assert (ANTHROPIC.status(api_error), ANTHROPIC.body(api_error, "req_1")) == (status, body)
     client = anthropic.Anthropic(api_key="sk-x")
     request = client._build_request(anthropic._models.FinalRequestOptions(method="get", url="/"))
     response = anthropic._client.httpx2.Response(status, request=request, json=body)
     assert type(client._make_status_error("", body=body, response=response)) is class_
 
 
-def test_limits_are_told_as_anthropics() -> None:
+def test_limits_are_sent_in_anthropics_headers() -> None:
     limits = LimitSetSnapshot(id=1, scope="key")
 
     def standing(counts: str, limit: int, level: int, period: tuple[int, int] = MINUTE) -> LimitStatus:

@@ -1,4 +1,4 @@
-"""What becomes of one line of a batch: an answer, or another try."""
+"""Results of one line of a batch: a response, or another attempt."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ BODY = {"model": "m", "prompt": "Hello"}
 
 
 class Service:
-    """Refuses every request."""
+    """A fake service that rejects every request."""
 
     def __init__(self) -> None:
-        self.fault: Exception = RuntimeError()
+        self.error_to_raise: Exception = RuntimeError()
         self.asked: list[Any] = []
 
     async def begin(self, key: ApiKeySnapshot, request: Any, dialect: str, request_id: str, trace: Any) -> None:
         self.asked.append((request.service_class.name, dialect, request_id))
-        raise self.fault
+        raise self.error_to_raise
 
 
 class Bench:
@@ -62,13 +62,13 @@ class Bench:
 
     async def answer(
         self,
-        fault: Exception,
+        error_to_raise: Exception,
         key: ApiKeySnapshot | None = KEY,
         lost_count: int = 0,
         dialect: str = "openai",
         **body: Any,
     ) -> tuple[int, Any]:
-        self.service.fault = fault
+        self.service.error_to_raise = error_to_raise
         url = "/v1/completions"
         text = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": BODY | body}).encode()
         with self.storage.writing("file-1") as file:
@@ -77,10 +77,10 @@ class Bench:
         status, answer = await self.runner._respond(line, key)
         return status, json.loads(answer)
 
-    async def put_off(self, fault: Exception, **more: Any) -> tuple[float, bool]:
-        with pytest.raises(RetryLater) as later:
-            await self.answer(fault, **more)
-        return later.value.seconds, later.value.lost
+    async def put_off(self, error_to_raise: Exception, **more: Any) -> tuple[float, bool]:
+        with pytest.raises(RetryLater) as exc_info:
+            await self.answer(error_to_raise, **more)
+        return exc_info.value.seconds, exc_info.value.lost
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-async def test_what_passes_is_waited_for(bench: Bench) -> None:
+async def test_temporary_errors_are_retried_later(bench: Bench) -> None:
     assert await bench.put_off(ApiError("rate_limit_exceeded", "", retry_after=7)) == (7, False)
     assert await bench.put_off(ApiError("server_is_overloaded", "", retry_after=3)) == (3, False)
     assert await bench.put_off(ApiError("model_loading", "")) == (1, False)
@@ -97,7 +97,7 @@ async def test_what_passes_is_waited_for(bench: Bench) -> None:
     assert set(bench.service.asked) == {("BATCH", "openai.completion", "req_1")}
 
 
-async def test_what_does_not_is_the_lines_answer(bench: Bench) -> None:
+async def test_permanent_errors_are_the_lines_result(bench: Bench) -> None:
     answers = [
         (await bench.answer(ApiError("quota_exceeded", "")), 429, "quota_exceeded"),
         (await bench.answer(ApiError("context_length_exceeded", "")), 400, "context_length_exceeded"),
@@ -114,7 +114,7 @@ async def test_what_does_not_is_the_lines_answer(bench: Bench) -> None:
     assert body["request_id"] == "req_1"
 
 
-async def test_nothing_runs_on_a_dead_key(bench: Bench) -> None:
+async def test_no_line_runs_with_a_revoked_key(bench: Bench) -> None:
     past = time.time_ns() // 1000 - 1
     dead = [{"revoked": True}, {"suspended": True}, {"expires_at": past}]
     keys = [None, *(msgspec.structs.replace(KEY, **why) for why in dead)]
@@ -122,18 +122,18 @@ async def test_nothing_runs_on_a_dead_key(bench: Bench) -> None:
     assert not bench.service.asked
 
 
-async def test_what_may_be_paid_is_not_run_again_for_want_of_an_answer(
+async def test_a_line_that_may_be_billed_is_not_repeated_for_a_lost_response(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line of another gateway, whose request ended, while the broker cannot be reached at first."""
-    faults: list[Exception] = [redis.ConnectionError(), redis.TimeoutError(), StreamNotFound()]
+    """The line's request ran at another gateway and has ended, and the broker is unreachable at first."""
+    errors_to_raise: list[Exception] = [redis.ConnectionError(), redis.TimeoutError(), StreamNotFound()]
 
     class Unreachable:
         def __init__(self, *_: object) -> None:
-            """Whatever is followed."""
+            """Raise an error for every followed request."""
 
         async def events(self) -> AsyncIterator[Any]:
-            raise faults.pop(0)
+            raise errors_to_raise.pop(0)
             yield
 
     monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.StreamFollower", Unreachable)
@@ -141,11 +141,11 @@ async def test_what_may_be_paid_is_not_run_again_for_want_of_an_answer(
     line = BatchLine(BatchHeader(1, 1, 1, "openai", "/v1/completions", "file-1"), 0, 0, 0, "req_1", 0, True)
     with pytest.raises(RetryLater):
         await bench.runner._respond(line, KEY)
-    assert not faults
+    assert not errors_to_raise
 
 
 class Desk:
-    """What the runner asks of lines, keys and replicas: one batch, whose lines are claimed one after the other."""
+    """A fake of the runner's stores of lines, keys and replicas, with one batch whose lines are claimed in order."""
 
     def __init__(self, numbers: list[int]) -> None:
         self.numbers = numbers
@@ -164,7 +164,7 @@ class Desk:
         return {1: KEY}
 
 
-async def test_a_line_that_runs_here_is_not_begun_again_when_its_lease_ran_out(
+async def test_a_running_line_is_not_started_again_after_its_lease_expired(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk: Any = Desk([0])
@@ -184,7 +184,7 @@ async def test_a_line_that_runs_here_is_not_begun_again_when_its_lease_ran_out(
     await runner.stop()
 
 
-async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_completed_line_has_a_request_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[dict[str, Any]] = []
 
     class Recorder:
@@ -202,13 +202,16 @@ async def test_a_line_that_is_answered_has_a_record(bench: Bench, monkeypatch: p
         text = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}).encode()
         file.write(text)
     line = BatchLine(BatchHeader(5, 1, 1, "openai", "/v1/completions", "file-1"), 3, 0, len(text), "req_1", 0, False)
-    for bench.service.fault in (ApiError("rate_limit_exceeded", "", retry_after=7), ApiError("quota_exceeded", "")):
+    for bench.service.error_to_raise in (
+        ApiError("rate_limit_exceeded", "", retry_after=7),
+        ApiError("quota_exceeded", ""),
+    ):
         await bench.runner._run(line, KEY)
-    (record,) = ended  # what is only put off has none
+    (record,) = ended  # a postponed line has none
     assert (record["endpoint"], record["batch_id"], record["batch_line"]) == ("batch", 5, 3)
     assert (record["status"], record["outcome"], record["requested_model"]) == ("429", "limited", "m")
 
 
-async def test_a_line_has_the_bounds_of_any_other_body(bench: Bench) -> None:
+async def test_a_line_has_the_limits_of_a_request_body(bench: Bench) -> None:
     status, answer = await bench.answer(RuntimeError(), prompt="x" * 600_000)
     assert (status, answer["error"]["code"], bench.service.asked) == (413, "request_too_large", [])

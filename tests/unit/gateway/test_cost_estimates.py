@@ -1,4 +1,4 @@
-"""The reservation of a request: enough for whichever candidate is billed, or for all of them."""
+"""The reservation of a request covers any candidate, or all candidates if all are billed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def demand_of(prompt: int, sequences: int = 1) -> AdmissionRequest:
     n=st.integers(1, 4),
     data=st.data(),
 )
-def test_all_that_are_billed_cost_no_more_than_their_reservation(
+def test_the_cost_of_all_billed_executions_is_within_the_reservation(
     rate_cards: tuple[RateCard, ...], prompt: int, length: int, n: int, data: st.DataObject
 ) -> None:
     bill = CostEstimate(demand_of(prompt, n), rate_cards, all_billed=True)
@@ -63,7 +63,7 @@ def test_all_that_are_billed_cost_no_more_than_their_reservation(
 
 
 @given(rate_cards=rate_cards(), prompt=st.integers(1, 10**6), length=st.integers(0, 10**5))
-def test_alternatives_reserve_for_the_most_expensive(
+def test_alternatives_reserve_the_most_expensive_candidate(
     rate_cards: tuple[RateCard, ...], prompt: int, length: int
 ) -> None:
     bill = CostEstimate(demand_of(prompt), rate_cards)
@@ -78,7 +78,7 @@ def test_alternatives_reserve_for_the_most_expensive(
     tokens=st.integers(0, 10**7),
     all_billed=st.booleans(),
 )
-def test_what_is_affordable_fits_and_one_token_more_does_not(
+def test_the_affordable_output_fits_and_one_more_token_does_not(
     rate_cards: tuple[RateCard, ...], prompt: int, money: int, tokens: int, all_billed: bool
 ) -> None:
     bill = CostEstimate(demand_of(prompt), rate_cards, all_billed=all_billed)
@@ -90,16 +90,16 @@ def test_what_is_affordable_fits_and_one_token_more_does_not(
     assert more.money > left.money or more.tokens > left.tokens
 
 
-def test_each_that_is_billed_needs_a_price() -> None:
+def test_every_billed_candidate_requires_a_price() -> None:
     budget_admission = BudgetAdmission(None, None, None)  # type: ignore[arg-type]  # nothing is reserved
     priced = RateCard(1, None, MODEL.name, Tier.STANDARD, 0, (Rate(1, Component.OUTPUT, 1),))
     budget_admission.prices.add([priced])
     demand = AdmissionRequest("req_1", 1, KEY, MODEL.name, [Candidate(MODEL), Candidate(_other())], 1, 1)
     assert budget_admission.estimate(demand).rate_cards == (priced,)
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(ApiError) as exc_info:
         budget_admission.estimate(demand, all_billed=True)
-    assert caught.value.code == "model_not_priced"
-    assert "'other'" in caught.value.message
+    assert exc_info.value.code == "model_not_priced"
+    assert "'other'" in exc_info.value.message
 
 
 def _other() -> ServedModel:

@@ -1,4 +1,4 @@
-"""Embeddings in the gateway: bodies in, vectors out, prompts of many inputs."""
+"""Embeddings in the gateway: parsing of bodies, writing of vectors, and prompts with many inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from millrace.gateway.protocols.prompts import tokenize
 
 
 class Letters:
-    """A tokenizer: a token for each letter, by its place in the alphabet."""
+    """A tokenizer with a token for each letter, by its position in the alphabet."""
 
     longest_token_bytes = 1
 
@@ -58,38 +58,38 @@ def write(vectors: list[list[float]], **asked: Any) -> dict[str, Any]:
         (["a", [1]], ("a", [1])),
     ],
 )
-def test_an_input_comes_in_four_shapes(given: Any, inputs: tuple[Any, ...]) -> None:
+def test_an_input_has_four_forms(given: Any, inputs: tuple[Any, ...]) -> None:
     assert read(input=given).inputs == inputs
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5))
-def test_any_other_is_refused_by_name(value: Any) -> None:
+def test_errors_name_the_invalid_parameter(value: Any) -> None:
     try:
         assert all(read(input=value).inputs)
     except ApiError as exc:
         assert (exc.status, (exc.param or "")[:5]) == (400, "input")
 
 
-def test_vectors_come_in_the_inputs_order() -> None:
+def test_vectors_are_in_the_inputs_order() -> None:
     answer = write([[1, 0], [0, 0.5]])
-    assert [each["embedding"] for each in answer["data"]] == [[1, 0], [0, 0.5]]
+    assert [item["embedding"] for item in answer["data"]] == [[1, 0], [0, 0.5]]
     assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     assert CreateEmbeddingResponse.model_validate(answer, strict=True).data[1].index == 1
 
 
-def test_base64_is_the_same_numbers() -> None:
+def test_base64_encodes_the_same_numbers() -> None:
     (each,) = write([[0.25, -1.5]], encoding_format="base64")["data"]
     assert struct.unpack("<2f", base64.b64decode(each["embedding"])) == (0.25, -1.5)
 
 
 @pytest.mark.parametrize("vector", [[3.0, 4.0, 12.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
-def test_a_vector_that_is_cut_has_the_length_1_again(vector: list[float]) -> None:
+def test_a_shortened_vector_is_normalized_again(vector: list[float]) -> None:
     (each,) = write([vector], dimensions=2)["data"]
     length = math.hypot(*vector[:2]) or 1.0
     assert each["embedding"] == pytest.approx([x / length for x in vector[:2]], abs=1e-7)
 
 
-def test_who_comes_back_gets_all_at_the_end() -> None:
+def test_a_resumed_request_gets_all_vectors_at_the_end() -> None:
     form = ResponseSpec("openai.embedding", "req_1", "m", 0, 1, echoed_parameters=read().echoed_parameters)
     writer = EmbeddingsWriter(form, None)  # type: ignore[arg-type]
     assert writer.stream(Vectors("req_1", 1, 0, struct.pack("<f", 1.0))) == []
@@ -98,7 +98,7 @@ def test_who_comes_back_gets_all_at_the_end() -> None:
     assert done == b"[DONE]"
 
 
-async def test_a_prompt_is_its_inputs_one_after_another() -> None:
+async def test_a_prompt_is_the_concatenation_of_its_inputs() -> None:
     prompt = await tokenize(MODEL, read(input=["abc", [26], "d e"]))
     assert (prompt.ids, prompt.input_lengths) == ([1, 2, 3, 26, 4, 5], (3, 1, 2))
     long = await tokenize(MODEL, read(input=["abcdefgh"] * 1000))
@@ -115,21 +115,21 @@ async def test_a_prompt_is_its_inputs_one_after_another() -> None:
         ({"dimensions": 3}, "dimensions", "invalid_value"),
     ],
 )
-async def test_what_the_model_cannot_take_is_refused(fields: dict[str, Any], param: str, code: str) -> None:
-    with pytest.raises(ApiError) as caught:
+async def test_inputs_that_the_model_cannot_process_are_rejected(fields: dict[str, Any], param: str, code: str) -> None:
+    with pytest.raises(ApiError) as exc_info:
         await tokenize(MODEL, read(**fields))
-    assert (caught.value.status, caught.value.param, caught.value.code) == (400, param, code)
+    assert (exc_info.value.status, exc_info.value.param, exc_info.value.code) == (400, param, code)
 
 
-async def test_each_model_has_its_endpoint() -> None:
+async def test_a_model_is_rejected_at_the_wrong_endpoint() -> None:
     answers = ServedModel("a", Letters(), 8, 27, 0)  # type: ignore[arg-type]
     for model, request in ((answers, read()), (MODEL, InferenceRequest("m", "abc", SamplingParams()))):
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(ApiError) as exc_info:
             await tokenize(model, request)
-        assert (caught.value.status, caught.value.param) == (400, "model")
+        assert (exc_info.value.status, exc_info.value.param) == (400, "model")
 
 
-def test_nobody_is_preferred_for_what_is_cached_nowhere() -> None:
+def test_embeddings_have_no_preferred_replica() -> None:
     board = ReplicaRegistry()
     for beat in (1, 2):
         beats = {

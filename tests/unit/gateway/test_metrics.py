@@ -1,4 +1,4 @@
-"""What Prometheus reads at /metrics, read back with Prometheus' own parser."""
+"""The output of /metrics, parsed with Prometheus' own parser."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engine_snapshot(max_tokens: int = 4) -> MetricsSnapshot:
 
 
 def board_of(**replicas: Heartbeat) -> ReplicaRegistry:
-    """A board on which these have been seen alive, their heartbeats come over the broker."""
+    """Return a replica table with these live replicas, whose heartbeats came through the broker."""
     board = ReplicaRegistry(lambda: 0.0)
     for beat in (1, 2):
         told = {name.encode(): encode(heartbeat_with(heartbeat, beat)) for name, heartbeat in replicas.items()}
@@ -103,7 +103,7 @@ def test_gauges_are_the_heartbeats() -> None:
         MetricsSnapshot({"vllm:something_new": {"": 1}}, {}, {families.TTFT: HistogramSnapshot([1, 2], 3.0)}),
     ],
 )
-def test_a_worker_of_another_version_hides_nothing_else(metrics: MetricsSnapshot | None) -> None:
+def test_a_worker_of_another_version_hides_no_other_metrics(metrics: MetricsSnapshot | None) -> None:
     told = scrape(board_of(one=heartbeat(engine_snapshot()), strange=heartbeat(metrics)))
     assert values(told[families.TTFT], f"{families.TTFT}_count", "engine") == {("one",): 2}
     assert values(told["vllm:num_requests_running"], "vllm:num_requests_running", "engine") == {
@@ -111,13 +111,13 @@ def test_a_worker_of_another_version_hides_nothing_else(metrics: MetricsSnapshot
     }  # fmt: skip
 
 
-def test_the_dead_tell_nothing() -> None:
+def test_lost_replicas_have_no_metrics() -> None:
     board = board_of(one=heartbeat(engine_snapshot()))
     board.update({})
     assert not [metric.name for metric in scrape(board).values() if metric.name.startswith("vllm:") and metric.samples]
 
 
-def test_every_metric_is_in_the_docs_and_no_other() -> None:
+def test_the_docs_list_exactly_the_metrics() -> None:
     board = board_of(one=heartbeat(engine_snapshot()))
     metrics = GatewayMetrics(board)
     metrics.settler.status = SettlerStatus(
@@ -133,7 +133,7 @@ def test_every_metric_is_in_the_docs_and_no_other() -> None:
 
 
 async def fetched(monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent: str = "") -> tuple[int, bytes]:
-    """Status and body of GET /metrics from that address."""
+    """Return status and body of GET /metrics from this address."""
 
     async def nothing() -> None: ...
 
@@ -168,7 +168,7 @@ async def fetched(monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent
         ("secret", "127.0.0.1", "", 401),
     ],
 )
-async def test_metrics_are_told_to_this_machine_or_for_the_token(
+async def test_metrics_require_localhost_or_the_token(
     monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent: str, status: int
 ) -> None:
     got, body = await fetched(monkeypatch, token, client, sent)

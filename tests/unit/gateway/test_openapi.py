@@ -1,4 +1,4 @@
-"""docs/openapi.yaml: true to the code, and in agreement with what both vendors say of their own APIs."""
+"""docs/openapi.yaml agrees with the code and with the API descriptions of both vendors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from millrace.gateway.routes import ROUTES
 ROOT = Path(__file__).parents[3]
 SPECS = ROOT / "tests" / "data" / "api_specs"
 OURS: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
-EXTENSIONS = {  # by vLLM's names, and not in OpenAI's description
+EXTENSIONS = {  # vLLM's names, not in OpenAI's description
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
     *("guided_regex", "guided_grammar", "priority"),
 }
@@ -49,7 +49,7 @@ BODIES = [
     ("MessageBatchBody", message_batches.MessageBatchBody, "anthropic", "CreateMessageBatchParams"),
     ("FeedbackBody", feedback.FeedbackBody, None, ""),
 ]
-# Operation of OpenAI's examples -> the schema of ours that each must match.
+# Operation of OpenAI's examples -> our schema that each example must match.
 EXAMPLES = {
     "post /chat/completions": "ChatCompletion",
     "post /responses": "Response",
@@ -64,13 +64,13 @@ EXAMPLES = {
 
 
 @cache
-def theirs(name: str) -> dict[str, Any]:
+def vendor_document(name: str) -> dict[str, Any]:
     file = {"openai": "openai.trimmed", "anthropic": "anthropic_unofficial.trimmed"}[name]
     return dict(in_31(json.loads(gzip.decompress((SPECS / f"{file}.openapi.json.gz").read_bytes()))))
 
 
 def in_31(node: Any) -> Any:
-    """A description with what is left in it of OpenAPI 3.0's `nullable`, in the words of 3.1."""
+    """Return a description with OpenAPI 3.0's `nullable` converted to 3.1."""
     if isinstance(node, list):
         return [in_31(each) for each in node]
     if not isinstance(node, dict):
@@ -82,7 +82,7 @@ def in_31(node: Any) -> Any:
 
 
 def check(document: dict[str, Any], schema: str, value: Any) -> None:
-    """The value is what the document's schema says."""
+    """Check that the value matches the document's schema."""
     wanted = {**document, "$ref": f"#/components/schemas/{schema}"}
     jsonschema_rs.Draft202012Validator(wanted).validate(value)
 
@@ -101,7 +101,7 @@ def fields_of(document: dict[str, Any], schema: str) -> set[str]:
     return own.union(*(fields_of(document, part["$ref"].rpartition("/")[2]) for part in parts if "$ref" in part))
 
 
-def test_it_is_well_formed() -> None:
+def test_the_document_is_valid() -> None:
     assert OURS["openapi"] == "3.1.0"
     for schema in OURS["components"]["schemas"].values():
         jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
@@ -121,14 +121,14 @@ def test_it_is_well_formed() -> None:
             assert {p["name"] for p in told if p["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
 
 
-def test_it_tells_of_every_route_and_no_other() -> None:
+def test_the_document_has_exactly_the_routes() -> None:
     routed = {str(route.pattern) for route in ROUTES}
     paths = {re.sub(r"<\w+:(\w+)>", r"{\1}", path) for path in routed if path.startswith("v1/")}
     assert {path.removeprefix("/") for path in OURS["paths"]} == paths
 
 
 @pytest.mark.parametrize(("name", "body", "vendor", "schema"), BODIES)
-def test_bodies_are_what_the_code_reads_and_the_vendor_names(
+def test_request_bodies_agree_with_the_code_and_the_vendor(
     name: str, body: type[msgspec.Struct], vendor: str | None, schema: str
 ) -> None:
     told = OURS["components"]["schemas"][name]
@@ -137,10 +137,10 @@ def test_bodies_are_what_the_code_reads_and_the_vendor_names(
     assert set(told.get("required", [])) == {field.name for field in fields if field.required}
     assert told["additionalProperties"] is False
     if vendor is not None:
-        unknown = set(told["properties"]) - fields_of(theirs(vendor), schema)
-        # Completions take what chats take.
+        unknown = set(told["properties"]) - fields_of(vendor_document(vendor), schema)
+        # Completions accept the same parameters as chat completions.
         more = (
-            EXTENSIONS | fields_of(theirs(vendor), "CreateChatCompletionRequest")
+            EXTENSIONS | fields_of(vendor_document(vendor), "CreateChatCompletionRequest")
             if name == "CompletionBody"
             else EXTENSIONS
         )
@@ -155,7 +155,7 @@ def examples() -> list[Any]:
 
 
 def as_json(text: str) -> str:
-    """Without what makes some of them no JSON: dots for more of the same, and commas at ends."""
+    """Parse an example after removing dots and trailing commas, which make some examples invalid JSON."""
     return re.sub(r",(\s*[}\]])", r"\1", re.sub(r",\s*\{ \.\.\. \}", "", text))
 
 
@@ -173,8 +173,8 @@ EVENTS: list[AnswerEvent] = [
     Tokens("req_1", 1, 1, [1], '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'),
     End("req_1", 1, 2, "stop", None, TokenUsage(uncached=2, output=2)),
 ]
-ASKED = read_response(b'{"model": "m", "input": "?", "tools": [{"type": "function", "name": "f"}]}').echoed_parameters
-FORM = ResponseSpec("d", "req_1", "m", 1, 2, include_usage=True, tools=["f"], echoed_parameters=ASKED)
+ECHOED = read_response(b'{"model": "m", "input": "?", "tools": [{"type": "function", "name": "f"}]}').echoed_parameters
+FORM = ResponseSpec("d", "req_1", "m", 1, 2, include_usage=True, tools=["f"], echoed_parameters=ECHOED)
 ANY: Any = None
 
 
@@ -194,32 +194,32 @@ ANY: Any = None
         (MessagesWriter, "Message", "MessageEvent", "anthropic", None, None),
     ],
 )
-def test_answers_are_what_ours_and_the_vendors_say(
+def test_responses_agree_with_our_document_and_the_vendors(
     writer: Any, ours: str, of_stream: str, vendor: str, whole: str | None, streamed: str | None
 ) -> None:
     made: Writer = writer(FORM, ANY)
     answer = msgspec.json.decode(msgspec.json.encode(made.whole(EVENTS)))
     check(OURS, ours, answer)
     if whole is not None:
-        check(theirs(vendor), whole, answer)
+        check(vendor_document(vendor), whole, answer)
     made = writer(FORM, ANY)
     for data in (data for event in EVENTS for data in made.stream(event) if data != b"[DONE]"):
         check(OURS, of_stream, json.loads(data))
         if streamed is not None:
-            check(theirs(vendor), streamed, json.loads(data))
+            check(vendor_document(vendor), streamed, json.loads(data))
 
 
-def test_faults_are_what_is_said() -> None:
-    fault = ApiError("invalid_value", "Because.", "x")
-    check(OURS, "Error", OPENAI.body(fault, "req_1"))
-    check(OURS, "AnthropicError", ANTHROPIC.body(fault, "req_1"))
-    check(theirs("openai"), "ErrorResponse", OPENAI.body(fault, "req_1"))
-    check(theirs("anthropic"), "ErrorResponse", ANTHROPIC.body(fault, "req_1"))
+def test_errors_agree_with_the_document() -> None:
+    error = ApiError("invalid_value", "Because.", "x")
+    check(OURS, "Error", OPENAI.body(error, "req_1"))
+    check(OURS, "AnthropicError", ANTHROPIC.body(error, "req_1"))
+    check(vendor_document("openai"), "ErrorResponse", OPENAI.body(error, "req_1"))
+    check(vendor_document("anthropic"), "ErrorResponse", ANTHROPIC.body(error, "req_1"))
 
 
-def test_files_are_what_is_said() -> None:
+def test_files_agree_with_the_document() -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     row = {"name": "file-1", "size": 1, "created_at": at, "expires_at": at, "filename": "a", "purpose": "batch"}
     told = files.file_object(row)
     check(OURS, "File", told)
-    check(theirs("openai"), "OpenAIFile", {name: value for name, value in told.items() if value is not None})
+    check(vendor_document("openai"), "OpenAIFile", {name: value for name, value in told.items() if value is not None})

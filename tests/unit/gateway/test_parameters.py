@@ -1,4 +1,4 @@
-"""Bodies are read strictly: supported, harmless, or refused by name."""
+"""Strict parsing of request bodies: each parameter is supported, harmless or rejected by name."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def completion(**fields: Any) -> InferenceRequest:
     return read_completion(msgspec.json.encode({"model": "m", "prompt": "Hello", **fields}))
 
 
-def fault_of(**fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
+def error_of(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as exc_info:
         chat(**fields)
-    assert caught.value.status == 400
-    return caught.value
+    assert exc_info.value.status == 400
+    return exc_info.value
 
 
-def test_it_works() -> None:
+def test_a_chat_body_is_parsed() -> None:
     request = chat(
         max_completion_tokens=9,
         temperature=0.5,
@@ -93,18 +93,18 @@ def test_it_works() -> None:
     )
 
 
-def test_content_may_be_parts_and_the_developer_is_the_system() -> None:
+def test_content_can_be_parts_and_developer_is_the_system_role() -> None:
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     request = chat(messages=[{"role": "developer", "content": "Be brief"}, {"role": "user", "content": parts}])
     assert request.prompt == [{"role": "system", "content": "Be brief"}, HELLO[0]]
 
 
-def test_an_answer_can_be_sent_back_as_the_sdk_had_it() -> None:
+def test_an_sdks_message_object_can_be_sent_back() -> None:
     turn = ChatCompletionMessage(role="assistant", content="Hi", annotations=[]).model_dump()
     assert chat(messages=[*HELLO, turn]).prompt == [*HELLO, {"role": "assistant", "content": "Hi"}]
 
 
-def test_a_call_and_its_result_become_what_templates_take() -> None:
+def test_tool_calls_and_results_are_converted_for_templates() -> None:
     result = {"role": "tool", "content": "42", "tool_call_id": "c"}
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": [1]}}}
     assert chat(messages=[*HELLO, called('{"x": [1]}'), result]).prompt == [
@@ -136,7 +136,7 @@ def test_tools() -> None:
         ({"guided_grammar": "start: A"}, StructuredSpec("grammar", "start: A", "guided_grammar")),
     ],
 )
-def test_the_form_of_the_answer(fields: dict[str, Any], spec: StructuredSpec | None) -> None:
+def test_response_formats(fields: dict[str, Any], spec: StructuredSpec | None) -> None:
     assert chat(**fields).structured == spec
 
 
@@ -157,7 +157,7 @@ def test_cache_breakpoints() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(NO_OP) | set(ChatBody.__struct_fields__) - {"model", "messages"}))
-def test_null_is_as_good_as_absent(name: str) -> None:
+def test_null_equals_an_absent_parameter(name: str) -> None:
     assert chat(**{name: None}) == chat()
 
 
@@ -179,9 +179,9 @@ def test_a_harmless_value_is_accepted(name: str, value: object) -> None:
         ("reasoning_effort", "high"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(name: str, value: object) -> None:
-    fault = fault_of(**{name: value})
-    assert (fault.code, fault.param) == ("unsupported_parameter", name)
+def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None:
+    api_error = error_of(**{name: value})
+    assert (api_error.code, api_error.param) == ("unsupported_parameter", name)
 
 
 @pytest.mark.parametrize(
@@ -254,28 +254,28 @@ def test_what_is_not_supported_is_refused_by_name(name: str, value: object) -> N
         ({"model": 5}, "invalid_type", "model"),
     ],
 )
-def test_a_fault_names_its_parameter(fields: dict[str, Any], code: str, param: str | None) -> None:
-    fault = fault_of(**fields)
-    assert fault.code == code
+def test_errors_name_the_invalid_parameter(fields: dict[str, Any], code: str, param: str | None) -> None:
+    api_error = error_of(**fields)
+    assert api_error.code == code
     if param is not None:
-        assert fault.param == param
-    assert fault.message
+        assert api_error.param == param
+    assert api_error.message
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b'{"model": NaN}', b"[" * 100_000])
-def test_what_is_no_json_object_is_refused(body: bytes) -> None:
-    with pytest.raises(ApiError) as caught:
+def test_a_body_that_is_not_a_json_object_is_rejected(body: bytes) -> None:
+    with pytest.raises(ApiError) as exc_info:
         read_chat(body)
-    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    assert (exc_info.value.status, exc_info.value.code) == (400, "invalid_json")
 
 
-def test_a_missing_model_is_named() -> None:
-    with pytest.raises(ApiError) as caught:
+def test_an_error_names_a_missing_model() -> None:
+    with pytest.raises(ApiError) as exc_info:
         read_chat(b'{"messages": []}')
-    assert (caught.value.code, caught.value.param) == ("missing_required_parameter", "model")
+    assert (exc_info.value.code, exc_info.value.param) == ("missing_required_parameter", "model")
 
 
-def test_completions_take_text_or_ids() -> None:
+def test_completions_accept_text_or_token_ids() -> None:
     assert completion().prompt == "Hello"
     assert completion(prompt=["Hello"]).prompt == "Hello"
     assert completion(prompt=[1, 2]).prompt == [1, 2]
@@ -297,7 +297,7 @@ def test_completions_take_text_or_ids() -> None:
 
 @given(st.dictionaries(NAMES, ANY_JSON, max_size=6), st.fixed_dictionaries({}, optional=LIKELY))
 @example({}, {"temperature": float("inf")})
-def test_nothing_but_a_400_comes_of_nonsense(fields: dict[str, Any], likely: dict[str, Any]) -> None:
+def test_any_invalid_body_gets_400(fields: dict[str, Any], likely: dict[str, Any]) -> None:
     for read, own in ((read_chat, {"messages": HELLO}), (read_completion, {"prompt": "Hello"})):
         try:
             read(msgspec.json.encode({"model": "m", **own} | fields | likely))

@@ -1,4 +1,4 @@
-"""Which replica gets a request."""
+"""Placement of requests on replicas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Fleet:
         self.placement = Placement(self.board)
         self.names = list(names)
         self.beat = 0
-        self.batch = 0  # of each one's, so many are of the batch class
+        self.batch = 0  # requests of the batch class, by replica
         for _ in range(2):
             self.beats()
 
@@ -55,14 +55,14 @@ def fleet() -> Fleet:
     return Fleet("a", "b", "c", "d")
 
 
-def test_one_start_goes_to_one_replica(fleet: Fleet) -> None:
+def test_requests_with_the_same_prefix_go_to_one_replica(fleet: Fleet) -> None:
     went = {fleet.placement.choose(make_job(prompt(7, 80 + n))) for n in range(20)}
     assert len(went) == 1
     (choice,) = went
     assert choice and choice.by == "prefix"
 
 
-def test_starts_are_spread_and_salts_keep_tenants_apart(fleet: Fleet) -> None:
+def test_prefixes_are_spread_and_separated_by_tenant(fleet: Fleet) -> None:
     def home(start: int, salt: bytes) -> str:
         choice = fleet.placement.choose(make_job(prompt(start), salt))
         assert choice is not None
@@ -73,7 +73,7 @@ def test_starts_are_spread_and_salts_keep_tenants_apart(fleet: Fleet) -> None:
     assert any(home(n, b"one") != home(n, b"two") for n in range(10))
 
 
-def test_another_takes_over_and_no_other_start_moves(fleet: Fleet) -> None:
+def test_a_lost_replicas_prefixes_move_and_no_others(fleet: Fleet) -> None:
     before = {n: fleet.placement.choose(make_job(prompt(n))) for n in range(50)}
     fleet.names.remove("b")
     fleet.beats()
@@ -85,22 +85,22 @@ def test_another_takes_over_and_no_other_start_moves(fleet: Fleet) -> None:
         assert new.replica_id != "b"
 
 
-def test_a_popular_start_spills_over(fleet: Fleet) -> None:
+def test_a_popular_prefix_uses_several_replicas(fleet: Fleet) -> None:
     sent = [fleet.send(make_job(prompt(7))) for _ in range(40)]
     loads = Counter(choice.replica_id for choice in sent)
     assert max(loads.values()) <= 1.25 * 41 / 4 + 1
     assert {choice.by for choice in sent} >= {"prefix", "spill"}
 
 
-def test_short_prompts_go_where_there_is_least_to_do(fleet: Fleet) -> None:
+def test_short_prompts_go_to_the_least_loaded_replica(fleet: Fleet) -> None:
     fleet.beats(a=3, b=1, c=2, d=3)
     choice = fleet.placement.choose(make_job([1, 2, 3]))
     assert choice == PlacementChoice("b", "load", 1, 17)
 
 
-def test_nobody_is_sent_more_than_its_credits(fleet: Fleet) -> None:
+def test_no_replica_gets_more_requests_than_credits(fleet: Fleet) -> None:
     went = Counter(fleet.send(make_job(prompt(7))).replica_id for _ in range(4 * 18))
-    assert set(went.values()) == {18}  # a batch of 16, and two at hand
+    assert set(went.values()) == {18}  # a batch of 16, and two queued
     assert fleet.placement.choose(make_job([1])) is None
     assert fleet.placement.capacity("m") == 0
     fleet.placement.ended("a", claimed=False)
@@ -108,11 +108,11 @@ def test_nobody_is_sent_more_than_its_credits(fleet: Fleet) -> None:
     assert again and again.replica_id == "a"
 
 
-def test_a_heartbeat_tells_of_other_gateways_requests(fleet: Fleet) -> None:
+def test_a_heartbeat_includes_other_gateways_requests(fleet: Fleet) -> None:
     for _ in range(4):
         fleet.placement.sent("a")
     fleet.placement.claimed("a")
-    fleet.beats(a=6)  # one of ours, five of others; our other three it has not claimed yet
+    fleet.beats(a=6)  # one of this gateway, five of others; three of this gateway are not claimed yet
     assert fleet.placement.load("a") == 9
     for n in range(4):
         fleet.placement.ended("a", claimed=n == 0)
@@ -121,7 +121,7 @@ def test_a_heartbeat_tells_of_other_gateways_requests(fleet: Fleet) -> None:
     assert fleet.placement.load("a") == 2
 
 
-def test_batches_take_no_credit_from_others(fleet: Fleet) -> None:
+def test_batch_requests_use_no_credits_of_other_classes(fleet: Fleet) -> None:
     line = msgspec.structs.replace(make_job(prompt(7)), service_class=ServiceClass.BATCH)
     for name in fleet.names:
         for _ in range(18):
@@ -131,7 +131,9 @@ def test_batches_take_no_credit_from_others(fleet: Fleet) -> None:
     for name in fleet.names:
         fleet.placement.claimed(name, batch=True)
     fleet.batch = 1
-    fleet.beats(a=18, b=20, c=1, d=1)  # one of each is ours and of that class, the rest are others' and are not
+    fleet.beats(
+        a=18, b=20, c=1, d=1
+    )  # one at each replica is this gateway's and of that class, the rest belong to others
     assert (fleet.placement.load("a"), fleet.placement.load("b")) == (17, 19)
     assert fleet.placement.load("c", batch=True) == 18
     for name in fleet.names:
@@ -140,10 +142,10 @@ def test_batches_take_no_credit_from_others(fleet: Fleet) -> None:
     assert fleet.placement.load("c", batch=True) == 0
 
 
-def test_it_is_known_where_a_start_was_computed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_replica_of_a_computed_prefix_is_known(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     job, other = make_job(prompt(7)), make_job(prompt(7), b"another tenant's")
     first = fleet.send(job)
-    assert first.replicas_with_prefix == ()  # sent there, and nothing computed yet
+    assert first.replicas_with_prefix == ()  # sent there, but not computed yet
     fleet.placement.computed(first.prefix_hash, first.replica_id)
     for length in (AFFINITY_TOKENS, 200):
         choice = fleet.placement.choose(make_job(prompt(7, length)))
@@ -161,7 +163,7 @@ def test_it_is_known_where_a_start_was_computed(fleet: Fleet, monkeypatch: pytes
     assert gone and gone.replicas_with_prefix == ()
 
 
-def test_only_so_many_starts_are_remembered(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_prefixes_is_limited(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "MAX_REMEMBERED_PREFIXES", 2)
     jobs = [make_job(prompt(n)) for n in range(3)]
     for job in jobs:

@@ -1,4 +1,4 @@
-"""Who goes next."""
+"""Order of the tenants' queues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def drain(queue: FairQueue[str]) -> list[str]:
     return gone
 
 
-def test_one_tenants_requests_go_in_order() -> None:
+def test_one_tenants_requests_are_in_order() -> None:
     queue: FairQueue[str] = FairQueue(9)
     for name in "abc":
         queue.put(1, 1.0, 10, name)
@@ -25,7 +25,7 @@ def test_one_tenants_requests_go_in_order() -> None:
     assert queue.pop() is queue.peek() is None
 
 
-def test_a_crowd_does_not_hold_up_who_comes_alone() -> None:
+def test_a_tenant_with_many_requests_does_not_delay_another() -> None:
     queue: FairQueue[str] = FairQueue(1000)
     for n in range(100):
         queue.put(1, 1.0, 10, f"crowd-{n}")
@@ -35,7 +35,7 @@ def test_a_crowd_does_not_hold_up_who_comes_alone() -> None:
     assert "alone" in [queue.pop() for _ in range(2)]
 
 
-def test_who_was_idle_saved_nothing_up() -> None:
+def test_an_idle_tenant_accumulates_no_credit() -> None:
     queue: FairQueue[str] = FairQueue(1000)
     for n in range(50):
         queue.put(1, 1.0, 10, f"a{n}")
@@ -58,7 +58,7 @@ def test_shares_follow_weights(weight: float) -> None:
     assert queue.share(2, weight) == weight / (1 + weight)
 
 
-def test_shares_are_of_tokens_not_of_requests() -> None:
+def test_shares_are_measured_in_tokens() -> None:
     queue: FairQueue[str] = FairQueue(10_000)
     for n in range(1000):
         queue.put(1, 1.0, 100, f"large-{n}")
@@ -67,17 +67,17 @@ def test_shares_are_of_tokens_not_of_requests() -> None:
     assert sum(name.startswith("small") for name in went) == pytest.approx(400, abs=11)
 
 
-def test_what_was_not_used_is_given_back() -> None:
+def test_unused_tokens_are_refunded() -> None:
     queue: FairQueue[str] = FairQueue(100)
     for n in range(10):
         queue.put(1, 1.0, 1000, f"a{n}")
         queue.put(2, 1.0, 1000, f"b{n}")
     assert queue.pop() == "a0"
-    queue.refund(1, 990)  # it ended at once
+    queue.refund(1, 990)  # it ended immediately
     assert [queue.pop(), queue.pop()] == ["b0", "a1"]
 
 
-def test_long_jobs_hold_up_no_short_ones_and_are_not_starved() -> None:
+def test_long_jobs_delay_no_short_ones_and_are_not_starved() -> None:
     queue: FairQueue[str] = FairQueue(100)
     for n in range(5):
         queue.put(1, 1.0, 1000, f"long-{n}", long=True)
@@ -89,18 +89,18 @@ def test_long_jobs_hold_up_no_short_ones_and_are_not_starved() -> None:
     assert went.index("short-9") < went.index("long-2")
 
 
-def test_a_tenants_queue_is_bounded() -> None:
+def test_a_tenants_queue_is_limited() -> None:
     queue: FairQueue[str] = FairQueue(2)
     queue.put(1, 1.0, 1, "a")
     queue.put(1, 1.0, 1, "b", long=True)
     with pytest.raises(QueueFull):
         queue.put(1, 1.0, 1, "c")
     queue.put(2, 1.0, 1, "d")
-    queue.requeue(1, 1.0, "e")  # had its turn: never refused, and first again
+    queue.requeue(1, 1.0, "e")  # returned after its turn: never rejected, and first again
     assert queue.pop() == "e"
 
 
-def test_what_leaves_is_not_served() -> None:
+def test_a_removed_request_is_not_sent() -> None:
     queue: FairQueue[str] = FairQueue(9)
     for name in "abc":
         queue.put(1, 1.0, 1, name, long=name == "b")
@@ -116,8 +116,8 @@ jobs = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 500), st.booleans(),
 
 
 @given(jobs)
-def test_everybody_is_served_once_and_nobody_waits_for_ever(steps: list[tuple[int, int, bool, bool]]) -> None:
-    """However requests come and go: none is lost or doubled, and each tenant's own lanes keep their order."""
+def test_every_request_is_sent_once(steps: list[tuple[int, int, bool, bool]]) -> None:
+    """For any arrivals and removals, no request is lost or duplicated, and each tenant's queues keep their order."""
     queue: FairQueue[tuple[int, bool, int]] = FairQueue(1000)
     put, went = [], []
     for number, (tenant, cost, long, serve) in enumerate(steps):
@@ -134,7 +134,7 @@ def test_everybody_is_served_once_and_nobody_waits_for_ever(steps: list[tuple[in
 
 
 class ScanningQueue(FairQueue[str]):
-    """A reference: finds the next tenant and the weights of the others by looking at all tenants."""
+    """A reference that scans all tenants for the next tenant and the weights."""
 
     def peek(self) -> str | None:
         busy = [entry for entry in self._tenants.values() if len(entry)]
@@ -175,7 +175,7 @@ def test_the_order_equals_that_of_a_scan_of_all_tenants(steps: list[tuple[str, i
         assert FairQueue.share(queue, tenant, weight) == queue.share(tenant, weight)
 
 
-def test_an_event_looks_at_as_many_tenants_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_an_event_is_independent_of_the_number_of_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = 0
     count_waiting = _Tenant.__len__
 

@@ -1,4 +1,4 @@
-"""Who lives, on a clock of our own."""
+"""Liveness of replicas, with a fake clock."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def beat(n: int, *, ready: bool = True, draining: bool = False, model: str = "m"
     return encode(Heartbeat(n, model, ready, draining, 0, 0, 8, 10, 0))
 
 
-def test_it_works(board: ReplicaRegistry) -> None:
+def test_a_heartbeat_adds_a_replica(board: ReplicaRegistry) -> None:
     assert board.update({b"r": beat(1)}) == set()
-    assert board.serving("m") == []  # it may be a dead process' last word
+    assert board.serving("m") == []  # it may be the last heartbeat of a dead process
     board.update({b"r": beat(2)})
     assert [heartbeat.beat for heartbeat in board.serving("m")] == [2]
     assert board.serving("other") == []
 
 
-def test_silence_is_suspicion_and_then_loss_once(board: ReplicaRegistry, clock: Clock) -> None:
+def test_a_silent_replica_is_suspected_and_then_lost_once(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
     clock.now += REPLICA_SUSPECT_SECONDS
@@ -50,7 +50,7 @@ def test_silence_is_suspicion_and_then_loss_once(board: ReplicaRegistry, clock: 
     assert not board.is_lost("r")
     assert not board.takes_work("r")
     assert board.serving("m") == []
-    assert set(board.live()) == {"r"}  # what it has begun continues
+    assert set(board.live()) == {"r"}  # its running requests continue
     clock.now += REPLICA_LOST_SECONDS - REPLICA_SUSPECT_SECONDS
     assert board.update({b"r": beat(2)}) == {"r"}
     assert board.is_lost("r")
@@ -60,7 +60,7 @@ def test_silence_is_suspicion_and_then_loss_once(board: ReplicaRegistry, clock: 
     assert board.live() == {}
 
 
-def test_a_heartbeat_ends_suspicion(board: ReplicaRegistry, clock: Clock) -> None:
+def test_a_heartbeat_ends_a_suspicion(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
     clock.now += REPLICA_LOST_SECONDS - 0.1
@@ -71,7 +71,7 @@ def test_a_heartbeat_ends_suspicion(board: ReplicaRegistry, clock: Clock) -> Non
     assert board.serving("m")
 
 
-def test_a_gateway_that_was_stopped_itself_suspects_nobody(board: ReplicaRegistry, clock: Clock) -> None:
+def test_a_gateway_that_was_stopped_suspects_no_replica(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
     clock.now += 60
@@ -80,7 +80,7 @@ def test_a_gateway_that_was_stopped_itself_suspects_nobody(board: ReplicaRegistr
     assert board.serving("m")
 
 
-def test_a_reported_exit_is_a_loss_at_the_next_look(board: ReplicaRegistry) -> None:
+def test_a_reported_exit_is_a_loss_at_the_next_check(board: ReplicaRegistry) -> None:
     board.update({b"r": beat(1), b"s": beat(1)})
     board.update({b"r": beat(2), b"s": beat(2)})
     assert board.update({b"s": beat(3)}, exited=[b"r"]) == {"r"}
@@ -88,7 +88,7 @@ def test_a_reported_exit_is_a_loss_at_the_next_look(board: ReplicaRegistry) -> N
     assert list(board.ready("m")) == ["s"]
 
 
-def test_an_exited_replica_does_not_return_with_a_heartbeat_that_was_on_its_way(board: ReplicaRegistry) -> None:
+def test_a_late_heartbeat_does_not_restore_an_exited_replica(board: ReplicaRegistry) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
     assert board.update({b"r": beat(3)}, exited=[b"r"]) == {"r"}
@@ -102,7 +102,7 @@ def test_a_gateway_that_starts_later_finds_an_exit(board: ReplicaRegistry) -> No
     assert board.is_lost("r")
 
 
-def test_one_that_speaks_again_is_back(board: ReplicaRegistry, clock: Clock) -> None:
+def test_a_lost_replica_returns_with_a_heartbeat(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     clock.now += REPLICA_LOST_SECONDS + 0.1
     board.update({b"r": beat(1)})
@@ -112,12 +112,12 @@ def test_one_that_speaks_again_is_back(board: ReplicaRegistry, clock: Clock) -> 
     assert board.serving("m")
 
 
-def test_one_that_left_is_gone_at_once(board: ReplicaRegistry) -> None:
+def test_a_replica_that_left_is_removed_immediately(board: ReplicaRegistry) -> None:
     board.update({b"r": beat(1)})
     assert board.update({}) == {"r"}
 
 
-def test_one_that_is_not_on_the_board_gets_the_same_time(board: ReplicaRegistry, clock: Clock) -> None:
+def test_an_unknown_replica_has_the_same_timeout(board: ReplicaRegistry, clock: Clock) -> None:
     assert not board.is_lost("r")
     clock.now += REPLICA_SUSPECT_SECONDS - 0.1
     assert not board.is_lost("r")
@@ -129,23 +129,23 @@ def test_one_that_is_not_on_the_board_gets_the_same_time(board: ReplicaRegistry,
     assert board.is_lost("r")
 
 
-def test_nobody_dies_of_our_own_deafness(board: ReplicaRegistry, clock: Clock) -> None:
+def test_no_replica_is_lost_while_the_broker_is_unavailable(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     board.update({b"r": beat(2)})
-    clock.now += 60  # the broker was away
+    clock.now += 60  # the broker was unavailable
     board.extend_liveness()
     assert board.update({b"r": beat(2)}) == set()
 
 
 @pytest.mark.parametrize("state", [{"ready": False}, {"draining": True}])
-def test_one_that_takes_nothing_is_not_serving(board: ReplicaRegistry, state: dict[str, bool]) -> None:
+def test_a_replica_that_accepts_no_work_is_not_serving(board: ReplicaRegistry, state: dict[str, bool]) -> None:
     board.update({b"r": beat(1, **state)})
     board.update({b"r": beat(2, **state)})
     assert board.serving("m") == []
     assert set(board.live()) == {"r"}
 
 
-def test_the_long_dead_are_forgotten(board: ReplicaRegistry, clock: Clock) -> None:
+def test_lost_replicas_are_removed_after_a_time(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1)})
     clock.now += REPLICA_LOST_SECONDS + 1
     board.update({b"r": beat(1)})
@@ -154,23 +154,23 @@ def test_the_long_dead_are_forgotten(board: ReplicaRegistry, clock: Clock) -> No
     assert board.take_forgotten() == ["r"]
 
 
-def test_what_one_that_left_has_in_the_broker_is_removed_once(board: ReplicaRegistry, clock: Clock) -> None:
+def test_the_broker_keys_of_a_replica_that_left_are_removed_once(board: ReplicaRegistry, clock: Clock) -> None:
     board.update({b"r": beat(1), b"s": beat(1)})
     board.update({})
     clock.now += FORGET_SECONDS
     assert board.take_forgotten() == []
-    board.update({b"s": beat(2)})  # it is on the board again
+    board.update({b"s": beat(2)})  # it is in the table again
     clock.now += 1
     assert board.take_forgotten() == ["r"]
     assert board.take_forgotten() == []
 
 
-def test_an_unreadable_heartbeat_is_nobodys(board: ReplicaRegistry) -> None:
+def test_an_unreadable_heartbeat_is_ignored(board: ReplicaRegistry) -> None:
     board.update({b"r": b"\xc1"})
     assert board.live() == {}
 
 
-def test_a_cordoned_worker_gets_no_new_work_and_lives(board: ReplicaRegistry) -> None:
+def test_a_cordoned_worker_gets_no_new_work_and_stays_live(board: ReplicaRegistry) -> None:
     for n in (1, 2):
         board.update({b"m-0.aa": beat(n), b"m-1.bb": beat(n)}, [b"m-0"])
     assert list(board.ready("m")) == ["m-1.bb"]
@@ -178,6 +178,6 @@ def test_a_cordoned_worker_gets_no_new_work_and_lives(board: ReplicaRegistry) ->
     assert not board.is_lost("m-0.aa")
     board.update({b"m-0.cc": beat(1), b"m-1.bb": beat(3)}, [b"m-0"])
     board.update({b"m-0.cc": beat(2), b"m-1.bb": beat(4)}, [b"m-0"])
-    assert list(board.ready("m")) == ["m-1.bb"]  # it was started again, under its name
+    assert list(board.ready("m")) == ["m-1.bb"]  # it was restarted with the same name
     board.update({b"m-0.cc": beat(3), b"m-1.bb": beat(5)}, [])
     assert set(board.ready("m")) == {"m-0.cc", "m-1.bb"}

@@ -1,4 +1,4 @@
-"""OpenAI's responses: items in, items out."""
+"""OpenAI's Responses dialect: parsing and writing of items."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from millrace.gateway.protocols.responses.body import ResponseBody, read_respons
 from millrace.gateway.protocols.responses.writer import ResponsesWriter
 from tests.support.gateway.requests import ANY_JSON
 
-TOKENIZER: Any = None  # an answer's words come as text
+TOKENIZER: Any = None  # the output is text
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
@@ -32,7 +32,7 @@ def read(**fields: Any) -> InferenceRequest:
     return read_response(msgspec.json.encode({"model": "m", "input": "Hello", **fields}))
 
 
-def test_a_body_becomes_the_internal_form() -> None:
+def test_a_body_is_parsed() -> None:
     request = read(
         instructions="Be brief.",
         max_output_tokens=7,
@@ -54,7 +54,7 @@ def test_a_body_becomes_the_internal_form() -> None:
     assert request.structured == StructuredSpec("json_object", param="text.format")
 
 
-def test_items_become_messages() -> None:
+def test_items_are_converted_to_messages() -> None:
     items = [
         {"role": "developer", "content": "Be brief."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Wind?"}]},
@@ -110,10 +110,10 @@ def test_items_become_messages() -> None:
         ({"stop": "x"}, "stop"),
     ],
 )
-def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(ApiError) as caught:
+def test_errors_name_the_invalid_parameter(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as exc_info:
         read(**fields)
-    assert (caught.value.status, caught.value.param) == (400, param)
+    assert (exc_info.value.status, exc_info.value.param) == (400, param)
 
 
 @given(
@@ -124,14 +124,14 @@ def test_what_is_refused_is_named(fields: dict[str, Any], param: str) -> None:
         )
     ),
 )
-def test_whatever_is_sent_is_read_or_refused(fields: dict[str, Any], items: list[Any]) -> None:
+def test_any_body_is_parsed_or_rejected(fields: dict[str, Any], items: list[Any]) -> None:
     try:
         read(**{"input": items, **fields})
     except ApiError as exc:
         assert exc.status == 400
 
 
-# Out.
+# Responses.
 
 USAGE = TokenUsage(uncached=1, cache_read=2, cache_write_1h=3, output=4)
 
@@ -164,7 +164,7 @@ def streamed(answer: list[AnswerEvent], **fields: Any) -> list[Any]:
     return found
 
 
-def test_a_whole_response() -> None:
+def test_a_response() -> None:
     answer = ResponsesWriter(form(instructions="Be brief.", tools=[WEATHER]), TOKENIZER).whole(events("Good morning"))
     (message,) = answer["output"]
     assert message == {
@@ -230,7 +230,7 @@ def test_function_calls() -> None:
         state.handle_event(EVENT.validate_python(event))
 
 
-def test_an_answer_cut_off_is_incomplete() -> None:
+def test_a_truncated_response_is_incomplete() -> None:
     last = streamed(events("Good", "length"))[-1]
     response = last["response"]
     assert (last["type"], response["status"]) == ("response.incomplete", "incomplete")
@@ -238,12 +238,12 @@ def test_an_answer_cut_off_is_incomplete() -> None:
     assert response["output"][0]["status"] == "incomplete"
 
 
-def test_an_answer_without_words() -> None:
+def test_a_response_without_text() -> None:
     last = streamed([End("req_1", 1, 0, "stop", None, USAGE)])[-1]
     assert last["response"]["output"][0]["content"][0]["text"] == ""
 
 
-def test_a_fault_in_the_stream_has_a_number() -> None:
+def test_an_error_in_a_stream_has_a_sequence_number() -> None:
     event = msgspec.json.decode(RESPONSES.event(ApiError("timeout", "Too long."), "req_1", 7))
     assert event == {"type": "error", "code": "timeout", "message": "Too long.", "param": None, "sequence_number": 7}
     EVENT.validate_python(event)

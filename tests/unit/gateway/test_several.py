@@ -1,4 +1,4 @@
-"""Several prompts in one request are told as one request with more answers."""
+"""Several prompts of a request: their events form one response with more choices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def part(number: int) -> list[AnswerEvent]:
     ]
 
 
-async def test_it_works() -> None:
+async def test_events_of_several_prompts_are_merged() -> None:
     told = [event async for event in merge_events([events(*part(0)), events(*part(1))], 2)]
     tokens = [event for event in told if isinstance(event, Tokens)]
     assert [(event.index, event.text) for event in tokens] == [(0, "0a"), (1, "0b"), (2, "1a"), (3, "1b")]
@@ -37,9 +37,9 @@ async def test_it_works() -> None:
     assert end.usage == TokenUsage(uncached=4, cache_read=6, output=4)
 
 
-async def test_one_prompt_is_told_as_it_is() -> None:
+async def test_events_of_one_prompt_are_unchanged() -> None:
     assert [event async for event in merge_events([events(*part(0))], 2)] == part(0)
 
 
-def test_a_part_tells_whose_it_is() -> None:
+def test_an_event_names_its_prompt() -> None:
     assert {whole_id(part_id("req_1", number)) for number in range(3)} == {"req_1"}

@@ -1,4 +1,4 @@
-"""Tool calls are found in a model's text however it is cut, and nothing else is taken for one."""
+"""Parsing of tool calls in a model's output, independent of how the text is split."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from millrace.gateway.protocols import tools
 from millrace.gateway.protocols.tools import AnswerText, CallArguments, CallStart, ToolCallParser
 
 NAMES = ("weather", "time")
-Found = list[tuple[str, str]]  # (name, arguments) of calls and ("", words), in order
+Found = list[tuple[str, str]]  # (name, arguments) of calls and ("", text), in order
 
 
 def call(name: str, arguments: str) -> str:
@@ -61,17 +61,17 @@ PARIS = call("weather", '{"city": "Paris"}')
         (call("weather", '{"a": {"b": "}\\"{</tool_call>"}}'), [("weather", '{"a": {"b": "}\\"{</tool_call>"}}')]),
         ('<tool_call>{"name":"time","arguments":{}}</tool_call>', [("time", "{}")]),
         ('<tool_call>{"arguments": {"x": 1}, "name": "time"}</tool_call>', [("time", '{"x": 1}')]),
-        # No calls: an unknown name, no JSON, arguments that are no object, a tag that is none, an end too early.
+        # Not calls: an unknown name, invalid JSON, arguments that are not an object, a wrong tag, a truncated call.
         (call("rm", "{}"), [("", call("rm", "{}"))]),
         ("<tool_call>time</tool_call>!", [("", "<tool_call>time</tool_call>!")]),
         (call("time", "[]"), [("", call("time", "[]"))]),
         ("a < b, <tool", [("", "a < b, <tool")]),
         ('<tool_call>{"name": "ti', [("", '<tool_call>{"name": "ti')]),
-        # Cut off within its arguments, it is a call all the same.
+        # Truncated within its arguments, it is still a call.
         ('<tool_call>{"name": "time", "arguments": {"x": "y', [("time", '{"x": "y')]),
     ],
 )
-def test_it_works(text: str, found: Found) -> None:
+def test_calls_and_text_are_parsed(text: str, found: Found) -> None:
     assert parse(text) == found
     assert parse(*text) == found
 
@@ -85,12 +85,12 @@ _part = st.one_of(
 
 
 @given(st.lists(_part, max_size=5).map("".join), st.lists(st.integers(0, 200), max_size=8))
-def test_how_the_text_is_cut_does_not_matter(text: str, cuts: list[int]) -> None:
+def test_the_result_is_independent_of_the_splitting(text: str, cuts: list[int]) -> None:
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     assert parse(*(text[start:end] for start, end in itertools.pairwise(edges))) == parse(text)
 
 
-def test_arguments_are_told_as_they_come() -> None:
+def test_arguments_are_streamed() -> None:
     parser = ToolCallParser(NAMES)
     assert parser.push("Hm <tool_call>") == [AnswerText("Hm")]
     assert parser.push('{"name": "weather", "argum') == []
@@ -100,7 +100,7 @@ def test_arguments_are_told_as_they_come() -> None:
     assert parser.push("call>") == parser.close() == []
 
 
-def test_ids_are_the_same_each_time_and_no_two_alike() -> None:
+def test_ids_are_deterministic_and_unique() -> None:
     ids = [tools.call_id("req_1", index, number) for index in range(3) for number in range(3)]
     assert len(set(ids)) == 9
     assert ids[0] == tools.call_id("req_1", 0, 0) != tools.call_id("req_2", 0, 0)
@@ -110,7 +110,7 @@ def request(**fields: Any) -> InferenceRequest:
     return InferenceRequest("m", [{"role": "user", "content": "?"}], SamplingParams(), **fields)
 
 
-def test_what_the_engine_is_told_of_tools() -> None:
+def test_the_structured_spec_of_tools() -> None:
     schema = {"type": "object"}
     tool = Tool("f", parameters=schema, strict=True)
     assert tools.spec(request()) is None
@@ -129,7 +129,7 @@ def test_what_the_engine_is_told_of_tools() -> None:
     assert json.loads(answered.text)["answer"] == {"type": "string"}
 
 
-def test_a_template_without_a_place_for_tools_gets_them_in_words() -> None:
+def test_a_template_without_tool_support_gets_tools_as_text() -> None:
     made = {"id": "c", "type": "function", "function": {"name": "time", "arguments": {"zone": "é"}}}
     messages = [
         {"role": "system", "content": "Be brief."},

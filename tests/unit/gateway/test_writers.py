@@ -1,4 +1,4 @@
-"""Answers in OpenAI's words, chunk by chunk."""
+"""Writing of responses and chunks in OpenAI's dialect."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from inference_worker.contract.request import ServiceClass, TokenLogprobs, Token
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.protocols.openai.writer import ChatWriter, CompletionWriter, OpenAIWriter
 
-TOKENIZER: Any = None  # only asked for log-probabilities
+TOKENIZER: Any = None  # only if log-probabilities were requested
 EVENTS: list[AnswerEvent] = [
     Tokens("req_1", 1, 0, [5], "Hel", prompt=TokenUsage(uncached=6, cache_read=4)),
-    Tokens("req_1", 1, 1, [6], ""),  # half a character: a token, and no text yet
+    Tokens("req_1", 1, 1, [6], ""),  # half a character: a token without text
     Tokens("req_1", 1, 2, [7, 8], "lo"),
     End("req_1", 1, 3, "stop", None, TokenUsage(uncached=6, cache_read=4, output=5)),
 ]
@@ -65,20 +65,20 @@ def test_a_chat_stream() -> None:
         ChatCompletionChunk.model_validate(chunk, strict=True)
 
 
-def test_usage_comes_once_at_the_end_if_asked_for() -> None:
+def test_usage_is_sent_once_at_the_end_if_requested() -> None:
     *chunks, last = streamed(ChatWriter(form(include_usage=True), TOKENIZER))
     assert all(chunk["usage"] is None for chunk in chunks)
     assert (last["choices"], last["usage"]) == ([], USAGE)
 
 
-def test_continuous_usage_counts_up() -> None:
+def test_continuous_usage_increases() -> None:
     chunks = streamed(ChatWriter(form(include_usage=True, continuous_usage=True), TOKENIZER))
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk.get("usage")]
-    assert counts == [1, 1, 4, 5, 5]  # the first with the role alone
+    assert counts == [1, 1, 4, 5, 5]  # the first contains only the role
     assert all(chunk["usage"]["prompt_tokens"] == 10 for chunk in chunks if chunk.get("usage"))
 
 
-def test_a_whole_chat_answer() -> None:
+def test_a_chat_completion() -> None:
     answer = ChatWriter(form(), TOKENIZER).whole(EVENTS)
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
     assert answer["usage"] == USAGE
@@ -94,15 +94,15 @@ def test_completions() -> None:
 
 
 @pytest.mark.parametrize("writer", [ChatWriter, CompletionWriter])
-def test_the_same_events_give_the_same_stream(writer: type[OpenAIWriter]) -> None:
-    """Resuming writes a stream again from its start: event n must be event n."""
+def test_equal_events_give_equal_streams(writer: type[OpenAIWriter]) -> None:
+    """A resumed stream is written again from its start, so events must keep their numbers."""
     assert streamed(writer(form(include_usage=True), TOKENIZER)) == streamed(
         writer(form(include_usage=True), TOKENIZER)
     )
 
 
 class Spelling:
-    """A tokenizer of four tokens; the last two are halves of one character."""
+    """A tokenizer with four tokens; the last two are halves of one character."""
 
     words: ClassVar[list[bytes]] = [b"<s>", b"Hi", b"\xc3", b"\xa9"]
 
@@ -136,7 +136,7 @@ SEVERAL: list[AnswerEvent] = [
 
 
 @pytest.mark.parametrize("writer", [ChatWriter, CompletionWriter])
-def test_several_answers(writer: type[OpenAIWriter]) -> None:
+def test_several_choices(writer: type[OpenAIWriter]) -> None:
     two = ResponseSpec("d", "req_1", "m", 123, 10, n=2)
     choices = [chunk["choices"][0] for chunk in chunks_of(writer(two, TOKENIZER), SEVERAL)]
     texts = {0: "", 1: ""}
@@ -151,8 +151,8 @@ def test_several_answers(writer: type[OpenAIWriter]) -> None:
     assert first.get("text", first.get("message", {}).get("content")) == "bc"
 
 
-def test_answers_that_end_together_all_end() -> None:
-    """After its end was written again by a worker that replays, a request's log may lack its answers' own ends."""
+def test_choices_that_end_together_all_end() -> None:
+    """If a replaying worker wrote the end again, a request's log may lack the ends of its choices."""
     events = [SEVERAL[0], SEVERAL[1], End("req_1", 1, 2, "length", None, TokenUsage(uncached=10, output=2))]
     chunks = chunks_of(ChatWriter(ResponseSpec("d", "req_1", "m", 123, 10, n=2), TOKENIZER), events)
     ends = {c["choices"][0]["index"]: c["choices"][0]["finish_reason"] for c in chunks if c["choices"]}
@@ -201,7 +201,7 @@ def test_log_probabilities_of_a_completion() -> None:
         assert [value for part in streamed for value in part[name]] == values
 
 
-def test_an_echo_comes_first_with_its_log_probabilities() -> None:
+def test_an_echo_is_first_with_its_log_probabilities() -> None:
     first = msgspec.structs.replace(LOGPROBS[0], prompt_logprobs=[logprob(1, -3.0, (1, -3.0))])
     events = [first, *LOGPROBS[1:]]
     echo = ResponseSpec("d", "req_1", "m", 123, 2, echo=[[0, 1]])
@@ -215,7 +215,7 @@ def test_an_echo_comes_first_with_its_log_probabilities() -> None:
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["<s>HiHi", "", "é", ""]
 
 
-def test_each_of_several_prompts_is_echoed_by_its_own_answers() -> None:
+def test_each_prompt_is_echoed_by_its_own_choices() -> None:
     two = ResponseSpec("d", "req_1", "m", 123, 10, prompts=2, echo=[[1], [2, 3]])
     first, second = CompletionWriter(two, SPELLING).whole(SEVERAL)["choices"]
     assert (first["text"], second["text"]) == ("Hibc", "éa")
@@ -243,7 +243,7 @@ def test_a_tool_call() -> None:
     ]
 
 
-def test_no_words_beside_a_call_are_null_and_a_call_cut_off_ends_by_its_length() -> None:
+def test_content_is_null_beside_a_call_and_a_truncated_call_ends_by_length() -> None:
     events: list[AnswerEvent] = [
         Tokens("req_1", 1, 0, [1], '<tool_call>{"name": "f", "arguments": {"x'),
         End("req_1", 1, 1, "length", None, TokenUsage(uncached=2, output=1)),
@@ -257,6 +257,6 @@ def test_no_words_beside_a_call_are_null_and_a_call_cut_off_ends_by_its_length()
     ("service_class", "tier"),
     [(ServiceClass.PRIORITY, "priority"), (ServiceClass.FLEX, "flex"), (ServiceClass.BATCH, "default")],
 )
-def test_the_answer_carries_its_tier(service_class: ServiceClass, tier: str) -> None:
+def test_the_response_names_its_service_tier(service_class: ServiceClass, tier: str) -> None:
     asked = ResponseSpec("d", "req_1", "m", 123, 2, service_class=service_class)
     assert ChatWriter(asked, TOKENIZER).whole(EVENTS)["service_tier"] == tier

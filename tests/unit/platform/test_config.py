@@ -17,7 +17,7 @@ GOOD = {
 }
 
 
-def test_defaults_hold_where_nothing_is_said() -> None:
+def test_unset_variables_have_defaults() -> None:
     settings = load(environment.PlatformSettings, GOOD)
     assert (settings.host, settings.port, settings.debug) == ("127.0.0.1", 8000, False)
     assert settings.allowed_hosts == ("localhost", "127.0.0.1", "[::1]")
@@ -50,26 +50,26 @@ def test_defaults_hold_where_nothing_is_said() -> None:
         ("MILLRACE_DEVICE", "tpu"),
     ],
 )
-def test_a_wrong_value_is_named(name: str, value: str) -> None:
+def test_an_error_names_the_invalid_value(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"{name}: .*(is not valid|required)"):
         check_settings(GOOD | {name: value})
 
 
-def test_every_fault_is_told_at_once_and_no_secret_is() -> None:
+def test_one_error_names_every_problem_and_no_secret() -> None:
     wrong = {"MILLRACE_PORT": "x", "MILLRACE_DEVICE": "y", "MILLRACE_SECRET_KEY": "do-not-tell"}
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(SettingsError) as exc_info:
         check_settings(GOOD | wrong)
-    assert all(name in str(caught.value) for name in wrong)
-    assert "do-not-tell" not in str(caught.value)
+    assert all(name in str(exc_info.value) for name in wrong)
+    assert "do-not-tell" not in str(exc_info.value)
 
 
 @pytest.mark.parametrize("name", sorted(GOOD))
-def test_what_has_no_default_is_required(name: str) -> None:
+def test_variables_without_a_default_are_required(name: str) -> None:
     with pytest.raises(SettingsError, match=f"{name}: is required"):
         check_settings({other: value for other, value in GOOD.items() if other != name})
 
 
-def test_an_unknown_name_is_refused_with_the_likeliest_known_one() -> None:
+def test_an_unknown_name_is_rejected_with_the_most_similar_known_one() -> None:
     with pytest.raises(SettingsError, match=r"MILLRACE_PROT: unknown setting; did you mean MILLRACE_PORT\?"):
         environment.reject_unknown({"MILLRACE_PROT": "1"})
     with pytest.raises(SettingsError, match=r"MILLRACE_XYZZY: unknown setting$"):
@@ -77,7 +77,7 @@ def test_an_unknown_name_is_refused_with_the_likeliest_known_one() -> None:
     environment.reject_unknown({"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/x", "OTHER": "1"})
 
 
-def test_a_value_may_come_from_a_file(tmp_path: Path) -> None:
+def test_a_value_can_be_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("f" * 40 + "\n")
     environ = {name: value for name, value in GOOD.items() if name != "MILLRACE_SECRET_KEY"}
@@ -87,14 +87,14 @@ def test_a_value_may_come_from_a_file(tmp_path: Path) -> None:
         load(environment.PlatformSettings, environ | {"MILLRACE_SECRET_KEY_FILE": str(tmp_path / "none")})
 
 
-def test_the_state_folders_file_fills_what_the_environment_leaves_out(tmp_path: Path) -> None:
+def test_the_state_directorys_file_sets_variables_that_the_environment_lacks(tmp_path: Path) -> None:
     (tmp_path / "env").write_text("# a note\n\nMILLRACE_PORT=9000\nMILLRACE_SECRET_KEY=a=b\nMILLRACE_HOST=::1\n")
     place = {"MILLRACE_DATA_DIR": str(tmp_path)}
     assert environment.effective_environ(place)["MILLRACE_SECRET_KEY"] == "a=b"
     mine = environment.effective_environ(place | {"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/elsewhere"})
     assert mine["MILLRACE_PORT"] == "1"
     assert mine["MILLRACE_HOST"] == "::1"
-    assert "MILLRACE_SECRET_KEY" not in mine  # the file the environment names wins too
+    assert "MILLRACE_SECRET_KEY" not in mine  # a file that the environment names also takes precedence
 
 
 def test_a_database_url_becomes_djangos_parameters() -> None:
@@ -117,6 +117,6 @@ def test_a_database_url_becomes_djangos_parameters() -> None:
         ("127.0.0.1", "https://llm.example.com/", "https://llm.example.com"),
     ],
 )
-def test_the_base_url_is_one_a_customer_can_use(host: str, public: str, url: str) -> None:
+def test_the_base_url_can_be_used_by_clients(host: str, public: str, url: str) -> None:
     settings = load(environment.PlatformSettings, GOOD | {"MILLRACE_HOST": host, "MILLRACE_PUBLIC_URL": public})
     assert settings.base_url == url

@@ -1,4 +1,4 @@
-"""Bodies of requests to the console, in front of Django."""
+"""Limits of request bodies of the console, enforced before Django."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIECE = b"x" * 100
 
 
 class Site:
-    """In Django's place: reads the body, and answers with its length unless the client seems to have gone."""
+    """A fake Django that reads the body, and responds with its length unless the client has disconnected."""
 
     def __init__(self) -> None:
         self.read = 0
@@ -34,7 +34,7 @@ class Site:
         (2000, {b"transfer-encoding": b"chunked"}, 413, 500),
     ],
 )
-async def test_a_body_is_read_up_to_its_bound(size: int, headers: dict[bytes, bytes], status: int, read: int) -> None:
+async def test_a_body_is_read_up_to_its_limit(size: int, headers: dict[bytes, bytes], status: int, read: int) -> None:
     left, sent, site = size, [], Site()
 
     async def receive() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`tenants.csv_tables`: what a spreadsheet sees, and that nothing else writes or reads CSV."""
+"""`tenants.csv_tables`: CSV that is safe in spreadsheets, and no other use of the csv module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenants import csv_tables
-from tests.support.imports import OURS, ROOT, imports, within
+from tests.support.imports import PACKAGES, ROOT, imports, within
 
 FORMULAS = [
     *("=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\tharmless", "\rharmless"),
@@ -27,39 +27,39 @@ def cells(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("text", FORMULAS)
-def test_a_formula_becomes_a_text_everywhere_in_the_table(text: str) -> None:
+def test_a_formula_becomes_text_in_every_cell(text: str) -> None:
     assert csv_tables.guarded(text) == f"'{text}"
     assert cells(csv_tables.as_csv([text, "b"], [["x", text]])) == [[f"'{text}", "b"], ["x", f"'{text}"]]
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_other_texts_are_as_they_were(text: str) -> None:
+def test_other_texts_are_unchanged(text: str) -> None:
     assert csv_tables.guarded(text) == text
     assert cells(csv_tables.as_csv(["a", "b"], [[text, "x"]]))[1] == [text, "x"]
 
 
-def test_numbers_stay_numbers() -> None:
+def test_numbers_are_unchanged() -> None:
     row = [-5, 5, 2.5, Decimal("-0.10"), "-0.000000000000007", None]
     assert csv_tables.as_csv(["n"], [row]) == "n\r\n-5,5,2.5,-0.10,-0.000000000000007,\r\n"
 
 
-def test_what_could_split_a_cell_or_a_line_is_quoted() -> None:
+def test_separators_and_line_breaks_are_quoted() -> None:
     written = csv_tables.as_csv(["a"], [["x\ny"], ["x\r=1"], ["x;=1+1"], ["x\t=1"], ['say "so", twice'], [""]])
     assert written == (
         'a\r\n"x\ny"\r\n"x\r=1"\r\n"x;=1+1"\r\n"x\t=1"\r\n"say ""so"", twice"\r\n""\r\n'
     )  # fmt: skip
-    for separator in (",", ";", "\t"):  # as spreadsheets of other locales read it
+    for separator in (",", ";", "\t"):  # read with the separator of other locales
         read = csv.reader(io.StringIO(written, newline=""), delimiter=separator)
         assert not [cell for row in read for cell in row if cell.startswith("=")]
 
 
 @given(st.lists(st.lists(st.text(), min_size=2, max_size=4), min_size=1, max_size=4))
-def test_all_that_is_written_is_read_back(table: list[list[str]]) -> None:
+def test_written_tables_are_read_unchanged(table: list[list[str]]) -> None:
     read = cells(csv_tables.as_csv(table[0], table[1:]))
     assert [[csv_tables.unguarded(cell) for cell in row] for row in read] == table
 
 
-def test_nothing_else_uses_the_csv_module() -> None:
-    folders = [ROOT / name for name in OURS if name != "millrace"] + [ROOT / "platform" / "millrace"]
+def test_no_other_module_uses_csv() -> None:
+    folders = [ROOT / name for name in PACKAGES if name != "millrace"] + [ROOT / "platform" / "millrace"]
     found = [where for folder in folders for where, name in imports(folder, "csv") if within(name, {"csv"})]
     assert [where.partition(":")[0] for where in found] == ["tenants/csv_tables.py"]

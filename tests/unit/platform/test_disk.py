@@ -16,7 +16,7 @@ MIB = 2**20
 def test_the_reserve_is_released_when_the_disk_is_almost_full_and_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = 1000 * MIB  # free, but for the reserve
+    others = 1000 * MIB  # free, except for the reserve
 
     def free(_: Path) -> int:
         return others - (reserve.stat().st_size if reserve.exists() else 0)
@@ -26,14 +26,14 @@ def test_the_reserve_is_released_when_the_disk_is_almost_full_and_created_again(
     keeper = DiskReserve(tmp_path, 4 * MIB)
     assert keeper.adjust() is None
     assert reserve.stat().st_size == 2 * MIB
-    assert reserve.stat().st_blocks * 512 >= 2 * MIB  # real space, no hole
+    assert reserve.stat().st_blocks * 512 >= 2 * MIB  # allocated space, not a sparse file
     others = 4 * MIB
     assert keeper.adjust() is None
-    others = 3 * MIB - 1  # a quarter of the minimum is free beside the reserve
+    others = 3 * MIB - 1  # a quarter of the minimum is free in addition to the reserve
     assert "almost full" in str(keeper.adjust())
     assert not reserve.exists()
     assert keeper.adjust() is None
-    others = 7 * MIB - 1  # with the reserve new requests would be refused again
+    others = 7 * MIB - 1  # with the reserve, new requests would be rejected again
     assert keeper.adjust() is None
     others = 7 * MIB
     assert "space again" in str(keeper.adjust())
@@ -42,7 +42,7 @@ def test_the_reserve_is_released_when_the_disk_is_almost_full_and_created_again(
     assert not reserve.exists()
 
 
-def test_a_reserve_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reserve_that_does_not_fit_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
@@ -52,7 +52,7 @@ def test_a_reserve_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_embedded_databases_folder_is_watched_where_it_lies_elsewhere(tmp_path: Path) -> None:
+def test_the_embedded_databases_directory_is_watched_if_it_is_elsewhere(tmp_path: Path) -> None:
     state, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
     state.mkdir()
     assert watched_directories(state) == [state]

@@ -18,7 +18,7 @@ def functions_of(path: Path) -> set[str]:
     return {node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, functions)}
 
 
-def test_every_test_that_is_named_exists() -> None:
+def test_every_test_named_in_the_docs_exists() -> None:
     named = {(page.name, *found) for page in PAGES for found in NAMED.findall(page.read_text(encoding="utf-8"))}
     assert len(named) > 100
     missing = [

@@ -9,9 +9,9 @@ from pathlib import Path
 from millrace.devserver.processes import FILE_BYTES, FILE_NAME, ProcessFile, ProcessState, read_processes
 
 
-def test_what_is_published_is_read_and_described(tmp_path: Path) -> None:
+def test_published_states_are_read_and_described(tmp_path: Path) -> None:
     file = ProcessFile(tmp_path)
-    assert read_processes(tmp_path, os.getpid()) == ()  # nothing yet
+    assert read_processes(tmp_path, os.getpid()) == ()  # no state yet
     states = (
         ProcessState("worker-x", False, 4, "killed by SIGKILL", time.monotonic() + 8.2),
         ProcessState("beat", True),
@@ -36,7 +36,7 @@ def test_an_update_needs_no_space(tmp_path: Path) -> None:
     file.close()
 
 
-def test_what_another_supervisor_left_and_what_is_torn_are_skipped(tmp_path: Path) -> None:
+def test_states_of_other_supervisors_and_torn_states_are_skipped(tmp_path: Path) -> None:
     file = ProcessFile(tmp_path)
     file.publish([ProcessState("a", True)])
     assert read_processes(tmp_path, os.getpid() + 1) == ()

@@ -1,4 +1,4 @@
-"""The table of roles in the documentation is the one in the code."""
+"""The documentation's table of roles agrees with the code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tenants.permissions import KEY, ROLES, STEP_UP, Permission
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "tenancy.md"
 
 
-def test_the_documents_table_is_current():
+def test_the_documented_table_of_roles_is_current():
     rows = {}
     for line in DOCUMENT.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -1,4 +1,4 @@
-"""Tickets: signed, short-lived, for one key, and given to people who may use it."""
+"""Signature, contents and lifetime of playground tokens."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ def micro(at: datetime) -> int:
     return int(at.timestamp() * 1_000_000)
 
 
-def test_it_says_what_it_is_for():
-    ticket = playground_tokens.read(SECRET, give())
-    assert ticket is not None
-    assert (ticket.key_id, ticket.tenant_id, ticket.user_id) == (7, 3, 5)
-    assert ticket.name != playground_tokens.read(SECRET, give()).name
+def test_a_token_contains_its_key_tenant_and_user():
+    token = playground_tokens.read(SECRET, give())
+    assert token is not None
+    assert (token.key_id, token.tenant_id, token.user_id) == (7, 3, 5)
+    assert token.name != playground_tokens.read(SECRET, give()).name
 
 
-def test_it_holds_for_some_minutes_and_is_taken_within_one():
-    ticket = playground_tokens.read(SECRET, give())
+def test_a_token_must_be_used_within_a_minute_and_expires_after_15():
+    token = playground_tokens.read(SECRET, give())
     within, lasts = playground_tokens.TAKEN_WITHIN, playground_tokens.LASTS
-    assert ticket.may_be_taken(micro(NOW + within) - 1) and not ticket.may_be_taken(micro(NOW + within))
-    assert not ticket.may_be_taken(micro(NOW - timedelta(minutes=1)))
-    assert ticket.holds(micro(NOW + lasts) - 1) and not ticket.holds(micro(NOW + lasts))
+    assert token.may_be_taken(micro(NOW + within) - 1) and not token.may_be_taken(micro(NOW + within))
+    assert not token.may_be_taken(micro(NOW - timedelta(minutes=1)))
+    assert token.holds(micro(NOW + lasts) - 1) and not token.holds(micro(NOW + lasts))
 
 
-def test_it_is_signed():
+def test_a_signature_by_another_secret_is_rejected():
     assert playground_tokens.read("t" * 48, give()) is None
 
 
 @given(st.integers(0, 400), st.integers(1, 255))
-def test_no_changed_byte_goes_through(place, change):
+def test_a_token_with_a_changed_byte_is_rejected(place, change):
     text = give()
-    bad = bytearray(text.encode())
-    bad[place % len(bad)] ^= change
-    changed = bad.decode("latin-1")
-    found = playground_tokens.read(SECRET, changed)
-    assert found is None or found == playground_tokens.read(SECRET, text)  # base64 has bits that say nothing
+    data = bytearray(text.encode())
+    data[place % len(data)] ^= change
+    changed = data.decode("latin-1")
+    token = playground_tokens.read(SECRET, changed)
+    assert token is None or token == playground_tokens.read(SECRET, text)  # base64 has unused bits
 
 
 @given(st.text())
-def test_any_other_text_is_none(text):
+def test_any_other_text_is_rejected(text):
     assert playground_tokens.read(SECRET, text) is None

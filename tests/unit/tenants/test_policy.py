@@ -1,4 +1,4 @@
-"""Routing policies: what they say of a request, and how wrong ones are refused."""
+"""Routing policies: their decisions for a request, and their validation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def holds(conditions: dict[str, Any], **changes: Any) -> bool:
     return models(when(**conditions), **changes) == ("yes",)
 
 
-def test_targets_are_drawn_by_weight_and_the_rest_stand_by_in_order() -> None:
+def test_targets_are_chosen_by_weight_and_the_rest_are_fallbacks() -> None:
     body = {"rules": [{"targets": [{"model": "a", "weight": 3}, {"model": "b"}, {"model": "spare", "weight": 0}]}]}
     drawn = Counter(models(body, request_id=f"req_{n}") for n in range(2000))
     assert set(drawn) == {("a", "b", "spare"), ("b", "a", "spare")}
@@ -39,11 +39,11 @@ def test_targets_are_drawn_by_weight_and_the_rest_stand_by_in_order() -> None:
     assert models(body, request_id="req_7") == models(body, request_id="req_7")
 
 
-def test_the_short_form_is_the_first_that_can_serve() -> None:
+def test_the_short_form_chooses_the_first_available_target() -> None:
     assert all(models({"models": ["a", "b", "c"]}, request_id=str(n)) == ("a", "b", "c") for n in range(20))
 
 
-def test_the_first_rule_that_holds_decides() -> None:
+def test_the_first_matching_rule_is_used() -> None:
     decision = decide(parse(when(prompt_tokens={"at_least": 50})), facts())
     assert decision is not None
     assert (decision.rule, decision.models) == (0, ("yes",))
@@ -115,13 +115,13 @@ def test_hours(hours: dict[str, Any], hour: int, inside: bool) -> None:
         ({"rules": [{"targets": [{"model": "a"}]}], "version": 3}, "$.version"),
     ],
 )
-def test_what_is_wrong_is_named(body: dict[str, Any], place: str) -> None:
-    with pytest.raises(ValueError) as caught:
+def test_errors_name_the_invalid_part(body: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValueError) as exc_info:
         parse(body)
-    assert place in str(caught.value)
+    assert place in str(exc_info.value)
 
 
-def test_a_snapshot_carries_it_whole() -> None:
+def test_a_snapshot_contains_the_whole_policy() -> None:
     policy = parse(when(hours={"start": "09:00", "end": "10:00"}, keys=[1]), version=4)
     key = snapshot.ApiKeySnapshot(
         1, 1, 1, "t", (), None, None, False, False, snapshot.LimitSnapshot(), 1, None, {"fast": policy}

@@ -1,4 +1,4 @@
-"""That a webhook reaches public addresses alone, whatever its host's name says, and that it ends in time."""
+"""Webhook targets: only public addresses are reached, whatever the host's name, and calls have a time limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INSIDE = [
 
 
 def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
-    """Have each look-up of a name answered by the next list; gives the names that were asked for."""
+    """Answer each name lookup with the next list, and return the list of names that were looked up."""
     asked: list[str] = []
     left = list(answers)
 
@@ -51,24 +51,24 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]
 
 
 @pytest.mark.parametrize("address", INSIDE)
-def test_addresses_inside_are_not_public(address):
+def test_internal_addresses_are_not_public(address):
     assert not is_public(ip_address(address))
 
 
 @pytest.mark.parametrize("address", ["8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
-def test_addresses_outside_are(address):
+def test_external_addresses_are_public(address):
     assert is_public(ip_address(address))
 
 
 @pytest.mark.parametrize("address", INSIDE)
-def test_a_name_that_leads_inside_is_refused(monkeypatch, address):
+def test_a_name_of_an_internal_address_is_rejected(monkeypatch, address):
     resolving(monkeypatch, ["93.184.215.14", address])
     with pytest.raises(TargetRefused):
         addresses(parse("https://hooks.example/", ()), ())
 
 
 @pytest.mark.parametrize("host", ["127.1", "0x7f000001", "017700000001", "2130706433", "[::ffff:10.0.0.1]", "0"])
-def test_odd_forms_of_addresses_are_seen_through(host):
+def test_unusual_forms_of_addresses_are_recognized(host):
     with pytest.raises(TargetRefused):
         parse(f"https://{host}/", ())
 
@@ -80,7 +80,7 @@ def test_odd_forms_of_addresses_are_seen_through(host):
         *("127.0.0.1.", "10.0.0.1", "0x7f.1", "0", "[::1]", "[fe80::1%25eth0]", "169.254.169.254", "[::ffff:7f00:1]"),
     ],
 )
-def test_a_host_that_is_internal_by_its_name_is_refused_without_a_look_up(monkeypatch, host):
+def test_an_internal_host_name_is_rejected_without_a_lookup(monkeypatch, host):
     asked = resolving(monkeypatch, ["93.184.215.14"])
     with pytest.raises(TargetRefused, match="is internal"):
         check_url(f"https://{host}/", ())
@@ -88,13 +88,13 @@ def test_a_host_that_is_internal_by_its_name_is_refused_without_a_look_up(monkey
 
 
 @pytest.mark.parametrize("address", INSIDE)
-def test_a_name_that_leads_inside_is_refused_when_the_url_is_set(monkeypatch, address):
+def test_a_name_of_an_internal_address_is_rejected_when_the_url_is_set(monkeypatch, address):
     resolving(monkeypatch, ["93.184.215.14", address])
     with pytest.raises(TargetRefused, match=r"hooks\.example has an internal address"):
         check_url("https://hooks.example/", ())
 
 
-def test_names_that_are_public_or_do_not_resolve_yet_are_accepted(monkeypatch):
+def test_names_that_are_public_or_do_not_resolve_are_accepted(monkeypatch):
     resolving(monkeypatch, ["93.184.215.14", "2606:4700::1111"], [])
     assert check_url("https://hooks.example/", ()) == "https://hooks.example/"
     assert check_url("https://hooks.example/", ()) == "https://hooks.example/"
@@ -102,15 +102,15 @@ def test_names_that_are_public_or_do_not_resolve_yet_are_accepted(monkeypatch):
         addresses(parse("https://hooks.example/", ()), ())
 
 
-def test_a_host_that_the_operator_allows_is_not_looked_up(monkeypatch):
+def test_an_allowed_host_is_not_looked_up(monkeypatch):
     asked = resolving(monkeypatch, ["10.0.0.1"])
     check_url("http://hooks.internal/", ("hooks.internal",))
     check_url("https://localhost/", ("localhost",))
     assert asked == []
 
 
-def test_a_name_server_that_does_not_answer_delays_nobody_for_long(monkeypatch):
-    """More look-ups hang than may run, and still each call returns in time, with no thread more."""
+def test_a_silent_name_server_delays_calls_only_shortly(monkeypatch):
+    """More lookups hang than can run, but each call returns in time without another thread."""
     answered = threading.Event()
     monkeypatch.setattr(targets, "_lookups", threading.BoundedSemaphore(2))
     monkeypatch.setattr(targets, "_look_up", lambda target: answered.wait(60) and ["10.0.0.1"])
@@ -122,14 +122,14 @@ def test_a_name_server_that_does_not_answer_delays_nobody_for_long(monkeypatch):
         check_url("https://slow.example/", (), seconds=30)
 
 
-def test_only_hosts_that_the_operator_names_may_be_inside():
+def test_only_allowed_hosts_can_have_internal_addresses():
     assert parse("http://hooks.internal:8080/a?b", ("hooks.internal",)) == (False, "hooks.internal", 8080, "/a?b")
     with pytest.raises(TargetRefused):
         parse("http://hooks.internal:8080/", ("other.internal",))
 
 
-def test_no_name_is_asked_for_twice(monkeypatch):
-    """A name that is public when it is checked and inside when it is called gains nothing."""
+def test_a_name_is_looked_up_once(monkeypatch):
+    """A name that is public at the check and internal at the call does not reach the internal address."""
     asked = resolving(monkeypatch, ["192.0.2.77"], ["127.0.0.1"])
     monkeypatch.setattr(targets, "is_public", lambda address: str(address) == "192.0.2.77")
     tried: list[str] = []
@@ -148,13 +148,13 @@ def test_no_name_is_asked_for_twice(monkeypatch):
     assert (asked, tried) == (["rebinding.example"], ["192.0.2.77"])
 
 
-def test_a_name_without_an_address(monkeypatch):
+def test_a_name_without_an_address_is_an_error(monkeypatch):
     resolving(monkeypatch, [])
     assert post("https://nowhere.example/", {}, b"").error == "The host's name has no address."
 
 
-def test_the_answer_comes_in_time_or_not_at_all():
-    """Each byte comes in time, but there are too many: a timeout for each would let it go on for minutes."""
+def test_the_whole_response_has_a_time_limit():
+    """Each byte comes in time, but with a timeout per byte the response would take minutes."""
     with receiving() as (receiver, port):
         receiver.drip = 0.05
         began = time.monotonic()
@@ -163,7 +163,7 @@ def test_the_answer_comes_in_time_or_not_at_all():
     assert (answer.status, answer.error) == (None, "The endpoint did not respond in time.")
 
 
-def test_no_more_is_read_than_is_kept():
+def test_only_the_stored_part_of_a_response_is_read():
     with receiving() as (receiver, port):
         receiver.answer = b"z" * 50_000_000
         answer = post(f"http://127.0.0.1:{port}/", {}, b"{}", private_hosts=("127.0.0.1",))
@@ -171,8 +171,8 @@ def test_no_more_is_read_than_is_kept():
 
 
 @pytest.mark.parametrize(("name", "error"), [("hooks.test", ""), ("wrong.test", "The certificate is not valid")])
-def test_certificates_are_the_hosts(monkeypatch, tmp_path, name, error):
-    """The connection goes to an address that was looked up before, and still the host's name must be proved."""
+def test_certificates_must_match_the_host_name(monkeypatch, tmp_path, name, error):
+    """The connection uses an address that was looked up before, but the certificate must match the host's name."""
     pem = certificate(tmp_path, name)
     monkeypatch.setenv("SSL_CERT_FILE", str(pem))
     resolving(monkeypatch, ["127.0.0.1"])
@@ -190,7 +190,7 @@ def test_certificates_are_the_hosts(monkeypatch, tmp_path, name, error):
 
 
 def certificate(folder: Path, name: str) -> Path:
-    """A certificate of that host, and its key, in one file."""
+    """Create a certificate of this host and its key in one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

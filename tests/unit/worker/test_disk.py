@@ -1,4 +1,4 @@
-"""Free space: low below the minimum, and until a quarter more is free."""
+"""Free space: low below the minimum, until it is 25% above the minimum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 2**20
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Free bytes by directory name."""
+    """Set the free bytes by directory name."""
     found: dict[str, int] = {}
 
     def statvfs(folder: Path) -> SimpleNamespace:
@@ -28,7 +28,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return found
 
 
-def test_it_is_low_below_the_minimum_until_a_quarter_more_is_free(free: dict[str, int]) -> None:
+def test_space_is_low_below_the_minimum_until_a_quarter_more_is_free(free: dict[str, int]) -> None:
     space = FreeSpace([Path("a")], 100 * MIB)
     looks = [(101, False), (99, True), (101, True), (124, True), (125, False), (101, False), (99, True)]
     for mib, is_low in looks:
@@ -37,7 +37,7 @@ def test_it_is_low_below_the_minimum_until_a_quarter_more_is_free(free: dict[str
     assert space.describe() == "99 MiB are free: new requests are rejected until 125 MiB are free"
 
 
-def test_the_fullest_disk_counts_and_one_that_is_not_there_does_not(free: dict[str, int]) -> None:
+def test_the_fullest_disk_counts_and_a_missing_one_does_not(free: dict[str, int]) -> None:
     space = FreeSpace([Path("a"), Path("b"), Path("gone")], 100 * MIB)
     free |= {"a": 500 * MIB, "b": 50 * MIB}
     assert space.look()
@@ -48,13 +48,13 @@ def test_the_fullest_disk_counts_and_one_that_is_not_there_does_not(free: dict[s
     assert space.describe() == "ok"
 
 
-def test_a_minimum_of_nothing_watches_nothing(free: dict[str, int]) -> None:
+def test_a_minimum_of_zero_watches_no_disk(free: dict[str, int]) -> None:
     space = FreeSpace([Path("a")], 0)
     free["a"] = 0
     assert not space.look()
 
 
-def test_it_reads_a_real_disk(tmp_path: Path) -> None:
+def test_the_free_space_of_a_real_disk_is_read(tmp_path: Path) -> None:
     found = os.statvfs(tmp_path)
     assert disk.free_bytes(tmp_path) == pytest.approx(found.f_bavail * found.f_frsize, rel=0.2)
     assert FreeSpace([tmp_path], 1 << 60).look()

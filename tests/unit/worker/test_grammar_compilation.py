@@ -1,4 +1,4 @@
-"""Grammars are compiled beside the engine's thread, which serves others meanwhile."""
+"""Grammars are compiled outside the engine's thread, which runs other requests meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORM = StructuredSpec("regex", "a{1,9}")
 
 
 class SlowGrammars:
-    """Compiles when the test says so, and finds that nothing can be enforced."""
+    """A fake compiler that waits for the test and reports that the grammar cannot be enforced."""
 
     def __init__(self) -> None:
         self.allowed = threading.Event()
@@ -51,28 +51,28 @@ def harness(grammars: SlowGrammars) -> Iterator[Harness]:
     harness.engine.check_integrity()
 
 
-def test_others_are_served_while_a_form_is_compiled(harness: Harness, grammars: SlowGrammars) -> None:
+def test_other_requests_run_while_a_grammar_is_compiled(harness: Harness, grammars: SlowGrammars) -> None:
     held = harness.submit("req_1", structured=FORM)
     harness.submit("req_2", max_tokens=2)
     harness.steps(2)
     assert [harness.next()[0].job.billing_context.request_id for _ in range(2)] == ["req_2", "req_2"]
     assert harness.client.live() == [held]
     grammars.allowed.set()
-    live, fault = harness.next()
+    live, error = harness.next()
     assert live is held
-    assert isinstance(fault, RequestError)
+    assert isinstance(error, RequestError)
     assert harness.client.live() == []
     assert grammars.compiling_on == ["grammars_0"]
 
 
-def test_a_known_form_waits_for_no_other(harness: Harness, grammars: SlowGrammars) -> None:
+def test_a_compiled_grammar_does_not_wait_for_another(harness: Harness, grammars: SlowGrammars) -> None:
     grammars._done.add(("1", FORM))
     harness.submit("req_1", structured=StructuredSpec("regex", "b"))
     known = harness.submit("req_2", structured=FORM)
     assert harness.next()[0] is known
 
 
-def test_a_form_that_another_tenant_used_is_compiled_again(harness: Harness, grammars: SlowGrammars) -> None:
+def test_a_grammar_of_another_tenant_is_compiled_again(harness: Harness, grammars: SlowGrammars) -> None:
     grammars._done.add(("1", FORM))
     other = harness.submit("req_1", tenant=2, structured=FORM)
     assert harness.client.live() == [other]
@@ -81,9 +81,7 @@ def test_a_form_that_another_tenant_used_is_compiled_again(harness: Harness, gra
     assert harness.next()[0] is other
 
 
-def test_an_execution_cancelled_while_its_form_is_compiled_ends_at_once(
-    harness: Harness, grammars: SlowGrammars
-) -> None:
+def test_an_execution_cancelled_during_compilation_ends_immediately(harness: Harness, grammars: SlowGrammars) -> None:
     held = harness.submit("req_1", structured=FORM)
     wait_until(lambda: bool(grammars.compiling_on))
     harness.client.cancel(held)
@@ -96,5 +94,5 @@ def test_an_execution_cancelled_while_its_form_is_compiled_ends_at_once(
     grammars.allowed.set()
     harness.submit("req_2", max_tokens=1)
     harness.steps(1)
-    assert harness.next()[0].job.billing_context.request_id == "req_2"  # and nothing more of the first
+    assert harness.next()[0].job.billing_context.request_id == "req_2"  # and no more outputs of the first
     assert harness.client.live() == []

@@ -1,4 +1,4 @@
-"""The journal: on disk before anybody is told, replayed after any loss, trimmed when settled."""
+"""The journal: on disk before publishing, replayed after a loss, and trimmed after settlement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inference_worker.contract.journal import RECORD_BYTES, Journal, JournalBusy
 from tests.support.worker.jobs import make_job, make_usage
 
 
-def test_it_remembers_over_a_restart(tmp_path: Path) -> None:
+def test_events_survive_a_restart(tmp_path: Path) -> None:
     first, second = make_usage(make_job("req_1")), make_usage(make_job("req_2"))
     journal = Journal(tmp_path)
     journal.append([first, second])
@@ -30,7 +30,7 @@ def test_it_remembers_over_a_restart(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_torn_last_record_is_dropped_and_what_was_before_it_kept(tmp_path: Path) -> None:
+def test_a_torn_last_record_is_dropped_and_earlier_ones_are_kept(tmp_path: Path) -> None:
     first, second = make_usage(make_job("req_1")), make_usage(make_job("req_2"))
     journal = Journal(tmp_path)
     journal.append([first])
@@ -44,13 +44,13 @@ def test_a_torn_last_record_is_dropped_and_what_was_before_it_kept(tmp_path: Pat
         again = Journal(tmp_path)
         assert again.open_events() == [(first, None)]
         again.close()
-        path.write_bytes(whole[: end - cut])  # as a version wrote it that did not reserve space
+        path.write_bytes(whole[: end - cut])  # as written by a version that did not reserve space
         again = Journal(tmp_path)
         assert again.open_events() == [(first, None)]
         again.close()
 
 
-def test_a_damaged_record_is_not_believed(tmp_path: Path) -> None:
+def test_a_damaged_record_is_skipped(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append([make_usage(make_job())])
     journal.close()
@@ -63,7 +63,7 @@ def test_a_damaged_record_is_not_believed(tmp_path: Path) -> None:
     again.close()
 
 
-def test_what_is_settled_is_forgotten_and_its_segments_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settled_events_are_removed_and_their_segments_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 300)
     journal = Journal(tmp_path)
     events = [make_usage(make_job(f"req_{n}")) for n in range(10)]
@@ -73,7 +73,7 @@ def test_what_is_settled_is_forgotten_and_its_segments_deleted(tmp_path: Path, m
     assert len(journal.segments) > 3
     journal.settled_below((9, 0))
     assert journal.open_events() == [(events[9], "9-0")]
-    assert len(list(tmp_path.glob("*.journal"))) <= 2  # the last one, and maybe one in reserve
+    assert len(list(tmp_path.glob("*.journal"))) <= 2  # the last one, and possibly one in reserve
     journal.close()
 
 
@@ -83,22 +83,22 @@ def test_a_confirmation_in_a_later_segment_finds_its_event(tmp_path: Path, monke
     first, second = make_usage(make_job("req_1")), make_usage(make_job("req_2"))
     journal.append([first, second])
     journal.confirm(execution_key(first), "1-0")  # fills the segment
-    journal.confirm(execution_key(second), "2-0")  # stands in the next one
+    journal.confirm(execution_key(second), "2-0")  # it is in the next one
     journal.close()
     again = Journal(tmp_path)
     assert again.open_events() == [(first, "1-0"), (second, "2-0")]
     again.close()
 
 
-def test_two_workers_cannot_share_one(tmp_path: Path) -> None:
+def test_two_workers_cannot_share_a_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     with pytest.raises(JournalBusyError, match="MILLRACE_WORKER_NAME"):
         Journal(tmp_path)
     journal.close()
 
 
-def test_records_that_were_not_synced_are_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the second of them would be read again behind the one that replaces the first."""
+def test_unsynced_records_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the second one would be read after the record that replaces the first."""
     events = [make_usage(make_job(f"req_{n}")) for n in range(3)]
     journal = Journal(tmp_path)
 
@@ -117,8 +117,8 @@ def test_records_that_were_not_synced_are_taken_back(tmp_path: Path, monkeypatch
     again.close()
 
 
-def test_a_record_cut_short_by_a_full_disk_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a torn record nothing would ever be read."""
+def test_a_record_truncated_by_a_full_disk_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records after a torn record would never be read."""
     events = [make_usage(make_job(f"req_{n}")) for n in range(3)]
     journal = Journal(tmp_path)
     whole, calls = os.pwrite, []
@@ -142,7 +142,7 @@ def test_a_record_cut_short_by_a_full_disk_is_taken_back(tmp_path: Path, monkeyp
 def test_final_counts_fit_into_reserved_space_when_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files cannot grow and none can be created: what `room` promises is there all the same."""
+    """Files cannot grow and none can be created, but the space that `room` reports is available."""
     monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 4 * RECORD_BYTES)
     journal = Journal(tmp_path)
     assert journal.room == 8 * RECORD_BYTES
@@ -153,7 +153,7 @@ def test_final_counts_fit_into_reserved_space_when_the_disk_is_full(
             journal.confirm(execution_key(event), f"{n}-0")
         journal.append(events[5:])
         journal.reserve()
-        assert journal.room < 4 * RECORD_BYTES  # its owner takes no more executions than fit
+        assert journal.room < 4 * RECORD_BYTES  # its owner accepts no more executions than fit
         big = [make_usage(make_job("req_" + "x" * 5000))]
         with pytest.raises(OSError, match="No space"):
             journal.append(big)
@@ -167,7 +167,7 @@ def test_final_counts_fit_into_reserved_space_when_the_disk_is_full(
     again.close()
 
 
-def test_a_worker_that_starts_on_a_full_disk_has_no_room_until_there_is_space(
+def test_a_worker_started_on_a_full_disk_has_no_room_until_there_is_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = make_usage(make_job("req_1"))
@@ -180,7 +180,7 @@ def test_a_worker_that_starts_on_a_full_disk_has_no_room_until_there_is_space(
     assert journal.room == 2 * journal_module.SEGMENT_BYTES
     journal.append([first])
     journal.close()
-    with full_disk(tmp_path, monkeypatch):  # the reserve of the one before is there
+    with full_disk(tmp_path, monkeypatch):  # the previous worker's reserve exists
         again = Journal(tmp_path)
         assert again.room == journal_module.SEGMENT_BYTES
         again.append([make_usage(make_job("req_2"))])
@@ -190,7 +190,7 @@ def test_a_worker_that_starts_on_a_full_disk_has_no_room_until_there_is_space(
 
 @contextmanager
 def full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A limit on the size of new files stands in for a full disk: the kernel refuses what would need more space."""
+    """Simulate a full disk by a limit on the size of new files: the kernel rejects writes that need more space."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     grown = max((path.stat().st_size for path in folder.glob("*.journal")), default=0)

@@ -1,4 +1,4 @@
-"""The engine's thread: what goes in and comes out, and how executions leave it. The model is fake, the engine real."""
+"""The engine's thread: submission, output and end of executions. The model is fake, the engine real."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def harness() -> Iterator[Harness]:
     harness.engine.check_integrity()
 
 
-def test_it_works(harness: Harness) -> None:
+def test_an_execution_is_run_and_ends(harness: Harness) -> None:
     live = harness.submit("req_1", max_tokens=3)
     harness.steps(3)
     outputs = [harness.next() for _ in range(3)]
@@ -41,7 +41,7 @@ def test_it_works(harness: Harness) -> None:
     assert live.claimed_at <= live.scheduled_at <= live.first_token_at
 
 
-def test_an_execution_lives_until_its_last_answer_ends(harness: Harness) -> None:
+def test_an_execution_lasts_until_its_last_choice_ends(harness: Harness) -> None:
     live = harness.submit("req_1", max_tokens=2, n=3)
     outputs: list[RequestOutput] = []
     while not any(is_last(output) for output in outputs):
@@ -58,7 +58,7 @@ def test_an_execution_lives_until_its_last_answer_ends(harness: Harness) -> None
     assert harness.client.live() == []
 
 
-def test_the_jobs_terms_reach_the_engine(harness: Harness) -> None:
+def test_the_jobs_parameters_reach_the_engine(harness: Harness) -> None:
     seen: list[Request] = []
     add = harness.engine.add_request
     harness.engine.add_request = lambda request: (seen.append(request), add(request))[1]  # type: ignore[method-assign]
@@ -71,7 +71,7 @@ def test_the_jobs_terms_reach_the_engine(harness: Harness) -> None:
     assert (request.service_class, request.breakpoints, request.structured) == (ServiceClass.FLEX, (pin,), None)
 
 
-def test_counts_can_be_read_while_steps_run_and_only_grow(harness: Harness) -> None:
+def test_counters_can_be_read_during_steps_and_only_increase(harness: Harness) -> None:
     harness.steps(1000)
     for number in range(8):
         harness.submit(f"req_{number}", max_tokens=60)
@@ -87,12 +87,12 @@ def test_counts_can_be_read_while_steps_run_and_only_grow(harness: Harness) -> N
     wait_until(lambda: sum(harness.client.metrics().histograms[ITL].counts) == 8 * 59)
 
 
-def test_what_can_never_fit_is_refused_with_its_reason(harness: Harness) -> None:
+def test_a_request_that_can_never_fit_is_rejected_with_the_reason(harness: Harness) -> None:
     live = harness.submit("req_1", prompt=500, max_tokens=100)
-    refused, fault = harness.next()
+    refused, error = harness.next()
     assert refused is live
-    assert isinstance(fault, RequestError)
-    assert fault.code == "context_length_exceeded"
+    assert isinstance(error, RequestError)
+    assert error.code == "context_length_exceeded"
     assert harness.client.live() == []
 
 
@@ -117,7 +117,7 @@ def test_a_cancel_takes_effect_within_two_steps(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize(("failure", "pins"), [(None, 6), (RequestError("timeout", "too late"), 4)])
-def test_who_is_ended_unbilled_pins_only_what_was_computed(
+def test_an_unbilled_execution_pins_only_computed_blocks(
     harness: Harness, failure: RequestError | None, pins: int
 ) -> None:
     live = harness.submit("req_1", prompt=100, breakpoints=(CacheBreakpoint(96, 300),))
@@ -128,7 +128,7 @@ def test_who_is_ended_unbilled_pins_only_what_was_computed(
     assert len(harness.engine.scheduler.cache.pins) == pins
 
 
-def test_cancelling_twice_or_after_the_end_does_nothing(harness: Harness) -> None:
+def test_cancelling_twice_or_after_the_end_has_no_effect(harness: Harness) -> None:
     live = harness.submit("req_1", max_tokens=1)
     harness.steps(1)
     harness.next()
@@ -140,7 +140,7 @@ def test_cancelling_twice_or_after_the_end_does_nothing(harness: Harness) -> Non
     assert harness.delivered.empty()
 
 
-def test_an_unbegun_execution_can_be_handed_over_and_a_begun_one_goes_on(harness: Harness) -> None:
+def test_only_an_execution_that_has_not_started_can_be_requeued(harness: Harness) -> None:
     begun = harness.submit("req_begun", max_tokens=3)
     harness.steps(1)
     harness.next()
@@ -154,7 +154,7 @@ def test_an_unbegun_execution_can_be_handed_over_and_a_begun_one_goes_on(harness
     assert [output.finish_reason for output in ended] == ["length"]
 
 
-def test_a_broken_engine_leaves_nobody_waiting(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_engine_ends_all_executions(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     live = harness.submit("req_1", max_tokens=50)
     harness.steps(1)
     harness.next()

@@ -1,4 +1,4 @@
-"""What a worker makes of its settings."""
+"""A worker's settings and the engine configuration made from them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def settings(**values: object) -> WorkerSettings:
     return env.load(WorkerSettings, {"MILLRACE_VALKEY_URL": "redis://127.0.0.1", **named})
 
 
-def test_the_profile_is_balanced_unless_said() -> None:
+def test_the_default_profile_is_balanced() -> None:
     assert step_limits(settings()) == PROFILES["balanced"]
     assert step_limits(settings(engine_profile="latency")) == PROFILES["latency"]
 
 
-def test_profiles_are_those_that_can_be_said_and_make_engines() -> None:
+def test_every_profile_can_be_set_and_configures_an_engine() -> None:
     assert tuple(PROFILES) == get_args(ProfileName)
     for name, profile in PROFILES.items():
         assert step_limits(settings(engine_profile=name)) == profile
@@ -37,19 +37,19 @@ def test_profiles_are_those_that_can_be_said_and_make_engines() -> None:
         settings(engine_profile="fast")
 
 
-def test_profiles_go_from_short_steps_to_long_ones() -> None:
+def test_profiles_are_ordered_by_step_length() -> None:
     ordered = [PROFILES[name] for name in ("latency", "balanced", "throughput")]
     assert [p.max_num_batched_tokens for p in ordered] == sorted({p.max_num_batched_tokens for p in ordered})
     assert [p.max_num_seqs for p in ordered] == sorted({p.max_num_seqs for p in ordered})
 
 
-def test_one_limit_set_leaves_the_profiles_others() -> None:
+def test_one_set_limit_keeps_the_profiles_other_limits() -> None:
     latency = PROFILES["latency"]
     found = step_limits(settings(engine_profile="latency", long_prefill_token_threshold=17))
     assert found == EngineProfile(latency.max_num_batched_tokens, 17, latency.max_num_seqs)
 
 
-def test_batch_and_step_take_each_other_along() -> None:
+def test_the_batch_size_and_the_step_size_adjust_each_other() -> None:
     assert step_limits(settings(max_num_seqs=4000)).max_num_batched_tokens == 4000
     assert step_limits(settings(max_num_batched_tokens=8)).max_num_seqs == 8
     assert step_limits(settings(max_num_seqs=2)).max_num_batched_tokens == PROFILES["balanced"].max_num_batched_tokens

@@ -76,10 +76,10 @@ def _read_in(batch: Batch) -> None:
         log.info("batch_loaded", batch=batch.name, tenant_id=batch.tenant_id, lines=len(found))
 
 
-def _insert_lines(batch: Batch, found: list[ParsedLine]) -> None:
+def _insert_lines(batch: Batch, lines: list[ParsedLine]) -> None:
     columns = "batch_id, tenant_id, number, custom_id, byte_offset, size"
     with connection.cursor() as cursor, cursor.copy(f"COPY batches_line ({columns}) FROM STDIN") as copy:
-        for line in found:
+        for line in lines:
             copy.write_row((batch.pk, batch.tenant_id, line.number, line.custom_id, line.byte_offset, line.size))
 
 

@@ -50,7 +50,7 @@ def read_lines(file: IO[bytes], endpoint: str, most_line_bytes: int) -> list[Par
     Raises:
         BadFile: the file has no request or too many, or a line is not valid.
     """
-    found: list[ParsedLine] = []
+    lines: list[ParsedLine] = []
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
     for line, byte_offset, text in _lines(file, most_line_bytes):
@@ -59,7 +59,7 @@ def read_lines(file: IO[bytes], endpoint: str, most_line_bytes: int) -> list[Par
         if isinstance(request, BatchFileRequest):
             problem = _line_error(request, endpoint, seen)
             seen.add(request.custom_id)
-            found.append(ParsedLine(len(found), request.custom_id, byte_offset, len(text)))
+            lines.append(ParsedLine(len(lines), request.custom_id, byte_offset, len(text)))
         elif request is not None:
             problem = request
         if problem is not None:
@@ -67,14 +67,14 @@ def read_lines(file: IO[bytes], endpoint: str, most_line_bytes: int) -> list[Par
             errors.append({"code": code, "line": line, "message": message, "param": param})
         if len(errors) == MAX_REPORTED_ERRORS:
             break
-        if len(found) > MAX_LINES:
+        if len(lines) > MAX_LINES:
             message = f"A batch has at most {MAX_LINES} requests."
             raise BadFile([{"code": "too_many_requests", "line": line, "message": message, "param": None}])
     if errors:
         raise BadFile(errors)
-    if not found:
+    if not lines:
         raise BadFile([{"code": "empty_file", "line": None, "message": "The file has no requests.", "param": None}])
-    return found
+    return lines
 
 
 LineError = tuple[str, str, str | None]

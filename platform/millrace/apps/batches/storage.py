@@ -61,10 +61,10 @@ class Storage:
         """
         with self.path(name).open("rb") as file:
             file.seek(byte_offset)
-            found = file.read(size)
-        if len(found) != size:
+            chunk = file.read(size)
+        if len(chunk) != size:
             raise OSError(f"{name} ends before byte {byte_offset + size}")
-        return found
+        return chunk
 
     def old(self, seconds: float) -> Iterator[str]:
         """Yield the names of files that have not been written for `seconds`, including unfinished ones."""

@@ -38,15 +38,15 @@ def do_cordon(worker: str, *, drain: bool = False, reason: str = "") -> Cordon:
         raise ActionRefused("Enter a worker's name of at most 128 characters, and a reason of at most 200.")
     with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
-        found = Cordon.objects.filter(worker=worker).first()
-        if found is not None and found.drain == drain:
+        existing = Cordon.objects.filter(worker=worker).first()
+        if existing is not None and existing.drain == drain:
             raise Conflict(f"{worker} is {'drained' if drain else 'cordoned'} already.")
-        before = None if found is None else audit.described(found)
-        cordon = found or Cordon(worker=worker)
+        before = None if existing is None else audit.serialize_for_audit(existing)
+        cordon = existing or Cordon(worker=worker)
         cordon.drain, cordon.reason, cordon.cordoned_by = drain, reason, audit.current_actor().name
         cordon.save()
         action = "worker.drain_started" if drain else "worker.cordoned"
-        audit.record(action, cordon, tenant_id=None, before=before, after=audit.described(cordon))
+        audit.record(action, cordon, tenant_id=None, before=before, after=audit.serialize_for_audit(cordon))
         transaction.on_commit(_publish)
     return cordon
 
@@ -59,11 +59,11 @@ def do_uncordon(worker: str) -> None:
     """
     with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
-        found = Cordon.objects.filter(worker=worker).first()
-        if found is None:
+        cordon = Cordon.objects.filter(worker=worker).first()
+        if cordon is None:
             raise Conflict(f"{worker} is not cordoned.")
-        audit.record("worker.uncordoned", found, tenant_id=None, before=audit.described(found))
-        found.delete()
+        audit.record("worker.uncordoned", cordon, tenant_id=None, before=audit.serialize_for_audit(cordon))
+        cordon.delete()
         transaction.on_commit(_publish)
 
 

@@ -57,12 +57,12 @@ def do_set_machine_cost(model: str, nano_per_hour: int) -> MachineCost:
     with all_tenants_scope(BypassReason.OPERATOR):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-        found = MachineCost.objects.filter(model=model).first()
-        before = None if found is None else audit.described(found)
-        cost = found or MachineCost(model=model)
+        existing = MachineCost.objects.filter(model=model).first()
+        before = None if existing is None else audit.serialize_for_audit(existing)
+        cost = existing or MachineCost(model=model)
         cost.nano_per_hour = nano_per_hour
         cost.save()
-        audit.record("machine_cost.updated", cost, tenant_id=None, before=before, after=audit.described(cost))
+        audit.record("machine_cost.updated", cost, tenant_id=None, before=before, after=audit.serialize_for_audit(cost))
     return cost
 
 

@@ -153,9 +153,9 @@ def _gateways(broker: redis.Redis, names: Iterable[bytes]) -> tuple[GatewayStatu
         for gateway_id in ids:
             pipe.get(gateway_heartbeat_key(gateway_id))
             pipe.pttl(gateway_heartbeat_key(gateway_id))
-        said: list[Any] = pipe.execute()
+        replies: list[Any] = pipe.execute()
     found, lost = [], []
-    for gateway_id, payload, ttl in zip(ids, said[::2], said[1::2], strict=True):
+    for gateway_id, payload, ttl in zip(ids, replies[::2], replies[1::2], strict=True):
         if payload is None or ttl < 0:
             lost.append(gateway_id)
             continue

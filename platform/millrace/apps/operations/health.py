@@ -86,10 +86,10 @@ GROUP BY served_model ORDER BY served_model
 def find_issues(board: FleetStatus | None, now: datetime | None = None) -> list[HealthIssue]:
     """Return all issues, urgent ones first; inside `all_tenants_scope(…)`. `board`: None without Valkey."""
     now = now or datetime.now(UTC)
-    found = [_broker_away()] if board is None else [issue for ask in _OF_BOARD for issue in ask(board, now)]
-    found += [issue for question in _OF_ROWS for issue in question(now)]
-    found += [*_disk(), *_processes()]
-    return sorted(found, key=lambda issue: not issue.urgent)
+    issues = [_broker_away()] if board is None else [issue for check in _OF_BOARD for issue in check(board, now)]
+    issues += [issue for check_rows in _OF_ROWS for issue in check_rows(now)]
+    issues += [*_disk(), *_processes()]
+    return sorted(issues, key=lambda issue: not issue.urgent)
 
 
 def record_issues(board: FleetStatus | None, now: datetime | None = None) -> list[HealthIssue]:
@@ -98,11 +98,11 @@ def record_issues(board: FleetStatus | None, now: datetime | None = None) -> lis
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-        found = find_issues(board, now)
+        issues = find_issues(board, now)
         known = {
             (event.issue_type, event.subject): event for event in HealthEvent.objects.filter(closed_at__isnull=True)
         }
-        for issue in found:
+        for issue in issues:
             event = known.pop((issue.issue_type, issue.subject), None) or HealthEvent(
                 issue_type=issue.issue_type, subject=issue.subject, opened_at=now
             )
@@ -111,7 +111,7 @@ def record_issues(board: FleetStatus | None, now: datetime | None = None) -> lis
                 event.title, event.urgent, event.tenant_id = title, issue.urgent, tenant_id
                 event.save()
         HealthEvent.objects.filter(pk__in=[event.pk for event in known.values()]).update(closed_at=now)
-    return found
+    return issues
 
 
 def purge_expired(now: datetime | None = None) -> int:
@@ -347,14 +347,14 @@ def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
         )
     if last is not None and (last.differences or last.overdue_leases):
         number = len(last.differences)
-        found = f"{number:,} difference{'' if number == 1 else 's'}"
+        differences = f"{number:,} difference{'' if number == 1 else 's'}"
         corrected = f", {last.corrected:,} corrected" if last.corrected else ""
         overdue = f"; overdue leases: {last.overdue_leases:,}" if last.overdue_leases else ""
         yield HealthIssue(
             IssueType.RECONCILIATION,
             "differences",
             urgent=True,
-            title=f"Reconciliation found {found}{corrected}{overdue}",
+            title=f"Reconciliation found {differences}{corrected}{overdue}",
             todo=_ADVICE[any("journal" in difference for difference in last.differences)],
         )
 

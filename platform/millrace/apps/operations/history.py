@@ -100,7 +100,7 @@ def ttft_p95(replicas: Sequence[ReplicaStatus], since: datetime) -> dict[str, in
         row.replica_id: row
         for row in rows.distinct("replica_id").only("replica_id", "sampled_at", "ttft", "heartbeat_at")
     }
-    found = {}
+    quantiles = {}
     for replica in replicas:
         counts = _ttft(replica.beat.metrics)
         base = first.get(replica.id)
@@ -108,8 +108,8 @@ def ttft_p95(replicas: Sequence[ReplicaStatus], since: datetime) -> dict[str, in
             counts = [count - before for count, before in zip(counts, base.ttft, strict=True)]
         quantile = _quantile(counts)
         if quantile is not None:
-            found[replica.id] = quantile
-    return found
+            quantiles[replica.id] = quantile
+    return quantiles
 
 
 def _quantile(counts: Sequence[int], percent: int = 95) -> int | None:
@@ -159,8 +159,8 @@ def _row(at: datetime, replica: ReplicaStatus) -> ReplicaSample:
 
 
 def _ttft(metrics: MetricsSnapshot | None) -> list[int]:
-    found = None if metrics is None else metrics.histograms.get(families.TTFT)
-    return [] if found is None or len(found.counts) != len(_TTFT_BOUNDS) + 1 else list(found.counts)
+    histogram = None if metrics is None else metrics.histograms.get(families.TTFT)
+    return [] if histogram is None or len(histogram.counts) != len(_TTFT_BOUNDS) + 1 else list(histogram.counts)
 
 
 def _count(metrics: MetricsSnapshot | None, name: str) -> int:

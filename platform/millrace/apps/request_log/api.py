@@ -60,8 +60,10 @@ class RequestQuery(_Times):
     def filters_of(self, tenant_id: int) -> Filters:
         values = self.validated_data
         names = {"from": "start", "to": "end", "key": "key_id", "project": "project_id"}
-        found = {names.get(name, name): value for name, value in values.items()}
-        return Filters(tenant_id, **{name: found[name] for name in found.keys() & Filters.__dataclass_fields__.keys()})
+        fields = {names.get(name, name): value for name, value in values.items()}
+        return Filters(
+            tenant_id, **{name: fields[name] for name in fields.keys() & Filters.__dataclass_fields__.keys()}
+        )
 
 
 class RatesQuery(_Times):
@@ -109,8 +111,8 @@ class RequestOut(serializers.ModelSerializer[RequestRecord]):
     @extend_schema_field(RequestUsageOut(allow_null=True))
     def get_usage(self, record: RequestRecord) -> dict[str, Any] | None:
         usage: Mapping[str, Usage] = self.context["usage"]
-        found = usage.get(record.request_id)
-        return None if found is None else dict(RequestUsageOut(found).data)
+        totals = usage.get(record.request_id)
+        return None if totals is None else dict(RequestUsageOut(totals).data)
 
 
 class RequestPageOut(serializers.Serializer[Any]):
@@ -241,11 +243,11 @@ class RequestStoryOut(serializers.Serializer[RequestStory]):
     saved_usd = serializers.SerializerMethodField()
     reserved_nano = serializers.IntegerField(allow_null=True)
 
-    def get_usd(self, found: RequestStory) -> str:
-        return _usd(found.cost_femto)
+    def get_usd(self, story: RequestStory) -> str:
+        return _usd(story.cost_femto)
 
-    def get_saved_usd(self, found: RequestStory) -> str:
-        return _usd(found.saved_femto)
+    def get_saved_usd(self, story: RequestStory) -> str:
+        return _usd(story.saved_femto)
 
 
 class RequestCountsOut(serializers.Serializer[Any]):
@@ -323,10 +325,10 @@ class RequestDetail(TenantView):
         """Return the details of a request: limits, route, replicas, times, tokens and the calculation of its cost."""
         Query(data=request.query_params.dict()).is_valid(raise_exception=True)
         with self.scope():
-            found = selectors.story(self.access.tenant.pk, name) if "\0" not in name else None
-        if found is None:
+            story = selectors.story(self.access.tenant.pk, name) if "\0" not in name else None
+        if story is None:
             raise NotFound
-        return Response(RequestStoryOut(found).data)
+        return Response(RequestStoryOut(story).data)
 
 
 @extend_schema(tags=["requests"])
@@ -345,5 +347,5 @@ class RequestRates(TenantView):
         if not timedelta(0) < end - start <= MAX_RATES_PERIOD:
             raise ValidationError({"from": [f"It must be before `to`, by {MAX_RATES_PERIOD.days} days at most."]})
         with self.scope():
-            found = selectors.rates(self.access.tenant.pk, start, end, values["bucket"])
-        return Response(RequestRatesOut({**vars(found), "ttft_slo_ms": selectors.ttft_slo_ms()}).data)
+            rates = selectors.rates(self.access.tenant.pk, start, end, values["bucket"])
+        return Response(RequestRatesOut({**vars(rates), "ttft_slo_ms": selectors.ttft_slo_ms()}).data)

@@ -197,12 +197,12 @@ def refused_counts(tenant_id: int, *, days: int = DAYS, now: datetime | None = N
         why, _, name = text.partition(":")
         set_id, _, limit = name.partition(":")
         counts.setdefault((int(set_id), limit), [0, 0])[why == "dry"] += number
-    found = [Counted("limit", pk, name, *both) for (pk, name), both in sorted(counts.items())]
+    results = [Counted("limit", pk, name, *both) for (pk, name), both in sorted(counts.items())]
     since = BudgetPeriod.objects.for_tenant(tenant_id).filter(
         period_start__gte=end - timedelta(days=days), rejected__gt=0
     )
     budgets = since.order_by("budget_id").values_list("budget_id").annotate(count=Sum("rejected"))
-    return found + [Counted("budget", pk, "", 0, count) for pk, count in budgets]
+    return results + [Counted("budget", pk, "", 0, count) for pk, count in budgets]
 
 
 def _counters(tenant_id: int, end: datetime, days: int) -> Iterator[tuple[str, int]]:
@@ -213,10 +213,10 @@ def _counters(tenant_id: int, end: datetime, days: int) -> Iterator[tuple[str, i
             pipe = broker.pipeline(transaction=False)
             for name in names:
                 pipe.hgetall(name)
-            found: list[dict[bytes, Any]] = pipe.execute()
+            replies: list[dict[bytes, Any]] = pipe.execute()
     except redis.RedisError:
         return
-    for fields in found:
+    for fields in replies:
         for field, number in fields.items():
             yield field.decode(), int(number)
 

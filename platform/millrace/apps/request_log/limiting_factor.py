@@ -127,12 +127,12 @@ def _budgets(tenant_id: int) -> list[tuple[Budget, LimitingFactor]]:
     now = datetime.now(UTC)
     rows = list(Budget.objects.for_tenant(tenant_id).filter(active=True, mode=Budget.Mode.HARD).order_by("pk"))
     under_way = Q(period_end__isnull=True) | Q(period_end__gt=now)
-    found = BudgetPeriod.objects.for_tenant(tenant_id).filter(under_way, period_start__lte=now)
+    periods = BudgetPeriod.objects.for_tenant(tenant_id).filter(under_way, period_start__lte=now)
     budget_periods: defaultdict[int, BudgetPeriod | None] = defaultdict(lambda: None)
     budget_periods.update(
         {
             budget_period.budget_id: budget_period
-            for budget_period in found.filter(budget_id__in=[row.pk for row in rows])
+            for budget_period in periods.filter(budget_id__in=[row.pk for row in rows])
         }
     )
     return [(row, _of_budget(row, budget_periods[row.pk], now)) for row in rows]

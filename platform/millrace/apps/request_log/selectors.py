@@ -57,12 +57,12 @@ class Filters:
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         times = {"started_at__gte": self.start, "started_at__lt": self.end}
         given |= {name: value for name, value in times.items() if value is not None}
-        found = RequestRecord.objects.for_tenant(self.tenant_id).filter(**given)
+        records = RequestRecord.objects.for_tenant(self.tenant_id).filter(**given)
         if self.model is not None:
-            found = found.filter(Q(requested_model=self.model) | Q(served_model=self.model))
+            records = records.filter(Q(requested_model=self.model) | Q(served_model=self.model))
         if self.outcome is not None and self.outcome != RequestOutcome.COMPLETED:
-            found = found.filter(~Q(outcome=RequestOutcome.COMPLETED))  # the condition of a partial index
-        return found
+            records = records.filter(~Q(outcome=RequestOutcome.COMPLETED))  # the condition of a partial index
+        return records
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ def requests_page(filters: Filters, cursor: str | None = None, size: int = PAGE)
         back, *place = _read(cursor)
         rows = rows.filter(**{"pk__gt" if back else "pk__lt": (filters.tenant_id, *place)})
     order = ("started_at", "request_id") if back else ("-started_at", "-request_id")
-    found = list(rows.order_by(*order)[: size + 1])
-    more, found = len(found) > size, found[:size]
+    page = list(rows.order_by(*order)[: size + 1])
+    more, page = len(page) > size, page[:size]
     if back:
-        found.reverse()
-    older = _write(False, found[-1]) if found and (back or more) else None
-    newer = _write(True, found[0]) if found and (more if back else cursor is not None) else None
-    usage = usages(found)
-    return RequestPage(tuple(ListedRequest(row, usage.get(row.request_id)) for row in found), older, newer)
+        page.reverse()
+    older = _write(False, page[-1]) if page and (back or more) else None
+    newer = _write(True, page[0]) if page and (more if back else cursor is not None) else None
+    usage = usages(page)
+    return RequestPage(tuple(ListedRequest(row, usage.get(row.request_id)) for row in page), older, newer)
 
 
 def usages(records: Sequence[RequestRecord]) -> dict[str, Usage]:
@@ -216,8 +216,8 @@ class RequestStory:
 def story(tenant_id: int, request_id: str) -> RequestStory | None:
     """Return the details of a request; None if the tenant has no such request."""
     records = RequestRecord.objects.for_tenant(tenant_id)
-    found = list(records.filter(request_id=request_id).order_by("started_at")[:20])
-    record = found[0] if found else None
+    own_records = list(records.filter(request_id=request_id).order_by("started_at")[:20])
+    record = own_records[0] if own_records else None
     names = parts_of(record) if record else [request_id]
     executions = _executions(tenant_id, names)
     if record is None and not executions:
@@ -229,7 +229,7 @@ def story(tenant_id: int, request_id: str) -> RequestStory | None:
     return RequestStory(
         request_id,
         record,
-        (*found[1:], *replays),
+        (*own_records[1:], *replays),
         executions,
         _budgets(tenant_id, record.budget_periods if record else ()),
         _rejecting_budget(tenant_id, record),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from inference_worker.contract.disk import FreeSpace
-from millrace.conf.environment import PlatformSettings
 from millrace.devserver.disk_reserve import watched_directories
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import OVERLOADED, ApiError
@@ -17,8 +17,13 @@ RETRY_SECONDS = 10.0
 class DiskWatch:
     """The free space of the disks with the data directory and the embedded PostgreSQL, read once a second."""
 
-    def __init__(self, settings: PlatformSettings) -> None:
-        self._space = FreeSpace(watched_directories(settings.data_dir), settings.min_free_disk)
+    def __init__(self, data_dir: Path, min_free: int) -> None:
+        """
+        Args:
+            data_dir: the platform's data directory.
+            min_free: bytes below which requests are rejected.
+        """
+        self._space = FreeSpace(watched_directories(data_dir), min_free)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Registers the tenant's audit log, which the making of the world has filled."""
+"""Screen of the tenant's audit log, filled by the creation of the tenants."""
 
 from __future__ import annotations
 

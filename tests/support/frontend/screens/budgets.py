@@ -1,4 +1,4 @@
-"""Registers budgets and quotas: of every owner, unit and mode, with budget periods, alerts and limits."""
+"""Screens of budgets and quotas, with every owner, unit and mode, and with budget periods, alerts and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers invoices: of the month before, one half paid and credited, one a draft still."""
+"""Screens of invoices of the previous month: one partly paid and credited, one a draft."""
 
 from __future__ import annotations
 

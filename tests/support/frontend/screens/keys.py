@@ -1,4 +1,4 @@
-"""Registers API keys: of every kind, with limits of their own and of others."""
+"""Screens of API keys of every kind, with their own and inherited limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers members: of several roles, one who never logged in, and an invitation that waits and one that expired."""
+"""Screens of members: several roles, a user who never signed in, and a pending and an expired invitation."""
 
 from __future__ import annotations
 

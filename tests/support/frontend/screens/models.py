@@ -1,4 +1,4 @@
-"""Registers the catalog of models; who serves them is made by operator_health, names of one's own by routing."""
+"""Screen of the model catalog. operator_health creates the replicas, and routing the tenant's model names."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from tests.support.frontend.console import Screen, register
 register(
     Screen("models", "/t/{slug}/models/", queries=12),
     Screen("models-detail", "/t/{slug}/models/smollm2-135m", queries=8, states=("populated",)),
-    theirs={"model": lambda world: "nobodys-model"},  # models are everybody's
+    theirs={"model": lambda world: "nobodys-model"},  # models belong to no tenant
 )

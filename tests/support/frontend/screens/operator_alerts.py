@@ -1,4 +1,4 @@
-"""Registers the operators' alerts; the health events are those of what operator_health makes."""
+"""Screen of the operators' alerts. The health events come from operator_health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers the operators' audit log, which the making of the world has filled."""
+"""Screen of the operators' audit log, filled by the creation of the tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers billing runs; the invoices are those of the tenants' own screen."""
+"""Screens of billing runs. The invoices are those of the tenants' screen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _period(tenant: Any) -> int:
 
 
 def _draft(tenant: Any) -> int:
-    """Any tenant's: the one of the screenshots has none."""
+    """Return a draft of any tenant, since the tenant of the screenshots has none."""
     from billing.models import Invoice
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope

@@ -1,4 +1,4 @@
-"""Registers the fleet; its history is the one that operator_health makes."""
+"""Screen of the fleet. operator_health creates its history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers the operators' first screen, on a platform with a busy replica, a silent one and one that is cordoned."""
+"""Screen of the operators' health page, with a busy, a silent and a cordoned replica."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, Machine,
 from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
 from tests.support.frontend.console import Screen, World, register
 
-FOR_LONG = 3_600_000  # milliseconds: these replicas have no process that would speak again
+FOR_LONG = 3_600_000  # milliseconds; these replicas have no process that sends another heartbeat
 
 
 def speak(broker: redis.Redis, replica_id: str, model: str, *, running: int, minute: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Registers models and workers; the replicas are those that operator_health makes."""
+"""Screens of models and workers. operator_health creates the replicas."""
 
 from __future__ import annotations
 

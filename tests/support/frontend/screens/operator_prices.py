@@ -1,4 +1,4 @@
-"""Registers the price book: a draft of somebody else's, one's own, and the ways to draft."""
+"""Screens of the price book: another operator's draft, the user's own draft, and the forms of drafts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prepare(world: World) -> None:
 
 
 def _draft(tenant) -> int:
-    """A draft by nobody in the picture: a fifth off what the demo's models cost."""
+    """Create a draft by another operator that lowers the demo's prices by a fifth."""
     from billing.actions.prices import do_propose_prices
     from billing.models import PriceVersion
     from billing.pricing.price_book import NewPrice, Proposal, current_prices

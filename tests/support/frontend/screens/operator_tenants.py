@@ -1,4 +1,4 @@
-"""Registers the operators' tenants: the list, one that has something of everything, and the forms."""
+"""Screens of the operators' tenants: the list, a tenant with one object of each type, and the forms."""
 
 from __future__ import annotations
 

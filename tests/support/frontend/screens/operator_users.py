@@ -1,4 +1,4 @@
-"""Registers the operators' users: the list, one user, and the forms of the actions."""
+"""Screens of the operators' users: the list, one user, and the forms of the actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers the tenant's overview."""
+"""Screen of the tenant's overview."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers the playground."""
+"""Screen of the playground."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers the tenant's prices: with bands, a tier, and a change that is announced."""
+"""Screen of the tenant's prices, with bands, a tier, and an announced change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers the log of requests: answered, limited, on trial, refused, failed; and the drawer of one."""
+"""Screens of the request log: completed, limited, dry-run, refused and failed requests, and the details of one."""
 
 from __future__ import annotations
 

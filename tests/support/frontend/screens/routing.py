@@ -1,4 +1,4 @@
-"""Registers routing: a name of two versions, one withdrawn, and the editor with what it would have done."""
+"""Screens of routing: a model name with two versions, a withdrawn one, and the editor with a preview."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers settings: of a tenant with billing details, and of one without."""
+"""Screens of the settings of tenants with and without billing details."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Registers usage; other screens' rows give it records of requests and misses."""
+"""Screen of usage. The rows of other screens supply request records and cache misses."""
 
 from __future__ import annotations
 

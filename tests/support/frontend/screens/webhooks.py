@@ -1,4 +1,4 @@
-"""Registers webhooks: an endpoint that works, one that was disabled, a delivery that failed and one that waits."""
+"""Screens of webhooks: a working and a disabled endpoint, a failed and a pending delivery."""
 
 from __future__ import annotations
 

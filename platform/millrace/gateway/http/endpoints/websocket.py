@@ -125,8 +125,8 @@ class Socket:
             except TimeoutError:
                 first = None
             fields = {} if first is None or len(first) > MAX_AUTH_BYTES else _object(first)
-            if fields.get("type") == "auth" and isinstance(fields.get("ticket"), str):
-                self._token = await self._redeem_token(fields["ticket"])
+            if fields.get("type") == "auth" and isinstance(fields.get("playground_token"), str):
+                self._token = await self._redeem_token(fields["playground_token"])
             elif fields.get("type") == "auth" and isinstance(fields.get("key"), str):
                 self._headers[b"x-api-key"] = fields["key"].encode("utf-8", "replace")
             else:
