@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db.models import Q
 
 from billing.models import Budget, BudgetPeriod
-from millrace.apps.request_log.selectors import budget_scope
+from millrace.apps.request_log.request_budgets import budget_scope
 from tenants.limits.token_buckets import WINDOWS, remaining, start_of
 from tenants.models import ApiKey, LimitSet
 
