@@ -17,7 +17,8 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import KINDS, bound_text, status_text
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
-from millrace.apps.request_log.selectors import HeldFrom, RequestExecution, RequestStory
+from millrace.apps.request_log.request_budgets import HeldFrom
+from millrace.apps.request_log.selectors import RequestExecution, RequestStory
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
 

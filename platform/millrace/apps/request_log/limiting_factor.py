@@ -18,7 +18,7 @@ from django.db.models import Q
 from billing.amounts import whole_units
 from billing.models import Budget, BudgetPeriod
 from inference_worker.contract import valkey
-from millrace.apps.request_log.selectors import budget_scope
+from millrace.apps.request_log.request_budgets import budget_scope
 from tenants.limits.token_buckets import WINDOWS, remaining, start_of
 from tenants.models import ApiKey, LimitSet
 

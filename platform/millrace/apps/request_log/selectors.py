@@ -17,13 +17,12 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Q, QuerySet
 
-from billing.actions.budgets import is_raised
-from billing.budgets.alerts import budget_status
 from billing.metering.usage import BUCKETS, Bucket, instant
-from billing.models import TOKEN_CLASSES, Adjustment, Budget, BudgetPeriod, Price, UsageEvent
+from billing.models import TOKEN_CLASSES, Adjustment, Price, UsageEvent
 from billing.pricing.pricing import COMPONENTS
 from millrace.apps.batches.models import Batch
 from millrace.apps.request_log.models import RequestContent, RequestOutcome, RequestRecord
+from millrace.apps.request_log.request_budgets import HeldFrom, budgets_of, rejecting_budget
 from tenants.models import Tenant
 
 PAGE, MAX_PAGE = 50, 200
@@ -174,25 +173,6 @@ class RequestExecution:
 
 
 @dataclass(frozen=True)
-class HeldFrom:
-    """A budget that the request had to fit, with the budget period it was reserved from.
-
-    `limit` is the present limit of that period: `amount`, what rolled over, and an active temporary increase.
-    """
-
-    budget_id: int
-    name: str
-    unit: str
-    period: str
-    scope: str
-    mode: str
-    amount: int
-    limit: int
-    temporary_increase: int  # included in `limit`; 0 if none is active
-    increase_expires_at: datetime | None
-
-
-@dataclass(frozen=True)
 class RequestStory:
     """All that is known of a request. `record` is None if it is expired or was not written."""
 
@@ -231,8 +211,8 @@ def story(tenant_id: int, request_id: str) -> RequestStory | None:
         record,
         (*own_records[1:], *replays),
         executions,
-        _budgets(tenant_id, record.budget_periods if record else ()),
-        _rejecting_budget(tenant_id, record),
+        budgets_of(tenant_id, record.budget_periods if record else ()),
+        rejecting_budget(tenant_id, record),
         _batch(tenant_id, record),
         stored_content(tenant_id, request_id),
         sum(int(entry.cost_femto) for entry in rated),
@@ -292,53 +272,10 @@ def _lines(event: UsageEvent, prices: Mapping[int, Price]) -> Iterable[RequestLi
             )
 
 
-def _budgets(tenant_id: int, windows: Iterable[int]) -> tuple[HeldFrom, ...]:
-    periods = {
-        row.budget_id: row
-        for row in BudgetPeriod.objects.for_tenant(tenant_id).filter(pk__in=list(windows)).order_by("period_start")
-    }
-    rows = Budget.objects.for_tenant(tenant_id).filter(pk__in=periods).order_by("pk")
-    return tuple(_held_from(row, periods[row.pk]) for row in rows)
-
-
-def _rejecting_budget(tenant_id: int, record: RequestRecord | None) -> HeldFrom | None:
-    bound = (record.limited_by if record else None) or {}
-    if record is None or bound.get("kind") != "budget" or "id" not in bound:
-        return None
-    row = Budget.objects.for_tenant(tenant_id).filter(pk=bound["id"]).first()
-    if row is None:
-        return None
-    periods = BudgetPeriod.objects.for_tenant(tenant_id).filter(budget_id=row.pk, period_start__lte=record.started_at)
-    return _held_from(row, periods.order_by("-period_start").first() or BudgetPeriod(rolled_over=0))
-
-
-def _held_from(row: Budget, budget_period: BudgetPeriod) -> HeldFrom:
-    now = datetime.now(UTC)
-    raised = row.temporary_increase if is_raised(row, now) else 0
-    return HeldFrom(
-        row.pk,
-        row.name,
-        row.unit,
-        row.period,
-        budget_scope(row),
-        row.mode,
-        row.amount,
-        budget_status(row, budget_period, now).limit,
-        raised,
-        row.increase_expires_at if raised else None,
-    )
-
-
 def served_model(record: RequestRecord) -> str:
     """Return the model that answered, or that was attempted last; empty if the request was rejected before it ran."""
     is_rejected = record.outcome in (RequestOutcome.LIMITED, RequestOutcome.REFUSED)
     return "" if is_rejected and not record.placements else record.served_model
-
-
-def budget_scope(budget: Budget) -> str:
-    """Return the level of a budget: `tenant`, `project`, `key` or `member`."""
-    named = {"project": budget.project_id, "key": budget.key_id, "member": budget.member_id}
-    return next((scope for scope, pk in named.items() if pk), "tenant")
 
 
 def _batch(tenant_id: int, record: RequestRecord | None) -> str | None:
