@@ -75,7 +75,7 @@ def test_invalid_input_is_not_retried(send: Send) -> None:
     assert (fields(error), sent) == ((openai.APIStatusError, 413, invalid, "request_too_large"), 1)
 
 
-@pytest.mark.parametrize("ask", ["sync", "async"], indirect=True)
+@pytest.mark.parametrize("send", ["sync", "async"], indirect=True)
 def test_authentication_and_permission_errors(stack: Stack, send: Send) -> None:
     error, sent = send("sk-mr-nobody")
     assert (fields(error), sent) == (
@@ -93,7 +93,7 @@ def test_authentication_and_permission_errors(stack: Stack, send: Send) -> None:
     assert fields(error) == (openai.PermissionDeniedError, 403, "permission_error", "insufficient_scope")
 
 
-@pytest.mark.parametrize("ask", ["sync", "async"], indirect=True)
+@pytest.mark.parametrize("send", ["sync", "async"], indirect=True)
 def test_a_large_body_with_an_invalid_key_receives_401(send: Send) -> None:
     error, sent = send("sk-mr-nobody", messages=[{"role": "user", "content": "x" * (7 << 20)}])
     assert (fields(error), sent) == (

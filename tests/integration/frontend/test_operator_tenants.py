@@ -80,7 +80,7 @@ def test_a_budget_shows_how_full_it_is(client, operator, acme):
 
 
 def spender(slug: str, *budgets: tuple[str, int]) -> Tenant:
-    """A tenant with budgets, each of a mode and used to so many percent."""
+    """A tenant with budgets, each of a mode and with its used percent."""
     tenant = actions.do_create_tenant(slug, slug)
     for mode, percent in budgets:
         budget = do_make_budget(tenant, name=mode, unit="tokens", period="lifetime", amount=1000, mode=mode)
