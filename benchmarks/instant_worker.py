@@ -96,7 +96,7 @@ class InstantEngine:
         return TokenUsage(uncached=len(live.job.prompt_token_ids), output=output)
 
 
-inference_worker.worker.worker.LLMEngine = lambda config: None  # type: ignore[misc, assignment]
+inference_worker.worker.worker.ENGINES["generation"] = lambda config: None  # type: ignore[return-value, assignment]
 inference_worker.worker.worker.ResidentEngine = InstantEngine  # type: ignore[misc, assignment]
 
 if __name__ == "__main__":
