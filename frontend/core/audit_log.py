@@ -194,7 +194,7 @@ def _int_param(ctx: PageContext, name: str) -> int | None:
 def _time_lookups(ctx: PageContext) -> tuple[dict[str, datetime], str]:
     """Return the ORM lookups of the date filters, in UTC, and an error message."""
     found: dict[str, datetime] = {}
-    for name, lookup, more in (("from", "at__gte", timedelta()), ("to", "at__lt", timedelta(days=1))):
+    for name, lookup, more in (("from", "created_at__gte", timedelta()), ("to", "created_at__lt", timedelta(days=1))):
         if text := ctx.query.get(name, ""):
             try:
                 found[lookup] = instant(text).astimezone(UTC) + more

@@ -15,7 +15,7 @@ from tests.support.rows import only_project
 
 pytestmark = pytest.mark.usefixtures("table")
 MODEL = "smollm2-135m"
-TICKET = "**/t/acme/playground/ticket"
+TOKEN_URL = "**/t/acme/playground/token"
 STARTED = {"type": "started", "request_id": "req_1", "model": MODEL}
 DONE = {"type": "done"}
 
@@ -87,11 +87,11 @@ def test_an_error_page_is_a_message_with_its_status(page, status, text):
             status=status, headers={"x-request-id": "req_7"}, content_type="text/html", body="<!doctype html>"
         )
 
-    page.route(TICKET, fail)
+    page.route(TOKEN_URL, fail)
     send(page)
     expect(page.get_by_role("alert")).to_have_text(text)
     expect(page.get_by_label("Message")).to_have_value("Hello!")
-    page.unroute(TICKET)
+    page.unroute(TOKEN_URL)
     answer_with(page, STARTED, chunk("Hi", "stop"), DONE)
     send(page)
     expect(state(page)).to_have_text("Complete")
@@ -105,7 +105,7 @@ def test_a_page_without_session_token_or_server_asks_to_sign_in_to_reload_or_to_
     send(page)
     expect(page.get_by_role("alert")).to_contain_text("status 403")
     expect(page.get_by_role("alert")).to_contain_text("Reload the page and try again.")
-    page.route(TICKET, lambda route: route.abort())
+    page.route(TOKEN_URL, lambda route: route.abort())
     send(page)
     expect(page.get_by_role("alert")).to_have_text("Cannot reach the console. Check your connection and try again.")
 
@@ -114,7 +114,7 @@ def test_a_rejected_token_shows_the_servers_reason(page):
     key = page.get_by_label("API key")
     key.evaluate("element => (element.selectedOptions[0].value = '999999')")
     send(page)
-    expect(page.get_by_role("alert")).to_contain_text("This key was deleted or has no inference permission.")
+    expect(page.get_by_role("alert")).to_contain_text("This key was revoked or has no inference permission.")
 
 
 @pytest.mark.parametrize(

@@ -139,10 +139,10 @@ def _fail(*_: object) -> None:
 
 def test_a_panel_shows_new_data(open_page, acme, use):
     page = open_page()
-    expect(page.locator("#panel-stats")).to_contain_text("Requests1")
+    expect(page.locator("#panel-stats")).to_contain_text("Accepted requests1")
     use(acme, output=1)
     page.evaluate("htmx.ajax('GET', '/t/acme/panels/stats', {target: '#panel-stats', swap: 'innerHTML'})")
-    expect(page.locator("#panel-stats")).to_contain_text("Requests2")
+    expect(page.locator("#panel-stats")).to_contain_text("Accepted requests2")
 
 
 def test_phones_have_a_menu_without_scripts_too(open_page):

@@ -188,6 +188,7 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
 
     def names(address: str) -> tuple[list[str], str]:
         page = client.get(address).content.decode()
+        assert "panel-error" not in page
         return re.findall(r'</a><span class="text-muted">([^<]+)</span></th>', page), page
 
     def link(page: str, rel: str) -> str:
@@ -210,6 +211,8 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
     assert names("/operator/audit/?tenant=lab&action=key")[0] == [newest_of(lab)]
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).date()
     assert names(f"/operator/audit/?from={tomorrow}")[0] == []
+    today = f"from={tomorrow - timedelta(days=2)}&to={tomorrow}"
+    assert names(f"/operator/audit/?tenant=lab&action=key&{today}")[0] == [newest_of(lab)]
     for nonsense in ("from=yesterday", "before=%00", "before=99999999999999999999", "after=-1", "tenant=%00"):
         assert client.get(f"/operator/audit/?{nonsense}").status_code == 200, nonsense
 
