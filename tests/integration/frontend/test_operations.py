@@ -110,11 +110,8 @@ def test_every_page_loads_without_the_broker(client: Client, monkeypatch: pytest
     def away(*_: Any, **__: Any) -> None:
         raise redis.ConnectionError
 
-    for module in (
-        "millrace.apps.operations.health",
-        *("frontend.operator.health.page", "frontend.operator.models.page", "frontend.operator.fleet.page"),
-    ):
-        monkeypatch.setattr(f"{module}.read_fleet_status", away)
+    for module in ("health", "models", "fleet"):
+        monkeypatch.setattr(f"frontend.operator.{module}.page.read_fleet_status", away)
     for address in PAGES:
         assert "did not load" not in client.get(address).content.decode(), address
     assert "Broker unavailable" in client.get("/operator/").content.decode()
