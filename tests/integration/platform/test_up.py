@@ -282,6 +282,7 @@ async def test_a_process_that_never_becomes_ready_makes_the_start_fail_with_the_
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervising, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(supervising, "STEADY_SECONDS", 90)  # five deaths take seconds on a busy machine
     status, said = await run(TinyStack(tmp_path, beat="sleep 0.1; echo the reason; exit 5"), None, capsys)
     assert status == 1
     assert "! beat ended with status 5; starting it again" in said
