@@ -3,8 +3,7 @@
     MILLRACE_INSTANT_PACE=0 python -m benchmarks.instant_worker
 
 With a pace of 0 the whole output is delivered when the request is submitted. Otherwise the pace is the number of steps
-per
-second, and each step gives every request one token. A token's text is the monotonic clock in nanoseconds.
+per second, and each step gives every request one token. A token's text is the monotonic clock in nanoseconds.
 """
 
 from __future__ import annotations

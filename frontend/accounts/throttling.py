@@ -15,13 +15,13 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any, Literal, cast
 
-import redis
 from django.conf import settings
 from django.core import signing
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.crypto import constant_time_compare, salted_hmac
 
+from inference_worker.contract import valkey
 from tenants.login_throttle import Attempt, Throttle, Throttled
 from tenants.models import User
 
@@ -34,7 +34,7 @@ _WAIT, _REMEMBER = "_throttle_wait", "_throttle_remember"
 @cache
 def throttle() -> Throttle:
     """Return the throttle of this process."""
-    return Throttle(redis.Redis.from_url(settings.MILLRACE.valkey_url, socket_timeout=2))
+    return Throttle(valkey.connect(settings.MILLRACE.valkey_url, valkey.LOGINS))
 
 
 @contextmanager

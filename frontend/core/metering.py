@@ -10,6 +10,7 @@ import structlog
 from django.conf import settings
 
 from billing.metering import status
+from inference_worker.contract import valkey
 
 log = structlog.get_logger(__name__)
 _STALE = timedelta(seconds=10)
@@ -30,7 +31,7 @@ class Metering:
 def metering(now: datetime) -> Metering:
     """Return the settler's last report. Without Valkey the page still loads, and the status is unknown."""
     try:
-        with redis.Redis.from_url(settings.CACHES["default"]["LOCATION"], socket_timeout=1) as broker:
+        with valkey.connect(settings.CACHES["default"]["LOCATION"], valkey.PAGES) as broker:
             payload = broker.get(status.STATUS_KEY)
     except redis.RedisError as exc:
         log.warning("settler_status_read_failed", error=str(exc))

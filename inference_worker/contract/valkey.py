@@ -8,6 +8,7 @@
 | `SETTLER` | settler: reads of the usage stream |
 | `PAGES` | console, management API and web jobs: reads, and the copy of the cordons |
 | `NOTIFICATIONS` | management API and web jobs: changed key snapshots |
+| `LOGINS` | console: attempts to log in, counted before the password is checked |
 | `CONFIRMATIONS` | management API and web jobs: gateways that have applied a change |
 | `SUPERVISOR` | `millrace up`: readiness of the embedded server, and exits of workers |
 | `STARTUP_CHECK` | `millrace up`: the check of MILLRACE_VALKEY_URL |
@@ -52,6 +53,7 @@ WORKER = ClientOptions("worker", 5, 2, retries=3, health_check_interval=10)
 SETTLER = ClientOptions("settler", 5, 2, health_check_interval=10, protocol=2)
 PAGES = ClientOptions("pages", 1, 1)
 NOTIFICATIONS = ClientOptions("notifications", 2, 2)
+LOGINS = ClientOptions("logins", 2, 2)
 CONFIRMATIONS = ClientOptions("confirmations", 0.5, 0.5)  # a change waits for the gateways for a second
 SUPERVISOR = ClientOptions("supervisor", 1, 1)
 STARTUP_CHECK = ClientOptions("startup-check", 5, 5)

@@ -65,7 +65,7 @@ def test_a_pinned_prefix_is_kept_until_its_time_is_over() -> None:
     assert usage_of(engine, "plain again", distinct(100, 2)).cache_read == 0
     assert usage_of(engine, "pinned again", distinct(100, 1)).cache_read == 96
     clock.now = 299.0 + 300.0  # the hit restarted the time, which is over now
-    usage_of(engine, "somebody", [7])
+    usage_of(engine, "another", [7])
     assert len(engine.scheduler.cache.pins) == 0
     crowd_out(engine, 4)
     assert usage_of(engine, "too late", distinct(100, 1)).cache_read == 0

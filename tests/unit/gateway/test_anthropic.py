@@ -284,17 +284,17 @@ def test_tool_calls_with_and_without_streaming() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "expected"),
     [
         ({"reason": "length"}, ("max_tokens", None)),
         ({"stop": "END"}, ("stop_sequence", "END")),
         ({}, ("end_turn", None)),
     ],
 )
-def test_stop_reasons(end: dict[str, Any], told: tuple[str, str | None]) -> None:
+def test_stop_reasons(end: dict[str, Any], expected: tuple[str, str | None]) -> None:
     answer = MessagesWriter(form(), TOKENIZER).whole(events("Hi", **end))
-    assert (answer["stop_reason"], answer["stop_sequence"]) == told
-    assert streamed(events("Hi", **end))[-2]["delta"] == {"stop_reason": told[0], "stop_sequence": told[1]}
+    assert (answer["stop_reason"], answer["stop_sequence"]) == expected
+    assert streamed(events("Hi", **end))[-2]["delta"] == {"stop_reason": expected[0], "stop_sequence": expected[1]}
 
 
 def test_a_truncated_tool_call_is_omitted() -> None:

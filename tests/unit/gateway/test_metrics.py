@@ -36,8 +36,8 @@ def board_of(**replicas: Heartbeat) -> ReplicaRegistry:
     """Return a replica table with these live replicas, whose heartbeats came through the broker."""
     board = ReplicaRegistry(lambda: 0.0)
     for beat in (1, 2):
-        told = {name.encode(): encode(heartbeat_with(heartbeat, beat)) for name, heartbeat in replicas.items()}
-        board.update(told)
+        payloads = {name.encode(): encode(heartbeat_with(heartbeat, beat)) for name, heartbeat in replicas.items()}
+        board.update(payloads)
     return board
 
 
@@ -60,21 +60,23 @@ def values(metric: Metric, sample: str, *labels: str) -> dict[tuple[str, ...], f
 
 
 def test_counters_are_totals_by_model_and_replica() -> None:
-    told = scrape(board_of(one=heartbeat(engine_snapshot()), two=heartbeat(engine_snapshot(2), model="other")))
-    tokens = told["vllm:generation_tokens"]
+    scraped = scrape(board_of(one=heartbeat(engine_snapshot()), two=heartbeat(engine_snapshot(2), model="other")))
+    tokens = scraped["vllm:generation_tokens"]
     assert tokens.type == "counter"
     assert values(tokens, "vllm:generation_tokens_total", "model_name", "engine") == {
         ("m", "one"): 8, ("other", "two"): 4
     }  # fmt: skip
-    ended = values(told["vllm:request_success"], "vllm:request_success_total", "engine", "finished_reason")
+    ended = values(scraped["vllm:request_success"], "vllm:request_success_total", "engine", "finished_reason")
     assert (ended["one", "length"], ended["one", "stop"]) == (2, 0)
-    classes = values(told["millrace_engine_tokens"], "millrace_engine_tokens_total", "model", "replica", "token_class")
+    classes = values(
+        scraped["millrace_engine_tokens"], "millrace_engine_tokens_total", "model", "replica", "token_class"
+    )
     assert (classes["m", "one", "uncached"], classes["m", "one", "cache_read"]) == (32, 32)
 
 
 def test_histograms_are_cumulative_and_add_up() -> None:
-    told = scrape(board_of(one=heartbeat(engine_snapshot())))
-    steps = told["vllm:iteration_tokens_total"]
+    scraped = scrape(board_of(one=heartbeat(engine_snapshot())))
+    steps = scraped["vllm:iteration_tokens_total"]
     assert steps.type == "histogram"
     # Two prompts, of 32 tokens and then of the 16 that were not cached, and three decodes each.
     buckets = values(steps, "vllm:iteration_tokens_total_bucket", "le")
@@ -83,17 +85,17 @@ def test_histograms_are_cumulative_and_add_up() -> None:
     assert values(steps, "vllm:iteration_tokens_total_count", "engine") == {("one",): 8}
     assert values(steps, "vllm:iteration_tokens_total_sum", "engine") == {("one",): 32 + 16 + 6}
     for family in families.HISTOGRAMS:
-        counts = list(values(told[family.name], f"{family.name}_bucket", "le").values())
+        counts = list(values(scraped[family.name], f"{family.name}_bucket", "le").values())
         assert counts == sorted(counts)
-        assert [counts[-1]] == list(values(told[family.name], f"{family.name}_count").values())
+        assert [counts[-1]] == list(values(scraped[family.name], f"{family.name}_count").values())
 
 
 def test_gauges_are_the_heartbeats() -> None:
-    told = scrape(board_of(one=heartbeat(engine_snapshot())))
-    assert values(told["vllm:num_requests_running"], "vllm:num_requests_running", "engine") == {("one",): 3}
-    assert values(told["vllm:num_requests_waiting"], "vllm:num_requests_waiting", "engine") == {("one",): 2}
-    assert values(told["vllm:kv_cache_usage_perc"], "vllm:kv_cache_usage_perc", "engine") == {("one",): 0.4}
-    assert values(told["millrace_mfu_ratio"], "millrace_mfu_ratio", "replica") == {("one",): 0}
+    scraped = scrape(board_of(one=heartbeat(engine_snapshot())))
+    assert values(scraped["vllm:num_requests_running"], "vllm:num_requests_running", "engine") == {("one",): 3}
+    assert values(scraped["vllm:num_requests_waiting"], "vllm:num_requests_waiting", "engine") == {("one",): 2}
+    assert values(scraped["vllm:kv_cache_usage_perc"], "vllm:kv_cache_usage_perc", "engine") == {("one",): 0.4}
+    assert values(scraped["millrace_mfu_ratio"], "millrace_mfu_ratio", "replica") == {("one",): 0}
 
 
 @pytest.mark.parametrize(
@@ -104,9 +106,9 @@ def test_gauges_are_the_heartbeats() -> None:
     ],
 )
 def test_a_worker_of_another_version_hides_no_other_metrics(metrics: MetricsSnapshot | None) -> None:
-    told = scrape(board_of(one=heartbeat(engine_snapshot()), strange=heartbeat(metrics)))
-    assert values(told[families.TTFT], f"{families.TTFT}_count", "engine") == {("one",): 2}
-    assert values(told["vllm:num_requests_running"], "vllm:num_requests_running", "engine") == {
+    scraped = scrape(board_of(one=heartbeat(engine_snapshot()), strange=heartbeat(metrics)))
+    assert values(scraped[families.TTFT], f"{families.TTFT}_count", "engine") == {("one",): 2}
+    assert values(scraped["vllm:num_requests_running"], "vllm:num_requests_running", "engine") == {
         ("one",): 3, ("strange",): 3
     }  # fmt: skip
 
@@ -123,12 +125,12 @@ def test_the_docs_list_exactly_the_metrics() -> None:
     metrics.settler.status = SettlerStatus(
         0, "s", settled=1, repeated=0, quarantined=0, last_batch_at=0, backlog=0, lag_ms=0
     )
-    told = {
+    scraped = {
         f"{metric.name}_total" if metric.type == "counter" else metric.name: metric.type
         for metric in text_string_to_metric_families(metrics.render().decode())
     }
     rows = re.findall(r"^\| `([a-z0-9:_]+)` \| (\w+) \|", DOCS.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert dict(rows) == told
+    assert dict(rows) == scraped
     assert len(dict(rows)) == len(rows)
 
 

@@ -116,9 +116,11 @@ def test_the_document_is_valid() -> None:
     assert len(set(names)) == len(names)
     for path, item in OURS["paths"].items():
         for operation in (operation for name, operation in item.items() if name != "parameters"):
-            told = item.get("parameters", []) + operation.get("parameters", [])
-            told = [OURS["components"]["parameters"][p["$ref"].rpartition("/")[2]] if "$ref" in p else p for p in told]
-            assert {p["name"] for p in told if p["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+            parameters = item.get("parameters", []) + operation.get("parameters", [])
+            parameters = [
+                OURS["components"]["parameters"][p["$ref"].rpartition("/")[2]] if "$ref" in p else p for p in parameters
+            ]
+            assert {p["name"] for p in parameters if p["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
 
 
 def test_the_document_has_exactly_the_routes() -> None:
@@ -131,13 +133,13 @@ def test_the_document_has_exactly_the_routes() -> None:
 def test_request_bodies_agree_with_the_code_and_the_vendor(
     name: str, body: type[msgspec.Struct], vendor: str | None, schema: str
 ) -> None:
-    told = OURS["components"]["schemas"][name]
+    documented = OURS["components"]["schemas"][name]
     fields = msgspec.structs.fields(body)
-    assert set(told["properties"]) == {field.name for field in fields}
-    assert set(told.get("required", [])) == {field.name for field in fields if field.required}
-    assert told["additionalProperties"] is False
+    assert set(documented["properties"]) == {field.name for field in fields}
+    assert set(documented.get("required", [])) == {field.name for field in fields if field.required}
+    assert documented["additionalProperties"] is False
     if vendor is not None:
-        unknown = set(told["properties"]) - fields_of(vendor_document(vendor), schema)
+        unknown = set(documented["properties"]) - fields_of(vendor_document(vendor), schema)
         # Completions accept the same parameters as chat completions.
         more = (
             EXTENSIONS | fields_of(vendor_document(vendor), "CreateChatCompletionRequest")
@@ -220,6 +222,8 @@ def test_errors_agree_with_the_document() -> None:
 def test_files_agree_with_the_document() -> None:
     at = datetime(2026, 1, 1, tzinfo=UTC)
     row = {"name": "file-1", "size": 1, "created_at": at, "expires_at": at, "filename": "a", "purpose": "batch"}
-    told = files.file_object(row)
-    check(OURS, "File", told)
-    check(vendor_document("openai"), "OpenAIFile", {name: value for name, value in told.items() if value is not None})
+    response = files.file_object(row)
+    check(OURS, "File", response)
+    check(
+        vendor_document("openai"), "OpenAIFile", {name: value for name, value in response.items() if value is not None}
+    )

@@ -220,11 +220,11 @@ def test_function_calls() -> None:
         ("function_call", "weather", "{}", "completed"),
     ]
     assert one["call_id"] != two["call_id"]
-    told: dict[int, str] = {}
+    arguments: dict[int, str] = {}
     for event in found:
         if event["type"] == "response.function_call_arguments.delta":
-            told[event["output_index"]] = told.get(event["output_index"], "") + event["delta"]
-    assert told == {1: one["arguments"], 2: two["arguments"]}
+            arguments[event["output_index"]] = arguments.get(event["output_index"], "") + event["delta"]
+    assert arguments == {1: one["arguments"], 2: two["arguments"]}
     state: Any = ResponseStreamState(input_tools=[], text_format=openai.omit)
     for event in found:
         state.handle_event(EVENT.validate_python(event))

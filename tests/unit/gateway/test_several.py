@@ -25,15 +25,15 @@ def part(number: int) -> list[AnswerEvent]:
 
 
 async def test_events_of_several_prompts_are_merged() -> None:
-    told = [event async for event in merge_events([events(*part(0)), events(*part(1))], 2)]
-    tokens = [event for event in told if isinstance(event, Tokens)]
+    merged = [event async for event in merge_events([events(*part(0)), events(*part(1))], 2)]
+    tokens = [event for event in merged if isinstance(event, Tokens)]
     assert [(event.index, event.text) for event in tokens] == [(0, "0a"), (1, "0b"), (2, "1a"), (3, "1b")]
     prompts = [event.prompt for event in tokens if event.prompt]
     assert prompts == [TokenUsage(uncached=2, cache_read=3), TokenUsage(uncached=4, cache_read=6)]
-    ends = [(event.index, event.finish_reason, event.stop_reason) for event in told if isinstance(event, Finished)]
+    ends = [(event.index, event.finish_reason, event.stop_reason) for event in merged if isinstance(event, Finished)]
     assert ends == [(1, "stop", "x"), (0, "length", None), (3, "stop", "x")]
-    (end,) = (event for event in told if isinstance(event, End))
-    assert end is told[-1]
+    (end,) = (event for event in merged if isinstance(event, End))
+    assert end is merged[-1]
     assert end.usage == TokenUsage(uncached=4, cache_read=6, output=4)
 
 

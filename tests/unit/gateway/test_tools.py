@@ -118,8 +118,8 @@ def test_the_structured_spec_of_tools() -> None:
     spec = tools.spec(request(tools=(tool,), tool_choice="f"))
     assert spec is not None
     assert (spec.constraint_type, spec.param) == ("tools", "tools")
-    told = {"tools": [{"name": "f", "parameters": schema, "strict": True}], "choice": "f", "parallel": False}
-    assert json.loads(spec.text) == told
+    expected = {"tools": [{"name": "f", "parameters": schema, "strict": True}], "choice": "f", "parallel": False}
+    assert json.loads(spec.text) == expected
     for parallel in (True, False):
         spec = tools.spec(request(tools=(tool,), parallel_tools=parallel))
         assert spec is not None
