@@ -21,8 +21,8 @@ endif
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help up setup test test-unit test-browser test-faults bench-quick lint types lint-imports check docs-settings \
-	screenshots lock clean
+.PHONY: help up setup test test-unit test-browser test-faults bench-quick lint types lint-imports check docs \
+	docs-settings screenshots lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -69,8 +69,11 @@ lint-imports: $(VENV)/installed-dev ## check the import contracts
 
 check: lint types lint-imports test test-browser test-faults bench-quick ## run all checks and tests
 
-docs-settings: setup ## update the table of settings in docs/configuration.md
-	$(BIN)/millrace config --write docs/configuration.md
+docs: $(VENV)/installed-docs ## build the documentation site into build/site; fails on a broken link
+	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs build --strict --quiet
+
+docs-settings: setup ## update the table of settings in docs/reference/configuration.md
+	$(BIN)/millrace config --write docs/reference/configuration.md
 
 screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.support.frontend.make_screenshots
@@ -81,6 +84,8 @@ lock: $(VENV)/installed-dev ## lock the newest allowed versions
 		--no-header --no-annotate --upgrade --output-file requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --extra build --extra dev --constraint requirements.lock --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --upgrade --output-file requirements-dev.lock
+	echo mkdocs-material | $(BIN)/uv pip compile - --constraint requirements-dev.lock --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --upgrade --output-file requirements-docs.lock
 
 clean: ## remove what was installed and cached; the data stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
@@ -114,4 +119,9 @@ $(VENV)/installed: requirements.lock requirements-torch.txt requirements-models.
 $(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
 	@echo 'Installing the locked packages that tests and checks need'
 	@$(INSTALL) $(AGAIN) --require-hashes --requirement requirements-dev.lock
+	@touch $@
+
+$(VENV)/installed-docs: requirements-docs.lock | $(VENV)/bin/python
+	@echo 'Installing the locked packages that the documentation site needs'
+	@$(INSTALL) $(AGAIN) --require-hashes --requirement requirements-docs.lock
 	@touch $@

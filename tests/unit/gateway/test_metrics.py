@@ -21,7 +21,7 @@ from millrace.gateway.dispatch.replicas import ReplicaRegistry
 from millrace.gateway.http.endpoints.health import MetricsEndpoint
 from tests.support.engine.fakes import fake_engine, request, run
 
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 def engine_snapshot(max_tokens: int = 4) -> MetricsSnapshot:
