@@ -21,7 +21,7 @@ endif
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help up setup test test-unit test-browser test-faults bench-quick lint types lint-imports check docs \
+.PHONY: help up setup test test-unit test-browser test-faults bench-quick lint types lint-imports check client docs \
 	docs-settings screenshots lock clean
 
 help: ## list the targets
@@ -69,6 +69,9 @@ lint-imports: $(VENV)/installed-dev ## check the import contracts
 
 check: lint types lint-imports test test-browser test-faults bench-quick ## run all checks and tests
 
+client: $(VENV)/installed-dev ## update the modules of millrace.client that are generated from the management API
+	@PYTHONPATH=.:platform $(BIN)/python -m tools.generate_client
+
 docs: $(VENV)/installed-docs ## build the documentation site into build/site; fails on a broken link
 	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs build --strict --quiet
 
@@ -80,10 +83,10 @@ screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
 
 lock: $(VENV)/installed-dev ## lock the newest allowed versions
 	$(PIP) install --quiet uv
-	$(BIN)/uv pip compile pyproject.toml --extra build --python-version 3.11 --generate-hashes \
+	$(BIN)/uv pip compile pyproject.toml --extra build --extra platform --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --upgrade --output-file requirements.lock
-	$(BIN)/uv pip compile pyproject.toml --extra build --extra dev --constraint requirements.lock --python-version 3.11 \
-		--generate-hashes --no-header --no-annotate --upgrade --output-file requirements-dev.lock
+	$(BIN)/uv pip compile pyproject.toml --extra build --extra platform --extra dev --constraint requirements.lock \
+		--python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade --output-file requirements-dev.lock
 	echo mkdocs-material | $(BIN)/uv pip compile - --constraint requirements-dev.lock --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --upgrade --output-file requirements-docs.lock
 
