@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # Python compiles a module when it is imported first. Compiling all of them here takes longer: most are never imported.
 INSTALL := $(PIP) install --no-compile
+# Where this variable is set, as in many containers, each process would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 

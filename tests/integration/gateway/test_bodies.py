@@ -37,6 +37,7 @@ from millrace.gateway.protocols.prompts import tokenize
 from millrace.gateway.routing.router import Candidate, Router
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.policy import parse
+from tests.support.models import models_data_dir
 
 BODY_BYTES = 7_400_000
 PIECE = b" " * 65_536
@@ -248,9 +249,9 @@ async def test_a_disconnected_client_ends_the_reading() -> None:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedModel]:
+def models() -> dict[str, ServedModel]:
     specs = [ModelSpec("m", "embedded", "auto"), ModelSpec("e", "embedded:minilm", "auto")]
-    return dict(load_catalog(specs, tmp_path_factory.mktemp("state")))
+    return dict(load_catalog(specs, models_data_dir()))
 
 
 @pytest.fixture
