@@ -85,7 +85,6 @@ def _snapshot(
         key_id=key.pk,
         tenant_id=tenant.pk,
         project_id=key.project_id,
-        tenant_slug=tenant.slug,
         scopes=tuple(key.scopes),
         models=None if key.allowed_models is None else tuple(key.allowed_models),
         expires_at=None if key.expires_at is None else round(key.expires_at.timestamp() * 1e6),

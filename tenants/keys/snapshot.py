@@ -64,7 +64,6 @@ class ApiKeySnapshot(msgspec.Struct, frozen=True):
     key_id: int
     tenant_id: int
     project_id: int
-    tenant_slug: str
     scopes: tuple[str, ...]
     models: tuple[str, ...] | None  # names that the key may use; None: all
     expires_at: int | None  # microseconds since 1970, UTC; the key is expired from this time on

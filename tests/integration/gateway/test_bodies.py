@@ -47,7 +47,7 @@ TOKEN = b"Bearer sk-mr-test"
 
 def key_of(tenant: int = 7, *sets: LimitSetSnapshot, **fields: Any) -> ApiKeySnapshot:
     scopes = fields.pop("scopes", ("inference",))
-    return ApiKeySnapshot(1, tenant, 1, "t", scopes, None, None, False, False, LimitSnapshot(sets), 1, **fields)
+    return ApiKeySnapshot(1, tenant, 1, scopes, None, None, False, False, LimitSnapshot(sets), 1, **fields)
 
 
 class Keys:
