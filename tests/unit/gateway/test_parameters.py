@@ -16,6 +16,7 @@ from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
 from millrace.gateway.protocols.openai.chat import ChatBody, read_chat
 from millrace.gateway.protocols.openai.completions import read_completion
 from millrace.gateway.protocols.openai.parameters import NO_OP
+from millrace.gateway.protocols.unknown_fields import check_unknown
 from tests.support.gateway.requests import ANY_JSON, HELLO, LIKELY, NAMES, called, named, tool
 
 
@@ -29,7 +30,7 @@ def completion(**fields: Any) -> InferenceRequest:
 
 def error_of(**fields: Any) -> ApiError:
     with pytest.raises(ApiError) as exc_info:
-        chat(**fields)
+        check_unknown("reject", chat(**fields).unknown)
     assert exc_info.value.status == 400
     return exc_info.value
 
@@ -174,14 +175,26 @@ def test_a_harmless_value_is_accepted(name: str, value: object) -> None:
         ("best_of", 2),
         ("suffix", "!"),
         ("functions", [{"name": "f"}]),
-        ("prompt_cache_retention", "24h"),
-        ("store", True),
-        ("reasoning_effort", "high"),
     ],
 )
 def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None:
     api_error = error_of(**{name: value})
     assert (api_error.code, api_error.param) == ("unsupported_parameter", name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prompt_cache_retention", "24h"),
+        ("store", True),
+        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
+        ("prediction", {"type": "content", "content": "x"}),
+    ],
+)
+def test_a_hint_is_accepted_and_named(name: str, value: object) -> None:
+    request = chat(**{name: value})
+    assert (request.ignored, request.unknown) == ((name,), ())
 
 
 @pytest.mark.parametrize(
@@ -227,7 +240,7 @@ def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None
         ({"max_completion_tokens": 0}, "invalid_value", "max_completion_tokens"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "invalid_value", "max_tokens"),
         ({"max_tokens": 1.5}, "invalid_type", "max_tokens"),
-        ({"stop": list("abcde")}, "invalid_value", "stop"),
+        ({"stop": ["a"] * 17}, "invalid_value", "stop"),
         ({"stop": ""}, "invalid_value", "stop"),
         ({"stop": "a" * 1025}, "invalid_value", "stop"),
         ({"stop_token_ids": [-1]}, "invalid_value", "stop_token_ids"),

@@ -97,7 +97,6 @@ def test_items_are_converted_to_messages() -> None:
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
@@ -114,6 +113,10 @@ def test_errors_name_the_invalid_parameter(fields: dict[str, Any], param: str) -
     with pytest.raises(ApiError) as exc_info:
         read(**fields)
     assert (exc_info.value.status, exc_info.value.param) == (400, param)
+
+
+def test_responses_are_not_stored_and_the_header_names_it() -> None:
+    assert read(store=True).ignored == ("store",)
 
 
 @given(
