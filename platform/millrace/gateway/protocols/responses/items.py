@@ -86,7 +86,7 @@ def _add(messages: list[dict[str, Any]], path: str, item: Item, names: dict[str,
         messages.append({"role": _ROLES.get(item.role, item.role), "content": _text(f"{path}.content", item.content)})
     elif isinstance(item, FunctionCall):
         names[item.call_id] = item.name
-        function = {"name": item.name, "arguments": call_arguments(f"{path}.arguments", item.arguments)}
+        function = {"name": item.name, "arguments": call_arguments(item.arguments)}
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         calls = messages[-1].setdefault("tool_calls", [])
