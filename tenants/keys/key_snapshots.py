@@ -5,7 +5,7 @@ Everything here runs in an action's transaction (`tenants.actions.common.locked_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import redis
@@ -32,6 +32,11 @@ for index, name in ipairs(KEYS) do
 end
 """
 _BATCH_SIZE = 500
+_UNKNOWN_PARAMETERS: Mapping[str, snapshot.UnknownParameters | None] = {
+    "default": None,
+    "reject": "reject",
+    "warn": "warn",
+}
 
 Compiled = tuple[bytes, snapshot.ApiKeySnapshot]
 
@@ -95,6 +100,7 @@ def _snapshot(
         allowed_ip_ranges=None if key.allowed_ip_ranges is None else tuple(key.allowed_ip_ranges),
         policies=_policies(policies),
         content_retention_days=tenant.content_retention_days,
+        unknown_parameters=_UNKNOWN_PARAMETERS[tenant.unknown_parameters],
     )
 
 

@@ -89,15 +89,10 @@ def test_items_are_converted_to_messages() -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0].call_id"),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]},
-            "input[0].arguments",
-        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
@@ -114,6 +109,18 @@ def test_errors_name_the_invalid_parameter(fields: dict[str, Any], param: str) -
     with pytest.raises(ApiError) as exc_info:
         read(**fields)
     assert (exc_info.value.status, exc_info.value.param) == (400, param)
+
+
+def test_a_truncated_call_can_be_sent_back_with_its_result() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"x": "y'}
+    result = {"type": "function_call_output", "call_id": "c", "output": "invalid"}
+    made, answer = read(input=[call, result]).prompt
+    assert made["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": "y'}
+    assert answer["name"] == "f"
+
+
+def test_responses_are_not_stored_and_the_header_names_it() -> None:
+    assert read(store=True).ignored == ("store",)
 
 
 @given(

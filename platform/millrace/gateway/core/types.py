@@ -88,6 +88,8 @@ class InferenceRequest:
     inputs: tuple[str | list[int], ...] = ()  # embeddings: texts or token IDs instead of a prompt
     echoed_parameters: dict[str, Any] = field(default_factory=dict)  # parameters that the dialect's response repeats
     parts: int = 0  # content parts of all messages
+    ignored: tuple[str, ...] = ()  # fields that were accepted without effect, for the response header and the record
+    unknown: tuple[str, ...] = ()  # those of them that are unknown, and rejected if `unknown_parameters` is reject
     # Set if a prompt process has read the request. Then `prompt`, `more_prompts` and `inputs` are empty placeholders.
     tokenized: TokenizedPrompts | None = None
     number: int = 0  # of this prompt among the request's prompts

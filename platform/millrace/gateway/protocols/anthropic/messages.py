@@ -18,8 +18,9 @@ from millrace.gateway.protocols.anthropic.blocks import (
     Conversation,
     Message,
 )
-from millrace.gateway.protocols.openai.parameters import MAX_TOKENS, check_ranges, read_body, within
+from millrace.gateway.protocols.openai.parameters import MAX_TOKENS, check_ranges, read_request, within
 from millrace.gateway.protocols.tools import check_tools
+from millrace.gateway.protocols.unknown_fields import StrictFields
 
 DIALECT = "anthropic.messages"
 MAX_BREAKPOINTS = 4
@@ -34,6 +35,7 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
 }
+HINTS: frozenset[str] = frozenset()  # parameters of `NO_OP` that are accepted with every value, and then ignored
 
 
 class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,7 +57,7 @@ class Metadata(msgspec.Struct, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
-class JsonFormat(msgspec.Struct, forbid_unknown_fields=True):
+class JsonFormat(StrictFields):
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
@@ -94,13 +96,14 @@ def read_messages(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    parsed = read_body(body, MessagesBody, NO_OP)
+    parsed, ignored = read_request(body, MessagesBody, NO_OP, HINTS)
     within("max_tokens", parsed.max_tokens, 1, MAX_TOKENS)
     user = parsed.metadata.user_id if parsed.metadata else None
     if len(user or "") > MAX_USER_CHARACTERS:
         raise invalid("metadata.user_id", f"user_id may have at most {MAX_USER_CHARACTERS} characters.")
     return InferenceRequest(
         **_prompt(parsed),
+        **ignored.request_fields(),
         sampling=_sampling(parsed),
         max_tokens=parsed.max_tokens,
         user=user,
@@ -114,7 +117,8 @@ def read_count(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    return InferenceRequest(**_prompt(read_body(body, CountBody, NO_OP)), sampling=SamplingParams())
+    parsed, ignored = read_request(body, CountBody, NO_OP, HINTS)
+    return InferenceRequest(**_prompt(parsed), **ignored.request_fields(), sampling=SamplingParams())
 
 
 def _prompt(parsed: CountBody) -> dict[str, Any]:

@@ -22,11 +22,12 @@ from millrace.gateway.protocols.openai.parameters import (
     Common,
     common_fields,
     guided,
-    read_body,
+    read_request,
     sampling_params,
     within,
 )
 from millrace.gateway.protocols.tools import check_tools
+from millrace.gateway.protocols.unknown_fields import StrictFields
 
 DIALECT = "openai.chat"
 MAX_TOP_LOGPROBS = 20
@@ -54,22 +55,22 @@ class ChatNamedChoice(msgspec.Struct, forbid_unknown_fields=True):
     function: Named
 
 
-class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+class JsonSchema(StrictFields):
     name: str
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
 
 
-class ChatFormatText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
+class ChatFormatText(StrictFields, tag="text"):
     pass
 
 
-class ChatFormatObject(msgspec.Struct, forbid_unknown_fields=True, tag="json_object"):
+class ChatFormatObject(StrictFields, tag="json_object"):
     pass
 
 
-class ChatFormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"):
+class ChatFormatSchema(StrictFields, tag="json_schema"):
     json_schema: JsonSchema
 
 
@@ -96,7 +97,7 @@ def read_chat(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    chat = read_body(body, ChatBody)
+    chat, ignored = read_request(body, ChatBody)
     fields = common_fields(chat)
     if not chat.messages:
         raise invalid("messages", "messages must have at least one message.")
@@ -104,6 +105,7 @@ def read_chat(body: bytes) -> InferenceRequest:
     check_tools(tools, "tools[{}].function.name", 64)
     return InferenceRequest(
         **fields,
+        **ignored.request_fields(),
         prompt=template_messages(chat.messages),
         sampling=sampling_params(chat, logprobs=_logprobs(chat)),
         max_tokens=_max_tokens(chat),

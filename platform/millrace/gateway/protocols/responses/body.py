@@ -17,11 +17,12 @@ from millrace.gateway.protocols.openai.parameters import (
     TIERS,
     check_labels,
     check_ranges,
-    read_body,
+    read_request,
     within,
 )
 from millrace.gateway.protocols.responses.items import count_parts, template_messages
 from millrace.gateway.protocols.tools import check_tools
+from millrace.gateway.protocols.unknown_fields import StrictFields
 
 DIALECT = "openai.responses"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -46,6 +47,8 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
+# Parameters of `NO_OP` that are accepted with every value. They are named as ignored unless they have no effect.
+HINTS = frozenset({"prompt_cache_retention", "store"})
 
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,15 +64,15 @@ class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class FormatText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
+class FormatText(StrictFields, tag="text"):
     pass
 
 
-class FormatObject(msgspec.Struct, forbid_unknown_fields=True, tag="json_object"):
+class FormatObject(StrictFields, tag="json_object"):
     pass
 
 
-class FormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"):
+class FormatSchema(StrictFields, tag="json_schema"):
     name: str
     schema: dict[str, Any]
     description: str | None = None
@@ -106,16 +109,18 @@ def read_response(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    parsed = read_body(body, ResponseBody, NO_OP)
+    parsed, ignored = read_request(body, ResponseBody, NO_OP, HINTS)
     within("max_output_tokens", parsed.max_output_tokens, 1, MAX_TOKENS)
     check_labels(parsed.metadata or {}, {name: getattr(parsed, name) for name in LABELS})
     tools = tuple(
         Tool(tool.name, tool.description, tool.parameters or {}, bool(tool.strict)) for tool in parsed.tools or ()
     )
     check_tools(tools, "tools[{}].name", 64)
+    prompt = template_messages(parsed.instructions, parsed.input, ignored)
     return InferenceRequest(
+        **ignored.request_fields(),
         model=parsed.model,
-        prompt=template_messages(parsed.instructions, parsed.input),
+        prompt=prompt,
         sampling=_sampling(parsed),
         max_tokens=parsed.max_output_tokens,
         tools=tools,

@@ -8,7 +8,8 @@ import msgspec
 
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.protocols.openai.messages import call_arguments
-from millrace.gateway.protocols.openai.parameters import converted
+from millrace.gateway.protocols.openai.parameters import converted_leniently
+from millrace.gateway.protocols.unknown_fields import IgnoredFields
 
 _STATUS = Literal["in_progress", "completed", "incomplete"]
 _ROLES = {"developer": "system"}  # `developer` is OpenAI's newer name of `system`
@@ -50,8 +51,10 @@ class FunctionCallOutput(msgspec.Struct, forbid_unknown_fields=True, tag="functi
 Item = ResponseMessage | FunctionCall | FunctionCallOutput
 
 
-def template_messages(instructions: str | None, value: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages in the format of chat templates.
+def template_messages(
+    instructions: str | None, value: str | list[dict[str, Any]], ignored: IgnoredFields
+) -> list[dict[str, Any]]:
+    """Return the messages in the format of chat templates. Unknown fields are added to `ignored`.
 
     Raises:
         ApiError: 400 that names the item.
@@ -67,7 +70,7 @@ def template_messages(instructions: str | None, value: str | list[dict[str, Any]
     for number, raw in enumerate(value):
         path = f"input[{number}]"
         present = {name: field for name, field in raw.items() if field is not None}
-        item: Item = converted({"type": "message", **present}, Item, path)  # type: ignore[arg-type]
+        item: Item = converted_leniently({"type": "message", **present}, Item, path, ignored)  # type: ignore[arg-type]
         _add(messages, path, item, names)
     return messages
 
@@ -83,7 +86,7 @@ def _add(messages: list[dict[str, Any]], path: str, item: Item, names: dict[str,
         messages.append({"role": _ROLES.get(item.role, item.role), "content": _text(f"{path}.content", item.content)})
     elif isinstance(item, FunctionCall):
         names[item.call_id] = item.name
-        function = {"name": item.name, "arguments": call_arguments(f"{path}.arguments", item.arguments)}
+        function = {"name": item.name, "arguments": call_arguments(item.arguments)}
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         calls = messages[-1].setdefault("tool_calls", [])
