@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,13 +11,15 @@ from hypothesis import strategies as st
 from billing.amounts import whole_units
 from billing.budgets.budget_leases import ReservedAmount
 from billing.pricing.pricing import Component, Rate, RateCard, Tier, rate
+from inference_worker.contract.request import CacheBreakpoint
 from millrace.gateway.admission.admission import AdmissionRequest
 from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.routing.router import Candidate
+from millrace.gateway.core.types import Prompt
 from tests.support.gateway.budget_gateways import MODEL, key_of
+from tests.support.gateway.keys import make_demand
 
 KEY = key_of(1, 1, 1)
 PRICES = st.integers(0, 10**11)
@@ -30,7 +34,8 @@ def rate_cards(draw: st.DrawFn) -> tuple[RateCard, ...]:
 
 
 def demand_of(prompt: int, sequences: int = 1) -> AdmissionRequest:
-    return AdmissionRequest("req_1", 0, KEY, MODEL.name, [Candidate(MODEL)], prompt, None, sequences, writes_5m=True)
+    demand = make_demand(KEY, max_tokens=None, models=[MODEL], n=sequences)
+    return replace(demand, prompt=Prompt(range(prompt), (CacheBreakpoint(1, 300),)))  # type: ignore[arg-type]
 
 
 @given(
@@ -94,7 +99,7 @@ def test_every_billed_candidate_requires_a_price() -> None:
     budget_admission = BudgetAdmission(None, None, None)  # type: ignore[arg-type]  # nothing is reserved
     priced = RateCard(1, None, MODEL.name, Tier.STANDARD, 0, (Rate(1, Component.OUTPUT, 1),))
     budget_admission.prices.add([priced])
-    demand = AdmissionRequest("req_1", 1, KEY, MODEL.name, [Candidate(MODEL), Candidate(_other())], 1, 1)
+    demand = make_demand(KEY, prompt=1, max_tokens=1, models=[MODEL, _other()], admitted_at=1)
     assert budget_admission.estimate(demand).rate_cards == (priced,)
     with pytest.raises(ApiError) as exc_info:
         budget_admission.estimate(demand, all_billed=True)

@@ -85,7 +85,7 @@ class InferenceConsumer(PromptConsumer):
             events = self.gateway.service.events(active)
             # The status is sent with the first token. Until then a failure is still an HTTP status.
             first = await anext(events)
-            self.limit_statuses = active.lease.limit_statuses
+            self.limit_statuses = active.execution.admitted.limit_statuses
             await self._write(request, active.writer(), active.model, first, events, lambda: _cost(active))
         except (ApiError, OSError):  # the request has ended, or the client has disconnected
             raise
@@ -168,7 +168,7 @@ def _cost(active: ActiveRequest) -> Headers:
     """Return the exact cost of the request in USD, as a header."""
     femto = 0
     for part in (active, *active.further_prompts):
-        rate_card, usage = part.lease.grant.rate_card, part.usage
+        rate_card, usage = part.execution.admitted.rate_card, part.execution.usage
         if rate_card is None or usage is None:
             return []
         tokens = {component: getattr(usage, component) for component in Component if hasattr(usage, component)}
