@@ -16,6 +16,7 @@ from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
 from millrace.gateway.protocols.openai.chat import ChatBody, read_chat
 from millrace.gateway.protocols.openai.completions import read_completion
 from millrace.gateway.protocols.openai.parameters import NO_OP
+from millrace.gateway.protocols.tools import spec as tool_spec
 from millrace.gateway.protocols.unknown_fields import check_unknown
 from tests.support.gateway.requests import ANY_JSON, HELLO, LIKELY, NAMES, called, named, tool
 
@@ -165,7 +166,7 @@ def test_a_truncated_call_can_be_sent_back_with_its_result(arguments: str) -> No
 )
 def test_media_are_refused_by_their_kind(part: dict[str, Any], kind: str) -> None:
     api_error = error_of(messages=[{"role": "user", "content": [{"type": "text", "text": "What?"}, part]}])
-    assert (api_error.code, api_error.param) == ("unsupported_parameter", "messages[0].content[1]")
+    assert (api_error.code, api_error.param) == ("unsupported_parameter", "messages[0].content[1].type")
     assert api_error.message == f"This model takes no {kind}. Send text only."
 
 
@@ -186,6 +187,27 @@ def test_tools() -> None:
     assert request.tools == (Tool("f", "d", schema, strict=True), Tool("g"))
     assert (request.tool_choice, request.parallel_tools) == ("g", False)
     assert (chat(tools=tools).tool_choice, chat(tools=tools).parallel_tools) == ("auto", True)
+
+
+def test_allowed_tools_are_a_subset_of_the_tools() -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("g")]}}
+    request = chat(tools=[tool("f"), tool("g")], tool_choice=choice)
+    assert [each.name for each in request.tools] == ["f", "g"]  # the prompt contains them all
+    assert (request.tool_choice, request.allowed_tools) == ("required", ("g",))
+    spec = tool_spec(request)
+    assert spec is not None
+    assert [each["name"] for each in msgspec.json.decode(spec.text)["tools"]] == ["g"]
+    for names in ([], ["h"]):
+        wrong = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool(name) for name in names]}}
+        assert error_of(tools=[tool("f")], tool_choice=wrong).param == "tool_choice"
+
+
+def test_stream_options_without_a_stream_have_no_effect() -> None:
+    assert not chat(stream=False, stream_options={"include_usage": True}).stream
+
+
+def test_sixteen_stop_strings() -> None:
+    assert len(chat(stop=["a"] * 16).sampling.stop) == 16
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,8 @@ def explicit_breakpoints(messages: Sequence[Message]) -> list[Breakpoint]:
 
 
 def media_error(kind: str, path: str) -> ApiError:
-    """Return the error of a content part that the model cannot take."""
-    return ApiError("unsupported_parameter", f"This model takes no {kind}. Send text only.", path)
+    """Return the error of a content part, at `path`, that the model cannot take."""
+    return ApiError("unsupported_parameter", f"This model takes no {kind}. Send text only.", f"{path}.type")
 
 
 def _text(path: str, content: str | list[Part] | None) -> str:

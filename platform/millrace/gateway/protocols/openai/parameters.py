@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -130,8 +130,16 @@ def read_request(
     type_: type[T],
     no_op: Mapping[str, tuple[Any, ...]] = NO_OP,
     hints: Collection[str] = HINTS,
+    prepare: Callable[[dict[str, Any], IgnoredFields], None] | None = None,
+    ignored_values: Mapping[str, tuple[Any, ...]] = {},
 ) -> tuple[T, IgnoredFields]:
     """Decode and validate the JSON body of an inference request. Return it with its ignored fields.
+
+    Args:
+        no_op: parameters that are not supported, with their values that have no effect.
+        hints: those of them that are accepted with every value, and named as ignored.
+        prepare: changes the decoded fields before they are validated.
+        ignored_values: further values of unsupported parameters that are accepted, and named as ignored.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -146,13 +154,15 @@ def read_request(
                 raise ApiError("unknown_parameter", f"This endpoint does not support the parameter {name!r}.", name)
             unknown.append(name)
         elif not _is_no_op(value, no_op[name]):
-            if name not in hints:
+            if name not in hints and not _is_no_op(value, ignored_values.get(name, ())):
                 raise _unsupported(name)
             ignored.add_known(name)
     if unknown:
         check_typos(unknown, supported | no_op.keys())
         for name in unknown:
             ignored.add_unknown(name)
+    if prepare is not None:
+        prepare(values, ignored)
     return converted_leniently(values, type_, "", ignored), ignored
 
 
@@ -254,7 +264,7 @@ def common_fields(body: Common) -> dict[str, Any]:
     within("max_tokens", body.max_tokens, 1, MAX_TOKENS)
     within("priority", body.priority, -(2**31), 2**31 - 1)
     options = body.stream_options
-    if options is not None and not body.stream:
+    if options is not None and body.stream is None:  # with stream=false they have no effect
         raise invalid("stream_options", "stream_options are only allowed when stream is true.")
     if options is not None and options.include_obfuscation:
         raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
