@@ -23,11 +23,11 @@ endif
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help up setup test test-unit test-browser test-faults bench-quick lint types lint-imports check client docs \
-	docs-settings screenshots lock clean
+.PHONY: help up setup test test-unit test-browser test-faults test-browser-quick test-faults-quick bench-quick \
+	lint types lint-imports check client docs docs-settings screenshots lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo '  options: PORT=8001, DATA_DIR=/data/millrace, PYTHON=python3.12; ARGS="…" for up and the tests'
 
 up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, DATA_DIR=)
@@ -52,6 +52,15 @@ test-browser: $(VENV)/installed-dev ## run the tests of the console in a real br
 
 test-faults: $(VENV)/installed-dev ## run the tests that kill processes and break connections
 	@exec $(PYTEST) $(call TESTS,tests/faults) $(ARGS)
+
+# The short forms, which .ci/run uses: each screen and each type of fault once.
+test-browser-quick test-faults-quick: SHORT = -m "not extended"
+
+test-browser-quick: $(VENV)/installed-dev ## run test-browser with each screen in one state
+	@exec $(PYTEST) $(call TESTS,tests/browser) --browser-must-run $(SHORT) $(ARGS)
+
+test-faults-quick: $(VENV)/installed-dev ## run test-faults with one case of each type of fault
+	@exec $(PYTEST) $(call TESTS,tests/faults) $(SHORT) $(ARGS)
 
 bench-quick: setup ## run every benchmark for a few seconds, to see that it works (ARGS="serve gateway")
 	@PYTHONPATH=.:platform exec $(BIN)/python -m benchmarks.run_quick $(ARGS)
