@@ -9,12 +9,19 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.metric_families import Histogram, MetricsSnapshot
-from inference_worker.contract.request import FinishReason, MissReason, RequestOutput, ServiceClass, TokenUsage
+from inference_worker.contract.request import (
+    TOKEN_CLASSES,
+    FinishReason,
+    MissReason,
+    RequestOutput,
+    ServiceClass,
+    TokenUsage,
+)
 from inference_worker.engine.telemetry.roofline import BatchShape, Roofline, StepCost
 
 if TYPE_CHECKING:
@@ -25,7 +32,6 @@ MAX_RECORDS = 512  # of the last requests and steps; MFU and bandwidth use are a
 
 # vLLM's finish reasons; its dashboards group by them.
 _FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort"}
-_TOKEN_CLASSES = tuple(field.name for field in fields(TokenUsage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ class EngineMetrics:
         self._finished = dict.fromkeys((*_FINISHED.values(), "error"), 0)
         self._errors: dict[str, int] = {}
         self._misses: dict[str, int] = {}
-        self._billed = dict.fromkeys(_TOKEN_CLASSES, 0)
+        self._billed = dict.fromkeys(TOKEN_CLASSES, 0)
         self._queries = self._hits = 0
         self._flops = self._bytes_read = self._bytes_written = 0
         self._prefill_tokens = self._decode_tokens = 0
@@ -188,7 +194,7 @@ class EngineMetrics:
         self._requests.append(record)
         if record.error_code is None:
             self._finished[_FINISHED[record.finish_reason or "cancelled"]] += 1
-            for token_class in _TOKEN_CLASSES:
+            for token_class in TOKEN_CLASSES:
                 self._billed[token_class] += getattr(record.usage, token_class)
         else:
             self._finished["error"] += 1
