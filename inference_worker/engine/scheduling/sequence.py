@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from inference_worker.contract.detokenizer import Detokenizer
 from inference_worker.contract.request import CacheReport, FinishReason, Request, TokenLogprobs, TokenUsage
@@ -45,7 +47,7 @@ class RequestGroup:
         """Return the tokens by billing class. A request that was never scheduled has no usage."""
         if self.prompt_usage is None:
             return TokenUsage()
-        return replace(self.prompt_usage, output=sum(seq.num_output_tokens for seq in self.sequences))
+        return msgspec.structs.replace(self.prompt_usage, output=sum(seq.num_output_tokens for seq in self.sequences))
 
     @property
     def finished(self) -> bool:

@@ -7,12 +7,11 @@ forward pass computes both: its time is divided in proportion to their floating-
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.metric_families import Histogram, MetricsSnapshot
-from inference_worker.contract.request import RequestOutput, TokenUsage
+from inference_worker.contract.request import TOKEN_CLASSES, RequestOutput
 from inference_worker.engine.telemetry.roofline import BatchShape, Roofline, StepCost
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ MAX_RECENT_STEPS = 512  # MFU and bandwidth use are averages of these
 
 # vLLM's finish reasons; its dashboards group by them.
 _FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort"}
-_TOKEN_CLASSES = tuple(field.name for field in fields(TokenUsage))
 
 
 class StepSeconds(NamedTuple):
@@ -64,7 +62,7 @@ class EngineMetrics:
         self._finished = dict.fromkeys((*_FINISHED.values(), "error"), 0)
         self._errors: dict[str, int] = {}
         self._misses: dict[str, int] = {}
-        self._billed = dict.fromkeys(_TOKEN_CLASSES, 0)
+        self._billed = dict.fromkeys(TOKEN_CLASSES, 0)
         self._queries = self._hits = 0
         self._flops = self._bytes_read = self._bytes_written = 0
         self._prefill_tokens = self._decode_tokens = 0
@@ -123,7 +121,7 @@ class EngineMetrics:
         usage, begun, first = group.usage(), group.scheduled_at, group.first_token_at
         if output.error is None:
             self._finished[_FINISHED[output.finish_reason or "cancelled"]] += 1
-            for token_class in _TOKEN_CLASSES:
+            for token_class in TOKEN_CLASSES:
                 self._billed[token_class] += getattr(usage, token_class)
         else:
             self._finished["error"] += 1

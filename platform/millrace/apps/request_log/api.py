@@ -16,8 +16,9 @@ from rest_framework.response import Response
 
 from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
 from billing.metering.usage import BUCKETS
-from billing.models import TOKEN_CLASSES, Adjustment
+from billing.models import Adjustment
 from billing.serializers import InstantField
+from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage

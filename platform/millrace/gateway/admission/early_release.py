@@ -21,7 +21,7 @@ from psycopg_pool import PoolTimeout
 
 from billing.amounts import whole_units
 from billing.budgets.budget_leases import BudgetLeaseStore, UnusedPart
-from billing.pricing.pricing import Rater, UnknownPriceError
+from billing.pricing.pricing import UnknownPriceError, price
 from inference_worker.contract.request import TokenUsage
 from millrace.gateway.admission.admission import AdmittedRequest
 
@@ -31,7 +31,6 @@ CONTENDED_SECONDS = 10.0
 RELEASE_SECONDS = 0.25  # the longest time that the last byte of a response waits for the release
 MAX_AGE_SECONDS = 10.0  # the settlement takes less than a second while the settler runs
 MAX_PARTS = 10_000
-MAX_PRICERS = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
 
@@ -49,7 +48,6 @@ class EarlyReleases:
         self._store = store
         self._ended: OrderedDict[tuple[str, int], _Ended] = OrderedDict()
         self._contended: dict[int, float] = {}  # period ID -> monotonic time until which parts are released immediately
-        self._pricers: dict[int, Rater] = {}  # by version of the rate card
         self._lock = asyncio.Lock()
         self._releasing: set[asyncio.Task[bool]] = set()
 
@@ -101,18 +99,11 @@ class EarlyReleases:
         demand, rate_card = admitted.demand, admitted.rate_card
         if admitted.lease_id is None or admitted.fencing_token is None or rate_card is None:
             return None
-        pricer = self._pricers.get(rate_card.version)
-        if pricer is None:
-            if len(self._pricers) >= MAX_PRICERS:
-                self._pricers.clear()
-            pricer = self._pricers[rate_card.version] = Rater(rate_card)
-        inputs = (usage.uncached, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
         try:
-            cost = whole_units(pricer.rate((*inputs, usage.output, 0, 0), demand.admitted_at).cost_femto)
+            cost = whole_units(price(rate_card, usage, demand.admitted_at).cost_femto)
         except UnknownPriceError:
             return None
-        used_tokens = sum(inputs) + usage.output
-        money, tokens = (admitted.reserved_nano or 0) - cost, (admitted.reserved_tokens or 0) - used_tokens
+        money, tokens = (admitted.reserved_nano or 0) - cost, (admitted.reserved_tokens or 0) - usage.total
         if min(money, tokens) < 0 or not (money or tokens):
             return None
         return UnusedPart(
@@ -124,5 +115,5 @@ class EarlyReleases:
             money,
             tokens,
             cost,
-            used_tokens,
+            usage.total,
         )

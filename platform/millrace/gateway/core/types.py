@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -160,4 +159,4 @@ class Writer(Protocol):
 
 def usage_so_far(spec: ResponseSpec, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:
     """Return the usage of a response in progress. `prompt` is the prompt's usage from the first event, if it came."""
-    return dataclasses.replace(prompt or TokenUsage(uncached=spec.prompt_tokens), output=output_tokens)
+    return msgspec.structs.replace(prompt or TokenUsage(uncached=spec.prompt_tokens), output=output_tokens)

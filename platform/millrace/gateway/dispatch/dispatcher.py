@@ -431,7 +431,7 @@ class Dispatcher:
             execution.begun = True
             execution.buffer.put(event)
             if isinstance(event, End):
-                self.finish(execution, event.usage.prompt + event.usage.output)
+                self.finish(execution, event.usage.total)
             elif isinstance(event, Failed):
                 self.finish(execution)
 

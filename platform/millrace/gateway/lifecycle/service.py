@@ -16,7 +16,7 @@ import redis.asyncio as redis
 import structlog
 
 from inference_worker.contract.messages import AnswerEvent, End, Failed, Tokens
-from inference_worker.contract.request import ServiceClass, TokenUsage
+from inference_worker.contract.request import TOKEN_CLASSES, ServiceClass, TokenUsage
 from millrace.gateway.admission.admission import Admission, AdmissionRequest, AdmittedRequest
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.auth.active_requests import ActiveRequests
@@ -423,7 +423,7 @@ class InferenceService:
                 execution.usage = TokenUsage(uncached=prompt_tokens, output=execution.output_tokens)
 
     def _count(self, model: str, usage: TokenUsage) -> None:
-        for token_class in ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output"):
+        for token_class in TOKEN_CLASSES:
             if tokens := getattr(usage, token_class):
                 self._metrics.tokens.labels(model, token_class).inc(tokens)
 

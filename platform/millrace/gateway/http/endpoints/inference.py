@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 
 import structlog
 
-from billing.amounts import decimal
-from billing.pricing.pricing import Component, rate
+from billing.amounts import FEMTO_DIGITS, decimal
+from billing.pricing.pricing import price
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from millrace.gateway.admission.idempotency import IdempotentCall
 from millrace.gateway.core.errors import ApiError
@@ -171,9 +171,8 @@ def _cost(active: ActiveRequest) -> Headers:
         rate_card, usage = part.execution.admitted.rate_card, part.execution.usage
         if rate_card is None or usage is None:
             return []
-        tokens = {component: getattr(usage, component) for component in Component if hasattr(usage, component)}
-        femto += rate(rate_card, tokens, part.admitted_at).cost_femto
-    return [(b"x-millrace-cost-usd", decimal(femto, 15).encode())]
+        femto += price(rate_card, usage, part.admitted_at).cost_femto
+    return [(b"x-millrace-cost-usd", decimal(femto, FEMTO_DIGITS).encode())]
 
 
 class ChatCompletions(InferenceConsumer):
