@@ -22,7 +22,7 @@ endif
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help up setup test test-unit test-browser test-faults bench-quick lint types lint-imports check docs-settings \
-	screenshots lock clean
+	docs-openapi screenshots lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,9 @@ check: lint types lint-imports test test-browser test-faults bench-quick ## run 
 
 docs-settings: setup ## update the table of settings in docs/configuration.md
 	$(BIN)/millrace config --write docs/configuration.md
+
+docs-openapi: setup ## update docs/openapi.yaml from the routes and request types
+	@$(BIN)/python -m tools.openapi
 
 screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.support.frontend.make_screenshots

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import Breakpoint
+from millrace.gateway.protocols.documented import documented
 
 SECONDS = {"5m": 300, "1h": 3600}
 
@@ -43,15 +44,15 @@ class ToolResult(msgspec.Struct, forbid_unknown_fields=True, tag="tool_result"):
 
 
 class AnthropicUser(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
-    content: str | list[AnthropicText | ToolResult]
+    content: str | Annotated[list[AnthropicText | ToolResult], documented(minItems=1)]
 
 
 class AnthropicAssistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    content: str | list[AnthropicText | ToolUse]
+    content: str | Annotated[list[AnthropicText | ToolUse], documented(minItems=1)]
 
 
 class AnthropicSystem(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
-    content: str | list[AnthropicText]
+    content: str | Annotated[list[AnthropicText], documented(minItems=1)]
 
 
 Message = AnthropicUser | AnthropicAssistant | AnthropicSystem

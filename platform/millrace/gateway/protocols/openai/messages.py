@@ -52,7 +52,7 @@ class ChatUser(ChatMessageFields, tag="user"):
     pass
 
 
-class ChatTool(ChatMessageFields, tag="tool"):
+class ChatToolResult(ChatMessageFields, tag="tool"):
     tool_call_id: str
 
 
@@ -67,7 +67,7 @@ class ChatAssistant(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, ta
     name: None = None
 
 
-Message = ChatSystem | Developer | ChatUser | ChatTool | ChatAssistant
+Message = ChatSystem | Developer | ChatUser | ChatToolResult | ChatAssistant
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def _template_message(path: str, message: Message, names: dict[str, str]) -> dic
     text = "".join(part.text for part in content) if isinstance(content, list) else content or ""
     if isinstance(message, ChatAssistant):
         return {"role": "assistant", "content": text, **_calls(path, message, names)}
-    if isinstance(message, ChatTool):
+    if isinstance(message, ChatToolResult):
         if message.tool_call_id not in names:
             raise invalid(f"{path}.tool_call_id", "A tool message must refer to a tool call of an earlier message.")
         name = names[message.tool_call_id]

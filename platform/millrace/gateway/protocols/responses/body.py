@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from inference_worker.contract.request import SamplingParams, StructuredSpec
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, Tool
+from millrace.gateway.protocols.documented import (
+    FunctionName,
+    Label,
+    LabelMap,
+    Positive,
+    Temperature,
+    TopP,
+    documented,
+)
 from millrace.gateway.protocols.openai.parameters import (
     LABELS,
     MAX_TOKENS,
@@ -20,8 +29,8 @@ from millrace.gateway.protocols.openai.parameters import (
     read_body,
     within,
 )
-from millrace.gateway.protocols.responses.items import count_parts, template_messages
-from millrace.gateway.protocols.tools import check_tools
+from millrace.gateway.protocols.responses.items import ITEM_SCHEMA, count_parts, template_messages
+from millrace.gateway.protocols.tools import MAX_TOOLS, check_tools
 
 DIALECT = "openai.responses"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -50,7 +59,7 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"]
-    name: str
+    name: FunctionName
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None
@@ -70,7 +79,7 @@ class FormatObject(msgspec.Struct, forbid_unknown_fields=True, tag="json_object"
 
 
 class FormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"):
-    name: str
+    name: FunctionName
     schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
@@ -83,19 +92,19 @@ class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[dict[str, Any]], documented(minItems=1, items=ITEM_SCHEMA)]
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    tools: list[FunctionTool] | None = None
+    max_output_tokens: Positive | None = None
+    tools: Annotated[list[FunctionTool], documented(maxItems=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    metadata: LabelMap | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     stream: bool | None = None
 

@@ -48,6 +48,12 @@ class FunctionCallOutput(msgspec.Struct, forbid_unknown_fields=True, tag="functi
 
 
 Item = ResponseMessage | FunctionCall | FunctionCallOutput
+ITEM_SCHEMA = {
+    "anyOf": [
+        {"$ref": f"#/components/schemas/{item.__name__}"}
+        for item in (ResponseMessage, FunctionCall, FunctionCallOutput)
+    ]
+}
 
 
 def template_messages(instructions: str | None, value: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
