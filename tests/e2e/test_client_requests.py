@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -57,3 +58,58 @@ def test_a_typo_is_refused(stack: Stack) -> None:
             model=MODEL, messages=[{"role": "user", "content": "Hi"}], extra_body={"max_completion_token": 5}
         )
     assert exc_info.value.param == "max_completion_token"
+
+
+def request(stack: Stack, method: str, path: str, **headers: str) -> httpx.Response:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.request(method, f"{stack.url}{path}", headers={**stack.headers, **names}, timeout=60)
+
+
+def test_models_in_anthropics_format(stack: Stack) -> None:
+    client = anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
+    models = list(client.models.list())
+    assert MODEL in [model.id for model in models]
+    assert client.models.retrieve(MODEL).type == "model"
+    with pytest.raises(anthropic.NotFoundError) as exc_info:
+        client.models.retrieve("nothing")
+    body: Any = exc_info.value.body
+    assert body["error"]["type"] == "not_found_error"
+    assert stack.client().models.retrieve(MODEL).object == "model"
+
+
+def test_401_and_404_are_in_the_dialect_of_the_path(stack: Stack) -> None:
+    for path in ("/v1/messages", "/v1/messages/nowhere"):
+        body = httpx.post(f"{stack.url}{path}", json={}, timeout=60).json()
+        assert body["type"] == "error", path
+    body = httpx.get(f"{stack.url}/v1/models", headers={"anthropic-version": "2023-06-01"}, timeout=60).json()
+    assert body["error"]["type"] == "authentication_error"
+    assert set(httpx.get(f"{stack.url}/v1/nowhere", timeout=60).json()["error"]) >= {"message", "code"}
+
+
+def test_head_trailing_slashes_and_allow(stack: Stack) -> None:
+    head = request(stack, "HEAD", "/v1/models")
+    assert (head.status_code, head.content) == (200, b"")
+    assert request(stack, "GET", "/v1/models/").json() == request(stack, "GET", "/v1/models").json()
+    for method, path, allowed in (
+        ("GET", "/v1/chat/completions", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/batches", "POST, GET, HEAD"),
+    ):
+        response = request(stack, method, path)
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)
+
+
+def test_azures_paths_and_key(stack: Stack) -> None:
+    client = openai.AzureOpenAI(
+        azure_endpoint=stack.url, api_version="2024-10-21", api_key=stack.key, azure_deployment=MODEL, max_retries=0
+    )
+    answer = client.chat.completions.create(
+        model="gpt-4o", messages=[{"role": "user", "content": "Hi"}], max_completion_tokens=2
+    )
+    assert answer.model == MODEL
+    headers = {"api-key": stack.key}
+    body = {"messages": HELLO, "max_tokens": 2}
+    url = f"{stack.url}/openai/deployments/{MODEL}/chat/completions?api-version=1"
+    assert httpx.post(url, json=body, headers=headers, timeout=60).json()["model"] == MODEL
+    models = httpx.get(f"{stack.url}/openai/v1/models", headers=headers, timeout=60).json()
+    assert MODEL in [model["id"] for model in models["data"]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.urls import path, re_path
 
-from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.consumer import METHODS, HttpConsumer
 from millrace.gateway.http.endpoints.batches import BatchEndpoint, BatchesEndpoint, CancelBatch, CreateBatch
 from millrace.gateway.http.endpoints.decisions import DecisionRecord
 from millrace.gateway.http.endpoints.feedback import SubmitFeedback
@@ -35,10 +35,11 @@ def _application(consumer: type[HttpConsumer]) -> Callable[..., Any]:
 
 def _by_method(*consumers: type[HttpConsumer]) -> Callable[..., Any]:
     """Return an application that selects the consumer by method. The first consumer rejects other methods."""
-    applications = {consumer.method: _application(consumer) for consumer in consumers}
+    applications = {method: _application(consumer) for consumer in consumers for method in consumer.methods()}
     first = applications[consumers[0].method]
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
+        scope = {**scope, METHODS: tuple(applications)}
         await applications.get(scope["method"], first)(scope, receive, send)
 
     return application

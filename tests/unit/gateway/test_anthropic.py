@@ -407,6 +407,11 @@ def test_errors(code: str, status: int, type_: str, class_: type[Exception]) -> 
     assert type(client._make_status_error("", body=body, response=response)) is class_
 
 
+def test_a_prompt_that_is_too_long_has_the_text_that_clients_recognize() -> None:
+    body = ANTHROPIC.body(ApiError("context_length_exceeded", "Shorten it."), "req_1")
+    assert body["error"]["message"] == "prompt is too long: Shorten it."
+
+
 def test_limits_are_sent_in_anthropics_headers() -> None:
     limits = LimitSetSnapshot(id=1, scope="key")
 

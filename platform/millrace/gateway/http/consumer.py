@@ -40,6 +40,7 @@ REPORT_SECONDS = 1.0
 FILE_PART_BYTES = 2**18
 CANCEL_RETRY_SECONDS = 0.1
 ANY_METHOD = "*"
+METHODS = "millrace.methods"  # key in the scope: the methods of a path with several endpoints
 Headers = list[tuple[bytes, bytes]]
 _TYPE = b'{"type":"'
 
@@ -53,6 +54,12 @@ class HttpConsumer(AsyncConsumer):
     api_dialect: Dialect = OPENAI
     logged = True
     recorded = False  # whether its requests are stored in the request log
+    takes_head = True  # if its method is GET
+
+    @classmethod
+    def methods(cls) -> tuple[str, ...]:
+        """Return the methods that the endpoint accepts."""
+        return ("GET", "HEAD") if cls.method == "GET" and cls.takes_head else (cls.method,)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._responding = False
@@ -71,6 +78,8 @@ class HttpConsumer(AsyncConsumer):
         self.http_method: str = scope["method"]
         self.path_arguments: dict[str, str] = scope["url_route"]["kwargs"]
         self.scope, self.base_send = scope, send
+        self.api_dialect = self.choose_dialect()
+        self.more_headers: Headers = []  # further headers of the response
         self.body = RequestBody(self.http_method, self.headers, receive)
         self.body_lease: BodyLease | None = None  # of a large body
         tracing.begin(self.request_id, self.headers.get(b"traceparent"))
@@ -84,6 +93,10 @@ class HttpConsumer(AsyncConsumer):
     @property
     def gateway(self) -> Gateway:
         return running_gateway()
+
+    def choose_dialect(self) -> Dialect:
+        """Return the dialect of the response and its errors."""
+        return type(self).api_dialect
 
     async def authenticate(self, scope: str) -> ApiKeySnapshot:
         """Authenticate the request and return its key.
@@ -167,8 +180,10 @@ class HttpConsumer(AsyncConsumer):
 
     async def _respond(self) -> None:
         try:
-            if self.method not in (self.http_method, ANY_METHOD):
-                raise ApiError("method_not_allowed", f"This endpoint requires {self.method}, not {self.http_method}.")
+            if self.method != ANY_METHOD and self.http_method not in self.methods():
+                allowed = ", ".join(self.scope.get(METHODS, self.methods()))
+                self.more_headers.append((b"allow", allowed.encode()))
+                raise ApiError("method_not_allowed", f"This endpoint requires {allowed}, not {self.http_method}.")
             await self.handle()
         except Replay as exc:
             await self._replay(exc.response)
@@ -291,6 +306,7 @@ class HttpConsumer(AsyncConsumer):
             *[(name, self.request_id.encode()) for name in self.api_dialect.id_headers],
             (b"openai-processing-ms", str(duration_ms).encode()),
             (b"x-content-type-options", b"nosniff"),
+            *self.more_headers,
         ]
         if self.body.must_close:
             common.append((b"connection", b"close"))

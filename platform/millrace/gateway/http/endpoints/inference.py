@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
 import structlog
 
 from billing.amounts import decimal
@@ -14,8 +15,10 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import too_large
 from millrace.gateway.core.types import InferenceRequest, Writer
 from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
+from millrace.gateway.http.client_paths import DEPLOYMENT
 from millrace.gateway.http.consumer import ANY_METHOD, Headers, HttpConsumer
 from millrace.gateway.lifecycle.service import ActiveRequest
+from millrace.gateway.protocols.dialects import Dialect, requested_dialect
 from millrace.gateway.protocols.openai import chat, completions, embeddings
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES
 from tenants.keys.snapshot import ApiKeySnapshot
@@ -35,7 +38,7 @@ class PromptConsumer(HttpConsumer):
         Raises:
             ApiError: 413, the body is too large; 429, a limit is reached; other codes, the request is invalid.
         """
-        body = await self.read_body()
+        body = _with_model(await self.read_body(), self.scope.get(DEPLOYMENT))
         request = await self.gateway.prompts.read(key, self.reader, body)
         self.release_body()
         if self.trace is not None:
@@ -159,6 +162,16 @@ def _headers(model: str, first: AnswerEvent) -> Headers:
     ]
 
 
+def _with_model(body: bytes, deployment: str | None) -> bytes:
+    """Return the body with the model that an Azure path names, if it names one. The last of equal keys is used."""
+    text = body.rstrip()
+    if deployment is None or not text.endswith(b"}"):
+        return body
+    start = text[:-1]
+    separator = b"" if start.strip() == b"{" else b","
+    return b'%s%s"model":%s}' % (start, separator, msgspec.json.encode(deployment))
+
+
 def ignored_headers(request: InferenceRequest) -> Headers:
     """Return the header that names the request's ignored fields, if there are any."""
     return [(b"x-millrace-ignored", ", ".join(request.ignored).encode())] if request.ignored else []
@@ -196,6 +209,9 @@ class Unknown(HttpConsumer):
 
     endpoint = "unknown"
     method = ANY_METHOD
+
+    def choose_dialect(self) -> Dialect:
+        return requested_dialect(self.scope["path"], self.headers)
 
     async def handle(self) -> None:
         path = f"{self.http_method} {self.scope['path']}"
