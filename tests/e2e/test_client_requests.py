@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from typing import Any
 
 import anthropic
@@ -9,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tests.support.stack import MODEL, Stack, eventually
+from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -113,3 +115,58 @@ def test_azures_paths_and_key(stack: Stack) -> None:
     assert httpx.post(url, json=body, headers=headers, timeout=60).json()["model"] == MODEL
     models = httpx.get(f"{stack.url}/openai/v1/models", headers=headers, timeout=60).json()
     assert MODEL in [model["id"] for model in models["data"]]
+
+
+def set_origins(stack: Stack, *origins: str) -> None:
+    body = {"allowed_origins": origins}
+    response = httpx.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
+    assert response.status_code == 200, response.text
+
+
+def test_pages_of_allowed_origins_can_call_the_api(stack: Stack) -> None:
+    origin = "https://app.example"
+    asked = {"access_control_request_method": "POST", "access_control_request_headers": "authorization, x-stainless-os"}
+    set_origins(stack, origin)
+    try:
+        eventually(lambda: "access-control-allow-origin" in request(stack, "GET", "/v1/models", origin=origin).headers)
+        url = f"{stack.url}/v1/chat/completions"
+        headers = {"origin": origin, **{name.replace("_", "-"): value for name, value in asked.items()}}
+        eventually(lambda: "access-control-allow-origin" in httpx.options(url, headers=headers, timeout=60).headers)
+        preflight = httpx.options(url, headers=headers, timeout=60)  # without a key
+        assert (preflight.status_code, preflight.content) == (204, b"")
+        assert preflight.headers["access-control-allow-origin"] == origin
+        assert preflight.headers["access-control-allow-headers"] == asked["access_control_request_headers"]
+        response = request(stack, "GET", "/v1/models", origin=origin)
+        assert "x-request-id" in response.headers["access-control-expose-headers"]
+        assert "access-control-allow-credentials" not in {*response.headers, *preflight.headers}
+        for other in ("https://evil.example", "null"):
+            assert "access-control-allow-origin" not in request(stack, "GET", "/v1/models", origin=other).headers
+            denied = httpx.options(url, headers={**headers, "origin": other}, timeout=60)
+            assert "access-control-allow-origin" not in denied.headers
+        wrong_key = httpx.get(f"{stack.url}/v1/models", headers={"origin": origin, "x-api-key": "x"}, timeout=60)
+        assert "access-control-allow-origin" not in wrong_key.headers  # its tenant is unknown
+    finally:
+        set_origins(stack)
+    body = {"allowed_origins": ["app.example"]}
+    refused = httpx.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
+    assert refused.status_code == 400
+
+
+def test_compressed_bodies_and_responses(stack: Stack) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello " * 500}], "max_tokens": 2, "padding": "x"}
+    headers = {**stack.headers, "content-encoding": "gzip", "content-type": "application/json"}
+    url = f"{stack.url}/v1/chat/completions"
+    for content in (body, {**body, "messages": HELLO}):
+        response = httpx.post(url, content=gzip.compress(json.dumps(content).encode()), headers=headers, timeout=60)
+        assert response.status_code == 200, response.text
+    bomb = gzip.compress(b"\0" * 2**26)
+    assert httpx.post(url, content=bomb, headers=headers, timeout=60).status_code == 413
+    assert httpx.post(url, content=bomb, headers={**headers, "authorization": "x"}, timeout=60).status_code == 401
+    zstd = httpx.post(url, content=b"x", headers={**headers, "content-encoding": "zstd"}, timeout=60)
+    assert zstd.status_code == 415
+    vectors = {"model": EMBEDDING_MODEL, "input": "Hello"}
+    for encoding, used in (("gzip, deflate", "gzip"), ("identity", None)):
+        named = {**stack.headers, "accept-encoding": encoding}
+        answer = httpx.post(f"{stack.url}/v1/embeddings", json=vectors, headers=named, timeout=60)
+        assert answer.headers.get("content-encoding") == used
+        assert len(answer.json()["data"][0]["embedding"]) == 384

@@ -39,6 +39,7 @@ from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.monitor import DispatchMonitor
 from millrace.gateway.dispatch.replicas import read_present
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
+from millrace.gateway.http.cors import CrossOrigin
 from millrace.gateway.lifecycle.batch_lines import BatchLineStore
 from millrace.gateway.lifecycle.batch_runner import BatchRunner
 from millrace.gateway.lifecycle.request_log import RequestLogWriter
@@ -69,6 +70,7 @@ class Gateway:
             kwargs={"autocommit": True},
         )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
+        self.cross_origin = CrossOrigin(settings.allowed_origins, self.database)
         self.active_requests = ActiveRequests()
         leases = BudgetLeaseStore(self.database, self.id, settings.request_timeout_seconds)
         self.budget_admission = BudgetAdmission(leases, self.broker, self.blocking_broker)

@@ -13,7 +13,7 @@ from millrace.gateway.http.endpoints.inference import _with_model
     [
         ("/v1/models", "/v1/models", None),
         ("/v1/models/", "/v1/models", None),
-        ("/openai/deployments/m%2Fa/chat/completions", "/v1/chat/completions", "m/a"),
+        ("/openai/deployments/m/a/chat/completions", "/v1/chat/completions", "m/a"),
         ("/openai/v1/responses", "/v1/responses", None),
         ("/openai/models", "/v1/models", None),
         ("/usage/", "/usage/", None),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import unquote
 
 DEPLOYMENT = "millrace.deployment"  # key in the scope: the model that an Azure path names
-_AZURE = re.compile(r"/openai/(?:deployments/(?P<deployment>[^/]+)/)?(?:v1/)?(?P<rest>.+)")
+_AZURE = re.compile(
+    r"/openai/(?:deployments/(?P<deployment>.+?)/(?P<path>chat/completions|completions|embeddings)|(?:v1/)?(?P<other>.+))/?"
+)
 _API_VERSION = re.compile(rb"(?:^|&)api-version=[^&]*")
 
 
@@ -25,9 +26,9 @@ def translate(scope: Any) -> Any:
     path = scope["path"]
     if path.startswith("/openai/") and (match := _AZURE.fullmatch(path)):
         query = _API_VERSION.sub(b"", scope["query_string"]).lstrip(b"&")
-        scope = {**scope, "path": f"/v1/{match['rest']}", "query_string": query}
+        scope = {**scope, "path": f"/v1/{match['path'] or match['other']}", "query_string": query}
         if match["deployment"]:
-            scope[DEPLOYMENT] = unquote(match["deployment"])
+            scope[DEPLOYMENT] = match["deployment"]
         path = scope["path"]
     if path.startswith("/v1/") and path.endswith("/"):
         scope = {**scope, "path": path.rstrip("/")}

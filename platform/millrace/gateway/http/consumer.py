@@ -23,10 +23,12 @@ from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.core import tracing
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.body_memory import BodyLease
+from millrace.gateway.core.content_encoding import MIN_COMPRESSED_BYTES, accepts_gzip, compressed, decoded_pieces
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_body import ClientGone, RequestBody
+from millrace.gateway.http.cors import is_preflight
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.protocols.dialects import OPENAI, Dialect
 from millrace.gateway.protocols.prompt_bounds import FORM_BODY_BYTES
@@ -127,7 +129,7 @@ class HttpConsumer(AsyncConsumer):
 
     def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body in pieces, within the limits of this endpoint."""
-        return self.body.pieces(FORM_BODY_BYTES)
+        return decoded_pieces(self.headers, self.body.pieces(FORM_BODY_BYTES), FORM_BODY_BYTES)
 
     async def begin_idempotent_call(self, content: bytes) -> None:
         """If the request has an Idempotency-Key, take its record. `content` is the body, or its hash.
@@ -180,6 +182,10 @@ class HttpConsumer(AsyncConsumer):
 
     async def _respond(self) -> None:
         try:
+            if is_preflight(self.http_method, self.headers) and self.scope["path"].startswith("/v1/"):
+                return await self.respond(
+                    204, b"", b"", await self.gateway.cross_origin.preflight_headers(self.headers)
+                )
             if self.method != ANY_METHOD and self.http_method not in self.methods():
                 allowed = ", ".join(self.scope.get(METHODS, self.methods()))
                 self.more_headers.append((b"allow", allowed.encode()))
@@ -251,8 +257,16 @@ class HttpConsumer(AsyncConsumer):
         await self.respond(status, msgspec.json.encode(content), b"application/json", headers)
 
     async def respond(self, status: int, body: bytes, content_type: bytes, headers: Headers | None = None) -> None:
-        head = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-        await self._start(status, head + (headers or []))
+        head = list(headers or [])
+        if status != 204:
+            # A stored response of an idempotent call may be replayed to a client that accepts no compression.
+            if len(body) >= MIN_COMPRESSED_BYTES and self.idempotent_call is None:
+                head.append((b"vary", b"accept-encoding"))
+                if accepts_gzip(self.headers):
+                    body = await compressed(body)
+                    head.append((b"content-encoding", b"gzip"))
+            head += [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+        await self._start(status, head)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def respond_file(self, name: str, content_type: bytes) -> None:
@@ -308,6 +322,8 @@ class HttpConsumer(AsyncConsumer):
             (b"x-content-type-options", b"nosniff"),
             *self.more_headers,
         ]
+        if self.http_method != "OPTIONS":
+            common += self.gateway.cross_origin.response_headers(self.headers, self.key)
         if self.body.must_close:
             common.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *rates, *common]})

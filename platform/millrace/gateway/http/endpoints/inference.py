@@ -11,6 +11,7 @@ from billing.amounts import decimal
 from billing.pricing.pricing import Component, rate
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from millrace.gateway.admission.idempotency import IdempotentCall
+from millrace.gateway.core.content_encoding import decoded_pieces
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import too_large
 from millrace.gateway.core.types import InferenceRequest, Writer
@@ -49,8 +50,10 @@ class PromptConsumer(HttpConsumer):
         max_bytes = self.gateway.settings.max_request_body_bytes
         if self.body.declared is not None:
             await self._charge(min(self.body.declared, max_bytes + 1))
-        async for piece in self.body.pieces(max_bytes):
-            await self._charge(self.body.received)
+        size = 0
+        async for piece in decoded_pieces(self.headers, self.body.pieces(max_bytes), max_bytes):
+            size += len(piece)
+            await self._charge(max(size, self.body.received))
             yield piece
 
     async def _charge(self, size: int) -> None:
