@@ -13,6 +13,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='tenant',
             name='allowed_origins',
-            field=models.JSONField(db_default=models.Value([], models.JSONField()), default=list, help_text='origins of web pages that may call the API'),
+            field=models.JSONField(blank=True, db_default=models.Value([], models.JSONField()), default=list, help_text='origins of web pages that may call the API'),
         ),
     ]

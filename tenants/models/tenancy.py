@@ -60,6 +60,7 @@ class Tenant(models.Model):
     )
 
     allowed_origins = models.JSONField(
+        blank=True,
         default=list,
         db_default=Value([], models.JSONField()),
         help_text="origins of web pages that may call the API",
