@@ -170,3 +170,35 @@ def test_compressed_bodies_and_responses(stack: Stack) -> None:
         answer = httpx.post(f"{stack.url}/v1/embeddings", json=vectors, headers=named, timeout=60)
         assert answer.headers.get("content-encoding") == used
         assert len(answer.json()["data"][0]["embedding"]) == 384
+
+
+def test_tokenization_as_in_vllm(stack: Stack) -> None:
+    def call(path: str, **body: Any) -> Any:
+        return httpx.post(f"{stack.url}{path}", json={"model": MODEL, **body}, headers=stack.headers, timeout=60)
+
+    text = "Hello, world"
+    made = call("/tokenize", prompt=text, return_token_strs=True).json()
+    assert (made["count"], "".join(made["token_strs"])) == (len(made["tokens"]), text)
+    assert call("/detokenize", tokens=made["tokens"]).json() == {"prompt": text}
+    long = call("/tokenize", prompt=text * 1000).json()  # read by a prompt process
+    assert long["count"] > 1000
+    chat = call("/tokenize", messages=HELLO).json()
+    assert chat["count"] > call("/tokenize", messages=HELLO, add_generation_prompt=False).json()["count"]
+    assert call("/tokenize").json()["error"]["param"] == "prompt"
+    assert call("/detokenize", tokens=[2**40]).json()["error"]["param"] == "tokens"
+    info = httpx.get(f"{stack.url}/tokenizer_info", headers=stack.headers, timeout=60).json()
+    assert {"chat_template", "eos_token"} <= info.keys()
+    assert httpx.post(f"{stack.url}/tokenize", json={"model": MODEL, "prompt": "x"}, timeout=60).status_code == 401
+
+
+def test_the_last_message_of_the_assistant_is_continued(stack: Stack) -> None:
+    client = anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
+    turns: Any = [{"role": "user", "content": "Count to five."}, {"role": "assistant", "content": "1, 2, 3,"}]
+    answer = client.messages.create(model=MODEL, max_tokens=4, messages=turns, extra_body={"temperature": 0})
+    continued = post(
+        stack, messages=turns, max_tokens=4, temperature=0, continue_final_message=True, add_generation_prompt=False
+    ).json()
+    assert answer.content[0].text == continued["choices"][0]["message"]["content"]  # type: ignore[union-attr]
+    assert answer.content[0].text.strip().startswith("4")  # type: ignore[union-attr]
+    choice = post(stack, guided_choice=["yes", "no"], max_tokens=9).json()["choices"][0]
+    assert choice["message"]["content"] in ("yes", "no")

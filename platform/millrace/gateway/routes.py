@@ -26,6 +26,7 @@ from millrace.gateway.http.endpoints.messages import CountTokens, Messages
 from millrace.gateway.http.endpoints.models import ModelEndpoint, ModelsEndpoint
 from millrace.gateway.http.endpoints.responses import CreateResponse, ResumeResponse
 from millrace.gateway.http.endpoints.resume import ResumeStream
+from millrace.gateway.http.endpoints.tokenization import Detokenize, Tokenize, TokenizerInfo
 from millrace.gateway.http.endpoints.websocket import realtime_chat, refuse_socket
 
 
@@ -69,6 +70,9 @@ ROUTES: list[Any] = [
     path("v1/streams/<str:request_id>", _application(ResumeStream)),
     path("v1/requests/<str:request_id>/decisions", _application(DecisionRecord)),
     path("v1/requests/<str:request_id>/feedback", _application(SubmitFeedback)),
+    path("tokenize", _application(Tokenize)),  # this and the next two as in vLLM
+    path("detokenize", _application(Detokenize)),
+    path("tokenizer_info", _application(TokenizerInfo)),
     path("healthz", _application(Healthz)),
     path("health", _application(Healthz)),  # the same path as in vLLM
     path("readyz", _application(Readyz)),

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionMessage
 
 from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
 from millrace.gateway.protocols.openai.chat import ChatBody, read_chat
 from millrace.gateway.protocols.openai.completions import read_completion
 from millrace.gateway.protocols.openai.parameters import NO_OP
@@ -206,6 +206,23 @@ def test_stream_options_without_a_stream_have_no_effect() -> None:
     assert not chat(stream=False, stream_options={"include_usage": True}).stream
 
 
+def test_vllms_options_of_the_template() -> None:
+    turns = [*HELLO, {"role": "assistant", "content": "I"}]
+    request = chat(
+        messages=turns,
+        continue_final_message=True,
+        add_generation_prompt=False,
+        chat_template_kwargs={"enable_thinking": False},
+        add_special_tokens=True,
+        truncate_prompt_tokens=9,
+    )
+    assert request.template == TemplateOptions(
+        continues=True, adds_prompt=False, variables={"enable_thinking": False}, special_tokens=True, max_tokens=9
+    )
+    assert chat().template == TemplateOptions()
+    assert completion(truncate_prompt_tokens=3).template.max_tokens == 3
+
+
 def test_sixteen_stop_strings() -> None:
     assert len(chat(stop=["a"] * 16).sampling.stop) == 16
 
@@ -221,6 +238,18 @@ def test_sixteen_stop_strings() -> None:
         ),
         ({"guided_regex": "a+"}, StructuredSpec("regex", "a+", "guided_regex")),
         ({"guided_grammar": "start: A"}, StructuredSpec("grammar", "start: A", "guided_grammar")),
+        ({"guided_json": {"type": "string"}}, StructuredSpec("json_schema", '{"type":"string"}', "guided_json")),
+        ({"guided_json": '{"type": "string"}'}, StructuredSpec("json_schema", '{"type": "string"}', "guided_json")),
+        ({"guided_choice": ['"a', "b"]}, StructuredSpec("grammar", 'start: "\\"a" | "b"', "guided_choice")),
+        (
+            {"structured_outputs": {"choice": ["a"]}},
+            StructuredSpec("grammar", 'start: "a"', "structured_outputs.choice"),
+        ),
+        (
+            {"structured_outputs": {"json_object": True}},
+            StructuredSpec("json_object", param="structured_outputs.json_object"),
+        ),
+        ({"structured_outputs": {}}, None),
     ],
 )
 def test_response_formats(fields: dict[str, Any], spec: StructuredSpec | None) -> None:
@@ -318,6 +347,12 @@ def test_a_hint_is_accepted_and_named(name: str, value: object) -> None:
         ({"tools": [tool()], "tool_choice": named("g")}, "invalid_value", "tool_choice"),
         ({"tools": [tool()], "guided_regex": "a"}, "unsupported_parameter", "guided_regex"),
         ({"guided_grammar": "a", "guided_regex": "a"}, "invalid_value", "guided_grammar"),
+        ({"guided_choice": []}, "invalid_value", "guided_choice"),
+        ({"structured_outputs": {"form": "a"}}, "unknown_parameter", "structured_outputs.form"),
+        ({"guided_json": {}, "structured_outputs": {"regex": "a"}}, "invalid_value", "structured_outputs.regex"),
+        ({"continue_final_message": True}, "invalid_value", "continue_final_message"),
+        ({"truncate_prompt_tokens": 0}, "invalid_value", "truncate_prompt_tokens"),
+        ({"skip_special_tokens": False}, "unsupported_parameter", "skip_special_tokens"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "invalid_value", "guided_regex"),
         ({"response_format": {"type": "xml"}}, "invalid_type", "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),

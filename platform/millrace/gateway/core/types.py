@@ -33,6 +33,8 @@ class TemplateOptions:
     continues: bool = False  # the completion continues the last message, which is the assistant's
     adds_prompt: bool = True  # the prompt ends with the beginning of the assistant's message
     variables: dict[str, Any] = field(default_factory=dict)  # further variables of the template
+    special_tokens: bool | None = None  # whether the tokenizer adds them; None: to texts, not to conversations
+    max_tokens: int | None = None  # only the last tokens of the prompt are used, at most this many
 
 
 @dataclass(frozen=True)

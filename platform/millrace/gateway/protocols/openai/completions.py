@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millrace.gateway.core.errors import ApiError, invalid
-from millrace.gateway.core.types import InferenceRequest
-from millrace.gateway.protocols.openai.parameters import Common, common_fields, guided, read_request, sampling_params
+from millrace.gateway.core.types import InferenceRequest, TemplateOptions
+from millrace.gateway.protocols.openai.guided import guided
+from millrace.gateway.protocols.openai.parameters import Common, common_fields, read_request, sampling_params
 
 DIALECT = "openai.completion"
 MAX_PROMPTS = 64
@@ -39,6 +40,9 @@ def read_completion(body: bytes) -> InferenceRequest:
         max_tokens=completion.max_tokens or DEFAULT_MAX_TOKENS,
         structured=guided(completion),
         echo=echo,
+        template=TemplateOptions(
+            special_tokens=completion.add_special_tokens, max_tokens=completion.truncate_prompt_tokens
+        ),
     )
 
 

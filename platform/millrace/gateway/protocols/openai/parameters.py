@@ -15,9 +15,10 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from inference_worker.contract.request import RequestRejected, SamplingParams, ServiceClass, StructuredSpec
+from inference_worker.contract.request import RequestRejected, SamplingParams, ServiceClass
 from inference_worker.contract.validation import check_sampling
 from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.protocols.openai.guided import StructuredOutputs
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, check_typos, tolerate
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -47,6 +48,14 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_cache_options": ({},),
+    # vLLM's names.
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "prompt_logprobs": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
 }
 # Parameters of `NO_OP` that are accepted with every value. They are named as ignored unless they have no effect.
 HINTS = frozenset({"store", "prediction", "reasoning_effort", "verbosity", "prompt_cache_retention"})
@@ -96,8 +105,13 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
+    guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = None
     stream: bool | None = None
@@ -262,6 +276,7 @@ def common_fields(body: Common) -> dict[str, Any]:
         ApiError: 400 that names the parameter.
     """
     within("max_tokens", body.max_tokens, 1, MAX_TOKENS)
+    within("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, MAX_TOKENS)
     within("priority", body.priority, -(2**31), 2**31 - 1)
     options = body.stream_options
     if options is not None and body.stream is None:  # with stream=false they have no effect
@@ -300,19 +315,6 @@ def check_labels(metadata: Mapping[str, str], labels: Mapping[str, str | None]) 
     for name, label in labels.items():
         if len(label or "") > 512:
             raise invalid(name, f"{name} may have at most 512 characters.")
-
-
-def guided(body: Common) -> StructuredSpec | None:
-    """Return the structured output that vLLM's guided decoding parameters request, if any.
-
-    Raises:
-        ApiError: 400, both parameters are set.
-    """
-    if body.guided_regex is not None and body.guided_grammar is not None:
-        raise invalid("guided_grammar", "guided_regex and guided_grammar cannot be combined.")
-    if body.guided_regex is not None:
-        return StructuredSpec("regex", body.guided_regex, "guided_regex")
-    return None if body.guided_grammar is None else StructuredSpec("grammar", body.guided_grammar, "guided_grammar")
 
 
 def within(name: str, value: float | None, low: float, high: float) -> None:
