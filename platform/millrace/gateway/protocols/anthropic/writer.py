@@ -34,12 +34,16 @@ class MessagesWriter:
         self._spec = spec
         self._parser = answer_parser(spec.tools)
         self._is_started = False
+        self._prompt: TokenUsage | None = None
+        self._output_tokens = 0
         self._block = -1  # index of the last content block
         self._open: type[Piece] | None = None  # its piece type, while it is open
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
         if isinstance(event, Tokens):
-            started = self._begin(usage_so_far(self._spec, event.prompt, len(event.token_ids)))
+            self._prompt = event.prompt or self._prompt
+            self._output_tokens += len(event.token_ids)
+            started = self._begin(usage_so_far(self._spec, self._prompt, self._output_tokens))
             return started + self._write_pieces(self._parser.push(event.text))
         if not isinstance(event, End):
             return []
@@ -145,7 +149,10 @@ class MessagesWriter:
         return _encode({"type": "content_block_start", "index": self._block, "content_block": block})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _encode({"type": "content_block_delta", "index": self._block, "delta": delta})
+        event = {"type": "content_block_delta", "index": self._block, "delta": delta}
+        if self._spec.continuous_usage:
+            event["usage"] = usage_object(usage_so_far(self._spec, self._prompt, self._output_tokens))
+        return _encode(event)
 
     def _stop(self) -> bytes:
         self._open = None

@@ -15,6 +15,7 @@ from millrace.gateway.protocols.openai.parameters import (
     LABELS,
     MAX_TOKENS,
     TIERS,
+    StreamOptions,
     check_labels,
     check_ranges,
     read_request,
@@ -43,7 +44,6 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "reasoning": ({}, {"effort": "none"}),
     "store": (False,),
-    "stream_options": ({}, {"include_obfuscation": False}),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
@@ -120,6 +120,7 @@ class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     include: list[str] | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
 
 def read_response(body: bytes) -> InferenceRequest:
@@ -154,6 +155,7 @@ def read_response(body: bytes) -> InferenceRequest:
         metadata=parsed.metadata or {},
         user=parsed.safety_identifier or parsed.user,
         stream=bool(parsed.stream),
+        continuous_usage=bool(parsed.stream_options and parsed.stream_options.continuous_usage_stats),
         echoed_parameters=_echoed_parameters(parsed),
         parts=count_parts(parsed.input),
     )
@@ -178,6 +180,8 @@ def _check_hints(parsed: ResponseBody, ignored: IgnoredFields) -> None:
     """
     if parsed.text is not None and parsed.text.verbosity not in (None, "medium"):
         ignored.add_known("text.verbosity")
+    if parsed.stream_options is not None and parsed.stream_options.include_obfuscation:
+        raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
     for value in parsed.include or ():
         if value not in _WITHOUT_EFFECT:
             raise invalid("include", f"Including {value[:100]!r} is not supported.", "unsupported_parameter")
