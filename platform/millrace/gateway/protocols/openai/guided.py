@@ -32,8 +32,8 @@ def guided(body: Common) -> StructuredSpec | None:
     Raises:
         ApiError: 400, there is more than one format, or a format is invalid.
     """
-    outputs = body.structured_outputs or StructuredOutputs()
-    formats = {
+    outputs: StructuredOutputs = body.structured_outputs or StructuredOutputs()
+    formats: dict[str, Any] = {
         "guided_json": body.guided_json,
         "guided_regex": body.guided_regex,
         "guided_choice": body.guided_choice,

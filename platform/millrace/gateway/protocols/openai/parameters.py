@@ -172,7 +172,7 @@ def read_request(
                 raise _unsupported(name)
             ignored.add_known(name)
     if unknown:
-        check_typos(unknown, supported | no_op.keys())
+        check_typos(unknown, supported.union(no_op))
         for name in unknown:
             ignored.add_unknown(name)
     if prepare is not None:
@@ -343,7 +343,9 @@ _MISSING = re.compile(r"missing required field `([^`]*)`")
 def _explain(exc: msgspec.ValidationError, parent_path: str) -> ApiError:
     message = str(exc)
     path_match = _PATH.search(message)
-    path = ".".join(filter(None, (parent_path, path_match.group(1) if path_match else "")))
+    own_path = path_match.group(1) if path_match else ""
+    separator = "." if parent_path and own_path and not own_path.startswith("[") else ""
+    path = f"{parent_path}{separator}{own_path}"
     reason = _PATH.sub("", message)
     for pattern, code, text in (
         (_UNKNOWN, "unknown_parameter", "Unknown parameter: {!r}."),

@@ -222,9 +222,9 @@ def _echoed_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _echoed_parameters(parsed: ResponseBody) -> dict[str, Any]:
     """Return the request's parameters that its response repeats."""
-    fields: dict[str, Any] = msgspec.to_builtins(parsed)
-    text = {"verbosity": "medium", **{key: value for key, value in (fields["text"] or {}).items() if value is not None}}
-    labels = {name: label for name in LABELS if (label := fields[name]) is not None}
+    given: dict[str, Any] = msgspec.to_builtins(parsed.text) or {}
+    text = {"verbosity": "medium", **{name: value for name, value in given.items() if value is not None}}
+    labels = {name: label for name in LABELS if (label := getattr(parsed, name)) is not None}
     return {
         "instructions": parsed.instructions,
         "max_output_tokens": parsed.max_output_tokens,
@@ -232,8 +232,8 @@ def _echoed_parameters(parsed: ResponseBody) -> dict[str, Any]:
         "parallel_tool_calls": parsed.parallel_tool_calls is not False,
         "temperature": 1.0 if parsed.temperature is None else parsed.temperature,
         "text": {**text, "format": text.get("format") or {"type": "text"}},
-        "tool_choice": fields["tool_choice"] or "auto",
-        "tools": [_echoed_tool(tool) for tool in fields["tools"] or ()],
+        "tool_choice": msgspec.to_builtins(parsed.tool_choice) or "auto",
+        "tools": [_echoed_tool(msgspec.to_builtins(tool)) for tool in parsed.tools or ()],
         "top_p": 1.0 if parsed.top_p is None else parsed.top_p,
         **labels,
     }
