@@ -189,6 +189,22 @@ def test_tools() -> None:
     assert (chat(tools=tools).tool_choice, chat(tools=tools).parallel_tools) == ("auto", True)
 
 
+def test_functions_are_tools() -> None:
+    turns = [
+        *HELLO,
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}},
+        {"role": "function", "name": "f", "content": "42"},
+    ]
+    request = chat(messages=turns, functions=[{"name": "f"}, {"name": "g"}], function_call={"name": "g"})
+    assert (request.tools, request.tool_choice, request.parallel_tools) == ((Tool("f"), Tool("g")), "g", False)
+    call, result = request.prompt[1:]
+    assert call["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    assert (result["role"], result["tool_call_id"]) == ("tool", call["tool_calls"][0]["id"])
+    assert error_of(functions=[{"name": "f"}], tools=[tool()]).param == "functions"
+    assert error_of(function_call={"name": "f"}).param == "function_call"
+    assert error_of(messages=turns[2:]).param == "messages[0].name"
+
+
 def test_allowed_tools_are_a_subset_of_the_tools() -> None:
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("g")]}}
     request = chat(tools=[tool("f"), tool("g")], tool_choice=choice)
@@ -289,7 +305,6 @@ def test_a_harmless_value_is_accepted(name: str, value: object) -> None:
         ("audio", {}),
         ("best_of", 2),
         ("suffix", "!"),
-        ("functions", [{"name": "f"}]),
     ],
 )
 def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None:

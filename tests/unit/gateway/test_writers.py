@@ -243,6 +243,24 @@ def test_a_tool_call() -> None:
     ]
 
 
+def test_a_call_of_an_older_function() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"x": [1]}}</tool_call>'
+    events: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(re.split("( )", text))]
+    events.append(End("req_1", 1, len(events), "stop", None, TokenUsage(uncached=2, output=9)))
+    legacy = ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"], echoed_parameters={"functions": True})
+    choice = ChatWriter(legacy, TOKENIZER).whole(events)["choices"][0]
+    call = {"name": "f", "arguments": '{"x": [1]}'}
+    assert (choice["message"]["function_call"], choice["finish_reason"]) == (call, "function_call")
+    assert "tool_calls" not in choice["message"]
+    chunks = chunks_of(ChatWriter(legacy, TOKENIZER), events)
+    deltas = [chunk["choices"][0]["delta"].get("function_call", {}) for chunk in chunks]
+    streamed_call = {name: "".join(delta.get(name, "") for delta in deltas) for name in call}
+    assert streamed_call == call
+    assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
+
+
 def test_content_is_null_beside_a_call_and_a_truncated_call_ends_by_length() -> None:
     events: list[AnswerEvent] = [
         Tokens("req_1", 1, 0, [1], '<tool_call>{"name": "f", "arguments": {"x'),

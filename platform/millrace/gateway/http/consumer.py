@@ -187,7 +187,8 @@ class HttpConsumer(AsyncConsumer):
                     204, b"", b"", await self.gateway.cross_origin.preflight_headers(self.headers)
                 )
             if self.method != ANY_METHOD and self.http_method not in self.methods():
-                allowed = ", ".join(self.scope.get(METHODS, self.methods()))
+                methods: Any = self.scope.get(METHODS, self.methods())
+                allowed = ", ".join(methods)
                 self.more_headers.append((b"allow", allowed.encode()))
                 raise ApiError("method_not_allowed", f"This endpoint requires {allowed}, not {self.http_method}.")
             await self.handle()

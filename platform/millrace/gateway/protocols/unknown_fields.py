@@ -43,7 +43,7 @@ class IgnoredFields:
         if len(self.known) < MAX_NAMED:
             self.known[_clean(path)] = None
 
-    def request_fields(self) -> dict[str, tuple[str, ...]]:
+    def request_fields(self) -> dict[str, Any]:
         """Return the fields of `InferenceRequest` that name the ignored fields."""
         return {"ignored": (*self.known, *self.unknown)[:MAX_NAMED], "unknown": tuple(self.unknown)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import msgspec
 import structlog
@@ -39,7 +40,8 @@ class PromptConsumer(HttpConsumer):
         Raises:
             ApiError: 413, the body is too large; 429, a limit is reached; other codes, the request is invalid.
         """
-        body = _with_model(await self.read_body(), self.scope.get(DEPLOYMENT))
+        deployment: Any = self.scope.get(DEPLOYMENT)
+        body = _with_model(await self.read_body(), deployment)
         request = await self.gateway.prompts.read(key, self.reader, body)
         self.release_body()
         if self.trace is not None:

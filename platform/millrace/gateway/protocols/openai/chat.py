@@ -11,6 +11,7 @@ import msgspec
 from inference_worker.contract.request import StructuredSpec
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
+from millrace.gateway.protocols.openai.functions import convert_functions
 from millrace.gateway.protocols.openai.guided import guided
 from millrace.gateway.protocols.openai.messages import (
     CACHE_SECONDS,
@@ -99,6 +100,8 @@ class ChatBody(Common):
     parallel_tool_calls: bool | None = None
     response_format: ChatFormatText | ChatFormatObject | ChatFormatSchema | None = None
     prompt_cache_options: CacheOptions | None = None
+    functions: list[dict[str, Any]] | None = None  # the older name of tools
+    function_call: Any = None  # the older name of tool_choice
     # vLLM's names.
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -111,7 +114,7 @@ def read_chat(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    chat, ignored = read_request(body, ChatBody)
+    chat, ignored = read_request(body, ChatBody, prepare=convert_functions)
     fields = common_fields(chat)
     if not chat.messages:
         raise invalid("messages", "messages must have at least one message.")
@@ -131,6 +134,7 @@ def read_chat(body: bytes) -> InferenceRequest:
         structured=_structured(chat),
         breakpoints=_breakpoints(chat),
         parts=count_parts(chat.messages),
+        echoed_parameters={"functions": True} if chat.functions else {},
     )
 
 

@@ -33,7 +33,7 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "tools": ([],),
-    "functions": ([],),
+    "functions": ([],),  # chat completions support it
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),  # has no effect without tools
