@@ -74,6 +74,7 @@ RESULT_NAMES = frozenset(
         *("n", "stop", "stop_sequences", "stop_token_ids", "seed", "logprobs", "top_logprobs", "logit_bias", "echo"),
         *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
         *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "ignore_eos", "dimensions"),
+        *("truncate", "truncate_prompt_tokens"),
         *("response_format", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs"),
         *("tools", "tool_choice", "system", "instructions", "messages", "input", "prompt", "stream"),
     }
