@@ -308,6 +308,17 @@ def test_exact_usage_in_every_delta() -> None:
     assert not any("usage" in event for event in streamed(events("Good morning"), stream=True))
 
 
+def test_an_interrupted_stream_ends_with_the_billed_usage() -> None:
+    spec = form(stream=True, stream_options={"continuous_usage_stats": True})
+    writer = ResponsesWriter(spec, TOKENIZER)
+    sent = [data for event in events("Good morning")[:2] for data in writer.stream(event)]
+    (data,) = writer.interrupted("worker_lost")
+    event = msgspec.json.decode(data)
+    EVENT.validate_python(event)
+    assert (event["type"], event["sequence_number"]) == ("response.failed", len(sent))
+    assert event["response"]["usage"]["total_tokens"] == 0
+
+
 def test_a_response_without_text() -> None:
     last = streamed([End("req_1", 1, 0, "stop", None, USAGE)])[-1]
     assert last["response"]["output"][0]["content"][0]["text"] == ""

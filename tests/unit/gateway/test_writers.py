@@ -78,6 +78,18 @@ def test_continuous_usage_increases() -> None:
     assert all(chunk["usage"]["prompt_tokens"] == 10 for chunk in chunks if chunk.get("usage"))
 
 
+@pytest.mark.parametrize(("code", "tokens"), [("worker_lost", 0), ("cancelled", 1)])
+def test_an_interrupted_stream_ends_with_the_billed_usage(code: str, tokens: int) -> None:
+    """Nothing is billed for a request that failed."""
+    for writer_type in (ChatWriter, CompletionWriter):
+        writer = writer_type(form(include_usage=True), TOKENIZER)
+        writer.stream(EVENTS[0])
+        (data,) = writer.interrupted(code)
+        chunk = msgspec.json.decode(data)
+        assert (chunk["choices"], chunk["usage"]["completion_tokens"]) == ([], tokens)
+        assert writer_type(form(), TOKENIZER).interrupted(code) == []
+
+
 def test_a_chat_completion() -> None:
     answer = ChatWriter(form(), TOKENIZER).whole(EVENTS)
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}

@@ -159,6 +159,14 @@ class Writer(Protocol):
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         """Return the complete response for a request without streaming. The last event is the end."""
 
+    def interrupted(self, code: str) -> list[bytes]:
+        """Return the data of the events with the billed usage, if requested, for a stream that an error ends."""
+
+
+def billed_usage(code: str, so_far: TokenUsage) -> TokenUsage:
+    """Return the usage that is billed for a stream that ended with this error: only cancelled requests are billed."""
+    return so_far if code == "cancelled" else TokenUsage()
+
 
 def usage_so_far(spec: ResponseSpec, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:
     """Return the usage of a response in progress. `prompt` is the prompt's usage from the first event, if it came."""

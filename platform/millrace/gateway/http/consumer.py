@@ -75,6 +75,7 @@ class HttpConsumer(AsyncConsumer):
         self.key_error: ApiError | None = None  # set if the key was revoked during the request
         self.limit_statuses: Sequence[LimitStatus] | None = None  # of the key's limits, once they are known
         self._events_sent = 0
+        self.stream_tail: Sequence[bytes] = ()  # data of the events before the error that ends a stream
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.http_method: str = scope["method"]
@@ -245,7 +246,10 @@ class HttpConsumer(AsyncConsumer):
             self.trace.error = error
         if self._responding:
             self.record_status(f"stream_{error.code}")
-            body = sse(self.api_dialect.event(error, self.stream_id, self._events_sent))
+            tail = self.stream_tail
+            body = b"".join(map(sse, tail)) + sse(
+                self.api_dialect.event(error, self.stream_id, self._events_sent + len(tail))
+            )
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
         else:
             if error.limit_statuses is not None:

@@ -156,7 +156,11 @@ class InferenceConsumer(PromptConsumer):
                 sent += len(chunks)
             if isinstance(event, End):
                 return
-            event = await anext(events)
+            try:
+                event = await anext(events)
+            except ApiError as exc:
+                self.stream_tail = writer.interrupted(exc.code)
+                raise
 
 
 def _headers(model: str, first: AnswerEvent) -> Headers:

@@ -11,7 +11,7 @@ import msgspec
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
 from inference_worker.contract.request import FinishReason, ServiceClass, TokenLogprobs, TokenUsage
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import ResponseSpec, usage_so_far
+from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
 from millrace.gateway.protocols.openai.logprobs import chat_logprobs, completion_logprobs
 from millrace.gateway.protocols.openai.usage import usage_object
 from millrace.gateway.protocols.tools import AnswerText, CallArguments, CallStart, Piece, ToolCallParser, call_id
@@ -61,6 +61,12 @@ class OpenAIWriter(ABC):
             parts = [event for event in events if isinstance(event, Tokens) and event.index == index]
             choices.append(self._choice(index, parts, reasons.get(index, end.finish_reason)))
         return {**self._head(False), "choices": choices, "usage": usage_object(end.usage)}
+
+    def interrupted(self, code: str) -> list[bytes]:
+        if not (self._spec.include_usage or self._spec.continuous_usage):
+            return []
+        usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
+        return [_encode({**self._head(True), "choices": [], "usage": usage_object(usage)})]
 
     def _usage(self, event: AnswerEvent) -> dict[str, Any]:
         so_far = usage_so_far(self._spec, self._prompt, self._output_tokens)
