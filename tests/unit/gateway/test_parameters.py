@@ -272,6 +272,25 @@ def test_response_formats(fields: dict[str, Any], spec: StructuredSpec | None) -
     assert chat(**fields).structured == spec
 
 
+def test_keywords_that_cannot_be_enforced_are_named_unless_the_schema_is_strict() -> None:
+    schema = {"type": "object", "properties": {"not": {"type": "array", "uniqueItems": True}}, "not": {"type": "null"}}
+
+    def read(**fields: Any) -> InferenceRequest:
+        return chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema, **fields}})
+
+    request = read()
+    assert request.structured is not None
+    assert msgspec.json.decode(request.structured.text) == {
+        "type": "object",
+        "properties": {"not": {"type": "array"}},
+    }
+    path = "response_format.json_schema.schema"
+    assert request.ignored == (f"{path}.not", f"{path}.uniqueItems")
+    strict = read(strict=True)
+    assert strict.structured is not None
+    assert (msgspec.json.decode(strict.structured.text), strict.ignored) == (schema, ())
+
+
 def test_cache_breakpoints() -> None:
     mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
     parts = [{"type": "text", "text": "Hel", **mark}, {"type": "text", "text": "lo"}]

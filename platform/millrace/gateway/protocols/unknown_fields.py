@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from inference_worker.contract.schema_keywords import without_unenforceable
 from millrace.gateway.core.errors import ApiError
 from tenants.keys.snapshot import UnknownParameters
 
@@ -42,6 +43,16 @@ class IgnoredFields:
     def add_known(self, path: str) -> None:
         if len(self.known) < MAX_NAMED:
             self.known[_clean(path)] = None
+
+    def enforceable(self, schema: Any, path: str, *, strict: bool | None) -> Any:
+        """Return a JSON schema, at `path`, without the keywords that cannot be enforced unless it is strict."""
+        if strict:
+            return schema
+        removed: set[str] = set()
+        schema = without_unenforceable(schema, removed)
+        for keyword in sorted(removed):
+            self.add_known(f"{path}.{keyword}")
+        return schema
 
     def request_fields(self) -> dict[str, Any]:
         """Return the fields of `InferenceRequest` that name the ignored fields."""

@@ -30,7 +30,7 @@ from millrace.gateway.protocols.openai.parameters import (
     within,
 )
 from millrace.gateway.protocols.tools import allowed_names, check_tools, require_tool
-from millrace.gateway.protocols.unknown_fields import StrictFields
+from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "openai.chat"
 MAX_TOP_LOGPROBS = 20
@@ -120,6 +120,7 @@ def read_chat(body: bytes) -> InferenceRequest:
         raise invalid("messages", "messages must have at least one message.")
     tools = function_tools(chat.tools)
     choice, allowed = _tool_choice(chat, tools)
+    structured = _structured(chat, ignored)
     return InferenceRequest(
         **fields,
         **ignored.request_fields(),
@@ -131,7 +132,7 @@ def read_chat(body: bytes) -> InferenceRequest:
         tool_choice=choice,
         allowed_tools=allowed,
         parallel_tools=chat.parallel_tool_calls is not False,
-        structured=_structured(chat),
+        structured=structured,
         breakpoints=_breakpoints(chat),
         parts=count_parts(chat.messages),
         echoed_parameters={"functions": True} if chat.functions else {},
@@ -195,7 +196,7 @@ def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[st
     return choice, allowed
 
 
-def _structured(chat: ChatBody) -> StructuredSpec | None:
+def _structured(chat: ChatBody, ignored: IgnoredFields) -> StructuredSpec | None:
     spec = guided(chat)
     response_format = chat.response_format
     if spec is not None and response_format is not None and not isinstance(response_format, ChatFormatText):
@@ -209,7 +210,9 @@ def _structured(chat: ChatBody) -> StructuredSpec | None:
         if not _NAME.fullmatch(schema.name):
             raise invalid("response_format.json_schema.name", "The name must have 1 to 64 letters, digits, _ or -.")
         described = {} if schema.description is None else {"description": schema.description}
-        return StructuredSpec("json_schema", msgspec.json.encode(described | (schema.schema or {})).decode())
+        path = "response_format.json_schema.schema"
+        enforceable = ignored.enforceable(schema.schema or {}, path, strict=schema.strict)
+        return StructuredSpec("json_schema", msgspec.json.encode(described | enforceable).decode())
     return spec
 
 

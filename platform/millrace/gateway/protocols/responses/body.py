@@ -139,6 +139,7 @@ def read_response(body: bytes) -> InferenceRequest:
     check_tools(tools, "tools[{}].name", 64)
     prompt = template_messages(parsed.instructions, parsed.input, ignored)
     choice, allowed = _choice(parsed, tools)
+    structured = _structured(parsed.text, ignored)
     return InferenceRequest(
         **ignored.request_fields(),
         model=parsed.model,
@@ -149,7 +150,7 @@ def read_response(body: bytes) -> InferenceRequest:
         tool_choice=choice,
         allowed_tools=allowed,
         parallel_tools=parsed.parallel_tool_calls is not False,
-        structured=_structured(parsed.text),
+        structured=structured,
         service_class=TIERS[parsed.service_tier or "auto"],
         cache_key=parsed.prompt_cache_key,
         metadata=parsed.metadata or {},
@@ -201,17 +202,16 @@ def _choice(parsed: ResponseBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[s
     return choice, allowed
 
 
-def _structured(text: TextConfig | None) -> StructuredSpec | None:
+def _structured(text: TextConfig | None, ignored: IgnoredFields) -> StructuredSpec | None:
     text_format = text.format if text else None
     if isinstance(text_format, FormatObject):
         return StructuredSpec("json_object", param="text.format")
     if isinstance(text_format, FormatSchema):
         if not _NAME.fullmatch(text_format.name):
             raise invalid("text.format.name", "The name must have 1 to 64 letters, digits, _ or -.")
+        schema = ignored.enforceable(text_format.schema, "text.format.schema", strict=text_format.strict)
         described = {} if text_format.description is None else {"description": text_format.description}
-        return StructuredSpec(
-            "json_schema", msgspec.json.encode(described | text_format.schema).decode(), "text.format"
-        )
+        return StructuredSpec("json_schema", msgspec.json.encode(described | schema).decode(), "text.format")
     return None
 
 
