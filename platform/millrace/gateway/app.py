@@ -31,6 +31,7 @@ from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.catalog import ServedModel, load_catalog
+from millrace.gateway.core.cors import CrossOrigin
 from millrace.gateway.core.malloc import return_freed_memory
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.dispatch.dispatcher import Dispatcher
@@ -39,7 +40,6 @@ from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.monitor import DispatchMonitor
 from millrace.gateway.dispatch.replicas import read_present
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
-from millrace.gateway.http.cors import CrossOrigin
 from millrace.gateway.lifecycle.batch_lines import BatchLineStore
 from millrace.gateway.lifecycle.batch_runner import BatchRunner
 from millrace.gateway.lifecycle.request_log import RequestLogWriter

@@ -19,11 +19,11 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core import request_body
 from millrace.gateway.core.body_memory import MAX_BYTES, MAX_TENANT_BYTES, BodyMemory
 from millrace.gateway.core.catalog import ServedModel, load_catalog
+from millrace.gateway.core.cors import CrossOrigin
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import RequestBody
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.http.consumer import HttpConsumer
-from millrace.gateway.http.cors import CrossOrigin
 from millrace.gateway.http.endpoints.feedback import SubmitFeedback
 from millrace.gateway.http.endpoints.inference import ChatCompletions, Unknown
 from millrace.gateway.http.endpoints.messages import CountTokens

@@ -24,11 +24,11 @@ from millrace.gateway.core import tracing
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.body_memory import BodyLease
 from millrace.gateway.core.content_encoding import MIN_COMPRESSED_BYTES, accepts_gzip, compressed, decoded_pieces
+from millrace.gateway.core.cors import is_preflight
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_body import ClientGone, RequestBody
-from millrace.gateway.http.cors import is_preflight
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.protocols.dialects import OPENAI, Dialect
 from millrace.gateway.protocols.prompt_bounds import FORM_BODY_BYTES
