@@ -72,7 +72,7 @@ def main() -> int:
     """Measure and print. Return 1 if a request failed, else 0."""
     options = parse_arguments()
     asyncio.set_event_loop_policy(_fastest_loop())
-    report: dict[str, Any] = {}
+    report: dict[str, Any] = {"validation_ms": validation()}
     with ExitStack() as running:
         if not options.litellm:
             print("Without LiteLLM: --litellm names the python of its virtual environment.\n")
@@ -354,6 +354,31 @@ def start(program: Program, state: Path, running: ExitStack) -> subprocess.Popen
     process = program.start(running.enter_context((state / f"{program.name}.log").open("ab")))
     running.callback(program.stop, process)
     return process
+
+
+def validation(runs: int = 200) -> dict[str, float]:
+    """Measure and print the CPU time, in milliseconds, to validate a body of 100 messages in each dialect."""
+    from millrace.gateway.protocols.dialect_readers import READERS
+
+    turns = [{"role": ("user", "assistant")[number % 2], "content": f"Message {number}. " * 4} for number in range(99)]
+    turns.append({"role": "user", "content": "Continue."})
+    bodies = {
+        "openai.chat": {"messages": turns},
+        "openai.chat, unknown fields": {"messages": [{**turn, "mood": "good"} for turn in turns]},
+        "anthropic.messages": {"messages": turns, "max_tokens": 8},
+        "openai.responses": {"input": turns},
+    }
+    figures = {}
+    for name, fields in bodies.items():
+        body, read = json.dumps({"model": MODEL, **fields}).encode(), READERS[name.partition(",")[0]]
+        times = []
+        for _ in range(runs):
+            started = time.process_time()
+            read(body)
+            times.append(time.process_time() - started)
+        figures[name] = round(statistics.median(times) * 1000, 3)
+    print("Validation of 100 messages, ms:", ", ".join(f"{name} {figure}" for name, figure in figures.items()), "\n")
+    return figures
 
 
 def _fastest_loop() -> asyncio.AbstractEventLoopPolicy:

@@ -101,6 +101,7 @@ def _snapshot(
         policies=_policies(policies),
         content_retention_days=tenant.content_retention_days,
         unknown_parameters=_UNKNOWN_PARAMETERS[tenant.unknown_parameters],
+        allowed_origins=tuple(tenant.allowed_origins),
     )
 
 

@@ -79,6 +79,7 @@ class ApiKeySnapshot(msgspec.Struct, frozen=True):
     content_retention_days: int = 0  # retention of prompts and completions; 0: not stored
     # Whether unknown fields of requests are rejected, or dropped and named; None: as the platform's setting.
     unknown_parameters: UnknownParameters | None = None
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may read responses, in addition to the platform's
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Q, Value
 
 from tenants.isolation.scopes import TenantManager, TenantsManager
 
 MAX_CONTENT_DAYS = 90
+MAX_ORIGINS = 20
+MAX_ORIGIN_LENGTH = 200
 MAX_SLUG_LENGTH = 50
 
 
@@ -20,7 +22,15 @@ class Tenant(models.Model):
     data is removed. The row itself stays, because invoices and usage refer to it.
     """
 
-    AUDITED: ClassVar = ("slug", "name", "status", "purge_after", "content_retention_days", "unknown_parameters")
+    AUDITED: ClassVar = (
+        "slug",
+        "name",
+        "status",
+        "purge_after",
+        "content_retention_days",
+        "unknown_parameters",
+        "allowed_origins",
+    )
 
     class Status(models.TextChoices):
         ACTIVE = "active"
@@ -47,6 +57,13 @@ class Tenant(models.Model):
         default=UnknownParameters.DEFAULT,
         db_default=UnknownParameters.DEFAULT.value,
         help_text="whether unknown fields of requests are rejected, or dropped and named",
+    )
+
+    allowed_origins = models.JSONField(
+        blank=True,
+        default=list,
+        db_default=Value([], models.JSONField()),
+        help_text="origins of web pages that may call the API",
     )
 
     objects = TenantsManager()

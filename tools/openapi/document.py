@@ -132,14 +132,19 @@ def _parameters(path: str, consumer: type[HttpConsumer], operation: Operation) -
 
 
 def _content(operation: Operation) -> Json:
-    found: Json = {content_type: {} for content_type in operation.content_types} | _json(operation.schema)
+    found: Json = {content_type: {} for content_type in operation.content_types} | _json(
+        operation.schema, operation.anthropic_schema
+    )
     if operation.events is not None:
         found["text/event-stream"] = {"schema": {"$ref": _SCHEMAS + operation.events}} if operation.events else {}
     return found
 
 
-def _json(schema: str) -> Json:
-    return {"application/json": {"schema": {"$ref": _SCHEMAS + schema}}} if schema else {}
+def _json(*names: str) -> Json:
+    schemas = [{"$ref": _SCHEMAS + name} for name in names if name]
+    if not schemas:
+        return {}
+    return {"application/json": {"schema": schemas[0] if len(schemas) == 1 else {"oneOf": schemas}}}
 
 
 def _request_schemas() -> Json:

@@ -29,6 +29,7 @@ class Operation:
     name: str  # operationId
     response: str  # description of the response
     schema: str = ""  # of a JSON response
+    anthropic_schema: str = ""  # of the JSON response to Anthropic's clients, if it differs
     body: type[msgspec.Struct] | None = None
     form: Json | None = None  # schema of a multipart body
     events: str | None = None  # schema of the events of a streamed response; empty: any
@@ -97,8 +98,8 @@ OPERATIONS: dict[type[HttpConsumer], Operation] = {
             query("include_obfuscation", type="boolean", const=False),
         ),
     ),
-    models.ModelsEndpoint: Operation("listModels", "The models that this key may use.", "Models"),
-    models.ModelEndpoint: Operation("getModel", "The model.", "Model"),
+    models.ModelsEndpoint: Operation("listModels", "The models that this key may use.", "Models", "AnthropicModels"),
+    models.ModelEndpoint: Operation("getModel", "The model.", "Model", "AnthropicModel"),
     files.FilesEndpoint: Operation(
         "listFiles",
         "A page of files.",

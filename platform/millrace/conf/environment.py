@@ -153,7 +153,8 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_ALLOWED_ORIGINS",
         env.words,
         default="",
-        help="origins of other sites whose pages may open WebSockets, such as https://host, comma-separated; *: any",
+        help="origins of other sites whose pages may call /v1 and open WebSockets, such as https://host,"
+        " comma-separated; *: any; a tenant can allow further ones for its keys",
     )
     debug: bool = env.env(
         "MILLRACE_DEBUG", env.boolean, default="false", help="Django's debug pages; never in production"

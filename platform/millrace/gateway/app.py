@@ -31,6 +31,7 @@ from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.catalog import ServedModel, load_catalog
+from millrace.gateway.core.cors import CrossOrigin
 from millrace.gateway.core.malloc import return_freed_memory
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.dispatch.dispatcher import Dispatcher
@@ -69,6 +70,7 @@ class Gateway:
             kwargs={"autocommit": True},
         )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
+        self.cross_origin = CrossOrigin(settings.allowed_origins, self.database)
         self.active_requests = ActiveRequests()
         leases = BudgetLeaseStore(self.database, self.id, settings.request_timeout_seconds)
         self.budget_admission = BudgetAdmission(leases, self.broker, self.blocking_broker)

@@ -19,6 +19,7 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core import request_body
 from millrace.gateway.core.body_memory import MAX_BYTES, MAX_TENANT_BYTES, BodyMemory
 from millrace.gateway.core.catalog import ServedModel, load_catalog
+from millrace.gateway.core.cors import CrossOrigin
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import RequestBody
 from millrace.gateway.core.types import InferenceRequest
@@ -121,6 +122,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         admission=SimpleNamespace(current_limit_statuses=current_limit_statuses),
         request_log=SimpleNamespace(end=lambda *_, **__: None),
         body_memory=BodyMemory(),
+        cross_origin=CrossOrigin((), None),  # type: ignore[arg-type]  # no database: no request is a preflight
     )
     monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: found)
     monkeypatch.setattr("millrace.gateway.core.request_body.DISCARD_PAUSE_SECONDS", 0, raising=False)
@@ -290,7 +292,7 @@ def charges() -> Charges:
 
 @pytest.fixture
 def reader(models: dict[str, ServedModel], pool: PromptPool, charges: Charges) -> PromptReader:
-    return PromptReader(Router(models), charges, pool, 2 * 2**20)  # type: ignore[arg-type]
+    return PromptReader(Router(models), charges, pool, 2 * 2**20, "reject")  # type: ignore[arg-type]
 
 
 @pytest.fixture

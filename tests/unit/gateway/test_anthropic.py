@@ -363,6 +363,45 @@ def test_a_truncated_tool_call_is_omitted() -> None:
     ]
 
 
+def test_markup_of_a_truncated_call_is_no_text() -> None:
+    """A stream and a complete response agree."""
+    cut = events("See.\n<tool_call>\n", reason="length")
+    answer = MessagesWriter(form(tools=["f"]), TOKENIZER).whole(cut)
+    assert answer["content"] == [{"type": "text", "text": "See."}]
+    deltas = [event["delta"] for event in streamed(cut, tools=["f"]) if event["type"] == "content_block_delta"]
+    assert deltas == [{"type": "text_delta", "text": "See."}]
+
+
+def test_exact_usage_in_every_delta() -> None:
+    assert read(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage
+    found = streamed(events("Good morning"), continuous_usage=True)
+    usages = [event["usage"] for event in found if event["type"] == "content_block_delta"]
+    assert [usage["output_tokens"] for usage in usages] == [1, 2, 3]
+    assert all({**usage, "output_tokens": 5} == USAGE_JSON for usage in usages)
+    message = found[0]["message"]["usage"]
+    assert message["output_tokens"] == 1
+
+
+def test_an_interrupted_stream_ends_with_the_billed_usage() -> None:
+    writer = MessagesWriter(form(continuous_usage=True), TOKENIZER)
+    writer.stream(events("Good morning")[0])
+    (data,) = writer.interrupted("worker_lost")
+    event = msgspec.json.decode(data)
+    EVENT.validate_python(event)
+    assert (event["type"], event["usage"]["output_tokens"]) == ("message_delta", 0)
+    assert msgspec.json.decode(writer.interrupted("cancelled")[0])["usage"]["output_tokens"] == 1
+    assert MessagesWriter(form(), TOKENIZER).interrupted("cancelled") == []
+
+
+def test_input_tokens_are_0_if_the_whole_prompt_was_read_or_written() -> None:
+    """The sum of the three classes is the prompt's length, on which clients rely."""
+    for usage in (TokenUsage(cache_read=32, output=1), TokenUsage(cache_write_5m=32, output=1)):
+        end: list[AnswerEvent] = [End("req_1", 1, 0, "stop", None, usage)]
+        answer = MessagesWriter(form(), TOKENIZER).whole(end)["usage"]
+        assert answer["input_tokens"] == 0
+        assert answer["cache_read_input_tokens"] + answer["cache_creation_input_tokens"] == 32
+
+
 def test_a_message_without_text() -> None:
     nothing: list[AnswerEvent] = [End("req_1", 1, 0, "stop", None, USAGE)]
     assert [event["type"] for event in streamed(nothing)] == ["message_start", "message_delta", "message_stop"]
@@ -405,6 +444,11 @@ def test_errors(code: str, status: int, type_: str, class_: type[Exception]) -> 
     request = client._build_request(anthropic._models.FinalRequestOptions(method="get", url="/"))
     response = anthropic._client.httpx2.Response(status, request=request, json=body)
     assert type(client._make_status_error("", body=body, response=response)) is class_
+
+
+def test_a_prompt_that_is_too_long_has_the_text_that_clients_recognize() -> None:
+    body = ANTHROPIC.body(ApiError("context_length_exceeded", "Shorten it."), "req_1")
+    assert body["error"]["message"] == "prompt is too long: Shorten it."
 
 
 def test_limits_are_sent_in_anthropics_headers() -> None:

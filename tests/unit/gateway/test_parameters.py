@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionMessage
 
 from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
 from millrace.gateway.protocols.openai.chat import ChatBody, read_chat
 from millrace.gateway.protocols.openai.completions import read_completion
 from millrace.gateway.protocols.openai.parameters import NO_OP
@@ -189,6 +189,22 @@ def test_tools() -> None:
     assert (chat(tools=tools).tool_choice, chat(tools=tools).parallel_tools) == ("auto", True)
 
 
+def test_functions_are_tools() -> None:
+    turns = [
+        *HELLO,
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}},
+        {"role": "function", "name": "f", "content": "42"},
+    ]
+    request = chat(messages=turns, functions=[{"name": "f"}, {"name": "g"}], function_call={"name": "g"})
+    assert (request.tools, request.tool_choice, request.parallel_tools) == ((Tool("f"), Tool("g")), "g", False)
+    call, result = request.prompt[1:]
+    assert call["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    assert (result["role"], result["tool_call_id"]) == ("tool", call["tool_calls"][0]["id"])
+    assert error_of(functions=[{"name": "f"}], tools=[tool()]).param == "functions"
+    assert error_of(function_call={"name": "f"}).param == "function_call"
+    assert error_of(messages=turns[2:]).param == "messages[0].name"
+
+
 def test_allowed_tools_are_a_subset_of_the_tools() -> None:
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("g")]}}
     request = chat(tools=[tool("f"), tool("g")], tool_choice=choice)
@@ -206,6 +222,23 @@ def test_stream_options_without_a_stream_have_no_effect() -> None:
     assert not chat(stream=False, stream_options={"include_usage": True}).stream
 
 
+def test_vllms_options_of_the_template() -> None:
+    turns = [*HELLO, {"role": "assistant", "content": "I"}]
+    request = chat(
+        messages=turns,
+        continue_final_message=True,
+        add_generation_prompt=False,
+        chat_template_kwargs={"enable_thinking": False},
+        add_special_tokens=True,
+        truncate_prompt_tokens=9,
+    )
+    assert request.template == TemplateOptions(
+        continues=True, adds_prompt=False, variables={"enable_thinking": False}, special_tokens=True, max_tokens=9
+    )
+    assert chat().template == TemplateOptions()
+    assert completion(truncate_prompt_tokens=3).template.max_tokens == 3
+
+
 def test_sixteen_stop_strings() -> None:
     assert len(chat(stop=["a"] * 16).sampling.stop) == 16
 
@@ -221,10 +254,41 @@ def test_sixteen_stop_strings() -> None:
         ),
         ({"guided_regex": "a+"}, StructuredSpec("regex", "a+", "guided_regex")),
         ({"guided_grammar": "start: A"}, StructuredSpec("grammar", "start: A", "guided_grammar")),
+        ({"guided_json": {"type": "string"}}, StructuredSpec("json_schema", '{"type":"string"}', "guided_json")),
+        ({"guided_json": '{"type": "string"}'}, StructuredSpec("json_schema", '{"type": "string"}', "guided_json")),
+        ({"guided_choice": ['"a', "b"]}, StructuredSpec("grammar", 'start: "\\"a" | "b"', "guided_choice")),
+        (
+            {"structured_outputs": {"choice": ["a"]}},
+            StructuredSpec("grammar", 'start: "a"', "structured_outputs.choice"),
+        ),
+        (
+            {"structured_outputs": {"json_object": True}},
+            StructuredSpec("json_object", param="structured_outputs.json_object"),
+        ),
+        ({"structured_outputs": {}}, None),
     ],
 )
 def test_response_formats(fields: dict[str, Any], spec: StructuredSpec | None) -> None:
     assert chat(**fields).structured == spec
+
+
+def test_keywords_that_cannot_be_enforced_are_named_unless_the_schema_is_strict() -> None:
+    schema = {"type": "object", "properties": {"not": {"type": "array", "uniqueItems": True}}, "not": {"type": "null"}}
+
+    def read(**fields: Any) -> InferenceRequest:
+        return chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema, **fields}})
+
+    request = read()
+    assert request.structured is not None
+    assert msgspec.json.decode(request.structured.text) == {
+        "type": "object",
+        "properties": {"not": {"type": "array"}},
+    }
+    path = "response_format.json_schema.schema"
+    assert request.ignored == (f"{path}.not", f"{path}.uniqueItems")
+    strict = read(strict=True)
+    assert strict.structured is not None
+    assert (msgspec.json.decode(strict.structured.text), strict.ignored) == (schema, ())
 
 
 def test_cache_breakpoints() -> None:
@@ -260,7 +324,6 @@ def test_a_harmless_value_is_accepted(name: str, value: object) -> None:
         ("audio", {}),
         ("best_of", 2),
         ("suffix", "!"),
-        ("functions", [{"name": "f"}]),
     ],
 )
 def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None:
@@ -318,6 +381,12 @@ def test_a_hint_is_accepted_and_named(name: str, value: object) -> None:
         ({"tools": [tool()], "tool_choice": named("g")}, "invalid_value", "tool_choice"),
         ({"tools": [tool()], "guided_regex": "a"}, "unsupported_parameter", "guided_regex"),
         ({"guided_grammar": "a", "guided_regex": "a"}, "invalid_value", "guided_grammar"),
+        ({"guided_choice": []}, "invalid_value", "guided_choice"),
+        ({"structured_outputs": {"form": "a"}}, "unknown_parameter", "structured_outputs.form"),
+        ({"guided_json": {}, "structured_outputs": {"regex": "a"}}, "invalid_value", "structured_outputs.regex"),
+        ({"continue_final_message": True}, "invalid_value", "continue_final_message"),
+        ({"truncate_prompt_tokens": 0}, "invalid_value", "truncate_prompt_tokens"),
+        ({"skip_special_tokens": False}, "unsupported_parameter", "skip_special_tokens"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "invalid_value", "guided_regex"),
         ({"response_format": {"type": "xml"}}, "invalid_type", "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),

@@ -213,6 +213,7 @@ def form(**fields: Any) -> ResponseSpec:
         6,
         tools=[tool.name for tool in request.tools],
         echoed_parameters=request.echoed_parameters,
+        continuous_usage=request.continuous_usage,
     )
 
 
@@ -297,6 +298,25 @@ def test_a_truncated_response_is_incomplete() -> None:
     assert (last["type"], response["status"]) == ("response.incomplete", "incomplete")
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert response["output"][0]["status"] == "incomplete"
+
+
+def test_exact_usage_in_every_delta() -> None:
+    found = streamed(events("Good morning"), stream=True, stream_options={"continuous_usage_stats": True})
+    deltas = [event for event in found if event["type"].endswith(".delta")]
+    assert [event["usage"]["output_tokens"] for event in deltas] == [1, 2, 3]
+    assert {event["usage"]["input_tokens"] for event in deltas} == {6}
+    assert not any("usage" in event for event in streamed(events("Good morning"), stream=True))
+
+
+def test_an_interrupted_stream_ends_with_the_billed_usage() -> None:
+    spec = form(stream=True, stream_options={"continuous_usage_stats": True})
+    writer = ResponsesWriter(spec, TOKENIZER)
+    sent = [data for event in events("Good morning")[:2] for data in writer.stream(event)]
+    (data,) = writer.interrupted("worker_lost")
+    event = msgspec.json.decode(data)
+    EVENT.validate_python(event)
+    assert (event["type"], event["sequence_number"]) == ("response.failed", len(sent))
+    assert event["response"]["usage"]["total_tokens"] == 0
 
 
 def test_a_response_without_text() -> None:

@@ -87,7 +87,7 @@ def test_names_are_bounded_and_fit_a_header() -> None:
     assert len(many.ignored) == MAX_NAMED
     assert chat(**{"ü" * 500: 1}).ignored == ("?" * 80,)
     with pytest.raises(ApiError):
-        chat(**{f"unknown{number}": 1 for number in range(65)})
+        chat(**{f"unknown{number}": 1 for number in range(33)})
 
 
 def test_a_whole_float_is_an_integer() -> None:

@@ -78,6 +78,18 @@ def test_continuous_usage_increases() -> None:
     assert all(chunk["usage"]["prompt_tokens"] == 10 for chunk in chunks if chunk.get("usage"))
 
 
+@pytest.mark.parametrize(("code", "tokens"), [("worker_lost", 0), ("cancelled", 1)])
+def test_an_interrupted_stream_ends_with_the_billed_usage(code: str, tokens: int) -> None:
+    """Nothing is billed for a request that failed."""
+    for writer_type in (ChatWriter, CompletionWriter):
+        writer = writer_type(form(include_usage=True), TOKENIZER)
+        writer.stream(EVENTS[0])
+        (data,) = writer.interrupted(code)
+        chunk = msgspec.json.decode(data)
+        assert (chunk["choices"], chunk["usage"]["completion_tokens"]) == ([], tokens)
+        assert writer_type(form(), TOKENIZER).interrupted(code) == []
+
+
 def test_a_chat_completion() -> None:
     answer = ChatWriter(form(), TOKENIZER).whole(EVENTS)
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
@@ -241,6 +253,24 @@ def test_a_tool_call() -> None:
     assert [made.model_dump(include={"id", "type", "function"}) for made in told.message.tool_calls or ()] == [
         {**call, "function": {**call["function"], "parsed_arguments": None}}
     ]
+
+
+def test_a_call_of_an_older_function() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"x": [1]}}</tool_call>'
+    events: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(re.split("( )", text))]
+    events.append(End("req_1", 1, len(events), "stop", None, TokenUsage(uncached=2, output=9)))
+    legacy = ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"], echoed_parameters={"functions": True})
+    choice = ChatWriter(legacy, TOKENIZER).whole(events)["choices"][0]
+    call = {"name": "f", "arguments": '{"x": [1]}'}
+    assert (choice["message"]["function_call"], choice["finish_reason"]) == (call, "function_call")
+    assert "tool_calls" not in choice["message"]
+    chunks = chunks_of(ChatWriter(legacy, TOKENIZER), events)
+    deltas = [chunk["choices"][0]["delta"].get("function_call", {}) for chunk in chunks]
+    streamed_call = {name: "".join(delta.get(name, "") for delta in deltas) for name in call}
+    assert streamed_call == call
+    assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
 
 
 def test_content_is_null_beside_a_call_and_a_truncated_call_ends_by_length() -> None:

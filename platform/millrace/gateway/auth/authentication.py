@@ -297,7 +297,7 @@ def key_error(key: ApiKeySnapshot) -> ApiError | None:
 def _secret_from(headers: dict[bytes, bytes]) -> str:
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() != b"bearer" or not token.strip():
-        token = headers.get(b"x-api-key", b"")
+        token = headers.get(b"x-api-key") or headers.get(b"api-key", b"")  # `api-key` is Azure's
     secret = token.strip().decode("latin-1")
     if not secret:
         raise ApiError(

@@ -38,6 +38,8 @@ _BY_CODE = {
     idempotency_rules.CONFLICT: (409, "invalid_request_error"),
     "feedback_conflict": (409, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
+    "unsupported_encoding": (415, "invalid_request_error"),
+    "invalid_encoding": (400, "invalid_request_error"),
     "uri_too_long": (414, "invalid_request_error"),
     "headers_too_large": (431, "invalid_request_error"),
     "too_many_connections": (429, "rate_limit_error"),

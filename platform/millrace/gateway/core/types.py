@@ -32,6 +32,8 @@ class TemplateOptions:
     continues: bool = False  # the completion continues the last message, which is the assistant's
     adds_prompt: bool = True  # the prompt ends with the beginning of the assistant's message
     variables: dict[str, Any] = field(default_factory=dict)  # further variables of the template
+    special_tokens: bool | None = None  # whether the tokenizer adds them; None: to texts, not to conversations
+    max_tokens: int | None = None  # only the last tokens of the prompt are used, at most this many
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,14 @@ class Writer(Protocol):
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         """Return the complete response for a request without streaming. The last event is the end."""
+
+    def interrupted(self, code: str) -> list[bytes]:
+        """Return the data of the events with the billed usage, if requested, for a stream that an error ends."""
+
+
+def billed_usage(code: str, so_far: TokenUsage) -> TokenUsage:
+    """Return the usage that is billed for a stream that ended with this error: only cancelled requests are billed."""
+    return so_far if code == "cancelled" else TokenUsage()
 
 
 def usage_so_far(spec: ResponseSpec, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:

@@ -158,7 +158,15 @@ class InferenceService:
         Raises:
             ApiError: the key may not use the model, or the prompt is invalid for the model.
         """
-        return len((await self._tokenize(self._router.measure(key, request.model), request)).ids)
+        return len((await self.tokenize(key, request)).ids)
+
+    async def tokenize(self, key: ApiKeySnapshot, request: InferenceRequest) -> Prompt:
+        """Return the request's prompt in the tokens of its model.
+
+        Raises:
+            ApiError: the key may not use the model, or the prompt is invalid for the model.
+        """
+        return await self._tokenize(self._router.measure(key, request.model), request)
 
     def events(self, active: ActiveRequest) -> AsyncIterator[AnswerEvent]:
         """Return the response's events, ending with its end.

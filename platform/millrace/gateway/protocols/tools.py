@@ -79,7 +79,9 @@ class ToolCallParser:
         """Return the remaining pieces at the end of the completion."""
         pieces = self.push("")
         if self._state == self._in_head:
-            pieces.append(AnswerText(OPEN + self._pending))
+            # A call that ends before its function's name is known is omitted. Other text after the tag is text.
+            if (head := self._pending.strip(_SPACE)) and not head.startswith("{"):
+                pieces.append(AnswerText(OPEN + self._pending))
         elif self._state == self._in_text and self._pending and not (self.calls and self._pending.isspace()):
             pieces.append(AnswerText(self._pending))
         self._pending = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from inference_worker.contract.schema_keywords import without_unenforceable
 from millrace.gateway.core.errors import ApiError
 from tenants.keys.snapshot import UnknownParameters
 
-MAX_UNKNOWN = 64  # unknown top-level fields of one body
+MAX_UNKNOWN = 32  # unknown top-level fields of one body
 MAX_NAMED = 24  # ignored fields that the response header and the request record name
 MAX_NAME_CHARACTERS = 80
+_CONTAINERS = (dict, list)  # of decoded JSON
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 
 
@@ -30,16 +32,29 @@ class IgnoredFields:
 
     unknown: dict[str, None] = field(default_factory=dict)  # subject to `unknown_parameters`
     known: dict[str, None] = field(default_factory=dict)  # hints, and features that are off
+    _seen: set[str] = field(default_factory=set)  # unknown paths that are named or omitted
 
     def add_unknown(self, path: str) -> None:
-        if len(self.unknown) < MAX_NAMED:
-            self.unknown[_clean(path)] = None
+        if path in self._seen or len(self.unknown) >= MAX_NAMED:  # a field is often in each message
+            return
+        self._seen.add(path)
+        self.unknown[_clean(path)] = None
 
     def add_known(self, path: str) -> None:
         if len(self.known) < MAX_NAMED:
             self.known[_clean(path)] = None
 
-    def request_fields(self) -> dict[str, tuple[str, ...]]:
+    def enforceable(self, schema: Any, path: str, *, strict: bool | None) -> Any:
+        """Return a JSON schema, at `path`, without the keywords that cannot be enforced unless it is strict."""
+        if strict:
+            return schema
+        removed: set[str] = set()
+        schema = without_unenforceable(schema, removed)
+        for keyword in sorted(removed):
+            self.add_known(f"{path}.{keyword}")
+        return schema
+
+    def request_fields(self) -> dict[str, Any]:
         """Return the fields of `InferenceRequest` that name the ignored fields."""
         return {"ignored": (*self.known, *self.unknown)[:MAX_NAMED], "unknown": tuple(self.unknown)}
 
@@ -55,7 +70,7 @@ def check_unknown(mode: UnknownParameters, unknown: Collection[str]) -> None:
         raise ApiError("unknown_parameter", f"Unknown parameter: {name!r}.", name)
 
 
-def check_typos(unknown: Collection[str], known: Iterable[str]) -> None:
+def check_typos(unknown: Collection[str], known: frozenset[str]) -> None:
     """Check that no unknown top-level name is a probable typo of a known one.
 
     Raises:
@@ -63,12 +78,20 @@ def check_typos(unknown: Collection[str], known: Iterable[str]) -> None:
     """
     if len(unknown) > MAX_UNKNOWN:
         raise ApiError("unknown_parameter", f"The request has more than {MAX_UNKNOWN} unknown parameters.")
-    candidates = [(name, 1 if len(name) < 8 else 2) for name in known if len(name) >= 5]
     for name in unknown:
-        for candidate, max_edits in candidates:
-            if abs(len(name) - len(candidate)) <= max_edits and edit_distance(name, candidate) <= max_edits:
+        characters = frozenset(name[:MAX_NAME_CHARACTERS])
+        for candidate, max_edits, own_characters in _typo_candidates(known):
+            if abs(len(name) - len(candidate)) > max_edits or len(characters ^ own_characters) > 2 * max_edits:
+                continue  # an edit changes at most two characters of the set
+            if edit_distance(name, candidate) <= max_edits:
                 message = f"Unknown parameter: {name!r}. Did you mean {candidate!r}?"
                 raise ApiError("unknown_parameter", message, name)
+
+
+@cache
+def _typo_candidates(known: frozenset[str]) -> list[tuple[str, int, frozenset[str]]]:
+    """Return the known names that a typo may stand for, with the maximum number of edits and their characters."""
+    return [(name, 1 if len(name) < 8 else 2, frozenset(name)) for name in sorted(known) if len(name) >= 5]
 
 
 def edit_distance(first: str, second: str) -> int:
@@ -89,7 +112,7 @@ def edit_distance(first: str, second: str) -> int:
 def tolerate(value: Any, type_: Any, path: str, ignored: IgnoredFields) -> None:
     """Remove unknown fields from a decoded body, in place, and replace whole floats where integers are expected."""
     shape = _shape(type_)
-    if shape is not None:
+    if shape is not None and type(value) in _CONTAINERS:
         shape.walk(value, path, ignored)
 
 
@@ -103,18 +126,19 @@ class _ObjectShape:
     integers: frozenset[str]
 
     def walk(self, value: dict[str, Any], path: str, ignored: IgnoredFields) -> None:
-        for name in [name for name in value if name not in self.names]:
+        names = self.names
+        for name in [name for name in value if name not in names]:
             if value[name] is None:
                 del value[name]
             elif not self.is_strict:
                 del value[name]
                 ignored.add_unknown(f"{path}.{name}" if path else name)
-        for name in self.integers & value.keys():
-            if isinstance(number := value[name], float) and number.is_integer():
+        for name in self.integers:
+            if isinstance(number := value.get(name), float) and number.is_integer():
                 value[name] = int(number)
         for name, shape in self.shapes.items():
-            if name in value:
-                shape.walk(value[name], f"{path}.{name}" if path else name, ignored)
+            if type(part := value.get(name)) in _CONTAINERS:
+                shape.walk(part, f"{path}.{name}" if path else name, ignored)  # type: ignore[arg-type]  # a container
 
 
 @dataclass
@@ -125,17 +149,17 @@ class _Shape:
     objects: dict[Any, _ObjectShape] = field(default_factory=dict)
     item: _Shape | None = None
 
-    def walk(self, value: Any, path: str, ignored: IgnoredFields) -> None:
-        if isinstance(value, list):
-            if self.item is not None:
-                item_path = f"{path}[]"
-                for item in value:
-                    self.item.walk(item, item_path, ignored)
-        elif isinstance(value, dict) and self.objects:
+    def walk(self, value: list[Any] | dict[str, Any], path: str, ignored: IgnoredFields) -> None:
+        if isinstance(value, dict):
             tag = None if self.tag_field is None else value.get(self.tag_field)
-            shape = self.objects.get(tag) if isinstance(tag, str | None) else None
+            shape = self.objects.get(tag if type(tag) is str else None)
             if shape is not None:
                 shape.walk(value, path, ignored)
+        elif self.item is not None:
+            walk, item_path = self.item.walk, f"{path}[]"
+            for item in value:
+                if type(item) in _CONTAINERS:
+                    walk(item, item_path, ignored)
 
 
 @cache

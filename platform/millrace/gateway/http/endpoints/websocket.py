@@ -119,7 +119,7 @@ class Socket:
         Raises:
             ApiError: 401, 403 or 429.
         """
-        if not self._headers.keys() & {b"authorization", b"x-api-key"}:
+        if not self._headers.keys() & {b"authorization", b"x-api-key", b"api-key"}:
             try:
                 async with asyncio.timeout(self._gateway.settings.websocket_auth_timeout_seconds):
                     first = await self._next()

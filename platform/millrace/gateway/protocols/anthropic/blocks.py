@@ -31,24 +31,24 @@ class AnthropicText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
 
 
 # Blocks that no served model takes. They are read, so that the refusal names what is wrong.
-class Image(msgspec.Struct, tag="image"):
+class ImageBlock(msgspec.Struct, tag="image"):
     source: Any = None
 
 
-class Document(msgspec.Struct, tag="document"):
+class DocumentBlock(msgspec.Struct, tag="document"):
     source: Any = None
 
 
-class SearchResult(msgspec.Struct, tag="search_result"):
+class SearchResultBlock(msgspec.Struct, tag="search_result"):
     source: Any = None
 
 
-class Thinking(msgspec.Struct, forbid_unknown_fields=True, tag="thinking"):
+class ThinkingBlock(msgspec.Struct, forbid_unknown_fields=True, tag="thinking"):
     thinking: str
     signature: str | None = None
 
 
-class RedactedThinking(msgspec.Struct, forbid_unknown_fields=True, tag="redacted_thinking"):
+class RedactedThinkingBlock(msgspec.Struct, forbid_unknown_fields=True, tag="redacted_thinking"):
     data: str
 
 
@@ -60,8 +60,8 @@ class ToolUse(msgspec.Struct, forbid_unknown_fields=True, tag="tool_use"):
     caller: Any = None
 
 
-Media = Image | Document | SearchResult
-MEDIA: Mapping[type[Any], str] = {Image: "images", Document: "documents", SearchResult: "search results"}
+Media = ImageBlock | DocumentBlock | SearchResultBlock
+MEDIA: Mapping[type[Any], str] = {ImageBlock: "images", DocumentBlock: "documents", SearchResultBlock: "search results"}
 
 
 class ToolResult(msgspec.Struct, forbid_unknown_fields=True, tag="tool_result"):
@@ -76,7 +76,7 @@ class AnthropicUser(msgspec.Struct, forbid_unknown_fields=True, tag_field="role"
 
 
 class AnthropicAssistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    content: str | list[AnthropicText | ToolUse | Thinking | RedactedThinking]
+    content: str | list[AnthropicText | ToolUse | ThinkingBlock | RedactedThinkingBlock]
 
 
 class AnthropicSystem(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
@@ -121,9 +121,9 @@ class Conversation:
             if not has_message:
                 self._begin({"role": role})
                 has_message = True
-            if isinstance(block, Thinking):
+            if isinstance(block, ThinkingBlock):
                 self.messages[-1]["reasoning_content"] = block.thinking
-            if isinstance(block, Thinking | RedactedThinking):
+            if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
                 continue
             if isinstance(block, ToolUse):
                 self._add_call(block)

@@ -84,6 +84,11 @@ class JsonFormat(StrictFields):
     schema: dict[str, Any]
 
 
+class UsageOptions(msgspec.Struct, forbid_unknown_fields=True):
+    continuous_usage_stats: bool | None = None
+    include_usage: bool | None = None  # the last event always has it
+
+
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     format: JsonFormat | None = None
     effort: str | None = None
@@ -111,6 +116,7 @@ class MessagesBody(CountBody, kw_only=True):
     stream: bool | None = None
     # "auto" would allow prepaid priority capacity, which does not exist here. Both values mean the default tier.
     service_tier: Literal["auto", "standard_only"] | None = None
+    stream_options: UsageOptions | None = None  # an extension, as in chat completions
 
 
 B = TypeVar("B", bound=CountBody)
@@ -134,6 +140,7 @@ def read_messages(body: bytes) -> InferenceRequest:
         max_tokens=parsed.max_tokens,
         user=user,
         stream=bool(parsed.stream),
+        continuous_usage=bool(parsed.stream_options and parsed.stream_options.continuous_usage_stats),
     )
 
 

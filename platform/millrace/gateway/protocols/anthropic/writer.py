@@ -10,7 +10,7 @@ import msgspec
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import ServiceClass, TokenUsage
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import ResponseSpec, usage_so_far
+from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
 from millrace.gateway.protocols.tools import AnswerText, CallArguments, CallStart, Piece, answer_parser, call_id
 
 _TIERS = {ServiceClass.PRIORITY: "priority", ServiceClass.BATCH: "batch"}
@@ -34,12 +34,16 @@ class MessagesWriter:
         self._spec = spec
         self._parser = answer_parser(spec.tools)
         self._is_started = False
+        self._prompt: TokenUsage | None = None
+        self._output_tokens = 0
         self._block = -1  # index of the last content block
         self._open: type[Piece] | None = None  # its piece type, while it is open
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
         if isinstance(event, Tokens):
-            started = self._begin(usage_so_far(self._spec, event.prompt, len(event.token_ids)))
+            self._prompt = event.prompt or self._prompt
+            self._output_tokens += len(event.token_ids)
+            started = self._begin(usage_so_far(self._spec, self._prompt, self._output_tokens))
             return started + self._write_pieces(self._parser.push(event.text))
         if not isinstance(event, End):
             return []
@@ -62,6 +66,13 @@ class MessagesWriter:
         blocks = self._blocks(pieces)
         calls = any(block["type"] == "tool_use" for block in blocks)
         return self._message(blocks, self._reason(end, calls), end.usage)
+
+    def interrupted(self, code: str) -> list[bytes]:
+        if not self._spec.continuous_usage:
+            return []
+        usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
+        delta = {"stop_reason": None, "stop_sequence": None}
+        return [_encode({"type": "message_delta", "delta": delta, "usage": usage_object(usage)})]
 
     def _message(self, content: list[Any], reason: dict[str, Any], usage: TokenUsage) -> dict[str, Any]:
         spec = self._spec
@@ -145,7 +156,10 @@ class MessagesWriter:
         return _encode({"type": "content_block_start", "index": self._block, "content_block": block})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _encode({"type": "content_block_delta", "index": self._block, "delta": delta})
+        event = {"type": "content_block_delta", "index": self._block, "delta": delta}
+        if self._spec.continuous_usage:
+            event["usage"] = usage_object(usage_so_far(self._spec, self._prompt, self._output_tokens))
+        return _encode(event)
 
     def _stop(self) -> bytes:
         self._open = None

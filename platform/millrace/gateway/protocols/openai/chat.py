@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from inference_worker.contract.request import StructuredSpec
 from millrace.gateway.core.errors import ApiError, invalid
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
 from millrace.gateway.protocols.documented import FunctionName, Positive, documented
+from millrace.gateway.protocols.openai.functions import convert_functions
+from millrace.gateway.protocols.openai.guided import guided
 from millrace.gateway.protocols.openai.messages import (
     CACHE_SECONDS,
     MAX_BREAKPOINTS,
+    ChatAssistant,
     Message,
     count_parts,
     explicit_breakpoints,
@@ -22,13 +26,12 @@ from millrace.gateway.protocols.openai.messages import (
 from millrace.gateway.protocols.openai.parameters import (
     Common,
     common_fields,
-    guided,
     read_request,
     sampling_params,
     within,
 )
 from millrace.gateway.protocols.tools import MAX_TOOLS, allowed_names, check_tools, require_tool
-from millrace.gateway.protocols.unknown_fields import StrictFields
+from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "openai.chat"
 MAX_TOP_LOGPROBS = 20
@@ -98,6 +101,12 @@ class ChatBody(Common):
     parallel_tool_calls: bool | None = None
     response_format: ChatFormatText | ChatFormatObject | ChatFormatSchema | None = None
     prompt_cache_options: CacheOptions | None = None
+    functions: list[dict[str, Any]] | None = None  # the older name of tools
+    function_call: Any = None  # the older name of tool_choice
+    # vLLM's names.
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 def read_chat(body: bytes) -> InferenceRequest:
@@ -106,26 +115,28 @@ def read_chat(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    chat, ignored = read_request(body, ChatBody)
+    chat, ignored = read_request(body, ChatBody, prepare=convert_functions)
     fields = common_fields(chat)
     if not chat.messages:
         raise invalid("messages", "messages must have at least one message.")
-    tools = tuple(_tool(tool.function) for tool in chat.tools or ())
-    check_tools(tools, "tools[{}].function.name", 64)
+    tools = function_tools(chat.tools)
     choice, allowed = _tool_choice(chat, tools)
+    structured = _structured(chat, ignored)
     return InferenceRequest(
         **fields,
         **ignored.request_fields(),
         prompt=template_messages(chat.messages),
+        template=_template(chat),
         sampling=sampling_params(chat, logprobs=_logprobs(chat)),
         max_tokens=_max_tokens(chat),
         tools=tools,
         tool_choice=choice,
         allowed_tools=allowed,
         parallel_tools=chat.parallel_tool_calls is not False,
-        structured=_structured(chat),
+        structured=structured,
         breakpoints=_breakpoints(chat),
         parts=count_parts(chat.messages),
+        echoed_parameters={"functions": True} if chat.functions else {},
     )
 
 
@@ -144,8 +155,33 @@ def _logprobs(chat: ChatBody) -> int | None:
     return chat.top_logprobs or 0 if chat.logprobs else None
 
 
-def _tool(function: Function) -> Tool:
-    return Tool(function.name, function.description, function.parameters or {}, bool(function.strict))
+def _template(chat: ChatBody) -> TemplateOptions:
+    continues = bool(chat.continue_final_message)
+    last = chat.messages[-1]
+    if continues and (not isinstance(last, ChatAssistant) or last.tool_calls):
+        message = "Only a last message with the role assistant and without tool calls can be continued."
+        raise invalid("continue_final_message", message)
+    if continues and chat.add_generation_prompt:
+        raise invalid("continue_final_message", "continue_final_message and add_generation_prompt cannot be combined.")
+    return TemplateOptions(
+        continues=continues,
+        adds_prompt=chat.add_generation_prompt is not False,
+        variables=chat.chat_template_kwargs or {},
+        special_tokens=chat.add_special_tokens,
+        max_tokens=chat.truncate_prompt_tokens,
+    )
+
+
+def function_tools(tools: Sequence[ChatFunctionTool] | None) -> tuple[Tool, ...]:
+    """Return the tools after checking them.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    functions = [tool.function for tool in tools or ()]
+    found = tuple(Tool(each.name, each.description, each.parameters or {}, bool(each.strict)) for each in functions)
+    check_tools(found, "tools[{}].function.name", 64)
+    return found
 
 
 def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[str, ...] | None]:
@@ -161,7 +197,7 @@ def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[st
     return choice, allowed
 
 
-def _structured(chat: ChatBody) -> StructuredSpec | None:
+def _structured(chat: ChatBody, ignored: IgnoredFields) -> StructuredSpec | None:
     spec = guided(chat)
     response_format = chat.response_format
     if spec is not None and response_format is not None and not isinstance(response_format, ChatFormatText):
@@ -175,7 +211,9 @@ def _structured(chat: ChatBody) -> StructuredSpec | None:
         if not _NAME.fullmatch(schema.name):
             raise invalid("response_format.json_schema.name", "The name must have 1 to 64 letters, digits, _ or -.")
         described = {} if schema.description is None else {"description": schema.description}
-        return StructuredSpec("json_schema", msgspec.json.encode(described | (schema.schema or {})).decode())
+        path = "response_format.json_schema.schema"
+        enforceable = ignored.enforceable(schema.schema or {}, path, strict=schema.strict)
+        return StructuredSpec("json_schema", msgspec.json.encode(described | enforceable).decode())
     return spec
 
 

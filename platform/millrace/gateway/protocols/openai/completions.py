@@ -7,9 +7,10 @@ from typing import Annotated
 
 from inference_worker.contract.validation import MAX_LOGPROBS
 from millrace.gateway.core.errors import ApiError, invalid
-from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.core.types import InferenceRequest, TemplateOptions
 from millrace.gateway.protocols.documented import NotNegative, documented
-from millrace.gateway.protocols.openai.parameters import Common, common_fields, guided, read_request, sampling_params
+from millrace.gateway.protocols.openai.guided import guided
+from millrace.gateway.protocols.openai.parameters import Common, common_fields, read_request, sampling_params
 
 DIALECT = "openai.completion"
 MAX_PROMPTS = 64
@@ -54,6 +55,9 @@ def read_completion(body: bytes) -> InferenceRequest:
         max_tokens=completion.max_tokens or DEFAULT_MAX_TOKENS,
         structured=guided(completion),
         echo=echo,
+        template=TemplateOptions(
+            special_tokens=completion.add_special_tokens, max_tokens=completion.truncate_prompt_tokens
+        ),
     )
 
 

@@ -98,6 +98,9 @@ class EmbeddingsWriter:
         self._events.append(event)
         return [msgspec.json.encode(self.whole(self._events)), DONE] if isinstance(event, End) else []
 
+    def interrupted(self, code: str) -> list[bytes]:
+        return []
+
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         (data,) = (event.data for event in events if isinstance(event, Vectors))
         (end,) = (event for event in events if isinstance(event, End))

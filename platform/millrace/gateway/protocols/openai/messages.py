@@ -96,7 +96,6 @@ class ChatAssistant(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, ta
     refusal: str | None = None
     annotations: list[Any] | None = None
     audio: None = None
-    function_call: None = None
     reasoning_content: str | None = None
     reasoning: Any = None
     reasoning_details: Any = None

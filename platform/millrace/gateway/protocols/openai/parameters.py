@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from inference_worker.contract.request import RequestRejected, SamplingParams, ServiceClass, StructuredSpec
+from inference_worker.contract.request import RequestRejected, SamplingParams, ServiceClass
 from inference_worker.contract.validation import MAX_ANSWERS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, check_sampling
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.protocols.documented import (
@@ -32,6 +32,7 @@ from millrace.gateway.protocols.documented import (
     TopP,
     documented,
 )
+from millrace.gateway.protocols.openai.guided import StructuredOutputs
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, check_typos, tolerate
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -47,7 +48,7 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "tools": ([],),
-    "functions": ([],),
+    "functions": ([],),  # chat completions support it
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),  # has no effect without tools
@@ -62,6 +63,14 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_cache_options": ({},),
+    # vLLM's names.
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "prompt_logprobs": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
 }
 # Parameters of `NO_OP` that are accepted with every value. They are named as ignored unless they have no effect.
 HINTS = frozenset({"store", "prediction", "reasoning_effort", "verbosity", "prompt_cache_retention"})
@@ -80,6 +89,7 @@ RESULT_NAMES = frozenset(
         *("n", "stop", "stop_sequences", "stop_token_ids", "seed", "logprobs", "top_logprobs", "logit_bias", "echo"),
         *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
         *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "ignore_eos", "dimensions"),
+        *("truncate", "truncate_prompt_tokens"),
         *("response_format", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs"),
         *("tools", "tool_choice", "system", "instructions", "messages", "input", "prompt", "stream"),
     }
@@ -111,8 +121,13 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, documented(minimum=0.1, maximum=10)] | None = None
     logit_bias: Annotated[dict[int, Bias], documented(maxProperties=MAX_LOGIT_BIAS)] | None = None
+    guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
+    guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = None
     stream: bool | None = None
@@ -173,7 +188,7 @@ def read_request(
                 raise _unsupported(name)
             ignored.add_known(name)
     if unknown:
-        check_typos(unknown, supported | no_op.keys())
+        check_typos(unknown, supported.union(no_op))
         for name in unknown:
             ignored.add_unknown(name)
     if prepare is not None:
@@ -277,6 +292,7 @@ def common_fields(body: Common) -> dict[str, Any]:
         ApiError: 400 that names the parameter.
     """
     within("max_tokens", body.max_tokens, 1, MAX_TOKENS)
+    within("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, MAX_TOKENS)
     within("priority", body.priority, -(2**31), 2**31 - 1)
     options = body.stream_options
     if options is not None and body.stream is None:  # with stream=false they have no effect
@@ -320,19 +336,6 @@ def check_labels(metadata: Mapping[str, str], labels: Mapping[str, str | None]) 
             raise invalid(name, f"{name} may have at most {MAX_LABEL_CHARACTERS} characters.")
 
 
-def guided(body: Common) -> StructuredSpec | None:
-    """Return the structured output that vLLM's guided decoding parameters request, if any.
-
-    Raises:
-        ApiError: 400, both parameters are set.
-    """
-    if body.guided_regex is not None and body.guided_grammar is not None:
-        raise invalid("guided_grammar", "guided_regex and guided_grammar cannot be combined.")
-    if body.guided_regex is not None:
-        return StructuredSpec("regex", body.guided_regex, "guided_regex")
-    return None if body.guided_grammar is None else StructuredSpec("grammar", body.guided_grammar, "guided_grammar")
-
-
 def within(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
         raise invalid(name, f"{value} is out of range. {name} must be from {low} to {high}.")
@@ -359,7 +362,9 @@ _MISSING = re.compile(r"missing required field `([^`]*)`")
 def _explain(exc: msgspec.ValidationError, parent_path: str) -> ApiError:
     message = str(exc)
     path_match = _PATH.search(message)
-    path = ".".join(filter(None, (parent_path, path_match.group(1) if path_match else "")))
+    own_path = path_match.group(1) if path_match else ""
+    separator = "." if parent_path and own_path and not own_path.startswith("[") else ""
+    path = f"{parent_path}{separator}{own_path}"
     reason = _PATH.sub("", message)
     for pattern, code, text in (
         (_UNKNOWN, "unknown_parameter", "Unknown parameter: {!r}."),

@@ -11,7 +11,7 @@ import msgspec
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
 from inference_worker.contract.request import FinishReason, ServiceClass, TokenLogprobs, TokenUsage
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import ResponseSpec, usage_so_far
+from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
 from millrace.gateway.protocols.openai.logprobs import chat_logprobs, completion_logprobs
 from millrace.gateway.protocols.openai.usage import usage_object
 from millrace.gateway.protocols.tools import AnswerText, CallArguments, CallStart, Piece, ToolCallParser, call_id
@@ -62,6 +62,12 @@ class OpenAIWriter(ABC):
             choices.append(self._choice(index, parts, reasons.get(index, end.finish_reason)))
         return {**self._head(False), "choices": choices, "usage": usage_object(end.usage)}
 
+    def interrupted(self, code: str) -> list[bytes]:
+        if not (self._spec.include_usage or self._spec.continuous_usage):
+            return []
+        usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
+        return [_encode({**self._head(True), "choices": [], "usage": usage_object(usage)})]
+
     def _usage(self, event: AnswerEvent) -> dict[str, Any]:
         so_far = usage_so_far(self._spec, self._prompt, self._output_tokens)
         return usage_object(event.usage if isinstance(event, End) else so_far)
@@ -97,6 +103,7 @@ class ChatWriter(OpenAIWriter):
     def __init__(self, spec: ResponseSpec, tokenizer: Tokenizer) -> None:
         super().__init__(spec, tokenizer)
         self._opened: set[int] = set()
+        self._is_legacy = bool(spec.echoed_parameters.get("functions"))  # answers use `function_call`
         self._parsers = {index: ToolCallParser(spec.tools) for index in range(spec.answers)} if spec.tools else {}
 
     def _head(self, streamed: bool) -> dict[str, Any]:
@@ -133,6 +140,9 @@ class ChatWriter(OpenAIWriter):
     def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
         if isinstance(piece, AnswerText):
             return {"content": piece.text}
+        if self._is_legacy:
+            call = {"name": piece.name, "arguments": ""} if isinstance(piece, CallStart) else {"arguments": piece.text}
+            return {"function_call": call}
         if isinstance(piece, CallStart):
             return {"tool_calls": [{"index": piece.number, **self._call(index, piece, "")}]}
         return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
@@ -147,7 +157,7 @@ class ChatWriter(OpenAIWriter):
         if parser is not None:
             deltas += [self._delta(index, piece) for piece in parser.close()]
         choices = [_streamed(index, delta) for delta in deltas]
-        return [*choices, _streamed(index, {}, _reason(reason, bool(parser and parser.calls)))]
+        return [*choices, _streamed(index, {}, self._reason(reason, bool(parser and parser.calls)))]
 
     def _choice(self, index: int, parts: list[Tokens], reason: FinishReason) -> dict[str, Any]:
         text = "".join(part.text for part in parts)
@@ -160,14 +170,18 @@ class ChatWriter(OpenAIWriter):
             ]
             message["content"] = "".join(piece.text for piece in pieces if isinstance(piece, AnswerText))
         if calls:
-            message |= {"content": message["content"] or None, "tool_calls": calls}
+            made = {"function_call": calls[0]["function"]} if self._is_legacy else {"tool_calls": calls}
+            message |= {"content": message["content"] or None, **made}
         logprobs = _all_logprobs(parts)
         return {
             "index": index,
             "message": message,
             "logprobs": None if logprobs is None else chat_logprobs(self._tokenizer, logprobs),
-            "finish_reason": _reason(reason, bool(calls)),
+            "finish_reason": self._reason(reason, bool(calls)),
         }
+
+    def _reason(self, reason: FinishReason, calls: bool) -> str:
+        return ("function_call" if self._is_legacy else "tool_calls") if calls and reason == "stop" else reason
 
 
 class CompletionWriter(OpenAIWriter):
@@ -214,10 +228,6 @@ class CompletionWriter(OpenAIWriter):
 
 def _streamed(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
-
-
-def _reason(reason: FinishReason, calls: bool) -> str:
-    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _arguments(pieces: list[Piece], call: CallStart) -> str:

@@ -24,6 +24,7 @@ from millrace.gateway.protocols.openai.parameters import (
     LABELS,
     MAX_TOKENS,
     TIERS,
+    StreamOptions,
     check_labels,
     check_ranges,
     read_request,
@@ -52,7 +53,6 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "reasoning": ({}, {"effort": "none"}),
     "store": (False,),
-    "stream_options": ({}, {"include_obfuscation": False}),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
@@ -129,6 +129,7 @@ class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     include: list[str] | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
 
 def read_response(body: bytes) -> InferenceRequest:
@@ -147,6 +148,7 @@ def read_response(body: bytes) -> InferenceRequest:
     check_tools(tools, "tools[{}].name", 64)
     prompt = template_messages(parsed.instructions, parsed.input, ignored)
     choice, allowed = _choice(parsed, tools)
+    structured = _structured(parsed.text, ignored)
     return InferenceRequest(
         **ignored.request_fields(),
         model=parsed.model,
@@ -157,12 +159,13 @@ def read_response(body: bytes) -> InferenceRequest:
         tool_choice=choice,
         allowed_tools=allowed,
         parallel_tools=parsed.parallel_tool_calls is not False,
-        structured=_structured(parsed.text),
+        structured=structured,
         service_class=TIERS[parsed.service_tier or "auto"],
         cache_key=parsed.prompt_cache_key,
         metadata=parsed.metadata or {},
         user=parsed.safety_identifier or parsed.user,
         stream=bool(parsed.stream),
+        continuous_usage=bool(parsed.stream_options and parsed.stream_options.continuous_usage_stats),
         echoed_parameters=_echoed_parameters(parsed),
         parts=count_parts(parsed.input),
     )
@@ -187,6 +190,8 @@ def _check_hints(parsed: ResponseBody, ignored: IgnoredFields) -> None:
     """
     if parsed.text is not None and parsed.text.verbosity not in (None, "medium"):
         ignored.add_known("text.verbosity")
+    if parsed.stream_options is not None and parsed.stream_options.include_obfuscation:
+        raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
     for value in parsed.include or ():
         if value not in _WITHOUT_EFFECT:
             raise invalid("include", f"Including {value[:100]!r} is not supported.", "unsupported_parameter")
@@ -206,17 +211,16 @@ def _choice(parsed: ResponseBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[s
     return choice, allowed
 
 
-def _structured(text: TextConfig | None) -> StructuredSpec | None:
+def _structured(text: TextConfig | None, ignored: IgnoredFields) -> StructuredSpec | None:
     text_format = text.format if text else None
     if isinstance(text_format, FormatObject):
         return StructuredSpec("json_object", param="text.format")
     if isinstance(text_format, FormatSchema):
         if not _NAME.fullmatch(text_format.name):
             raise invalid("text.format.name", "The name must have 1 to 64 letters, digits, _ or -.")
+        schema = ignored.enforceable(text_format.schema, "text.format.schema", strict=text_format.strict)
         described = {} if text_format.description is None else {"description": text_format.description}
-        return StructuredSpec(
-            "json_schema", msgspec.json.encode(described | text_format.schema).decode(), "text.format"
-        )
+        return StructuredSpec("json_schema", msgspec.json.encode(described | schema).decode(), "text.format")
     return None
 
 
@@ -227,9 +231,9 @@ def _echoed_tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 def _echoed_parameters(parsed: ResponseBody) -> dict[str, Any]:
     """Return the request's parameters that its response repeats."""
-    fields: dict[str, Any] = msgspec.to_builtins(parsed)
-    text = {"verbosity": "medium", **{key: value for key, value in (fields["text"] or {}).items() if value is not None}}
-    labels = {name: label for name in LABELS if (label := fields[name]) is not None}
+    given: dict[str, Any] = msgspec.to_builtins(parsed.text) or {}
+    text = {"verbosity": "medium", **{name: value for name, value in given.items() if value is not None}}
+    labels = {name: label for name in LABELS if (label := getattr(parsed, name)) is not None}
     return {
         "instructions": parsed.instructions,
         "max_output_tokens": parsed.max_output_tokens,
@@ -237,8 +241,8 @@ def _echoed_parameters(parsed: ResponseBody) -> dict[str, Any]:
         "parallel_tool_calls": parsed.parallel_tool_calls is not False,
         "temperature": 1.0 if parsed.temperature is None else parsed.temperature,
         "text": {**text, "format": text.get("format") or {"type": "text"}},
-        "tool_choice": fields["tool_choice"] or "auto",
-        "tools": [_echoed_tool(tool) for tool in fields["tools"] or ()],
+        "tool_choice": msgspec.to_builtins(parsed.tool_choice) or "auto",
+        "tools": [_echoed_tool(msgspec.to_builtins(tool)) for tool in parsed.tools or ()],
         "top_p": 1.0 if parsed.top_p is None else parsed.top_p,
         **labels,
     }

@@ -112,12 +112,13 @@ def template_messages(
         return [*messages, {"role": "user", "content": value}]
     if not value:
         raise invalid("input", "input must have at least one item.")
+    present = [
+        {"type": "message", **{name: field for name, field in raw.items() if field is not None}} for raw in value
+    ]
+    items = converted_leniently(present, list[Item], "input", ignored)
     names: dict[str, str] = {}  # call ID -> tool name, of the calls so far
-    for number, raw in enumerate(value):
-        path = f"input[{number}]"
-        present = {name: field for name, field in raw.items() if field is not None}
-        item: Item = converted_leniently({"type": "message", **present}, Item, path, ignored)  # type: ignore[arg-type]
-        _add(messages, path, item, names)
+    for number, item in enumerate(items):
+        _add(messages, f"input[{number}]", item, names)
     return messages
 
 
