@@ -246,7 +246,7 @@ def test_a_pin_is_shared_before_its_request_ends(replicas: Replicas) -> None:
     finally:
         steps.release(100)
         serving.join()
-    assert replicas.billed(long).usage == replace(WRITTEN, output=30)
+    assert replicas.billed(long).usage == msgspec.structs.replace(WRITTEN, output=30)
 
 
 def test_a_failed_write_leaves_no_pin(replicas: Replicas) -> None:
