@@ -450,7 +450,7 @@ async def test_a_request_reported_as_failed_is_not_billed_though_it_completed(
     await gate.broker.eval(PIN, 2, claim, pins, 1, 1, b"block")  # type: ignore[misc]
     assert await gate.broker.exists(pins)
     await gate.broker.hset(claim, "state", "done")  # type: ignore[misc]
-    gate.dispatcher.fail_locally(call.execution, code, "lost")
+    gate.dispatcher.fail_locally(call.execution, ApiError(code, "lost"))
     with pytest.raises(ApiError, match="lost"):
         await events_of(gate, call)
     (usage_event,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
