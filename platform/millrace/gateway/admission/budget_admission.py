@@ -43,7 +43,7 @@ from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.admission.early_release import EarlyReleases
 from millrace.gateway.auth.authentication import FRESH_SECONDS
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
-from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.core.errors import ApiError, unavailable
 from millrace.gateway.core.limit_status import LimitStatus
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.outbox.change_feed import ChangeEvent
@@ -234,7 +234,7 @@ class BudgetAdmission:
             releasable = await self._store.releasable([shortage.budget_period.id for shortage in shortages])
         except _UNREACHABLE as exc:
             return _unavailable(exc)
-        return rejections.rejection(shortages, releasable)
+        return rejections.over_budget(shortages, releasable)
 
     def _has_unreturned_lease(self, chain: BudgetChain) -> bool:
         """Return whether a lease of these budget periods was abandoned and is not returned yet."""
@@ -470,4 +470,4 @@ def _recallable(shortages: Sequence[InsufficientBudget], floor: ReservedAmount) 
 
 def _unavailable(exc: Exception) -> ApiError:
     log.warning("budgets_unreachable", error=str(exc) or type(exc).__name__)
-    return ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
+    return unavailable()
