@@ -27,8 +27,6 @@ class Timeline:
     last_token_at: float | None = None  # the engine's clock
     gaps: int = 0  # number of gaps between tokens
     gap_sum: float = 0.0  # seconds
-    longest_gap: float = 0.0
-    steps: int = 0  # steps that computed the sequence
 
 
 class RequestGroup:

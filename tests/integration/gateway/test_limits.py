@@ -19,6 +19,7 @@ from millrace.gateway.admission.admission import AdmittedRequest, RateLimitAdmis
 from millrace.gateway.admission.limits import counters_key
 from millrace.gateway.core.errors import ApiError
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot
+from tenants.limits.token_buckets import DAY, MINUTE, STATE, WINDOW_INDEXES, bucket, buckets_key
 from tests.support.gateway.keys import MODEL, key_set, make_demand, make_key
 
 
@@ -41,14 +42,15 @@ def admit(broker: redis.Redis):
     return admit
 
 
-async def level(broker: redis.Redis, bucket: str) -> int:
-    return int((await broker.get(bucket)).split()[0])
+async def level(broker: redis.Redis, set_id: int, name: str) -> int:
+    return bucket(await broker.get(buckets_key(7, set_id)), name)[0]
 
 
-async def shift(broker: redis.Redis, bucket: str, seconds: int) -> None:
+async def shift(broker: redis.Redis, set_id: int, name: str, seconds: int) -> None:
     """Change the time of a daily bucket's last update."""
-    level, at = (await broker.get(bucket)).split()
-    await broker.set(bucket, b"%d %d" % (int(level), int(at) + seconds))
+    numbers = list(STATE.unpack(await broker.get(buckets_key(7, set_id))))
+    numbers[2 * WINDOW_INDEXES[name] + 1] += seconds
+    await broker.set(buckets_key(7, set_id), STATE.pack(*numbers))
 
 
 async def rejection(admit: Any, key: ApiKeySnapshot, **demand: Any) -> ApiError:
@@ -84,14 +86,14 @@ async def test_a_bucket_drains_at_its_limits_rate(admit: Any, broker: redis.Redi
     for _ in range(10):
         await admit(key)
     await rejection(admit, key)
-    await shift(broker, "millrace:limit_state:{7}:1:rd", -3 * 8640)  # as if three tenths of a day had passed
+    await shift(broker, 1, "requests_per_day", -3 * 8640)  # as if three tenths of a day had passed
     for _ in range(3):
         await admit(key)
     error = await rejection(admit, key)
     assert error.retry_after
     assert 8000 < error.retry_after <= 8640
     assert (b"x-should-retry", b"false") in error.headers()
-    await shift(broker, "millrace:limit_state:{7}:1:rd", 86_400)  # a clock that is set back resets no limit
+    await shift(broker, 1, "requests_per_day", 86_400)  # a clock that is set back resets no limit
     await rejection(admit, key)
 
 
@@ -110,6 +112,18 @@ async def test_each_limit_counts_separately(admit: Any, name: str, words: str) -
     for _ in range(25 // cost[name]):
         await admit(key, max_tokens=5)
     assert words in (await rejection(admit, key, max_tokens=5)).message
+
+
+async def test_buckets_are_stored_for_their_longest_period(admit: Any, broker: redis.Redis) -> None:
+    await admit(make_key(key_set(requests_per_minute=10)))
+    assert 0 < await broker.pttl(buckets_key(7, 1)) <= 2 * MINUTE[0]
+    await admit(make_key(key_set(requests_per_minute=10, requests_per_day=10)))  # a limit was added
+    await admit(make_key(key_set(requests_per_minute=10)))  # it was removed
+    assert 2 * MINUTE[0] < await broker.pttl(buckets_key(7, 1)) <= 2 * DAY[0] * DAY[1]
+    again = await admit(make_key(key_set(requests_per_day=10)))  # and added again, with its level
+    assert header(again, "x-ratelimit-remaining-requests") == "8"
+    await again.close(None)
+    assert 2 * MINUTE[0] < await broker.pttl(buckets_key(7, 1)) <= 2 * DAY[0] * DAY[1]
 
 
 async def test_all_limits_are_charged_or_none(admit: Any, broker: redis.Redis) -> None:
@@ -220,7 +234,7 @@ async def test_a_dry_run_rejects_nothing_and_counts(admit: Any, broker: redis.Re
         b"refused:1:requests_per_day": b"1",
     }
     # All or none: the three rejected ones took no tokens from the dry-run set either.
-    assert await level(broker, "millrace:limit_state:{7}:5:td") == 2 * 30 * 86_400
+    assert await level(broker, 5, "tokens_per_day") == 2 * 30 * 86_400
 
 
 async def test_a_request_that_can_never_fit_gets_400(admit: Any) -> None:
@@ -327,5 +341,5 @@ async def test_two_gateways_with_one_limit_admit_exactly_the_limit(broker: redis
     assert sum(first) and sum(second)
     # All or none: rejected requests took nothing from the limit that had room.
     for number in (0, ROUNDS - 1):
-        assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") <= LIMIT * 86_400
-        assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") > (LIMIT - 1) * 86_400
+        assert await level(broker, 1000 + number, "requests_per_day") <= LIMIT * 86_400
+        assert await level(broker, 1000 + number, "requests_per_day") > (LIMIT - 1) * 86_400

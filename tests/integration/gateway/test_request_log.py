@@ -84,9 +84,10 @@ def record_of(trace: RequestTrace, status: str = "200", *, complete: bool = True
 
 def test_the_record_of_a_completed_request() -> None:
     trace = RequestTrace(KEY, "req_1", "completions")
-    trace.set_request(request(stream=True), b"{}")
+    trace.set_request(request(stream=True, ignored=("store", "mood")), b"{}")
     trace.active_requests.append(call())
     record = record_of(trace)
+    assert record["ignored"] == ("store", "mood")
     assert (record["requested_model"], record["served_model"], record["stream"], record["outcome"]) == (
         "m",
         "m1",

@@ -56,7 +56,7 @@ LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, co
 
 def make_key(*sets: LimitSetSnapshot, **policies: Any) -> ApiKeySnapshot:
     parsed = {name: parse(body, version=3) for name, body in policies.items()}
-    return ApiKeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(sets), 1, None, parsed)
+    return ApiKeySnapshot(1, 1, 1, ("inference",), None, None, False, False, LimitSnapshot(sets), 1, None, parsed)
 
 
 class Gate:

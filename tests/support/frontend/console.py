@@ -1,6 +1,6 @@
 """The registry of the console's screens, and the tenants that its tests show.
 
-A screen is registered by a module in tests/support/frontend/screens, see docs/console.md.
+A screen is registered by a module in tests/support/frontend/screens, see docs/guides/console.md.
 """
 
 from __future__ import annotations

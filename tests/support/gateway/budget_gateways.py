@@ -95,9 +95,7 @@ class Meeting:
 
 
 def key_of(tenant_id: int, project_id: int, key_id: int) -> ApiKeySnapshot:
-    return ApiKeySnapshot(
-        key_id, tenant_id, project_id, "t", ("inference",), None, None, False, False, LimitSnapshot(()), 1
-    )
+    return ApiKeySnapshot(key_id, tenant_id, project_id, ("inference",), None, None, False, False, LimitSnapshot(()), 1)
 
 
 @asynccontextmanager

@@ -11,14 +11,14 @@ from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.types import InferenceRequest, Prompt
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 
-KEY = ApiKeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(), 1)
+KEY = ApiKeySnapshot(1, 1, 1, ("inference",), None, None, False, False, LimitSnapshot(), 1)
 
 
 MODEL = ServedModel("m", None, 4096, 1000, 0)  # type: ignore[arg-type]  # no tokenizer
 
 
 def make_key(*sets: LimitSetSnapshot) -> ApiKeySnapshot:
-    return ApiKeySnapshot(1, 7, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(sets), 1)
+    return ApiKeySnapshot(1, 7, 1, ("inference",), None, None, False, False, LimitSnapshot(sets), 1)
 
 
 def make_demand(

@@ -196,6 +196,9 @@ class RequestRecordOut(serializers.ModelSerializer[RequestRecord]):
     limits = serializers.JSONField(help_text="The checked limits and what was left of each; `dry`: dry run.")
     route = serializers.JSONField(help_text="Policy, targets, and skipped targets with reasons.")
     placements = serializers.JSONField(help_text="Chosen replicas, with reasons.")
+    ignored = serializers.ListField(
+        child=serializers.CharField(), read_only=True, help_text="Request fields that were accepted without effect."
+    )
     limited_by = LimitedByField(read_only=True)
 
     class Meta:
@@ -203,7 +206,7 @@ class RequestRecordOut(serializers.ModelSerializer[RequestRecord]):
         fields = (
             *_LISTED,
             *("gateway_id", "limits", "route", "placements", "prompts", "prompt_tokens", "max_tokens"),
-            *("reserved_nano", "price_version", "dry_run_rejections", "batch_line"),
+            *("reserved_nano", "price_version", "dry_run_rejections", "batch_line", "ignored"),
         )
         read_only_fields = fields
 

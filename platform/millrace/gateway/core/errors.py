@@ -1,4 +1,4 @@
-"""The errors of the API, in OpenAI's error format. docs/api.md lists all codes."""
+"""The errors of the API, in OpenAI's error format. docs/reference/api.md lists all codes."""
 
 from __future__ import annotations
 

@@ -26,6 +26,15 @@ class Tool:
 
 
 @dataclass(frozen=True)
+class TemplateOptions:
+    """How the chat template renders a conversation."""
+
+    continues: bool = False  # the completion continues the last message, which is the assistant's
+    adds_prompt: bool = True  # the prompt ends with the beginning of the assistant's message
+    variables: dict[str, Any] = field(default_factory=dict)  # further variables of the template
+
+
+@dataclass(frozen=True)
 class Breakpoint:
     """A position in the prompt. The prefix before it stays cached for `seconds` after its last use.
 
@@ -69,8 +78,10 @@ class InferenceRequest:
     prompt: list[Any] | str
     sampling: SamplingParams  # its max_tokens is not used: admission sets the limit
     max_tokens: int | None = None  # None: the request does not set a limit
+    template: TemplateOptions = field(default_factory=TemplateOptions)
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"  # or "none", "required", or the name of the tool to call
+    allowed_tools: tuple[str, ...] | None = None  # the tools that may be called; None: all
     parallel_tools: bool = True
     structured: StructuredSpec | None = None  # structured output, apart from that of the tool calls
     breakpoints: tuple[Breakpoint, ...] = ()  # in the order of the prompt
@@ -87,6 +98,8 @@ class InferenceRequest:
     inputs: tuple[str | list[int], ...] = ()  # embeddings: texts or token IDs instead of a prompt
     echoed_parameters: dict[str, Any] = field(default_factory=dict)  # parameters that the dialect's response repeats
     parts: int = 0  # content parts of all messages
+    ignored: tuple[str, ...] = ()  # fields that were accepted without effect, for the response header and the record
+    unknown: tuple[str, ...] = ()  # those of them that are unknown, and rejected if `unknown_parameters` is reject
     # Set if a prompt process has read the request. Then `prompt`, `more_prompts` and `inputs` are empty placeholders.
     tokenized: TokenizedPrompts | None = None
     number: int = 0  # of this prompt among the request's prompts

@@ -73,6 +73,7 @@ class Record(msgspec.Struct):
     ttft_ms: int | None
     dry_run_rejections: int
     replay_of: str
+    ignored: Sequence[str]
     batch_id: int | None
     batch_line: int | None
 
@@ -94,7 +95,7 @@ _TYPES = {
     **dict.fromkeys(("prompt_tokens", "max_tokens", "total_ms", "ttft_ms", "batch_line"), "integer"),
     **dict.fromkeys(("prompts", "dry_run_rejections"), "smallint"),
     **dict.fromkeys(("stream", "truncated"), "boolean"),
-    **dict.fromkeys(("limited_by", "limits", "budget_periods", "route", "placements", "answers"), "jsonb"),
+    **dict.fromkeys(("limited_by", "limits", "budget_periods", "route", "placements", "answers", "ignored"), "jsonb"),
 }
 
 
@@ -127,6 +128,7 @@ class RequestTrace:
         "body",
         "endpoint",
         "error",
+        "ignored",
         "key",
         "replay_of",
         "request_id",
@@ -142,6 +144,7 @@ class RequestTrace:
         self._started = time.monotonic() if started is None else started
         self._requested_model = ""
         self.stream = False
+        self.ignored: Sequence[str] = ()  # request fields that were accepted without effect
         self.active_requests: list[ActiveRequest] = []  # one for each prompt that was started
         self.error: ApiError | None = None  # reported to the client
         self.replay_of = ""
@@ -154,7 +157,7 @@ class RequestTrace:
 
     def set_request(self, request: InferenceRequest, body: bytes | None) -> None:
         """Set the request and, if the tenant stores content, its body."""
-        self._requested_model, self.stream = request.model, request.stream
+        self._requested_model, self.stream, self.ignored = request.model, request.stream, request.ignored
         if self.keeps_content and body is not None:
             self.body = body[: 4 * MAX_CONTENT_CHARACTERS + 4]  # the rest would not be stored
 
@@ -206,6 +209,7 @@ class RequestTrace:
             None if first_token_at is None else round((first_token_at - self._started) * 1000),
             sum(1 for item in limit_statuses if item.wait_ms and item.check.group != ENFORCED),
             self.replay_of,
+            self.ignored,
             *(self.batch or (None, None)),
         )
 

@@ -129,7 +129,7 @@ class InferenceConsumer(PromptConsumer):
         cost: Callable[[], Headers] = lambda: [],
     ) -> None:
         structlog.contextvars.bind_contextvars(model=model)
-        headers = _headers(model, first)
+        headers = _headers(model, first) + ignored_headers(request)
         if request.stream:
             await self._stream(writer, headers, first, events)
         else:
@@ -157,6 +157,11 @@ def _headers(model: str, first: AnswerEvent) -> Headers:
         (b"x-millrace-model", model.encode()),
         (b"x-millrace-cache", b"prefix" if cached else b"miss"),
     ]
+
+
+def ignored_headers(request: InferenceRequest) -> Headers:
+    """Return the header that names the request's ignored fields, if there are any."""
+    return [(b"x-millrace-ignored", ", ".join(request.ignored).encode())] if request.ignored else []
 
 
 def _cost(active: ActiveRequest) -> Headers:
