@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from billing.amounts import FEMTO_A_NANO, whole_units
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 
 MINUTES_A_DAY = 1440
 NO_END = 2**31 - 1  # of a range of prompt lengths: above any prompt
@@ -115,7 +115,7 @@ def prices(rate_card: RateCard, prompt_tokens: int, at: int) -> dict[Component, 
     return found
 
 
-def price(rate_card: RateCard, counts: TokenUsage, at: int) -> Rated:
+def price(rate_card: RateCard, counts: TokenCounts, at: int) -> Rated:
     """Return the cost of an execution's tokens, admitted at that microsecond.
 
     Raises:
@@ -187,11 +187,14 @@ def _maximum_femto(
     rate_card: RateCard, prompt_tokens: int, output: int, at: int, writes_5m: bool, writes_1h: bool
 ) -> int:
     """Return the cost if the most expensive of the possible classes applies to the whole prompt."""
-    possible = [TokenUsage(uncached=prompt_tokens, output=output), TokenUsage(cache_read=prompt_tokens, output=output)]
+    possible = [
+        TokenCounts(uncached=prompt_tokens, output=output),
+        TokenCounts(cache_read=prompt_tokens, output=output),
+    ]
     if writes_5m:
-        possible.append(TokenUsage(cache_write_5m=prompt_tokens, output=output))
+        possible.append(TokenCounts(cache_write_5m=prompt_tokens, output=output))
     if writes_1h:
-        possible.append(TokenUsage(cache_write_1h=prompt_tokens, output=output))
+        possible.append(TokenCounts(cache_write_1h=prompt_tokens, output=output))
     return max(price(rate_card, counts, at).cost_femto for counts in possible)
 
 

@@ -22,8 +22,8 @@ from inference_worker.contract.request import (
     SamplingParams,
     ServiceClass,
     StructuredSpec,
+    TokenCounts,
     TokenLogprobs,
-    TokenUsage,
 )
 
 USAGE_STREAM = "millrace:usage_events"
@@ -144,7 +144,7 @@ class ExecutionUsage(msgspec.Struct, frozen=True, dict=True):
     attempt: int
     outcome: str  # "completed", "cancelled" or "failed"; a failed execution is never billed
     finish_reason: str
-    usage: TokenUsage
+    usage: TokenCounts
     replica_id: str
     block_size: int
     queue_us: int = 0
@@ -185,7 +185,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     text: str
     index: int = 0  # of the output sequence
     logprobs: list[TokenLogprobs] | None = None  # of token_ids, if requested
-    prompt: TokenUsage | None = None  # the prompt's tokens by class, with an attempt's first event
+    prompt: TokenCounts | None = None  # the prompt's tokens by class, with an attempt's first event
     prompt_logprobs: list[TokenLogprobs] | None = (
         None  # of all prompt tokens but the first, with the first event of sequence 0
     )
@@ -221,7 +221,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     seq: int
     finish_reason: FinishReason
     stop_reason: str | int | None
-    usage: TokenUsage
+    usage: TokenCounts
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):

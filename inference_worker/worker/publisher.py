@@ -44,8 +44,8 @@ from inference_worker.contract.request import (
     MissReason,
     RequestError,
     RequestOutput,
+    TokenCounts,
     TokenLogprobs,
-    TokenUsage,
 )
 from inference_worker.worker.engine_client import ActiveJob, Delivery, Outcome, Requeued, is_last
 from inference_worker.worker.shared_pins import PIN, pin_args, pin_keys
@@ -201,15 +201,15 @@ class Publisher:
             round_.requeued.append(live)
         elif isinstance(last, RequestError):
             failed = Failed(request_id, attempt, live.next_seq, last.code, last.message, last.param)
-            round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenUsage())))
+            round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenCounts())))
         elif last.finish_reason is not None:
-            usage = last.usage or TokenUsage()
+            usage = last.usage or TokenCounts()
             outcome = "cancelled" if last.finish_reason == "cancelled" else "completed"
             end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage)
             round_.ends.append((live, end, self._usage(live, outcome, last.finish_reason, usage, last.cache)))
 
     def _usage(
-        self, live: ActiveJob, outcome: str, reason: str, usage: TokenUsage, cache: CacheReport | None = None
+        self, live: ActiveJob, outcome: str, reason: str, usage: TokenCounts, cache: CacheReport | None = None
     ) -> ExecutionUsage:
         now = time.monotonic()
         cache = cache or CacheReport()
@@ -339,7 +339,7 @@ class Publisher:
             if stream_id is None:
                 billing_context = usage.billing_context
                 failed = ExecutionUsage(
-                    billing_context, usage.attempt, "failed", "worker_lost", TokenUsage(), *_replica_fields(usage)
+                    billing_context, usage.attempt, "failed", "worker_lost", TokenCounts(), *_replica_fields(usage)
                 )
                 keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
                 self._until_done(lambda: self._fail_script(keys=keys, args=[usage.attempt, encode(failed)]))  # noqa: B023

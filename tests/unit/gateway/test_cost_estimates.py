@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from billing.amounts import whole_units
 from billing.budgets.budget_leases import ReservedAmount
 from billing.pricing.pricing import Component, Rate, RateCard, Tier, price
-from inference_worker.contract.request import CacheBreakpoint, TokenUsage
+from inference_worker.contract.request import CacheBreakpoint, TokenCounts
 from millrace.gateway.admission.admission import AdmissionRequest
 from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.admission.cost_estimate import CostEstimate
@@ -54,7 +54,7 @@ def test_the_cost_of_all_billed_executions_is_within_the_reservation(
     for rate_card, part in zip(rate_cards, parts, strict=True):
         cuts = sorted(data.draw(st.lists(st.integers(0, prompt), min_size=2, max_size=2)))
         output = data.draw(st.integers(0, length * n))
-        usage = TokenUsage(cuts[0], cuts[1] - cuts[0], prompt - cuts[1], output=output)
+        usage = TokenCounts(cuts[0], cuts[1] - cuts[0], prompt - cuts[1], output=output)
         used = ReservedAmount(whole_units(price(rate_card, usage, 0).cost_femto), prompt + output, 1)
         assert all(each <= bound for each, bound in zip(used, part, strict=True))
         spent = ReservedAmount(*(before + each for before, each in zip(spent, used, strict=True)))

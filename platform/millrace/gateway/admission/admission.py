@@ -17,7 +17,7 @@ import structlog
 
 from billing.pricing.pricing import RateCard
 from inference_worker.contract.messages import BillingContext
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission import rejections
 from millrace.gateway.admission.limits import ENFORCED, LEASE_MS, LimitCost, LimitStore, TakenLimits, make_checks
 from millrace.gateway.core import tracing
@@ -125,10 +125,10 @@ class Admission(Protocol):
             ApiError: 429, a request limit is reached.
         """
 
-    async def end(self, admitted: AdmittedRequest, usage: TokenUsage) -> None:
+    async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
         """Release the unused part of an execution's reservation. Must be called before the response's end is sent."""
 
-    async def close(self, admitted: AdmittedRequest, usage: TokenUsage | None) -> None:
+    async def close(self, admitted: AdmittedRequest, usage: TokenCounts | None) -> None:
         """Release the limits that the ended request did not use. `usage` is None if it never ran. Can be repeated."""
 
     async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
@@ -194,10 +194,10 @@ class RateLimitAdmission:
             return []  # the response is sent without rate-limit headers
         return limit_statuses
 
-    async def end(self, admitted: AdmittedRequest, usage: TokenUsage) -> None:
+    async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
         return  # rate limits are refunded by `close`
 
-    async def close(self, admitted: AdmittedRequest, usage: TokenUsage | None) -> None:
+    async def close(self, admitted: AdmittedRequest, usage: TokenCounts | None) -> None:
         taken = admitted.taken
         if taken is None or self._taken.pop(id(taken), None) is None:
             return

@@ -36,7 +36,7 @@ from billing.budgets.budget_leases import (
     ReservedAmount,
 )
 from billing.pricing.pricing import PriceIndex, Tier, UnknownPriceError
-from inference_worker.contract.request import ServiceClass, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.admission import rejections
 from millrace.gateway.admission.admission import Admission, AdmissionRequest, AdmittedRequest
 from millrace.gateway.admission.cost_estimate import CostEstimate
@@ -450,10 +450,10 @@ class RequestAdmission:
     async def charge(self, key: ApiKeySnapshot) -> None:
         await self._limits.charge(key)
 
-    async def end(self, admitted: AdmittedRequest, usage: TokenUsage) -> None:
+    async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
         await self._budgets.early.end(admitted, usage)
 
-    async def close(self, admitted: AdmittedRequest, usage: TokenUsage | None) -> None:
+    async def close(self, admitted: AdmittedRequest, usage: TokenCounts | None) -> None:
         await self._limits.close(admitted, usage)
 
     async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:

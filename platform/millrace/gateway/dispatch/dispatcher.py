@@ -33,7 +33,7 @@ from inference_worker.contract.messages import (
     control_channel,
     encode,
 )
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import OVERLOADED, ApiError, unavailable
 from millrace.gateway.dispatch.execution import Execution
@@ -323,12 +323,12 @@ class Dispatcher:
 
     def _failed(self, job: InferenceJob, attempt: int, code: str) -> bytes:
         return encode(
-            ExecutionUsage(job.billing_context, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
+            ExecutionUsage(job.billing_context, attempt, "failed", code, TokenCounts(), f"gateway.{self.gateway_id}", 0)
         )
 
     def _not_started_event(self, execution: BillingContext) -> bytes:
         return encode(
-            ExecutionUsage(execution, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0)
+            ExecutionUsage(execution, 0, "cancelled", "never_ran", TokenCounts(), f"gateway.{self.gateway_id}", 0)
         )
 
     def _queue(self, model: str, batch: bool) -> FairQueue[Execution]:
