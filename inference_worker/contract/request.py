@@ -152,8 +152,7 @@ class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
         return TokenCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
-# The names of the columns of `TokenCounts` in every table. NOTE: append, never reorder: the prices of a usage event have
-# this order.
+# The columns of `TokenCounts` in every table. NOTE: append, never reorder: the prices of a usage event have this order.
 TOKEN_COLUMNS = TokenCounts.__struct_fields__
 TOKEN_CLASSES = TOKEN_COLUMNS[:5]  # tokens that an execution used
 PROMPT_CLASSES = TOKEN_COLUMNS[:4]
