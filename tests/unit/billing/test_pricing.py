@@ -17,7 +17,6 @@ from billing.pricing.pricing import (
     RateCard,
     Tier,
     UnknownPriceError,
-    affordable_output,
     decode_rates,
     encode_rates,
     price,
@@ -90,12 +89,6 @@ def test_worked_example_6_reservations():
     assert reservation_nano(A, 10_000, 4096, 0) == 91_440_000
     assert reservation_nano(A, 10_000, 4096, 0, writes_5m=True) == 98_940_000
     assert reservation_nano(A, 10_000, 4096, 0, writes_5m=True, writes_1h=True) == 121_440_000
-
-
-def test_worked_example_8_affordable_output():
-    assert affordable_output(A, 10_000, 50_000_000, 0) == 1333
-    assert reservation_nano(A, 10_000, 1333, 0) <= 50_000_000 < reservation_nano(A, 10_000, 1334, 0)
-    assert affordable_output(A, 10_000, 29_999_999, 0) == 0
 
 
 def test_cached_tokens_count_towards_the_band():
@@ -243,12 +236,3 @@ def test_rating_executions_together_equals_rating_them_separately(prices, execut
         rated = price(prices, TokenCounts(**usage), at)
         assert rated.cost_femto == sum(count * found[each].nano_per_million for each, count in usage.items())
         assert rated.price_ids == [found[each].price_id if usage.get(each) else None for each in COMPONENTS]
-
-
-@given(priced(), counts, st.integers(0, 10**13), st.integers(0, 10**16), st.integers(1, 4))
-def test_the_affordable_output_is_the_maximum_that_fits(prices, prompt, left, at, n):
-    fits = affordable_output(prices, prompt, left, at, n=n)
-    if fits >= 1:
-        assert reservation_nano(prices, prompt, fits, at, n=n) <= left
-    if fits < 10**9:
-        assert reservation_nano(prices, prompt, fits + 1, at, n=n) > left
