@@ -1,7 +1,7 @@
 """Admission control: check rate limits and budgets before dispatch, settle afterwards.
 
-`Admission` is the interface that the gateway uses. `RateLimitAdmission` checks every rate limit of a key's snapshot.
-`millrace.gateway.admission.budget_admission` adds budgets behind the same interface.
+`RateLimitAdmission` checks every rate limit of a key's snapshot. `RequestAdmission` in
+`millrace.gateway.admission.budget_admission` also reserves budget.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Protocol
 
 import redis.asyncio as redis
 import structlog
@@ -110,37 +109,6 @@ class AdmittedRequest:
         )
 
 
-class Admission(Protocol):
-    async def admit(self, demand: AdmissionRequest) -> AdmittedRequest:
-        """Reserve capacity for a request.
-
-        Raises:
-            ApiError: the request is rejected; the error names the limit and when to retry.
-        """
-
-    async def charge(self, key: ApiKeySnapshot) -> None:
-        """Count one request before its body is read and tokenized. It stays counted even if it is rejected later.
-
-        Raises:
-            ApiError: 429, a request limit is reached.
-        """
-
-    async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
-        """Release the unused part of an execution's reservation. Must be called before the response's end is sent."""
-
-    async def close(self, admitted: AdmittedRequest, usage: TokenCounts | None) -> None:
-        """Release the limits that the ended request did not use. `usage` is None if it never ran. Can be repeated."""
-
-    async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
-        """Return the state of the key's rate limits, for a response without an admission."""
-
-    async def start(self) -> None:
-        """Start to renew the slots of admitted requests."""
-
-    async def stop(self) -> None:
-        """Stop the renewal. Slots that are still taken expire."""
-
-
 class RateLimitAdmission:
     """Admission by the context length of the model and the rate limits that apply to the key."""
 
@@ -152,13 +120,20 @@ class RateLimitAdmission:
         self._renewing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Start to renew the slots of admitted requests."""
         self._renewing = asyncio.create_task(self._renew_slots())
 
     async def stop(self) -> None:
+        """Stop the renewal. Slots that are still taken expire."""
         if self._renewing is not None:
             self._renewing.cancel()
 
     async def admit(self, demand: AdmissionRequest) -> AdmittedRequest:
+        """Reserve capacity for a request.
+
+        Raises:
+            ApiError: the request is rejected; the error names the limit and when to retry.
+        """
         sets = demand.limit_sets
         max_tokens = _max_tokens(demand, sets)
         cost = LimitCost(1, demand.prompt_tokens, max_tokens * demand.sequences)
@@ -171,6 +146,11 @@ class RateLimitAdmission:
         return AdmittedRequest(demand, max_tokens, taken=taken, taken_cost=cost, limit_statuses=limit_statuses)
 
     async def charge(self, key: ApiKeySnapshot) -> None:
+        """Count one request before its body is read and tokenized. It stays counted even if it is rejected later.
+
+        Raises:
+            ApiError: 429, a request limit is reached.
+        """
         checks = [c for c in make_checks(key.tenant_id, key.limits.of(), LimitCost(1, 0, 0)) if c.counts == "requests"]
         if not checks:
             return
@@ -184,6 +164,7 @@ class RateLimitAdmission:
             raise rejections.rate_limited(limit_statuses)
 
     async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
+        """Return the state of the key's rate limits, for a response without an admission."""
         checks = make_checks(key.tenant_id, key.limits.of(), NO_COST)
         checks = [check for check in checks if check.group == ENFORCED and check.cost == 0]
         if not checks:
@@ -195,9 +176,10 @@ class RateLimitAdmission:
         return limit_statuses
 
     async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
-        return  # rate limits are refunded by `close`
+        """Release the unused part of an execution's reservation. Must be called before the response's end is sent."""
 
     async def close(self, admitted: AdmittedRequest, usage: TokenCounts | None) -> None:
+        """Release the limits that the ended request did not use. `usage` is None if it never ran. Can be repeated."""
         taken = admitted.taken
         if taken is None or self._taken.pop(id(taken), None) is None:
             return

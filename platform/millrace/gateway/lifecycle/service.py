@@ -17,7 +17,7 @@ import structlog
 
 from inference_worker.contract.messages import AnswerEvent, End, Failed, Tokens
 from inference_worker.contract.request import TOKEN_CLASSES, ServiceClass, TokenCounts
-from millrace.gateway.admission.admission import Admission, AdmissionRequest, AdmittedRequest
+from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
@@ -106,7 +106,7 @@ class InferenceService:
     def __init__(
         self,
         router: Router,
-        admission: Admission,
+        admission: RateLimitAdmission,
         dispatcher: Dispatcher,
         metrics: GatewayMetrics,
         active_requests: ActiveRequests,
