@@ -290,7 +290,7 @@ def charges() -> Charges:
 
 @pytest.fixture
 def reader(models: dict[str, ServedModel], pool: PromptPool, charges: Charges) -> PromptReader:
-    return PromptReader(Router(models), charges, pool, 2 * 2**20)  # type: ignore[arg-type]
+    return PromptReader(Router(models), charges, pool, 2 * 2**20, "reject")  # type: ignore[arg-type]
 
 
 @pytest.fixture
