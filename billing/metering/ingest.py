@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,35 +40,31 @@ log = structlog.get_logger(__name__)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_LOGGED_EXECUTIONS = 100  # executions per log line
 MAX_CLOCK_SKEW_MICROSECONDS = 86_400_000_000  # an admission may be in the future of this clock
-_COLUMNS = {
-    "admitted_at": "timestamptz",
+# Columns with the names of the fields of BillingContext, then of ExecutionUsage.
+_CONTEXT_COLUMNS = {
     "request_id": "text",
     "execution": "bigint",
-    "tenant_id": "bigint",
-    "project_id": "bigint",
-    "key_id": "bigint",
+    **dict.fromkeys(("tenant_id", "project_id", "key_id"), "bigint"),
     "model": "text",
+    **dict.fromkeys(("price_version", "lease_id", "fencing_token", "reserved_nano"), "bigint"),
+}
+_EVENT_COLUMNS = {
     "attempt": "bigint",
-    "outcome": "text",
-    "finish_reason": "text",
+    **dict.fromkeys(("outcome", "finish_reason", "replica_id", "miss_reason"), "text"),
+    **dict.fromkeys(("block_size", "queue_us", "ttft_us", "duration_us", "changed_at", "unpinned_tokens"), "bigint"),
+}
+_COLUMNS = {
+    "admitted_at": "timestamptz",
+    **_CONTEXT_COLUMNS,
+    **_EVENT_COLUMNS,
     **dict.fromkeys(TOKEN_COLUMNS, "bigint"),
-    "replica_id": "text",
-    "block_size": "bigint",
-    "queue_us": "bigint",
-    "ttft_us": "bigint",
-    "duration_us": "bigint",
-    "price_version": "bigint",
-    "lease_id": "bigint",
-    "fencing_token": "bigint",
-    "reserved_nano": "bigint",
-    "miss_reason": "text",
-    "changed_at": "bigint",
-    "unpinned_tokens": "bigint",
     "price_ids": "text",  # an array as text, because unnest would flatten nested arrays
     "cost_femto": "numeric",
     "saved_femto": "numeric",
     "invoice_period": "bigint",
 }
+_context_values = attrgetter(*_CONTEXT_COLUMNS)
+_event_values = attrgetter(*_EVENT_COLUMNS)
 _MAKERS = [text_array if column_type == "text" else array for column_type in _COLUMNS.values()]
 _ARRAYS = ", ".join(f"%s::{column_type}[]" for column_type in _COLUMNS.values())
 _VALUES = ", ".join(f"{name}::bigint[]" if name == "price_ids" else name for name in _COLUMNS)
@@ -167,31 +164,11 @@ def _decode(
 
 
 def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple[Any, ...]:
-    billing_context = event.billing_context
     return (
         admitted_at,
-        billing_context.request_id,
-        billing_context.execution,
-        billing_context.tenant_id,
-        billing_context.project_id,
-        billing_context.key_id,
-        billing_context.model,
-        event.attempt,
-        event.outcome,
-        event.finish_reason,
+        *_context_values(event.billing_context),
+        *_event_values(event),
         *astuple(event.usage),
-        event.replica_id,
-        event.block_size,
-        event.queue_us,
-        event.ttft_us,
-        event.duration_us,
-        billing_context.price_version,
-        billing_context.lease_id,
-        billing_context.fencing_token,
-        billing_context.reserved_nano,
-        event.miss_reason,
-        event.changed_at,
-        event.unpinned_tokens,
         rated.price_ids and array(rated.price_ids),
         rated.cost_femto,
         rated.saved_femto,

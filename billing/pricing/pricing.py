@@ -15,12 +15,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import astuple
 
-from billing.amounts import FEMTO_A_NANO, whole_units
-from inference_worker.contract.request import TokenUsage
+from billing.amounts import whole_units
+from inference_worker.contract.request import TokenCounts
 
 MINUTES_A_DAY = 1440
 NO_END = 2**31 - 1  # of a range of prompt lengths: above any prompt
-UNBOUNDED = 2**31 - 1  # output tokens without a cost
 
 
 class Component(StrEnum):
@@ -115,7 +114,7 @@ def prices(rate_card: RateCard, prompt_tokens: int, at: int) -> dict[Component, 
     return found
 
 
-def price(rate_card: RateCard, counts: TokenUsage, at: int) -> Rated:
+def price(rate_card: RateCard, counts: TokenCounts, at: int) -> Rated:
     """Return the cost of an execution's tokens, admitted at that microsecond.
 
     Raises:
@@ -150,49 +149,16 @@ def reservation_nano(
     writes_5m: bool = False,
     writes_1h: bool = False,
 ) -> int:
-    """Return the maximum cost of a request in nano-USD, rounded up. `writes_…`: whether it may write to the prefix
-    cache.
+    """Return the maximum cost of a request in nano-USD, rounded up.
+
+    The prompt counts in the most expensive class that it may have. `writes_…`: whether it may write to the cache.
 
     Raises:
         UnknownPriceError: a component it may use has no price.
     """
-    return whole_units(_maximum_femto(rate_card, prompt_tokens, max_output * n, at, writes_5m, writes_1h))
-
-
-def affordable_output(
-    rate_card: RateCard,
-    prompt_tokens: int,
-    money: int,
-    at: int,
-    *,
-    n: int = 1,
-    writes_5m: bool = False,
-    writes_1h: bool = False,
-) -> int:
-    """Return the largest `max_output` whose maximum cost is within `money` nano-USD. Below 1: not even the prompt and
-    one token fit.
-
-    Raises:
-        UnknownPriceError: a component it may use has no price.
-    """
-    prompt_femto = _maximum_femto(rate_card, prompt_tokens, 0, at, writes_5m, writes_1h)
-    a_token = _maximum_femto(rate_card, prompt_tokens, n, at, writes_5m, writes_1h) - prompt_femto
-    left = money * FEMTO_A_NANO - prompt_femto
-    if left < 0:
-        return 0
-    return left // a_token if a_token else UNBOUNDED
-
-
-def _maximum_femto(
-    rate_card: RateCard, prompt_tokens: int, output: int, at: int, writes_5m: bool, writes_1h: bool
-) -> int:
-    """Return the cost if the most expensive of the possible classes applies to the whole prompt."""
-    possible = [TokenUsage(uncached=prompt_tokens, output=output), TokenUsage(cache_read=prompt_tokens, output=output)]
-    if writes_5m:
-        possible.append(TokenUsage(cache_write_5m=prompt_tokens, output=output))
-    if writes_1h:
-        possible.append(TokenUsage(cache_write_1h=prompt_tokens, output=output))
-    return max(price(rate_card, counts, at).cost_femto for counts in possible)
+    classes = ["uncached", "cache_read", *["cache_write_5m"] * writes_5m, *["cache_write_1h"] * writes_1h]
+    possible = [TokenCounts(**{name: prompt_tokens}, output=max_output * n) for name in classes]
+    return whole_units(max(price(rate_card, counts, at).cost_femto for counts in possible))
 
 
 def _applying(rate_card: RateCard, prompt: int, at: int) -> list[tuple[int, int, int] | None]:

@@ -11,7 +11,7 @@ from billing.metering.partitions import month_of
 from billing.models import CompiledRateCard, ExecutionOutcome, PriceVersion, UsageEvent
 from billing.pricing.pricing import PriceIndex, RateCard, Tier, UnknownPriceError, price
 from billing.pricing.rating import rate_cards
-from inference_worker.contract.request import TOKEN_COLUMNS, TokenUsage
+from inference_worker.contract.request import TOKEN_COLUMNS, TokenCounts
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -72,7 +72,7 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
 
 def _executions(
     models: set[str], start: datetime, end: datetime
-) -> Iterator[tuple[int, str, Tier, int, TokenUsage, int]]:
+) -> Iterator[tuple[int, str, Tier, int, TokenCounts, int]]:
     """Yield every priced execution: tenant, model, tier, microsecond of admission, tokens and cost."""
     rows = (
         UsageEvent.objects.all_tenants()
@@ -84,4 +84,4 @@ def _executions(
         known = rate_cards([version])
         tier = known[version].tier if version in known else _NO_RATE_CARD.tier
         at = (admitted_at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-        yield tenant, model, tier, at, TokenUsage(*tokens), int(cost)
+        yield tenant, model, tier, at, TokenCounts(*tokens), int(cost)

@@ -124,7 +124,7 @@ class Request:
     pin_room: int | None = None  # blocks that the tenant may still pin on all replicas; None: no limit
 
 
-class TokenUsage(msgspec.Struct, frozen=True, omit_defaults=True):
+class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens by class, from the engine to the invoice. The first four classes always add up to the prompt's length."""
 
     uncached: int = 0
@@ -148,13 +148,12 @@ class TokenUsage(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the tokens of prompt and output."""
         return self.prompt + self.output
 
-    def __add__(self, other: TokenUsage) -> TokenUsage:
-        return TokenUsage(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: TokenCounts) -> TokenCounts:
+        return TokenCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
-# The names of the columns of `TokenUsage` in every table. NOTE: append, never reorder: the prices of a usage event have
-# this order.
-TOKEN_COLUMNS = TokenUsage.__struct_fields__
+# The columns of `TokenCounts` in every table. NOTE: append, never reorder: the prices of a usage event have this order.
+TOKEN_COLUMNS = TokenCounts.__struct_fields__
 TOKEN_CLASSES = TOKEN_COLUMNS[:5]  # tokens that an execution used
 PROMPT_CLASSES = TOKEN_COLUMNS[:4]
 
@@ -193,8 +192,8 @@ class RequestOutput:
     text: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended the sequence; None for EOS
-    usage: TokenUsage | None = None  # of all sequences; set with the request's last output
-    prompt_usage: TokenUsage | None = None  # of the prompt, once it is known
+    usage: TokenCounts | None = None  # of all sequences; set with the request's last output
+    prompt_usage: TokenCounts | None = None  # of the prompt, once it is known
     scheduled_at: float | None = None  # monotonic seconds of the request's first step
     error: RequestError | None = None  # set instead of finish_reason if the request failed
     index: int = 0  # of the sequence, below `n`

@@ -22,7 +22,6 @@ from billing.metering import status
 from inference_worker.contract import valkey
 from millrace.apps.batches.storage import Storage
 from millrace.conf.environment import PlatformSettings, platform_settings
-from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.admission.budget_admission import BudgetAdmission, RequestAdmission
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.admission.idempotency import IdempotencyStore
@@ -95,8 +94,9 @@ class Gateway:
         self.tenant_db = TenantConnectionPool(settings.database_url)
         self.storage = Storage(settings.data_dir)
         self.idempotency = IdempotencyStore(self.broker)
-        limits = RateLimitAdmission(self.broker, cached_token_limit_percent=settings.cached_token_limit_percent)
-        self.admission = RequestAdmission(limits, self.budget_admission)
+        self.admission = RequestAdmission(
+            self.broker, self.budget_admission, cached_token_limit_percent=settings.cached_token_limit_percent
+        )
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.disk = DiskWatch(settings.data_dir, settings.min_free_disk)
         self.service = InferenceService(

@@ -33,7 +33,7 @@ from inference_worker.contract.messages import (
     gateway_stream,
     replica_queue_key,
 )
-from inference_worker.contract.request import SamplingParams, ServiceClass, TokenUsage
+from inference_worker.contract.request import SamplingParams, ServiceClass, TokenCounts
 from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, decode_gateway_heartbeat, gateway_heartbeat_key
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.core.errors import ApiError
@@ -123,7 +123,7 @@ async def test_a_job_is_claimed_and_its_events_are_streamed(
     await eventually(rung)
     assert await replica.claim("req_1")
     await eventually(lambda: owned(generation, "r1"))
-    sent = [Tokens("req_1", 1, 0, [5], "Hi"), End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))]
+    sent = [Tokens("req_1", 1, 0, [5], "Hi"), End("req_1", 1, 1, "stop", None, TokenCounts(2, output=1))]
     await replica.send(*sent)
     assert [await next_event(generation), await next_event(generation)] == sent
     assert dispatcher.placement.load("r1") == 0
@@ -219,7 +219,7 @@ async def test_an_end_written_before_the_death_counts(
     await replica.claim("req_1")
     await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
     await next_event(generation)
-    end = End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))
+    end = End("req_1", 1, 1, "stop", None, TokenCounts(2, output=1))
     await broker.rpush(event_log_key("req_1", 1), encode(end))  # type: ignore[misc]
     await broker.hset(claim_key("req_1", 0), "state", "done")  # type: ignore[misc]
     replica.kill()
@@ -278,7 +278,7 @@ async def test_a_suspected_replica_keeps_its_streams_and_loses_waiting_requests(
 async def finish(broker: redis.Redis, replica: str, request_id: str, attempt: int) -> bool:
     """End an attempt as its worker does; False if it no longer counts."""
     billing_context = make_job(request_id).billing_context
-    usage = TokenUsage(2, output=1)
+    usage = TokenCounts(2, output=1)
     event = ExecutionUsage(billing_context, attempt, "completed", "stop", usage, replica, 32)
     end = End(request_id, attempt, 9, "stop", None, usage)
     keys = [claim_key(request_id, 0), USAGE_STREAM, gateway_stream(GATEWAY), event_log_key(request_id, attempt)]
@@ -473,7 +473,7 @@ async def test_no_more_requests_are_sent_than_credits(
     assert [generation.queued for generation in generations] == [False] * 9 + [True] * 3
     assert await broker.exists(claim_key("full_9", 0)) == 0
     await replica.claim("full_0")
-    await replica.send(End("full_0", 1, 0, "stop", None, TokenUsage(2, output=1)))
+    await replica.send(End("full_0", 1, 0, "stop", None, TokenCounts(2, output=1)))
 
     async def went() -> bool:
         return generations[9].written and generations[10].queued
@@ -505,7 +505,7 @@ async def test_tenants_take_turns(dispatcher: Dispatcher, replica: Replica) -> N
     later = [submit(dispatcher, make_job(f"b{n}", tenant=2)) for n in range(2)]
     for n in range(3):
         await replica.claim(f"full_{n}")
-        await replica.send(End(f"full_{n}", 1, 0, "stop", None, TokenUsage(2, output=16)))
+        await replica.send(End(f"full_{n}", 1, 0, "stop", None, TokenCounts(2, output=16)))
 
     async def three_went() -> bool:
         return sum(not generation.queued for generation in first + later) == 3

@@ -19,7 +19,7 @@ from billing.amounts import whole_units
 from billing.budgets import reservations
 from billing.metering.reconciler import reconcile
 from billing.models import Budget, EarlyRelease, UsageEvent, UsageQuarantine
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission import early_release
 from millrace.gateway.core.errors import ApiError
 from tenants.isolation.db_roles import BypassReason
@@ -305,7 +305,7 @@ async def _operate(local_gateway: BudgetGateway, model: Model, name: str, *given
         event = admitted.event(**usage)
         cost = usage["uncached"] * 3000 + read * 300 + usage["output"] * 15_000
         if name == "end":  # otherwise the gateway died before the release
-            await local_gateway.budget_admission.early.end(admitted, TokenUsage(**usage))
+            await local_gateway.budget_admission.early.end(admitted, TokenCounts(**usage))
         model.ended.append((admitted, event, cost if name == "end" else admitted.reserved_nano or 0))
     elif name in ("settle", "fail") and model.ended:
         admitted, event, _ = model.ended.pop(given[0] % len(model.ended))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis.asyncio as redis
 
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.core.errors import ApiError
 from tests.support.gateway.keys import key_set, make_demand, make_key
@@ -20,4 +20,4 @@ async def test_embeddings_have_a_prompt_limit_and_a_rate_limit(broker: redis.Red
         with pytest.raises(ApiError) as exc_info:
             await gate.admit(make_demand(key, "req_2", prompt=prompt, max_tokens=0))
         assert exc_info.value.code == code
-    await gate.close(admitted, TokenUsage(4500))
+    await gate.close(admitted, TokenCounts(4500))

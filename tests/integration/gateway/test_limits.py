@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import redis.asyncio as redis
 
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission import admission, limits, rates
 from millrace.gateway.admission.admission import AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.limits import counters_key
@@ -122,7 +122,7 @@ async def test_buckets_are_stored_for_their_longest_period(admit: Any, broker: r
     assert 2 * MINUTE[0] < await broker.pttl(buckets_key(7, 1)) <= 2 * DAY[0] * DAY[1]
     again = await admit(make_key(key_set(requests_per_day=10)))  # and added again, with its level
     assert header(again, "x-ratelimit-remaining-requests") == "8"
-    await again.close(None)
+    await admit.close(again, None)
     assert 2 * MINUTE[0] < await broker.pttl(buckets_key(7, 1)) <= 2 * DAY[0] * DAY[1]
 
 
@@ -140,7 +140,7 @@ async def test_all_limits_are_charged_or_none(admit: Any, broker: redis.Redis) -
 async def test_the_unused_part_is_refunded(admit: Any) -> None:
     key = make_key(key_set(requests_per_day=10, input_tokens_per_day=1000, output_tokens_per_day=1000))
     first = await admit(key, prompt=400, max_tokens=600)
-    await admit.close(first, TokenUsage(uncached=100, cache_read=300, output=50))
+    await admit.close(first, TokenCounts(uncached=100, cache_read=300, output=50))
     second = await admit(key, prompt=1, max_tokens=1)
     assert header(second, "x-ratelimit-remaining-requests") == "8"
     assert header(second, "x-ratelimit-remaining-tokens") == "899"  # input: 400 - 300 cached + 1
@@ -155,7 +155,7 @@ async def test_cache_reads_count_by_their_weight(broker: redis.Redis) -> None:
     key = make_key(key_set(input_tokens_per_day=1000))
     gate = RateLimitAdmission(broker, cached_token_limit_percent=25)
     admitted = await gate.admit(make_demand(key, "a", prompt=400))
-    await gate.close(admitted, TokenUsage(uncached=200, cache_read=200))
+    await gate.close(admitted, TokenCounts(uncached=200, cache_read=200))
     admitted = await gate.admit(make_demand(key, "b", prompt=0 + 1))
     assert header(admitted, "x-ratelimit-remaining-tokens") == str(1000 - 250 - 1)
 

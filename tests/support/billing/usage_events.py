@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from inference_worker.contract.messages import BillingContext, ExecutionUsage
-from inference_worker.contract.request import TOKEN_COLUMNS, TokenUsage
+from inference_worker.contract.request import TOKEN_COLUMNS, TokenCounts
 
 
 def make_event(**changes: Any) -> ExecutionUsage:
@@ -31,5 +31,5 @@ def make_event(**changes: Any) -> ExecutionUsage:
         "replica_id": "smollm2-135m-0.0a1b2c3d",
         "block_size": 32,
     }
-    counts = TokenUsage(**({"uncached": 10, "cache_read": 64, "output": 7} | usage))
+    counts = TokenCounts(**({"uncached": 10, "cache_read": 64, "output": 7} | usage))
     return ExecutionUsage(billing_context=BillingContext(**billing_context), usage=counts, **(fields | changes))

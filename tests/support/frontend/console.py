@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from inference_worker.contract.messages import BillingContext, ExecutionUsage, encode
-from inference_worker.contract.request import TOKEN_COLUMNS, TokenUsage
+from inference_worker.contract.request import TOKEN_COLUMNS, TokenCounts
 
 if TYPE_CHECKING:
     from tenants.models import ApiKey, Project, Tenant, User
@@ -64,7 +64,7 @@ def meter(tenant: Tenant, **changes: Any) -> str:
         price_version=changes.pop("price_version", None),
     )
     fields = {"attempt": 1, "outcome": "completed", "finish_reason": "stop", "replica_id": "r", "block_size": 32}
-    event = ExecutionUsage(billing_context=billing_context, usage=TokenUsage(**counts), **(fields | changes))
+    event = ExecutionUsage(billing_context=billing_context, usage=TokenCounts(**counts), **(fields | changes))
     assert settle([UsageMessage("1-0", encode(event))]).settled == 1
     return request_id
 

@@ -16,7 +16,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from billing.budgets.budget_leases import BudgetLeaseStore
 from inference_worker.contract.messages import ExecutionUsage, encode
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
@@ -34,7 +34,7 @@ class Admitted(AdmittedRequest):
     """An admitted request, with its usage events."""
 
     def event(self, outcome: str = "completed", **usage: int) -> ExecutionUsage:
-        counts = TokenUsage(**(usage or {"uncached": 1000, "cache_read": 9000, "output": 500}))
+        counts = TokenCounts(**(usage or {"uncached": 1000, "cache_read": 9000, "output": 500}))
         return ExecutionUsage(self.billing_context, 1, outcome, "stop", counts, "r", 32)
 
 

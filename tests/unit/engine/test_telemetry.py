@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.config import EngineConfig
 from inference_worker.contract.metric_families import Histogram
-from inference_worker.contract.request import ServiceClass, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.telemetry.roofline import BatchShape, Peaks, Roofline
 from inference_worker.engine.telemetry.telemetry import EngineMetrics
@@ -116,7 +116,7 @@ def test_cached_tokens_and_billed_tokens_are_counted_separately() -> None:
     for name in ("first", "again"):
         bench.engine.add_request(request(name, 32))
         outputs = run(bench.engine)[name]
-    assert outputs[-1].usage == TokenUsage(cache_read=32, output=1)
+    assert outputs[-1].usage == TokenCounts(cache_read=32, output=1)
     assert counter(bench.metrics, families.CACHE_QUERIES) == 64
     assert counter(bench.metrics, families.CACHE_HITS) == 16  # the last block is computed again, for its logits
     assert bench.metrics.snapshot().counters[families.MISSES] == {"first_use": 1}
@@ -159,7 +159,7 @@ def test_a_request_that_never_started_has_only_waiting_time() -> None:
     bench.clock.now = 3
     output = bench.engine.abort("x")
     assert output is not None
-    assert output.usage == TokenUsage()
+    assert output.usage == TokenCounts()
     observed_once = {families.QUEUE_TIME: (1, 3), families.E2E: (1, 3)}
     for name in bench.metrics.snapshot().histograms:
         assert count(bench.metrics, name) == observed_once.get(name, (0, 0)), name

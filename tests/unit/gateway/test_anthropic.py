@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from inference_worker.contract.request import ServiceClass, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.admission import rates
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
@@ -246,14 +246,14 @@ def test_any_body_is_parsed_or_rejected(fields: dict[str, Any], messages: list[A
 
 # Responses.
 
-USAGE = TokenUsage(uncached=1, cache_read=2, cache_write_5m=3, cache_write_1h=4, output=5)
+USAGE = TokenCounts(uncached=1, cache_read=2, cache_write_5m=3, cache_write_1h=4, output=5)
 USAGE_JSON = {"input_tokens": 1, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 2, "output_tokens": 5}
 
 
 def events(text: str, *, reason: Any = "stop", stop: str | None = None) -> list[AnswerEvent]:
     parts = re.split("( )", text)
     found: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(parts)]
-    found[0] = msgspec.structs.replace(found[0], prompt=TokenUsage(1, 2, 3, 4))
+    found[0] = msgspec.structs.replace(found[0], prompt=TokenCounts(1, 2, 3, 4))
     return [*found, End("req_1", 1, len(found), reason, stop, USAGE)]
 
 

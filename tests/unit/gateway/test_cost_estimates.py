@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from billing.amounts import whole_units
 from billing.budgets.budget_leases import ReservedAmount
 from billing.pricing.pricing import Component, Rate, RateCard, Tier, price
-from inference_worker.contract.request import CacheBreakpoint, TokenUsage
+from inference_worker.contract.request import CacheBreakpoint, TokenCounts
 from millrace.gateway.admission.admission import AdmissionRequest
 from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.admission.cost_estimate import CostEstimate
@@ -54,7 +55,7 @@ def test_the_cost_of_all_billed_executions_is_within_the_reservation(
     for rate_card, part in zip(rate_cards, parts, strict=True):
         cuts = sorted(data.draw(st.lists(st.integers(0, prompt), min_size=2, max_size=2)))
         output = data.draw(st.integers(0, length * n))
-        usage = TokenUsage(cuts[0], cuts[1] - cuts[0], prompt - cuts[1], output=output)
+        usage = TokenCounts(cuts[0], cuts[1] - cuts[0], prompt - cuts[1], output=output)
         used = ReservedAmount(whole_units(price(rate_card, usage, 0).cost_femto), prompt + output, 1)
         assert all(each <= bound for each, bound in zip(used, part, strict=True))
         spent = ReservedAmount(*(before + each for before, each in zip(spent, used, strict=True)))
@@ -76,18 +77,29 @@ def test_alternatives_reserve_the_most_expensive_candidate(
     prompt=st.integers(1, 10**6),
     money=st.integers(0, 10**13),
     tokens=st.integers(0, 10**7),
+    n=st.integers(1, 4),
     all_billed=st.booleans(),
 )
 def test_the_affordable_output_fits_and_one_more_token_does_not(
-    rate_cards: tuple[RateCard, ...], prompt: int, money: int, tokens: int, all_billed: bool
+    rate_cards: tuple[RateCard, ...], prompt: int, money: int, tokens: int, n: int, all_billed: bool
 ) -> None:
-    bill = CostEstimate(demand_of(prompt), rate_cards, all_billed=all_billed)
+    bill = CostEstimate(demand_of(prompt, n), rate_cards, all_billed=all_billed)
     left = ReservedAmount(money, tokens, 4)
     found = bill.affordable(left)
     if found >= 1:
         assert all(need <= have for need, have in zip(bill.amount(found)[:2], left[:2], strict=True))
     more = bill.amount(max(found, 0) + 1)
     assert more.money > left.money or more.tokens > left.tokens
+
+
+def test_worked_example_8_affordable_output() -> None:
+    usd = {"uncached": "3", "cache_write_5m": "3.75", "cache_read": "0.30", "output": "15"}
+    rates = tuple(Rate(1, Component(name), int(Decimal(each) * 10**9)) for name, each in usd.items())
+    demand = make_demand(KEY, prompt=10_000, max_tokens=None, models=[MODEL])
+    bill = CostEstimate(demand, (RateCard(1, None, "m", Tier.STANDARD, 0, rates),))
+    assert bill.affordable(ReservedAmount(50_000_000, 10**9, 1)) == 1333
+    assert bill.amount(1333).money <= 50_000_000 < bill.amount(1334).money
+    assert bill.affordable(ReservedAmount(29_999_999, 10**9, 1)) == 0
 
 
 def test_every_billed_candidate_requires_a_price() -> None:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import ResponseSpec, Writer
 from millrace.gateway.http.endpoints import batches, feedback, files, message_batches
@@ -186,9 +186,9 @@ def test_documented_examples_match(schema: str, title: str, text: str) -> None:
 
 
 EVENTS: list[AnswerEvent] = [
-    Tokens("req_1", 1, 0, [1], "Good ", prompt=TokenUsage(uncached=2)),
+    Tokens("req_1", 1, 0, [1], "Good ", prompt=TokenCounts(uncached=2)),
     Tokens("req_1", 1, 1, [1], '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'),
-    End("req_1", 1, 2, "stop", None, TokenUsage(uncached=2, output=2)),
+    End("req_1", 1, 2, "stop", None, TokenCounts(uncached=2, output=2)),
 ]
 ECHOED = read_response(b'{"model": "m", "input": "?", "tools": [{"type": "function", "name": "f"}]}').echoed_parameters
 FORM = ResponseSpec("d", "req_1", "m", 1, 2, include_usage=True, tools=["f"], echoed_parameters=ECHOED)

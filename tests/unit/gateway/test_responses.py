@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from inference_worker.contract.request import ServiceClass, StructuredSpec, TokenUsage
+from inference_worker.contract.request import ServiceClass, StructuredSpec, TokenCounts
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, ResponseSpec, Tool
 from millrace.gateway.protocols.dialects import RESPONSES
@@ -194,7 +194,7 @@ def test_any_body_is_parsed_or_rejected(fields: dict[str, Any], items: list[Any]
 
 # Responses.
 
-USAGE = TokenUsage(uncached=1, cache_read=2, cache_write_1h=3, output=4)
+USAGE = TokenCounts(uncached=1, cache_read=2, cache_write_1h=3, output=4)
 
 
 def events(text: str, reason: Any = "stop") -> list[AnswerEvent]:

@@ -12,16 +12,16 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
-from inference_worker.contract.request import ServiceClass, TokenLogprobs, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts, TokenLogprobs
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.protocols.openai.writer import ChatWriter, CompletionWriter, OpenAIWriter
 
 TOKENIZER: Any = None  # only if log-probabilities were requested
 EVENTS: list[AnswerEvent] = [
-    Tokens("req_1", 1, 0, [5], "Hel", prompt=TokenUsage(uncached=6, cache_read=4)),
+    Tokens("req_1", 1, 0, [5], "Hel", prompt=TokenCounts(uncached=6, cache_read=4)),
     Tokens("req_1", 1, 1, [6], ""),  # half a character: a token without text
     Tokens("req_1", 1, 2, [7, 8], "lo"),
-    End("req_1", 1, 3, "stop", None, TokenUsage(uncached=6, cache_read=4, output=5)),
+    End("req_1", 1, 3, "stop", None, TokenCounts(uncached=6, cache_read=4, output=5)),
 ]
 USAGE = {
     "prompt_tokens": 10,
@@ -139,11 +139,11 @@ def chunks_of(writer: OpenAIWriter, events: list[AnswerEvent]) -> list[Any]:
 
 
 SEVERAL: list[AnswerEvent] = [
-    Tokens("req_1", 1, 0, [5], "a", index=1, prompt=TokenUsage(uncached=10)),
+    Tokens("req_1", 1, 0, [5], "a", index=1, prompt=TokenCounts(uncached=10)),
     Tokens("req_1", 1, 1, [5], "b", index=0),
     Finished("req_1", 1, 2, 1, "length", None),
     Tokens("req_1", 1, 3, [6], "c", index=0),
-    End("req_1", 1, 4, "stop", None, TokenUsage(uncached=10, output=3)),
+    End("req_1", 1, 4, "stop", None, TokenCounts(uncached=10, output=3)),
 ]
 
 
@@ -165,7 +165,7 @@ def test_several_choices(writer: type[OpenAIWriter]) -> None:
 
 def test_choices_that_end_together_all_end() -> None:
     """If a replaying worker wrote the end again, a request's log may lack the ends of its choices."""
-    events = [SEVERAL[0], SEVERAL[1], End("req_1", 1, 2, "length", None, TokenUsage(uncached=10, output=2))]
+    events = [SEVERAL[0], SEVERAL[1], End("req_1", 1, 2, "length", None, TokenCounts(uncached=10, output=2))]
     chunks = chunks_of(ChatWriter(ResponseSpec("d", "req_1", "m", 123, 10, n=2), TOKENIZER), events)
     ends = {c["choices"][0]["index"]: c["choices"][0]["finish_reason"] for c in chunks if c["choices"]}
     assert ends == {0: "length", 1: "length"}
@@ -175,7 +175,7 @@ LOGPROBS: list[AnswerEvent] = [
     Tokens("req_1", 1, 0, [1], "Hi", logprobs=[logprob(1, -0.5, (1, -0.5), (0, float("-inf")))]),
     Tokens("req_1", 1, 1, [2], "", logprobs=[logprob(2, -1.0, (1, -0.1))]),
     Tokens("req_1", 1, 2, [3], "é", logprobs=[logprob(3, -2.0)]),
-    End("req_1", 1, 3, "stop", None, TokenUsage(uncached=2, output=3)),
+    End("req_1", 1, 3, "stop", None, TokenCounts(uncached=2, output=3)),
 ]
 
 
@@ -236,7 +236,7 @@ def test_each_prompt_is_echoed_by_its_own_choices() -> None:
 def test_a_tool_call() -> None:
     text = 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": [1]}}\n</tool_call>'
     events: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(re.split("( )", text))]
-    events.append(End("req_1", 1, len(events), "stop", None, TokenUsage(uncached=2, output=9)))
+    events.append(End("req_1", 1, len(events), "stop", None, TokenCounts(uncached=2, output=9)))
     tools = ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"])
     choice = ChatWriter(tools, TOKENIZER).whole(events)["choices"][0]
     (call,) = choice["message"].pop("tool_calls")
@@ -276,7 +276,7 @@ def test_a_call_of_an_older_function() -> None:
 def test_content_is_null_beside_a_call_and_a_truncated_call_ends_by_length() -> None:
     events: list[AnswerEvent] = [
         Tokens("req_1", 1, 0, [1], '<tool_call>{"name": "f", "arguments": {"x'),
-        End("req_1", 1, 1, "length", None, TokenUsage(uncached=2, output=1)),
+        End("req_1", 1, 1, "length", None, TokenCounts(uncached=2, output=1)),
     ]
     choice = ChatWriter(ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"]), TOKENIZER).whole(events)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")

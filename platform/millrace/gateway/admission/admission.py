@@ -1,7 +1,7 @@
 """Admission control: check rate limits and budgets before dispatch, settle afterwards.
 
-`Admission` is the interface that the gateway uses. `RateLimitAdmission` checks every rate limit of a key's snapshot.
-`millrace.gateway.admission.budget_admission` adds budgets behind the same interface.
+`RateLimitAdmission` checks every rate limit of a key's snapshot. `RequestAdmission` in
+`millrace.gateway.admission.budget_admission` also reserves budget.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol
 
 import redis.asyncio as redis
 import structlog
 
 from billing.pricing.pricing import RateCard
 from inference_worker.contract.messages import BillingContext
-from inference_worker.contract.request import TokenUsage
-from millrace.gateway.admission import rates
+from inference_worker.contract.request import TokenCounts
+from millrace.gateway.admission import rejections
 from millrace.gateway.admission.limits import ENFORCED, LEASE_MS, LimitCost, LimitStore, TakenLimits, make_checks
 from millrace.gateway.core import tracing
 from millrace.gateway.core.catalog import ServedModel
-from millrace.gateway.core.errors import OVERLOADED, ApiError, invalid
+from millrace.gateway.core.errors import unavailable
 from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
 from millrace.gateway.core.types import InferenceRequest, Prompt
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot
@@ -110,37 +109,6 @@ class AdmittedRequest:
         )
 
 
-class Admission(Protocol):
-    async def admit(self, demand: AdmissionRequest) -> AdmittedRequest:
-        """Reserve capacity for a request.
-
-        Raises:
-            ApiError: the request is rejected; the error names the limit and when to retry.
-        """
-
-    async def charge(self, key: ApiKeySnapshot) -> None:
-        """Count one request before its body is read and tokenized. It stays counted even if it is rejected later.
-
-        Raises:
-            ApiError: 429, a request limit is reached.
-        """
-
-    async def end(self, admitted: AdmittedRequest, usage: TokenUsage) -> None:
-        """Release the unused part of an execution's reservation. Must be called before the response's end is sent."""
-
-    async def close(self, admitted: AdmittedRequest, usage: TokenUsage | None) -> None:
-        """Release the limits that the ended request did not use. `usage` is None if it never ran. Can be repeated."""
-
-    async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
-        """Return the state of the key's rate limits, for a response without an admission."""
-
-    async def start(self) -> None:
-        """Start to renew the slots of admitted requests."""
-
-    async def stop(self) -> None:
-        """Stop the renewal. Slots that are still taken expire."""
-
-
 class RateLimitAdmission:
     """Admission by the context length of the model and the rate limits that apply to the key."""
 
@@ -152,38 +120,51 @@ class RateLimitAdmission:
         self._renewing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Start to renew the slots of admitted requests."""
         self._renewing = asyncio.create_task(self._renew_slots())
 
     async def stop(self) -> None:
+        """Stop the renewal. Slots that are still taken expire."""
         if self._renewing is not None:
             self._renewing.cancel()
 
     async def admit(self, demand: AdmissionRequest) -> AdmittedRequest:
+        """Reserve capacity for a request.
+
+        Raises:
+            ApiError: the request is rejected; the error names the limit and when to retry.
+        """
         sets = demand.limit_sets
         max_tokens = _max_tokens(demand, sets)
         cost = LimitCost(1, demand.prompt_tokens, max_tokens * demand.sequences)
         checks = make_checks(demand.key.tenant_id, sets, cost, charged=demand.request.charged)
-        _reject_impossible(demand.request.prompt_param, checks)
+        rejections.require_possible(demand.request.prompt_param, checks)
         taken, limit_statuses = await self._take(demand, checks, cost)
         if taken is None:
-            raise _rejection(limit_statuses)
+            raise rejections.rate_limited(limit_statuses)
         self._taken[id(taken)] = taken
         return AdmittedRequest(demand, max_tokens, taken=taken, taken_cost=cost, limit_statuses=limit_statuses)
 
     async def charge(self, key: ApiKeySnapshot) -> None:
+        """Count one request before its body is read and tokenized. It stays counted even if it is rejected later.
+
+        Raises:
+            ApiError: 429, a request limit is reached.
+        """
         checks = [c for c in make_checks(key.tenant_id, key.limits.of(), LimitCost(1, 0, 0)) if c.counts == "requests"]
         if not checks:
             return
-        _reject_impossible("", checks)
+        rejections.require_possible("", checks)
         try:
             taken, limit_statuses = await self._store.take(key.tenant_id, "", checks)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            raise ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1) from exc
+            raise unavailable() from exc
         if taken is None:
-            raise _rejection(limit_statuses)
+            raise rejections.rate_limited(limit_statuses)
 
     async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
+        """Return the state of the key's rate limits, for a response without an admission."""
         checks = make_checks(key.tenant_id, key.limits.of(), NO_COST)
         checks = [check for check in checks if check.group == ENFORCED and check.cost == 0]
         if not checks:
@@ -194,10 +175,11 @@ class RateLimitAdmission:
             return []  # the response is sent without rate-limit headers
         return limit_statuses
 
-    async def end(self, admitted: AdmittedRequest, usage: TokenUsage) -> None:
-        return  # rate limits are refunded by `close`
+    async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
+        """Release the unused part of an execution's reservation. Must be called before the response's end is sent."""
 
-    async def close(self, admitted: AdmittedRequest, usage: TokenUsage | None) -> None:
+    async def close(self, admitted: AdmittedRequest, usage: TokenCounts | None) -> None:
+        """Release the limits that the ended request did not use. `usage` is None if it never ran. Can be repeated."""
         taken = admitted.taken
         if taken is None or self._taken.pop(id(taken), None) is None:
             return
@@ -231,7 +213,7 @@ class RateLimitAdmission:
             raise
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            raise ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1) from exc
+            raise unavailable() from exc
 
     def _return_unwanted(
         self, cost: LimitCost, taking: asyncio.Future[tuple[TakenLimits | None, list[LimitStatus]]]
@@ -270,24 +252,17 @@ def _max_tokens(demand: AdmissionRequest, sets: Iterable[LimitSetSnapshot]) -> i
     room = model.context_length - prompt
     embeds = requested == 0  # there is no completion, and the inputs' lengths are checked
     if prompt < 1:
-        raise invalid(demand.request.prompt_param, "The prompt is empty. It must have at least one token.")
+        raise rejections.empty_prompt(demand.request)
     if room < (requested or 1) and not embeds:
-        parts = f"{prompt} in the prompt" + (f", {requested} in the completion" if requested else "")
-        raise ApiError(
-            "context_length_exceeded",
-            f"This model's maximum context length is {model.context_length} tokens. However, you requested "
-            f"{prompt + (requested or 1)} tokens ({parts}). Shorten the prompt or the completion.",
-            demand.request.prompt_param if not requested or prompt >= model.context_length else "max_tokens",
-        )
+        raise rejections.context_exceeded(demand.request, prompt, model.context_length)
     enforced = [limit_set for limit_set in sets if not limit_set.dry_run]
     maximum = _minimum(enforced, "max_prompt_tokens")
     if maximum is not None and prompt > maximum:
-        allowed = f"Your limits allow prompts of at most {maximum} tokens; this prompt has {prompt}."
-        raise invalid(demand.request.prompt_param, allowed)
+        raise rejections.long_prompt(demand.request, prompt, maximum)
     maximum = _minimum(enforced, "max_output_tokens")
     if requested is not None:
         if maximum is not None and requested > maximum:
-            raise invalid("max_tokens", f"Your limits allow at most {maximum} output tokens. Reduce max_tokens.")
+            raise rejections.long_output(maximum)
         return requested
     # The request sets no limit: do not reserve more than the rate limits could ever allow.
     bounds = [room, model.default_max_output, maximum, _minimum(enforced, *_TOKENS_OUT)]
@@ -299,45 +274,3 @@ def _max_tokens(demand: AdmissionRequest, sets: Iterable[LimitSetSnapshot]) -> i
 def _minimum(sets: Iterable[LimitSetSnapshot], *names: str) -> int | None:
     found = [value for limit_set in sets for name in names if (value := getattr(limit_set, name)) is not None]
     return min(found, default=None)
-
-
-def _reject_impossible(prompt_param: str, checks: Iterable[LimitCheck]) -> None:
-    """Check that the request can fit the limits at all.
-
-    Raises:
-        ApiError: 400, the request is too large; 429 without a retry time, a limit is zero.
-    """
-    params = {"input": prompt_param, "output": "max_tokens", "total": "max_tokens"}
-    for check in checks:
-        if check.group != ENFORCED or check.cost <= check.limit:
-            continue
-        if check.limit == 0 or check.counts not in params:
-            raise ApiError(
-                "rate_limit_exceeded",
-                f"Your limit is zero: {rates.describe(check)}.",
-                bound=_bound(check, check.limit),
-            )
-        raise invalid(
-            params[check.counts],
-            f"This request needs {check.cost} tokens, which your limits can never allow: {rates.describe(check)}.",
-        )
-
-
-def _rejection(limit_statuses: Sequence[LimitStatus]) -> ApiError:
-    refusing = [status for status in limit_statuses if status.check.group == ENFORCED and status.wait_ms]
-    worst = max(refusing, key=lambda status: status.wait_ms)
-    used = worst.check.limit - worst.remaining if worst.check.counts in rates.COUNTED else worst.level
-    return ApiError(
-        "rate_limit_exceeded",
-        f"Rate limit reached: {rates.describe(worst.check)}. Used {used}, requested {worst.check.cost}. "
-        f"Please try again in {rates.duration(worst.wait_ms)}.",
-        retry_after=worst.wait_ms / 1000,
-        limit_statuses=limit_statuses,
-        bound={**_bound(worst.check, worst.remaining), "reset_ms": worst.wait_ms},
-    )
-
-
-def _bound(check: LimitCheck, left: int) -> dict[str, Any]:
-    """Return the limit's fields for the request log."""
-    limit_set, fields = check.set, {"name": check.name, "limit": check.limit, "left": left, "needed": check.cost}
-    return {"kind": "limit", "scope": limit_set.scope, "id": limit_set.id, "model": limit_set.model, **fields}

@@ -36,16 +36,14 @@ from billing.budgets.budget_leases import (
     ReservedAmount,
 )
 from billing.pricing.pricing import PriceIndex, Tier, UnknownPriceError
-from inference_worker.contract.request import ServiceClass, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.admission import rejections
-from millrace.gateway.admission.admission import Admission, AdmissionRequest, AdmittedRequest
+from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.admission.early_release import EarlyReleases
 from millrace.gateway.auth.authentication import FRESH_SECONDS
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
-from millrace.gateway.core.errors import OVERLOADED, ApiError
-from millrace.gateway.core.limit_status import LimitStatus
-from tenants.keys.snapshot import ApiKeySnapshot
+from millrace.gateway.core.errors import ApiError, unavailable
 from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)
@@ -234,7 +232,7 @@ class BudgetAdmission:
             releasable = await self._store.releasable([shortage.budget_period.id for shortage in shortages])
         except _UNREACHABLE as exc:
             return _unavailable(exc)
-        return rejections.rejection(shortages, releasable)
+        return rejections.over_budget(shortages, releasable)
 
     def _has_unreturned_lease(self, chain: BudgetChain) -> bool:
         """Return whether a lease of these budget periods was abandoned and is not returned yet."""
@@ -421,43 +419,34 @@ class BudgetAdmission:
             await asyncio.sleep(PRICES_SECONDS)
 
 
-class RequestAdmission:
+class RequestAdmission(RateLimitAdmission):
     """Admission by all rate limits and budgets that apply to a key."""
 
-    def __init__(self, limits: Admission, budget_admission: BudgetAdmission) -> None:
-        self._limits = limits
-        self._budgets = budget_admission
+    def __init__(self, broker: redis.Redis, budgets: BudgetAdmission, *, cached_token_limit_percent: int = 0) -> None:
+        super().__init__(broker, cached_token_limit_percent=cached_token_limit_percent)
+        self._budgets = budgets
 
     async def start(self) -> None:
-        await self._limits.start()
+        await super().start()
         await self._budgets.start()
 
     async def stop(self) -> None:
-        await self._limits.stop()
+        await super().stop()
         await self._budgets.stop()
 
     async def admit(self, demand: AdmissionRequest) -> AdmittedRequest:
         estimate = self._budgets.estimate(demand)
-        admitted = await self._limits.admit(demand)
+        admitted = await super().admit(demand)
         try:
             return await self._budgets.take(estimate, admitted)
         except BaseException as exc:
-            await self._limits.close(admitted, None)
+            await self.close(admitted, None)
             if isinstance(exc, ApiError):
                 exc.limit_statuses = admitted.limit_statuses
             raise
 
-    async def charge(self, key: ApiKeySnapshot) -> None:
-        await self._limits.charge(key)
-
-    async def end(self, admitted: AdmittedRequest, usage: TokenUsage) -> None:
+    async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
         await self._budgets.early.end(admitted, usage)
-
-    async def close(self, admitted: AdmittedRequest, usage: TokenUsage | None) -> None:
-        await self._limits.close(admitted, usage)
-
-    async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
-        return await self._limits.current_limit_statuses(key)
 
 
 def _recallable(shortages: Sequence[InsufficientBudget], floor: ReservedAmount) -> bool:
@@ -470,4 +459,4 @@ def _recallable(shortages: Sequence[InsufficientBudget], floor: ReservedAmount) 
 
 def _unavailable(exc: Exception) -> ApiError:
     log.warning("budgets_unreachable", error=str(exc) or type(exc).__name__)
-    return ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
+    return unavailable()

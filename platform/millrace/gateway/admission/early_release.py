@@ -23,7 +23,7 @@ from psycopg_pool import PoolTimeout
 from billing.amounts import whole_units
 from billing.budgets.budget_leases import BudgetLeaseStore, UnusedPart
 from billing.pricing.pricing import UnknownPriceError, price
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.admission import AdmittedRequest
 
 log = structlog.get_logger(__name__)
@@ -38,7 +38,7 @@ _UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
 
 class _Ended(NamedTuple):
     admitted: AdmittedRequest
-    usage: TokenUsage
+    usage: TokenCounts
     ended_at: float  # monotonic
 
 
@@ -58,7 +58,7 @@ class EarlyReleases:
         self._contended = {budget_period: until for budget_period, until in self._contended.items() if until > now}
         self._contended.update((budget_period, now + CONTENDED_SECONDS) for budget_period in budget_periods)
 
-    async def end(self, admitted: AdmittedRequest, usage: TokenUsage) -> None:
+    async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
         """Store the unused part of an ended execution. Release it if a budget is contended."""
         if admitted.lease_id is None:
             return

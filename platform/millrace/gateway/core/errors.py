@@ -100,5 +100,10 @@ class ApiError(Exception):
         return headers
 
 
+def unavailable() -> ApiError:
+    """Return the error while Valkey or the database is unavailable."""
+    return ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
+
+
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(code, message, param)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 
 
 def part_id(request_id: str, number: int) -> str:
@@ -30,7 +30,7 @@ def merge_events(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIt
 
 
 async def _merge_events(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
-    prompt, usage = TokenUsage(), TokenUsage()
+    prompt, usage = TokenCounts(), TokenCounts()
     for number, events in enumerate(parts):
         unfinished = set(range(number * n, (number + 1) * n))
         async for event in events:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from inference_worker.contract.messages import AnswerEvent
-from inference_worker.contract.request import CacheBreakpoint, SamplingParams, ServiceClass, StructuredSpec, TokenUsage
+from inference_worker.contract.request import CacheBreakpoint, SamplingParams, ServiceClass, StructuredSpec, TokenCounts
 
 if TYPE_CHECKING:
     from millrace.gateway.core.catalog import ServedModel
@@ -167,6 +167,6 @@ def billed_usage(code: str, so_far: TokenUsage) -> TokenUsage:
     return so_far if code == "cancelled" else TokenUsage()
 
 
-def usage_so_far(spec: ResponseSpec, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:
+def usage_so_far(spec: ResponseSpec, prompt: TokenCounts | None, output_tokens: int) -> TokenCounts:
     """Return the usage of a response in progress. `prompt` is the prompt's usage from the first event, if it came."""
-    return msgspec.structs.replace(prompt or TokenUsage(uncached=spec.prompt_tokens), output=output_tokens)
+    return msgspec.structs.replace(prompt or TokenCounts(uncached=spec.prompt_tokens), output=output_tokens)

@@ -33,9 +33,9 @@ from inference_worker.contract.messages import (
     control_channel,
     encode,
 )
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
-from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.core.errors import OVERLOADED, ApiError, unavailable
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.placement import Placement
 from millrace.gateway.dispatch.queues import FairQueue, QueueFull
@@ -86,6 +86,7 @@ class Dispatcher:
         self.abandon_script = broker.register_script(claims.ABANDON)
         self._fail_script = broker.register_script(claims.FAIL)
         self._cancel_script = broker.register_script(claims.CANCEL)
+        self._withdraw_script = broker.register_script(claims.WITHDRAW)
         self._tasks: list[asyncio.Task[None]] = []
         self.replicas = ReplicaRegistry()
         self.placement = Placement(self.replicas)
@@ -229,10 +230,10 @@ class Dispatcher:
         self._leave_replica(execution)
         self.dispatch_ready(execution.model)
 
-    def fail_locally(self, execution: Execution, code: str, message: str, *, retry_after: float | None = None) -> None:
+    def fail_locally(self, execution: Execution, error: ApiError) -> None:
         """End the execution with a failure that is not in its log."""
-        execution.retry_after = retry_after
-        execution.buffer.fail(code, message, unsent=not execution.written)
+        execution.retry_after = error.retry_after
+        execution.buffer.fail(error.code, error.message, unsent=not execution.written)
         self.finish(execution)
 
     async def cancel(self, execution: Execution) -> bool:
@@ -248,16 +249,23 @@ class Dispatcher:
             if not execution.written:
                 await self.record_not_started(execution.job.billing_context)
                 return False
-        return await self.cancel_claim(execution.request_id, execution.execution)
+        return await self.cancel_claim(execution.job.billing_context)
 
-    async def cancel_claim(self, request_id: str, execution: int) -> bool:
+    async def cancel_claim(self, billing_context: BillingContext) -> bool:
         """Cancel an execution that may have been dispatched by another gateway."""
-        running = await self._cancel_script(keys=[claim_key(request_id, execution), USAGE_STREAM])
+        request_id, execution = billing_context.request_id, billing_context.execution
+        keys = [claim_key(request_id, execution), USAGE_STREAM]
+        running = await self._cancel_script(keys=keys, args=[self._not_started_event(billing_context)])
         if running is None:
             return False
         owner, attempt = running
         await self.broker.publish(control_channel(owner.decode()), encode((request_id, execution, int(attempt))))
         return True
+
+    async def withdraw_claim(self, billing_context: BillingContext) -> bool:
+        """Cancel an execution if no replica has claimed it. Return whether it was queued."""
+        keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
+        return bool(await self._withdraw_script(keys=keys, args=[self._not_started_event(billing_context)]))
 
     async def send_stop(self, execution: Execution) -> None:
         """Ask the replica that runs the execution to stop, whatever its claim says."""
@@ -315,12 +323,12 @@ class Dispatcher:
 
     def _failed(self, job: InferenceJob, attempt: int, code: str) -> bytes:
         return encode(
-            ExecutionUsage(job.billing_context, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
+            ExecutionUsage(job.billing_context, attempt, "failed", code, TokenCounts(), f"gateway.{self.gateway_id}", 0)
         )
 
     def _not_started_event(self, execution: BillingContext) -> bytes:
         return encode(
-            ExecutionUsage(execution, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0)
+            ExecutionUsage(execution, 0, "cancelled", "never_ran", TokenCounts(), f"gateway.{self.gateway_id}", 0)
         )
 
     def _queue(self, model: str, batch: bool) -> FairQueue[Execution]:
@@ -360,9 +368,7 @@ class Dispatcher:
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_unreachable", error=str(exc))
                 for execution in batch:
-                    self.fail_locally(
-                        execution, OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1
-                    )
+                    self.fail_locally(execution, unavailable())
                 await self.record_not_started(*(execution.job.billing_context for execution in batch))
                 continue
             for execution in batch:
@@ -390,7 +396,6 @@ class Dispatcher:
                         "tenant": execution.tenant,
                         "job": encode(job),
                         "response_spec": execution.encoded_response_spec,
-                        "not_started_event": self._not_started_event(job.billing_context),
                     }
                     pipe.hset(key, mapping=record)
                     pipe.expire(key, seconds)
@@ -408,7 +413,7 @@ class Dispatcher:
 
     async def _cancel_quietly(self, execution: Execution) -> None:
         try:
-            await self.cancel_claim(execution.request_id, execution.execution)
+            await self.cancel_claim(execution.job.billing_context)
         except redis.RedisError as exc:
             log.warning("cancellation_failed", request_id=execution.request_id, error=str(exc))
 

@@ -8,7 +8,7 @@ from typing import Any
 import redis.asyncio as redis
 
 from inference_worker.contract.messages import InferenceJob
-from inference_worker.contract.request import ServiceClass, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.admission.limits import is_long
 from millrace.gateway.core.types import ResponseSpec, encode_response_spec
@@ -65,7 +65,7 @@ class Execution:
         self.first_token_at: float | None = None  # monotonic time of the first token
         self.output_tokens = 0  # number of generated tokens, from the events
         self.completion_texts: dict[int, list[str]] = {}  # choice -> texts, if the tenant stores content
-        self.usage: TokenUsage | None = None
+        self.usage: TokenCounts | None = None
 
     @property
     def attempt(self) -> int:

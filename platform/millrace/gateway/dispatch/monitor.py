@@ -18,13 +18,11 @@ from typing import Any
 import redis.asyncio as redis
 import structlog
 
-from inference_worker.contract import claims
 from inference_worker.contract.messages import (
     CORDONS_KEY,
     EXITS_KEY,
     HEARTBEAT_SECONDS,
     REPLICAS_KEY,
-    USAGE_STREAM,
     claim_key,
     control_channel,
     encode,
@@ -32,7 +30,7 @@ from inference_worker.contract.messages import (
 )
 from millrace.apps.operations.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
-from millrace.gateway.core.errors import OVERLOADED
+from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
 
@@ -53,7 +51,6 @@ class DispatchMonitor:
         self._dispatcher = dispatcher
         self._broker = dispatcher.broker
         self._replicas = dispatcher.replicas
-        self._withdraw_script = self._broker.register_script(claims.WITHDRAW)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -149,7 +146,7 @@ class DispatchMonitor:
             return False
         if execution.begun:  # its first token arrived during the call
             await dispatcher.fail(execution.job, int(attempt), "worker_lost")
-            dispatcher.fail_locally(execution, "worker_lost", WORKER_LOST)
+            dispatcher.fail_locally(execution, ApiError("worker_lost", WORKER_LOST))
         else:
             dispatcher.restart(execution, int(attempt))
         await self._stop_owner(execution, owner, attempt_to_stop)
@@ -171,7 +168,7 @@ class DispatchMonitor:
                 return
         code, message = ("not_served", NOT_SERVED) if is_harmful else ("worker_lost", WORKER_LOST)
         if await dispatcher.fail(execution.job, execution.attempt, code):
-            dispatcher.fail_locally(execution, code, message)
+            dispatcher.fail_locally(execution, ApiError(code, message))
             await self._stop_owner(execution, owner, execution.attempt)
         else:
             execution.buffer.refill()
@@ -183,13 +180,12 @@ class DispatchMonitor:
         for execution in self._executions():
             is_late = now - execution.waiting_since > dispatcher.queue_seconds
             if is_late and (execution.queued or execution.unclaimed) and await self._withdraw(execution):
-                overloaded = dispatcher.overloaded(execution.model, None)
-                dispatcher.fail_locally(execution, OVERLOADED, overloaded.message, retry_after=overloaded.retry_after)
+                dispatcher.fail_locally(execution, dispatcher.overloaded(execution.model, None))
         for execution in list(dispatcher.executions.values()):
             if not execution.overdue and unix_now > execution.job.deadline + OVERDUE_SECONDS:
                 await dispatcher.fail(execution.job, execution.attempt, "timeout")
                 execution.overdue = True
-                dispatcher.fail_locally(execution, "timeout", "The request exceeded its deadline.")
+                dispatcher.fail_locally(execution, ApiError("timeout", "The request exceeded its deadline."))
 
     async def _withdraw(self, execution: Execution) -> bool:
         """Withdraw an execution that is not claimed. Return False if a replica has claimed it."""
@@ -197,8 +193,7 @@ class DispatchMonitor:
             if execution.queued:
                 await self._dispatcher.record_not_started(execution.job.billing_context)
             return execution.queued
-        key = claim_key(execution.request_id, execution.execution)
-        return bool(await self._withdraw_script(keys=[key, USAGE_STREAM]))
+        return await self._dispatcher.withdraw_claim(execution.job.billing_context)
 
     async def _renotify(self) -> None:
         """Send lost wakeups again: a replica may have failed after it received one and before it claimed the job."""

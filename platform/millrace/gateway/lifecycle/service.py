@@ -16,8 +16,8 @@ import redis.asyncio as redis
 import structlog
 
 from inference_worker.contract.messages import AnswerEvent, End, Failed, Tokens
-from inference_worker.contract.request import TOKEN_CLASSES, ServiceClass, TokenUsage
-from millrace.gateway.admission.admission import Admission, AdmissionRequest, AdmittedRequest
+from inference_worker.contract.request import TOKEN_CLASSES, ServiceClass, TokenCounts
+from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
@@ -106,7 +106,7 @@ class InferenceService:
     def __init__(
         self,
         router: Router,
-        admission: Admission,
+        admission: RateLimitAdmission,
         dispatcher: Dispatcher,
         metrics: GatewayMetrics,
         active_requests: ActiveRequests,
@@ -248,7 +248,7 @@ class InferenceService:
             if isinstance(event, End):
                 return
 
-    async def _record_usage(self, execution: Execution, usage: TokenUsage) -> None:
+    async def _record_usage(self, execution: Execution, usage: TokenCounts) -> None:
         """Record what the execution used, and release the rest of its reservation early."""
         execution.usage = usage
         await self._admission.end(execution.admitted, usage)
@@ -428,9 +428,9 @@ class InferenceService:
         except TimeoutError:
             if execution.output_tokens:  # no end was received; the observed tokens are the minimum
                 prompt_tokens = execution.admitted.demand.prompt_tokens
-                execution.usage = TokenUsage(uncached=prompt_tokens, output=execution.output_tokens)
+                execution.usage = TokenCounts(uncached=prompt_tokens, output=execution.output_tokens)
 
-    def _count(self, model: str, usage: TokenUsage) -> None:
+    def _count(self, model: str, usage: TokenCounts) -> None:
         for token_class in TOKEN_CLASSES:
             if tokens := getattr(usage, token_class):
                 self._metrics.tokens.labels(model, token_class).inc(tokens)

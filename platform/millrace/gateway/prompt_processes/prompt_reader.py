@@ -9,7 +9,7 @@ import dataclasses
 
 import msgspec
 
-from millrace.gateway.admission.admission import Admission
+from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt
@@ -28,7 +28,7 @@ class PromptReader:
     def __init__(
         self,
         router: Router,
-        admission: Admission,
+        admission: RateLimitAdmission,
         pool: PromptPool,
         max_bytes: int,
         unknown_parameters: UnknownParameters = "warn",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from inference_worker.contract.request import ServiceClass, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
 from millrace.gateway.protocols.tools import AnswerText, CallArguments, CallStart, Piece, answer_parser, call_id
@@ -17,7 +17,7 @@ _TIERS = {ServiceClass.PRIORITY: "priority", ServiceClass.BATCH: "batch"}
 _encode = msgspec.json.Encoder().encode
 
 
-def usage_object(usage: TokenUsage) -> dict[str, Any]:
+def usage_object(usage: TokenCounts) -> dict[str, Any]:
     """Return Anthropic's usage object. Its input_tokens exclude tokens that were read from or written to the cache."""
     return {
         "input_tokens": usage.uncached,
@@ -74,7 +74,7 @@ class MessagesWriter:
         delta = {"stop_reason": None, "stop_sequence": None}
         return [_encode({"type": "message_delta", "delta": delta, "usage": usage_object(usage)})]
 
-    def _message(self, content: list[Any], reason: dict[str, Any], usage: TokenUsage) -> dict[str, Any]:
+    def _message(self, content: list[Any], reason: dict[str, Any], usage: TokenCounts) -> dict[str, Any]:
         spec = self._spec
         return {
             "id": f"msg_{spec.request_id.removeprefix('req_')}",
@@ -127,7 +127,7 @@ class MessagesWriter:
 
     # Streaming.
 
-    def _begin(self, usage: TokenUsage) -> list[bytes]:
+    def _begin(self, usage: TokenCounts) -> list[bytes]:
         if self._is_started:
             return []
         self._is_started = True

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 
 
-def usage_object(usage: TokenUsage) -> dict[str, Any]:
+def usage_object(usage: TokenCounts) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.output,

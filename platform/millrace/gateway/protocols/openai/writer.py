@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
-from inference_worker.contract.request import FinishReason, ServiceClass, TokenLogprobs, TokenUsage
+from inference_worker.contract.request import FinishReason, ServiceClass, TokenCounts, TokenLogprobs
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
 from millrace.gateway.protocols.openai.logprobs import chat_logprobs, completion_logprobs
@@ -27,7 +27,7 @@ class OpenAIWriter(ABC):
     def __init__(self, spec: ResponseSpec, tokenizer: Tokenizer) -> None:
         self._spec = spec
         self._tokenizer = tokenizer
-        self._prompt: TokenUsage | None = None
+        self._prompt: TokenCounts | None = None
         self._output_tokens = 0
         self._unfinished = dict.fromkeys(range(spec.answers))
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from inference_worker.contract.request import FinishReason, TokenUsage
+from inference_worker.contract.request import FinishReason, TokenCounts
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
 from millrace.gateway.protocols.openai.writer import TIERS
@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder().encode
 Event = dict[str, Any]
 
 
-def usage_object(usage: TokenUsage) -> dict[str, Any]:
+def usage_object(usage: TokenCounts) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
