@@ -159,6 +159,7 @@ class RateLimitAdmission:
     async def stop(self) -> None:
         if self._renewing is not None:
             self._renewing.cancel()
+        self._store.close()
 
     async def admit(self, demand: AdmissionRequest) -> RateLimitLease:
         sets = demand.limit_sets
