@@ -1,4 +1,4 @@
-"""Check of words: identifiers and texts use the words of docs/glossary.md, in American spelling.
+"""Check of words: identifiers and texts use the words of docs/reference/glossary.md, in American spelling.
 
     python -m tools.check_words
 

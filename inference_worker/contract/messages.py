@@ -11,6 +11,8 @@ All keys and channels start with `millrace:`.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import msgspec
 
 from inference_worker.contract.metric_families import MetricsSnapshot
@@ -135,7 +137,7 @@ class InferenceJob(msgspec.Struct, frozen=True):
     replicas_with_prefix: tuple[str, ...] = ()  # replicas that recently computed a prompt with the same start
 
 
-class ExecutionUsage(msgspec.Struct, frozen=True):
+class ExecutionUsage(msgspec.Struct, frozen=True, dict=True):
     """The usage of an execution. It is settled exactly once by (request_id, execution)."""
 
     billing_context: BillingContext
@@ -151,8 +153,11 @@ class ExecutionUsage(msgspec.Struct, frozen=True):
     miss_reason: str = ""  # why the prompt was not cached completely; empty: it was
     changed_at: int | None = None  # first token that differs from the previously cached prompt ("prefix_changed")
     unpinned_tokens: int = 0  # before breakpoints, but not pinned because of a limit on pins
-    answer_hit_input: int = 0  # tokens of prompt and output that a cached response saved
-    answer_hit_output: int = 0
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """Return the message, for the journal and the broker."""
+        return encode(self)
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="c"):

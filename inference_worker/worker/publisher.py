@@ -18,6 +18,7 @@ from typing import Any
 
 import redis
 import structlog
+from msgspec import Raw
 
 from inference_worker.contract import claims
 from inference_worker.contract.journal import Journal, execution_key, parse_stream_id
@@ -63,8 +64,9 @@ Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
 class _OutputBatch:
     """The writes of one round."""
 
-    by_gateway: defaultdict[str, list[StreamEvent]] = field(default_factory=lambda: defaultdict(list))
-    logs: list[tuple[str, StreamEvent, bool]] = field(default_factory=list)  # log key, event, is its first
+    # An event is encoded once, for its gateway's batch and for its log.
+    by_gateway: defaultdict[str, list[StreamEvent | Raw]] = field(default_factory=lambda: defaultdict(list))
+    logs: list[tuple[str, bytes, bool]] = field(default_factory=list)  # log key, encoded event, is its first
     pins: list[tuple[ActiveJob, Mapping[bytes, int]]] = field(default_factory=list)
     ends: list[tuple[ActiveJob, End, ExecutionUsage]] = field(default_factory=list)
     failures: list[tuple[ActiveJob, Failed, ExecutionUsage]] = field(default_factory=list)
@@ -176,12 +178,14 @@ class Publisher:
                 self._log(round_, live, Vectors(request_id, attempt, live.next_seq, last.vectors))
 
     def _add_event(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Finished) -> None:
-        round_.by_gateway[live.job.gateway_id].append(event)
-        self._log(round_, live, event)
+        round_.by_gateway[live.job.gateway_id].append(Raw(self._log(round_, live, event)))
 
-    def _log(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Vectors | Finished) -> None:
-        round_.logs.append((event_log_key(event.request_id, event.attempt), event, live.next_seq == 0))
+    def _log(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Vectors | Finished) -> bytes:
+        """Add the event to the request's log, and return its encoding."""
+        encoded = encode(event)
+        round_.logs.append((event_log_key(event.request_id, event.attempt), encoded, live.next_seq == 0))
         live.next_seq += 1
+        return encoded
 
     def _add_end(self, round_: _OutputBatch, live: ActiveJob, last: Outcome) -> None:
         request_id, attempt = live.job.billing_context.request_id, live.attempt
@@ -239,8 +243,8 @@ class Publisher:
             pipe.xadd(
                 gateway_stream(gateway_id), batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True
             )
-        for key, event, is_first in round_.logs:
-            pipe.rpush(key, encode(event))
+        for key, encoded, is_first in round_.logs:
+            pipe.rpush(key, encoded)
             if is_first:
                 pipe.expire(key, self._log_seconds)
         for live, pins in round_.pins:  # after the first tokens, before the end that bills them
@@ -295,10 +299,10 @@ class Publisher:
     def _send_failures(self, failed: Sequence[tuple[ActiveJob, Failed]]) -> None:
         pipe = self._broker.pipeline(transaction=False)
         for live, event in failed:
-            key = event_log_key(event.request_id, event.attempt)
-            pipe.rpush(key, encode(event))
+            key, encoded = event_log_key(event.request_id, event.attempt), encode(event)
+            pipe.rpush(key, encoded)
             pipe.expire(key, self._retention_seconds)
-            batch: Fields = {"e": encode([event])}
+            batch: Fields = {"e": encode([Raw(encoded)])}
             stream = gateway_stream(live.job.gateway_id)
             pipe.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
         pipe.execute()
@@ -315,7 +319,8 @@ class Publisher:
     def _finish_args(self, end: End, usage: ExecutionUsage, live: ActiveJob | None = None) -> list[Any]:
         embedded = live is not None and live.job.input_lengths
         seconds = min(VECTORS_SECONDS, self._retention_seconds) if embedded else self._retention_seconds
-        return [usage.attempt, encode(usage), encode([end]), encode(end), seconds]
+        encoded = encode(end)
+        return [usage.attempt, usage.encoded, encode([Raw(encoded)]), encoded, seconds]
 
     def _until_done(self, write: Callable[[], None]) -> None:
         while True:

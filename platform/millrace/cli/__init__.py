@@ -48,6 +48,6 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--port", metavar="N", help="port that the gateway listens on (MILLRACE_PORT)")
     up.add_argument("--check", action="store_true", help="only run the checks and start nothing")
     config = commands.add_parser("config", help="list all settings", description="List all settings.")
-    config.add_argument("--markdown", action="store_true", help="print the table of docs/configuration.md")
+    config.add_argument("--markdown", action="store_true", help="print the table of docs/reference/configuration.md")
     config.add_argument("--write", metavar="FILE", help="replace the table between its marks in this document")
     return parser

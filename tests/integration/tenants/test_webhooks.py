@@ -460,8 +460,8 @@ def test_an_endpoint_deleted_during_a_delivery(tenant, server):
 
 
 def test_the_documented_example_verifies(tenant, server):
-    """Run the code of docs/webhooks.md unchanged."""
-    text = (Path(__file__).resolve().parents[3] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    """Run the code of docs/reference/webhooks.md unchanged."""
+    text = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "webhooks.md").read_text(encoding="utf-8")
     found: dict[str, Callable[..., bool]] = {}
     exec(text.split("```python\n")[1].split("```")[0], found)  # noqa: S102
     receiver, url = server
@@ -477,6 +477,6 @@ def test_the_documented_example_verifies(tenant, server):
 
 
 def test_the_documented_table_of_event_types_is_current():
-    text = (Path(__file__).resolve().parents[3] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "webhooks.md").read_text(encoding="utf-8")
     table = text.split("## Events")[1].split("Without `event_types`")[0]
     assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == set(EVENT_TYPES)

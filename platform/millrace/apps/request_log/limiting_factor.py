@@ -139,9 +139,7 @@ def _budgets(tenant_id: int) -> list[tuple[Budget, LimitingFactor]]:
 
 
 def _of_budget(row: Budget, budget_period: BudgetPeriod | None, now: datetime) -> LimitingFactor:
-    limit = row.amount + (budget_period.rolled_over if budget_period else 0)
-    if row.increase_expires_at is not None and row.increase_expires_at > now:
-        limit += row.temporary_increase
+    limit = row.limit_in(budget_period, now)
     used = whole_units(int(budget_period.used)) + budget_period.reserved if budget_period else 0
     return LimitingFactor(
         "budget",

@@ -24,7 +24,7 @@ import structlog
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from millrace.gateway.auth.paced_lookups import PacedLookups
-from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.core.errors import ApiError, unavailable
 from tenants.keys import snapshot
 from tenants.keys.ip_allowlist import allowed
 from tenants.keys.playground_tokens import PlaygroundToken
@@ -278,7 +278,7 @@ class KeyStore:
 
 def _unreachable(exc: Exception) -> ApiError:
     log.warning("database_unreachable", error=str(exc))
-    return ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
+    return unavailable()
 
 
 def incorrect_key_error() -> ApiError:

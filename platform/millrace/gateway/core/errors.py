@@ -1,4 +1,4 @@
-"""The errors of the API, in OpenAI's error format. docs/api.md lists all codes."""
+"""The errors of the API, in OpenAI's error format. docs/reference/api.md lists all codes."""
 
 from __future__ import annotations
 
@@ -96,6 +96,11 @@ class ApiError(Exception):
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return headers
+
+
+def unavailable() -> ApiError:
+    """Return the error while Valkey or the database is unavailable."""
+    return ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:

@@ -24,7 +24,7 @@ from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.core import tracing
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.body_memory import BodyLease
-from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.core.errors import ApiError, unavailable
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_body import ClientGone, RequestBody
@@ -180,9 +180,7 @@ class HttpConsumer(AsyncConsumer):
             await self.respond_error(exc)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            await self.respond_error(
-                ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
-            )
+            await self.respond_error(unavailable())
         except ClientGone:
             raise
         except Exception:
