@@ -25,7 +25,6 @@ from inference_worker.contract.journal import Journal, execution_key, parse_stre
 from inference_worker.contract.messages import (
     USAGE_GROUP,
     USAGE_STREAM,
-    Claimed,
     End,
     ExecutionUsage,
     Failed,
@@ -59,7 +58,6 @@ VECTORS_SECONDS = 60  # short, because vectors are large and a caller can send t
 # Miss reasons that become "other_worker" if another replica has the prefix.
 _ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")
 Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
-_Item = Sequence[Delivery] | Claimed | None
 
 
 @dataclass
@@ -76,8 +74,7 @@ class _OutputBatch:
 
 
 class Publisher:
-    """The thread that publishes outputs and owns the journal. `deliver` and `report_claimed` are thread-safe and return
-    immediately."""
+    """The thread that publishes outputs and owns the journal. `deliver` is thread-safe and returns immediately."""
 
     def __init__(
         self,
@@ -100,7 +97,8 @@ class Publisher:
         self._finish_script = broker.register_script(claims.FINISH)
         self._abandon_script = broker.register_script(claims.ABANDON)
         self._fail_script = broker.register_script(claims.FAIL)
-        self._inbox: queue.SimpleQueue[tuple[str, _Item]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Sequence[Delivery] | None] = queue.SimpleQueue()
+        self._scripts_loaded = False
         self._resend = False
         self._trim_at = 0.0
         self._run_id: str | None = None  # of the broker's process at the last check
@@ -109,14 +107,11 @@ class Publisher:
         self._thread.start()
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        self._inbox.put(("", deliveries))
-
-    def report_claimed(self, gateway_id: str, claimed: Claimed) -> None:
-        self._inbox.put((gateway_id, claimed))
+        self._inbox.put(deliveries)
 
     def close(self) -> None:
         """Publish what was delivered, then stop."""
-        self._inbox.put(("", None))
+        self._inbox.put(None)
         self._thread.join()
         self._journal.close()
 
@@ -132,8 +127,8 @@ class Publisher:
         closing = False
         while not closing:
             items = self._gather()
-            closing = any(item is None for _, item in items)
-            round_ = self._group_outputs(items)
+            closing = None in items
+            round_ = self._group_outputs([item for item in items if item is not None])
             self._until_done(lambda: self._journal_ends(round_))  # noqa: B023 - called before round_ changes
             self._until_done(lambda: self._write(round_))  # noqa: B023
             for live in [
@@ -144,8 +139,8 @@ class Publisher:
                 live.ended.set()
             self._run_maintenance()
 
-    def _gather(self) -> list[tuple[str, _Item]]:
-        items = []
+    def _gather(self) -> list[Sequence[Delivery] | None]:
+        items: list[Sequence[Delivery] | None] = []
         try:
             items.append(self._inbox.get(timeout=TRIM_SECONDS))
             while True:
@@ -153,15 +148,12 @@ class Publisher:
         except queue.Empty:
             return items
 
-    def _group_outputs(self, items: Sequence[tuple[str, _Item]]) -> _OutputBatch:
+    def _group_outputs(self, items: Sequence[Sequence[Delivery]]) -> _OutputBatch:
         """Merge each sequence's outputs of the round, and number each request's events."""
         round_ = _OutputBatch()
         merged: dict[str, tuple[ActiveJob, list[Outcome]]] = {}
-        for gateway_id, item in items:
-            if isinstance(item, Claimed):
-                round_.by_gateway[gateway_id].append(item)
-                continue
-            for live, outcome in item or ():
+        for item in items:
+            for live, outcome in item:
                 merged.setdefault(live.engine_id, (live, []))[1].append(outcome)
         for live, outcomes in merged.values():
             self._add_outputs(round_, live, [outcome for outcome in outcomes if isinstance(outcome, RequestOutput)])
@@ -258,14 +250,23 @@ class Publisher:
         for live, pins in round_.pins:  # after the first tokens, before the end that bills them
             pipe.eval(PIN, 2, *pin_keys(live), *pin_args(live, pins))  # a registered script needs another round trip
         for live, end, usage in round_.ends:
-            self._finish_script(keys=self._finish_keys(live), args=self._finish_args(end, usage, live), client=pipe)
+            keys = self._finish_keys(live)
+            pipe.evalsha(self._finish_script.sha, len(keys), *keys, *self._finish_args(end, usage, live))
         for live, _, usage in round_.failures:
             billing_context = live.job.billing_context
             keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
-            self._fail_script(keys=keys, args=[live.attempt, encode(usage)], client=pipe)
+            pipe.evalsha(self._fail_script.sha, len(keys), *keys, live.attempt, encode(usage))
+        self._load_scripts()
         results = pipe.execute()
         ends_at = len(results) - len(round_.ends) - len(round_.failures)
         self._confirm(round_, results[ends_at:])
+
+    def _load_scripts(self) -> None:
+        """Load the pipeline's scripts at first, and after an error, since Valkey may have restarted."""
+        if not self._scripts_loaded:
+            self._broker.script_load(claims.FINISH)
+            self._broker.script_load(claims.FAIL)
+            self._scripts_loaded = True
 
     def _confirm(self, round_: _OutputBatch, results: Sequence[Any]) -> None:
         for (_, _, usage), stream_id in zip(round_.ends, results, strict=False):
@@ -327,7 +328,7 @@ class Publisher:
                 return write()
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_or_journal_unavailable", error=str(exc))
-                self._resend = True
+                self._resend, self._scripts_loaded = True, False
                 time.sleep(RETRY_SECONDS)
 
     def _replay_journal(self) -> None:

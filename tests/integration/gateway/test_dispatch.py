@@ -36,6 +36,7 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.request import SamplingParams, ServiceClass, TokenCounts
 from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, decode_gateway_heartbeat, gateway_heartbeat_key
 from millrace.gateway.admission.admission import AdmittedRequest
+from millrace.gateway.core.commands import CommandConnection
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.dispatch import monitor, replicas
@@ -648,10 +649,11 @@ async def test_without_the_broker_a_request_is_rejected_and_its_reservation_rele
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
-    dispatcher.broker, kept = nobody, dispatcher.broker
+    kept = dispatcher.broker, dispatcher.commands
+    dispatcher.broker, dispatcher.commands = nobody, CommandConnection(nobody)
     failed = await next_event(submit(dispatcher, make_job()))
     await asyncio.sleep(0.1)
-    dispatcher.broker = kept
+    dispatcher.broker, dispatcher.commands = kept
     await eventually(partial(broker.xlen, USAGE_STREAM))
     ((_, fields),) = await broker.xrange(USAGE_STREAM)
     is_reported = decode_usage(fields[b"e"])

@@ -81,8 +81,10 @@ def log_of(broker: redis.Redis, request_id: str, attempt: int = 1) -> list[Strea
 
 
 def test_outputs_are_published_and_metered(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
-    live = begin(broker, queued, make_job())
-    publisher.report_claimed("gw-a", Claimed("req_1", 1, "r"))
+    job = make_job()
+    claimed = encode([Claimed("req_1", 1, "r")])
+    broker.eval(claims.CLAIM, 1, queued(job), 1, "r", "call", claimed)
+    live = ActiveJob(job, 1)
     publisher.deliver([tokens(live, 7)])
     publisher.deliver([last(live, 8)])
     assert live.ended.wait(60)

@@ -395,7 +395,7 @@ def test_an_interrupted_stream_ends_with_the_billed_usage() -> None:
 
 def test_input_tokens_are_0_if_the_whole_prompt_was_read_or_written() -> None:
     """The sum of the three classes is the prompt's length, on which clients rely."""
-    for usage in (TokenUsage(cache_read=32, output=1), TokenUsage(cache_write_5m=32, output=1)):
+    for usage in (TokenCounts(cache_read=32, output=1), TokenCounts(cache_write_5m=32, output=1)):
         end: list[AnswerEvent] = [End("req_1", 1, 0, "stop", None, usage)]
         answer = MessagesWriter(form(), TOKENIZER).whole(end)["usage"]
         assert answer["input_tokens"] == 0

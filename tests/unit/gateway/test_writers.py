@@ -258,7 +258,7 @@ def test_a_tool_call() -> None:
 def test_a_call_of_an_older_function() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"x": [1]}}</tool_call>'
     events: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(re.split("( )", text))]
-    events.append(End("req_1", 1, len(events), "stop", None, TokenUsage(uncached=2, output=9)))
+    events.append(End("req_1", 1, len(events), "stop", None, TokenCounts(uncached=2, output=9)))
     legacy = ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"], echoed_parameters={"functions": True})
     choice = ChatWriter(legacy, TOKENIZER).whole(events)["choices"][0]
     call = {"name": "f", "arguments": '{"x": [1]}'}
@@ -290,3 +290,15 @@ def test_content_is_null_beside_a_call_and_a_truncated_call_ends_by_length() -> 
 def test_the_response_names_its_service_tier(service_class: ServiceClass, tier: str) -> None:
     asked = ResponseSpec("d", "req_1", "m", 123, 2, service_class=service_class)
     assert ChatWriter(asked, TOKENIZER).whole(EVENTS)["service_tier"] == tier
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": True}, {"include_usage": True, "continuous_usage": True}])
+def test_all_chunks_of_a_text_have_the_same_fields(options: dict[str, bool]) -> None:
+    texts = ["a", 'quoted "" text', "line\nbreak", "\u00e9\u20ac\U0001f600", '"content":""']
+    writer = ChatWriter(ResponseSpec("d", "req_1", 'm""', 123, 10, **options), TOKENIZER)
+    datas = [writer.stream(Tokens("req_1", 1, seq, [seq], text)) for seq, text in enumerate(texts)]
+    chunks = [msgspec.json.decode(data[-1]) for data in datas]
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{"content": text} for text in texts]
+    for chunk in chunks:
+        del chunk["choices"][0]["delta"], chunk["usage" if options else "id"]
+    assert all(chunk == chunks[0] for chunk in chunks)

@@ -127,6 +127,7 @@ class RateLimitAdmission:
         """Stop the renewal. Slots that are still taken expire."""
         if self._renewing is not None:
             self._renewing.cancel()
+        self._store.close()
 
     async def admit(self, demand: AdmissionRequest) -> AdmittedRequest:
         """Reserve capacity for a request.

@@ -18,12 +18,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import redis.asyncio as redis
 
+from millrace.gateway.core.commands import CommandConnection
 from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
-from millrace.gateway.core.scripts import ScriptBatch
 from tenants.keys.snapshot import LimitSetSnapshot
 from tenants.limits.token_buckets import WINDOW_INDEXES, WINDOWS, buckets_key, start_of
 
@@ -269,7 +269,7 @@ class LimitStore:
     """The limits' counters in Valkey. Every method runs one script and may raise `redis.RedisError`."""
 
     def __init__(self, broker: redis.Redis) -> None:
-        self._batch = ScriptBatch(broker)
+        self._commands = CommandConnection(broker)
         self._admit_script = broker.register_script(_ADMIT)
         self._release_script = broker.register_script(_RELEASE)
         self._renew_script = broker.register_script(_RENEW)
@@ -299,7 +299,7 @@ class LimitStore:
         ]
         keys += [check.key for check in slots]
         keys.append(counters_key(tenant_id, datetime.now(UTC)))
-        reply: Any = await self._batch.run(self._admit_script, keys, arguments)
+        reply = await self._commands.run(self._admit_script, keys, arguments)
         numbers = map(int, struct.unpack(f"<{2 * len(checks)}d", reply))
         limit_statuses = [LimitStatus(check, next(numbers), next(numbers)) for check in checks]
         failed = {status.check.group for status in limit_statuses if status.wait_ms}
@@ -319,12 +319,16 @@ class LimitStore:
         arguments = [taken.request_id, len(keys), sets]
         keys += taken.slots
         if keys:
-            await self._batch.run(self._release_script, keys, arguments)
+            await self._commands.run(self._release_script, keys, arguments)
 
     async def renew(self, slots: Sequence[tuple[str, str]]) -> None:
         """Renew the leases of the slots, given as (key, request ID). Restores slots that Valkey has lost."""
         if slots:
             await self._renew_script(keys=[key for key, _ in slots], args=[LEASE_MS, *(name for _, name in slots)])
+
+    def close(self) -> None:
+        """Close the connection to Valkey."""
+        self._commands.close()
 
 
 def _pack_sets(amounts: Iterable[tuple[LimitCheck, int]]) -> tuple[list[str], bytes]:

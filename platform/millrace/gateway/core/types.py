@@ -162,9 +162,9 @@ class Writer(Protocol):
         """Return the data of the events with the billed usage, if requested, for a stream that an error ends."""
 
 
-def billed_usage(code: str, so_far: TokenUsage) -> TokenUsage:
+def billed_usage(code: str, so_far: TokenCounts) -> TokenCounts:
     """Return the usage that is billed for a stream that ended with this error: only cancelled requests are billed."""
-    return so_far if code == "cancelled" else TokenUsage()
+    return so_far if code == "cancelled" else TokenCounts()
 
 
 def usage_so_far(spec: ResponseSpec, prompt: TokenCounts | None, output_tokens: int) -> TokenCounts:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from typing import Any
+from itertools import chain
 
 import msgspec
 import redis.asyncio as redis
@@ -35,6 +35,7 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.commands import Command, CommandConnection
 from millrace.gateway.core.errors import OVERLOADED, ApiError, unavailable
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.placement import Placement
@@ -81,6 +82,7 @@ class Dispatcher:
         self._outbox: list[Execution] = []
         self._to_send = asyncio.Event()
         self._pending_events: list[bytes] = []  # usage events that could not be written to Valkey yet
+        self.commands = CommandConnection(broker)
         self._wakeups = WakeupBuilder()
         self.reader = StreamReader(blocking_broker, gateway_id, self._accept, self._on_gap)
         self.abandon_script = broker.register_script(claims.ABANDON)
@@ -96,6 +98,8 @@ class Dispatcher:
 
     async def stop(self) -> None:
         await cancel_and_wait(self._tasks)
+        self.commands.close()
+        self.reader.close()
 
     @property
     def in_flight(self) -> int:
@@ -373,43 +377,41 @@ class Dispatcher:
                 continue
             for execution in batch:
                 execution.written = True
-                # Cancelled while its claim was being written.
-                if execution.is_finished and execution.owner is None:
+                # Cancelled while its claim was being written, unless its end has already been received.
+                if execution.is_finished and execution.owner is None and not execution.end_received:
                     await self._cancel_quietly(execution)
 
     async def _write(self, batch: list[Execution]) -> None:
         """Write the executions' claim records, then send their wakeups."""
         by_replica: defaultdict[str, list[Wakeup]] = defaultdict(list)
-        async with self.broker.pipeline(transaction=False) as pipe:
-            for execution in batch:
-                if execution.target is not None:
-                    wakeup = (execution.request_id, execution.execution, execution.attempt)
-                    by_replica[execution.target].append(wakeup)
-                job = execution.job
-                key = claim_key(execution.request_id, execution.execution)
-                seconds = max(1, round(job.deadline - time.time())) + self._retention_seconds
-                if not execution.written:
-                    record: dict[Any, Any] = {
-                        "attempt": execution.attempt,
-                        "state": "queued",
-                        "gateway": self.gateway_id,
-                        "tenant": execution.tenant,
-                        "job": encode(job),
-                        "response_spec": execution.encoded_response_spec,
-                    }
-                    pipe.hset(key, mapping=record)
-                    pipe.expire(key, seconds)
-                if execution.execution:
-                    pipe.hset(claim_key(execution.request_id, 0), "execution", str(execution.execution))
-                pipe.set(
-                    decision_record_key(execution.request_id),
-                    msgspec.json.encode(execution.decision_record),
-                    ex=seconds,
-                )
-            for replica_id, wakeups in by_replica.items():
-                queue, messages = self._wakeups.make(replica_id, wakeups)
-                pipe.lpush(queue, *messages)
-            await pipe.execute()
+        commands: list[Command] = []
+        for execution in batch:
+            if execution.target is not None:
+                wakeup = (execution.request_id, execution.execution, execution.attempt)
+                by_replica[execution.target].append(wakeup)
+            job = execution.job
+            key = claim_key(execution.request_id, execution.execution)
+            seconds = max(1, round(job.deadline - time.time())) + self._retention_seconds
+            if not execution.written:
+                record: dict[str, str | bytes | int] = {
+                    "attempt": execution.attempt,
+                    "state": "queued",
+                    "gateway": self.gateway_id,
+                    "tenant": execution.tenant,
+                    "job": encode(job),
+                    "response_spec": execution.encoded_response_spec,
+                }
+                commands.append(("HSET", key, *chain.from_iterable(record.items())))
+                commands.append(("EXPIRE", key, seconds))
+            if execution.execution:
+                commands.append(("HSET", claim_key(execution.request_id, 0), "execution", execution.execution))
+            decisions = msgspec.json.encode(execution.decision_record)
+            commands.append(("SET", decision_record_key(execution.request_id), decisions, "EX", seconds))
+        for replica_id, wakeups in by_replica.items():
+            queue, messages = self._wakeups.make(replica_id, wakeups)
+            commands.append(("LPUSH", queue, *messages))
+        if commands:
+            await self.commands.execute(commands)
 
     async def _cancel_quietly(self, execution: Execution) -> None:
         try:
@@ -436,8 +438,10 @@ class Dispatcher:
             execution.begun = True
             execution.buffer.put(event)
             if isinstance(event, End):
+                execution.end_received = True
                 self.finish(execution, event.usage.total)
             elif isinstance(event, Failed):
+                execution.end_received = True
                 self.finish(execution)
 
     def _on_gap(self) -> None:

@@ -54,6 +54,7 @@ class Execution:
         self.prefix_hash = b""  # identifies the start of its prompt (see placement)
         self.begun = False  # an event of the current attempt was accepted, so no other attempt may start
         self.is_finished = False  # no replica sends further events
+        self.end_received = False  # a replica has sent its last event
         self.overdue = False  # it was failed after its deadline
         self.ended = False  # its last event was read by the request
         self.retry_after: float | None = None  # seconds, reported with its failure

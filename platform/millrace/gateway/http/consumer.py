@@ -16,6 +16,7 @@ import msgspec
 import redis
 import structlog
 from channels.consumer import AsyncConsumer
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from millrace.gateway.admission.idempotency import IdempotentCall, Replay, StoredResponse
 from millrace.gateway.app import Gateway, running_gateway
@@ -83,6 +84,7 @@ class HttpConsumer(AsyncConsumer):
         self.scope, self.base_send = scope, send
         self.api_dialect = self.choose_dialect()
         self.more_headers: Headers = []  # further headers of the response
+        self._flow: FlowControl | None = getattr(getattr(send, "__self__", None), "flow", None)  # uvicorn's
         self.body = RequestBody(self.http_method, self.headers, receive)
         self.body_lease: BodyLease | None = None  # of a large body
         tracing.begin(self.request_id, self.headers.get(b"traceparent"))
@@ -339,9 +341,13 @@ class HttpConsumer(AsyncConsumer):
                 await self.idempotent_call.store_response(self.request_id)
         last = message["type"] == "http.response.body" and not message["more_body"]
         is_rejected = last and self.body.unread  # the request must not end before its body is discarded
+        sending = self.base_send(dict(message, more_body=True) if is_rejected else message)  # type: ignore[arg-type]
         try:
-            async with asyncio.timeout(STALLED_SECONDS):
-                await self.base_send(dict(message, more_body=True) if is_rejected else message)  # type: ignore[arg-type]
+            if self._flow is not None and not self._flow.write_paused:
+                await sending  # does not wait
+            else:
+                async with asyncio.timeout(STALLED_SECONDS):
+                    await sending
             self._complete = last
         except TimeoutError:
             log.info("client_stalled", request_id=self.request_id)

@@ -34,7 +34,7 @@ class MessagesWriter:
         self._spec = spec
         self._parser = answer_parser(spec.tools)
         self._is_started = False
-        self._prompt: TokenUsage | None = None
+        self._prompt: TokenCounts | None = None
         self._output_tokens = 0
         self._block = -1  # index of the last content block
         self._open: type[Piece] | None = None  # its piece type, while it is open

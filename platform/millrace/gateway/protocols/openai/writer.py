@@ -104,7 +104,24 @@ class ChatWriter(OpenAIWriter):
         super().__init__(spec, tokenizer)
         self._opened: set[int] = set()
         self._is_legacy = bool(spec.echoed_parameters.get("functions"))  # answers use `function_call`
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # choice -> the chunk of a text, before and after the text
         self._parsers = {index: ToolCallParser(spec.tools) for index in range(spec.answers)} if spec.tools else {}
+
+    def stream(self, event: AnswerEvent) -> list[bytes]:
+        if not isinstance(event, Tokens) or event.logprobs or not event.text or event.index not in self._opened:
+            return super().stream(event)
+        frame = self._frames.get(event.index) or self._make_frame(event.index)
+        if frame is None:
+            return super().stream(event)
+        return [frame[0] + _encode(event.text) + frame[1]]
+
+    def _make_frame(self, index: int) -> tuple[bytes, bytes] | None:
+        """Return what surrounds the text in a choice's chunks; None if the chunks also differ in other fields."""
+        if index in self._parsers or self._spec.continuous_usage:
+            return None
+        start, _, end = self._chunk(_streamed(index, {"content": ""}), None).rpartition(b'""')
+        self._frames[index] = start, end
+        return start, end
 
     def _head(self, streamed: bool) -> dict[str, Any]:
         spec = self._spec

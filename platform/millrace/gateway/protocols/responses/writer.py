@@ -40,7 +40,7 @@ class ResponsesWriter:
         self._parser = answer_parser(spec.tools)
         self._sequence = 0
         self._is_started = False
-        self._prompt: TokenUsage | None = None
+        self._prompt: TokenCounts | None = None
         self._output_tokens = 0
         self._items: list[dict[str, Any]] = []  # the output's items; the last one may be open
         self._open = False
