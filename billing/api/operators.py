@@ -151,6 +151,7 @@ class PeriodClose(_MoneyView):
 @extend_schema(tags=["operators"])
 class TenantInvoices(_MoneyView):
     serializer_class = s.InvoiceOut
+    pagination_class = None
 
     @extend_schema(
         operation_id="operator_tenant_draft",

@@ -18,6 +18,7 @@ import msgspec
 import psycopg
 import structlog
 from django.db import DataError, IntegrityError, OperationalError, connection
+from msgspec.structs import astuple
 
 from billing.budgets import reservations
 from billing.budgets.reservations import exceeds_reservation, used_by
@@ -29,6 +30,7 @@ from billing.periods import stamps
 from billing.pricing.pricing import Rated, UnknownPriceError
 from billing.pricing.rating import rate
 from inference_worker.contract.messages import ExecutionUsage, decode_usage
+from inference_worker.contract.request import TOKEN_COLUMNS
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -48,11 +50,7 @@ _COLUMNS = {
     "attempt": "bigint",
     "outcome": "text",
     "finish_reason": "text",
-    "uncached": "bigint",
-    "cache_read": "bigint",
-    "cache_write_5m": "bigint",
-    "cache_write_1h": "bigint",
-    "output": "bigint",
+    **dict.fromkeys(TOKEN_COLUMNS, "bigint"),
     "replica_id": "text",
     "block_size": "bigint",
     "queue_us": "bigint",
@@ -62,8 +60,6 @@ _COLUMNS = {
     "lease_id": "bigint",
     "fencing_token": "bigint",
     "reserved_nano": "bigint",
-    "answer_hit_input": "bigint",
-    "answer_hit_output": "bigint",
     "miss_reason": "text",
     "changed_at": "bigint",
     "unpinned_tokens": "bigint",
@@ -171,7 +167,7 @@ def _decode(
 
 
 def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple[Any, ...]:
-    billing_context, usage = event.billing_context, event.usage
+    billing_context = event.billing_context
     return (
         admitted_at,
         billing_context.request_id,
@@ -183,11 +179,7 @@ def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple
         event.attempt,
         event.outcome,
         event.finish_reason,
-        usage.uncached,
-        usage.cache_read,
-        usage.cache_write_5m,
-        usage.cache_write_1h,
-        usage.output,
+        *astuple(event.usage),
         event.replica_id,
         event.block_size,
         event.queue_us,
@@ -197,8 +189,6 @@ def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple
         billing_context.lease_id,
         billing_context.fencing_token,
         billing_context.reserved_nano,
-        event.answer_hit_input,
-        event.answer_hit_output,
         event.miss_reason,
         event.changed_at,
         event.unpinned_tokens,

@@ -151,8 +151,6 @@ class ExecutionUsage(msgspec.Struct, frozen=True):
     miss_reason: str = ""  # why the prompt was not cached completely; empty: it was
     changed_at: int | None = None  # first token that differs from the previously cached prompt ("prefix_changed")
     unpinned_tokens: int = 0  # before breakpoints, but not pinned because of a limit on pins
-    answer_hit_input: int = 0  # tokens of prompt and output that a cached response saved
-    answer_hit_output: int = 0
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="c"):

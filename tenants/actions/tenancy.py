@@ -79,6 +79,19 @@ def do_set_content_retention(tenant: Tenant, days: int) -> bool:
     return _set(tenant, "tenant.content_retention_updated", content_retention_days=days)
 
 
+def do_set_unknown_parameters(tenant: Tenant, mode: str) -> bool:
+    """Set whether unknown fields of the tenant's requests are rejected, or dropped and named.
+
+    Returns False if nothing changed.
+
+    Raises:
+        ActionRefused: the mode is unknown.
+    """
+    if mode not in Tenant.UnknownParameters.values:
+        raise ActionRefused(f"unknown_parameters must be one of {', '.join(Tenant.UnknownParameters.values)}.")
+    return _set(tenant, "tenant.unknown_parameters_updated", unknown_parameters=mode)
+
+
 def do_suspend_tenant(tenant: Tenant) -> bool:
     """Stop serving the tenant. Returns False if it is already suspended."""
     return _set(tenant, "tenant.suspended", status=Tenant.Status.SUSPENDED)

@@ -20,12 +20,17 @@ class Tenant(models.Model):
     data is removed. The row itself stays, because invoices and usage refer to it.
     """
 
-    AUDITED: ClassVar = ("slug", "name", "status", "purge_after", "content_retention_days")
+    AUDITED: ClassVar = ("slug", "name", "status", "purge_after", "content_retention_days", "unknown_parameters")
 
     class Status(models.TextChoices):
         ACTIVE = "active"
         SUSPENDED = "suspended"
         PURGED = "purged"
+
+    class UnknownParameters(models.TextChoices):
+        DEFAULT = "default", "platform's default"
+        REJECT = "reject"
+        WARN = "warn"
 
     slug = models.SlugField(max_length=MAX_SLUG_LENGTH, unique=True)
     name = models.CharField(max_length=200)
@@ -35,6 +40,13 @@ class Tenant(models.Model):
     purge_after = models.DateTimeField(null=True, blank=True)
     content_retention_days = models.SmallIntegerField(
         default=0, help_text="retention of prompts and completions; 0: not stored"
+    )
+    unknown_parameters = models.CharField(
+        max_length=10,
+        choices=UnknownParameters,
+        default=UnknownParameters.DEFAULT,
+        db_default=UnknownParameters.DEFAULT.value,
+        help_text="whether unknown fields of requests are rejected, or dropped and named",
     )
 
     objects = TenantsManager()
@@ -47,6 +59,9 @@ class Tenant(models.Model):
             ),
             models.CheckConstraint(
                 condition=Q(content_retention_days__range=(0, MAX_CONTENT_DAYS)), name="tenant_content_retention_days"
+            ),
+            models.CheckConstraint(
+                condition=Q(unknown_parameters__in=["default", "reject", "warn"]), name="tenant_unknown_parameters"
             ),
         ]
 

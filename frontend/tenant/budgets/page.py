@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 
 from django.db.models import Q
 
-from billing.budgets.alerts import budget_status
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.page_context import PageContext
@@ -149,15 +148,13 @@ def statuses_of(ctx: PageContext, budgets: list[Budget]) -> list[BudgetUsage]:
 
 def _status_of(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) -> BudgetUsage:
     at = budget_period or BudgetPeriod(used=0, rolled_over=0, reserved=0)
-    raised = (
-        budget.temporary_increase if budget.increase_expires_at is not None and budget.increase_expires_at > now else 0
-    )
+    raised = budget.active_increase(now)
     return BudgetUsage(
         budget,
         budget_period,
         BudgetAmount(budget.unit, int(at.used)),
         BudgetAmount.whole(budget.unit, at.reserved),
-        BudgetAmount.whole(budget.unit, budget_status(budget, at, now).limit),
+        BudgetAmount.whole(budget.unit, budget.limit_in(at, now)),
         BudgetAmount.whole(budget.unit, raised) if raised else None,
         BudgetAmount.whole(budget.unit, at.rolled_over) if at.rolled_over else None,
     )

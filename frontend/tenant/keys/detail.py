@@ -13,6 +13,7 @@ from frontend.core.numbers import Money, common_places
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.key_limits import KeyLimitRow, row_of
 from frontend.tenant.keys.page import SCOPES, owner, restrictions, spending, status, successors, with_last_used
+from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log.limiting_factor import binding
 from millrace.apps.request_log.models import RequestOutcome
 from millrace.apps.request_log.selectors import Filters, requests_page, served_model
@@ -147,11 +148,10 @@ def may_change(ctx: PageContext, key: ApiKey) -> bool:
 def stats(ctx: PageContext) -> KeyDetailStats:
     key = key_of(ctx)
     spent = spending(ctx, "key").get(key.pk)
-    inputs = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
     return KeyDetailStats(
         Money(spent["cost_femto"] if spent else 0),
         accepted(spent) if spent else 0,
-        sum(spent[name] for name in inputs) if spent else 0,
+        sum(spent[name] for name in TOKEN_CLASSES) if spent else 0,
         getattr(key, "last_used", None),
         key.expires_at,
     )

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from django.db.models import Q
 
-from billing.budgets.alerts import alerts_of, budget_status
+from billing.budgets.alerts import alerts_of
 from billing.budgets.forecast import Forecast, forecast_tenant
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.charts import Chart, Series
@@ -103,12 +103,11 @@ def budget_statuses(ctx: PageContext, budgets: list[Budget]) -> list[OverviewSta
 
 
 def _status_of(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) -> OverviewStatus:
+    limit = Money.nano(budget.limit_in(budget_period, now))
     if budget_period is None:
-        limit = budget_status(budget, BudgetPeriod(used=0, rolled_over=0), now).limit
-        return OverviewStatus(budget, None, Money(0), Money(0), Money.nano(limit))
-    limit = budget_status(budget, budget_period, now).limit
+        return OverviewStatus(budget, None, Money(0), Money(0), limit)
     return OverviewStatus(
-        budget, budget_period, Money(int(budget_period.used)), Money.nano(budget_period.reserved), Money.nano(limit)
+        budget, budget_period, Money(int(budget_period.used)), Money.nano(budget_period.reserved), limit
     )
 
 

@@ -13,6 +13,7 @@ from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import DateRange, date_range_of, days_of
 from frontend.core.numbers import Money, duration, share
 from frontend.core.page_context import PageContext
+from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.selectors import Rates, rates, ttft_slo_ms
 
 _DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
@@ -89,8 +90,7 @@ def by_tier(ctx: PageContext, start: datetime, end: datetime) -> list[dict[str, 
 
 
 def all_input(counts: Mapping[str, Any]) -> int:
-    names = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
-    return sum(int(counts[name]) for name in names)
+    return sum(int(counts[name]) for name in PROMPT_CLASSES)
 
 
 def cache(ctx: PageContext) -> CacheSavings:

@@ -15,6 +15,7 @@ from frontend.core.labels import outcome_label
 from frontend.core.numbers import Money, duration, exact, exact_places
 from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import KINDS, bound_text, status_text
+from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.request_budgets import HeldFrom
@@ -43,7 +44,6 @@ COMPONENTS = {
     "answer_hit_input": "Cached response, input",
     "answer_hit_output": "Cached response, output",
 }
-TOKENS = tuple(COMPONENTS)[:5]
 WRITE_DELAY = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
 
 
@@ -330,7 +330,7 @@ def _execution(execution: RequestExecution) -> ExecutionCard:
         KINDS[event.outcome],
         event.finish_reason.replace("_", " "),
         tuple(RequestDetailStep(label, us, whole) for label, us in parts),
-        tuple((COMPONENTS[name], getattr(event, name)) for name in TOKENS),
+        tuple((COMPONENTS[name], getattr(event, name)) for name in TOKEN_CLASSES),
         _miss(event),
         lines,
         adjustments,

@@ -15,8 +15,8 @@ from frontend.core.date_ranges import days_of
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import bound_label
-from frontend.tenant.usage.groups import INPUT
 from frontend.tenant.usage.query import UsageReportQuery, query_of
+from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.models import RequestOutcome
 from millrace.apps.request_log.selectors import rates
 
@@ -104,7 +104,7 @@ def _days(ctx: PageContext, now: UsageReportQuery) -> list[dict[str, Any]]:
 
 
 def _all_input(counts: Mapping[str, Any]) -> int:
-    return sum(int(counts[name]) for name in INPUT)
+    return sum(int(counts[name]) for name in PROMPT_CLASSES)
 
 
 def stats(ctx: PageContext) -> UsageStats:

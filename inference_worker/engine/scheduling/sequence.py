@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 from inference_worker.contract.detokenizer import Detokenizer
 from inference_worker.contract.request import CacheReport, FinishReason, Request, TokenLogprobs, TokenUsage
@@ -25,8 +27,6 @@ class Timeline:
     last_token_at: float | None = None  # the engine's clock
     gaps: int = 0  # number of gaps between tokens
     gap_sum: float = 0.0  # seconds
-    longest_gap: float = 0.0
-    steps: int = 0  # steps that computed the sequence
 
 
 class RequestGroup:
@@ -47,7 +47,7 @@ class RequestGroup:
         """Return the tokens by billing class. A request that was never scheduled has no usage."""
         if self.prompt_usage is None:
             return TokenUsage()
-        return replace(self.prompt_usage, output=sum(seq.num_output_tokens for seq in self.sequences))
+        return msgspec.structs.replace(self.prompt_usage, output=sum(seq.num_output_tokens for seq in self.sequences))
 
     @property
     def finished(self) -> bool:

@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from inference_worker.contract import env
 from inference_worker.contract.settings import SharedSettings, WorkerSettings
+
+UnknownParameters = Literal["reject", "warn"]
 
 
 def database(url: str) -> str:
@@ -78,6 +80,15 @@ def local_address(host: str) -> str:
     if not address.is_unspecified:
         return host
     return "127.0.0.1" if address.version == 4 else "::1"
+
+
+def unknown_parameters(text: str) -> UnknownParameters:
+    """Check the handling of unknown request fields."""
+    if text == "reject":
+        return "reject"
+    if text != "warn":
+        raise ValueError("must be reject or warn")
+    return "warn"
 
 
 def web_url(text: str) -> str:
@@ -275,6 +286,13 @@ class PlatformSettings(SharedSettings):
         default="2MiB",
         help="maximum size of a request body; lower if the key's models have short contexts; uploads of files and"
         " batches have separate limits",
+    )
+    unknown_parameters: UnknownParameters = env.env(
+        "MILLRACE_UNKNOWN_PARAMETERS",
+        unknown_parameters,
+        default="warn",
+        help="unknown fields of inference requests: warn drops them and names them in the header x-millrace-ignored,"
+        " reject returns 400; a tenant can have its own value",
     )
     prompt_processes: int = env.env(
         "MILLRACE_PROMPT_PROCESSES",

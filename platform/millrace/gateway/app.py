@@ -109,7 +109,13 @@ class Gateway:
         )
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)
-        self.prompts = PromptReader(self.router, self.admission, self.prompt_pool, settings.max_request_body_bytes)
+        self.prompts = PromptReader(
+            self.router,
+            self.admission,
+            self.prompt_pool,
+            settings.max_request_body_bytes,
+            settings.unknown_parameters,
+        )
         self.request_log = RequestLogWriter(self.tenant_db, self.id, self.metrics)
         batch_lines = BatchLineStore(self.tenant_db, self.id)
         self.batches = BatchRunner(

@@ -14,7 +14,7 @@ import redis.asyncio as redis
 
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.admission.admission import AdmissionRequest, RateLimitAdmission
+from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core import request_body
 from millrace.gateway.core.body_memory import MAX_BYTES, MAX_TENANT_BYTES, BodyMemory
@@ -34,9 +34,12 @@ from millrace.gateway.protocols.dialect_readers import COUNT, READERS, SOCKET
 from millrace.gateway.protocols.openai import chat, completions
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES, check_bounds, max_body_bytes, max_characters
 from millrace.gateway.protocols.prompts import tokenize
-from millrace.gateway.routing.router import Candidate, Router
+from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
+from tenants.limits.token_buckets import DAY, bucket, buckets_key
 from tenants.routing_policies.policy import parse
+from tests.support.gateway.keys import make_demand
+from tests.support.models import models_data_dir
 
 BODY_BYTES = 7_400_000
 PIECE = b" " * 65_536
@@ -46,7 +49,7 @@ TOKEN = b"Bearer sk-mr-test"
 
 def key_of(tenant: int = 7, *sets: LimitSetSnapshot, **fields: Any) -> ApiKeySnapshot:
     scopes = fields.pop("scopes", ("inference",))
-    return ApiKeySnapshot(1, tenant, 1, "t", scopes, None, None, False, False, LimitSnapshot(sets), 1, **fields)
+    return ApiKeySnapshot(1, tenant, 1, scopes, None, None, False, False, LimitSnapshot(sets), 1, **fields)
 
 
 class Keys:
@@ -248,9 +251,9 @@ async def test_a_disconnected_client_ends_the_reading() -> None:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedModel]:
+def models() -> dict[str, ServedModel]:
     specs = [ModelSpec("m", "embedded", "auto"), ModelSpec("e", "embedded:minilm", "auto")]
-    return dict(load_catalog(specs, tmp_path_factory.mktemp("state")))
+    return dict(load_catalog(specs, models_data_dir()))
 
 
 @pytest.fixture
@@ -488,18 +491,15 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
     gate = RateLimitAdmission(broker)
 
     async def level(number: int) -> int:
-        held = await broker.get(f"millrace:limit_state:{{7}}:{number}:rd")
-        return 0 if held is None else round(int(held.split()[0]) / int(await ticks(number)))
-
-    async def ticks(number: int) -> int:
-        (check,) = [c for c in limits_of(key) if c.key == f"millrace:limit_state:{{7}}:{number}:rd"]
-        return check.period[0]
+        level, _ = bucket(await broker.get(buckets_key(7, number)), "requests_per_day")
+        return round(level / DAY[0])
 
     await gate.charge(key)
     assert (await level(1), await level(2)) == (1, 0)
-    admission_lease = await gate.admit(AdmissionRequest("req_1", 0, key, "m", [Candidate(model)], 10, 5, charged=True))
+    tokenized: Any = object()  # the request was read by a prompt process and therefore charged
+    admitted = await gate.admit(make_demand(key, max_tokens=5, models=[model], tokenized=tokenized))
     assert (await level(1), await level(2)) == (1, 1)
-    await admission_lease.close(None)  # it never ran, but the charge remains
+    await gate.close(admitted, None)  # it never ran, but the charge remains
     assert (await level(1), await level(2)) == (1, 0)
     await gate.charge(key)
     await gate.charge(key)
@@ -507,9 +507,3 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
         await gate.charge(key)
     assert (exc_info.value.code, exc_info.value.status) == ("rate_limit_exceeded", 429)
     assert exc_info.value.retry_after
-
-
-def limits_of(key: ApiKeySnapshot) -> Any:
-    from millrace.gateway.admission.limits import LimitCost, make_checks
-
-    return make_checks(key.tenant_id, key.limits.of("m"), LimitCost(1, 0, 0))

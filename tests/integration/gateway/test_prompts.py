@@ -15,6 +15,7 @@ from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
 from millrace.gateway.protocols.prompts import tokenize
+from tests.support.models import models_data_dir
 
 # As in Hermes and Qwen: tools in the system message, calls and results in separate places.
 WITH_TOOLS = """{%- if tools %}<|im_start|>system
@@ -40,8 +41,8 @@ MESSAGES = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.from_dir(ensure_model(ModelSpec("m", "embedded", "auto"), tmp_path_factory.mktemp("state")))
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_dir(ensure_model(ModelSpec("m", "embedded", "auto"), models_data_dir()))
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.dispatch import execution as execution_module
 from millrace.gateway.dispatch.dispatcher import Dispatcher, decision_record_key
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
@@ -55,7 +56,7 @@ LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, co
 
 def make_key(*sets: LimitSetSnapshot, **policies: Any) -> ApiKeySnapshot:
     parsed = {name: parse(body, version=3) for name, body in policies.items()}
-    return ApiKeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(sets), 1, None, parsed)
+    return ApiKeySnapshot(1, 1, 1, ("inference",), None, None, False, False, LimitSnapshot(sets), 1, None, parsed)
 
 
 class Gate:
@@ -262,7 +263,7 @@ async def test_an_internal_error_after_admission_uses_no_limits(
     def fail(_: object) -> bytes:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(service_module, "encode_response_spec", fail)
+    monkeypatch.setattr(execution_module, "encode_response_spec", fail)
     with pytest.raises(RuntimeError, match="broken"):
         await gate.begin(make_key(LIMIT), "a")
     assert await gate.left(make_key(LIMIT)) == ("100", "1000")
@@ -287,7 +288,11 @@ async def test_several_prompts_are_several_jobs_with_one_response(gate: Gate, a:
         assert await a.claim(each.request_id)
         job = each.execution.job
         assert (job.prompt_token_ids, job.params.n, job.params.max_tokens) == (prompt, 2, 20)
-    assert (call.response_spec.prompts, call.response_spec.answers, call.response_spec.echo) == (
+    assert (
+        call.execution.response_spec.prompts,
+        call.execution.response_spec.answers,
+        call.execution.response_spec.echo,
+    ) == (
         2,
         4,
         [[1] * 10, [2] * 5],
@@ -354,7 +359,11 @@ async def test_a_job_has_the_requests_billing_context(gate: Gate, a: Replica) ->
     assert await a.claim("req_1")
     job = decode_job(await gate.broker.hget(claim_key("req_1", 0), "job"))  # type: ignore[misc, arg-type]
     assert (job.service_class, job.priority, job.weight) == (ServiceClass.FLEX, -4, key.weight)
-    assert (job.structured, job.params.logprobs, call.response_spec.service_class) == (form, 3, ServiceClass.FLEX)
+    assert (job.structured, job.params.logprobs, call.execution.response_spec.service_class) == (
+        form,
+        3,
+        ServiceClass.FLEX,
+    )
     decision_record = await gate.decision_record(call)
     assert (decision_record["metadata"], decision_record["user"]) == ({"order": "7"}, "u")
 

@@ -29,11 +29,11 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.request import CacheBreakpoint, TokenUsage
 from inference_worker.contract.settings import WorkerSettings, worker_settings
-from inference_worker.models.model_source import ensure_model
 from inference_worker.worker import shared_pins
 from inference_worker.worker.engine_client import ActiveJob
-from inference_worker.worker.worker import Worker, model_spec, new_replica_id
+from inference_worker.worker.worker import Worker, new_replica_id
 from tests.support.engine.fakes import Clock, FakeRunner, distinct, fake_engine
+from tests.support.models import share_models
 from tests.support.worker.jobs import make_job, make_usage
 
 BLOCK, FIVE, HOUR = 16, 300, 3600
@@ -118,9 +118,9 @@ class Replicas:
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> WorkerSettings:
     small = replace(worker_settings(), block_size=BLOCK, kv_cache_bytes=192 << 20, shutdown_timeout_seconds=1)
-    settings = replace(small, data_dir=tmp_path_factory.mktemp("state"), worker_model="smollm2-135m")
-    ensure_model(model_spec(settings), settings.data_dir, None)
-    return settings
+    data_dir = tmp_path_factory.mktemp("state")
+    share_models(data_dir)
+    return replace(small, data_dir=data_dir, worker_model="smollm2-135m")
 
 
 @pytest.fixture

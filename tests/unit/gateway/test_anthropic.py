@@ -31,6 +31,7 @@ from tests.support.gateway.requests import ANY_JSON
 TOKENIZER: Any = None  # the output is text
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"name": "weather", "description": "Tells it", "input_schema": {"type": "object", "properties": {}}}
+USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {}}
 SHORT, LONG = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
@@ -107,6 +108,60 @@ def test_tools_and_their_results() -> None:
     assert named.tool_choice == "weather"
 
 
+def test_the_last_message_of_the_assistant_is_continued() -> None:
+    request = read(messages=[*HELLO, {"role": "assistant", "content": "{"}])
+    assert request.template.continues
+    assert request.prompt[-1] == {"role": "assistant", "content": "{"}
+    assert not read().template.continues
+
+
+def test_thinking_and_empty_answers_in_the_history() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+        {"type": "redacted_thinking", "data": "x"},
+        block("Hi"),
+    ]
+    turns = [{"role": "assistant", "content": blocks}, *HELLO, {"role": "assistant", "content": []}, *HELLO]
+    assert read(messages=[*HELLO, *turns]).prompt == [
+        *HELLO,
+        {"role": "assistant", "content": "Hi", "reasoning_content": "Hm."},
+        *HELLO,
+        {"role": "assistant", "content": ""},
+        *HELLO,
+    ]
+
+
+def test_hints_and_hosted_tools_are_named() -> None:
+    tool = {**WEATHER, "eager_input_streaming": True, "input_examples": [{"at": "sea"}]}
+    request = read(
+        tools=[tool, {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}],
+        output_config={"effort": "high"},
+        context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
+        thread={"type": "create"},
+        thinking={"type": "adaptive"},
+    )
+    assert [tool.name for tool in request.tools] == ["weather"]
+    assert request.tools[0].description == 'Tells it\n\nExamples of inputs:\n{"at":"sea"}'
+    assert set(request.ignored) == {
+        *("context_management", "output_config.effort", "thinking", "thread", "tools[].web_search_20250305"),
+    }
+    assert request.unknown == ()
+    assert error_of(thread={"type": "continue", "previous_message_id": "msg_1"}).param == "thread"
+
+
+def test_media_are_refused_by_their_kind() -> None:
+    for kind, blocks in (
+        ("images", [{"type": "image", "source": {"type": "url", "url": "https://x"}}]),
+        ("documents", [{"type": "document", "source": {"type": "url", "url": "https://x"}}]),
+    ):
+        assert error_of(messages=[{"role": "user", "content": blocks}]).message.startswith(
+            f"This model takes no {kind}"
+        )
+        result = {"type": "tool_result", "tool_use_id": "t1", "content": blocks}
+        turns = [*HELLO, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [result]}]
+        assert error_of(messages=turns).param == "messages[2].content[0].content[0].type"
+
+
 def test_breakpoints_in_the_prompts_order() -> None:
     request = read(
         tools=[{**WEATHER, "cache_control": LONG}],
@@ -134,7 +189,7 @@ def test_the_last_blocks_cache_control_overrides_the_bodys() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": [USE]}]}, "messages"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "owner", "content": "x"}]}, "messages[0].role"),

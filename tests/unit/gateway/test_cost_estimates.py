@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.amounts import whole_units
 from billing.budgets.budget_leases import ReservedAmount
-from billing.pricing.pricing import Component, Rate, RateCard, Tier, rate
+from billing.pricing.pricing import Component, Rate, RateCard, Tier, price
+from inference_worker.contract.request import CacheBreakpoint, TokenUsage
 from millrace.gateway.admission.admission import AdmissionRequest
 from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.routing.router import Candidate
+from millrace.gateway.core.types import Prompt
 from tests.support.gateway.budget_gateways import MODEL, key_of
+from tests.support.gateway.keys import make_demand
 
 KEY = key_of(1, 1, 1)
 PRICES = st.integers(0, 10**11)
@@ -30,7 +34,8 @@ def rate_cards(draw: st.DrawFn) -> tuple[RateCard, ...]:
 
 
 def demand_of(prompt: int, sequences: int = 1) -> AdmissionRequest:
-    return AdmissionRequest("req_1", 0, KEY, MODEL.name, [Candidate(MODEL)], prompt, None, sequences, writes_5m=True)
+    demand = make_demand(KEY, max_tokens=None, models=[MODEL], n=sequences)
+    return replace(demand, prompt=Prompt(range(prompt), (CacheBreakpoint(1, 300),)))  # type: ignore[arg-type]
 
 
 @given(
@@ -49,13 +54,8 @@ def test_the_cost_of_all_billed_executions_is_within_the_reservation(
     for rate_card, part in zip(rate_cards, parts, strict=True):
         cuts = sorted(data.draw(st.lists(st.integers(0, prompt), min_size=2, max_size=2)))
         output = data.draw(st.integers(0, length * n))
-        usage = {
-            Component.UNCACHED: cuts[0],
-            Component.CACHE_READ: cuts[1] - cuts[0],
-            Component.CACHE_WRITE_5M: prompt - cuts[1],
-            Component.OUTPUT: output,
-        }
-        used = ReservedAmount(whole_units(rate(rate_card, usage, 0).cost_femto), prompt + output, 1)
+        usage = TokenUsage(cuts[0], cuts[1] - cuts[0], prompt - cuts[1], output=output)
+        used = ReservedAmount(whole_units(price(rate_card, usage, 0).cost_femto), prompt + output, 1)
         assert all(each <= bound for each, bound in zip(used, part, strict=True))
         spent = ReservedAmount(*(before + each for before, each in zip(spent, used, strict=True)))
     assert all(each <= bound for each, bound in zip(spent, amount, strict=True))
@@ -94,7 +94,7 @@ def test_every_billed_candidate_requires_a_price() -> None:
     budget_admission = BudgetAdmission(None, None, None)  # type: ignore[arg-type]  # nothing is reserved
     priced = RateCard(1, None, MODEL.name, Tier.STANDARD, 0, (Rate(1, Component.OUTPUT, 1),))
     budget_admission.prices.add([priced])
-    demand = AdmissionRequest("req_1", 1, KEY, MODEL.name, [Candidate(MODEL), Candidate(_other())], 1, 1)
+    demand = make_demand(KEY, prompt=1, max_tokens=1, models=[MODEL, _other()], admitted_at=1)
     assert budget_admission.estimate(demand).rate_cards == (priced,)
     with pytest.raises(ApiError) as exc_info:
         budget_admission.estimate(demand, all_billed=True)

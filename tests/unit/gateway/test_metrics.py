@@ -122,9 +122,7 @@ def test_lost_replicas_have_no_metrics() -> None:
 def test_the_docs_list_exactly_the_metrics() -> None:
     board = board_of(one=heartbeat(engine_snapshot()))
     metrics = GatewayMetrics(board)
-    metrics.settler.status = SettlerStatus(
-        0, "s", settled=1, repeated=0, quarantined=0, last_batch_at=0, backlog=0, lag_ms=0
-    )
+    metrics.settler.status = SettlerStatus(0, "s", settled=1, repeated=0, quarantined=0, backlog=0, lag_ms=0)
     scraped = {
         f"{metric.name}_total" if metric.type == "counter" else metric.name: metric.type
         for metric in text_string_to_metric_families(metrics.render().decode())

@@ -89,19 +89,15 @@ def test_items_are_converted_to_messages() -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0].call_id"),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]},
-            "input[0].arguments",
-        ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "teleport"}]}, "tools[0].type"),
+        ({"tools": [WEATHER, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"truncation": "auto"}, "truncation"),
         ({"temperature": 3}, "temperature"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -114,6 +110,71 @@ def test_errors_name_the_invalid_parameter(fields: dict[str, Any], param: str) -
     with pytest.raises(ApiError) as exc_info:
         read(**fields)
     assert (exc_info.value.status, exc_info.value.param) == (400, param)
+
+
+def test_a_truncated_call_can_be_sent_back_with_its_result() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"x": "y'}
+    result = {"type": "function_call_output", "call_id": "c", "output": "invalid"}
+    made, answer = read(input=[call, result]).prompt
+    assert made["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": "y'}
+    assert answer["name"] == "f"
+
+
+def test_the_fields_of_codex_are_accepted() -> None:
+    """As Codex CLI sends them with its first request."""
+    request = read(
+        instructions="You are a coding agent.",
+        input=[
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "x"},
+        ],
+        tools=[
+            WEATHER,
+            {"type": "web_search", "external_web_access": True},
+            {"type": "namespace", "name": "mcp__x", "description": "", "tools": [WEATHER]},
+        ],
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        reasoning={"effort": "medium", "summary": "auto"},
+        store=False,
+        stream=True,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="k",
+        text={"verbosity": "low"},
+        client_metadata={"x-codex-installation-id": "i"},
+    )
+    assert [message["role"] for message in request.prompt] == ["system", "system", "user"]
+    assert [tool.name for tool in request.tools] == ["weather"]
+    assert set(request.ignored) == {
+        *("reasoning", "client_metadata", "text.verbosity", "tools[].web_search", "tools[].namespace"),
+    }
+    assert request.unknown == ()
+
+
+def test_allowed_tools() -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
+    request = read(tools=[WEATHER, {**WEATHER, "name": "time"}], tool_choice=choice)
+    assert (request.tool_choice, request.allowed_tools) == ("auto", ("weather",))
+    assert request.echoed_parameters["tool_choice"] == choice
+
+
+def test_an_answer_with_a_refusal_can_be_sent_back() -> None:
+    parts = [{"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "!", "annotations": [{"a": 1}]}]
+    turn = {"type": "message", "role": "assistant", "content": parts, "phase": "final_answer"}
+    assert read(input=[turn, {"type": "message", "role": "assistant", "content": []}]).prompt == [
+        {"role": "assistant", "content": "No.!"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+def test_media_are_refused_by_their_kind() -> None:
+    with pytest.raises(ApiError, match="This model takes no images"):
+        read(input=[{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}])
+
+
+def test_responses_are_not_stored_and_the_header_names_it() -> None:
+    assert read(store=True).ignored == ("store",)
 
 
 @given(

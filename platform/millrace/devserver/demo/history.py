@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate
 
+import msgspec
+
 from billing.pricing.pricing import Component, PriceIndex, reservation_nano
 from inference_worker.contract.messages import BillingContext, ExecutionUsage
 from inference_worker.contract.request import TokenUsage
@@ -171,9 +173,7 @@ def _end(at_length: bool, draw: random.Random) -> tuple[str, str]:
 
 
 def _cut(usage: TokenUsage, part: float) -> TokenUsage:
-    return TokenUsage(
-        usage.uncached, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h, int(usage.output * part)
-    )
+    return msgspec.structs.replace(usage, output=int(usage.output * part))
 
 
 def months(days: Sequence[date]) -> list[datetime]:

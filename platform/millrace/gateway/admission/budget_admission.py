@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from weakref import WeakValueDictionary
 
@@ -35,10 +36,9 @@ from billing.budgets.budget_leases import (
     ReservedAmount,
 )
 from billing.pricing.pricing import PriceIndex, Tier, UnknownPriceError
-from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import ServiceClass, TokenUsage
 from millrace.gateway.admission import rejections
-from millrace.gateway.admission.admission import Admission, AdmissionGrant, AdmissionLease, AdmissionRequest
+from millrace.gateway.admission.admission import Admission, AdmissionRequest, AdmittedRequest
 from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.admission.early_release import EarlyReleases
 from millrace.gateway.auth.authentication import FRESH_SECONDS
@@ -126,66 +126,42 @@ class BudgetAdmission:
         Raises:
             ApiError: 503, a required price is missing.
         """
-        find, tenant_id, admitted_at = self.prices.find, demand.key.tenant_id, demand.admitted_at
-        rate_cards = [
-            find(tenant_id, candidate.model.name, TIERS[demand.service_class], admitted_at)
-            for candidate in demand.candidates
-        ]
+        find, tenant_id, tier = self.prices.find, demand.key.tenant_id, TIERS[demand.request.service_class]
+        rate_cards = [find(tenant_id, model.name, tier, demand.admitted_at) for model in demand.candidates]
         needed = rate_cards if all_billed else rate_cards[:1]
         if None in needed:
-            raise rejections.unpriced(demand.candidates[needed.index(None)].model.name)
+            raise rejections.unpriced(demand.candidates[needed.index(None)].name)
         return CostEstimate(
             demand, tuple(rate_card for rate_card in rate_cards if rate_card is not None), all_billed=all_billed
         )
 
-    async def take(self, estimate: CostEstimate, max_tokens: int) -> AdmissionGrant:
-        """Reserve the maximum cost of the request.
+    async def take(self, estimate: CostEstimate, admitted: AdmittedRequest) -> AdmittedRequest:
+        """Reserve the maximum cost of the request. Its maximum of output tokens may be reduced.
 
         Raises:
             ApiError: 429, a budget does not allow it; 503, the database or a missing lease is unavailable.
         """
-        demand = estimate.demand
+        demand, max_tokens = estimate.demand, admitted.max_tokens
         try:
             amount = estimate.amount(max_tokens)
         except UnknownPriceError:
-            raise rejections.unpriced(demand.candidates[0].model.name) from None
+            raise rejections.unpriced(demand.model.name) from None
         chain = self._find_chain(demand)
         if chain is None:
             async with self._opening.setdefault(demand.key.key_id, asyncio.Lock()):
                 chain = self._find_chain(demand) or await self._open(demand)
-        if not chain.budget_periods:
-            return self._grant(estimate, max_tokens, amount, None, ())
-        lease = chain.lease
-        if lease is None or not lease.take(amount, time.monotonic()):
+        lease = chain.lease if chain.budget_periods else None
+        if chain.budget_periods and (lease is None or not lease.take(amount, time.monotonic())):
             lease, max_tokens, amount = await self._take_from_new_lease(estimate, chain, max_tokens, amount)
-        return self._grant(estimate, max_tokens, amount, lease, chain.ids)
-
-    def _grant(
-        self,
-        estimate: CostEstimate,
-        max_tokens: int,
-        amount: ReservedAmount,
-        lease: LocalBudgetLease | None,
-        budget_periods: Sequence[int],
-    ) -> AdmissionGrant:
-        rate_card = estimate.rate_cards[0]
-        if lease is None:
-            return AdmissionGrant(
-                max_tokens,
-                rate_card.version,
-                reserved_nano=amount.money,
-                reserved_tokens=amount.tokens,
-                rate_card=rate_card,
-            )
-        return AdmissionGrant(
-            max_tokens,
-            rate_card.version,
-            lease.id,
-            lease.fencing_token,
-            amount.money,
-            amount.tokens,
-            rate_card,
-            budget_periods,
+        return replace(
+            admitted,
+            max_tokens=max_tokens,
+            rate_card=estimate.rate_cards[0],
+            lease_id=None if lease is None else lease.id,
+            fencing_token=None if lease is None else lease.fencing_token,
+            reserved_nano=amount.money,
+            reserved_tokens=amount.tokens,
+            budget_period_ids=() if lease is None else chain.ids,
         )
 
     def _find_chain(self, demand: AdmissionRequest) -> BudgetChain | None:
@@ -234,7 +210,8 @@ class BudgetAdmission:
 
         If a shorter completion is acceptable, take as much as there is.
         """
-        shorter = estimate.demand.sequences and (estimate.demand.max_tokens is None or chain.may_reduce_max_tokens)
+        demand = estimate.demand
+        shorter = demand.sequences and (demand.request.max_tokens is None or chain.may_reduce_max_tokens)
         floor = estimate.amount(1) if shorter else amount
         has_unreturned_lease = self._has_unreturned_lease(chain)
         found = await self._lease_after_revocation(chain, amount, floor)
@@ -459,23 +436,25 @@ class RequestAdmission:
         await self._limits.stop()
         await self._budgets.stop()
 
-    async def admit(self, demand: AdmissionRequest) -> AdmissionLease:
+    async def admit(self, demand: AdmissionRequest) -> AdmittedRequest:
         estimate = self._budgets.estimate(demand)
-        lease = await self._limits.admit(demand)
+        admitted = await self._limits.admit(demand)
         try:
-            lease.grant = await self._budgets.take(estimate, lease.grant.max_tokens)
+            return await self._budgets.take(estimate, admitted)
         except BaseException as exc:
-            await lease.close(None)
+            await self._limits.close(admitted, None)
             if isinstance(exc, ApiError):
-                exc.limit_statuses = lease.limit_statuses
+                exc.limit_statuses = admitted.limit_statuses
             raise
-        return lease
 
     async def charge(self, key: ApiKeySnapshot) -> None:
         await self._limits.charge(key)
 
-    async def end(self, billing_context: BillingContext, grant: AdmissionGrant, usage: TokenUsage) -> None:
-        await self._budgets.early.end(billing_context, grant, usage)
+    async def end(self, admitted: AdmittedRequest, usage: TokenUsage) -> None:
+        await self._budgets.early.end(admitted, usage)
+
+    async def close(self, admitted: AdmittedRequest, usage: TokenUsage | None) -> None:
+        await self._limits.close(admitted, usage)
 
     async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
         return await self._limits.current_limit_statuses(key)

@@ -45,8 +45,8 @@ class CostEstimate:
                 left.money,
                 demand.admitted_at,
                 n=demand.sequences,
-                writes_5m=demand.writes_5m,
-                writes_1h=demand.writes_1h,
+                writes_5m=demand.writes(300),
+                writes_1h=demand.writes(3600),
             )
             for rate_card in self.rate_cards
         )
@@ -72,6 +72,6 @@ class CostEstimate:
             max_tokens,
             demand.admitted_at,
             n=demand.sequences,
-            writes_5m=demand.writes_5m,
-            writes_1h=demand.writes_1h,
+            writes_5m=demand.writes(300),
+            writes_1h=demand.writes(3600),
         )

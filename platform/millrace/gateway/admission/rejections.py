@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from billing.amounts import decimal
+from billing.amounts import NANO_DIGITS, decimal
 from billing.budgets.budget_leases import InsufficientBudget, LeasedPeriod
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 
@@ -76,4 +76,4 @@ def _time(time: datetime) -> str:
 
 
 def _amount(unit: str, amount: int) -> str:
-    return f"${decimal(amount, 9, 2)}" if unit == "money" else f"{amount} {unit}"
+    return f"${decimal(amount, NANO_DIGITS, 2)}" if unit == "money" else f"{amount} {unit}"

@@ -6,7 +6,6 @@ prompts, as the choices of one request. The merged stream depends only on the lo
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -25,15 +24,6 @@ def whole_id(name: str) -> str:
     return name.partition(".")[0]
 
 
-def add_usage(usage: TokenUsage, other_usage: TokenUsage) -> TokenUsage:
-    return TokenUsage(
-        **{
-            item.name: getattr(usage, item.name) + getattr(other_usage, item.name)
-            for item in dataclasses.fields(TokenUsage)
-        }
-    )
-
-
 def merge_events(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
     """Merge the event streams of all prompts into one. `n` is the number of choices for each prompt."""
     return parts[0] if len(parts) == 1 else _merge_events(parts, n)
@@ -45,7 +35,7 @@ async def _merge_events(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> 
         unfinished = set(range(number * n, (number + 1) * n))
         async for event in events:
             if isinstance(event, End):
-                usage = add_usage(usage, event.usage)
+                usage += event.usage
                 if number == len(parts) - 1:
                     yield msgspec.structs.replace(event, usage=usage)
                     return
@@ -57,7 +47,7 @@ async def _merge_events(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> 
             if isinstance(event, Tokens):
                 event = msgspec.structs.replace(event, index=event.index + number * n)
                 if event.prompt is not None:
-                    prompt = add_usage(prompt, event.prompt)
+                    prompt += event.prompt
                     event = msgspec.structs.replace(event, prompt=prompt)
             elif isinstance(event, Finished):
                 event = msgspec.structs.replace(event, index=event.index + number * n)

@@ -33,8 +33,8 @@ from inference_worker.contract.messages import (
 from millrace.apps.operations.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import OVERLOADED
-from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution
 from millrace.gateway.dispatch.dispatcher import Dispatcher
+from millrace.gateway.dispatch.execution import Execution
 
 log = structlog.get_logger(__name__)
 
@@ -112,7 +112,7 @@ class DispatchMonitor:
             await self._broker.delete(*keys)
             await self._broker.hdel(REPLICAS_KEY, *forgotten)
 
-    def _executions(self) -> list[DispatchedExecution]:
+    def _executions(self) -> list[Execution]:
         return [each for each in self._dispatcher.executions.values() if not each.is_finished]
 
     async def _handle_lost_replicas(self, lost: Collection[str]) -> None:
@@ -128,7 +128,7 @@ class DispatchMonitor:
             elif not execution.begun and self._replicas.is_suspected(owner):
                 await self._move(execution, owner)
 
-    async def _move(self, execution: DispatchedExecution, owner: str) -> None:
+    async def _move(self, execution: Execution, owner: str) -> None:
         """Move an execution without an event to another replica, if there is one."""
         if execution.moves < MAX_MOVES and self._replicas.serving(execution.model):
             if await self._restart(execution, owner):
@@ -136,7 +136,7 @@ class DispatchMonitor:
             else:
                 await self._catch_up(execution)
 
-    async def _restart(self, execution: DispatchedExecution, owner: str) -> bool:
+    async def _restart(self, execution: Execution, owner: str) -> bool:
         """Start another attempt. From then on the events of the owner's attempt are neither read nor billed.
 
         Returns:
@@ -155,12 +155,12 @@ class DispatchMonitor:
         await self._stop_owner(execution, owner, attempt_to_stop)
         return True
 
-    async def _stop_owner(self, execution: DispatchedExecution, owner: str, attempt: int) -> None:
+    async def _stop_owner(self, execution: Execution, owner: str, attempt: int) -> None:
         """Stop the owner's attempt, which no client waits for. The owner may only have been unresponsive."""
         stop = encode((execution.request_id, execution.execution, attempt))
         await self._broker.publish(control_channel(owner), stop)
 
-    async def _owner_lost(self, execution: DispatchedExecution, owner: str) -> None:
+    async def _owner_lost(self, execution: Execution, owner: str) -> None:
         dispatcher = self._dispatcher
         is_harmful = not execution.begun and execution.lost_replicas + 1 >= MAX_LOST_REPLICAS
         if not execution.begun and not is_harmful:
@@ -191,7 +191,7 @@ class DispatchMonitor:
                 execution.overdue = True
                 dispatcher.fail_locally(execution, "timeout", "The request exceeded its deadline.")
 
-    async def _withdraw(self, execution: DispatchedExecution) -> bool:
+    async def _withdraw(self, execution: Execution) -> bool:
         """Withdraw an execution that is not claimed. Return False if a replica has claimed it."""
         if not execution.written:
             if execution.queued:
@@ -215,7 +215,7 @@ class DispatchMonitor:
             else:
                 self._dispatcher.renotify(execution)
 
-    async def _catch_up(self, execution: DispatchedExecution) -> bool:
+    async def _catch_up(self, execution: Execution) -> bool:
         """Read from the claim what a lost event would have reported: its owner, or a later attempt.
 
         Returns:

@@ -134,12 +134,17 @@ class _Encoding:
     def _render(
         self, messages: list[dict[str, Any]], template_tools: list[dict[str, Any]], *, whole: bool = True
     ) -> list[int]:
-        tokenizer = self._model.tokenizer
+        tokenizer, options = self._model.tokenizer, self._request.template
+        prefill = ""
+        if whole and options.continues:
+            *messages, last = messages
+            prefill = last["content"]
+        template_messages = messages
         if not tokenizer.template_takes_tools:
-            text = tokenizer.render_chat(tools.render_tools_as_text(messages, template_tools), None, whole)
-        else:
-            text = tokenizer.render_chat(messages, template_tools or None, whole)
-        return self._ids(text, special=False)
+            template_messages, template_tools = tools.render_tools_as_text(messages, template_tools), []
+        adds_prompt = whole and (options.adds_prompt or options.continues)
+        text = tokenizer.render_chat(template_messages, template_tools or None, adds_prompt, options.variables)
+        return self._ids(text + prefill, special=False)
 
     def _position(
         self,

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 
 import structlog
 
-from billing.amounts import decimal
-from billing.pricing.pricing import Component, rate
+from billing.amounts import FEMTO_DIGITS, decimal
+from billing.pricing.pricing import price
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from millrace.gateway.admission.idempotency import IdempotentCall
 from millrace.gateway.core.errors import ApiError
@@ -85,7 +85,7 @@ class InferenceConsumer(PromptConsumer):
             events = self.gateway.service.events(active)
             # The status is sent with the first token. Until then a failure is still an HTTP status.
             first = await anext(events)
-            self.limit_statuses = active.lease.limit_statuses
+            self.limit_statuses = active.execution.admitted.limit_statuses
             await self._write(request, active.writer(), active.model, first, events, lambda: _cost(active))
         except (ApiError, OSError):  # the request has ended, or the client has disconnected
             raise
@@ -129,7 +129,7 @@ class InferenceConsumer(PromptConsumer):
         cost: Callable[[], Headers] = lambda: [],
     ) -> None:
         structlog.contextvars.bind_contextvars(model=model)
-        headers = _headers(model, first)
+        headers = _headers(model, first) + ignored_headers(request)
         if request.stream:
             await self._stream(writer, headers, first, events)
         else:
@@ -159,16 +159,20 @@ def _headers(model: str, first: AnswerEvent) -> Headers:
     ]
 
 
+def ignored_headers(request: InferenceRequest) -> Headers:
+    """Return the header that names the request's ignored fields, if there are any."""
+    return [(b"x-millrace-ignored", ", ".join(request.ignored).encode())] if request.ignored else []
+
+
 def _cost(active: ActiveRequest) -> Headers:
     """Return the exact cost of the request in USD, as a header."""
     femto = 0
     for part in (active, *active.further_prompts):
-        rate_card, usage = part.lease.grant.rate_card, part.usage
+        rate_card, usage = part.execution.admitted.rate_card, part.execution.usage
         if rate_card is None or usage is None:
             return []
-        tokens = {component: getattr(usage, component) for component in Component if hasattr(usage, component)}
-        femto += rate(rate_card, tokens, part.admitted_at).cost_femto
-    return [(b"x-millrace-cost-usd", decimal(femto, 15).encode())]
+        femto += price(rate_card, usage, part.admitted_at).cost_femto
+    return [(b"x-millrace-cost-usd", decimal(femto, FEMTO_DIGITS).encode())]
 
 
 class ChatCompletions(InferenceConsumer):

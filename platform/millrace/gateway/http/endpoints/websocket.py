@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -277,7 +278,7 @@ class Socket:
             trace.set_request(request, message)
             active = await service.begin(key, request, chat.DIALECT, trace.request_id, trace)
             try:
-                await self._forward(name, active)
+                await self._forward(name, active, request.ignored)
             except (ApiError, OSError):  # the request has ended, or the client has disconnected
                 raise
             except Exception:
@@ -286,11 +287,12 @@ class Socket:
             finally:
                 service.release(active)
 
-    async def _forward(self, name: str, active: ActiveRequest) -> None:
+    async def _forward(self, name: str, active: ActiveRequest, ignored: Sequence[str]) -> None:
         events = self._gateway.service.events(active)
         event: AnswerEvent = await anext(events)
         writer = active.writer()
-        await self._send({"type": "started", "id": name, "request_id": active.request_id, "model": active.model})
+        started = {"type": "started", "id": name, "request_id": active.request_id, "model": active.model}
+        await self._send({**started, **({"ignored": ignored} if ignored else {})})
         while True:
             for data in writer.stream(event):
                 if data != DONE:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from inference_worker.contract.request import SamplingParams, StructuredSpec
 from millrace.gateway.core.errors import invalid
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
 from millrace.gateway.protocols.anthropic.blocks import (
     AnthropicAssistant,
     AnthropicText,
@@ -18,8 +19,9 @@ from millrace.gateway.protocols.anthropic.blocks import (
     Conversation,
     Message,
 )
-from millrace.gateway.protocols.openai.parameters import MAX_TOKENS, check_ranges, read_body, within
-from millrace.gateway.protocols.tools import check_tools
+from millrace.gateway.protocols.openai.parameters import MAX_TOKENS, check_ranges, read_request, within
+from millrace.gateway.protocols.tools import check_tools, remove_hosted_tools
+from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "anthropic.messages"
 MAX_BREAKPOINTS = 4
@@ -29,11 +31,20 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # Documented parameters that are not supported, with the values at which they have no effect. null always has none.
 NO_OP: Mapping[str, tuple[Any, ...]] = {
     "container": (),
+    "context_management": ({}, {"edits": []}),
     "diagnostics": (),
     "inference_geo": (),
+    "mcp_servers": ([],),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
+    "thread": (),
 }
+HINTS = frozenset({"context_management"})  # parameters of `NO_OP` that are accepted with every value, and then ignored
+_IGNORED_VALUES: Mapping[str, tuple[Any, ...]] = {  # accepted without effect, and named as ignored
+    "thinking": ({"type": "adaptive"}, {"type": "adaptive", "display": "omitted"}),
+    "thread": ({"type": "create"},),
+}
+_HOSTED_TOOL = re.compile(r"(web_search|web_fetch|code_execution|tool_search_tool\w*|advisor)_\d{8}|mcp_toolset")
 
 
 class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,6 +54,8 @@ class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None  # input is always streamed as it is generated
+    input_examples: list[dict[str, Any]] | None = None
 
 
 class AnthropicToolChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,13 +68,14 @@ class Metadata(msgspec.Struct, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
-class JsonFormat(msgspec.Struct, forbid_unknown_fields=True):
+class JsonFormat(StrictFields):
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     format: JsonFormat | None = None
+    effort: str | None = None
 
 
 class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -88,19 +102,23 @@ class MessagesBody(CountBody, kw_only=True):
     service_tier: Literal["auto", "standard_only"] | None = None
 
 
+B = TypeVar("B", bound=CountBody)
+
+
 def read_messages(body: bytes) -> InferenceRequest:
     """Parse a body of /v1/messages.
 
     Raises:
         ApiError: 400 that names the parameter.
     """
-    parsed = read_body(body, MessagesBody, NO_OP)
+    parsed, ignored = _read(body, MessagesBody)
     within("max_tokens", parsed.max_tokens, 1, MAX_TOKENS)
     user = parsed.metadata.user_id if parsed.metadata else None
     if len(user or "") > MAX_USER_CHARACTERS:
         raise invalid("metadata.user_id", f"user_id may have at most {MAX_USER_CHARACTERS} characters.")
     return InferenceRequest(
         **_prompt(parsed),
+        **ignored.request_fields(),
         sampling=_sampling(parsed),
         max_tokens=parsed.max_tokens,
         user=user,
@@ -114,21 +132,33 @@ def read_count(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    return InferenceRequest(**_prompt(read_body(body, CountBody, NO_OP)), sampling=SamplingParams())
+    parsed, ignored = _read(body, CountBody)
+    return InferenceRequest(**_prompt(parsed), **ignored.request_fields(), sampling=SamplingParams())
+
+
+def _read(body: bytes, type_: type[B]) -> tuple[B, IgnoredFields]:
+    parsed, ignored = read_request(body, type_, NO_OP, HINTS, _prepare, _IGNORED_VALUES)
+    if parsed.output_config is not None and parsed.output_config.effort is not None:
+        ignored.add_known("output_config.effort")
+    return parsed, ignored
+
+
+def _prepare(fields: dict[str, Any], ignored: IgnoredFields) -> None:
+    remove_hosted_tools(fields, _HOSTED_TOOL, ignored)
 
 
 def _prompt(parsed: CountBody) -> dict[str, Any]:
     if not parsed.messages:
         raise invalid("messages", "messages must have at least one message.")
-    if isinstance(parsed.messages[-1], AnthropicAssistant):
-        text = "The last message must have the role user. Prefilling the response is not supported."
-        raise invalid("messages", text, "unsupported_parameter")
     conversation = Conversation()
     if parsed.system:
         conversation.add("system", "system", parsed.system)
     for number, message in enumerate(parsed.messages):
         role = str(type(message).__struct_config__.tag)
         conversation.add(f"messages[{number}].content", role, message.content)
+    is_prefill = isinstance(parsed.messages[-1], AnthropicAssistant)
+    if is_prefill and "tool_calls" in conversation.messages[-1]:
+        raise invalid("messages", "The last message must not have tool_use blocks. Add their results.")
     tools = _tools(parsed.tools or ())
     choice, parallel = _choice(parsed.tool_choice, tools)
     output_format = parsed.output_config.format if parsed.output_config else None
@@ -136,6 +166,7 @@ def _prompt(parsed: CountBody) -> dict[str, Any]:
     return {
         "model": parsed.model,
         "prompt": conversation.messages,
+        "template": TemplateOptions(continues=is_prefill),
         "tools": tools,
         "tool_choice": choice,
         "parallel_tools": parallel,
@@ -149,9 +180,17 @@ def _tools(tools: Sequence[CustomTool]) -> tuple[Tool, ...]:
     for number, tool in enumerate(tools):
         if tool.input_schema.get("type") != "object":
             raise invalid(f"tools[{number}].input_schema.type", "A tool's input must be an object.")
-    result = tuple(Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict)) for tool in tools)
+    result = tuple(Tool(tool.name, _description(tool), tool.input_schema, bool(tool.strict)) for tool in tools)
     check_tools(result, "tools[{}].name", 128)
     return result
+
+
+def _description(tool: CustomTool) -> str | None:
+    """Return the tool's description with its input examples, for which templates have no field."""
+    if not tool.input_examples:
+        return tool.description
+    examples = "\n".join(msgspec.json.encode(example).decode() for example in tool.input_examples)
+    return f"{tool.description or ''}\n\nExamples of inputs:\n{examples}".lstrip()
 
 
 def _choice(choice: AnthropicToolChoice | None, tools: Sequence[Tool]) -> tuple[str, bool]:

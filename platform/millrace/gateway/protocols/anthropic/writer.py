@@ -21,7 +21,7 @@ def usage_object(usage: TokenUsage) -> dict[str, Any]:
     """Return Anthropic's usage object. Its input_tokens exclude tokens that were read from or written to the cache."""
     return {
         "input_tokens": usage.uncached,
-        "cache_creation_input_tokens": usage.cache_write_5m + usage.cache_write_1h,
+        "cache_creation_input_tokens": usage.cache_write,
         "cache_read_input_tokens": usage.cache_read,
         "output_tokens": usage.output,
     }

@@ -22,11 +22,12 @@ from millrace.gateway.protocols.openai.parameters import (
     Common,
     common_fields,
     guided,
-    read_body,
+    read_request,
     sampling_params,
     within,
 )
-from millrace.gateway.protocols.tools import check_tools
+from millrace.gateway.protocols.tools import allowed_names, check_tools, require_tool
+from millrace.gateway.protocols.unknown_fields import StrictFields
 
 DIALECT = "openai.chat"
 MAX_TOP_LOGPROBS = 20
@@ -49,27 +50,35 @@ class Named(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class ChatNamedChoice(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
+class ChatNamedChoice(msgspec.Struct, forbid_unknown_fields=True, tag="function"):
     function: Named
 
 
-class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: list[ChatFunctionTool]
+
+
+class ChatAllowedChoice(msgspec.Struct, forbid_unknown_fields=True, tag="allowed_tools"):
+    allowed_tools: AllowedTools
+
+
+class JsonSchema(StrictFields):
     name: str
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
 
 
-class ChatFormatText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
+class ChatFormatText(StrictFields, tag="text"):
     pass
 
 
-class ChatFormatObject(msgspec.Struct, forbid_unknown_fields=True, tag="json_object"):
+class ChatFormatObject(StrictFields, tag="json_object"):
     pass
 
 
-class ChatFormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"):
+class ChatFormatSchema(StrictFields, tag="json_schema"):
     json_schema: JsonSchema
 
 
@@ -84,7 +93,7 @@ class ChatBody(Common):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[ChatFunctionTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ChatNamedChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChatNamedChoice | ChatAllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ChatFormatText | ChatFormatObject | ChatFormatSchema | None = None
     prompt_cache_options: CacheOptions | None = None
@@ -96,19 +105,22 @@ def read_chat(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    chat = read_body(body, ChatBody)
+    chat, ignored = read_request(body, ChatBody)
     fields = common_fields(chat)
     if not chat.messages:
         raise invalid("messages", "messages must have at least one message.")
     tools = tuple(_tool(tool.function) for tool in chat.tools or ())
     check_tools(tools, "tools[{}].function.name", 64)
+    choice, allowed = _tool_choice(chat, tools)
     return InferenceRequest(
         **fields,
+        **ignored.request_fields(),
         prompt=template_messages(chat.messages),
         sampling=sampling_params(chat, logprobs=_logprobs(chat)),
         max_tokens=_max_tokens(chat),
         tools=tools,
-        tool_choice=_tool_choice(chat, tools),
+        tool_choice=choice,
+        allowed_tools=allowed,
         parallel_tools=chat.parallel_tool_calls is not False,
         structured=_structured(chat),
         breakpoints=_breakpoints(chat),
@@ -135,15 +147,17 @@ def _tool(function: Function) -> Tool:
     return Tool(function.name, function.description, function.parameters or {}, bool(function.strict))
 
 
-def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> str:
-    choice = chat.tool_choice or "auto"
+def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[str, ...] | None]:
+    """Return the tool choice, and the names of the tools that may be called if they are not all."""
+    choice, allowed = chat.tool_choice or "auto", None
     if isinstance(choice, ChatNamedChoice):
-        if choice.function.name not in {tool.name for tool in tools}:
-            raise invalid("tool_choice", f"There is no tool {choice.function.name!r}.")
-        return choice.function.name
+        return require_tool(choice.function.name, tools), None
+    if isinstance(choice, ChatAllowedChoice):
+        names = (tool.function.name for tool in choice.allowed_tools.tools)
+        choice, allowed = choice.allowed_tools.mode, allowed_names(names, tools)
     if choice == "required" and not tools:
         raise invalid("tool_choice", "tool_choice is only allowed with tools.")
-    return choice
+    return choice, allowed
 
 
 def _structured(chat: ChatBody) -> StructuredSpec | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import InferenceRequest
-from millrace.gateway.protocols.openai.parameters import Common, common_fields, guided, read_body, sampling_params
+from millrace.gateway.protocols.openai.parameters import Common, common_fields, guided, read_request, sampling_params
 
 DIALECT = "openai.completion"
 MAX_PROMPTS = 64
@@ -25,13 +25,14 @@ def read_completion(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    completion = read_body(body, CompletionBody)
+    completion, ignored = read_request(body, CompletionBody)
     prompt, *more_prompts = _prompts(completion.prompt)
     echo, logprobs = bool(completion.echo), completion.logprobs
     if echo and logprobs is not None and (completion.n or 1) > 1:
         raise ApiError("unsupported_parameter", "echo with logprobs requires n to be 1.", "n")
     return InferenceRequest(
         **common_fields(completion),
+        **ignored.request_fields(),
         prompt=prompt,
         more_prompts=tuple(more_prompts),
         sampling=sampling_params(completion, logprobs=logprobs, prompt_logprobs=logprobs if echo else None),

@@ -15,7 +15,7 @@ from inference_worker.contract.request import SamplingParams
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, ResponseSpec
-from millrace.gateway.protocols.openai.parameters import read_body
+from millrace.gateway.protocols.openai.parameters import read_request
 
 DIALECT = "openai.embedding"
 MAX_INPUTS = 2048
@@ -37,11 +37,12 @@ def read_embeddings(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    parsed = read_body(body, EmbeddingBody)
+    parsed, ignored = read_request(body, EmbeddingBody)
     if len(parsed.user or "") > MAX_USER_CHARACTERS:
         raise invalid("user", f"user may have at most {MAX_USER_CHARACTERS} characters.")
     inputs = _inputs(parsed.input)
     return InferenceRequest(
+        **ignored.request_fields(),
         model=parsed.model,
         prompt=[],
         sampling=SamplingParams(max_tokens=0),

@@ -1,14 +1,15 @@
-"""Strict reading of JSON bodies: no parameter is ignored.
+"""Reading of JSON bodies: each parameter is supported, has no effect, is ignored and named, or is rejected by name.
 
-A parameter is supported (a field of the endpoint's struct), or documented by OpenAI and accepted only with the values
-at which it has no effect (`NO_OP`), or rejected.
+A parameter is supported (a field of the endpoint's struct), or documented and accepted only with the values at which it
+has no effect (`NO_OP`), or a hint that may be ignored (`HINTS`), or rejected. Unknown fields of inference requests are
+dropped and named (`unknown_fields`). Other bodies are read strictly.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -17,11 +18,12 @@ import msgspec
 from inference_worker.contract.request import RequestRejected, SamplingParams, ServiceClass, StructuredSpec
 from inference_worker.contract.validation import check_sampling
 from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.protocols.unknown_fields import IgnoredFields, check_typos, tolerate
 
 T = TypeVar("T", bound=msgspec.Struct)
 C = TypeVar("C")
 
-MAX_STOPS = 4
+MAX_STOPS = 16
 MAX_TOKENS = 2**31
 _ANY_VOCABULARY = 2**31  # the engine checks the model's vocabulary
 
@@ -46,12 +48,27 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_cache_options": ({},),
 }
+# Parameters of `NO_OP` that are accepted with every value. They are named as ignored unless they have no effect.
+HINTS = frozenset({"store", "prediction", "reasoning_effort", "verbosity", "prompt_cache_retention"})
 TIERS: Mapping[str, ServiceClass] = {
     "auto": ServiceClass.DEFAULT,
     "default": ServiceClass.DEFAULT,
     "flex": ServiceClass.FLEX,
     "priority": ServiceClass.PRIORITY,
 }
+
+
+# Names of parameters that change the result in some dialect. Where they are not supported, they are refused by name and
+# never ignored as unknown fields.
+RESULT_NAMES = frozenset(
+    {
+        *("n", "stop", "stop_sequences", "stop_token_ids", "seed", "logprobs", "top_logprobs", "logit_bias", "echo"),
+        *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "ignore_eos", "dimensions"),
+        *("response_format", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs"),
+        *("tools", "tool_choice", "system", "instructions", "messages", "input", "prompt", "stream"),
+    }
+)
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,22 +109,71 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] = NO_OP) -> T:
-    """Decode and validate a request's JSON body.
+    """Decode and validate a JSON body strictly: an unknown field is an error.
 
     Raises:
         ApiError: 400 that names the parameter.
     """
+    fields = _decode(body)
+    supported = _names(type_)
+    values = {name: value for name, value in fields.items() if value is not None}
+    for name in [name for name in values if name not in supported]:
+        if name not in no_op:
+            raise ApiError("unknown_parameter", f"Unknown parameter: {name!r}.", name[:200])
+        if not _is_no_op(values.pop(name), no_op[name]):
+            raise _unsupported(name)
+    return converted(values, type_)
+
+
+def read_request(
+    body: bytes,
+    type_: type[T],
+    no_op: Mapping[str, tuple[Any, ...]] = NO_OP,
+    hints: Collection[str] = HINTS,
+    prepare: Callable[[dict[str, Any], IgnoredFields], None] | None = None,
+    ignored_values: Mapping[str, tuple[Any, ...]] = {},
+) -> tuple[T, IgnoredFields]:
+    """Decode and validate the JSON body of an inference request. Return it with its ignored fields.
+
+    Args:
+        no_op: parameters that are not supported, with their values that have no effect.
+        hints: those of them that are accepted with every value, and named as ignored.
+        prepare: changes the decoded fields before they are validated.
+        ignored_values: further values of unsupported parameters that are accepted, and named as ignored.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    fields = _decode(body)
+    supported, ignored, unknown = _names(type_), IgnoredFields(), []
+    values = {name: value for name, value in fields.items() if value is not None}
+    for name in [name for name in values if name not in supported]:
+        value = values.pop(name)
+        if name not in no_op:
+            if name in RESULT_NAMES:
+                raise ApiError("unknown_parameter", f"This endpoint does not support the parameter {name!r}.", name)
+            unknown.append(name)
+        elif not _is_no_op(value, no_op[name]):
+            if name not in hints and not _is_no_op(value, ignored_values.get(name, ())):
+                raise _unsupported(name)
+            ignored.add_known(name)
+    if unknown:
+        check_typos(unknown, supported | no_op.keys())
+        for name in unknown:
+            ignored.add_unknown(name)
+    if prepare is not None:
+        prepare(values, ignored)
+    return converted_leniently(values, type_, "", ignored), ignored
+
+
+def _decode(body: bytes) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ApiError("invalid_json", f"The request body is not valid JSON: {exc}") from None
     if not isinstance(fields, dict):
         raise ApiError("invalid_json", "The request body must be a JSON object.")
-    supported = _names(type_)
-    values = {name: value for name, value in fields.items() if value is not None}
-    for name in [name for name in values if name not in supported]:
-        _require_no_op(name, values.pop(name), no_op)
-    return converted(values, type_)
+    return fields
 
 
 def converted(value: Any, type_: type[C], path: str = "") -> C:
@@ -120,6 +186,19 @@ def converted(value: Any, type_: type[C], path: str = "") -> C:
         return msgspec.convert(value, type_, str_keys=True)  # JSON keys are strings, also the token IDs of logit_bias
     except msgspec.ValidationError as exc:
         raise _explain(exc, path) from None
+
+
+def converted_leniently(value: Any, type_: type[C], path: str, ignored: IgnoredFields) -> C:
+    """Convert a part of a body, at `path`. Unknown fields are removed from `value` and added to `ignored`.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    try:
+        return msgspec.convert(value, type_, str_keys=True)
+    except msgspec.ValidationError:  # the usual body has no unknown fields and needs one conversion
+        tolerate(value, type_, _INDEX.sub("[]", path), ignored)
+        return converted(value, type_, path)
 
 
 @cache
@@ -185,7 +264,7 @@ def common_fields(body: Common) -> dict[str, Any]:
     within("max_tokens", body.max_tokens, 1, MAX_TOKENS)
     within("priority", body.priority, -(2**31), 2**31 - 1)
     options = body.stream_options
-    if options is not None and not body.stream:
+    if options is not None and body.stream is None:  # with stream=false they have no effect
         raise invalid("stream_options", "stream_options are only allowed when stream is true.")
     if options is not None and options.include_obfuscation:
         raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
@@ -241,16 +320,19 @@ def within(name: str, value: float | None, low: float, high: float) -> None:
         raise invalid(name, f"{value} is out of range. {name} must be from {low} to {high}.")
 
 
-def _require_no_op(name: str, value: Any, no_op: Mapping[str, tuple[Any, ...]]) -> None:
-    if name not in no_op:
-        raise ApiError("unknown_parameter", f"Unknown parameter: {name!r}.", name[:200])
+def _is_no_op(value: Any, no_op_values: tuple[Any, ...]) -> bool:
     # Booleans match only booleans: in Python 0 == False, but logprobs=0 requests logprobs and logprobs=false does not.
-    if not any(
-        value == no_op_value and isinstance(value, bool) == isinstance(no_op_value, bool) for no_op_value in no_op[name]
-    ):
-        raise ApiError("unsupported_parameter", f"The parameter {name!r} is not supported with this value.", name)
+    return any(
+        value == no_op_value and isinstance(value, bool) == isinstance(no_op_value, bool)
+        for no_op_value in no_op_values
+    )
 
 
+def _unsupported(name: str) -> ApiError:
+    return ApiError("unsupported_parameter", f"The parameter {name!r} is not supported with this value.", name)
+
+
+_INDEX = re.compile(r"\[\d+\]")
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")

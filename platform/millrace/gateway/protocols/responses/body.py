@@ -17,11 +17,12 @@ from millrace.gateway.protocols.openai.parameters import (
     TIERS,
     check_labels,
     check_ranges,
-    read_body,
+    read_request,
     within,
 )
 from millrace.gateway.protocols.responses.items import count_parts, template_messages
-from millrace.gateway.protocols.tools import check_tools
+from millrace.gateway.protocols.tools import allowed_names, check_tools, remove_hosted_tools, require_tool
+from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "openai.responses"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -30,10 +31,10 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_OP: Mapping[str, tuple[Any, ...]] = {
     "access_programs": (),
     "background": (False,),
+    "client_metadata": ({},),
     "context_management": ([],),
     "conversation": (),
     "image": (),
-    "include": ([],),
     "max_tool_calls": (),
     "moderation": (),
     "previous_response_id": (),
@@ -46,6 +47,19 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
+# Parameters of `NO_OP` that are accepted with every value. They are named as ignored unless they have no effect.
+HINTS = frozenset({"client_metadata", "prompt_cache_retention", "reasoning", "store"})
+# Values of `include` that request a part of outputs that this endpoint never makes.
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results"),
+        *("file_search_call.results", "code_interpreter_call.outputs", "computer_call_output.output.image_url"),
+        "message.input_image.image_url",
+    }
+)
+_HOSTED_TOOL = re.compile(
+    r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?|file_search|code_interpreter|image_generation|mcp|namespace|tool_search"
+)
 
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,22 +68,29 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    output_schema: dict[str, Any] | None = None
 
 
-class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
+class NamedChoice(msgspec.Struct, forbid_unknown_fields=True, tag="function"):
     name: str
 
 
-class FormatText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
+class AllowedChoice(msgspec.Struct, forbid_unknown_fields=True, tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class FormatText(StrictFields, tag="text"):
     pass
 
 
-class FormatObject(msgspec.Struct, forbid_unknown_fields=True, tag="json_object"):
+class FormatObject(StrictFields, tag="json_object"):
     pass
 
 
-class FormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"):
+class FormatSchema(StrictFields, tag="json_schema"):
     name: str
     schema: dict[str, Any]
     description: str | None = None
@@ -78,7 +99,7 @@ class FormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"
 
 class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
     format: FormatText | FormatObject | FormatSchema | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -87,7 +108,7 @@ class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     instructions: str | None = None
     max_output_tokens: int | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     temperature: float | None = None
@@ -97,6 +118,7 @@ class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    include: list[str] | None = None
     stream: bool | None = None
 
 
@@ -106,20 +128,25 @@ def read_response(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    parsed = read_body(body, ResponseBody, NO_OP)
+    parsed, ignored = read_request(body, ResponseBody, NO_OP, HINTS, _prepare)
+    _check_hints(parsed, ignored)
     within("max_output_tokens", parsed.max_output_tokens, 1, MAX_TOKENS)
     check_labels(parsed.metadata or {}, {name: getattr(parsed, name) for name in LABELS})
     tools = tuple(
         Tool(tool.name, tool.description, tool.parameters or {}, bool(tool.strict)) for tool in parsed.tools or ()
     )
     check_tools(tools, "tools[{}].name", 64)
+    prompt = template_messages(parsed.instructions, parsed.input, ignored)
+    choice, allowed = _choice(parsed, tools)
     return InferenceRequest(
+        **ignored.request_fields(),
         model=parsed.model,
-        prompt=template_messages(parsed.instructions, parsed.input),
+        prompt=prompt,
         sampling=_sampling(parsed),
         max_tokens=parsed.max_output_tokens,
         tools=tools,
-        tool_choice=_choice(parsed, tools),
+        tool_choice=choice,
+        allowed_tools=allowed,
         parallel_tools=parsed.parallel_tool_calls is not False,
         structured=_structured(parsed.text),
         service_class=TIERS[parsed.service_tier or "auto"],
@@ -139,15 +166,35 @@ def _sampling(parsed: ResponseBody) -> SamplingParams:
     return params
 
 
-def _choice(parsed: ResponseBody, tools: tuple[Tool, ...]) -> str:
-    choice = parsed.tool_choice or "auto"
+def _prepare(fields: dict[str, Any], ignored: IgnoredFields) -> None:
+    remove_hosted_tools(fields, _HOSTED_TOOL, ignored)
+
+
+def _check_hints(parsed: ResponseBody, ignored: IgnoredFields) -> None:
+    """Name the hints within supported parameters.
+
+    Raises:
+        ApiError: 400, `include` requests something that is not supported.
+    """
+    if parsed.text is not None and parsed.text.verbosity not in (None, "medium"):
+        ignored.add_known("text.verbosity")
+    for value in parsed.include or ():
+        if value not in _WITHOUT_EFFECT:
+            raise invalid("include", f"Including {value[:100]!r} is not supported.", "unsupported_parameter")
+
+
+def _choice(parsed: ResponseBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[str, ...] | None]:
+    """Return the tool choice, and the names of the tools that may be called if they are not all."""
+    choice, allowed = parsed.tool_choice or "auto", None
     if isinstance(choice, NamedChoice):
-        if choice.name not in {tool.name for tool in tools}:
-            raise invalid("tool_choice", f"There is no tool {choice.name!r}.")
-        return choice.name
+        require_tool(choice.name, tools)
+        return choice.name, None
+    if isinstance(choice, AllowedChoice):
+        names = (tool.get("name") for tool in choice.tools if tool.get("type") == "function")
+        choice, allowed = choice.mode, allowed_names(names, tools)
     if choice == "required" and not tools:
         raise invalid("tool_choice", "tool_choice is only allowed with tools.")
-    return choice
+    return choice, allowed
 
 
 def _structured(text: TextConfig | None) -> StructuredSpec | None:
@@ -164,6 +211,11 @@ def _structured(text: TextConfig | None) -> StructuredSpec | None:
     return None
 
 
+def _echoed_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    nullable = ("description", "parameters", "strict")
+    return {name: value for name, value in tool.items() if value is not None or name in nullable}
+
+
 def _echoed_parameters(parsed: ResponseBody) -> dict[str, Any]:
     """Return the request's parameters that its response repeats."""
     fields: dict[str, Any] = msgspec.to_builtins(parsed)
@@ -177,7 +229,7 @@ def _echoed_parameters(parsed: ResponseBody) -> dict[str, Any]:
         "temperature": 1.0 if parsed.temperature is None else parsed.temperature,
         "text": {**text, "format": text.get("format") or {"type": "text"}},
         "tool_choice": fields["tool_choice"] or "auto",
-        "tools": fields["tools"] or [],
+        "tools": [_echoed_tool(tool) for tool in fields["tools"] or ()],
         "top_p": 1.0 if parsed.top_p is None else parsed.top_p,
         **labels,
     }

@@ -19,13 +19,12 @@ Event = dict[str, Any]
 
 
 def usage_object(usage: TokenUsage) -> dict[str, Any]:
-    written = usage.cache_write_5m + usage.cache_write_1h
     return {
         "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": written},
+        "input_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
         "output_tokens": usage.output,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.prompt + usage.output,
+        "total_tokens": usage.total,
     }
 
 

@@ -1,0 +1,70 @@
+"""The generated modules agree with the management API, and both clients send the same requests."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import Any
+
+import httpx
+import pytest
+
+from millrace.client import AsyncClient, AsyncPager, Client, Pager
+from tools.generate_client import PACKAGE, generated, management_schema
+
+MODULES = generated(management_schema())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_committed_module_is_up_to_date(name):
+    written = ast.dump(ast.parse((PACKAGE / name).read_text(encoding="utf-8")))  # formatting does not count
+    assert written == ast.dump(ast.parse(MODULES[name])), f"run `make client`: {name} differs from the management API"
+
+
+def methods(client: Any, prefix: str = "") -> dict[str, Any]:
+    found = {}
+    for name, resource in vars(client).items():
+        if name.startswith("_"):
+            continue
+        if name == "operator":
+            found |= methods(resource, "operator.")
+            continue
+        for method, function in inspect.getmembers(resource, inspect.ismethod):
+            if not method.startswith("_"):
+                found[f"{prefix}{name}.{method}"] = function
+    return found
+
+
+def example_arguments(function: Any) -> dict[str, Any]:
+    given = {name: 7 for name in inspect.signature(function).parameters}
+    return given | {name: "a/b c" for name in ("name", "idempotency_key") if name in given}
+
+
+async def test_both_clients_send_the_same_requests():
+    sent: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(200, json={"results": [], "next": None, "previous": None})
+
+    client = Client("http://host", "sk-x", tenant="acme", transport=httpx.MockTransport(answer))
+    twin = AsyncClient("http://host", "sk-x", tenant="acme", transport=httpx.MockTransport(answer))
+    functions, twins = methods(client), methods(twin)
+    assert functions.keys() == twins.keys()
+    assert len(functions) > 100
+    for name, function in functions.items():
+        arguments = example_arguments(function)
+        result = function(**arguments)
+        if isinstance(result, Pager):
+            assert list(result) == []
+        pending = twins[name](**arguments)
+        if isinstance(pending, AsyncPager):
+            assert [row async for row in pending] == []
+        else:
+            await pending
+        first, second = sent[-2:]
+        assert (first.method, first.url, first.content) == (second.method, second.url, second.content), name
+        assert first.headers == second.headers
+        assert ("tenant=acme" in str(first.url)) is not name.startswith("operator."), name
+    client.close()
+    await twin.close()
