@@ -24,7 +24,7 @@ endif
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help up setup test test-unit test-browser test-faults test-browser-quick test-faults-quick bench-quick \
-	lint types lint-imports check client docs docs-reference docs-settings screenshots release lock clean
+	lint types lint-imports check client docs docs-reference docs-settings docs-openapi screenshots release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -91,6 +91,9 @@ docs-reference: $(VENV)/installed-dev ## update the pages of docs/reference that
 
 docs-settings: setup ## update the table of settings in docs/reference/configuration.md
 	$(BIN)/millrace config --write docs/reference/configuration.md
+
+docs-openapi: setup ## update docs/openapi.yaml from the routes and request types
+	@$(BIN)/python -m tools.openapi
 
 screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.support.frontend.make_screenshots

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.urls import path, re_path
+from django.urls.resolvers import RoutePattern
 
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.http.endpoints.batches import BatchEndpoint, BatchesEndpoint, CancelBatch, CreateBatch
@@ -41,7 +42,17 @@ def _by_method(*consumers: type[HttpConsumer]) -> Callable[..., Any]:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await applications.get(scope["method"], first)(scope, receive, send)
 
+    application.consumers = consumers  # type: ignore[attr-defined]
     return application
+
+
+def documented_consumers() -> Iterator[tuple[str, type[HttpConsumer]]]:
+    """Yield each path of the API with its consumer, as docs/openapi.yaml lists them."""
+    for route in ROUTES:
+        pattern, callback = str(route.pattern), route.callback
+        if isinstance(route.pattern, RoutePattern) and pattern.startswith("v1/"):
+            for consumer in getattr(callback, "consumers", None) or (callback.consumer_class,):
+                yield f"/{pattern}", consumer
 
 
 # Channels routes to ASGI applications, where Django's `path` is typed for views.

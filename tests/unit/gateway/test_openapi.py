@@ -30,10 +30,11 @@ from millrace.gateway.protocols.openai.writer import ChatWriter, CompletionWrite
 from millrace.gateway.protocols.responses.body import ResponseBody, read_response
 from millrace.gateway.protocols.responses.writer import ResponsesWriter
 from millrace.gateway.routes import ROUTES
+from tools.openapi import document
 
 ROOT = Path(__file__).parents[3]
 SPECS = ROOT / "tests" / "data" / "api_specs"
-OURS: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
+OURS: dict[str, Any] = yaml.safe_load(document.DOCUMENT.read_text(encoding="utf-8"))
 EXTENSIONS = {  # vLLM's names, not in OpenAI's description
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
     *("guided_regex", "guided_grammar", "priority"),
@@ -100,6 +101,17 @@ def fields_of(document: dict[str, Any], schema: str) -> set[str]:
     parts = found.get("allOf", [found])
     own = {name for part in parts for name in part.get("properties", {})}
     return own.union(*(fields_of(document, part["$ref"].rpartition("/")[2]) for part in parts if "$ref" in part))
+
+
+def test_the_document_is_generated_from_the_code() -> None:
+    written = document.DOCUMENT.read_text(encoding="utf-8")
+    assert written == document.render(), "docs/openapi.yaml is out of date: run `make docs-openapi`"
+
+
+def test_a_route_without_a_description_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(document.OPERATIONS, batches.CancelBatch)
+    with pytest.raises(ValueError, match="CancelBatch"):
+        document.document()
 
 
 def test_the_document_is_valid() -> None:

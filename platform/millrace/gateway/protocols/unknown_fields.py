@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -146,7 +146,7 @@ def _shape(type_: Any) -> _Shape | None:
 def _shape_of(info: inspect.Type) -> _Shape | None:
     """Return the shape of a type, or None if it contains no struct."""
     shape = _Shape()
-    for member in info.types if isinstance(info, inspect.UnionType) else (info,):
+    for member in _members(info):
         if isinstance(member, inspect.StructType):
             shape.tag_field = member.tag_field
             shape.objects[member.tag] = _object_shape(member)
@@ -163,10 +163,21 @@ def _object_shape(info: inspect.StructType) -> _ObjectShape:
 
 
 def _is_integer(info: inspect.Type) -> bool:
-    members = info.types if isinstance(info, inspect.UnionType) else (info,)
+    members = list(_members(info))
     return any(isinstance(member, inspect.IntType) for member in members) and not any(
         isinstance(member, inspect.FloatType) for member in members
     )
+
+
+def _members(info: inspect.Type) -> Iterator[inspect.Type]:
+    """Yield the types of a union, or the type itself, without their annotations."""
+    if isinstance(info, inspect.Metadata):
+        yield from _members(info.type)
+    elif isinstance(info, inspect.UnionType):
+        for member in info.types:
+            yield from _members(member)
+    else:
+        yield info
 
 
 def _clean(path: str) -> str:

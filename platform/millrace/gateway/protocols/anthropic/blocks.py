@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import Breakpoint
+from millrace.gateway.protocols.documented import documented
 from millrace.gateway.protocols.openai.messages import media_error
 
 SECONDS = {"5m": 300, "1h": 3600}
@@ -71,7 +72,7 @@ class ToolResult(msgspec.Struct, forbid_unknown_fields=True, tag="tool_result"):
 
 
 class AnthropicUser(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
-    content: str | list[AnthropicText | ToolResult | Media]
+    content: str | Annotated[list[AnthropicText | ToolResult | Media], documented(minItems=1)]
 
 
 class AnthropicAssistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
@@ -79,7 +80,7 @@ class AnthropicAssistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="
 
 
 class AnthropicSystem(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
-    content: str | list[AnthropicText]
+    content: str | Annotated[list[AnthropicText], documented(minItems=1)]
 
 
 Message = AnthropicUser | AnthropicAssistant | AnthropicSystem

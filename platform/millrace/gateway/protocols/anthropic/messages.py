@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from inference_worker.contract.request import SamplingParams, StructuredSpec
+from inference_worker.contract.validation import MAX_STOP_CHARACTERS, MAX_STOPS
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
 from millrace.gateway.protocols.anthropic.blocks import (
@@ -19,13 +20,23 @@ from millrace.gateway.protocols.anthropic.blocks import (
     Conversation,
     Message,
 )
+from millrace.gateway.protocols.documented import (
+    MAX_LABEL_CHARACTERS,
+    Label,
+    NotNegative,
+    ObjectSchema,
+    Positive,
+    TopP,
+    documented,
+)
 from millrace.gateway.protocols.openai.parameters import MAX_TOKENS, check_ranges, read_request, within
-from millrace.gateway.protocols.tools import check_tools, remove_hosted_tools
+from millrace.gateway.protocols.tools import MAX_TOOLS, check_tools, remove_hosted_tools
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "anthropic.messages"
 MAX_BREAKPOINTS = 4
-MAX_USER_CHARACTERS = 512
+MAX_NAME_CHARACTERS = 128
+StopSequence = Annotated[str, documented(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 # Documented parameters that are not supported, with the values at which they have no effect. null always has none.
@@ -48,8 +59,8 @@ _HOSTED_TOOL = re.compile(r"(web_search|web_fetch|code_execution|tool_search_too
 
 
 class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    input_schema: dict[str, Any]
+    name: Annotated[str, documented(pattern=f"^[A-Za-z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}$")]
+    input_schema: ObjectSchema
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
@@ -64,8 +75,8 @@ class AnthropicToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class Metadata(msgspec.Struct, forbid_unknown_fields=True):
-    user_id: str | None = None
+class AnthropicMetadata(msgspec.Struct, forbid_unknown_fields=True):
+    user_id: Label | None = None
 
 
 class JsonFormat(StrictFields):
@@ -82,21 +93,21 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The part of a body that describes the prompt."""
 
     model: str
-    messages: list[Message]
+    messages: Annotated[list[Message], documented(minItems=1)]
     system: str | list[AnthropicText] | None = None
-    tools: list[CustomTool] | None = None
+    tools: Annotated[list[CustomTool], documented(maxItems=MAX_TOOLS)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
-    max_tokens: int
-    metadata: Metadata | None = None
-    stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+    max_tokens: Positive
+    metadata: AnthropicMetadata | None = None
+    stop_sequences: Annotated[list[StopSequence], documented(maxItems=MAX_STOPS)] | None = None
+    temperature: Annotated[float, documented(minimum=0, maximum=1)] | None = None
+    top_k: NotNegative | None = None
+    top_p: TopP | None = None
     stream: bool | None = None
     # "auto" would allow prepaid priority capacity, which does not exist here. Both values mean the default tier.
     service_tier: Literal["auto", "standard_only"] | None = None
@@ -114,8 +125,8 @@ def read_messages(body: bytes) -> InferenceRequest:
     parsed, ignored = _read(body, MessagesBody)
     within("max_tokens", parsed.max_tokens, 1, MAX_TOKENS)
     user = parsed.metadata.user_id if parsed.metadata else None
-    if len(user or "") > MAX_USER_CHARACTERS:
-        raise invalid("metadata.user_id", f"user_id may have at most {MAX_USER_CHARACTERS} characters.")
+    if len(user or "") > MAX_LABEL_CHARACTERS:
+        raise invalid("metadata.user_id", f"user_id may have at most {MAX_LABEL_CHARACTERS} characters.")
     return InferenceRequest(
         **_prompt(parsed),
         **ignored.request_fields(),
@@ -181,7 +192,7 @@ def _tools(tools: Sequence[CustomTool]) -> tuple[Tool, ...]:
         if tool.input_schema.get("type") != "object":
             raise invalid(f"tools[{number}].input_schema.type", "A tool's input must be an object.")
     result = tuple(Tool(tool.name, _description(tool), tool.input_schema, bool(tool.strict)) for tool in tools)
-    check_tools(result, "tools[{}].name", 128)
+    check_tools(result, "tools[{}].name", MAX_NAME_CHARACTERS)
     return result
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from inference_worker.contract.request import StructuredSpec
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.protocols.documented import FunctionName, Positive, documented
 from millrace.gateway.protocols.openai.messages import (
     CACHE_SECONDS,
     MAX_BREAKPOINTS,
@@ -26,7 +27,7 @@ from millrace.gateway.protocols.openai.parameters import (
     sampling_params,
     within,
 )
-from millrace.gateway.protocols.tools import allowed_names, check_tools, require_tool
+from millrace.gateway.protocols.tools import MAX_TOOLS, allowed_names, check_tools, require_tool
 from millrace.gateway.protocols.unknown_fields import StrictFields
 
 DIALECT = "openai.chat"
@@ -35,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -63,8 +64,8 @@ class ChatAllowedChoice(msgspec.Struct, forbid_unknown_fields=True, tag="allowed
     allowed_tools: AllowedTools
 
 
-class JsonSchema(StrictFields):
-    name: str
+class ChatJsonSchema(StrictFields):
+    name: FunctionName
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
@@ -79,7 +80,7 @@ class ChatFormatObject(StrictFields, tag="json_object"):
 
 
 class ChatFormatSchema(StrictFields, tag="json_schema"):
-    json_schema: JsonSchema
+    json_schema: ChatJsonSchema
 
 
 class CacheOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,11 +89,11 @@ class CacheOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatBody(Common):
-    messages: list[Message]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[Message], documented(minItems=1)]
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[ChatFunctionTool] | None = None
+    top_logprobs: Annotated[int, documented(minimum=0, maximum=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[ChatFunctionTool], documented(maxItems=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChatNamedChoice | ChatAllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ChatFormatText | ChatFormatObject | ChatFormatSchema | None = None

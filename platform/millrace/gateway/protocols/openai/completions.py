@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+from inference_worker.contract.validation import MAX_LOGPROBS
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.protocols.documented import NotNegative, documented
 from millrace.gateway.protocols.openai.parameters import Common, common_fields, guided, read_request, sampling_params
 
 DIALECT = "openai.completion"
@@ -14,8 +17,20 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
 
 
 class CompletionBody(Common):
-    prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
+    prompt: (
+        str
+        | Annotated[
+            list[str | NotNegative | list[NotNegative]],
+            documented(
+                minItems=1,
+                anyOf=[
+                    {"items": {"type": "integer"}},
+                    {"items": {"type": ["string", "array"]}, "maxItems": MAX_PROMPTS},
+                ],
+            ),
+        ]
+    )
+    logprobs: Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
 
 

@@ -84,7 +84,7 @@ class ChatUser(ChatMessageFields, tag="user"):
     pass
 
 
-class ChatTool(ChatMessageFields, tag="tool"):
+class ChatToolResult(ChatMessageFields, tag="tool"):
     tool_call_id: str
 
 
@@ -104,7 +104,7 @@ class ChatAssistant(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, ta
     provider_specific_fields: Any = None
 
 
-Message = ChatSystem | Developer | ChatUser | ChatTool | ChatAssistant
+Message = ChatSystem | Developer | ChatUser | ChatToolResult | ChatAssistant
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -153,7 +153,7 @@ def _text(path: str, content: str | list[Part] | None) -> str:
 
 def _template_message(path: str, message: Message, names: dict[str, str]) -> dict[str, Any]:
     text = _text(path, message.content)
-    if isinstance(message, ChatTool):
+    if isinstance(message, ChatToolResult):
         if message.tool_call_id not in names:
             raise invalid(f"{path}.tool_call_id", "A tool message must refer to a tool call of an earlier message.")
         name = message.name or names[message.tool_call_id]

@@ -11,19 +11,34 @@ import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from inference_worker.contract.request import RequestRejected, SamplingParams, ServiceClass, StructuredSpec
-from inference_worker.contract.validation import check_sampling
+from inference_worker.contract.validation import MAX_ANSWERS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, check_sampling
 from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.protocols.documented import (
+    MAX_LABEL_CHARACTERS,
+    MAX_METADATA,
+    MAX_METADATA_KEY_CHARACTERS,
+    Label,
+    LabelMap,
+    NotEmpty,
+    NotNegative,
+    Penalty,
+    Positive,
+    Temperature,
+    TopP,
+    documented,
+)
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, check_typos, tolerate
 
 T = TypeVar("T", bound=msgspec.Struct)
 C = TypeVar("C")
 
 MAX_STOPS = 16
+Bias = Annotated[float, documented(minimum=-100, maximum=100)]
 MAX_TOKENS = 2**31
 _ANY_VOCABULARY = 2**31  # the engine checks the model's vocabulary
 
@@ -74,38 +89,38 @@ RESULT_NAMES = frozenset(
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
+    include_obfuscation: Annotated[bool, documented(const=False)] | None = None
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The parameters that chat completions and completions share."""
 
     model: str
-    max_tokens: int | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    max_tokens: Positive | None = None
+    n: Annotated[int, documented(minimum=1, maximum=MAX_ANSWERS)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, documented(minimum=-1)] | None = None
+    min_p: Annotated[float, documented(minimum=0, maximum=1)] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: NotEmpty | Annotated[list[NotEmpty], documented(maxItems=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[NotNegative], documented(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    min_tokens: NotNegative | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, documented(minimum=0.1, maximum=10)] | None = None
+    logit_bias: Annotated[dict[int, Bias], documented(maxProperties=MAX_LOGIT_BIAS)] | None = None
     guided_regex: str | None = None
     guided_grammar: str | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    metadata: dict[str, str] | None = None
-    prompt_cache_key: str | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    metadata: LabelMap | None = None
+    prompt_cache_key: Label | None = None
 
 
 def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] = NO_OP) -> T:
@@ -292,14 +307,17 @@ def check_labels(metadata: Mapping[str, str], labels: Mapping[str, str | None]) 
     Raises:
         ApiError: 400 that names the parameter.
     """
-    if len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
+    if len(metadata) > MAX_METADATA or any(
+        len(key) > MAX_METADATA_KEY_CHARACTERS or len(value) > MAX_LABEL_CHARACTERS for key, value in metadata.items()
+    ):
         raise invalid(
             "metadata",
-            "metadata may have at most 16 entries, with keys of up to 64 and values of up to 512 characters.",
+            f"metadata may have at most {MAX_METADATA} entries, with keys of up to {MAX_METADATA_KEY_CHARACTERS} and"
+            f" values of up to {MAX_LABEL_CHARACTERS} characters.",
         )
     for name, label in labels.items():
-        if len(label or "") > 512:
-            raise invalid(name, f"{name} may have at most 512 characters.")
+        if len(label or "") > MAX_LABEL_CHARACTERS:
+            raise invalid(name, f"{name} may have at most {MAX_LABEL_CHARACTERS} characters.")
 
 
 def guided(body: Common) -> StructuredSpec | None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from inference_worker.contract.request import SamplingParams, StructuredSpec
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, Tool
+from millrace.gateway.protocols.documented import (
+    FunctionName,
+    Label,
+    LabelMap,
+    Positive,
+    Temperature,
+    TopP,
+    documented,
+)
 from millrace.gateway.protocols.openai.parameters import (
     LABELS,
     MAX_TOKENS,
@@ -20,8 +29,8 @@ from millrace.gateway.protocols.openai.parameters import (
     read_request,
     within,
 )
-from millrace.gateway.protocols.responses.items import count_parts, template_messages
-from millrace.gateway.protocols.tools import allowed_names, check_tools, remove_hosted_tools, require_tool
+from millrace.gateway.protocols.responses.items import ITEM_SCHEMA, count_parts, template_messages
+from millrace.gateway.protocols.tools import MAX_TOOLS, allowed_names, check_tools, remove_hosted_tools, require_tool
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "openai.responses"
@@ -64,7 +73,7 @@ _HOSTED_TOOL = re.compile(
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"]
-    name: str
+    name: FunctionName
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None
@@ -91,7 +100,7 @@ class FormatObject(StrictFields, tag="json_object"):
 
 
 class FormatSchema(StrictFields, tag="json_schema"):
-    name: str
+    name: FunctionName
     schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
@@ -104,19 +113,19 @@ class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[dict[str, Any]], documented(minItems=1, items=ITEM_SCHEMA)]
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    tools: list[FunctionTool] | None = None
+    max_output_tokens: Positive | None = None
+    tools: Annotated[list[FunctionTool], documented(maxItems=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    metadata: LabelMap | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     include: list[str] | None = None
     stream: bool | None = None

@@ -89,6 +89,12 @@ class Reasoning(msgspec.Struct, forbid_unknown_fields=True, tag="reasoning"):
 
 
 Item = ResponseMessage | FunctionCall | FunctionCallOutput | Reasoning
+ITEM_SCHEMA = {
+    "anyOf": [
+        {"$ref": f"#/components/schemas/{item.__name__}"}
+        for item in (ResponseMessage, FunctionCall, FunctionCallOutput, Reasoning)
+    ]
+}
 
 
 def template_messages(
