@@ -24,7 +24,7 @@ endif
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help up setup test test-unit test-browser test-faults test-browser-quick test-faults-quick bench-quick \
-	lint types lint-imports check client docs docs-settings docs-openapi screenshots lock clean
+	lint types lint-imports check client docs docs-reference docs-settings docs-openapi screenshots release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -86,6 +86,9 @@ client: $(VENV)/installed-dev ## update the modules of millrace.client that are 
 docs: $(VENV)/installed-docs ## build the documentation site into build/site; fails on a broken link
 	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs build --strict --quiet
 
+docs-reference: $(VENV)/installed-dev ## update the pages of docs/reference that are generated from code
+	@PYTHONPATH=.:platform $(BIN)/python -m tools.generate_reference
+
 docs-settings: setup ## update the table of settings in docs/reference/configuration.md
 	$(BIN)/millrace config --write docs/reference/configuration.md
 
@@ -94,6 +97,9 @@ docs-openapi: setup ## update docs/openapi.yaml from the routes and request type
 
 screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.support.frontend.make_screenshots
+
+release: $(VENV)/installed ## build the sdist and the wheel into dist
+	@$(BIN)/python -m hatchling build
 
 lock: $(VENV)/installed-dev ## lock the newest allowed versions
 	$(PIP) install --quiet uv

@@ -1,4 +1,7 @@
-"""Start a worker: `python -m inference_worker`. Settings come from the environment (docs/reference/configuration.md)."""
+"""Start a worker: `python -m inference_worker`. Settings come from the environment, see docs/reference/configuration.md."""
+
+docs/reference/configuration.md lists them.
+"""
 
 from __future__ import annotations
 

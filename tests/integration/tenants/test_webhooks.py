@@ -42,6 +42,7 @@ from tenants.webhooks import sending, targets
 from tenants.webhooks.event_types import EVENT_TYPES
 from tenants.webhooks.outbox import enqueue
 from tenants.webhooks.queries import endpoints_with_last
+from tests.support.code_blocks import blocks_of
 from tests.support.rows import of, unscoped
 from tests.support.tenants.webhook_receiver import Receiver, is_genuine, receiving
 
@@ -463,7 +464,7 @@ def test_the_documented_example_verifies(tenant, server):
     """Run the code of docs/reference/webhooks.md unchanged."""
     text = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "webhooks.md").read_text(encoding="utf-8")
     found: dict[str, Callable[..., bool]] = {}
-    exec(text.split("```python\n")[1].split("```")[0], found)  # noqa: S102
+    exec(next(block.code for block in blocks_of(text) if block.language == "python"), found)  # noqa: S102
     receiver, url = server
     endpoint, secret = do_create_endpoint(tenant, url)
     do_send_test_event(endpoint)

@@ -1,4 +1,4 @@
-"""The errors of the API, in OpenAI's error format. docs/reference/api.md lists all codes."""
+"""The errors of the API, in OpenAI's error format. docs/reference/errors.md lists all codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 OVERLOADED = "server_is_overloaded"
 
 # code -> (HTTP status, type). A code that is not listed is an internal error: 500.
-_BY_CODE = {
+CODES = {
     "context_length_exceeded": (400, "invalid_request_error"),
     "unsupported_parameter": (400, "invalid_request_error"),
     "unknown_parameter": (400, "invalid_request_error"),
@@ -79,7 +79,7 @@ class ApiError(Exception):
         self.code = code
         self.message = message
         self.param = param
-        self.status, self.type = _BY_CODE.get(code, (500, "server_error"))
+        self.status, self.type = CODES.get(code, (500, "server_error"))
         self.limit_statuses = limit_statuses  # the state of the rate limits, if known
         self.bound = bound  # the limit or budget that rejected the request, for its record
         self.retry_after = 1.0 if retry_after is None and code in _RETRYABLE else retry_after
