@@ -65,7 +65,7 @@ def receiving(*, wrap: Callable[[ThreadingHTTPServer], None] = id) -> Iterator[t
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     wrap(server)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)  # checks for shutdown
     thread.start()
     try:
         yield receiver, server.server_address[1]
