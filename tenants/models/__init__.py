@@ -1,6 +1,7 @@
 """Models of tenants, users, API keys, limits, policies, the audit log and webhooks."""
 
 from tenants.models.keys import ApiKey, ApiKeySnapshotRow, ApiKeyUsage
+from tenants.models.outbox import OutboxRow
 from tenants.models.people import Invitation, Membership, User, UserManager
 from tenants.models.records import AuditEntry, ChangeEventRow, IdempotentResponse
 from tenants.models.rules import LIMITS, LimitSet, RoutingPolicy
@@ -23,6 +24,7 @@ __all__ = [
     "LimitSet",
     "Membership",
     "OutboxEmail",
+    "OutboxRow",
     "Project",
     "RoutingPolicy",
     "Tenant",

@@ -47,6 +47,7 @@ from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
 from millrace.gateway.routing.router import Router
 from tenants.isolation import db_roles
+from tenants.outbox.totals import TOTALS_KEY, read_totals
 
 log = structlog.get_logger(__name__)
 
@@ -175,14 +176,16 @@ class Gateway:
             checks[f"model {spec.name}"] = "ok" if ready else "no replica is ready"
         return checks
 
-    async def read_settler_status(self) -> None:
-        """Read the settler's status for /metrics."""
+    async def read_job_metrics(self) -> None:
+        """Read the metrics of the settler and of the web jobs for /metrics."""
         try:
             payload: Any = await self.broker.get(status.STATUS_KEY)
+            outbox_totals: Any = await self.broker.hgetall(TOTALS_KEY)
         except redis.RedisError:
             return
         if payload is not None:
             self.metrics.settler.status = status.decode(payload)
+        self.metrics.outboxes.totals = tuple(read_totals(outbox_totals))
 
     async def _check_database(self) -> str:
         try:

@@ -248,9 +248,9 @@ def test_an_alert_shows_the_state_of_its_email_and_webhooks(client, acme, monkey
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(SMTPServerDisconnected))
         send_emails()
     assert alert_states()[0] == ("Email queued", "The mail server could not be reached.")
-    change(OutboxEmail, attempts=OutboxEmail.MAX_ATTEMPTS)
+    change(OutboxEmail, state=OutboxEmail.State.FAILED)
     assert alert_states()[0] == ("Email failed", "The mail server could not be reached.")
-    change(OutboxEmail, attempts=1, claimed_at=None)
+    change(OutboxEmail, state=OutboxEmail.State.QUEUED, next_attempt_at=now)
     send_emails()
     assert alert_states()[0] == ("Email sent", "")
 
