@@ -21,7 +21,7 @@ from django.http import HttpResponse, HttpResponseRedirect
 from django.utils.crypto import salted_hmac
 
 from frontend.core.page_context import PageContext
-from frontend.core.rendering import run_action
+from frontend.core.rendering import render_form_errors, render_page, run_action
 from tenants.models import IdempotentResponse
 
 SECRET_TTL = timedelta(minutes=10)  # from the form to the page
@@ -63,6 +63,17 @@ def create_secret(
     response = HttpResponseRedirect(result.value)
     response.status_code = 303  # htmx follows it inside the dialog
     return response
+
+
+def secret_form_view(
+    ctx: PageContext, title: str, form: OnceForm, action: Callable[[dict[str, Any]], tuple[str, str]], **context: Any
+) -> HttpResponse:
+    """Show the form, and process it once. `context` is that of `form_view`: `submit`, `back`, `effect`."""
+    shown = {"action": ctx.request.path, **context}
+    if ctx.request.method == "POST":
+        created = create_secret(ctx, form, action)
+        return created or render_form_errors(ctx, "frontend/form.html", title, form, **shown)
+    return render_page(ctx, "frontend/form.html", title, form=form, **shown)
 
 
 def take_secret(ctx: PageContext) -> str | None:
