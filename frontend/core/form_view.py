@@ -32,6 +32,7 @@ def form_view(
     then: str = "",
     template: str = "frontend/form.html",
     breadcrumbs: Iterable[Breadcrumb] = (),
+    action_url: str = "",
     **extra_context: Any,
 ) -> HttpResponse:
     """Show the form. When it is submitted and `action` succeeds, redirect to `then` or `back` with `message` of its
@@ -40,7 +41,7 @@ def form_view(
     The template receives `extra_context`, such as `effect` and `danger`.
     """
     context = {
-        "action": ctx.request.path,
+        "action": action_url or ctx.request.path,
         "submit": submit,
         "back": back,
         "breadcrumbs": tuple(breadcrumbs),

@@ -36,6 +36,11 @@ def nano(amount: int | None) -> Money | None:
 
 
 @register.filter
+def cents(amount: int | None) -> Money | None:
+    return None if amount is None else Money.cents(int(amount))
+
+
+@register.filter
 def money(amount: Money | None, how: str = "") -> str:
     """Return an amount with dimmed cents and its exact value as title. "less" shows a reduction."""
     if amount is None:
