@@ -13,7 +13,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from frontend.core import gauges, layout, numbers
-from frontend.core.charts import Chart
+from frontend.core.charts import Chart, Unit, format_value
 from frontend.core.labels import OUTCOME_KINDS, REQUEST_COUNTS, outcome_label
 from frontend.core.numbers import Money
 from frontend.core.panels import RenderedPanel
@@ -101,6 +101,11 @@ def initials(user: User) -> str:
 
 
 @register.filter
+def chart_value(value: int | None, unit: Unit) -> str:
+    return format_value(value, unit)
+
+
+@register.filter
 def milliseconds(value: int | None) -> str:
     return "–" if value is None else numbers.duration(value * 1000)
 
@@ -162,11 +167,12 @@ def request_count(kind: str, label: str = "") -> SafeString:
 
 
 @register.simple_tag
-def meter(part: int, whole: int, kind: str = "", size: str = "") -> SafeString:
+def meter(part: int | None, whole: int, kind: str = "", size: str = "") -> SafeString:
     """Return a small bar.
 
     `kind` is the name of a color; without it, the bar warns near its limit. The number is shown beside it.
     """
+    part = part or 0
     width = gauges.percent(part, whole)
     return format_html(
         '<svg class="meter {}" aria-hidden="true"><rect class="rail" width="100%" height="100%" rx="3"/>'
