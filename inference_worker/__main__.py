@@ -1,7 +1,4 @@
-"""Start a worker: `python -m inference_worker`. Settings come from the environment, see docs/reference/configuration.md."""
-
-docs/reference/configuration.md lists them.
-"""
+"""Start a worker: `python -m inference_worker`. docs/reference/configuration.md lists its settings."""
 
 from __future__ import annotations
 

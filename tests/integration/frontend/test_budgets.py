@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.actions.budgets import do_make_budget
+from billing.amounts import MAX_BUDGET
 from billing.budgets.alerts import check_thresholds
 from billing.models import Budget, BudgetAlert, BudgetPeriod, UsageEvent
 from frontend.tenant.budgets.alerts import deliveries_of
-from frontend.tenant.budgets.amounts import MAX_AMOUNT, BudgetAmount, input_text, parse
+from frontend.tenant.budgets.amounts import BudgetAmount, input_text, parse
 from frontend.tenant.budgets.effect import effect_of
 from tenants import actions
 from tenants.actions.webhooks import do_create_endpoint
@@ -54,7 +55,7 @@ def get(client: Any, path: str) -> str:
     return page
 
 
-@given(value=st.integers(0, MAX_AMOUNT), unit=st.sampled_from(["money", "tokens", "requests"]))
+@given(value=st.integers(0, MAX_BUDGET), unit=st.sampled_from(["money", "tokens", "requests"]))
 def test_amounts_are_shown_as_stored(value, unit):
     assert parse(input_text(value, unit), unit) == value
 
