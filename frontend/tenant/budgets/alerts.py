@@ -46,7 +46,11 @@ def _alert(row: BudgetAlert) -> dict[str, Any]:
     }
 
 
-_EMAIL_LEVELS = {OutboxEmail.State.QUEUED: "warn", OutboxEmail.State.SENT: "good", OutboxEmail.State.FAILED: "bad"}
+_EMAIL_LEVELS: dict[str, str] = {
+    OutboxEmail.State.QUEUED: "warn",
+    OutboxEmail.State.SENT: "good",
+    OutboxEmail.State.FAILED: "bad",
+}
 _WEBHOOK_STATES = {
     WebhookDelivery.State.PENDING: ("pending", "warn"),
     WebhookDelivery.State.DELIVERED: ("delivered", "good"),

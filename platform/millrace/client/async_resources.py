@@ -1550,8 +1550,9 @@ class AsyncTenantResource:
         name: str | Omit = OMIT,
         content_retention_days: int | Omit = OMIT,
         unknown_parameters: UnknownParametersEnum | Omit = OMIT,
+        allowed_origins: Sequence[str] | Omit = OMIT,
     ) -> Tenant:
-        """Change the tenant's name, the retention of prompts and completions, or the handling of unknown parameters.
+        """Change the tenant's name, retention of content, handling of unknown parameters, or allowed origins.
 
         Args:
             content_retention_days: Days for which prompts and completions are stored in the request log; 0: not
@@ -1559,6 +1560,8 @@ class AsyncTenantResource:
             unknown_parameters: Whether unknown fields of inference requests are rejected with a 400 (reject), or
                 dropped and named in the header x-millrace-ignored (warn); default: the platform's
                 setting.
+            allowed_origins: Origins of web pages that may call /v1 with the tenant's keys, such as https://host; *:
+                any.
         """
         return cast(
             "Tenant",
@@ -1569,6 +1572,7 @@ class AsyncTenantResource:
                     "name": name,
                     "content_retention_days": content_retention_days,
                     "unknown_parameters": unknown_parameters,
+                    "allowed_origins": allowed_origins,
                 },
             ),
         )

@@ -785,6 +785,7 @@ class Tenant(TypedDict):
     purge_after: str | None
     content_retention_days: int  # retention of prompts and completions; 0: not stored
     unknown_parameters: UnknownParametersEnum
+    allowed_origins: list[str]
 
 
 class Tokens(TypedDict):
