@@ -1,4 +1,5 @@
-"""Start a worker: `python -m inference_worker`. Settings come from the environment (docs/reference/configuration.md)."""
+"""Start a worker: `python -m inference_worker`. Its settings are environment variables, in
+docs/reference/configuration.md."""
 
 from __future__ import annotations
 

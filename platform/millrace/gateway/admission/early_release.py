@@ -3,7 +3,8 @@
 While budgets have room, the unused parts of ended executions stay in memory, since the settlement releases them within
 a second. When a budget is contended, the gateway releases these parts in PostgreSQL. It also releases each further part
 before the last byte of its response is sent. PostgreSQL records every released part, so the settlement releases only
-the rest (docs/explanation/budget-reservations.md). If a gateway fails, the settlement releases the parts that it had in memory.
+the rest (docs/explanation/budget-reservations.md). If a gateway fails, the settlement releases the parts that it had in
+memory.
 """
 
 from __future__ import annotations
