@@ -351,13 +351,17 @@ class PlatformSettings(SharedSettings):
 SETTINGS_CLASSES: tuple[type[Any], ...] = (PlatformSettings, WorkerSettings)
 
 
+CLIENT_VARIABLES = frozenset({"MILLRACE_URL", "MILLRACE_API_KEY", "MILLRACE_PROFILE"})  # of millrace.cli.profiles
+
+
 def reject_unknown(environ: Mapping[str, str] | None = None) -> None:
     """Check that every MILLRACE_ variable is a setting.
 
     Raises:
         SettingsError: lists the unknown variables, each with the most similar setting.
     """
-    unknown = env.unknown_names(os.environ if environ is None else environ, *SETTINGS_CLASSES)
+    names = env.unknown_names(os.environ if environ is None else environ, *SETTINGS_CLASSES)
+    unknown = [name for name in names if name not in CLIENT_VARIABLES]
     if not unknown:
         return
     known = [var.name.removeprefix("MILLRACE_") for var in env.variables(*SETTINGS_CLASSES)]
