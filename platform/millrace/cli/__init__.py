@@ -44,6 +44,8 @@ _SECTIONS: dict[str, dict[str, _Entry]] = {
     },
     "This machine": {
         "up": _Entry("platform", "up", "Start the platform until Ctrl-C."),
+        "generate": _Entry("offline", "generate", "Generate once with a model, without services."),
+        "bench": _Entry("offline", "bench", "Measure a model's tokens per second."),
         "config": _Entry("platform", "config", "List all settings."),
         "manage": _Entry("platform", "manage", "Run an administration command."),
         "completion": _Entry("platform", "completion", "Print the completion script of a shell."),
