@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 # Python compiles a module when it is imported first. Compiling all of them here takes longer: most are never imported.
 INSTALL := $(PIP) install --no-compile
+# Where this variable is set, as in many containers, each process would compile every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
@@ -21,11 +23,11 @@ endif
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help up setup test test-unit test-browser test-faults bench-quick lint types lint-imports check client docs-settings \
-	screenshots lock release clean
+.PHONY: help up setup test test-unit test-browser test-faults test-browser-quick test-faults-quick bench-quick \
+	lint types lint-imports check client docs docs-reference docs-settings docs-openapi screenshots release lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo '  options: PORT=8001, DATA_DIR=/data/millrace, PYTHON=python3.12; ARGS="…" for up and the tests'
 
 up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, DATA_DIR=)
@@ -51,6 +53,15 @@ test-browser: $(VENV)/installed-dev ## run the tests of the console in a real br
 test-faults: $(VENV)/installed-dev ## run the tests that kill processes and break connections
 	@exec $(PYTEST) $(call TESTS,tests/faults) $(ARGS)
 
+# The short forms, which .ci/run uses: each screen and each type of fault once.
+test-browser-quick test-faults-quick: SHORT = -m "not extended"
+
+test-browser-quick: $(VENV)/installed-dev ## run test-browser with each screen in one state
+	@exec $(PYTEST) $(call TESTS,tests/browser) --browser-must-run $(SHORT) $(ARGS)
+
+test-faults-quick: $(VENV)/installed-dev ## run test-faults with one case of each type of fault
+	@exec $(PYTEST) $(call TESTS,tests/faults) $(SHORT) $(ARGS)
+
 bench-quick: setup ## run every benchmark for a few seconds, to see that it works (ARGS="serve gateway")
 	@PYTHONPATH=.:platform exec $(BIN)/python -m benchmarks.run_quick $(ARGS)
 
@@ -72,11 +83,23 @@ check: lint types lint-imports test test-browser test-faults bench-quick ## run 
 client: $(VENV)/installed-dev ## update the modules of millrace.client that are generated from the management API
 	@PYTHONPATH=.:platform $(BIN)/python -m tools.generate_client
 
-docs-settings: setup ## update the table of settings in docs/configuration.md
-	$(BIN)/millrace config --write docs/configuration.md
+docs: $(VENV)/installed-docs ## build the documentation site into build/site; fails on a broken link
+	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs build --strict --quiet
+
+docs-reference: $(VENV)/installed-dev ## update the pages of docs/reference that are generated from code
+	@PYTHONPATH=.:platform $(BIN)/python -m tools.generate_reference
+
+docs-settings: setup ## update the table of settings in docs/reference/configuration.md
+	$(BIN)/millrace config --write docs/reference/configuration.md
+
+docs-openapi: setup ## update docs/openapi.yaml from the routes and request types
+	@$(BIN)/python -m tools.openapi
 
 screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.support.frontend.make_screenshots
+
+release: $(VENV)/installed ## build the sdist and the wheel into dist
+	@rm -rf dist && $(BIN)/python -m hatchling build --directory dist
 
 lock: $(VENV)/installed-dev ## lock the newest allowed versions
 	$(PIP) install --quiet uv
@@ -84,9 +107,8 @@ lock: $(VENV)/installed-dev ## lock the newest allowed versions
 		--no-header --no-annotate --upgrade --output-file requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --extra build --extra platform --extra dev --constraint requirements.lock \
 		--python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade --output-file requirements-dev.lock
-
-release: setup ## build the sdist and the wheel in dist/
-	@rm -rf dist && $(BIN)/python -m hatchling build --directory dist
+	echo mkdocs-material | $(BIN)/uv pip compile - --constraint requirements-dev.lock --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --upgrade --output-file requirements-docs.lock
 
 clean: ## remove what was installed and cached; the data stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
@@ -124,4 +146,9 @@ $(VENV)/installed: requirements.lock requirements-torch.txt requirements-models.
 $(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
 	@echo 'Installing what tests and checks need'
 	@$(call install,locked packages of tests and checks,--require-hashes --requirement requirements-dev.lock)
+	@touch $@
+
+$(VENV)/installed-docs: requirements-docs.lock | $(VENV)/bin/python
+	@echo 'Installing what the documentation site needs'
+	@$(call install,locked packages of the documentation site,--require-hashes --requirement requirements-docs.lock)
 	@touch $@

@@ -1,15 +1,18 @@
-"""The gateway's overhead compared with LiteLLM's proxy in the same run, and the delays of many parallel streams.
+"""The gateway's overhead compared with other gateways in the same run, and the delays of many parallel streams.
 
-    python -m benchmarks.gateway --litellm /path/to/its/venv/bin/python
+    python -m benchmarks.gateway --litellm /path/to/its/venv/bin/python --portkey "npx @portkey-ai/gateway"
 
 Millrace: one gateway process with authentication, limits, metering and settlement; behind it, through the broker, a
 Celery worker whose engine responds immediately. LiteLLM: one process with a master key; behind it a server that
-responds immediately. Both are measured in turn with 1, 16 and 64 connections; the results are medians over the rounds.
+responds immediately. It is also measured with its beta setting `rust` on `/v1/messages`, if its Rust path answers.
+Portkey: one process of its open gateway in front of the same server; it has no keys, limits or metering. All are
+measured in turn with 1, 16 and 64 connections; the results are medians over the rounds.
 The CPU time of Millrace's processes is printed per request. Then many streams of 50 tokens per second each run through
 one gateway. Every token must arrive in time, and clients that stop reading must not affect the others. The load, the
-databases and both systems share the machine's cores. The exit status is 1 if a request failed.
+databases and all systems share the machine's cores. The exit status is 1 if a request failed.
 
-LiteLLM is optional: `pip install 'litellm[proxy]'` in a separate virtual environment.
+The other gateways are optional: `pip install 'litellm[proxy]'` in a separate virtual environment, and
+`npm install @portkey-ai/gateway` or npx.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import argparse
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -25,9 +29,9 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from functools import partial
 from pathlib import Path
@@ -58,24 +62,27 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class ChatEndpoint:
-    """An endpoint of chat completions."""
+    """An endpoint of chat completions, or of Anthropic's messages."""
 
     name: str
     url: str
     key: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def request(self, **more: Any) -> bytes:
-        return request_bytes(self.url, self.key, BODY | more)
+        return request_bytes(self.url, self.key, BODY | more, self.headers)
 
 
 def main() -> int:
     """Measure and print. Return 1 if a request failed, else 0."""
     options = parse_arguments()
     asyncio.set_event_loop_policy(_fastest_loop())
-    report: dict[str, Any] = {}
+    report: dict[str, Any] = {"validation_ms": validation()}
     with ExitStack() as running:
         if not options.litellm:
-            print("Without LiteLLM: --litellm names the python of its virtual environment.\n")
+            print("Without LiteLLM: --litellm names the python of its virtual environment.")
+        if not options.portkey:
+            print("Without Portkey: --portkey is the command that starts its gateway.\n")
         millrace, processes = running.enter_context(platform(pace=options.pace if options.quick else 0))
         report |= compare(options, millrace, processes, running)
         if options.quick:  # one platform is enough to see that everything works
@@ -92,6 +99,7 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--litellm", help="the python of a virtual environment with the package litellm[proxy]")
+    parser.add_argument("--portkey", help="the command of Portkey's gateway, such as 'npx @portkey-ai/gateway'")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement (default 8)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts (default 3)")
     parser.add_argument("--streams", type=int, default=256, help="parallel streams; 0: none (default 256)")
@@ -111,6 +119,9 @@ def compare(
     mock = running.enter_context(upstream())
     if options.litellm:
         servers.append(running.enter_context(litellm(options.litellm, mock)))
+        servers += running.enter_context(litellm_rust(options.litellm, mock))
+    if options.portkey:
+        servers.append(running.enter_context(portkey(options.portkey, mock)))
     servers.append(mock)
     figures: dict[str, dict[int, list[ClosedLoopResult]]] = {
         server.name: {connections: [] for connections in CONNECTIONS} for server in servers
@@ -140,7 +151,7 @@ def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str
     rows: dict[str, dict[str, float]] = {}
     bare = median(figures["mock"][1], lambda run: statistics.median(run.latencies))
     print(
-        f"{'':10} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10}"
+        f"{'':12} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10}"
         f" {'p50, 16':>9} {'req/s, 64':>10} {'p50, 64':>9} errors"
     )
     for name in names:
@@ -154,11 +165,11 @@ def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str
             "p50_64_ms": 1e3 * median(many, lambda run: statistics.median(run.latencies)),
             "errors": sum(len(run.errors) for run in single + parallel + many),
         }
-        # Millrace includes its worker. For LiteLLM, the latency of the mock server is subtracted.
-        row["added_ms"] = row["p50_ms"] - (1e3 * bare if name == "litellm" else 0.0)
+        # Millrace includes its worker. For the other gateways, the latency of the mock server is subtracted.
+        row["added_ms"] = row["p50_ms"] - (0.0 if name in ("millrace", "mock") else 1e3 * bare)
         rows[name] = row
         print(
-            f"{name:10} {row['p50_ms']:>9.2f} ms {row['added_ms']:>6.2f} ms {row['p99_ms']:>9.2f} ms"
+            f"{name:12} {row['p50_ms']:>9.2f} ms {row['added_ms']:>6.2f} ms {row['p99_ms']:>9.2f} ms"
             f" {row['rate_16']:>10.0f} {row['p50_16_ms']:>6.2f} ms {row['rate_64']:>10.0f} {row['p50_64_ms']:>6.2f} ms"
             f" {row['errors']:>6.0f}"
         )
@@ -312,48 +323,108 @@ def upstream() -> Iterator[ChatEndpoint]:
 @contextmanager
 def litellm(python: str, mock: ChatEndpoint) -> Iterator[ChatEndpoint]:
     """Run LiteLLM's proxy in one process, in front of the mock server."""
+    upstream = {"model": f"openai/{MODEL}", "api_base": mock.url.removesuffix("/chat/completions")}
+    with litellm_proxy(python, upstream, "/v1/chat/completions") as url:
+        yield ChatEndpoint("litellm", url, MASTER_KEY)
+
+
+@contextmanager
+def litellm_rust(python: str, mock: ChatEndpoint) -> Iterator[list[ChatEndpoint]]:
+    """Run LiteLLM's proxy with its setting `rust`, in front of the mock of Anthropic's API.
+
+    Only `/v1/messages` for Anthropic has a Rust path. Without the header of that path, there is no endpoint.
+    """
+    upstream = {"model": f"anthropic/{MODEL}", "api_base": mock.url.removesuffix("/v1/chat/completions")}
+    with litellm_proxy(python, upstream, "/v1/messages", LITELLM_RUST="true") as url:
+        headers = answer_headers(url, MASTER_KEY)
+        if headers is not None and headers.get("x-litellm-rust") == "true":
+            yield [ChatEndpoint("litellm-rust", url, MASTER_KEY)]
+        else:
+            print("Without LiteLLM's Rust path: its response does not have the header `x-litellm-rust`.\n")
+            yield []
+
+
+@contextmanager
+def litellm_proxy(python: str, upstream: dict[str, str], path: str, **environ: str) -> Iterator[str]:
+    """Run a LiteLLM proxy with one model and return the URL of its endpoint."""
     port = free_port()
     with ExitStack() as running:
         state = Path(running.enter_context(tempfile.TemporaryDirectory()))
         config = {
-            "model_list": [
-                {
-                    "model_name": MODEL,
-                    "litellm_params": {
-                        "model": f"openai/{MODEL}",
-                        "api_base": mock.url.removesuffix("/chat/completions"),
-                        "api_key": "none",
-                    },
-                }
-            ],
+            "model_list": [{"model_name": MODEL, "litellm_params": {**upstream, "api_key": "none"}}],
             "general_settings": {"master_key": MASTER_KEY},
         }
         (state / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
         script = Path(python).parent / "litellm"
         argv = (str(script), "--config", str(state / "config.yaml"), "--port", str(port), "--num_workers", "1")
-        url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+        url = f"http://127.0.0.1:{port}{path}"
+        environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", **environ}
         environ.pop("PYTHONPATH", None)
         ready = partial(answers, url, MASTER_KEY)
         start(Program("litellm", argv, environ=environ, ready=ready, ready_seconds=180.0), state, running)
-        yield ChatEndpoint("litellm", url, MASTER_KEY)
+        yield url
 
 
-def answers(url: str, key: str) -> bool:
-    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(BODY).encode(), headers)  # noqa: S310  (our own http URL)
+@contextmanager
+def portkey(command: str, mock: ChatEndpoint) -> Iterator[ChatEndpoint]:
+    """Run Portkey's gateway in one process, in front of the mock server."""
+    port = free_port()
+    host = mock.url.removesuffix("/chat/completions")
+    headers = {"x-portkey-provider": "openai", "x-portkey-custom-host": host}
+    with ExitStack() as running:
+        state = Path(running.enter_context(tempfile.TemporaryDirectory()))
+        argv = (*shlex.split(command), f"--port={port}", "--headless")
+        url = f"http://127.0.0.1:{port}/v1/chat/completions"
+        ready = partial(answers, url, "none", headers)
+        start(Program("portkey", argv, environ=dict(os.environ), ready=ready, ready_seconds=180.0), state, running)
+        yield ChatEndpoint("portkey", url, "none", headers)
+
+
+def answers(url: str, key: str, headers: Mapping[str, str] | None = None) -> bool:
+    return answer_headers(url, key, headers) is not None
+
+
+def answer_headers(url: str, key: str, headers: Mapping[str, str] | None = None) -> Mapping[str, str] | None:
+    """Send a request. Return the headers of the response, or None without a response of status 200."""
+    all_headers = {"authorization": f"Bearer {key}", "content-type": "application/json", **(headers or {})}
+    request = urllib.request.Request(url, json.dumps(BODY).encode(), all_headers)  # noqa: S310  (our own http URL)
     try:
         with urllib.request.urlopen(request, timeout=2) as answer:  # noqa: S310
-            return bool(answer.status == 200)
+            return answer.headers if answer.status == 200 else None
     except OSError:
         time.sleep(0.2)
-        return False
+        return None
 
 
 def start(program: Program, state: Path, running: ExitStack) -> subprocess.Popen[bytes]:
     process = program.start(running.enter_context((state / f"{program.name}.log").open("ab")))
     running.callback(program.stop, process)
     return process
+
+
+def validation(runs: int = 200) -> dict[str, float]:
+    """Measure and print the CPU time, in milliseconds, to validate a body of 100 messages in each dialect."""
+    from millrace.gateway.protocols.dialect_readers import READERS
+
+    turns = [{"role": ("user", "assistant")[number % 2], "content": f"Message {number}. " * 4} for number in range(99)]
+    turns.append({"role": "user", "content": "Continue."})
+    bodies = {
+        "openai.chat": {"messages": turns},
+        "openai.chat, unknown fields": {"messages": [{**turn, "mood": "good"} for turn in turns]},
+        "anthropic.messages": {"messages": turns, "max_tokens": 8},
+        "openai.responses": {"input": turns},
+    }
+    figures = {}
+    for name, fields in bodies.items():
+        body, read = json.dumps({"model": MODEL, **fields}).encode(), READERS[name.partition(",")[0]]
+        times = []
+        for _ in range(runs):
+            started = time.process_time()
+            read(body)
+            times.append(time.process_time() - started)
+        figures[name] = round(statistics.median(times) * 1000, 3)
+    print("Validation of 100 messages, ms:", ", ".join(f"{name} {figure}" for name, figure in figures.items()), "\n")
+    return figures
 
 
 def _fastest_loop() -> asyncio.AbstractEventLoopPolicy:

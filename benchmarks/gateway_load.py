@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -38,10 +39,11 @@ class StreamsResult:
     errors: list[str] = field(default_factory=list)
 
 
-def request_bytes(url: str, key: str, body: dict[str, Any]) -> bytes:
+def request_bytes(url: str, key: str, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> bytes:
     parts, payload = urlsplit(url), json.dumps(body).encode()
+    more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     head = (
-        f"POST {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\nauthorization: Bearer {key}\r\n"
+        f"POST {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\nauthorization: Bearer {key}\r\n{more}"
         f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
     )
     return head.encode() + payload

@@ -1,6 +1,8 @@
-"""An OpenAI-compatible server that responds immediately: LiteLLM's upstream, and the server of `serve --quick`.
+"""An OpenAI-compatible server that responds immediately: the upstream of the gateways that benchmarks.gateway compares,
+and the server of `serve --quick`.
 
-It is a raw ASGI application. Chat completions have one part, completions are a stream of eight tokens.
+It is a raw ASGI application. Chat completions have one part, completions are a stream of eight tokens. Messages have
+the format of Anthropic's API.
 """
 
 from __future__ import annotations
@@ -25,11 +27,26 @@ _ANSWER = json.dumps(
         "usage": _USAGE,
     }
 ).encode()
-_HEAD = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(_ANSWER)).encode())],
-}
+_MESSAGE = json.dumps(
+    {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "bench",
+        "content": [{"type": "text", "text": "The answer is always the same."}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {"input_tokens": 40, "output_tokens": 8},
+    }
+).encode()
+
+
+def _head(answer: bytes) -> dict[str, Any]:
+    return {
+        "type": "http.response.start",
+        "status": 200,
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())],
+    }
 
 
 _STREAM = b"".join(
@@ -56,5 +73,6 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.body", "body": _STREAM, "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
         return
-    await send(_HEAD)
-    await send({"type": "http.response.body", "body": _ANSWER})
+    answer = _MESSAGE if scope["path"] == "/v1/messages" else _ANSWER
+    await send(_head(answer))
+    await send({"type": "http.response.body", "body": answer})

@@ -16,7 +16,7 @@ from typing import Any
 
 import inference_worker.worker.worker
 from inference_worker.__main__ import main
-from inference_worker.contract.request import RequestError, RequestOutput, TokenUsage
+from inference_worker.contract.request import RequestError, RequestOutput, TokenCounts
 from inference_worker.engine.engine import EngineStats
 from inference_worker.worker.engine_client import ActiveJob, Deliver, Requeued
 
@@ -91,8 +91,8 @@ class InstantEngine:
         usage = self._usage(live, had) if done else None
         return RequestOutput(live.engine_id, [1] * new, text, "length" if done else None, usage=usage)
 
-    def _usage(self, live: ActiveJob, output: int) -> TokenUsage:
-        return TokenUsage(uncached=len(live.job.prompt_token_ids), output=output)
+    def _usage(self, live: ActiveJob, output: int) -> TokenCounts:
+        return TokenCounts(uncached=len(live.job.prompt_token_ids), output=output)
 
 
 inference_worker.worker.worker.ENGINES["generation"] = lambda config: None  # type: ignore[return-value, assignment]

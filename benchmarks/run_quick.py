@@ -1,7 +1,8 @@
-"""Runs every benchmark with `--quick`, one after the other: `python -m benchmarks.run_quick`. Fails if one fails.
+"""Runs every benchmark with `--quick`: `python -m benchmarks.run_quick`. Fails if one fails.
 
 A benchmark is a module of this directory that can be run (`if __name__ == "__main__":`). New benchmarks are found
-automatically. A quick run only shows that the benchmarks work; its results are meaningless.
+automatically. A quick run only shows that the benchmarks work; its results are meaningless. Therefore
+two run at a time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 DIRECTORY = Path(__file__).resolve().parent
@@ -22,6 +24,7 @@ ROOT = DIRECTORY.parent
 NOT_BENCHMARKS = {"instant_worker", "run_quick"}  # a part of other benchmarks, and this module
 LIMIT_SECONDS = 180.0  # of one benchmark; each takes a few seconds on an idle machine
 MAX_TOTAL_SECONDS = 900.0  # of all of them
+JOBS = 2  # each waits for timers much of the time
 STOP_SECONDS = 30.0
 
 
@@ -73,6 +76,24 @@ def _rest(process: subprocess.Popen[str]) -> str:
         return "(its output is still open in another process)"
 
 
+def _run_all(names: Sequence[str], directory: Path) -> list[str]:
+    """Run these benchmarks, print the result of each when it ends, and return the names of those that failed."""
+    end = time.monotonic() + MAX_TOTAL_SECONDS
+
+    def has_failed(name: str) -> bool:
+        began = time.monotonic()
+        failure = run(name, max(1.0, min(LIMIT_SECONDS, end - began)), directory)
+        line = f"{name:12} {'failed' if failure else 'ok':6} {time.monotonic() - began:6.1f} s"
+        print(f"{line}\n{failure}" if failure else line, flush=True)
+        return failure is not None
+
+    pool = ThreadPoolExecutor(JOBS)
+    try:
+        return [name for name, failed in zip(names, pool.map(has_failed, names), strict=True) if failed]
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, no other benchmark starts
+
+
 def main(arguments: Sequence[str] | None = None, directory: Path = DIRECTORY) -> int:
     """Run the benchmarks. Return 0 if all of them succeeded, else 1."""
     parser = argparse.ArgumentParser(
@@ -89,15 +110,7 @@ def main(arguments: Sequence[str] | None = None, directory: Path = DIRECTORY) ->
         return 0
     if unknown := sorted(set(options.names) - set(found)):
         parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(found)}")
-    failed = []
-    end = time.monotonic() + MAX_TOTAL_SECONDS
-    for name in options.names or found:
-        began = time.monotonic()
-        failure = run(name, max(1.0, min(LIMIT_SECONDS, end - began)), directory)
-        print(f"{name:12} {'failed' if failure else 'ok':6} {time.monotonic() - began:6.1f} s", flush=True)
-        if failure:
-            print(failure, flush=True)
-            failed.append(name)
+    failed = _run_all(options.names or found, directory)
     if failed:
         print(f"failed: {', '.join(failed)}")
     return int(bool(failed))

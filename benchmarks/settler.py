@@ -173,7 +173,7 @@ def _drain(batch: int, threads: int, messages: list[bytes]) -> tuple[float, floa
 
 def _message(rate_card: int) -> bytes:
     from inference_worker.contract.messages import BillingContext, ExecutionUsage, encode
-    from inference_worker.contract.request import TokenUsage
+    from inference_worker.contract.request import TokenCounts
 
     chance, at = CHANCE, time.time_ns() // 1000
     tenant = chance.randint(1, TENANTS)
@@ -183,7 +183,7 @@ def _message(rate_card: int) -> bytes:
     trace = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
     key = tenant * 5 + chance.randrange(5)
     billing_context = BillingContext(at, name, 0, tenant, tenant, key, "smollm2-135m", *money, trace)
-    usage = TokenUsage(
+    usage = TokenCounts(
         uncached=chance.randrange(1000), cache_read=32 * chance.randrange(100), output=chance.randrange(500)
     )
     times = (chance.randrange(10**4), chance.randrange(10**6), chance.randrange(10**7))

@@ -10,7 +10,6 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "billing-update-rollups": {"task": "billing.update_rollups", "schedule": 60.0},
     "billing-make-partitions": {"task": "billing.make_partitions", "schedule": crontab(hour="*/6", minute="17")},
     "billing-generate-invoices": {"task": "billing.generate_invoices", "schedule": crontab(minute="13")},
-    "billing-send-invoice-mails": {"task": "billing.send_invoice_mails", "schedule": crontab(minute="*/5")},
     "billing-send-payment-reminders": {
         "task": "billing.send_payment_reminders",
         "schedule": crontab(hour="9", minute="0"),

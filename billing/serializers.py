@@ -13,8 +13,9 @@ from rest_framework import serializers
 
 from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
 from billing.metering.usage import BUCKETS, GROUPS, instant, span
-from billing.models import TOKEN_CLASSES, ExecutionOutcome, Price, UsageEvent
+from billing.models import ExecutionOutcome, Price, UsageEvent
 from billing.pricing.pricing import COMPONENTS
+from inference_worker.contract.request import TOKEN_CLASSES
 
 
 @extend_schema_field(OpenApiTypes.DATETIME)

@@ -40,12 +40,6 @@ def generate_invoices() -> None:
     emails.send_all()
 
 
-@shared_task(name="billing.send_invoice_mails")
-def send_invoice_mails() -> int:
-    """Send the invoice emails that are due. Return how many were sent."""
-    return emails.send_all()
-
-
 @shared_task(name="billing.send_payment_reminders")
 def send_payment_reminders() -> int:
     """Create reminders of invoices past due. Return how many are new."""

@@ -1,4 +1,4 @@
-"""Start a worker: `python -m inference_worker`. Settings come from the environment (docs/configuration.md)."""
+"""Start a worker: `python -m inference_worker`. docs/reference/configuration.md lists its settings."""
 
 from __future__ import annotations
 

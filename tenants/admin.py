@@ -104,7 +104,7 @@ class WebhookEndpointAdmin(ReadOnlyAdmin):
 
 @admin.register(OutboxEmail)
 class OutboxEmailAdmin(ReadOnlyAdmin):
-    list_display = ("subject", "tenant", "created_at", "attempts", "sent_at")
+    list_display = ("subject", "tenant", "created_at", "state", "attempt_count", "sent_at")
 
 
 @admin.register(Authenticator)

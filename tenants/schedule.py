@@ -8,7 +8,14 @@ from celery.schedules import crontab
 
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "tenants-purge-deleted": {"task": "tenants.purge_deleted", "schedule": crontab(minute="23")},
-    "tenants-send-webhooks": {"task": "tenants.send_webhooks", "schedule": 5.0, "options": {"expires": 5}},
-    "tenants-send-emails": {"task": "tenants.send_emails", "schedule": 60.0, "options": {"expires": 60}},
+    **{
+        f"tenants-deliver-{outbox}": {
+            "task": "tenants.deliver",
+            "args": [outbox],
+            "schedule": seconds,
+            "options": {"expires": seconds},
+        }
+        for outbox, seconds in (("webhook", 5.0), ("email", 60.0), ("invoice_email", 60.0))
+    },
     "tenants-purge-expired": {"task": "tenants.purge_expired", "schedule": crontab(minute="*/10")},
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import smtplib
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import structlog
@@ -22,10 +21,11 @@ from tenants.models import (
     WebhookDelivery,
     WebhookEvent,
 )
-from tenants.outbox import change_feed, email_outbox, user_emails
+from tenants.outbox import change_feed, delivery, email_outbox, user_emails
 from tenants.webhooks import sending
 
 log = structlog.get_logger(__name__)
+__all__ = ("email_outbox", "sending")  # they register their outboxes
 EVENT_RETENTION = timedelta(days=90)
 
 
@@ -72,17 +72,7 @@ def purge_expired() -> None:
         OutboxEmail.objects.all_tenants().filter(created_at__lt=oldest).delete()
 
 
-@shared_task(name="tenants.send_webhooks")
-def send_webhooks() -> int:
-    """Send the due webhook deliveries with several senders. Returns the number of attempts."""
-    senders = sending.senders_wanted()
-    if not senders:
-        return 0
-    with ThreadPoolExecutor(senders, "webhooks") as pool:
-        return sum(pool.map(lambda _: sending.send_all(), range(senders)))
-
-
-@shared_task(name="tenants.send_emails")
-def send_emails() -> int:
-    """Send the due emails. Returns the number of sent emails."""
-    return email_outbox.send_emails()
+@shared_task(name="tenants.deliver")
+def deliver(outbox: str) -> int:
+    """Send the due messages of an outbox. Returns the number of attempts."""
+    return delivery.deliver(outbox)

@@ -1,4 +1,4 @@
-"""Check of words: identifiers and texts use the words of docs/glossary.md, in American spelling.
+"""Check of words: identifiers and texts use the words of docs/reference/glossary.md, in American spelling.
 
     python -m tools.check_words
 
@@ -27,7 +27,7 @@ from tools.check_names import PACKAGES
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = Path(__file__).with_name("words.toml")
 SUFFIXES = {".py", ".md", ".html", ".txt", ".js", ".css", ".typ", ".toml", ".yaml"}
-PRODUCT = (*PACKAGES, "docs", "README.md", "Makefile", "manage.py")
+PRODUCT = (*PACKAGES, "docs", "examples", "README.md", "Makefile", "manage.py")
 SUPPORT = ("tests", "benchmarks")
 EXCLUDED = {"migrations", "vendor", "data", "__pycache__"}  # generated files, and texts of others
 EXCLUDED_FILES = {"words.toml", "openapi.yaml", "glossary.md"}

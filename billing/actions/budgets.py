@@ -6,7 +6,7 @@ transaction it applies after the commit.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC
 from functools import partial
 from typing import Any
 
@@ -120,8 +120,3 @@ def _check_owner(tenant: Tenant, project: Project | None, key: ApiKey | None, me
             raise ActionRefused(f"{row} is not this tenant's.")
     if member is not None and not Membership.objects.for_tenant(tenant).filter(user=member).exists():
         raise ActionRefused(f"{member} is not a member of this tenant.")
-
-
-def is_raised(budget: Budget, at: datetime) -> bool:
-    """Return whether the temporary increase is active at that time."""
-    return budget.increase_expires_at is not None and budget.increase_expires_at > at

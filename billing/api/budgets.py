@@ -20,7 +20,6 @@ from billing.actions.budgets import (
     do_change_budget,
     do_make_budget,
     do_remove_budget,
-    is_raised,
 )
 from billing.amounts import MAX_BUDGET, MILLIONTHS, whole_units
 from billing.models import Budget, BudgetPeriod
@@ -50,9 +49,7 @@ class BudgetPeriodOut(serializers.ModelSerializer[BudgetPeriod]):
 
     def get_left(self, budget_period: BudgetPeriod) -> int:
         budget = self.context["budget"]
-        limit = budget.amount + budget_period.rolled_over
-        if is_raised(budget, datetime.now(UTC)):
-            limit += budget.temporary_increase
+        limit = budget.limit_in(budget_period, datetime.now(UTC))
         return max(0, int((limit - budget_period.reserved) * MILLIONTHS - budget_period.used) // MILLIONTHS)
 
 

@@ -21,6 +21,7 @@ from django.db.models import Q, QuerySet
 from billing.amounts import NANO_DIGITS, decimal, whole_units
 from billing.budgets.forecast import Forecast, forecast_budget_period
 from billing.models import Budget, BudgetAlert, BudgetPeriod
+from billing.models.budgets import LIMIT_SQL
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -34,18 +35,17 @@ HARD_IS_FULL_AT = 99
 
 # Budget periods under way that passed a threshold which has no alert yet. `budget_period_end` finds them, however many
 # are over.
-_PASSED = """
+_PASSED = f"""
 SELECT w.id, t.percent FROM billing_budgetperiod w
 JOIN billing_budget b ON b.id = w.budget_id AND b.active
 CROSS JOIN LATERAL unnest(b.thresholds) AS t (percent)
-CROSS JOIN LATERAL (SELECT b.amount + w.rolled_over
-    + CASE WHEN b.increase_expires_at > %(now)s THEN b.temporary_increase ELSE 0 END AS whole) AS l
+CROSS JOIN LATERAL (SELECT {LIMIT_SQL} AS whole) AS l
 WHERE (w.period_end > %(since)s OR w.period_end IS NULL) AND w.period_start <= %(now)s AND l.whole > 0
     AND w.used * 100 >= l.whole::numeric * 1000000
         * CASE WHEN t.percent = 100 AND b.mode = 'hard' THEN %(full)s ELSE t.percent END
     AND NOT EXISTS (SELECT FROM billing_budgetalert a WHERE a.budget_period_id = w.id AND a.threshold = t.percent::text)
 ORDER BY w.id, t.percent
-"""
+"""  # noqa: S608  (a constant)
 
 
 class BudgetStatus(NamedTuple):
@@ -57,10 +57,7 @@ class BudgetStatus(NamedTuple):
 
 def budget_status(budget: Budget, budget_period: BudgetPeriod, now: datetime) -> BudgetStatus:
     """Return the used amount, rounded up, and the limit of a budget period."""
-    raised = (
-        budget.temporary_increase if budget.increase_expires_at is not None and budget.increase_expires_at > now else 0
-    )
-    return BudgetStatus(whole_units(int(budget_period.used)), budget.amount + budget_period.rolled_over + raised)
+    return BudgetStatus(whole_units(int(budget_period.used)), budget.limit_in(budget_period, now))
 
 
 def check_thresholds(now: datetime | None = None) -> int:

@@ -17,7 +17,7 @@ from django.db.models.functions import TruncDay
 from billing.amounts import FEMTO_A_NANO, whole_units
 from billing.budgets.projection import FEWEST_DAYS, fit, project
 from billing.metering.usage import UsageReport, sums, total
-from billing.models import Budget, BudgetPeriod, UsageRollup
+from billing.models import Budget, BudgetPeriod, UsageRollup, token_sum
 from billing.periods import billing_zone, month_bounds
 from tenants.models import ApiKey
 
@@ -25,7 +25,7 @@ HISTORY = timedelta(days=56)  # eight weeks; older usage says little about today
 _COUNTED = {
     BudgetPeriod.Unit.MONEY: F("cost_femto"),
     BudgetPeriod.Unit.REQUESTS: F("completed") + F("cancelled"),
-    BudgetPeriod.Unit.TOKENS: F("uncached") + F("cache_read") + F("cache_write_5m") + F("cache_write_1h") + F("output"),
+    BudgetPeriod.Unit.TOKENS: token_sum(),
 }
 _DAY = timedelta(days=1)
 

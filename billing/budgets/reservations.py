@@ -42,8 +42,7 @@ def used_by(event: ExecutionUsage, cost_femto: int) -> ReservationUse:
     """Return the amounts that an execution used. A failed execution, or one that never started, used nothing."""
     if event.outcome == "failed":
         return ReservationUse(0, 0, 0)
-    tokens = event.usage.prompt + event.usage.output
-    return ReservationUse(cost_femto, tokens, min(tokens, 1))
+    return ReservationUse(cost_femto, event.usage.total, min(event.usage.total, 1))
 
 
 def exceeds_reservation(event: ExecutionUsage, cost_femto: int) -> str | None:

@@ -20,13 +20,13 @@ from typing import Any
 import msgspec
 
 from billing.metering.partitions import partition_name, shifted
-from billing.models import TOKEN_CLASSES, Adjustment, UsageArchive, UsageEvent
-from billing.models.usage import ANSWER_HITS
+from billing.models import Adjustment, UsageArchive, UsageEvent
+from inference_worker.contract.request import TOKEN_COLUMNS
 from tenants import csv_tables
 from tenants.actions import Conflict
 
 FORMAT = "millrace-usage-1"
-SUMS = (*TOKEN_CLASSES, *ANSWER_HITS, "cost_femto", "saved_femto")
+SUMS = (*TOKEN_COLUMNS, "cost_femto", "saved_femto")
 _CHUNK = 1 << 20
 
 

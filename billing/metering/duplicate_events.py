@@ -12,25 +12,23 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 import structlog
+from msgspec.structs import astuple
 
 from billing.budgets import reservations
 from billing.budgets.reservations import ReservationUse
 from billing.metering.arrays import array, text_array
-from billing.models import TOKEN_CLASSES
-from billing.models.usage import ANSWER_HITS
 from billing.periods import stamps
 from billing.pricing.pricing import Rated
-from billing.pricing.rating import tokens
 from inference_worker.contract.messages import ExecutionUsage
+from inference_worker.contract.request import TOKEN_CLASSES, TOKEN_COLUMNS
 
 log = structlog.get_logger(__name__)
 
 LATE = "late"
 PRECEDENCE = {LATE: -1, "failed": 0, "cancelled": 1, "completed": 2}  # the lowest takes precedence
-COUNTS = (*TOKEN_CLASSES, *ANSWER_HITS)  # in the order of pricing.COMPONENTS
 
 ExecutionKey = tuple[datetime, str, int]
-_SUMS = ", ".join((*COUNTS, "cost_femto", "saved_femto"))
+_SUMS = ", ".join((*TOKEN_COLUMNS, "cost_femto", "saved_femto"))
 _KEYS = "SELECT * FROM unnest(%s::timestamptz[], %s::text[], %s::bigint[])"
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended(id, 0)) FROM unnest(%s::text[]) AS id"
 _EVENT = f"""
@@ -44,7 +42,7 @@ WHERE (admitted_at, request_id, execution) IN ({_KEYS})
 _INSERT = f"""
 INSERT INTO billing_adjustment (admitted_at, request_id, execution, outcome, tenant_id, project_id, key_id, model,
     price_version, lease_id, price_ids, invoice_period, created_at, {_SUMS})
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, statement_timestamp(), {", ".join(["%s"] * (len(COUNTS) + 2))})
+VALUES ({"%s, " * 12} statement_timestamp() {", %s" * (len(TOKEN_COLUMNS) + 2)})
 """  # noqa: S608
 
 
@@ -93,7 +91,7 @@ def _merge(cursor: Any, execution: SettledExecution, arrival: RepeatedEvent) -> 
         return False
     wanted = (0,) * len(execution.sums) if event.outcome == "failed" else _sums(event, rated)
     change = tuple(after - before for after, before in zip(wanted, execution.sums, strict=True))
-    if change[-2] > 0 or any(count > 0 for count in change[: len(COUNTS)]):
+    if change[-2] > 0 or any(count > 0 for count in change[: len(TOKEN_COLUMNS)]):
         return False
     prices = _priced(execution.price_ids, rated.price_ids)
     _write(cursor, arrival.key, event, event.outcome, change, prices, execution.lease_id)
@@ -158,7 +156,7 @@ def _stored(cursor: Any, keys: Sequence[ExecutionKey]) -> dict[ExecutionKey, Set
 
 
 def _sums(event: ExecutionUsage, rated: Rated) -> tuple[int, ...]:
-    return (*tokens(event), rated.cost_femto, rated.saved_femto)
+    return (*astuple(event.usage), rated.cost_femto, rated.saved_femto)
 
 
 def _tokens(sums: Sequence[int]) -> int:

@@ -12,12 +12,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 import psycopg
 import structlog
 from django.db import DataError, IntegrityError, OperationalError, connection
+from msgspec.structs import astuple
 
 from billing.budgets import reservations
 from billing.budgets.reservations import exceeds_reservation, used_by
@@ -29,6 +31,7 @@ from billing.periods import stamps
 from billing.pricing.pricing import Rated, UnknownPriceError
 from billing.pricing.rating import rate
 from inference_worker.contract.messages import ExecutionUsage, decode_usage
+from inference_worker.contract.request import TOKEN_COLUMNS
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -37,41 +40,31 @@ log = structlog.get_logger(__name__)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_LOGGED_EXECUTIONS = 100  # executions per log line
 MAX_CLOCK_SKEW_MICROSECONDS = 86_400_000_000  # an admission may be in the future of this clock
-_COLUMNS = {
-    "admitted_at": "timestamptz",
+# Columns with the names of the fields of BillingContext, then of ExecutionUsage.
+_CONTEXT_COLUMNS = {
     "request_id": "text",
     "execution": "bigint",
-    "tenant_id": "bigint",
-    "project_id": "bigint",
-    "key_id": "bigint",
+    **dict.fromkeys(("tenant_id", "project_id", "key_id"), "bigint"),
     "model": "text",
+    **dict.fromkeys(("price_version", "lease_id", "fencing_token", "reserved_nano"), "bigint"),
+}
+_EVENT_COLUMNS = {
     "attempt": "bigint",
-    "outcome": "text",
-    "finish_reason": "text",
-    "uncached": "bigint",
-    "cache_read": "bigint",
-    "cache_write_5m": "bigint",
-    "cache_write_1h": "bigint",
-    "output": "bigint",
-    "replica_id": "text",
-    "block_size": "bigint",
-    "queue_us": "bigint",
-    "ttft_us": "bigint",
-    "duration_us": "bigint",
-    "price_version": "bigint",
-    "lease_id": "bigint",
-    "fencing_token": "bigint",
-    "reserved_nano": "bigint",
-    "answer_hit_input": "bigint",
-    "answer_hit_output": "bigint",
-    "miss_reason": "text",
-    "changed_at": "bigint",
-    "unpinned_tokens": "bigint",
+    **dict.fromkeys(("outcome", "finish_reason", "replica_id", "miss_reason"), "text"),
+    **dict.fromkeys(("block_size", "queue_us", "ttft_us", "duration_us", "changed_at", "unpinned_tokens"), "bigint"),
+}
+_COLUMNS = {
+    "admitted_at": "timestamptz",
+    **_CONTEXT_COLUMNS,
+    **_EVENT_COLUMNS,
+    **dict.fromkeys(TOKEN_COLUMNS, "bigint"),
     "price_ids": "text",  # an array as text, because unnest would flatten nested arrays
     "cost_femto": "numeric",
     "saved_femto": "numeric",
     "invoice_period": "bigint",
 }
+_context_values = attrgetter(*_CONTEXT_COLUMNS)
+_event_values = attrgetter(*_EVENT_COLUMNS)
 _MAKERS = [text_array if column_type == "text" else array for column_type in _COLUMNS.values()]
 _ARRAYS = ", ".join(f"%s::{column_type}[]" for column_type in _COLUMNS.values())
 _VALUES = ", ".join(f"{name}::bigint[]" if name == "price_ids" else name for name in _COLUMNS)
@@ -171,37 +164,11 @@ def _decode(
 
 
 def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple[Any, ...]:
-    billing_context, usage = event.billing_context, event.usage
     return (
         admitted_at,
-        billing_context.request_id,
-        billing_context.execution,
-        billing_context.tenant_id,
-        billing_context.project_id,
-        billing_context.key_id,
-        billing_context.model,
-        event.attempt,
-        event.outcome,
-        event.finish_reason,
-        usage.uncached,
-        usage.cache_read,
-        usage.cache_write_5m,
-        usage.cache_write_1h,
-        usage.output,
-        event.replica_id,
-        event.block_size,
-        event.queue_us,
-        event.ttft_us,
-        event.duration_us,
-        billing_context.price_version,
-        billing_context.lease_id,
-        billing_context.fencing_token,
-        billing_context.reserved_nano,
-        event.answer_hit_input,
-        event.answer_hit_output,
-        event.miss_reason,
-        event.changed_at,
-        event.unpinned_tokens,
+        *_context_values(event.billing_context),
+        *_event_values(event),
+        *astuple(event.usage),
         rated.price_ids and array(rated.price_ids),
         rated.cost_femto,
         rated.saved_femto,

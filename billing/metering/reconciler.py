@@ -17,6 +17,7 @@ from django.db.models import Count
 from billing.actions.drafts import close_after
 from billing.metering.worker_journals import unsettled
 from billing.models import BudgetCorrection, Reconciliation, UsageQuarantine
+from inference_worker.contract.request import TOKEN_CLASSES
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -47,15 +48,16 @@ WITH looked AS (
 )
 SELECT id, tenant_id, reserved::bigint, used FROM compared WHERE reserved <> 0 OR used <> 0
 """
+_TOKENS = " + ".join(TOKEN_CLASSES)
 # Leases whose settled amounts differ from their executions with adjustments, with the difference of each unit.
-_DIFFERING_LEASES = """
+_DIFFERING_LEASES = f"""
 WITH adjusted AS (
     SELECT admitted_at, request_id, execution, sum(cost_femto) AS cost,
-        sum(uncached + cache_read + cache_write_5m + cache_write_1h + output) AS tokens
+        sum({_TOKENS}) AS tokens
     FROM billing_adjustment WHERE admitted_at > %(since)s - interval '1 day' GROUP BY admitted_at, request_id, execution
 ), execution AS (
     SELECT e.lease_id, e.cost_femto + coalesce(a.cost, 0) AS cost, CASE WHEN e.outcome = 'failed' THEN 0 ELSE
-        e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.output + coalesce(a.tokens, 0) END AS tokens
+        {_TOKENS} + coalesce(a.tokens, 0) END AS tokens
     FROM billing_usageevent e LEFT JOIN adjusted a USING (admitted_at, request_id, execution)
     WHERE e.lease_id IS NOT NULL AND e.admitted_at > %(since)s - interval '1 day'
 ), sums AS (
@@ -68,7 +70,7 @@ WITH adjusted AS (
     FROM billing_budgetlease s LEFT JOIN sums l ON l.lease_id = s.id WHERE s.created_at > %(since)s
 )
 SELECT id, tenant_id, used, tokens, requests FROM compared WHERE used <> 0 OR tokens <> 0 OR requests <> 0
-"""
+"""  # noqa: S608  (column names from above, nothing from outside)
 _OVERDUE = "SELECT count(*) FROM billing_budgetlease WHERE open AND reclaim_at < %s"
 _COUNT = "SELECT count(*) FROM billing_budgetperiod WHERE period_end IS NULL OR period_end > %s"
 _LOCK = "SELECT 1 FROM billing_budgetperiod WHERE id = %s FOR NO KEY UPDATE"

@@ -56,7 +56,6 @@ class Settler:
         self._batch = batch
         self._claim_idle_ms = claim_idle_ms
         self._failures = 0  # consecutive
-        self._last_batch_at: int | None = None
         self._reclaim_at = self._report_at = self._claim_at = self._partitions_at = 0.0
 
     def run(self) -> None:
@@ -122,8 +121,7 @@ class Settler:
         pipe.xdel(USAGE_STREAM, *ids)
         for name, count in vars(result).items():
             pipe.hincrby(status.TOTALS_KEY, name, count)
-        pipe.time()
-        self._last_batch_at = _microseconds(pipe.execute()[-1])
+        pipe.execute()
 
     def _read(self, after: str, block_ms: int | None) -> list[UsageMessage]:
         """Read up to a batch of messages: new ones for `>`, else this consumer's pending ones after that id."""
@@ -184,7 +182,6 @@ class Settler:
             settled=int(totals.get(b"settled", 0)),
             repeated=int(totals.get(b"repeated", 0)),
             quarantined=int(totals.get(b"quarantined", 0)),
-            last_batch_at=self._last_batch_at,
             backlog=backlog,
             lag_ms=max(0, now // 1000 - since),
         )

@@ -16,7 +16,6 @@ class SettlerStatus(msgspec.Struct, frozen=True):
     settled: int  # new events
     repeated: int  # events that had a row
     quarantined: int
-    last_batch_at: int | None
     backlog: int  # messages not yet settled
     lag_ms: int  # age of the oldest of them
 

@@ -64,7 +64,7 @@ def unsettled(directory: Path, before: datetime) -> list[Unsettled]:
         for event in _without_row(list(journaled.values())):
             sums = found.setdefault((journal.name, event.billing_context.tenant_id), [0, 0])
             sums[0] += 1
-            sums[1] += event.usage.prompt + event.usage.output
+            sums[1] += event.usage.total
     return [Unsettled(worker, tenant_id, *sums) for (worker, tenant_id), sums in sorted(found.items())]
 
 

@@ -35,14 +35,13 @@ from billing.models.ledger import (
 )
 from billing.models.prices import CompiledRateCard, Price, PriceBook, PriceBookAssignment, PriceVersion
 from billing.models.rollups import GROUPED, SUMMED, RollupState, UsageChange, UsageRollup
-from billing.models.usage import MAX_TOKENS, TOKEN_CLASSES, ExecutionOutcome, UsageEvent, UsageQuarantine
+from billing.models.usage import MAX_TOKENS, ExecutionOutcome, UsageEvent, UsageQuarantine, token_sum
 
 __all__ = [
     "ADDRESS",
     "GROUPED",
     "MAX_TOKENS",
     "SUMMED",
-    "TOKEN_CLASSES",
     "Account",
     "Adjustment",
     "BillingEntity",
@@ -81,4 +80,5 @@ __all__ = [
     "UsageEvent",
     "UsageQuarantine",
     "UsageRollup",
+    "token_sum",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
@@ -12,6 +13,12 @@ from billing.amounts import MAX_BUDGET
 from billing.models.budget_leases import BudgetPeriod
 from tenants.isolation.scopes import TenantManager
 from tenants.models import ApiKey, OutboxEmail, Project, Tenant, User, WebhookEvent
+
+# `Budget.limit_in` for a row `b` of budgets and a row `w` of budget periods, which may be null. Parameter: now.
+LIMIT_SQL = (
+    "b.amount + coalesce(w.rolled_over, 0)"
+    " + CASE WHEN b.increase_expires_at > %(now)s THEN b.temporary_increase ELSE 0 END"
+)
 
 
 def default_thresholds() -> list[int]:
@@ -99,6 +106,15 @@ class Budget(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def active_increase(self, now: datetime) -> int:
+        """Return the temporary increase, or 0 if there is none or it has expired."""
+        return self.temporary_increase if self.increase_expires_at and self.increase_expires_at > now else 0
+
+    def limit_in(self, budget_period: BudgetPeriod | None, now: datetime) -> int:
+        """Return the limit of a budget period: the amount, what rolled over, and an active temporary increase."""
+        rolled_over = budget_period.rolled_over if budget_period else 0
+        return self.amount + rolled_over + self.active_increase(now)
 
 
 class BudgetAlert(models.Model):

@@ -11,7 +11,7 @@ from django.db.models import F, Q
 
 from billing.amounts import PPM
 from tenants.isolation.scopes import TenantManager
-from tenants.models import Tenant
+from tenants.models import OutboxRow, Tenant
 
 ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
 _country = RegexValidator(r"^[A-Z]{2}\Z", "Give the two letters of ISO 3166, for example DE.")
@@ -293,8 +293,13 @@ class InvoiceFile(models.Model):
         return self.sha256
 
 
-class InvoiceEmail(models.Model):
-    """An email about an invoice, sent at least once by the process that claims it."""
+class InvoiceEmail(OutboxRow):
+    """An email about an invoice (billing.invoicing.emails)."""
+
+    class State(models.TextChoices):
+        QUEUED = "queued"  # also after failed attempts
+        SENT = "sent"
+        FAILED = "failed"  # every attempt failed
 
     class EmailType(models.TextChoices):
         ISSUED = "issued"
@@ -305,16 +310,17 @@ class InvoiceEmail(models.Model):
     email_type = models.CharField(max_length=10, choices=EmailType)
     number = models.SmallIntegerField(default=1)
     created_at = models.DateTimeField(auto_now_add=True)
-    claimed_at = models.DateTimeField(null=True)
+    state = models.CharField(max_length=9, choices=State, default=State.QUEUED)
     sent_at = models.DateTimeField(null=True)
     sent_to = ArrayField(models.EmailField(), default=list)
-    attempts = models.SmallIntegerField(default=0)
-
-    objects = TenantManager()
+    error = models.CharField(max_length=200, blank=True, default="", help_text="why the last attempt failed")
 
     class Meta:
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["invoice", "email_type", "number"], name="invoice_email_once")
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["next_attempt_at"], condition=Q(state="queued"), name="invoice_email_due")
         ]
 
     def __str__(self) -> str:

@@ -6,12 +6,13 @@ from typing import ClassVar
 
 from django.db import models
 
+from inference_worker.contract.request import TOKEN_COLUMNS
 from tenants.isolation.scopes import TenantManager
 
 SUMMED = (
     *("completed", "cancelled", "failed"),
-    *("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output"),
-    *("answer_hit_input", "answer_hit_output", "unpinned_tokens", "cost_femto", "saved_femto"),
+    *TOKEN_COLUMNS,
+    *("unpinned_tokens", "cost_femto", "saved_femto"),
 )
 GROUPED = ("tenant_id", "project_id", "key_id", "model", "tier", "miss_reason")
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.expressions import Combinable
 
+from inference_worker.contract.request import TOKEN_CLASSES
 from tenants.isolation.scopes import TenantManager
 
 MAX_TOKENS = 100_000_000  # of one class in one execution; a larger count is an error of the sender
-ANSWER_HITS = ("answer_hit_input", "answer_hit_output")  # tokens that a cached answer made unnecessary
-TOKEN_CLASSES = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
 
 
 class ExecutionOutcome(models.TextChoices):
@@ -22,6 +25,11 @@ class ExecutionOutcome(models.TextChoices):
     COMPLETED = "completed"
     CANCELLED = "cancelled"
     FAILED = "failed"
+
+
+def token_sum(classes: Sequence[str] = TOKEN_CLASSES) -> Combinable:
+    """Return the expression of a row's tokens of these classes together."""
+    return reduce(add, map(F, classes))
 
 
 def _counts() -> Q:

@@ -7,17 +7,19 @@ maximum costs are rounded, up to whole nano-USD, and no amount is a float.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import astuple
 
-from billing.amounts import FEMTO_A_NANO, whole_units
+from billing.amounts import whole_units
+from inference_worker.contract.request import TokenCounts
 
 MINUTES_A_DAY = 1440
 NO_END = 2**31 - 1  # of a range of prompt lengths: above any prompt
-UNBOUNDED = 2**31 - 1  # output tokens without a cost
 
 
 class Component(StrEnum):
@@ -32,9 +34,8 @@ class Component(StrEnum):
     ANSWER_HIT_OUTPUT = "answer_hit_output"  # and of the answer
 
 
-COMPONENTS = tuple(Component)  # NOTE: in the order of `UsageEvent.price_ids`; append, never reorder
+COMPONENTS = tuple(Component)  # NOTE: in the order of TOKEN_COLUMNS and of `UsageEvent.price_ids`
 OUTPUTS = (Component.OUTPUT, Component.ANSWER_HIT_OUTPUT)
-_OUTPUT_PLACES = tuple(COMPONENTS.index(component) for component in OUTPUTS)
 # The components without a cache.
 _PLAIN = {component: Component.OUTPUT if component in OUTPUTS else Component.UNCACHED for component in COMPONENTS}
 
@@ -60,7 +61,7 @@ class Rate(msgspec.Struct, frozen=True, array_like=True):
     until_minute: int = MINUTES_A_DAY
 
 
-class RateCard(msgspec.Struct, frozen=True):
+class RateCard(msgspec.Struct, frozen=True, dict=True):
     """All prices of a model and tier, for one tenant or for all. An admission pins one, and settlement uses it."""
 
     version: int  # the rate card's id, stored in each usage event priced by it
@@ -69,6 +70,18 @@ class RateCard(msgspec.Struct, frozen=True):
     tier: Tier
     effective_from: int  # microseconds since 1970, UTC; until the next rate card of the same
     rates: tuple[Rate, ...]  # the first that applies to a component counts: a tenant's own, then the list's
+
+    @cached_property
+    def edges(self) -> tuple[list[int], list[int]]:
+        """Return the prompt lengths and the minutes of the day at which rates change."""
+        lengths = {edge for rate in self.rates for edge in (rate.from_tokens, rate.until_tokens)}
+        minutes = {edge for rate in self.rates for edge in (rate.from_minute, rate.until_minute)}
+        return sorted(lengths), sorted(minutes)
+
+    @cached_property
+    def applying(self) -> dict[tuple[int, int], list[tuple[int, int, int] | None]]:
+        """Return the cache of `_applying`, by the places of a prompt length and a minute in `edges`."""
+        return {}
 
 
 class Rated(NamedTuple):
@@ -101,6 +114,31 @@ def prices(rate_card: RateCard, prompt_tokens: int, at: int) -> dict[Component, 
     return found
 
 
+def price(rate_card: RateCard, counts: TokenCounts, at: int) -> Rated:
+    """Return the cost of an execution's tokens, admitted at that microsecond.
+
+    Raises:
+        UnknownPriceError: a component used has no price.
+    """
+    tokens = astuple(counts)
+    prompt = counts.prompt + counts.answer_hit_input
+    lengths, minutes = rate_card.edges
+    place = bisect_right(lengths, prompt), bisect_right(minutes, at // 60_000_000 % MINUTES_A_DAY)
+    rates = rate_card.applying.get(place) or rate_card.applying.setdefault(place, _applying(rate_card, prompt, at))
+    price_ids: list[int | None] = [None] * len(rates)
+    cost = saved = 0
+    for number, count in enumerate(tokens):
+        if count:
+            applies = rates[number]
+            if applies is None:
+                component = COMPONENTS[number]
+                raise UnknownPriceError(f"{rate_card.model} ({rate_card.tier}) has no price for {component}")
+            price_ids[number], nano_per_million, plain = applies
+            cost += count * nano_per_million
+            saved += count * (plain - nano_per_million)
+    return Rated(price_ids, cost, saved)
+
+
 def reservation_nano(
     rate_card: RateCard,
     prompt_tokens: int,
@@ -111,111 +149,27 @@ def reservation_nano(
     writes_5m: bool = False,
     writes_1h: bool = False,
 ) -> int:
-    """Return the maximum cost of a request in nano-USD, rounded up. `writes_…`: whether it may write to the prefix
-    cache.
+    """Return the maximum cost of a request in nano-USD, rounded up.
+
+    The prompt counts in the most expensive class that it may have. `writes_…`: whether it may write to the cache.
 
     Raises:
         UnknownPriceError: a component it may use has no price.
     """
-    rates = prices(rate_card, prompt_tokens, at)
-    femto = prompt_tokens * _dearest_input(rate_card, rates, writes_5m, writes_1h)
-    if max_output * n:
-        femto += max_output * n * _price(rate_card, rates, Component.OUTPUT).nano_per_million
-    return whole_units(femto)
+    classes = ["uncached", "cache_read", *["cache_write_5m"] * writes_5m, *["cache_write_1h"] * writes_1h]
+    possible = [TokenCounts(**{name: prompt_tokens}, output=max_output * n) for name in classes]
+    return whole_units(max(price(rate_card, counts, at).cost_femto for counts in possible))
 
 
-def affordable_output(
-    rate_card: RateCard,
-    prompt_tokens: int,
-    money: int,
-    at: int,
-    *,
-    n: int = 1,
-    writes_5m: bool = False,
-    writes_1h: bool = False,
-) -> int:
-    """Return the largest `max_output` whose maximum cost is within `money` nano-USD. Below 1: not even the prompt and
-    one token fit.
-
-    Raises:
-        UnknownPriceError: a component it may use has no price.
-    """
-    rates = prices(rate_card, prompt_tokens, at)
-    left = money * FEMTO_A_NANO - prompt_tokens * _dearest_input(rate_card, rates, writes_5m, writes_1h)
-    a_token = n * _price(rate_card, rates, Component.OUTPUT).nano_per_million
-    if left < 0:
-        return 0
-    return left // a_token if a_token else UNBOUNDED
-
-
-class Rater:
-    """The pricing of executions by one rate card, which caches the rates of a prompt length and time of day."""
-
-    def __init__(self, rate_card: RateCard) -> None:
-        self.rate_card = rate_card
-        self._lengths = sorted({edge for rate in rate_card.rates for edge in (rate.from_tokens, rate.until_tokens)})
-        self._minutes = sorted({edge for rate in rate_card.rates for edge in (rate.from_minute, rate.until_minute)})
-        self._found: dict[tuple[int, int], list[tuple[int, int, int] | None]] = {}
-
-    def rate(self, counts: Sequence[int], at: int) -> Rated:
-        """Return the cost of the tokens of each component (in the order of COMPONENTS), admitted at that microsecond.
-
-        Raises:
-            UnknownPriceError: a component used has no price.
-        """
-        prompt = sum(counts) - sum([counts[place] for place in _OUTPUT_PLACES])
-        minute = at // 60_000_000 % MINUTES_A_DAY
-        place = bisect_right(self._lengths, prompt), bisect_right(self._minutes, minute)
-        rates = self._found.get(place) or self._found.setdefault(place, self._applying(prompt, at))
-        price_ids: list[int | None] = [None] * len(rates)
-        cost = saved = 0
-        for number, count in enumerate(counts):
-            if count:
-                applies = rates[number]
-                if applies is None:
-                    raise _unknown(self.rate_card, COMPONENTS[number])
-                price_ids[number], price, plain = applies
-                cost += count * price
-                saved += count * (plain - price)
-        return Rated(price_ids, cost, saved)
-
-    def _applying(self, prompt: int, at: int) -> list[tuple[int, int, int] | None]:
-        """Return for each component the price's id, the price, and the price without a cache."""
-        rates = prices(self.rate_card, prompt, at)
-        return [
-            (price.price_id, price.nano_per_million, rates.get(_PLAIN[component], price).nano_per_million)
-            if (price := rates.get(component))
-            else None
-            for component in COMPONENTS
-        ]
-
-
-def rate(rate_card: RateCard, usage: Mapping[Component, int], at: int) -> Rated:
-    """Return the cost of one execution's tokens.
-
-    Raises:
-        UnknownPriceError: a component used has no price.
-    """
-    return Rater(rate_card).rate([usage.get(component, 0) for component in COMPONENTS], at)
-
-
-def _dearest_input(rate_card: RateCard, rates: Mapping[Component, Rate], writes_5m: bool, writes_1h: bool) -> int:
-    possible = [Component.UNCACHED, Component.CACHE_READ]
-    if writes_5m:
-        possible.append(Component.CACHE_WRITE_5M)
-    if writes_1h:
-        possible.append(Component.CACHE_WRITE_1H)
-    return max(_price(rate_card, rates, component).nano_per_million for component in possible)
-
-
-def _price(rate_card: RateCard, rates: Mapping[Component, Rate], component: Component) -> Rate:
-    if component not in rates:
-        raise _unknown(rate_card, component)
-    return rates[component]
-
-
-def _unknown(rate_card: RateCard, component: Component) -> UnknownPriceError:
-    return UnknownPriceError(f"{rate_card.model} ({rate_card.tier}) has no price for {component}")
+def _applying(rate_card: RateCard, prompt: int, at: int) -> list[tuple[int, int, int] | None]:
+    """Return for each component the price's id, the price, and the price without a cache."""
+    rates = prices(rate_card, prompt, at)
+    return [
+        (rate.price_id, rate.nano_per_million, rates.get(_PLAIN[component], rate).nano_per_million)
+        if (rate := rates.get(component))
+        else None
+        for component in COMPONENTS
+    ]
 
 
 class PriceIndex:

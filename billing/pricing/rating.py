@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from billing.models import CompiledRateCard
-from billing.pricing.pricing import Rated, Rater, UnknownPriceError
+from billing.pricing.pricing import RateCard, Rated, UnknownPriceError, price
 from inference_worker.contract.messages import ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
 MAX_CACHED_RATE_CARDS = 10_000  # cached; they are small and never change
 
-_raters: dict[int, Rater] = {}
+_rate_cards: dict[int, RateCard] = {}
 
 
 FREE = Rated(None, 0, 0)
 
 
-def raters(versions: Iterable[int]) -> dict[int, Rater]:
-    """Return the pricing objects of these rate card versions; missing versions are left out."""
+def rate_cards(versions: Iterable[int]) -> dict[int, RateCard]:
+    """Return the rate cards of these versions; missing versions are left out."""
     wanted = set(versions)
-    known = {version: rater for version in wanted if (rater := _raters.get(version)) is not None}
+    known = {version: rate_card for version in wanted if (rate_card := _rate_cards.get(version)) is not None}
     if missing := wanted - known.keys():
         with all_tenants_scope(BypassReason.SETTLER):
-            read = {row.pk: Rater(row.decoded()) for row in CompiledRateCard.objects.filter(pk__in=missing)}
-        if len(_raters) + len(read) > MAX_CACHED_RATE_CARDS:
-            _raters.clear()  # other threads keep their references
-        _raters.update(read)
+            read = {row.pk: row.decoded() for row in CompiledRateCard.objects.filter(pk__in=missing)}
+        if len(_rate_cards) + len(read) > MAX_CACHED_RATE_CARDS:
+            _rate_cards.clear()  # other threads keep their references
+        _rate_cards.update(read)
         known |= read
     return known
 
@@ -37,34 +37,20 @@ def rate(events: Sequence[ExecutionUsage]) -> list[Rated | UnknownPriceError]:
 
     Failed executions, and those admitted before there were prices, cost nothing.
     """
-    known = raters(
+    known = rate_cards(
         event.billing_context.price_version for event in events if event.billing_context.price_version is not None
     )
     return [_rate(event, known) for event in events]
 
 
-def _rate(event: ExecutionUsage, known: dict[int, Rater]) -> Rated | UnknownPriceError:
+def _rate(event: ExecutionUsage, known: dict[int, RateCard]) -> Rated | UnknownPriceError:
     version = event.billing_context.price_version
     if version is None or event.outcome == "failed":
         return FREE
-    rater = known.get(version)
-    if rater is None:
+    rate_card = known.get(version)
+    if rate_card is None:
         return UnknownPriceError(f"there is no price version {version}")
     try:
-        return rater.rate(tokens(event), event.billing_context.admitted_at)
+        return price(rate_card, event.usage, event.billing_context.admitted_at)
     except UnknownPriceError as exc:
         return exc
-
-
-def tokens(event: ExecutionUsage) -> tuple[int, ...]:
-    """Return the event's tokens by component, in the order of COMPONENTS."""
-    usage = event.usage
-    return (
-        usage.uncached,
-        usage.cache_read,
-        usage.cache_write_5m,
-        usage.cache_write_1h,
-        usage.output,
-        event.answer_hit_input,
-        event.answer_hit_output,
-    )

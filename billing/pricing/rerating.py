@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 from billing.actions.prices import rate_cards_to_be
 from billing.metering.partitions import month_of
 from billing.models import CompiledRateCard, ExecutionOutcome, PriceVersion, UsageEvent
-from billing.pricing.pricing import COMPONENTS, Component, PriceIndex, RateCard, Tier, UnknownPriceError, rate
-from billing.pricing.rating import raters
+from billing.pricing.pricing import PriceIndex, RateCard, Tier, UnknownPriceError, price
+from billing.pricing.rating import rate_cards
+from inference_worker.contract.request import TOKEN_COLUMNS, TokenCounts
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -60,7 +61,7 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
             row = comparisons.setdefault((tenant, model), Comparison(tenant, model))
             row.events += 1
             try:
-                would_be = rate(rate_card, usage, at).cost_femto
+                would_be = price(rate_card, usage, at).cost_femto
             except UnknownPriceError:
                 row.unpriced += 1
                 continue
@@ -71,17 +72,16 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
 
 def _executions(
     models: set[str], start: datetime, end: datetime
-) -> Iterator[tuple[int, str, Tier, int, dict[Component, int], int]]:
+) -> Iterator[tuple[int, str, Tier, int, TokenCounts, int]]:
     """Yield every priced execution: tenant, model, tier, microsecond of admission, tokens and cost."""
-    names = [component.value for component in COMPONENTS]
     rows = (
         UsageEvent.objects.all_tenants()
         .filter(admitted_at__gte=start, admitted_at__lt=end, model__in=models, price_version__isnull=False)
         .exclude(outcome=ExecutionOutcome.FAILED)
-        .values_list("tenant_id", "model", "price_version", "admitted_at", "cost_femto", *names)
+        .values_list("tenant_id", "model", "price_version", "admitted_at", "cost_femto", *TOKEN_COLUMNS)
     )
     for tenant, model, version, admitted_at, cost, *tokens in rows.iterator(_BATCH):
-        known = raters([version])
-        tier = known[version].rate_card.tier if version in known else _NO_RATE_CARD.tier
+        known = rate_cards([version])
+        tier = known[version].tier if version in known else _NO_RATE_CARD.tier
         at = (admitted_at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-        yield tenant, model, tier, at, dict(zip(COMPONENTS, tokens, strict=True)), int(cost)
+        yield tenant, model, tier, at, TokenCounts(*tokens), int(cost)

@@ -9,17 +9,11 @@ from zoneinfo import ZoneInfo
 
 from billing.metering.usage import instant, this_month
 from billing.periods import billing_zone
+from frontend.core.lists import Choice
 from frontend.core.page_context import PageContext
 
 _DAY = timedelta(days=1)
 _MAX_RANGE = timedelta(days=366)
-
-
-@dataclass(frozen=True)
-class DateRangeChoice:
-    label: str
-    url: str
-    current: bool
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ class DateRange:
     start: datetime
     end: datetime
     label: str
-    choices: tuple[DateRangeChoice, ...]
+    choices: tuple[Choice, ...]
     first: str  # dates for the custom form
     last: str
     zone: tzinfo = UTC
@@ -69,7 +63,7 @@ def date_range_of(ctx: PageContext) -> DateRange:
     first, last = start.astimezone(zone).date(), (end - timedelta(microseconds=1)).astimezone(zone).date()
     label = f"{first:%-d %B %Y}" if first == last else f"{first:{_first_form(first, last)}} – {last:%-d %B %Y}"
     labels = (("month", "Month to date"), ("7d", "7 days"), ("30d", "30 days"), ("custom", "Custom"))
-    choices = tuple(DateRangeChoice(text, _url(ctx, option, first, last), option == name) for option, text in labels)
+    choices = tuple(Choice(text, _url(ctx, option, first, last), option == name) for option, text in labels)
     return DateRange(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, error)
 
 

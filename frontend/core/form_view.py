@@ -29,18 +29,19 @@ def form_view(
     submit: str,
     back: str,
     message: Callable[[T], str],
-    then: str = "",
+    then: str | Callable[[T], str] = "",
     template: str = "frontend/form.html",
     breadcrumbs: Iterable[Breadcrumb] = (),
+    action_url: str = "",
     **extra_context: Any,
 ) -> HttpResponse:
     """Show the form. When it is submitted and `action` succeeds, redirect to `then` or `back` with `message` of its
-    result.
+    result, of which `then` may be a function too.
 
     The template receives `extra_context`, such as `effect` and `danger`.
     """
     context = {
-        "action": ctx.request.path,
+        "action": action_url or ctx.request.path,
         "submit": submit,
         "back": back,
         "breadcrumbs": tuple(breadcrumbs),
@@ -48,6 +49,7 @@ def form_view(
     }
     if ctx.request.method == "POST":
         if result := run_action(form, action):
-            return redirect_with_message(ctx, then or back, message(result.value))
+            url = then(result.value) if callable(then) else then or back
+            return redirect_with_message(ctx, url, message(result.value))
         return render_form_errors(ctx, template, title, form, **context)
     return render_page(ctx, template, title, form=form, **context)

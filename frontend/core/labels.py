@@ -9,8 +9,7 @@ _OUTCOMES = {
     "limited": "Rate limited",
     "refused": "Rejected",
 }
-
-
+OUTCOME_KINDS = {"completed": "good", "failed": "bad", "limited": "warn", "refused": "warn", "cancelled": ""}
 REQUEST_COUNTS = {
     "received": "Requests with a valid API key: accepted and rejected ones.",
     "accepted": "Requests that passed all limits and were run. They ended as completed, cancelled or failed.",

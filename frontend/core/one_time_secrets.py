@@ -17,11 +17,12 @@ from typing import Any
 from cryptography.fernet import Fernet
 from django import forms
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 from django.http import HttpResponse, HttpResponseRedirect
 from django.utils.crypto import salted_hmac
 
 from frontend.core.page_context import PageContext
-from frontend.core.rendering import run_action
+from frontend.core.rendering import render_form_errors, render_page, run_action
 from tenants.models import IdempotentResponse
 
 SECRET_TTL = timedelta(minutes=10)  # from the form to the page
@@ -50,7 +51,7 @@ def create_secret(
             if name and (first := _claim(ctx, name)) is not None:
                 return first
             url, secret = action(data)
-            rows = IdempotentResponse.objects.for_tenant(ctx.tenant)
+            rows = _rows(ctx)
             if name:
                 rows.filter(**_named(ctx, name)).update(body=url.encode())
             rows.filter(**_named(ctx, f"secret {url}")).delete()
@@ -65,11 +66,22 @@ def create_secret(
     return response
 
 
+def secret_form_view(
+    ctx: PageContext, title: str, form: OnceForm, action: Callable[[dict[str, Any]], tuple[str, str]], **context: Any
+) -> HttpResponse:
+    """Show the form, and process it once. `context` is that of `form_view`: `submit`, `back`, `effect`."""
+    shown = {"action": ctx.request.path, **context}
+    if ctx.request.method == "POST":
+        created = create_secret(ctx, form, action)
+        return created or render_form_errors(ctx, "frontend/form.html", title, form, **shown)
+    return render_page(ctx, "frontend/form.html", title, form=form, **shown)
+
+
 def take_secret(ctx: PageContext) -> str | None:
     """Return the secret that waits for this page and delete it. None if it was read before, or is too old."""
     url = ctx.request.path
     with ctx.scope():
-        rows = IdempotentResponse.objects.for_tenant(ctx.tenant).filter(**_named(ctx, f"secret {url}"))
+        rows = _rows(ctx).filter(**_named(ctx, f"secret {url}"))
         row = rows.select_for_update().first()
         if row is None or row.body is None:
             return None
@@ -88,14 +100,25 @@ def _claim(ctx: PageContext, name: str) -> str | None:
         with transaction.atomic():
             _insert(ctx, name, b"")
     except IntegrityError:
-        row = IdempotentResponse.objects.for_tenant(ctx.tenant).filter(**_named(ctx, name)).get()
+        row = _rows(ctx).filter(**_named(ctx, name)).get()
         return bytes(row.body or b"").decode()
     return None
 
 
 def _insert(ctx: PageContext, name: str, body: bytes) -> None:
-    row = IdempotentResponse(tenant_id=ctx.tenant.pk, request_hash=b"", status=303, body=body, **_named(ctx, name))
+    tenant_id = None if ctx.access is None else ctx.tenant.pk
+    row = IdempotentResponse(tenant_id=tenant_id, request_hash=b"", status=303, body=body, **_named(ctx, name))
     row.save(force_insert=True)
+
+
+def _rows(ctx: PageContext) -> QuerySet[IdempotentResponse]:
+    """Return the tenant's rows. Those of operators belong to no tenant."""
+    rows: QuerySet[IdempotentResponse] = (
+        IdempotentResponse.objects.all_tenants().filter(tenant_id=None)
+        if ctx.access is None
+        else IdempotentResponse.objects.for_tenant(ctx.tenant)
+    )
+    return rows
 
 
 def _named(ctx: PageContext, name: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
+from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import reverse
 from django.utils import timezone
@@ -30,6 +31,7 @@ from tenants.permissions import STEP_UP, Permission
 from tenants.reauthentication import has_totp, recently_authenticated
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Model)
 READ = ("GET", "HEAD")
 FORM = (*READ, "POST")
 
@@ -85,6 +87,40 @@ class PageContext:
     def url(self, name: str, *arguments: Any) -> str:
         """Return the URL of a page of the same tenant, or of an operator page."""
         return reverse(name, args=arguments if self.access is None else (self.access.tenant.slug, *arguments))
+
+    @property
+    def can(self) -> _Permissions:
+        """The user's permissions for templates: `ctx.can.KEYS_WRITE`."""
+        return _Permissions(self)
+
+    def get(self, rows: Callable[[], QuerySet[M]]) -> M:
+        """Return the first of the rows, which are read in the page's scope.
+
+        Raises:
+            Http404: there is none.
+        """
+        with self.scope():
+            return first_or_404(rows())
+
+
+@dataclass(frozen=True)
+class _Permissions:
+    ctx: PageContext
+
+    def __getitem__(self, name: str) -> bool:
+        return self.ctx.may(Permission[name])
+
+
+def first_or_404(rows: QuerySet[M]) -> M:
+    """Return the first of the rows.
+
+    Raises:
+        Http404: there is none.
+    """
+    found = rows.first()
+    if found is None:
+        raise Http404
+    return found
 
 
 View = Callable[[PageContext], HttpResponse]

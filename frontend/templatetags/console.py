@@ -12,13 +12,32 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from frontend.core import gauges, numbers
-from frontend.core.charts import Chart
-from frontend.core.labels import REQUEST_COUNTS
+from frontend.core import gauges, layout, numbers
+from frontend.core.charts import Chart, Unit, format_value
+from frontend.core.labels import OUTCOME_KINDS, REQUEST_COUNTS, outcome_label
 from frontend.core.numbers import Money
 from frontend.core.panels import RenderedPanel
+from frontend.tenant.budgets.amounts import BudgetAmount
+from millrace.apps.request_log.models import RequestRecord
+from millrace.apps.request_log.selectors import served_model
+from tenants.models import User
 
 register = template.Library()
+
+
+@register.filter
+def femto(amount: int | None) -> Money | None:
+    return None if amount is None else Money(int(amount))
+
+
+@register.filter
+def nano(amount: int | None) -> Money | None:
+    return None if amount is None else Money.nano(int(amount))
+
+
+@register.filter
+def cents(amount: int | None) -> Money | None:
+    return None if amount is None else Money.cents(int(amount))
 
 
 @register.filter
@@ -60,6 +79,12 @@ def count(value: int | None) -> str:
 
 
 @register.filter
+def quantity(amount: BudgetAmount) -> str:
+    """Return an amount of money, or a number with its unit."""
+    return money(amount.money) if amount.money else format_html("{} {}", count(amount.number), amount.unit)
+
+
+@register.filter
 def exact(value: int) -> str:
     """Return all digits in groups of three."""
     return numbers.exact(value)
@@ -68,6 +93,34 @@ def exact(value: int) -> str:
 @register.filter
 def duration(microseconds: int | None) -> str:
     return "–" if microseconds is None else numbers.duration(microseconds)
+
+
+@register.filter
+def initials(user: User) -> str:
+    return layout.initials(user.name or user.email)
+
+
+@register.filter
+def chart_value(value: int | None, unit: Unit) -> str:
+    return format_value(value, unit)
+
+
+@register.filter
+def milliseconds(value: int | None) -> str:
+    return "–" if value is None else numbers.duration(value * 1000)
+
+
+@register.filter
+def served(record: RequestRecord) -> str:
+    """Return the model that answered a request; empty if it was rejected before it ran."""
+    return served_model(record)
+
+
+@register.filter
+def outcome(value: str, status: str = "") -> str:
+    """Return the badge of a request's outcome, with its HTTP status."""
+    text = f"{outcome_label(value)} · {status}" if status else outcome_label(value)
+    return format_html('<span class="badge {}">{}</span>', OUTCOME_KINDS[value], text)
 
 
 @register.filter
@@ -114,11 +167,12 @@ def request_count(kind: str, label: str = "") -> SafeString:
 
 
 @register.simple_tag
-def meter(part: int, whole: int, kind: str = "", size: str = "") -> SafeString:
+def meter(part: int | None, whole: int, kind: str = "", size: str = "") -> SafeString:
     """Return a small bar.
 
     `kind` is the name of a color; without it, the bar warns near its limit. The number is shown beside it.
     """
+    part = part or 0
     width = gauges.percent(part, whole)
     return format_html(
         '<svg class="meter {}" aria-hidden="true"><rect class="rail" width="100%" height="100%" rx="3"/>'
@@ -144,16 +198,41 @@ def chart(of: Chart) -> SafeString:
     return render_to_string("frontend/parts/chart.html", {"chart": of})
 
 
+@register.simple_block_tag
+def table(content: str, label: str, caption: str, *columns: str, kind: str = "scroll stacked") -> SafeString:
+    """Return a table in a region that scrolls; the content is its rows.
+
+    A column "#Cost" is numeric. The label of "!Actions" is hidden. Other columns are shown as they are.
+    """
+    shown = {"label": label, "caption": caption, "columns": [_heading(column) for column in columns], "kind": kind}
+    return render_to_string("frontend/parts/table.html", shown | {"content": content})
+
+
+def _heading(column: str) -> SafeString:
+    is_numeric, is_hidden = column.startswith("#"), column.startswith("!")
+    text = column[is_numeric or is_hidden :]
+    shown = format_html('<span class="visually-hidden">{}</span>', text) if is_hidden else text
+    return format_html('<th scope="col"{}>{}</th>', mark_safe(' class="numeric"') if is_numeric else "", shown)
+
+
 @register.simple_tag
 def code(text: str, label: str) -> SafeString:
     """Return a block of code with a copy button."""
     return render_to_string("frontend/parts/code.html", {"text": text, "label": label})
 
 
-@register.simple_tag
-def opens(place: str, url: str) -> SafeString:
+@register.simple_tag(takes_context=True)
+def to(context: Any, name: str, *arguments: Any) -> str:
+    """Return the URL of a page of the same tenant, or of an operator page."""
+    found: str = context["ctx"].url(name, *arguments)
+    return found
+
+
+@register.simple_tag(takes_context=True)
+def opens(context: Any, place: str, page: str, *arguments: Any) -> SafeString:
     """Return the attributes of a link that opens its page in the "dialog" or the "drawer".
 
-    It is a plain link without scripts.
+    `page` is a URL, or the name of one with its arguments. It is a plain link without scripts.
     """
+    url = page if "/" in page else context["ctx"].url(page, *arguments)
     return format_html('href="{}" hx-get="{}" hx-target="#{}" hx-swap="innerHTML"', url, url, place)

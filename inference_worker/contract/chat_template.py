@@ -8,8 +8,9 @@ are the ones that the model was trained on.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -138,8 +139,14 @@ class ChatTemplate:
         named = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self.takes_tools = "tools" in named  # other templates ignore tools silently
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, add_prompt: bool) -> str:
-        """Return the prompt's text.
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_prompt: bool,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """Return the prompt's text. `variables` are further variables, which override none of the others.
 
         Raises:
             ChatTemplateError: the template rejected the messages or exceeded its limits.
@@ -148,12 +155,15 @@ class ChatTemplate:
         room = MAX_OUTPUT_CHARS
         try:
             for piece in self._template.generate(
-                **self._variables,
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_prompt,
-                __bounded=_Bounds().loop,
+                {
+                    **variables,
+                    **self._variables,
+                    "messages": messages,
+                    "tools": tools,
+                    "documents": None,
+                    "add_generation_prompt": add_prompt,
+                    "__bounded": _Bounds().loop,
+                }
             ):
                 room -= len(piece)
                 if room < 0:

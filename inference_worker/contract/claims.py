@@ -5,7 +5,6 @@
 - `attempt`, `owner` (replica), `gateway`, `tenant` and `job` (msgpack).
 - `state`: queued, running, done, failed or cancelled.
 - `form`: what another gateway needs to write the same stream.
-- `not_started_event`: the usage event of an execution that never started; the settler then releases its reservation.
 - `pinned`: the pins that the execution made (see shared_pins.py).
 
 Each change is one script, which does nothing unless the record is in the expected state. So repeated or late wakeups,
@@ -17,14 +16,19 @@ also writes its usage event, so that both happen atomically.
 
 from __future__ import annotations
 
-# KEYS claim; ARGV attempt, replica, call id. Returns the job and the number of its tenant's pins, or nil if the
-# attempt is not queued (any more). After a lost response, a retry with the same call id returns the same result.
+# KEYS claim; ARGV attempt, replica, call id, batch for the gateway. Returns the job and the number of its tenant's
+# pins, or nil if the attempt is not queued (any more). The batch reports the claim. After a lost response, a retry with
+# the same call id returns the same result.
 CLAIM = """
-local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner', 'claimed_by', 'tenant', 'job')
+local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'owner', 'claimed_by', 'tenant', 'job', 'gateway')
 if claim[1] ~= ARGV[1] then return false end
 local again = claim[2] == 'running' and claim[3] == ARGV[2] and ARGV[3] and claim[4] == ARGV[3]
 if claim[2] ~= 'queued' and not again then return false end
 redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2], 'claimed_by', ARGV[3] or '')
+if ARGV[4] and claim[7] then
+    local stream = 'millrace:gateway_events:' .. claim[7]
+    redis.call('XADD', stream, 'NOMKSTREAM', 'MAXLEN', '~', 10000, '*', 'e', ARGV[4])
+end
 return {claim[6], redis.call('ZCARD', 'millrace:pins:' .. (claim[5] or ''))}
 """
 
@@ -87,24 +91,24 @@ return 1
 """
 )
 
-# KEYS claim, usage stream. Returns the replica to notify and its attempt. If no replica runs it, cancels it without
-# usage and returns nil.
+# KEYS claim, usage stream; ARGV usage event of an execution that never started. Returns the replica to notify and its
+# attempt. If no replica runs it, cancels it without usage and returns nil: the event releases its reservation.
 CANCEL = """
-local claim = redis.call('HMGET', KEYS[1], 'state', 'owner', 'attempt', 'not_started_event')
+local claim = redis.call('HMGET', KEYS[1], 'state', 'owner', 'attempt')
 if claim[1] == 'queued' then
     redis.call('HSET', KEYS[1], 'state', 'cancelled')
-    if claim[4] then redis.call('XADD', KEYS[2], '*', 'e', claim[4]) end
+    redis.call('XADD', KEYS[2], '*', 'e', ARGV[1])
 end
 if claim[1] ~= 'running' then return false end
 redis.call('HSET', KEYS[1], 'cancel', 1)
 return {claim[2], claim[3]}
 """
 
-# KEYS claim, usage stream. Cancels a queued execution. Returns 1 if it was queued, else 0.
+# KEYS claim, usage stream; ARGV usage event of an execution that never started. Cancels a queued execution. Returns 1
+# if it was queued, else 0.
 WITHDRAW = """
-local claim = redis.call('HMGET', KEYS[1], 'state', 'not_started_event')
-if claim[1] ~= 'queued' then return 0 end
+if redis.call('HGET', KEYS[1], 'state') ~= 'queued' then return 0 end
 redis.call('HSET', KEYS[1], 'state', 'cancelled')
-if claim[2] then redis.call('XADD', KEYS[2], '*', 'e', claim[2]) end
+redis.call('XADD', KEYS[2], '*', 'e', ARGV[1])
 return 1
 """

@@ -15,6 +15,8 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 S = TypeVar("S", bound=str)
 _META = "millrace.env"
+# Of clients (millrace.cli.profiles), often set in the platform's own shell.
+CLIENT_VARIABLES = frozenset({"MILLRACE_API_KEY", "MILLRACE_PROFILE", "MILLRACE_URL"})
 
 
 class SettingsError(Exception):
@@ -65,7 +67,7 @@ def load(cls: type[T], environ: Mapping[str, str] | None = None) -> T:
 
 def unknown_names(environ: Mapping[str, str], *classes: type[Any]) -> list[str]:
     """Return the set MILLRACE_ variables that no settings class reads. They are probably misspelled."""
-    known = {name for var in variables(*classes) for name in (var.name, f"{var.name}_FILE")}
+    known = {name for var in variables(*classes) for name in (var.name, f"{var.name}_FILE")} | CLIENT_VARIABLES
     return sorted(name for name in environ if name.startswith("MILLRACE_") and name not in known)
 
 

@@ -124,7 +124,7 @@ class Journal:
             OSError: the disk is full or failed. A retry with the same events skips those that were written.
         """
         waiting = [event for event in events if not any(execution_key(event) in s.events for s in self.segments)]
-        records = [_record(b"U", encode(event)) for event in waiting]
+        records = [_record(b"U", event.encoded) for event in waiting]
         done = 0
         while done < len(waiting):
             number = self._fitting(records[done:])

@@ -11,6 +11,8 @@ All keys and channels start with `millrace:`.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import msgspec
 
 from inference_worker.contract.metric_families import MetricsSnapshot
@@ -20,8 +22,8 @@ from inference_worker.contract.request import (
     SamplingParams,
     ServiceClass,
     StructuredSpec,
+    TokenCounts,
     TokenLogprobs,
-    TokenUsage,
 )
 
 USAGE_STREAM = "millrace:usage_events"
@@ -135,14 +137,14 @@ class InferenceJob(msgspec.Struct, frozen=True):
     replicas_with_prefix: tuple[str, ...] = ()  # replicas that recently computed a prompt with the same start
 
 
-class ExecutionUsage(msgspec.Struct, frozen=True):
+class ExecutionUsage(msgspec.Struct, frozen=True, dict=True):
     """The usage of an execution. It is settled exactly once by (request_id, execution)."""
 
     billing_context: BillingContext
     attempt: int
     outcome: str  # "completed", "cancelled" or "failed"; a failed execution is never billed
     finish_reason: str
-    usage: TokenUsage
+    usage: TokenCounts
     replica_id: str
     block_size: int
     queue_us: int = 0
@@ -151,8 +153,11 @@ class ExecutionUsage(msgspec.Struct, frozen=True):
     miss_reason: str = ""  # why the prompt was not cached completely; empty: it was
     changed_at: int | None = None  # first token that differs from the previously cached prompt ("prefix_changed")
     unpinned_tokens: int = 0  # before breakpoints, but not pinned because of a limit on pins
-    answer_hit_input: int = 0  # tokens of prompt and output that a cached response saved
-    answer_hit_output: int = 0
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """Return the message, for the journal and the broker."""
+        return encode(self)
 
 
 class Claimed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -180,7 +185,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     text: str
     index: int = 0  # of the output sequence
     logprobs: list[TokenLogprobs] | None = None  # of token_ids, if requested
-    prompt: TokenUsage | None = None  # the prompt's tokens by class, with an attempt's first event
+    prompt: TokenCounts | None = None  # the prompt's tokens by class, with an attempt's first event
     prompt_logprobs: list[TokenLogprobs] | None = (
         None  # of all prompt tokens but the first, with the first event of sequence 0
     )
@@ -216,7 +221,7 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     seq: int
     finish_reason: FinishReason
     stop_reason: str | int | None
-    usage: TokenUsage
+    usage: TokenCounts
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):

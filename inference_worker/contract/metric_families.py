@@ -2,7 +2,7 @@
 
 Metrics that vLLM also has use vLLM's names, so that its dashboards work. Names with `millrace_` are additional. Names
 are
-those of the Prometheus text format; a counter's name has no `_total`. docs/metrics.md describes the metrics.
+those of the Prometheus text format; a counter's name has no `_total`. docs/reference/metrics.md describes the metrics.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
+import msgspec
+from msgspec.structs import astuple
+
 FinishReason = Literal["stop", "length", "cancelled"]
 ConstraintType = Literal["json_schema", "json_object", "regex", "grammar", "tools"]
 MissReason = Literal["too_short", "first_use", "expired_or_evicted", "prefix_changed"]
@@ -121,19 +124,38 @@ class Request:
     pin_room: int | None = None  # blocks that the tenant may still pin on all replicas; None: no limit
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
-    """Tokens by billing class. The four input classes always add up to the prompt's length."""
+class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Tokens by class, from the engine to the invoice. The first four classes always add up to the prompt's length."""
 
     uncached: int = 0
     cache_read: int = 0
     cache_write_5m: int = 0
     cache_write_1h: int = 0
     output: int = 0
+    answer_hit_input: int = 0  # tokens that a cached answer made unnecessary: of the prompt,
+    answer_hit_output: int = 0  # and of the answer
 
     @property
     def prompt(self) -> int:
         return self.uncached + self.cache_read + self.cache_write_5m + self.cache_write_1h
+
+    @property
+    def cache_write(self) -> int:
+        return self.cache_write_5m + self.cache_write_1h
+
+    @property
+    def total(self) -> int:
+        """Return the tokens of prompt and output."""
+        return self.prompt + self.output
+
+    def __add__(self, other: TokenCounts) -> TokenCounts:
+        return TokenCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+# The columns of `TokenCounts` in every table. NOTE: append, never reorder: the prices of a usage event have this order.
+TOKEN_COLUMNS = TokenCounts.__struct_fields__
+TOKEN_CLASSES = TOKEN_COLUMNS[:5]  # tokens that an execution used
+PROMPT_CLASSES = TOKEN_COLUMNS[:4]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +192,8 @@ class RequestOutput:
     text: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended the sequence; None for EOS
-    usage: TokenUsage | None = None  # of all sequences; set with the request's last output
-    prompt_usage: TokenUsage | None = None  # of the prompt, once it is known
+    usage: TokenCounts | None = None  # of all sequences; set with the request's last output
+    prompt_usage: TokenCounts | None = None  # of the prompt, once it is known
     scheduled_at: float | None = None  # monotonic seconds of the request's first step
     error: RequestError | None = None  # set instead of finish_reason if the request failed
     index: int = 0  # of the sequence, below `n`

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +94,16 @@ class Tokenizer:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt's text for `messages`, rendered with the model's chat template.
+        """Return the prompt's text for `messages`, rendered with the model's chat template and further variables.
 
         Raises:
             ChatTemplateError: the model has no template, or the template cannot render these messages.
         """
         if self._chat is None:
             raise ChatTemplateError("this model has no chat template; use plain completions")
-        return self._chat.render(messages, tools, add_generation_prompt)
+        return self._chat.render(messages, tools, add_generation_prompt, variables or {})
 
     def apply_chat_template(
         self,

@@ -18,7 +18,7 @@ from inference_worker.engine.scheduling.scheduler import ScheduledSequence, Sche
 from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence, SequenceStatus
 from inference_worker.engine.structured_output.grammars import GrammarCompiler, GrammarFailed
 from inference_worker.engine.telemetry.roofline import BatchShape
-from inference_worker.engine.telemetry.telemetry import EngineMetrics, EngineRequestRecord, StepRecord, StepSeconds
+from inference_worker.engine.telemetry.telemetry import EngineMetrics, StepSeconds
 
 log = logging.getLogger(__name__)
 
@@ -190,14 +190,6 @@ class LLMEngine:
             forward_seconds=metrics.forward_seconds,
             output_seconds=metrics.output_seconds,
         )
-
-    def recent_requests(self) -> list[EngineRequestRecord]:
-        """Return the last requests that ended, oldest first. Thread-safe."""
-        return self.metrics.requests()
-
-    def recent_steps(self) -> list[StepRecord]:
-        """Return the last steps, oldest first. Thread-safe."""
-        return self.metrics.steps()
 
     def check_integrity(self) -> None:
         """Check the accounting of requests and blocks. Cheap enough for idle times.

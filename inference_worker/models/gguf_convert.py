@@ -1,4 +1,7 @@
-"""Conversion of a GGUF file of the Llama architecture to a Hugging Face directory."""
+"""Conversion of a GGUF file of the Llama architecture to a Hugging Face directory.
+
+Increment `CONVERTER_VERSION` in model_source.py when the output changes.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from inference_worker.models.gguf_file import GGUFError, GGUFFile, GGUFTensor
+from inference_worker.models.gguf_file import GGUFFile, GGUFTensor
+from inference_worker.models.gguf_header import GGUFError
 
-CONVERTER_VERSION = 1  # part of the converted directory's name; increment it when the output changes
 _CONTROL, _USER_DEFINED = 3, 4  # token types
 _ROW_BATCH_SIZE = 4096
 

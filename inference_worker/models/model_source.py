@@ -20,9 +20,9 @@ from inference_worker.contract.encoder_config import read_model_config
 from inference_worker.contract.settings import EMBEDDED, ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.models.checkpoint import weight_files
-from inference_worker.models.gguf_convert import CONVERTER_VERSION, convert
-from inference_worker.models.gguf_file import GGUFError, GGUFFile
+from inference_worker.models.gguf_header import GGUFError, header_of
 
+CONVERTER_VERSION = 1  # of gguf_convert.py; part of the converted directory's name
 Progress = Callable[[int, int], None]
 
 __all__ = ["ModelError", "ensure_model"]
@@ -91,10 +91,14 @@ def check_directory(directory: Path) -> None:
 
 
 def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path:
+    target = models / _slug(source)
+    if target.is_dir():
+        return target
+    # Only a conversion needs numpy and the package gguf, which take 13 MB of memory in a gateway.
+    from inference_worker.models.gguf_convert import convert
+    from inference_worker.models.gguf_file import GGUFFile
+
     with GGUFFile(source) as file:
-        target = models / _slug(file)
-        if target.is_dir():
-            return target
         models.mkdir(parents=True, exist_ok=True)
         with _locked(models / f".{target.name}.lock"):
             if target.is_dir():  # another process created it meanwhile
@@ -113,11 +117,11 @@ def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path
     return target
 
 
-def _slug(file: GGUFFile) -> str:
+def _slug(source: Path) -> str:
     """Return a directory name that depends on the file's content and on the converter's version."""
-    stem = re.sub(r"[^a-z0-9._-]+", "-", file.path.stem.lower()).strip("-.")[:64] or "model"
-    digest = hashlib.blake2b(file.header(), digest_size=6)
-    digest.update(f"{CONVERTER_VERSION}:{file.path.stat().st_size}".encode())
+    stem = re.sub(r"[^a-z0-9._-]+", "-", source.stem.lower()).strip("-.")[:64] or "model"
+    digest = hashlib.blake2b(header_of(source), digest_size=6)
+    digest.update(f"{CONVERTER_VERSION}:{source.stat().st_size}".encode())
     return f"{stem}-{digest.hexdigest()}"
 
 

@@ -39,9 +39,10 @@ def make_app(settings: WorkerSettings) -> Celery:
         broker_connection_retry_on_startup=True,
         # Valkey rejects writes while a full disk prevents its own log. The error is temporary, like a lost connection.
         broker_channel_error_retry=True,
-        # A wakeup is acknowledged when its executions have ended, and must not be delivered again before.
+        # Received wakeups are counted in memory, not in Valkey. If the process ends, its queue is never read again, and
+        # the gateways send the wakeups of its executions to another replica.
         broker_transport_options={
-            "visibility_timeout": settings.request_timeout_seconds + 300,
+            "ack_emulation": False,
             "socket_keepalive": True,
             "global_keyprefix": INFERENCE_KEY_PREFIX,
         },

@@ -19,7 +19,7 @@ import structlog
 
 from inference_worker.contract.messages import InferenceJob
 from inference_worker.contract.metric_families import MetricsSnapshot
-from inference_worker.contract.request import Request, RequestError, RequestOutput, RequestRejected, TokenUsage
+from inference_worker.contract.request import Request, RequestError, RequestOutput, RequestRejected, TokenCounts
 from inference_worker.engine.engine import EngineStats
 from inference_worker.engine.structured_output.grammars import GrammarCompiler
 
@@ -281,4 +281,4 @@ def _engine_request(live: ActiveJob) -> Request:
 
 
 def _nothing_done(live: ActiveJob) -> RequestOutput:
-    return RequestOutput(live.engine_id, finish_reason="cancelled", usage=TokenUsage())
+    return RequestOutput(live.engine_id, finish_reason="cancelled", usage=TokenCounts())

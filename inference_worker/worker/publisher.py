@@ -18,13 +18,13 @@ from typing import Any
 
 import redis
 import structlog
+from msgspec import Raw
 
 from inference_worker.contract import claims
 from inference_worker.contract.journal import Journal, execution_key, parse_stream_id
 from inference_worker.contract.messages import (
     USAGE_GROUP,
     USAGE_STREAM,
-    Claimed,
     End,
     ExecutionUsage,
     Failed,
@@ -43,8 +43,8 @@ from inference_worker.contract.request import (
     MissReason,
     RequestError,
     RequestOutput,
+    TokenCounts,
     TokenLogprobs,
-    TokenUsage,
 )
 from inference_worker.worker.engine_client import ActiveJob, Delivery, Outcome, Requeued, is_last
 from inference_worker.worker.shared_pins import PIN, pin_args, pin_keys
@@ -58,15 +58,15 @@ VECTORS_SECONDS = 60  # short, because vectors are large and a caller can send t
 # Miss reasons that become "other_worker" if another replica has the prefix.
 _ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")
 Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
-_Item = Sequence[Delivery] | Claimed | None
 
 
 @dataclass
 class _OutputBatch:
     """The writes of one round."""
 
-    by_gateway: defaultdict[str, list[StreamEvent]] = field(default_factory=lambda: defaultdict(list))
-    logs: list[tuple[str, StreamEvent, bool]] = field(default_factory=list)  # log key, event, is its first
+    # An event is encoded once, for its gateway's batch and for its log.
+    by_gateway: defaultdict[str, list[StreamEvent | Raw]] = field(default_factory=lambda: defaultdict(list))
+    logs: list[tuple[str, bytes, bool]] = field(default_factory=list)  # log key, encoded event, is its first
     pins: list[tuple[ActiveJob, Mapping[bytes, int]]] = field(default_factory=list)
     ends: list[tuple[ActiveJob, End, ExecutionUsage]] = field(default_factory=list)
     failures: list[tuple[ActiveJob, Failed, ExecutionUsage]] = field(default_factory=list)
@@ -74,8 +74,7 @@ class _OutputBatch:
 
 
 class Publisher:
-    """The thread that publishes outputs and owns the journal. `deliver` and `report_claimed` are thread-safe and return
-    immediately."""
+    """The thread that publishes outputs and owns the journal. `deliver` is thread-safe and returns immediately."""
 
     def __init__(
         self,
@@ -98,7 +97,8 @@ class Publisher:
         self._finish_script = broker.register_script(claims.FINISH)
         self._abandon_script = broker.register_script(claims.ABANDON)
         self._fail_script = broker.register_script(claims.FAIL)
-        self._inbox: queue.SimpleQueue[tuple[str, _Item]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Sequence[Delivery] | None] = queue.SimpleQueue()
+        self._scripts_loaded = False
         self._resend = False
         self._trim_at = 0.0
         self._run_id: str | None = None  # of the broker's process at the last check
@@ -107,14 +107,11 @@ class Publisher:
         self._thread.start()
 
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        self._inbox.put(("", deliveries))
-
-    def report_claimed(self, gateway_id: str, claimed: Claimed) -> None:
-        self._inbox.put((gateway_id, claimed))
+        self._inbox.put(deliveries)
 
     def close(self) -> None:
         """Publish what was delivered, then stop."""
-        self._inbox.put(("", None))
+        self._inbox.put(None)
         self._thread.join()
         self._journal.close()
 
@@ -130,8 +127,8 @@ class Publisher:
         closing = False
         while not closing:
             items = self._gather()
-            closing = any(item is None for _, item in items)
-            round_ = self._group_outputs(items)
+            closing = None in items
+            round_ = self._group_outputs([item for item in items if item is not None])
             self._until_done(lambda: self._journal_ends(round_))  # noqa: B023 - called before round_ changes
             self._until_done(lambda: self._write(round_))  # noqa: B023
             for live in [
@@ -142,8 +139,8 @@ class Publisher:
                 live.ended.set()
             self._run_maintenance()
 
-    def _gather(self) -> list[tuple[str, _Item]]:
-        items = []
+    def _gather(self) -> list[Sequence[Delivery] | None]:
+        items: list[Sequence[Delivery] | None] = []
         try:
             items.append(self._inbox.get(timeout=TRIM_SECONDS))
             while True:
@@ -151,15 +148,12 @@ class Publisher:
         except queue.Empty:
             return items
 
-    def _group_outputs(self, items: Sequence[tuple[str, _Item]]) -> _OutputBatch:
+    def _group_outputs(self, items: Sequence[Sequence[Delivery]]) -> _OutputBatch:
         """Merge each sequence's outputs of the round, and number each request's events."""
         round_ = _OutputBatch()
         merged: dict[str, tuple[ActiveJob, list[Outcome]]] = {}
-        for gateway_id, item in items:
-            if isinstance(item, Claimed):
-                round_.by_gateway[gateway_id].append(item)
-                continue
-            for live, outcome in item or ():
+        for item in items:
+            for live, outcome in item:
                 merged.setdefault(live.engine_id, (live, []))[1].append(outcome)
         for live, outcomes in merged.values():
             self._add_outputs(round_, live, [outcome for outcome in outcomes if isinstance(outcome, RequestOutput)])
@@ -184,12 +178,14 @@ class Publisher:
                 self._log(round_, live, Vectors(request_id, attempt, live.next_seq, last.vectors))
 
     def _add_event(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Finished) -> None:
-        round_.by_gateway[live.job.gateway_id].append(event)
-        self._log(round_, live, event)
+        round_.by_gateway[live.job.gateway_id].append(Raw(self._log(round_, live, event)))
 
-    def _log(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Vectors | Finished) -> None:
-        round_.logs.append((event_log_key(event.request_id, event.attempt), event, live.next_seq == 0))
+    def _log(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Vectors | Finished) -> bytes:
+        """Add the event to the request's log, and return its encoding."""
+        encoded = encode(event)
+        round_.logs.append((event_log_key(event.request_id, event.attempt), encoded, live.next_seq == 0))
         live.next_seq += 1
+        return encoded
 
     def _add_end(self, round_: _OutputBatch, live: ActiveJob, last: Outcome) -> None:
         request_id, attempt = live.job.billing_context.request_id, live.attempt
@@ -197,15 +193,15 @@ class Publisher:
             round_.requeued.append(live)
         elif isinstance(last, RequestError):
             failed = Failed(request_id, attempt, live.next_seq, last.code, last.message, last.param)
-            round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenUsage())))
+            round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenCounts())))
         elif last.finish_reason is not None:
-            usage = last.usage or TokenUsage()
+            usage = last.usage or TokenCounts()
             outcome = "cancelled" if last.finish_reason == "cancelled" else "completed"
             end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage)
             round_.ends.append((live, end, self._usage(live, outcome, last.finish_reason, usage, last.cache)))
 
     def _usage(
-        self, live: ActiveJob, outcome: str, reason: str, usage: TokenUsage, cache: CacheReport | None = None
+        self, live: ActiveJob, outcome: str, reason: str, usage: TokenCounts, cache: CacheReport | None = None
     ) -> ExecutionUsage:
         now = time.monotonic()
         cache = cache or CacheReport()
@@ -247,21 +243,30 @@ class Publisher:
             pipe.xadd(
                 gateway_stream(gateway_id), batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True
             )
-        for key, event, is_first in round_.logs:
-            pipe.rpush(key, encode(event))
+        for key, encoded, is_first in round_.logs:
+            pipe.rpush(key, encoded)
             if is_first:
                 pipe.expire(key, self._log_seconds)
         for live, pins in round_.pins:  # after the first tokens, before the end that bills them
             pipe.eval(PIN, 2, *pin_keys(live), *pin_args(live, pins))  # a registered script needs another round trip
         for live, end, usage in round_.ends:
-            self._finish_script(keys=self._finish_keys(live), args=self._finish_args(end, usage, live), client=pipe)
+            keys = self._finish_keys(live)
+            pipe.evalsha(self._finish_script.sha, len(keys), *keys, *self._finish_args(end, usage, live))
         for live, _, usage in round_.failures:
             billing_context = live.job.billing_context
             keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
-            self._fail_script(keys=keys, args=[live.attempt, encode(usage)], client=pipe)
+            pipe.evalsha(self._fail_script.sha, len(keys), *keys, live.attempt, encode(usage))
+        self._load_scripts()
         results = pipe.execute()
         ends_at = len(results) - len(round_.ends) - len(round_.failures)
         self._confirm(round_, results[ends_at:])
+
+    def _load_scripts(self) -> None:
+        """Load the pipeline's scripts at first, and after an error, since Valkey may have restarted."""
+        if not self._scripts_loaded:
+            self._broker.script_load(claims.FINISH)
+            self._broker.script_load(claims.FAIL)
+            self._scripts_loaded = True
 
     def _confirm(self, round_: _OutputBatch, results: Sequence[Any]) -> None:
         for (_, _, usage), stream_id in zip(round_.ends, results, strict=False):
@@ -294,10 +299,10 @@ class Publisher:
     def _send_failures(self, failed: Sequence[tuple[ActiveJob, Failed]]) -> None:
         pipe = self._broker.pipeline(transaction=False)
         for live, event in failed:
-            key = event_log_key(event.request_id, event.attempt)
-            pipe.rpush(key, encode(event))
+            key, encoded = event_log_key(event.request_id, event.attempt), encode(event)
+            pipe.rpush(key, encoded)
             pipe.expire(key, self._retention_seconds)
-            batch: Fields = {"e": encode([event])}
+            batch: Fields = {"e": encode([Raw(encoded)])}
             stream = gateway_stream(live.job.gateway_id)
             pipe.xadd(stream, batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True)
         pipe.execute()
@@ -314,7 +319,8 @@ class Publisher:
     def _finish_args(self, end: End, usage: ExecutionUsage, live: ActiveJob | None = None) -> list[Any]:
         embedded = live is not None and live.job.input_lengths
         seconds = min(VECTORS_SECONDS, self._retention_seconds) if embedded else self._retention_seconds
-        return [usage.attempt, encode(usage), encode([end]), encode(end), seconds]
+        encoded = encode(end)
+        return [usage.attempt, usage.encoded, encode([Raw(encoded)]), encoded, seconds]
 
     def _until_done(self, write: Callable[[], None]) -> None:
         while True:
@@ -322,7 +328,7 @@ class Publisher:
                 return write()
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_or_journal_unavailable", error=str(exc))
-                self._resend = True
+                self._resend, self._scripts_loaded = True, False
                 time.sleep(RETRY_SECONDS)
 
     def _replay_journal(self) -> None:
@@ -334,7 +340,7 @@ class Publisher:
             if stream_id is None:
                 billing_context = usage.billing_context
                 failed = ExecutionUsage(
-                    billing_context, usage.attempt, "failed", "worker_lost", TokenUsage(), *_replica_fields(usage)
+                    billing_context, usage.attempt, "failed", "worker_lost", TokenCounts(), *_replica_fields(usage)
                 )
                 keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
                 self._until_done(lambda: self._fail_script(keys=keys, args=[usage.attempt, encode(failed)]))  # noqa: B023

@@ -5,6 +5,7 @@ Celery's tasks are wakeups (app.py). They claim executions here and block until 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -15,6 +16,7 @@ from importlib import metadata
 import redis
 import structlog
 import torch
+from redis.exceptions import NoScriptError
 
 from inference_worker.contract import claims, valkey
 from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile
@@ -22,7 +24,7 @@ from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
 from inference_worker.contract.exits import take_over
 from inference_worker.contract.journal import RECORD_BYTES, Journal
-from inference_worker.contract.messages import Claimed, Heartbeat, Machine, claim_key, decode_job
+from inference_worker.contract.messages import Claimed, Heartbeat, Machine, claim_key, decode_job, encode
 from inference_worker.contract.request import RequestError, ServiceClass
 from inference_worker.contract.settings import ModelSpec, WorkerSettings
 from inference_worker.engine.device import pick_device, pick_dtype
@@ -115,7 +117,7 @@ class Worker:
         self.replica_id = replica_id
         self.spec = model_spec(settings)
         self._broker = valkey.connect(settings.valkey_url, valkey.WORKER)
-        self._claim_script = self._broker.register_script(claims.CLAIM)
+        self._claim_script = str(self._broker.register_script(claims.CLAIM).sha)
         self._shared_pins = SharedPins(self._broker, settings.block_size)
         self._draining = threading.Event()
         journal_dir = settings.data_dir / "journal" / worker_name(settings)
@@ -143,8 +145,16 @@ class Worker:
 
     def serve(self, wakeups: Sequence[Wakeup]) -> None:
         """Claim the executions of the wakeups, and return when all claimed ones have ended."""
-        claimed = [live for wakeup in wakeups if (live := self._claim(wakeup)) is not None]
-        for live in claimed:
+        if self._draining.is_set() or self._disk_low():
+            return  # gateways see that in the heartbeat, and dispatch the executions to another replica
+        room = self._journal.room // RECORD_BYTES - len(self.engine.live())
+        submitted = []
+        for claim in self._claim(wakeups[:room]):
+            try:
+                submitted.append(self._submit(*claim))
+            except Exception:  # the other executions are claimed too
+                log.exception("submission_failed")
+        for live in submitted:
             live.ended.wait()
 
     def drain(self) -> None:
@@ -170,17 +180,10 @@ class Worker:
         self._publisher.close()
         self._control.close()
 
-    def _claim(self, wakeup: Wakeup) -> ActiveJob | None:
-        request_id, execution, attempt = wakeup
-        if self._draining.is_set() or self._disk_low():
-            return None  # gateways see that in the heartbeat, and dispatch the execution to another replica
-        claimed = self._claim_job(claim_key(request_id, execution), attempt)
-        if claimed is None:
-            return None
-        payload, num_pins = claimed
+    def _submit(self, attempt: int, payload: bytes, num_pins: int) -> ActiveJob:
+        """Submit a claimed job to the engine."""
         live = ActiveJob(decode_job(payload), attempt)
         log.info("execution_claimed", **live.job.billing_context.log_fields(), attempt=attempt)
-        self._publisher.report_claimed(live.job.gateway_id, Claimed(request_id, attempt, self.replica_id))
         if num_pins:
             live.paid = self._shared_pins.look_up(live.job)
         self.engine.submit(live)
@@ -192,21 +195,29 @@ class Worker:
         """Return whether the journal has no reserved space for one more execution, or the disk is almost full."""
         return self._space.is_low or self._journal.room < (len(self.engine.live()) + 1) * RECORD_BYTES
 
-    def _claim_job(self, key: str, attempt: int) -> tuple[bytes, int] | None:
-        """Claim an execution, and retry until the broker answers. Otherwise a claim with a lost response would never
-        run."""
+    def _claim(self, wakeups: Sequence[Wakeup]) -> list[tuple[int, bytes, int]]:
+        """Claim executions in one round trip. Return the attempt, the job and the number of pins of each claimed one.
+
+        Retries until the broker answers. Otherwise a claim with a lost response would never run.
+        """
         call = secrets.token_hex(8)
         deadline = time.monotonic() + self.settings.request_timeout_seconds
         while True:
             try:
-                claimed: tuple[bytes, int] | None = self._claim_script(
-                    keys=[key], args=[attempt, self.replica_id, call]
-                )
-                return claimed
+                pipe = self._broker.pipeline(transaction=False)
+                for request_id, execution, attempt in wakeups:
+                    event = encode([Claimed(request_id, attempt, self.replica_id)])
+                    key = claim_key(request_id, execution)
+                    pipe.evalsha(self._claim_script, 1, key, attempt, self.replica_id, call, event)
+                claims_made = zip(wakeups, pipe.execute(), strict=True)
+                return [(attempt, *claimed) for (_, _, attempt), claimed in claims_made if claimed is not None]
+            except NoScriptError:  # the first claim since the broker's start
+                with contextlib.suppress(redis.RedisError):
+                    self._broker.script_load(claims.CLAIM)
             except redis.RedisError as exc:
                 log.warning("broker_unreachable", error=str(exc))
                 if time.monotonic() > deadline or self._draining.is_set():
-                    return None
+                    return []
                 time.sleep(CLAIM_AGAIN_SECONDS)
 
     def _engine_config(self) -> EngineConfig:

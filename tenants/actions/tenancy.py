@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
@@ -15,6 +17,8 @@ from tenants.isolation.scopes import tenant_scope
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import (
     MAX_CONTENT_DAYS,
+    MAX_ORIGIN_LENGTH,
+    MAX_ORIGINS,
     MAX_SLUG_LENGTH,
     ApiKey,
     ApiKeySnapshotRow,
@@ -34,6 +38,7 @@ from tenants.models import (
     WebhookEvent,
 )
 
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?")
 API_ACCESS_INTERVAL = timedelta(hours=1)
 
 
@@ -77,6 +82,34 @@ def do_set_content_retention(tenant: Tenant, days: int) -> bool:
     if not 0 <= days <= MAX_CONTENT_DAYS:
         raise ActionRefused(f"content_retention_days must be from 0 to {MAX_CONTENT_DAYS}.")
     return _set(tenant, "tenant.content_retention_updated", content_retention_days=days)
+
+
+def do_set_unknown_parameters(tenant: Tenant, mode: str) -> bool:
+    """Set whether unknown fields of the tenant's requests are rejected, or dropped and named.
+
+    Returns False if nothing changed.
+
+    Raises:
+        ActionRefused: the mode is unknown.
+    """
+    if mode not in Tenant.UnknownParameters.values:
+        raise ActionRefused(f"unknown_parameters must be one of {', '.join(Tenant.UnknownParameters.values)}.")
+    return _set(tenant, "tenant.unknown_parameters_updated", unknown_parameters=mode)
+
+
+def do_set_allowed_origins(tenant: Tenant, origins: Sequence[str]) -> bool:
+    """Set the origins of web pages that may call the API with the tenant's keys. Returns False if nothing changed.
+
+    Raises:
+        ActionRefused: there are too many origins, or one is not an origin.
+    """
+    allowed = sorted({origin.strip().rstrip("/").lower() for origin in origins})
+    if len(allowed) > MAX_ORIGINS:
+        raise ActionRefused(f"At most {MAX_ORIGINS} origins are allowed.")
+    for origin in allowed:
+        if len(origin) > MAX_ORIGIN_LENGTH or not (origin == "*" or _ORIGIN.fullmatch(origin)):
+            raise ActionRefused(f"{origin[:100]!r} is not an origin. Use https://host, or * for any origin.")
+    return _set(tenant, "tenant.allowed_origins_updated", allowed_origins=allowed)
 
 
 def do_suspend_tenant(tenant: Tenant) -> bool:

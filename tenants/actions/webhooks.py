@@ -145,9 +145,7 @@ def do_send_test_event(endpoint: WebhookEndpoint) -> WebhookDelivery:
         event = WebhookEvent.objects.create(
             tenant_id=tenant.pk, public_id=public_id, event_type=TEST, deduplication_key=public_id, payload=payload
         )
-        delivery = WebhookDelivery.objects.create(
-            tenant_id=tenant.pk, event=event, endpoint=row, next_attempt_at=datetime.now(UTC)
-        )
+        delivery = WebhookDelivery.objects.create(tenant_id=tenant.pk, event=event, endpoint=row)
         audit.record("webhook.tested", row, tenant_id=tenant.pk, after=audit.serialize_for_audit(row))
     return delivery
 

@@ -65,9 +65,14 @@ def _id(help_text: str, **options: Any) -> serializers.IntegerField:
 
 
 class TenantOut(serializers.ModelSerializer[Tenant]):
+    allowed_origins = serializers.ListField(child=serializers.CharField(), read_only=True)
+
     class Meta:
         model = Tenant
-        fields = ("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "content_retention_days")
+        fields = (
+            *("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "content_retention_days"),
+            *("unknown_parameters", "allowed_origins"),
+        )
         read_only_fields = fields
 
 
@@ -83,6 +88,16 @@ class TenantChange(Strict):
         min_value=0,
         max_value=MAX_CONTENT_DAYS,
         help_text="Days for which prompts and completions are stored in the request log; 0: not stored.",
+    )
+    unknown_parameters = serializers.ChoiceField(
+        Tenant.UnknownParameters.choices,
+        help_text="Whether unknown fields of inference requests are rejected with a 400 (reject), or dropped and named"
+        " in the header x-millrace-ignored (warn); default: the platform's setting.",
+    )
+    allowed_origins = serializers.ListField(
+        child=serializers.CharField(max_length=200),
+        max_length=20,
+        help_text="Origins of web pages that may call /v1 with the tenant's keys, such as https://host; *: any.",
     )
 
 

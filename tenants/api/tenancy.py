@@ -37,7 +37,7 @@ class TenantDetail(TenantView):
 
     @extend_schema(operation_id="tenant_update", request=s.TenantChange)
     def patch(self, request: Request) -> Response:
-        """Change the tenant's name or the retention of prompts and completions."""
+        """Change the tenant's name, retention of content, handling of unknown parameters, or allowed origins."""
         fields = given(s.TenantChange, request.data, partial=True)
         tenant = self.access.tenant
         with transaction.atomic():
@@ -45,6 +45,10 @@ class TenantDetail(TenantView):
                 actions.do_update_tenant(tenant, name=fields["name"])
             if "content_retention_days" in fields:
                 actions.do_set_content_retention(tenant, fields["content_retention_days"])
+            if "unknown_parameters" in fields:
+                actions.do_set_unknown_parameters(tenant, fields["unknown_parameters"])
+            if "allowed_origins" in fields:
+                actions.do_set_allowed_origins(tenant, fields["allowed_origins"])
         return Response(representation(self.find(Tenant, tenant.pk)))
 
     @extend_schema(operation_id="tenant_delete", responses={204: None})

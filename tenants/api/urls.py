@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from django.urls import path
 
-from tenants.api import keys, members, operators, rules, tenancy, users, webhooks
+from tenants.api import (
+    keys,
+    members,
+    openapi_security,  # noqa: F401 - registers its scheme
+    operators,
+    rules,
+    tenancy,
+    users,
+    webhooks,
+)
 
 urlpatterns = [
     path("tenant", tenancy.TenantDetail.as_view(), name="api-tenant"),

@@ -62,6 +62,20 @@ def as_system(schema_editor: Any) -> None:
     schema_editor.execute(f"SET LOCAL ROLE {SYSTEM}")
 
 
+def update_rows(forward: str, reverse: str) -> migrations.RunPython:
+    """Return the operation that runs a statement on the rows of all tenants, and its reverse statement."""
+
+    def run(statement: str) -> Any:
+        def execute(apps: Any, schema_editor: Any) -> None:
+            as_system(schema_editor)
+            schema_editor.execute(statement)
+            schema_editor.execute("RESET ROLE")  # the next operations need the owner
+
+        return execute
+
+    return migrations.RunPython(run(forward), run(reverse))
+
+
 def ensure_roles(apps: Any, schema_editor: Any) -> None:
     """Create the roles if they do not exist, and allow the owner to set them.
 

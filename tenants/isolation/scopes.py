@@ -81,11 +81,6 @@ def _enter(scope: TenantScope | None) -> None:
         cursor.execute("SELECT set_config('role', %s, true), set_config('millrace.tenant', %s, true)", [role, tenant])
 
 
-def current_scope() -> TenantScope | None:
-    """Return the open scope; None if there is none."""
-    return _scope.get()
-
-
 class TenantManager(models.Manager[M]):
     """A manager of tenants' rows. Queries must name a tenant, or all tenants inside `all_tenants_scope(…)`."""
 

@@ -5,7 +5,7 @@ Everything here runs in an action's transaction (`tenants.actions.common.locked_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import redis
@@ -32,6 +32,11 @@ for index, name in ipairs(KEYS) do
 end
 """
 _BATCH_SIZE = 500
+_UNKNOWN_PARAMETERS: Mapping[str, snapshot.UnknownParameters | None] = {
+    "default": None,
+    "reject": "reject",
+    "warn": "warn",
+}
 
 Compiled = tuple[bytes, snapshot.ApiKeySnapshot]
 
@@ -85,7 +90,6 @@ def _snapshot(
         key_id=key.pk,
         tenant_id=tenant.pk,
         project_id=key.project_id,
-        tenant_slug=tenant.slug,
         scopes=tuple(key.scopes),
         models=None if key.allowed_models is None else tuple(key.allowed_models),
         expires_at=None if key.expires_at is None else round(key.expires_at.timestamp() * 1e6),
@@ -96,6 +100,8 @@ def _snapshot(
         allowed_ip_ranges=None if key.allowed_ip_ranges is None else tuple(key.allowed_ip_ranges),
         policies=_policies(policies),
         content_retention_days=tenant.content_retention_days,
+        unknown_parameters=_UNKNOWN_PARAMETERS[tenant.unknown_parameters],
+        allowed_origins=tuple(tenant.allowed_origins),
     )
 
 

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +21,7 @@ SCOPES = ("inference", "manage", "models", "endpoints")
 _VISIBLE = 12  # displayed characters of a secret: the prefix and six of its 43 random characters
 VALKEY_SECONDS = 60  # TTL of the gateways' shared copy
 _VALKEY_PREFIX = "millrace:api_key:"
+UnknownParameters = Literal["reject", "warn"]  # what happens to unknown fields of requests
 
 
 class LimitSetSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -64,7 +66,6 @@ class ApiKeySnapshot(msgspec.Struct, frozen=True):
     key_id: int
     tenant_id: int
     project_id: int
-    tenant_slug: str
     scopes: tuple[str, ...]
     models: tuple[str, ...] | None  # names that the key may use; None: all
     expires_at: int | None  # microseconds since 1970, UTC; the key is expired from this time on
@@ -76,6 +77,9 @@ class ApiKeySnapshot(msgspec.Struct, frozen=True):
     policies: dict[str, Policy] = {}  # by the tenant's model name
     weight: float = 1.0  # of the tenant in fair sharing, relative to other tenants
     content_retention_days: int = 0  # retention of prompts and completions; 0: not stored
+    # Whether unknown fields of requests are rejected, or dropped and named; None: as the platform's setting.
+    unknown_parameters: UnknownParameters | None = None
+    allowed_origins: tuple[str, ...] = ()  # of web pages that may read responses, in addition to the platform's
 
 
 encode = msgspec.msgpack.Encoder().encode

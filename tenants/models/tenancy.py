@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import Q, Value
 
 from tenants.isolation.scopes import TenantManager, TenantsManager
 
 MAX_CONTENT_DAYS = 90
+MAX_ORIGINS = 20
+MAX_ORIGIN_LENGTH = 200
 MAX_SLUG_LENGTH = 50
 
 
@@ -20,12 +22,25 @@ class Tenant(models.Model):
     data is removed. The row itself stays, because invoices and usage refer to it.
     """
 
-    AUDITED: ClassVar = ("slug", "name", "status", "purge_after", "content_retention_days")
+    AUDITED: ClassVar = (
+        "slug",
+        "name",
+        "status",
+        "purge_after",
+        "content_retention_days",
+        "unknown_parameters",
+        "allowed_origins",
+    )
 
     class Status(models.TextChoices):
         ACTIVE = "active"
         SUSPENDED = "suspended"
         PURGED = "purged"
+
+    class UnknownParameters(models.TextChoices):
+        DEFAULT = "default", "platform's default"
+        REJECT = "reject"
+        WARN = "warn"
 
     slug = models.SlugField(max_length=MAX_SLUG_LENGTH, unique=True)
     name = models.CharField(max_length=200)
@@ -35,6 +50,20 @@ class Tenant(models.Model):
     purge_after = models.DateTimeField(null=True, blank=True)
     content_retention_days = models.SmallIntegerField(
         default=0, help_text="retention of prompts and completions; 0: not stored"
+    )
+    unknown_parameters = models.CharField(
+        max_length=10,
+        choices=UnknownParameters,
+        default=UnknownParameters.DEFAULT,
+        db_default=UnknownParameters.DEFAULT.value,
+        help_text="whether unknown fields of requests are rejected, or dropped and named",
+    )
+
+    allowed_origins = models.JSONField(
+        blank=True,
+        default=list,
+        db_default=Value([], models.JSONField()),
+        help_text="origins of web pages that may call the API",
     )
 
     objects = TenantsManager()
@@ -47,6 +76,9 @@ class Tenant(models.Model):
             ),
             models.CheckConstraint(
                 condition=Q(content_retention_days__range=(0, MAX_CONTENT_DAYS)), name="tenant_content_retention_days"
+            ),
+            models.CheckConstraint(
+                condition=Q(unknown_parameters__in=["default", "reject", "warn"]), name="tenant_unknown_parameters"
             ),
         ]
 

@@ -10,6 +10,7 @@ from django.db import models
 from django.db.models import Q
 
 from tenants.isolation.scopes import TenantManager
+from tenants.models.outbox import OutboxRow
 from tenants.models.tenancy import Tenant
 
 
@@ -78,11 +79,8 @@ class WebhookEvent(models.Model):
         return f"{self.event_type} {self.public_id}"
 
 
-class WebhookDelivery(models.Model):
-    """The delivery of an event to an endpoint.
-
-    It is due if it is pending and `next_attempt_at` is past. A sender leases it until `leased_until`.
-    """
+class WebhookDelivery(OutboxRow):
+    """The delivery of an event to an endpoint."""
 
     class State(models.TextChoices):
         PENDING = "pending"
@@ -95,12 +93,7 @@ class WebhookDelivery(models.Model):
     event = models.ForeignKey(WebhookEvent, on_delete=models.CASCADE)
     endpoint = models.ForeignKey(WebhookEndpoint, on_delete=models.CASCADE)
     state = models.CharField(max_length=9, choices=State, default=State.PENDING)
-    attempt_count = models.SmallIntegerField(default=0, help_text="since its creation or last replay")
-    next_attempt_at = models.DateTimeField()
-    leased_until = models.DateTimeField(null=True)
     created_at = models.DateTimeField(auto_now_add=True)
-
-    objects = TenantManager()
 
     class Meta:
         constraints: ClassVar = [models.UniqueConstraint(fields=["event", "endpoint"], name="webhook_delivery_once")]
@@ -135,41 +128,30 @@ class WebhookAttempt(models.Model):
         return f"{self.status or self.error} in {self.duration_ms} ms"
 
 
-class OutboxEmail(models.Model):
-    """An email to the members with some roles, written in the transaction that caused it.
-
-    tenants.outbox.email_outbox sends it.
-    """
+class OutboxEmail(OutboxRow):
+    """An email to the members with some roles (tenants.outbox.email_outbox)."""
 
     class State(models.TextChoices):
         QUEUED = "queued"  # also after failed attempts
         SENT = "sent"
         FAILED = "failed"  # every attempt failed, or no member has one of the roles
 
-    MAX_ATTEMPTS: ClassVar = 12
-
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     roles = ArrayField(models.CharField(max_length=10))
     subject = models.CharField(max_length=200)
     body = models.TextField()
     created_at = models.DateTimeField(auto_now_add=True)
-    claimed_at = models.DateTimeField(null=True)
-    attempts = models.SmallIntegerField(default=0)
+    state = models.CharField(max_length=9, choices=State, default=State.QUEUED)
     sent_at = models.DateTimeField(null=True)
     error = models.CharField(
         max_length=200, blank=True, default="", db_default="", help_text="why the last attempt failed"
     )
 
-    objects = TenantManager()
-
     class Meta:
-        indexes: ClassVar = [models.Index(fields=["id"], condition=Q(sent_at__isnull=True), name="outbox_email_unsent")]
+        indexes: ClassVar = [
+            models.Index(fields=["next_attempt_at"], condition=Q(state="queued"), name="outbox_email_due"),
+            models.Index(fields=["id"], condition=Q(sent_at__isnull=True), name="outbox_email_unsent"),
+        ]
 
     def __str__(self) -> str:
         return self.subject
-
-    @property
-    def state(self) -> State:
-        if self.sent_at is not None:
-            return OutboxEmail.State.FAILED if self.error else OutboxEmail.State.SENT
-        return OutboxEmail.State.QUEUED if self.attempts < OutboxEmail.MAX_ATTEMPTS else OutboxEmail.State.FAILED

@@ -1,4 +1,4 @@
-"""The email outbox: emails to members, written in the transaction that causes them and sent by a web job.
+"""The outboxes of emails. An email is written in the transaction that causes it and sent by a web job.
 
 An email is sent once, with one exception. If a sender is killed after the mail server accepted the email and before
 that was stored, the email is sent again with the same Message-ID.
@@ -8,30 +8,90 @@ from __future__ import annotations
 
 import smtplib
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
+from typing import NamedTuple, TypeVar
 
-import structlog
 from django.conf import settings
 from django.core.mail import EmailMessage
-from django.db import connection
 from django.utils.crypto import salted_hmac
 
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import Membership, OutboxEmail
+from tenants.models import Membership, OutboxEmail, OutboxRow
+from tenants.outbox.delivery import Outbox, register, release_connection
 from tenants.outbox.email_rendering import render_email
 
-log = structlog.get_logger(__name__)
 NO_RECIPIENT = "No member has a role that receives this email."
-# A claim lasts two minutes, and twice as long after each attempt.
-_CLAIM = """
-UPDATE tenants_outboxemail SET claimed_at = %(now)s, attempts = attempts + 1
-WHERE id = (
-    SELECT id FROM tenants_outboxemail WHERE sent_at IS NULL AND attempts < %(max_attempts)s
-        AND (claimed_at IS NULL OR claimed_at < %(now)s - interval '2 minutes' * power(2, attempts))
-    ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
-) RETURNING id
-"""
+
+
+class EmailResult(NamedTuple):
+    """The result of an attempt to send an email."""
+
+    error: str
+    to: tuple[str, ...]
+
+    @property
+    def is_success(self) -> bool:
+        return not self.error
+
+
+E = TypeVar("E", bound=OutboxRow)
+
+
+class EmailOutbox(Outbox[E, EmailResult]):
+    """Base class of outboxes whose messages are emails."""
+
+    waiting, sent = "queued", "sent"
+    retry_seconds = tuple(120 * 2**attempt for attempt in range(1, 12))  # twelve attempts in almost six days
+    lease = timedelta(minutes=4)  # a mail server can take 20 s for each command
+    message_id_salt = ""
+
+    def compose(self, row: E) -> EmailMessage:
+        """Return the email with its present recipients. The scope of all tenants is open."""
+        raise NotImplementedError
+
+    def attempt(self, row: E) -> EmailResult:
+        with all_tenants_scope(self.reason):
+            message = self.compose(row)
+        release_connection()
+        to = tuple(message.to)
+        if not to:
+            return EmailResult(NO_RECIPIENT, to)
+        name = salted_hmac(self.message_id_salt, str(row.pk)).hexdigest()
+        domain = settings.DEFAULT_FROM_EMAIL.rpartition("@")[2].rstrip("> ")
+        message.extra_headers["Message-ID"] = f"<{name}@{domain}>"
+        try:
+            message.send()
+        except (OSError, smtplib.SMTPException) as exc:
+            return EmailResult(error_message(exc), to)
+        return EmailResult("", to)
+
+
+class MemberEmailOutbox(EmailOutbox[OutboxEmail]):
+    """The emails to the members of a tenant with some roles."""
+
+    name = "email"
+    reason = BypassReason.WEBHOOKS
+    model = OutboxEmail
+    message_id_salt = "tenants.outbox.email_outbox"
+
+    def compose(self, row: OutboxEmail) -> EmailMessage:
+        members = Membership.objects.for_tenant(row.tenant_id).filter(role__in=row.roles)
+        return render_email(row.subject, row.body, sorted(members.values_list("user__email", flat=True)))
+
+    def is_final(self, row: OutboxEmail, result: EmailResult) -> bool:
+        return not result.to
+
+    def store(self, row: OutboxEmail, current: OutboxEmail, result: EmailResult, now: datetime) -> None:
+        if result.is_success or not result.to:
+            current.sent_at, current.error = now, result.error
+        elif current.sent_at is None:
+            current.error = result.error
+        current.save(update_fields=["sent_at", "error"])
+
+
+MEMBER_EMAILS = MemberEmailOutbox()
+register(MEMBER_EMAILS)
 
 
 def enqueue_email(tenant_id: int, roles: Sequence[str], subject: str, body: str) -> OutboxEmail:
@@ -41,19 +101,7 @@ def enqueue_email(tenant_id: int, roles: Sequence[str], subject: str, body: str)
 
 def send_emails(now: datetime | None = None) -> int:
     """Send all due emails. Returns the number of sent emails."""
-    sent = 0
-    while (pk := _claim(now or datetime.now(UTC))) is not None:
-        message = _message(pk)
-        try:
-            if message.to:
-                message.send()
-        except (OSError, smtplib.SMTPException) as exc:
-            log.warning("email_failed", email_id=pk, error=str(exc))
-            _update(pk, only_unsent=True, error=error_message(exc))
-            continue
-        _update(pk, sent_at=datetime.now(UTC), error="" if message.to else NO_RECIPIENT)
-        sent += bool(message.to)
-    return sent
+    return MEMBER_EMAILS.send_due(now)["sent"]
 
 
 def error_message(error: OSError | smtplib.SMTPException) -> str:
@@ -66,27 +114,3 @@ def error_message(error: OSError | smtplib.SMTPException) -> str:
         case smtplib.SMTPResponseException():
             return f"The mail server responded with {error.smtp_code}."
     return "The mail server could not be reached."
-
-
-def _update(pk: int, *, only_unsent: bool = False, **fields: object) -> None:
-    """Update the email's row. With `only_unsent`, not if another process has already sent the email."""
-    with all_tenants_scope(BypassReason.WEBHOOKS):
-        rows = OutboxEmail.objects.all_tenants().filter(pk=pk)
-        (rows.filter(sent_at=None) if only_unsent else rows).update(**fields)
-
-
-def _claim(now: datetime) -> int | None:
-    with all_tenants_scope(BypassReason.WEBHOOKS), connection.cursor() as cursor:
-        cursor.execute(_CLAIM, {"now": now, "max_attempts": OutboxEmail.MAX_ATTEMPTS})
-        row = cursor.fetchone()
-    return None if row is None else int(row[0])
-
-
-def _message(pk: int) -> EmailMessage:
-    with all_tenants_scope(BypassReason.WEBHOOKS):
-        email = OutboxEmail.objects.all_tenants().get(pk=pk)
-        members = Membership.objects.for_tenant(email.tenant_id).filter(role__in=email.roles)
-        to = sorted(members.values_list("user__email", flat=True))
-    name = salted_hmac("tenants.outbox.email_outbox", str(pk)).hexdigest()
-    domain = settings.DEFAULT_FROM_EMAIL.rpartition("@")[2].rstrip("> ")
-    return render_email(email.subject, email.body, to, headers={"Message-ID": f"<{name}@{domain}>"})

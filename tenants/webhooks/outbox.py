@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
@@ -34,10 +34,8 @@ def enqueue(tenant_id: int, event_type: str, deduplication_key: str, payload: Ma
     endpoints = WebhookEndpoint.objects.for_tenant(tenant_id).filter(
         Q(event_types=[]) | Q(event_types__contains=[event_type]), active=True
     )
-    now = datetime.now(UTC)
     WebhookDelivery.objects.for_tenant(tenant_id).bulk_create(
-        WebhookDelivery(tenant_id=tenant_id, event=event, endpoint=endpoint, next_attempt_at=now)
-        for endpoint in endpoints
+        WebhookDelivery(tenant_id=tenant_id, event=event, endpoint=endpoint) for endpoint in endpoints
     )
     return event
 

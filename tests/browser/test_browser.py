@@ -16,8 +16,8 @@ from tests.support.rows import only_project
 
 pytestmark = pytest.mark.usefixtures("table")
 EMAIL, PASSWORD = "dev@example.com", "correct horse battery staple"
-THEMES = pytest.mark.parametrize("theme", ["light", "dark"])
-WIDTHS = pytest.mark.parametrize("width", [390, 1440])
+THEMES = pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.extended), "dark"])
+WIDTHS = pytest.mark.parametrize("width", [390, pytest.param(1440, marks=pytest.mark.extended)])
 
 
 @pytest.fixture

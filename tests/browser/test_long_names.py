@@ -19,7 +19,7 @@ from tenants.models import User
 from tests.support.frontend.console import remembered
 
 pytestmark = pytest.mark.usefixtures("table")
-WIDTHS = pytest.mark.parametrize("width", [390, 1440])
+WIDTHS = pytest.mark.parametrize("width", [390, pytest.param(1440, marks=pytest.mark.extended)])
 # Of each element of a dialog or filter that reaches beyond it, except in what scrolls: its HTML.
 OUTSIDE = """(whole) => { const room = whole.getBoundingClientRect();
   return [...whole.querySelectorAll("*")].filter((one) => one.checkVisibility()

@@ -48,7 +48,8 @@ def _patch(monkeypatch: pytest.MonkeyPatch, read: Callable[[], FleetStatus]) -> 
         monkeypatch.setattr(module, "read_fleet_status", read)
 
 
-STATES = [_long_names, _no_models, _no_workers, _no_broker]
+# The URL of each state in the short form of the tests.
+SHORT = {_long_names: TENANT, _no_models: PLAYGROUND, _no_workers: OPERATOR, _no_broker: OPERATOR}
 
 
 @pytest.fixture
@@ -79,8 +80,18 @@ def check(page: Page) -> None:
         assert wide <= 0, f"{wide} pixels wider than {width}"
 
 
-@pytest.mark.parametrize("url", [TENANT, OPERATOR, PLAYGROUND])
-@pytest.mark.parametrize("state", STATES, ids=[state.__name__.strip("_") for state in STATES])
+@pytest.mark.parametrize(
+    ("state", "url"),
+    [
+        pytest.param(
+            *(state, url),
+            marks=[] if SHORT[state] == url else [pytest.mark.extended],
+            id=f"{state.__name__.strip('_')}-{url}",
+        )
+        for state in SHORT
+        for url in (TENANT, OPERATOR, PLAYGROUND)
+    ],
+)
 def test_a_state_is_accessible(go, monkeypatch, settings, state, url):
     state(monkeypatch, settings)
     check(go(url))
@@ -98,7 +109,7 @@ def test_what_opens_over_the_page_is_accessible(go, monkeypatch, settings, url, 
         check(page)
 
 
-@pytest.mark.parametrize("url", [TENANT, OPERATOR])
+@pytest.mark.parametrize("url", [TENANT, pytest.param(OPERATOR, marks=pytest.mark.extended)])
 def test_the_palette_and_the_menus_are_accessible(go, url):
     page = go(url)
     page.locator(".display-menu summary").click()

@@ -62,7 +62,7 @@ def test_invalid_input_is_not_retried(send: Send) -> None:
     invalid = "invalid_request_error"
     for options, code, param in (
         ({"max_tokens": 10**6}, "context_length_exceeded", "max_tokens"),
-        ({"extra_body": {"store": True}}, "unsupported_parameter", "store"),
+        ({"extra_body": {"web_search_options": {}}}, "unsupported_parameter", "web_search_options"),
         ({"extra_body": {"temprature": 1}}, "unknown_parameter", "temprature"),
         ({"temperature": 3}, "invalid_value", "temperature"),
     ):

@@ -107,7 +107,10 @@ def test_output_follows_its_schema(sdk: Sdk) -> None:
 
 
 def test_errors_name_the_invalid_parameter(stack: Stack, sdk: Sdk) -> None:
-    for options, param in (({"store": True}, "store"), ({"previous_response_id": "resp_1"}, "previous_response_id")):
+    for options, param in (
+        ({"background": True}, "background"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ):
         with pytest.raises(openai.BadRequestError) as exc_info:
             sdk.create(**options)
         assert exc_info.value.param == param

@@ -59,6 +59,7 @@ async def all_apply(budget: Budget, reservation: int, *gateways: GatewayProcess)
         await eventually(lambda gateway=gateway: applies(gateway))  # type: ignore[misc]
 
 
+@pytest.mark.extended  # in one process: tests/integration/gateway/test_budget_admission.py
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 async def test_worked_example_7_a_hundred_concurrent_requests_to_three_gateways(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, rounds: int
@@ -116,6 +117,7 @@ async def test_an_ended_request_releases_budget_before_it_is_settled(
         await see()
 
 
+@pytest.mark.extended  # in one process: tests/integration/gateway/test_budget_admission.py
 async def test_the_unreleased_part_of_another_gateways_lease_is_recalled(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
@@ -253,7 +255,11 @@ def _tokens(nano: int, reservation: int) -> int:
     return (nano - (reservation - 100 * 15_000)) // 15_000
 
 
-@pytest.mark.parametrize("steps", [list(STEPS)[start::3] for start in range(3)], ids="/".join)
+# The second group has a step of each phase: lease, dispatch, recall and release.
+STEP_GROUPS = [pytest.param(list(STEPS)[start::3], marks=[pytest.mark.extended] * (start != 1)) for start in range(3)]
+
+
+@pytest.mark.parametrize("steps", STEP_GROUPS, ids="/".join)
 async def test_a_gateway_killed_at_any_step_leaves_consistent_budgets(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, steps: list[str]
 ) -> None:

@@ -111,7 +111,14 @@ def die(step: str, time: int) -> int:
     return subprocess.run(command, cwd=ROOT, env=environ, timeout=110).returncode
 
 
-@pytest.mark.parametrize(("step", "time"), [*((step, 1) for step in STEPS), ("moved", 2), ("committed", 2)])
+@pytest.mark.parametrize(
+    ("step", "time"),
+    [
+        *((step, 1) for step in STEPS),
+        pytest.param("moved", 2, marks=pytest.mark.extended),
+        pytest.param("committed", 2, marks=pytest.mark.extended),
+    ],
+)
 def test_a_settler_killed_at_any_step(
     books: Books, send: Any, settler_broker: redis.Redis, step: str, time: int
 ) -> None:

@@ -14,6 +14,7 @@ from millrace.devserver.postgres import Postgres
 from millrace.devserver.program import Program
 from millrace.devserver.state_file import ServiceState
 from millrace.devserver.valkey import Valkey
+from tests.support.models import share_models
 
 
 class Services:
@@ -26,6 +27,7 @@ class Services:
         self._running.callback(shutil.rmtree, self.data_dir, ignore_errors=True)
         if os.geteuid() == 0:
             self.data_dir.chmod(0o711)  # PostgreSQL runs as another user then and must reach its data below
+        share_models(self.data_dir)  # for the gateways and workers that tests start
         self.unused_port = self._reserve_port(self._running)
         self._reserved = self._running.enter_context(ExitStack())  # ports of servers that do not run yet
         self._postgres = None if database_url else Postgres(self.data_dir, durable=False)

@@ -22,6 +22,7 @@ import psutil
 from millrace.conf.environment import read_env_file
 from millrace.devserver.program import die_with_parent
 from tenants.isolation import db_roles
+from tests.support.models import share_models
 
 MODEL = "smollm2-135m"
 EMBEDDING_MODEL = "all-minilm-l6-v2"
@@ -142,6 +143,7 @@ def running(folder: Path, **settings: str) -> Iterator[Stack]:
         "MILLRACE_LOG_FORMAT": "json",
         "MILLRACE_STREAM_RETENTION_SECONDS": "120",
     } | settings
+    share_models(folder / "state")
     process = start(folder / "state", port, log, **settings)
     try:
         give_up_at = time.monotonic() + START_SECONDS

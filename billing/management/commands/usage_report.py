@@ -21,7 +21,8 @@ from billing.metering.usage import (
     sums,
     total,
 )
-from billing.models import TOKEN_CLASSES, ExecutionOutcome
+from billing.models import ExecutionOutcome
+from inference_worker.contract.request import TOKEN_CLASSES
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant

@@ -21,7 +21,7 @@ BUDGETS = Panels(
 @operator_page()
 def alerts(ctx: PageContext) -> HttpResponse:
     query = page.query_of(ctx)
-    panels = BUDGETS if query.show == "budgets" else HEALTH
+    panels = BUDGETS if query["show"] == "budgets" else HEALTH
     return render_page(ctx, "operator/alerts/page.html", "Alerts", panels=panels, query=query)
 
 

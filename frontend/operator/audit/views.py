@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.urls import path
 
 from frontend.core import audit_log
@@ -11,12 +11,9 @@ from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 
-
-def _log(ctx: PageContext) -> audit_log.AuditLogPanel:
-    return audit_log.entries(ctx, "operator-audit-detail")
-
-
-PANELS = Panels("operator-audit-panel", (Panel("entries", "Changes", "audit_log/entries.html", _log, every=0),))
+PANELS = Panels(
+    "operator-audit-panel", (Panel("entries", "Changes", "audit_log/entries.html", audit_log.entries, every=0),)
+)
 
 
 @operator_page()
@@ -27,11 +24,9 @@ def audit(ctx: PageContext) -> HttpResponse:
 @operator_page()
 def entry(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        detail = audit_log.detail(ctx, ctx.arguments["pk"], "operator-audit-detail")
-    if detail is None:
-        raise Http404
+        detail = audit_log.detail(ctx, ctx.arguments["pk"])
     breadcrumbs = (Breadcrumb("Audit log", ctx.url("operator-audit")),)
-    return render_page(ctx, "audit_log/detail.html", detail.entry.action, breadcrumbs=breadcrumbs, detail=detail)
+    return render_page(ctx, "audit_log/detail.html", detail["row"].action, breadcrumbs=breadcrumbs, **detail)
 
 
 urlpatterns = [

@@ -12,19 +12,19 @@ from billing.actions.corrections import do_void, do_write_off
 from billing.actions.drafts import notes_on
 from billing.actions.invoices import do_finalize
 from billing.actions.payments import outstanding
-from billing.amounts import dollars
+from billing.amounts import NANO_A_CENT, dollars
 from billing.invoicing.lines import lines_of
 from billing.models import Invoice, InvoiceLine, Period
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import FORM, PageContext, operator_page
+from frontend.core.page_context import FORM, PageContext, first_or_404, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
 from frontend.operator.billing import page, services
 from frontend.operator.billing.forms import GrantCredit, IssueNote, RecordPayment, WithReason
-from frontend.tenant.invoices.checking import InvoiceCheckView, check_invoice
+from frontend.tenant.invoices.checking import check_invoice
 from frontend.tenant.invoices.document import document_of
 from frontend.tenant.invoices.tracing import trace_line
 from tenants.models import Tenant
@@ -33,7 +33,7 @@ TITLE = "Billing runs"
 NO_EXPIRY = "This cannot be undone. Final invoices can only be corrected by a credit note or voided."
 
 
-def _check(ctx: PageContext) -> InvoiceCheckView:
+def _check(ctx: PageContext) -> dict[str, Any]:
     return check_invoice(_invoice(ctx).pk, ctx.now)
 
 
@@ -87,7 +87,7 @@ def invoice(ctx: PageContext) -> HttpResponse:
     return render_page(
         ctx,
         "operator/billing/detail.html",
-        document.title,
+        document["title"],
         panels=CHECKS,
         breadcrumbs=_crumbs(ctx),
         document=document,
@@ -120,9 +120,7 @@ def line(ctx: PageContext) -> HttpResponse:
     found = _invoice(ctx)
     with ctx.scope():
         rows = InvoiceLine.objects.all_tenants().filter(invoice=found, price_id__isnull=False)
-        row = rows.filter(position=ctx.arguments["line"]).first()
-        if row is None:
-            raise Http404
+        row = first_or_404(rows.filter(position=ctx.arguments["line"]))
         here = ctx.url("operator-billing-line", found.pk, row.position)
         trace = trace_line(ctx, found, row, here, "")
     name, up = found.number or "Draft", ctx.url("operator-billing-detail", found.pk)
@@ -284,9 +282,7 @@ def write_off(ctx: PageContext) -> HttpResponse:
 def credit(ctx: PageContext) -> HttpResponse:
     """Grant a credit to a tenant."""
     with ctx.scope():
-        tenant = Tenant.objects.all_tenants().filter(slug=ctx.arguments["tenant"]).first()
-        if tenant is None:
-            raise Http404
+        tenant = first_or_404(Tenant.objects.all_tenants().filter(slug=ctx.arguments["tenant"]))
         seen = services.credits_of(tenant)
     form = GrantCredit(tenant.slug, bound_data(ctx))
     form.initial = {"seen": seen}
@@ -298,7 +294,7 @@ def credit(ctx: PageContext) -> HttpResponse:
         submit="Add credit",
         effect=f"Reduces future invoices of {tenant.name}, before tax, until the credit is used up or expires.",
         back=ctx.url("operator-tenants-detail", tenant.pk),
-        message=lambda grant: f"{dollars(grant.nano // 10**7)} credit added for {tenant.name}.",
+        message=lambda grant: f"{dollars(grant.nano // NANO_A_CENT)} credit added for {tenant.name}.",
         danger=False,
     )
 
@@ -323,20 +319,12 @@ def _confirm(
 
 
 def _period(ctx: PageContext) -> Period:
-    with ctx.scope():
-        found = Period.objects.select_related("entity").filter(pk=ctx.arguments["period"]).first()
-    if found is None:
-        raise Http404
-    return found
+    return ctx.get(lambda: Period.objects.select_related("entity").filter(pk=ctx.arguments["period"]))
 
 
 def _invoice(ctx: PageContext) -> Invoice:
-    with ctx.scope():
-        rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to", "tenant")
-        found = rows.filter(pk=ctx.arguments["invoice"]).first()
-    if found is None:
-        raise Http404
-    return found
+    related = ("entity", "period", "refers_to", "tenant")
+    return ctx.get(lambda: Invoice.objects.all_tenants().select_related(*related).filter(pk=ctx.arguments["invoice"]))
 
 
 def _final(ctx: PageContext) -> tuple[Invoice, int]:

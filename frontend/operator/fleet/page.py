@@ -1,19 +1,18 @@
-"""View models of the fleet page, one for each panel."""
+"""The fleet page, one function for each panel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from urllib.parse import urlencode
+from typing import Any
 
 import redis
 from django.conf import settings
-from django.urls import reverse
 
-from frontend.core.charts import Chart, Series, Unit, format_value
-from frontend.core.date_ranges import DateRangeChoice
-from frontend.core.numbers import Margin, Money
+from frontend.core.charts import Chart, Series, Unit
+from frontend.core.lists import Choice, with_query
+from frontend.core.numbers import Margin
 from frontend.core.page_context import PageContext
 from millrace.apps.operations.costs import ModelCost, costs
 from millrace.apps.operations.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
@@ -44,65 +43,8 @@ class FleetQuery:
     end: datetime
     bucket: timedelta
     model: str
-    spans: tuple[DateRangeChoice, ...]
-    models: tuple[DateRangeChoice, ...]
-
-
-@dataclass(frozen=True)
-class WorkerRow:
-    """A worker in the selected range, and its current state. Shares are formatted text."""
-
-    worker: str
-    model: str
-    compute: str
-    compute_part: int  # in 1/10,000
-    cpu: str
-    mfu: str
-    batch: str
-    max_batch: str
-    kv_used: int
-    kv_blocks: int
-    waiting: str
-    hits: str
-    preemptions: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class FleetWorkers:
-    rows: tuple[WorkerRow, ...]
-
-
-@dataclass(frozen=True)
-class FleetChart:
-    title: str
-    detail: str
-    chart: Chart
-
-
-@dataclass(frozen=True)
-class FleetHistory:
-    drawings: tuple[FleetChart, ...]
-    left_out: int  # number of workers without a chart
-
-
-@dataclass(frozen=True)
-class CostRow:
-    model: str
-    per_hour: Money | None
-    hours: str
-    served: int
-    cost: Money | None  # per 1M tokens
-    price: Money | None  # billed per 1M tokens
-    margin: Margin | None
-    set_url: str
-
-
-@dataclass(frozen=True)
-class Costs:
-    rows: tuple[CostRow, ...]
-    since: datetime
-    is_unset: bool  # true if no machine cost is set
+    spans: tuple[Choice, ...]
+    models: tuple[Choice, ...]
 
 
 def query_of(ctx: PageContext) -> FleetQuery:
@@ -114,22 +56,22 @@ def query_of(ctx: PageContext) -> FleetQuery:
     model = model if model in known else ""
     label, length, bucket = RANGES[name]
     end = ctx.now + bucket - (ctx.now - _EPOCH) % bucket
-    spans = tuple(DateRangeChoice(text, _url(option, model), option == name) for option, (text, _, _) in RANGES.items())
-    models = tuple(
-        DateRangeChoice(option or "All models", _url(name, option), option == model) for option in ("", *known)
-    )
+    spans = tuple(Choice(text, _url(option, model), option == name) for option, (text, _, _) in RANGES.items())
+    models = tuple(Choice(option or "All models", _url(name, option), option == model) for option in ("", *known))
     return FleetQuery(name, label, end - length, end, bucket, model, spans, models if len(known) > 1 else ())
 
 
-def workers(ctx: PageContext) -> FleetWorkers:
+def workers(ctx: PageContext) -> list[dict[str, Any]]:
+    """Return the workers in the selected range, with their current state."""
     query = query_of(ctx)
     models = _models(query)
     points = [point for point in span(query.start, query.end, query.end - query.start) if point.worker in models]
     now = _now()
-    return FleetWorkers(tuple(_row(point, models[point.worker], now.get(point.worker)) for point in points))
+    return [{"point": point, "model": models[point.worker], "now": now.get(point.worker)} for point in points]
 
 
-def history(ctx: PageContext) -> FleetHistory:
+def history(ctx: PageContext) -> dict[str, Any]:
+    """Return the charts of the busiest workers, and the number of workers without a chart."""
     query = query_of(ctx)
     models = _models(query)
     points = [point for point in span(query.start, query.end, query.bucket) if point.worker in models]
@@ -146,24 +88,21 @@ def history(ctx: PageContext) -> FleetHistory:
         ("hits", "Prefix-cache hits", "share of prompt tokens", "percent", lambda point: point.hits),
         ("tokens", "Tokens served", f"every {_minutes(query.bucket)}", "tokens", lambda point: point.tokens),
     )
-    drawings = (
-        FleetChart(title, detail, _chart(ctx, query, name, f"{title}, {detail}", unit, read, drawn, seen))
+    drawings = [
+        (title, detail, _chart(ctx, query, name, f"{title}, {detail}", unit, read, drawn, seen))
         for name, title, detail, unit, read in kinds
-    )
-    return FleetHistory(tuple(drawings) if drawn else (), max(0, len(served) - CHARTS))
-
-
-def cost(ctx: PageContext) -> Costs:
-    query = query_of(ctx)
-    found = [
-        model_cost for model_cost in costs(query.start, query.end) if not query.model or model_cost.model == query.model
     ]
-    since = query.start.replace(minute=0, second=0, microsecond=0)
-    return Costs(
-        tuple(_cost(model_cost) for model_cost in found),
-        since,
-        all(model_cost.nano_per_hour is None for model_cost in found),
-    )
+    return {"drawings": drawings if drawn else [], "left_out": max(0, len(served) - CHARTS)}
+
+
+def cost(ctx: PageContext) -> dict[str, Any]:
+    query = query_of(ctx)
+    found = [cost for cost in costs(query.start, query.end) if not query.model or cost.model == query.model]
+    return {
+        "rows": [_cost(cost) for cost in found],
+        "since": query.start.replace(minute=0, second=0, microsecond=0),
+        "is_unset": all(cost.nano_per_hour is None for cost in found),
+    }
 
 
 def _models(query: FleetQuery) -> Mapping[str, str]:
@@ -181,25 +120,6 @@ def _now() -> Mapping[str, ReplicaStatus]:
     except redis.RedisError:
         return {}
     return {replica.worker: replica for replica in board.replicas if replica.state != ReplicaState.SILENT}
-
-
-def _row(point: FleetPoint, model: str, now: ReplicaStatus | None) -> WorkerRow:
-    return WorkerRow(
-        worker=point.worker,
-        model=model,
-        compute=format_value(point.forward, "percent"),
-        compute_part=point.forward or 0,
-        cpu=format_value(point.cpu, "percent"),
-        mfu=format_value(point.mfu, "percent"),
-        batch=format_value(point.batch, "decimal"),
-        max_batch="" if now is None else f"of {now.beat.max_num_seqs}",
-        kv_used=0 if now is None else now.beat.kv_blocks_used,
-        kv_blocks=0 if now is None else now.beat.kv_blocks,
-        waiting="–" if now is None else str(now.beat.waiting),
-        hits=format_value(point.hits, "percent"),
-        preemptions=point.preemptions,
-        tokens=point.tokens,
-    )
 
 
 def _chart(
@@ -224,19 +144,11 @@ def _chart(
     return Chart(name, f"{title}; {query.label}", at, series, unit, bucket="hour", zone=ctx.zone, height=214)
 
 
-def _cost(model_cost: ModelCost) -> CostRow:
-    cost, price = model_cost.cost_per_million, model_cost.price_per_million
-    tenths = model_cost.machine_minutes * 10 // 60
-    return CostRow(
-        model=model_cost.model,
-        per_hour=None if model_cost.nano_per_hour is None else Money.nano(model_cost.nano_per_hour),
-        hours=f"{tenths // 10:,}.{tenths % 10}",
-        served=model_cost.served,
-        cost=None if cost is None else Money(cost),
-        price=None if price is None else Money(price),
-        margin=None if cost is None or not price else Margin(price, cost),
-        set_url=reverse("operator-fleet-cost", args=[model_cost.model]),
-    )
+def _cost(of: ModelCost) -> dict[str, Any]:
+    cost, price = of.cost_per_million, of.price_per_million
+    tenths = of.machine_minutes * 10 // 60
+    margin = None if cost is None or not price else Margin(price, cost)
+    return {"cost": of, "hours": f"{tenths // 10:,}.{tenths % 10}", "margin": margin}
 
 
 def _minutes(bucket: timedelta) -> str:
@@ -245,5 +157,4 @@ def _minutes(bucket: timedelta) -> str:
 
 
 def _url(name: str, model: str) -> str:
-    chosen = ({} if name == DEFAULT_RANGE else {"span": name}) | ({"model": model} if model else {})
-    return f"?{urlencode(chosen)}"
+    return with_query("", span="" if name == DEFAULT_RANGE else name, model=model) or "?"

@@ -10,12 +10,12 @@ from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 
 from billing.pricing.price_book import nano_per_million
-from frontend.core.form_view import bound_data
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
+from frontend.core.rendering import render_page
 from frontend.operator.fleet import page
 from millrace.apps.operations.costs import do_set_machine_cost
 
@@ -57,15 +57,17 @@ def cost(ctx: PageContext) -> HttpResponse:
     model = ctx.arguments["model"]
     if model not in {spec.name for spec in settings.MILLRACE.models}:
         raise Http404
-    form = FleetMachineCost(bound_data(ctx))
-    title, back = f"Machine cost of {model}", reverse("operator-fleet")
-    context: dict[str, Any] = {"action": ctx.request.path, "submit": "Save", "back": back}
-    context["breadcrumbs"] = (Breadcrumb("Fleet", back),)
-    if ctx.request.method == "POST":
-        if run_action(form, lambda data: do_set_machine_cost(model, data["amount"])):
-            return redirect_with_message(ctx, back, f"Machine cost of {model} saved.")
-        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
-    return render_page(ctx, "frontend/form.html", title, form=form, **context)
+    back = reverse("operator-fleet")
+    return form_view(
+        ctx,
+        f"Machine cost of {model}",
+        FleetMachineCost(bound_data(ctx)),
+        lambda data: do_set_machine_cost(model, data["amount"]),
+        submit="Save",
+        back=back,
+        message=lambda _: f"Machine cost of {model} saved.",
+        breadcrumbs=(Breadcrumb("Fleet", back),),
+    )
 
 
 urlpatterns = [

@@ -6,17 +6,17 @@ from typing import Any
 
 from django import forms
 from django.conf import settings
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.urls import path, reverse
 
 from billing.actions.quarantine import do_dismiss_quarantined, do_replay_quarantined
 from billing.models import UsageQuarantine
-from frontend.core.form_view import bound_data
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
+from frontend.core.rendering import render_page
 from frontend.operator.health import page
 
 PANELS = Panels(
@@ -69,20 +69,19 @@ def _quarantined(
     ctx: PageContext, form: forms.Form, submit: str, effect: str, message: str, action: Any
 ) -> HttpResponse:
     pk = ctx.arguments["pk"]
-    with ctx.scope():
-        row = UsageQuarantine.objects.filter(pk=pk).first()
-    if row is None:
-        raise Http404
-    title = f"{submit}: record {row.stream_id}"
+    row = ctx.get(lambda: UsageQuarantine.objects.filter(pk=pk))
     back = reverse("operator-health")
-    breadcrumbs = (Breadcrumb("Health", back),)
-    context: dict[str, Any] = {"action": ctx.request.path, "submit": submit, "back": back, "effect": effect}
-    context |= {"breadcrumbs": breadcrumbs}
-    if ctx.request.method == "POST":
-        if run_action(form, lambda data: action(pk, data)):
-            return redirect_with_message(ctx, back, message)
-        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
-    return render_page(ctx, "frontend/form.html", title, form=form, **context)
+    return form_view(
+        ctx,
+        f"{submit}: record {row.stream_id}",
+        form,
+        lambda data: action(pk, data),
+        submit=submit,
+        back=back,
+        message=lambda _: message,
+        breadcrumbs=(Breadcrumb("Health", back),),
+        effect=effect,
+    )
 
 
 urlpatterns = [

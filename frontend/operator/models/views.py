@@ -9,12 +9,12 @@ from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import bound_data
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
+from frontend.core.rendering import render_page
 from frontend.operator.models import page
 from frontend.operator.models.page import CordonEffect
 from millrace.apps.operations.cordons import do_cordon, do_uncordon
@@ -66,18 +66,15 @@ def drain(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM)
 def uncordon(ctx: PageContext) -> HttpResponse:
     worker = ctx.arguments["worker"]
-    with ctx.scope():
-        if not Cordon.objects.filter(worker=worker).exists():
-            raise Http404
-    form = forms.Form(bound_data(ctx))  # a form without fields
-    effect = f"{worker} receives requests again within a second."
-    title = f"Uncordon {worker}"
-    context = _given(ctx, "Uncordon", effect)
-    if ctx.request.method == "POST":
-        if run_action(form, lambda data: do_uncordon(worker)):
-            return redirect_with_message(ctx, reverse("operator-models"), f"{worker} accepts work again.")
-        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
-    return render_page(ctx, "frontend/form.html", title, form=form, **context)
+    ctx.get(lambda: Cordon.objects.filter(worker=worker))
+    return form_view(
+        ctx,
+        f"Uncordon {worker}",
+        forms.Form(bound_data(ctx)),  # a form without fields
+        lambda _: do_uncordon(worker),
+        message=lambda _: f"{worker} accepts work again.",
+        **_sheet("Uncordon", f"{worker} receives requests again within a second."),
+    )
 
 
 def _worker(ctx: PageContext) -> tuple[str, CordonEffect]:
@@ -95,20 +92,25 @@ def _others(effect: CordonEffect) -> str:
 
 
 def _cordon_view(ctx: PageContext, worker: str, submit: str, effect: str, *, drain: bool) -> HttpResponse:
-    form = CordonForm(worker, bound_data(ctx))
-    title = f"{submit} {worker}"
-    context = _given(ctx, submit, effect) | {"danger": True}
-    if ctx.request.method == "POST":
-        if run_action(form, lambda data: do_cordon(worker, drain=drain, reason=data["reason"])):
-            return redirect_with_message(ctx, reverse("operator-models"), f"{worker} receives no new work.")
-        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
-    return render_page(ctx, "frontend/form.html", title, form=form, **context)
+    return form_view(
+        ctx,
+        f"{submit} {worker}",
+        CordonForm(worker, bound_data(ctx)),
+        lambda data: do_cordon(worker, drain=drain, reason=data["reason"]),
+        message=lambda _: f"{worker} receives no new work.",
+        danger=True,
+        **_sheet(submit, effect),
+    )
 
 
-def _given(ctx: PageContext, submit: str, effect: str) -> dict[str, Any]:
+def _sheet(submit: str, effect: str) -> dict[str, Any]:
     back = reverse("operator-models")
-    breadcrumbs = (Breadcrumb("Models and workers", back),)
-    return {"action": ctx.request.path, "submit": submit, "back": back, "effect": effect, "breadcrumbs": breadcrumbs}
+    return {
+        "submit": submit,
+        "back": back,
+        "effect": effect,
+        "breadcrumbs": (Breadcrumb("Models and workers", back),),
+    }
 
 
 urlpatterns = [

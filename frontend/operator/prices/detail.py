@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from typing import Any
 
 from django.db.models import Q
-from django.http import Http404
 
 from billing.models import Price, PriceVersion
 from billing.pricing import rerating
 from billing.pricing.price_book import NewPrice, parse
 from billing.pricing.pricing import Component, Tier
 from frontend.core.numbers import Money
-from frontend.core.page_context import PageContext
-from frontend.operator.prices.page import PriceBooksVersion, as_new, tenant_names, version_row
+from frontend.core.page_context import PageContext, first_or_404
+from frontend.operator.prices.page import as_new, tenant_names, version_row
 from frontend.tenant.prices.page import COLUMNS, TIERS, PriceRange, condition_text, range_of
 from tenants.actions import ActionRefused
 
@@ -24,104 +22,31 @@ _LABELS = dict(COLUMNS)
 Key = tuple[str, Tier, Component, PriceRange]
 
 
-@dataclass(frozen=True)
-class PriceBookDetailHeader:
-    version: PriceBooksVersion
-    prices: int
-    models: int
-    publish_url: str  # empty unless it is another user's draft
-    discard_url: str
-    copy_url: str
-    is_own: bool  # a draft of the current user
-    is_late: bool  # a draft whose effective time has passed
-
-
-@dataclass(frozen=True)
-class PriceDifference:
-    """A price before and after. None: there was or is no price."""
-
-    model: str
-    tier: str
-    component: str
-    when: str
-    was: Money | None
-    to_be: Money | None
-    change: str
-    kind: str  # "new", "ended", "up", "down" or ""
-
-
-@dataclass(frozen=True)
-class Diff:
-    rows: tuple[PriceDifference, ...]
-    same: int
-    more: int
-
-
-@dataclass(frozen=True)
-class Rerated:
-    tenant: str
-    model: str
-    events: int
-    was: Money
-    would_be: Money
-    difference: Money
-    unpriced: int
-
-
-@dataclass(frozen=True)
-class Preview:
-    """Last month's usage at the new prices. `refused`: the reason why there is no preview."""
-
-    rows: tuple[Rerated, ...]
-    was: Money
-    would_be: Money
-    difference: Money
-    unpriced: int
-    month: datetime
-    more: int
-    refused: str
-
-
 def version_of(ctx: PageContext) -> PriceVersion:
-    """Return the version in the URL. Call inside `ctx.scope()`.
-
-    Raises:
-        Http404: the version does not exist.
-    """
-
-    def ask() -> PriceVersion:
-        rows = PriceVersion.objects.select_related("book", "created_by", "decided_by")
-        row = rows.filter(pk=ctx.arguments["version"]).first()
-        if row is None:
-            raise Http404
-        return row
-
-    return ctx.once("operator-prices-detail", ask)
+    """Return the version in the URL, or raise Http404. Call inside `ctx.scope()`."""
+    rows = PriceVersion.objects.select_related("book", "created_by", "decided_by")
+    return ctx.once("operator-prices-detail", lambda: first_or_404(rows.filter(pk=ctx.arguments["version"])))
 
 
-def header(ctx: PageContext) -> PriceBookDetailHeader:
+def header(ctx: PageContext) -> dict[str, Any]:
+    """Return the version, and what its actions depend on. `is_late`: its effective time has passed."""
     row = version_of(ctx)
     proposal = parse(row.body) if row.body else None
     is_draft = row.state == PriceVersion.State.DRAFT
-    is_own = is_draft and row.created_by_id == ctx.user.pk
-    is_late = is_draft and row.effective_from is not None and row.effective_from < ctx.now
-    return PriceBookDetailHeader(
-        version_row(ctx, row, tenant_names([row.tenant_id])),
-        prices=len(proposal.prices) if proposal else 0,
-        models=len({model for model, _ in proposal.model_tiers}) if proposal else 0,
-        publish_url=ctx.url("operator-prices-publish", row.pk) if is_draft and not is_own and not is_late else "",
-        discard_url=ctx.url("operator-prices-discard", row.pk) if is_draft else "",
-        copy_url=f"{ctx.url('operator-prices-csv')}?copy={row.pk}",
-        is_own=is_own,
-        is_late=is_late,
-    )
+    return version_row(ctx, row, tenant_names([row.tenant_id])) | {
+        "prices": len(proposal.prices) if proposal else 0,
+        "models": len({model for model, _ in proposal.model_tiers}) if proposal else 0,
+        "is_draft": is_draft,
+        "is_own": is_draft and row.created_by_id == ctx.user.pk,
+        "is_late": is_draft and row.effective_from is not None and row.effective_from < ctx.now,
+    }
 
 
-def diff(ctx: PageContext) -> Diff:
+def diff(ctx: PageContext) -> dict[str, Any]:
     """Compare the version with the prices that are active before it takes effect."""
     row = version_of(ctx)
     if not row.body:
-        return Diff((), 0, 0)
+        return {"rows": (), "same": 0, "more": 0}
     proposal, at = parse(row.body), row.effective_from or ctx.now
     models = {model for model, _ in proposal.model_tiers}
     there = Price.objects.filter(book=row.book, tenant_id=row.tenant_id, model__in=models, effective_from__lt=at)
@@ -133,15 +58,16 @@ def diff(ctx: PageContext) -> Diff:
     order = {component: place for place, component in enumerate(_LABELS)}
     keys = sorted(was.keys() | to_be.keys(), key=lambda key: (key[0], tiers[key[1]], order[key[2]], key[3]))
     changed = [key for key in keys if was.get(key) != to_be.get(key)]
-    rows = tuple(_change_of(key, was.get(key), to_be.get(key)) for key in changed[:MAX_ROWS])
-    return Diff(rows, len(keys) - len(changed), len(changed) - len(rows))
+    rows = [_change_of(key, was.get(key), to_be.get(key)) for key in changed[:MAX_ROWS]]
+    return {"rows": rows, "same": len(keys) - len(changed), "more": len(changed) - len(rows)}
 
 
 def _key(price: NewPrice) -> Key:
     return price.model, price.tier, price.component, range_of(price)
 
 
-def _change_of(key: Key, was: int | None, to_be: int | None) -> PriceDifference:
+def _change_of(key: Key, was: int | None, to_be: int | None) -> dict[str, Any]:
+    """Return a price before and after. None: there was or is no price."""
     model, tier, component, place = key
     kind, change = "", ""
     if was is None:
@@ -151,16 +77,16 @@ def _change_of(key: Key, was: int | None, to_be: int | None) -> PriceDifference:
     else:
         kind = "up" if to_be > was else "down"
         change = _percent(to_be - was, was)
-    return PriceDifference(
-        model,
-        TIERS[tier],
-        _LABELS[component],
-        condition_text(place),
-        None if was is None else Money.nano(was),
-        None if to_be is None else Money.nano(to_be),
-        change,
-        kind,
-    )
+    return {
+        "model": model,
+        "tier": TIERS[tier],
+        "component": _LABELS[component],
+        "when": condition_text(place),
+        "was": None if was is None else Money.nano(was),
+        "to_be": None if to_be is None else Money.nano(to_be),
+        "change": change,
+        "kind": kind,
+    }
 
 
 def _percent(part: int, whole: int) -> str:
@@ -171,32 +97,31 @@ def _percent(part: int, whole: int) -> str:
     return f"{'+' if part > 0 else '−'}{tenths // 10:,}.{tenths % 10}%"
 
 
-def preview(ctx: PageContext) -> Preview:
+def preview(ctx: PageContext) -> dict[str, Any]:
     """Return last month's usage at the draft's prices, by tenant and model, largest difference first."""
     row = version_of(ctx)
     start, end = rerating.last_month(ctx.now)
-    none = Money(0)
     try:
         found = rerating.preview(row, start, end)
     except ActionRefused as exc:
-        return Preview((), none, none, none, 0, start, 0, str(exc))
+        return {"refused": str(exc), "month": start}
     found.sort(key=lambda comparison: -abs(comparison.would_be_femto - comparison.was_femto))
     names = tenant_names(comparison.tenant_id for comparison in found[:MAX_ROWS])
-    rows = tuple(
-        Rerated(
-            names.get(comparison.tenant_id, f"tenant {comparison.tenant_id}"),
-            comparison.model,
-            comparison.events,
-            Money(comparison.was_femto),
-            Money(comparison.would_be_femto),
-            Money(comparison.would_be_femto - comparison.was_femto),
-            comparison.unpriced,
-        )
-        for comparison in found[:MAX_ROWS]
-    )
-    was, would_be = (
-        Money(sum(comparison.was_femto for comparison in found)),
-        Money(sum(comparison.would_be_femto for comparison in found)),
-    )
-    unpriced = sum(comparison.unpriced for comparison in found)
-    return Preview(rows, was, would_be, would_be - was, unpriced, start, len(found) - len(rows), "")
+    was, would_be = (sum(getattr(row, name) for row in found) for name in ("was_femto", "would_be_femto"))
+    return {
+        "refused": "",
+        "month": start,
+        "rows": [
+            (
+                comparison,
+                names.get(comparison.tenant_id, f"tenant {comparison.tenant_id}"),
+                Money(comparison.would_be_femto - comparison.was_femto),
+            )
+            for comparison in found[:MAX_ROWS]
+        ],
+        "was": Money(was),
+        "would_be": Money(would_be),
+        "difference": Money(would_be - was),
+        "unpriced": sum(comparison.unpriced for comparison in found),
+        "more": max(0, len(found) - MAX_ROWS),
+    }

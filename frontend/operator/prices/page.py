@@ -1,22 +1,24 @@
-"""View models of the price books: active prices and versions."""
+"""The price books: active prices and versions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.http import Http404
 from django.utils.http import urlencode
 
-from billing.amounts import decimal
+from billing.amounts import NANO_DIGITS, decimal
 from billing.models import Price, PriceBook, PriceVersion
 from billing.pricing.price_book import NewPrice
 from billing.pricing.price_files import CSV_COLUMNS
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from frontend.core.lists import Choice, keyset_page
 from frontend.core.page_context import PageContext
-from frontend.tenant.prices.page import COLUMNS, PriceModel, models_of
+from frontend.tenant.prices.page import COLUMNS, models_of
 from tenants import csv_tables
 from tenants.models import Tenant
 
@@ -41,60 +43,6 @@ class PriceBooksQuery:
         return f"{self.tenant.name}’s own prices" if self.tenant else self.book
 
 
-@dataclass(frozen=True)
-class PriceBooksChoice:
-    label: str
-    url: str
-    is_chosen: bool
-
-
-@dataclass(frozen=True)
-class PriceBooksFilters:
-    choices: tuple[PriceBooksChoice, ...]
-    query: PriceBooksQuery
-
-
-@dataclass(frozen=True)
-class PriceBooksLineItem:
-    """A model with active prices, and the URL for new prices."""
-
-    model: PriceModel
-    change_url: str
-
-
-@dataclass(frozen=True)
-class ActivePrices:
-    label: str
-    columns: tuple[str, ...]
-    lines: tuple[PriceBooksLineItem, ...]
-    number: int  # number of models on all pages
-    more_url: str
-    first_url: str
-    filtered: bool
-
-
-@dataclass(frozen=True)
-class PriceBooksVersion:
-    title: str
-    url: str
-    owner: str
-    state: str
-    level: str
-    since: datetime | None  # None: effective at publication
-    note: str
-    by: str
-    created_at: datetime
-    decided_by: str
-    decided_at: datetime | None
-
-
-@dataclass(frozen=True)
-class Versions:
-    rows: tuple[PriceBooksVersion, ...]
-    drafts: int
-    older_url: str
-
-
 def query_of(ctx: PageContext) -> PriceBooksQuery:
     """Return the filters of the query string. Call inside `ctx.scope()`.
 
@@ -114,20 +62,20 @@ def query_of(ctx: PageContext) -> PriceBooksQuery:
     return ctx.once("operator-prices", find)
 
 
-def filters(ctx: PageContext) -> PriceBooksFilters:
+def filters(ctx: PageContext) -> dict[str, Any]:
     now = query_of(ctx)
     names = [
         PriceBook.LIST,
         *PriceBook.objects.exclude(name=PriceBook.LIST).order_by("name").values_list("name", flat=True),
     ]
-    choices = [PriceBooksChoice(name, _url(ctx, book=name), not now.tenant and name == now.book) for name in names]
+    choices = [Choice(name, _url(ctx, book=name), not now.tenant and name == now.book) for name in names]
     if now.tenant:
-        choices.append(PriceBooksChoice(now.tenant.name, _url(ctx, tenant=now.tenant.slug), is_chosen=True))
-    return PriceBooksFilters(tuple(choices), now)
+        choices.append(Choice(now.tenant.name, _url(ctx, tenant=now.tenant.slug), current=True))
+    return {"choices": choices, "query": now}
 
 
-def active_prices(ctx: PageContext) -> ActivePrices:
-    """Return a page of the active prices."""
+def active_prices(ctx: PageContext) -> dict[str, Any]:
+    """Return a page of the active prices, with the URL for new prices of each model."""
     now = query_of(ctx)
     rows = prices_at(now, ctx.now)
     if now.typed:
@@ -138,15 +86,15 @@ def active_prices(ctx: PageContext) -> ActivePrices:
     found = as_new(rows.filter(model__in=shown))
     columns = [column for column in COLUMNS if any(price.component == column[0] for price in found)]
     query = now.query | ({"q": now.typed} if now.typed else {})
-    return ActivePrices(
-        now.label,
-        tuple(label for _, label in columns),
-        tuple(PriceBooksLineItem(model, _change(ctx, now, model.name, found)) for model in models_of(found, columns)),
-        len(models),
-        more_url=_url(ctx, **query, after=shown[-1]) if shown and shown[-1] != models[-1] else "",
-        first_url=_url(ctx, **query) if after else "",
-        filtered=bool(now.typed),
-    )
+    return {
+        "label": now.label,
+        "columns": [label for _, label in columns],
+        "lines": [(model, _change(ctx, now, model.name, found)) for model in models_of(found, columns)],
+        "number": len(models),  # on all pages
+        "more_url": _url(ctx, **query, after=shown[-1]) if shown and shown[-1] != models[-1] else "",
+        "first_url": _url(ctx, **query) if after else "",
+        "filtered": bool(now.typed),
+    }
 
 
 def _change(ctx: PageContext, now: PriceBooksQuery, model: str, found: Iterable[NewPrice]) -> str:
@@ -163,37 +111,28 @@ def is_plain(price: NewPrice) -> bool:
     )
 
 
-def versions(ctx: PageContext) -> Versions:
+def versions(ctx: PageContext) -> dict[str, Any]:
     """Return drafts and published versions of all books, newest first."""
-    rows = PriceVersion.objects.select_related("book", "created_by", "decided_by").defer("body").order_by("-pk")
+    rows = PriceVersion.objects.select_related("book", "created_by", "decided_by").defer("body")
     drafts = rows.filter(state=PriceVersion.State.DRAFT).count()
-    before = ctx.query.get("before", "")
-    if before.isascii() and before.isdigit() and len(before) < 18:
-        rows = rows.filter(pk__lt=int(before))
-    found = list(rows[: MAX_VERSIONS + 1])
-    names = tenant_names(row.tenant_id for row in found)
-    shown = tuple(version_row(ctx, row, names) for row in found[:MAX_VERSIONS])
-    older = _url(ctx, before=str(found[MAX_VERSIONS - 1].pk)) if len(found) > MAX_VERSIONS else ""
-    return Versions(shown, drafts, older)
+    page = keyset_page(ctx, rows, ctx.url("operator-prices"), MAX_VERSIONS)
+    names = tenant_names(row.tenant_id for row in page.rows)
+    listed = [version_row(ctx, row, names) for row in page.rows]
+    return {"rows": listed, "drafts": drafts, "older_url": page.older_url}
 
 
-def version_row(ctx: PageContext, row: PriceVersion, names: dict[int, str]) -> PriceBooksVersion:
+def version_row(ctx: PageContext, row: PriceVersion, names: dict[int, str]) -> dict[str, Any]:
+    """Return a version with its title, the tenant or book it applies to, its state and the color of the state."""
     state, level = row.get_state_display(), {"published": "good", "draft": "info"}.get(row.state, "")
     if row.state == PriceVersion.State.PUBLISHED and row.effective_from and row.effective_from > ctx.now:
         state, level = "Scheduled", "warn"
-    return PriceBooksVersion(
-        title=f"Version {row.number}" if row.number else f"Draft {row.pk}",
-        url=ctx.url("operator-prices-detail", row.pk),
-        owner=row.book.name if row.tenant_id is None else names.get(row.tenant_id, f"tenant {row.tenant_id}"),
-        state=state,
-        level=level,
-        since=row.effective_from,
-        note=row.note,
-        by=row.created_by.email if row.created_by else "System",
-        created_at=row.created_at,
-        decided_by=row.decided_by.email if row.decided_by else "System",
-        decided_at=row.decided_at,
-    )
+    return {
+        "version": row,
+        "heading": f"Version {row.number}" if row.number else f"Draft {row.pk}",
+        "owner": row.book.name if row.tenant_id is None else names.get(row.tenant_id, f"tenant {row.tenant_id}"),
+        "state": state,
+        "level": level,
+    }
 
 
 def tenant_names(ids: Iterable[int | None]) -> dict[int, str]:
@@ -229,7 +168,7 @@ def as_new(rows: QuerySet[Price]) -> list[NewPrice]:
 
 def usd(nano: int) -> str:
     """Return USD per 1M tokens with all digits."""
-    return decimal(nano, 9, 2)
+    return decimal(nano, NANO_DIGITS, 2)
 
 
 def as_text(prices: Iterable[NewPrice]) -> str:

@@ -16,7 +16,7 @@ from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
+from frontend.core.rendering import render_form_errors, render_page
 from frontend.operator.prices import detail, forms, page
 from tenants.models import Tenant
 
@@ -49,18 +49,10 @@ def prices(ctx: PageContext) -> HttpResponse:
 @operator_page()
 def version(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        header, row = detail.header(ctx), detail.version_of(ctx)
-    is_draft = row.state == PriceVersion.State.DRAFT
-    title = f"{header.version.title}, {header.version.owner}"
-    return render_page(
-        ctx,
-        "operator/prices/detail.html",
-        title,
-        panels=DETAIL_PANELS,
-        breadcrumbs=(_book(ctx),),
-        header=header,
-        is_draft=is_draft,
-    )
+        header = detail.header(ctx)
+    title = f"{header['heading']}, {header['owner']}"
+    context = {"breadcrumbs": (_book(ctx),), **header}
+    return render_page(ctx, "operator/prices/detail.html", title, panels=DETAIL_PANELS, **context)
 
 
 @operator_page(methods=FORM)
@@ -78,13 +70,18 @@ def upload(ctx: PageContext) -> HttpResponse:
 
 
 def _draft(ctx: PageContext, form: forms.PriceDraftForm, title: str, template: str) -> HttpResponse:
-    context = _given(ctx)
-    if ctx.request.method == "POST":
-        if result := run_action(form, lambda data: _propose(ctx, data)):
-            message = "Draft created. Another operator must publish it."
-            return redirect_with_message(ctx, ctx.url("operator-prices-detail", result.value.pk), message)
-        return render_form_errors(ctx, template, title, form, **context)
-    return render_page(ctx, template, title, form=form, **context)
+    return form_view(
+        ctx,
+        title,
+        form,
+        lambda data: _propose(ctx, data),
+        submit="Create draft",
+        back=ctx.url("operator-prices"),
+        message=lambda _: "Draft created. Another operator must publish it.",
+        then=lambda made: ctx.url("operator-prices-detail", made.pk),
+        template=template,
+        breadcrumbs=(_book(ctx),),
+    )
 
 
 def _propose(ctx: PageContext, data: dict[str, Any]) -> PriceVersion:
@@ -135,17 +132,17 @@ def publish(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         header, row = detail.header(ctx), detail.version_of(ctx)
     since = f"From {row.effective_from:%-d %B %Y, %H:%M} UTC" if row.effective_from else "From now"
-    owner = header.version.owner if row.tenant_id is not None else f"all tenants on “{row.book.name}”"
+    owner = header["owner"] if row.tenant_id is not None else f"all tenants on “{row.book.name}”"
     return form_view(
         ctx,
-        f"Publish {header.version.title.lower()}",
+        f"Publish {header['heading'].lower()}",
         Confirm(f"publish {row.pk}", bound_data(ctx)),
         lambda _: do_publish_prices(row, by=ctx.user),
         submit="Publish",
         back=ctx.url("operator-prices-detail", row.pk),
         message=lambda made: f"Version {made.number} of {made.book} was published.",
         breadcrumbs=(_book(ctx),),
-        effect=f"{since}, {header.prices} prices of {header.models} models apply to {owner}."
+        effect=f"{since}, {header['prices']} prices of {header['models']} models apply to {owner}."
         " Published prices never change. A later version replaces them.",
         danger=True,
     )

@@ -1,13 +1,12 @@
-"""View models of one tenant's page for operators, one for each panel."""
+"""One tenant's page for operators, one function for each panel."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
-from django.db.models import Q
-from django.http import Http404
+from django.db.models import Q, QuerySet
 
 from billing.actions.credits import with_rest
 from billing.ledger import balance
@@ -23,198 +22,45 @@ from billing.models import (
     UsageQuarantine,
 )
 from frontend.core.charts import Chart, Series
-from frontend.core.layout import initials
-from frontend.core.numbers import Margin, Money, exact
-from frontend.core.page_context import PageContext
+from frontend.core.numbers import Money, exact
+from frontend.core.page_context import PageContext, first_or_404
 from frontend.operator.tenants import spending
 from frontend.operator.tenants.page import commitments
 from inference_worker.contract.messages import decode_usage
 from millrace.apps.operations.budget_usage import highest_budgets
-from tenants.models import LIMITS, ApiKey, AuditEntry, Invitation, LimitSet, Membership, Tenant
+from tenants.models import LIMITS, ApiKey, AuditEntry, Invitation, LimitSet, Membership, Tenant, User
 
 MAX_ROWS = 8
 MAX_CHANGES = 5
 MAX_BUDGETS = 50
 DAYS = 30
+MODES = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
 MAX_QUARANTINED = 500  # messages in quarantine that are searched
 
 
-@dataclass(frozen=True)
-class TenantDetailHeader:
-    """The title of the page and its actions. Only one of `resume_url` and `suspend_url` is set."""
-
-    tenant: Tenant
-    status_label: str
-    view_url: str
-    suspend_url: str
-    resume_url: str
-
-
-@dataclass(frozen=True)
-class TenantDetailStats:
-    spend: Money
-    before: Money  # in the same days of the previous month
-    before_label: str
-    requests: int
-    tokens: int
-    margin: Margin | None
-    credit: Money
-    owed: Money
-    open_invoices: int
-    month: datetime
-
-
-@dataclass(frozen=True)
-class TenantPlan:
-    book: str
-    book_url: str
-    own_prices: int
-    own_url: str
-    commitments: str
-    billed_as: str
-    entity: str
-    live_keys: int
-    keeps: int
-
-
-@dataclass(frozen=True)
-class TenantDetailBudgetRow:
-    budget: spending.BudgetText
-    mode: str
-    level: str  # color of the badge
-    raise_url: str
-    is_raised: bool
-
-
-@dataclass(frozen=True)
-class TenantDetailLimitRow:
-    of: str
-    model: str
-    limits: str
-    set_by_operator: bool
-    is_dry: bool
-
-
-@dataclass(frozen=True)
-class TenantDetailLimits:
-    budgets: tuple[TenantDetailBudgetRow, ...]
-    limits: tuple[TenantDetailLimitRow, ...]
-    budgets_url: str
-
-
-@dataclass(frozen=True)
-class TenantMemberRow:
-    name: str
-    email: str
-    initials: str
-    role: str
-    last_login: datetime | None
-    invited_until: datetime | None  # None for a member
-
-
-@dataclass(frozen=True)
-class TenantMembers:
-    rows: tuple[TenantMemberRow, ...]
-    more: int
-    invite_url: str
-
-
-@dataclass(frozen=True)
-class CreditRow:
-    name: str
-    kind: str
-    rest: Money
-    nano: Money
-    expires_at: datetime | None
-
-
-@dataclass(frozen=True)
-class TenantDetailCredits:
-    rows: tuple[CreditRow, ...]
-    left: Money
-    give_url: str
-
-
-@dataclass(frozen=True)
-class InvoiceRow:
-    number: str
-    url: str
-    month: str
-    state: str
-    level: str
-    total: Money
-    issued_at: datetime | None
-
-
-@dataclass(frozen=True)
-class TenantDetailDismissedIssue:
-    received_at: datetime
-    reason: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class TenantDetailChange:
-    at: datetime
-    action: str
-    actor: str
-    object: str
-    url: str
-
-
-@dataclass(frozen=True)
-class TenantDetailChanges:
-    rows: tuple[TenantDetailChange, ...]
-    url: str
-
-
 def tenant_of(ctx: PageContext) -> Tenant:
-    """Return the tenant in the URL. Call inside `ctx.scope()`.
-
-    Raises:
-        Http404: the tenant does not exist.
-    """
-
-    def find() -> Tenant:
-        found = Tenant.objects.all_tenants().filter(pk=ctx.arguments["tenant"]).first()
-        if found is None:
-            raise Http404
-        return found
-
-    return ctx.once("operator-tenant", find)
+    """Return the tenant in the URL, or raise Http404. Call inside `ctx.scope()`."""
+    rows = Tenant.objects.all_tenants().filter(pk=ctx.arguments["tenant"])
+    return ctx.once("operator-tenant", lambda: first_or_404(rows))
 
 
-def header(ctx: PageContext) -> TenantDetailHeader:
-    tenant = tenant_of(ctx)
-    served, here = tenant.status == Tenant.Status.ACTIVE, tenant.status != Tenant.Status.PURGED
-    return TenantDetailHeader(
-        tenant,
-        "Purge scheduled" if tenant.purge_after else tenant.get_status_display(),
-        view_url=ctx.url("operator-tenants-view", tenant.pk) if here else "",
-        suspend_url=ctx.url("operator-tenants-suspend", tenant.pk) if here and served else "",
-        resume_url=ctx.url("operator-tenants-resume", tenant.pk) if here and not served else "",
-    )
-
-
-def stats(ctx: PageContext) -> TenantDetailStats:
+def stats(ctx: PageContext) -> dict[str, Any]:
     tenant = tenant_of(ctx)
     start, now = this_month(ctx.now)
     last = this_month(start - timedelta(days=1))[0]
     used = spending.spent(start).get(tenant.pk, spending.Spent())
     before = sums(UsageReport(tenant.pk, last, min(last + (now - start), start)))
     owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, invoice_type=Invoice.InvoiceType.INVOICE)
-    return TenantDetailStats(
-        spend=Money(used.femto),
-        before=Money(sum(row["cost_femto"] for row in before)),
-        before_label=f"{last:%B}",
-        requests=used.requests,
-        tokens=used.all_tokens,
-        margin=spending.margin(used, spending.token_costs(now)),
-        credit=_credit_left(tenant, ctx.now),
-        owed=Money.nano(max(0, balance(tenant.pk, Account.RECEIVABLE))),
-        open_invoices=owed.count(),
-        month=start,
-    )
+    return {
+        "used": used,
+        "before": Money(sum(row["cost_femto"] for row in before)),  # in the same days of the previous month
+        "before_label": f"{last:%B}",
+        "margin": spending.margin(used, spending.token_costs(now)),
+        "credit": sum(int(credit.rest) for credit in with_rest(_alive(ctx).filter(starts_at__lte=ctx.now))),
+        "owed": max(0, balance(tenant.pk, Account.RECEIVABLE)),
+        "open_invoices": owed.count(),
+        "month": start,
+    }
 
 
 def spend(ctx: PageContext) -> Chart | None:
@@ -231,136 +77,80 @@ def spend(ctx: PageContext) -> Chart | None:
     return Chart("spend", of, tuple(days), (Series("Spend", "spend", values, "area", total),), "usd", height=214)
 
 
-def plan(ctx: PageContext) -> TenantPlan:
+def plan(ctx: PageContext) -> dict[str, Any]:
     tenant = tenant_of(ctx)
     assigned = PriceBookAssignment.objects.for_tenant(tenant).select_related("book").first()
-    profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
     own = Price.objects.filter(Q(effective_until=None) | Q(effective_until__gt=ctx.now), tenant_id=tenant.pk)
     live = ApiKey.objects.for_tenant(tenant).filter(revoked_at=None)
-    return TenantPlan(
-        book=assigned.book.name if assigned else PriceBook.LIST,
-        book_url=ctx.url("operator-tenants-book", tenant.pk),
-        own_prices=own.count(),
-        own_url=f"{ctx.url('operator-prices')}?tenant={tenant.slug}",
-        commitments=", ".join(commitments(ctx.now).get(tenant.pk, ())),
-        billed_as=profile.name if profile else tenant.name,
-        entity=profile.entity.name if profile else "",
-        live_keys=live.filter(Q(expires_at=None) | Q(expires_at__gt=ctx.now)).count(),
-        keeps=tenant.content_retention_days,
-    )
+    return {
+        "tenant": tenant,
+        "book": assigned.book.name if assigned else PriceBook.LIST,
+        "own_prices": own.count(),
+        "commitments": ", ".join(commitments(ctx.now).get(tenant.pk, ())),
+        "profile": BillingProfile.objects.for_tenant(tenant).select_related("entity").first(),
+        "live_keys": live.filter(Q(expires_at=None) | Q(expires_at__gt=ctx.now)).count(),
+    }
 
 
-def limits(ctx: PageContext) -> TenantDetailLimits:
+def limits(ctx: PageContext) -> dict[str, Any]:
     """Return budgets, highest usage first, and rate limits."""
     tenant = tenant_of(ctx)
     budgets = highest_budgets(ctx.now, tenant.pk, MAX_BUDGETS).get(tenant.pk, [])
-    modes = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
     rows = (
         LimitSet.objects.for_tenant(tenant).select_related("project", "key").order_by("project_id", "key_id", "model")
     )
-    return TenantDetailLimits(
-        tuple(
-            TenantDetailBudgetRow(
-                spending.BudgetText(budget),
-                modes[budget.mode],
-                "bad" if budget.is_at_limit else "warn" if budget.is_near else "",
-                ctx.url("operator-tenants-raise", tenant.pk, budget.id),
-                budget.increase_expires_at is not None and budget.increase_expires_at > ctx.now,
-            )
-            for budget in budgets
-        ),
-        tuple(_limits(row) for row in rows[:MAX_BUDGETS]),
-        f"/t/{tenant.slug}/budgets/",
-    )
+    return {
+        "tenant": tenant,
+        "budgets": [(spending.BudgetText(budget), MODES[budget.mode]) for budget in budgets],
+        "limits": [(row, _owner(row), _limits(row)) for row in rows[:MAX_BUDGETS]],
+    }
 
 
-def _limits(row: LimitSet) -> TenantDetailLimitRow:
-    of = f"Key {row.key.name}" if row.key else f"Project {row.project.name}" if row.project else "The tenant"
+def _owner(row: LimitSet) -> str:
+    return f"Key {row.key.name}" if row.key else f"Project {row.project.name}" if row.project else "The tenant"
+
+
+def _limits(row: LimitSet) -> str:
     set_ = [(name, getattr(row, name)) for name in LIMITS]
-    message = ", ".join(f"{exact(value)} {name.replace('_', ' ')}" for name, value in set_ if value is not None)
-    return TenantDetailLimitRow(of, row.model, message, row.set_by_operator, row.dry_run)
+    return ", ".join(f"{exact(value)} {name.replace('_', ' ')}" for name, value in set_ if value is not None)
 
 
-def members(ctx: PageContext) -> TenantMembers:
+def members(ctx: PageContext) -> dict[str, Any]:
     """Return the members, owners first, then the invitations."""
     tenant = tenant_of(ctx)
     rows = Membership.objects.for_tenant(tenant).select_related("user")
     ranks = {role: place for place, role in enumerate(Membership.Role.values)}
     found = sorted(rows, key=lambda row: (ranks[row.role], row.user.email))
     waiting = Invitation.objects.for_tenant(tenant).filter(accepted_at=None, revoked_at=None, expires_at__gt=ctx.now)
-    persons = [
-        TenantMemberRow(
-            row.user.name,
-            row.user.email,
-            initials(row.user.name or row.user.email),
-            row.get_role_display(),
-            row.user.last_login,
-            None,
-        )
-        for row in found
-    ]
-    persons += [
-        TenantMemberRow("", row.email, initials(row.email), Membership.Role(row.role).label, None, row.expires_at)
-        for row in waiting.order_by("email")
-    ]
-    return TenantMembers(
-        tuple(persons[:MAX_ROWS]), max(0, len(persons) - MAX_ROWS), ctx.url("operator-tenants-invite", tenant.pk)
-    )
+    persons = [(row.user, row.get_role_display(), False) for row in found]
+    persons += [(User(email=row.email), row.get_role_display(), True) for row in waiting.order_by("email")]
+    return {"tenant": tenant, "rows": persons[:MAX_ROWS], "more": max(0, len(persons) - MAX_ROWS)}
 
 
-def credits(ctx: PageContext) -> TenantDetailCredits:
-    tenant = tenant_of(ctx)
-    alive = CreditGrant.objects.for_tenant(tenant).filter(Q(expires_at=None) | Q(expires_at__gt=ctx.now))
-    grants = [grant for grant in with_rest(alive.order_by("priority", "pk")) if grant.rest > 0]
-    rows = (
-        CreditRow(
-            str(credit),
-            credit.get_grant_type_display(),
-            Money.nano(credit.rest),
-            Money.nano(credit.nano),
-            credit.expires_at,
-        )
-        for credit in grants[:MAX_ROWS]
-    )
-    left = Money.nano(sum(credit.rest for credit in grants))
-    return TenantDetailCredits(tuple(rows), left, ctx.url("operator-billing-credit", tenant.slug))
+def credits(ctx: PageContext) -> dict[str, Any]:
+    """Return the credits that are not used up, in the order in which they are applied."""
+    grants = [grant for grant in with_rest(_alive(ctx).order_by("priority", "pk")) if grant.rest > 0]
+    return {"tenant": tenant_of(ctx), "rows": grants[:MAX_ROWS], "left": Money.nano(sum(row.rest for row in grants))}
 
 
-def _credit_left(tenant: Tenant, now: datetime) -> Money:
-    alive = CreditGrant.objects.for_tenant(tenant).filter(
-        Q(expires_at=None) | Q(expires_at__gt=now), starts_at__lte=now
-    )
-    return Money.nano(sum(int(credit.rest) for credit in with_rest(alive)))
+def _alive(ctx: PageContext) -> QuerySet[CreditGrant]:
+    rows = CreditGrant.objects.for_tenant(tenant_of(ctx))
+    alive: QuerySet[CreditGrant] = rows.filter(Q(expires_at=None) | Q(expires_at__gt=ctx.now))
+    return alive
 
 
-def invoices(ctx: PageContext) -> tuple[InvoiceRow, ...]:
-    tenant = tenant_of(ctx)
-    rows = Invoice.objects.for_tenant(tenant).select_related("period").order_by("-period__starts_at", "-pk")[:MAX_ROWS]
+def invoices(ctx: PageContext) -> list[tuple[Invoice, str]]:
+    """Return the latest invoices and the colors of their states."""
+    rows = Invoice.objects.for_tenant(tenant_of(ctx)).select_related("period").order_by("-period__starts_at", "-pk")
     levels = {"open": "info", "paid": "good", "uncollectible": "bad"}
-    return tuple(
-        InvoiceRow(
-            number=row.number or "Draft",
-            url=ctx.url("operator-billing-detail", row.pk),
-            month=row.period.label,
-            state=row.get_state_display()
-            if row.invoice_type == Invoice.InvoiceType.INVOICE
-            else row.get_invoice_type_display(),
-            level=levels.get(row.state, ""),
-            total=Money.cents(row.total if row.invoice_type == Invoice.InvoiceType.INVOICE else -row.total),
-            issued_at=row.issued_at,
-        )
-        for row in rows
-    )
+    return [(row, levels.get(row.state, "")) for row in rows[:MAX_ROWS]]
 
 
-def quarantine(ctx: PageContext) -> tuple[TenantDetailDismissedIssue, ...]:
+def quarantine(ctx: PageContext) -> list[UsageQuarantine]:
     """Return the newest messages in quarantine that name this tenant."""
     tenant = tenant_of(ctx)
     waiting = UsageQuarantine.objects.filter(resolved_at=None).order_by("-received_at")[:MAX_QUARANTINED]
-    own_messages = (row for row in waiting if _names(bytes(row.payload), tenant.pk))
-    return tuple(
-        TenantDetailDismissedIssue(row.received_at, row.get_reason_display(), row.detail) for row in own_messages
-    )
+    return [row for row in waiting if _names(bytes(row.payload), tenant.pk)]
 
 
 def _names(payload: bytes, tenant_id: int) -> bool:
@@ -370,13 +160,6 @@ def _names(payload: bytes, tenant_id: int) -> bool:
         return False
 
 
-def changes(ctx: PageContext) -> TenantDetailChanges:
+def changes(ctx: PageContext) -> dict[str, Any]:
     tenant = tenant_of(ctx)
-    rows = AuditEntry.objects.for_tenant(tenant).order_by("-pk")[:MAX_CHANGES]
-    changed = (
-        TenantDetailChange(
-            row.created_at, row.action, row.actor, row.object_name, ctx.url("operator-audit-detail", row.pk)
-        )
-        for row in rows
-    )
-    return TenantDetailChanges(tuple(changed), f"{ctx.url('operator-audit')}?tenant={tenant.slug}")
+    return {"tenant": tenant, "rows": list(AuditEntry.objects.for_tenant(tenant).order_by("-pk")[:MAX_CHANGES])}

@@ -9,9 +9,10 @@ from typing import Any
 from django import forms
 from django.utils.text import slugify
 
+from billing.amounts import NANO_A_DOLLAR
+from frontend.core.one_time_secrets import OnceForm
 from tenants.models import Tenant
 
-NANO = 10**9
 MAX_USD = Decimal(10) ** 8
 _DAY = forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
 
@@ -27,7 +28,7 @@ def _usd(label: str, help_text: str) -> forms.DecimalField:
     return forms.DecimalField(label=label, help_text=help_text, widget=box, **context)
 
 
-class NewTenantForm(forms.Form):
+class NewTenantForm(OnceForm):
     name = forms.CharField(label="Name", max_length=200, widget=forms.TextInput(attrs={"autocomplete": "off"}))
     slug = forms.CharField(
         label="Slug",
@@ -51,7 +52,7 @@ class NewTenantForm(forms.Form):
         return context | {"slug": slug}
 
 
-class TenantAdminInvite(forms.Form):
+class TenantAdminInvite(OnceForm):
     email = forms.EmailField(
         label="Email address", max_length=254, widget=forms.EmailInput(attrs={"autocomplete": "off"})
     )
@@ -90,7 +91,7 @@ class BudgetRaiseForm(forms.Form):
             self.add_error("until", "Choose today or a later date.")
         more = context.get("more", 0)
         return context | {
-            "temporary_increase": int(more * NANO) if self._unit == "money" else more,
+            "temporary_increase": int(more * NANO_A_DOLLAR) if self._unit == "money" else more,
             "increase_expires_at": until,
         }
 

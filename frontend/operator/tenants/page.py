@@ -1,4 +1,4 @@
-"""View models of the list of tenants. Filters, order and page are in the URL."""
+"""The list of tenants. Filters, order and page are in the URL."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlencode
 
 from django.db.models import Q
 
 from billing.metering.usage import this_month
 from billing.models import Commitment, PriceBook, PriceBookAssignment
+from frontend.core.lists import Choice, changed_url, number_param, text_param
 from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
 from frontend.operator.tenants import spending
@@ -40,7 +40,6 @@ class TenantAdminRow:
     """One tenant. `budget` is the one with the highest usage; `margin` is None if costs are unknown."""
 
     tenant: Tenant
-    url: str
     plan: str
     commitments: str
     used: Spent
@@ -53,62 +52,6 @@ class TenantAdminRow:
     def spend(self) -> Money:
         return Money(self.used.femto)
 
-    @property
-    def status_label(self) -> str:
-        return "Purge scheduled" if self.tenant.purge_after else self.tenant.get_status_display()
-
-
-@dataclass(frozen=True)
-class Heading:
-    label: str
-    kind: str
-    url: str  # empty if it cannot be sorted
-    order: str  # "ascending", "descending" or ""
-
-
-@dataclass(frozen=True)
-class TenantAdminChoice:
-    label: str
-    url: str
-    is_chosen: bool
-
-
-@dataclass(frozen=True)
-class TenantAdminList:
-    headings: tuple[Heading, ...]
-    rows: tuple[TenantAdminRow, ...]
-    has_margin: bool
-    first: int
-    last: int
-    number: int
-    newer_url: str
-    older_url: str
-    filtered: bool
-    new_url: str
-
-
-@dataclass(frozen=True)
-class TenantSums:
-    """Sums over all tenants that are not purged."""
-
-    active: int
-    suspended: int
-    near: int
-    full: int
-    spend: Money
-    margin: Margin | None
-    month: datetime
-
-
-@dataclass(frozen=True)
-class TenantAdminFilters:
-    """Values of the filter form."""
-
-    typed: str
-    chosen: str
-    sort: str
-    choices: tuple[TenantAdminChoice, ...]
-
 
 _KEYS: dict[str, Callable[[TenantAdminRow], Any]] = {
     "name": lambda row: row.tenant.name.casefold(),
@@ -120,47 +63,47 @@ _KEYS: dict[str, Callable[[TenantAdminRow], Any]] = {
 }
 
 
-def filters(ctx: PageContext) -> TenantAdminFilters:
+def filters(ctx: PageContext) -> dict[str, Any]:
     chosen = ctx.query.get("show", "")
-    choices = (TenantAdminChoice(label, _url(ctx, show=name, page=""), name == chosen) for name, label in VIEWS)
-    return TenantAdminFilters(_typed(ctx), chosen, ctx.query.get("sort", ""), tuple(choices))
+    choices = [Choice(label, _url(ctx, show=name), name == chosen) for name, label in VIEWS]
+    return {"typed": text_param(ctx, "q"), "chosen": chosen, "sort": ctx.query.get("sort", ""), "choices": choices}
 
 
-def stats(ctx: PageContext) -> TenantSums:
+def stats(ctx: PageContext) -> dict[str, Any]:
+    """Return sums over all tenants that are not purged."""
     rows = [row for row in _all(ctx) if row.tenant.status != Tenant.Status.PURGED]
-    return TenantSums(
-        active=sum(not row.tenant.is_suspended for row in rows),
-        suspended=sum(row.tenant.is_suspended for row in rows),
-        near=sum(row.is_near for row in rows),
-        full=sum(row.is_at_limit for row in rows),
-        spend=Money(sum(row.used.femto for row in rows)),
-        margin=spending.sum_margins(row.margin for row in rows),
-        month=this_month(ctx.now)[0],
-    )
+    return {
+        "active": sum(not row.tenant.is_suspended for row in rows),
+        "suspended": sum(row.tenant.is_suspended for row in rows),
+        "near": sum(row.is_near for row in rows),
+        "full": sum(row.is_at_limit for row in rows),
+        "spend": Money(sum(row.used.femto for row in rows)),
+        "margin": spending.sum_margins(row.margin for row in rows),
+        "month": this_month(ctx.now)[0],
+    }
 
 
-def tenant_list(ctx: PageContext) -> TenantAdminList:
+def tenant_list(ctx: PageContext) -> dict[str, Any]:
     """Return the selected page of tenants."""
-    found = [row for row in _all(ctx) if _is_shown(row, ctx.query.get("show", ""), _typed(ctx).casefold())]
+    found = [row for row in _all(ctx) if _is_shown(row, ctx.query.get("show", ""), text_param(ctx, "q").casefold())]
     sort = ctx.query.get("sort", "")
     sort = sort if sort.removeprefix("-") in _KEYS else USUAL
     found.sort(key=_KEYS["name"])
     found.sort(key=_KEYS[sort.removeprefix("-")], reverse=sort.startswith("-"))
-    page = min(_number(ctx.query.get("page", "")), max(1, -(-len(found) // PAGE_SIZE)))
+    page = min(max(number_param(ctx, "page") or 1, 1), max(1, -(-len(found) // PAGE_SIZE)))
     shown = found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
     has_margin = any(row.margin is not None for row in found)
-    return TenantAdminList(
-        headings=tuple(_heading(ctx, *name, sort) for name in SORTS if has_margin or name[0] != "margin"),
-        rows=tuple(shown),
-        has_margin=has_margin,
-        first=(page - 1) * PAGE_SIZE + 1,
-        last=(page - 1) * PAGE_SIZE + len(shown),
-        number=len(found),
-        newer_url=_url(ctx, page=str(page - 1)) if page > 1 else "",
-        older_url=_url(ctx, page=str(page + 1)) if page * PAGE_SIZE < len(found) else "",
-        filtered=bool(_typed(ctx) or ctx.query.get("show")),
-        new_url=ctx.url("operator-tenants-new"),
-    )
+    return {
+        "headings": [_heading(ctx, *name, sort) for name in SORTS if has_margin or name[0] != "margin"],
+        "rows": shown,
+        "has_margin": has_margin,
+        "first": (page - 1) * PAGE_SIZE + 1,
+        "last": (page - 1) * PAGE_SIZE + len(shown),
+        "number": len(found),
+        "newer_url": _url(ctx, page=page - 1) if page > 1 else "",
+        "older_url": _url(ctx, page=page + 1) if page * PAGE_SIZE < len(found) else "",
+        "filtered": bool(text_param(ctx, "q") or ctx.query.get("show")),
+    }
 
 
 def _all(ctx: PageContext) -> list[TenantAdminRow]:
@@ -179,7 +122,6 @@ def _tenant_rows(ctx: PageContext) -> list[TenantAdminRow]:
     return [
         TenantAdminRow(
             tenant=tenant,
-            url=ctx.url("operator-tenants-detail", tenant.pk),
             plan=books.get(tenant.pk, PriceBook.LIST),
             commitments=", ".join(agreed[tenant.pk]),
             used=used.get(tenant.pk, none),
@@ -221,24 +163,14 @@ def _usage(budget: BudgetText | None) -> int:
     return budget.usage.used * 10_000 // budget.usage.limit if budget.usage.limit > 0 else 10**9
 
 
-def _heading(ctx: PageContext, name: str, label: str, kind: str, sort: str) -> Heading:
+def _heading(ctx: PageContext, name: str, label: str, kind: str, sort: str) -> dict[str, str]:
+    """Return a heading of the table. Its URL is empty if the column cannot be sorted."""
     if not name:
-        return Heading(label, kind, "", "")
+        return {"label": label, "kind": kind, "url": "", "order": ""}
     down = sort == f"-{name}" or (sort != name and name == "name")
     order = {name: "ascending", f"-{name}": "descending"}.get(sort, "")
-    return Heading(label, kind, _url(ctx, sort=name if down else f"-{name}", page=""), order)
+    return {"label": label, "kind": kind, "url": _url(ctx, sort=name if down else f"-{name}"), "order": order}
 
 
-def _url(ctx: PageContext, **changes: str) -> str:
-    """Return the URL of the page with these filters changed."""
-    params = {name: ctx.query.get(name, "") for name in ("q", "show", "sort", "page")} | changes
-    query = {name: value for name, value in params.items() if value}
-    return f"{ctx.url('operator-tenants')}?{urlencode(query)}" if query else ctx.url("operator-tenants")
-
-
-def _typed(ctx: PageContext) -> str:
-    return ctx.query.get("q", "").strip()[:100]
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and int(text[:6]) > 0 else 1
+def _url(ctx: PageContext, **changes: Any) -> str:
+    return changed_url(ctx, ctx.url("operator-tenants"), **changes)

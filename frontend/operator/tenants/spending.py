@@ -11,7 +11,7 @@ from typing import Any
 from django.db.models import F, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
-from billing.models import TOKEN_CLASSES, RollupState, UsageChange, UsageRollup
+from billing.models import RollupState, UsageChange, UsageRollup, token_sum
 from frontend.core.numbers import Margin, Money, compact, exact, share
 from millrace.apps.operations.budget_usage import BudgetPeriodUsage
 from millrace.apps.operations.costs import costs
@@ -79,7 +79,7 @@ def spent(since: datetime) -> dict[int, Spent]:
 
 
 def _summed(rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
-    tokens = sum((F(name) for name in TOKEN_CLASSES[1:]), F(TOKEN_CLASSES[0]))
+    tokens = token_sum()
     executions = F("completed") + F("cancelled") + F("failed")
     grouped = rows.order_by().values("tenant_id", "model")
     totals = grouped.annotate(cost=Sum("cost_femto"), requests=Sum(executions), tokens=Sum(tokens))

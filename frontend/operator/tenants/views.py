@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.conf import settings
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.urls import path
 from django.utils.http import url_has_allowed_host_and_scheme
 
@@ -18,9 +18,10 @@ from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
+from frontend.core.one_time_secrets import secret_form_view, take_secret
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
+from frontend.core.rendering import redirect_with_message, render_page
 from frontend.operator.tenants import detail, forms, page
 from frontend.tenant.budgets.effect import effect_of
 from tenants import actions, invitations
@@ -52,62 +53,63 @@ DETAIL_PANELS = Panels(
 
 @operator_page()
 def tenants(ctx: PageContext) -> HttpResponse:
-    context: dict[str, Any] = {
-        "filters": page.filters(ctx),
-        "metering": metering(ctx.now),
-        "new_url": ctx.url("operator-tenants-new"),
-    }
+    context: dict[str, Any] = {"filters": page.filters(ctx), "metering": metering(ctx.now)}
     return render_page(ctx, "operator/tenants/page.html", "Tenants", panels=LIST, **context)
 
 
 @operator_page()
 def tenant(ctx: PageContext) -> HttpResponse:
-    with ctx.scope():
-        header = detail.header(ctx)
-    breadcrumbs, metering_status = (_tenants(ctx),), metering(ctx.now)
-    return render_page(
-        ctx,
-        "operator/tenants/detail.html",
-        header.tenant.name,
-        panels=DETAIL_PANELS,
-        breadcrumbs=breadcrumbs,
-        header=header,
-        metering=metering_status,
-    )
+    found = _tenant(ctx)
+    context: dict[str, Any] = {"breadcrumbs": (_tenants(ctx),), "tenant": found, "metering": metering(ctx.now)}
+    return render_page(ctx, "operator/tenants/detail.html", found.name, panels=DETAIL_PANELS, **context)
 
 
 @operator_page(methods=FORM, step_up=True)
 def new(ctx: PageContext) -> HttpResponse:
-    form = forms.NewTenantForm(bound_data(ctx))
-    back = ctx.url("operator-tenants")
-    context: dict[str, Any] = {"action": ctx.request.path, "submit": "Create tenant", "back": back}
-    context["breadcrumbs"] = (_tenants(ctx),)
-    if ctx.request.method == "POST":
-        if result := run_action(form, lambda data: _create(ctx, data)):
-            return _invitation_page(ctx, *result.value)
-        return render_form_errors(ctx, "frontend/form.html", "Create tenant", form, **context)
-    return render_page(ctx, "frontend/form.html", "Create tenant", form=form, **context)
+    def create(data: dict[str, Any]) -> tuple[str, str]:
+        made = actions.do_create_tenant(data["slug"], data["name"])
+        return _invited(ctx, made, data["email"])
+
+    return secret_form_view(
+        ctx,
+        "Create tenant",
+        forms.NewTenantForm(bound_data(ctx)),
+        create,
+        submit="Create tenant",
+        back=ctx.url("operator-tenants"),
+        breadcrumbs=(_tenants(ctx),),
+    )
 
 
-def _create(ctx: PageContext, data: dict[str, Any]) -> tuple[Tenant, Invitation]:
-    """Create the tenant, then the invitation. If the second step fails, the owner can still be invited."""
-    made = actions.do_create_tenant(data["slug"], data["name"])
-    return made, actions.do_invite(made, data["email"], Membership.Role.OWNER, by=ctx.user)
+def _invited(ctx: PageContext, found: Tenant, email: str) -> tuple[str, str]:
+    """Invite an owner, and return the URL of the page that shows the invitation link once, and the link."""
+    made = actions.do_invite(found, email, Membership.Role.OWNER, by=ctx.user)
+    return ctx.url("operator-tenants-invitation", found.pk, made.pk), invitations.link(made)
 
 
-def _invitation_page(ctx: PageContext, found: Tenant, made: Invitation) -> HttpResponse:
-    """Return the page that shows the invitation link once. The link works also if no email is sent."""
+@operator_page(step_up=True)
+def invitation(ctx: PageContext) -> HttpResponse:
+    """Show the link of an invitation that the user has just created. Later requests are redirected to the tenant.
+
+    The link works also if no email is sent.
+    """
+    found = _tenant(ctx)
+    made = ctx.get(lambda: Invitation.objects.for_tenant(found).filter(pk=ctx.arguments["invitation"]))
+    url = ctx.url("operator-tenants-detail", found.pk)
+    link = take_secret(ctx) if ctx.request.method == "GET" else None
+    if link is None:
+        message = f"The invitation link of {made.email} was shown once. Invite the owner again to get a new one."
+        return redirect_with_message(ctx, url, message)
     platform = settings.MILLRACE
     context: dict[str, Any] = {
         "tenant": found,
         "invitation": made,
-        "link": invitations.link(made),
+        "link": link,
         "files": "" if platform.email_url else platform.data_dir.absolute() / "mail",
-        "url": ctx.url("operator-tenants-detail", found.pk),
+        "url": url,
+        "breadcrumbs": (_tenants(ctx),),
     }
-    return render_page(
-        ctx, "operator/tenants/invitation.html", "Invitation link", breadcrumbs=(_tenants(ctx),), **context
-    )
+    return render_page(ctx, "operator/tenants/invitation.html", "Invitation link", **context)
 
 
 @operator_page(methods=FORM, step_up=True)
@@ -145,10 +147,7 @@ def resume(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def raise_budget(ctx: PageContext) -> HttpResponse:
     found = _tenant(ctx)
-    with ctx.scope():
-        budget = Budget.objects.for_tenant(found).filter(pk=ctx.arguments["budget"], active=True).first()
-    if budget is None:
-        raise Http404
+    budget = ctx.get(lambda: Budget.objects.for_tenant(found).filter(pk=ctx.arguments["budget"], active=True))
     return _form_view(
         ctx,
         found,
@@ -184,17 +183,16 @@ def book(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def invite(ctx: PageContext) -> HttpResponse:
     found = _tenant(ctx)
-    form = forms.TenantAdminInvite(bound_data(ctx))
     back = ctx.url("operator-tenants-detail", found.pk)
-    context: dict[str, Any] = {"action": ctx.request.path, "submit": "Invite", "back": back}
-    context["breadcrumbs"] = (_tenants(ctx), Breadcrumb(found.name, back))
-    title = f"Invite owner of {found.name}"
-    if ctx.request.method == "POST":
-        owner = Membership.Role.OWNER
-        if result := run_action(form, lambda data: actions.do_invite(found, data["email"], owner, by=ctx.user)):
-            return _invitation_page(ctx, found, result.value)
-        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
-    return render_page(ctx, "frontend/form.html", title, form=form, **context)
+    return secret_form_view(
+        ctx,
+        f"Invite owner of {found.name}",
+        forms.TenantAdminInvite(bound_data(ctx)),
+        lambda data: _invited(ctx, found, data["email"]),
+        submit="Invite",
+        back=back,
+        breadcrumbs=(_tenants(ctx), Breadcrumb(found.name, back)),
+    )
 
 
 @operator_page(methods=FORM)
@@ -204,20 +202,18 @@ def view(ctx: PageContext) -> HttpResponse:
     url = ctx.query.get("next", "")
     home = f"/t/{found.slug}/"
     inside = url.startswith(home) and url_has_allowed_host_and_scheme(url, allowed_hosts=None)
-    form = forms.ImpersonationForm(bound_data(ctx))
-    context: dict[str, Any] = {
-        "action": ctx.request.get_full_path(),
-        "submit": "View",
-        "back": ctx.url("operator-tenants-detail", found.pk),
-        "breadcrumbs": (_tenants(ctx), Breadcrumb(found.name, ctx.url("operator-tenants-detail", found.pk))),
-        "effect": "The view is recorded in the tenant’s audit log, with its time and your reason.",
-    }
-    title = f"View as {found.name}: read-only for up to 1 hour"
-    if ctx.request.method == "POST":
-        if run_action(form, lambda data: impersonation.start(ctx.request, found, data["reason"])):
-            return redirect_with_message(ctx, url if inside else home, f"You are viewing {found.name}, read-only.")
-        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
-    return render_page(ctx, "frontend/form.html", title, form=form, **context)
+    return _form_view(
+        ctx,
+        found,
+        f"View as {found.name}: read-only for up to 1 hour",
+        forms.ImpersonationForm(bound_data(ctx)),
+        lambda data: impersonation.start(ctx.request, found, data["reason"]),
+        submit="View",
+        message=lambda _: f"You are viewing {found.name}, read-only.",
+        then=url if inside else home,
+        action_url=ctx.request.get_full_path(),
+        effect="The view is recorded in the tenant’s audit log, with its time and your reason.",
+    )
 
 
 @operator_page(methods=("POST",))
@@ -268,6 +264,7 @@ urlpatterns = [
     path("operator/tenants/<int:tenant>/resume", resume, name="operator-tenants-resume"),
     path("operator/tenants/<int:tenant>/book", book, name="operator-tenants-book"),
     path("operator/tenants/<int:tenant>/invite", invite, name="operator-tenants-invite"),
+    path("operator/tenants/<int:tenant>/invitations/<int:invitation>", invitation, name="operator-tenants-invitation"),
     path("operator/tenants/<int:tenant>/view", view, name="operator-tenants-view"),
     path("operator/tenants/<int:tenant>/budgets/<int:budget>/raise", raise_budget, name="operator-tenants-raise"),
     DETAIL_PANELS.operator_url("operator/tenants/<int:tenant>/"),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from collections import Counter
 from typing import Any
-from urllib.parse import urlencode
 
 from allauth.mfa.models import Authenticator
 from django.db.models import Exists, OuterRef, Q, QuerySet
-from django.http import Http404
 
-from frontend.core.layout import initials
-from frontend.core.page_context import PageContext
+from frontend.core.lists import Choice, changed_url, text_param
+from frontend.core.page_context import PageContext, first_or_404
 from tenants.models import AuditEntry, Membership, User
 
 MAX_ROWS = 100  # users per page; others are found by search
@@ -20,80 +17,15 @@ MAX_CHANGES = 10
 FILTERS = (("", "All"), ("operators", "Operators"), ("unprotected", "Without 2FA"), ("deactivated", "Deactivated"))
 
 
-@dataclass(frozen=True)
-class UserRow:
-    """One user of the list."""
-
-    user: User
-    url: str
-    initials: str
-    has_second_factor: bool
-    tenants: int
+def filters(ctx: PageContext) -> dict[str, Any]:
+    chosen, url = ctx.query.get("show", ""), ctx.url("operator-users")
+    links = [Choice(label, changed_url(ctx, url, show=name), name == chosen) for name, label in FILTERS]
+    return {"typed": text_param(ctx, "q"), "chosen": chosen, "links": links}
 
 
-@dataclass(frozen=True)
-class UserList:
-    rows: tuple[UserRow, ...]
-    number: int
-
-
-@dataclass(frozen=True)
-class FilterLink:
-    label: str
-    url: str
-    is_chosen: bool
-
-
-@dataclass(frozen=True)
-class UserAdminFilters:
-    typed: str
-    chosen: str
-    links: tuple[FilterLink, ...]
-
-
-@dataclass(frozen=True)
-class UserAction:
-    """A button of the user's page."""
-
-    label: str
-    url: str
-    icon: str
-
-
-@dataclass(frozen=True)
-class UserPage:
-    user: User
-    is_you: bool
-    has_second_factor: bool
-    actions: tuple[UserAction, ...]
-
-
-@dataclass(frozen=True)
-class MembershipRow:
-    tenant: str
-    slug: str
-    url: str
-    role: str
-    since: datetime
-
-
-@dataclass(frozen=True)
-class UserChange:
-    at: datetime
-    action: str
-    actor: str
-    url: str
-
-
-def filters(ctx: PageContext) -> UserAdminFilters:
-    typed, chosen = _typed(ctx), ctx.query.get("show", "")
-    links = (FilterLink(label, _url(ctx, typed, name), name == chosen) for name, label in FILTERS)
-    return UserAdminFilters(typed, chosen, tuple(links))
-
-
-def user_list(ctx: PageContext) -> UserList:
-    """Return the users that match, by email address."""
-    typed, chosen = _typed(ctx), ctx.query.get("show", "")
+def user_list(ctx: PageContext) -> dict[str, Any]:
+    """Return the users that match, by email address, each with the number of its tenants."""
+    typed, chosen = text_param(ctx, "q"), ctx.query.get("show", "")
     rows = _users().order_by("email")
     if typed:
         rows = rows.filter(Q(email__icontains=typed) | Q(name__icontains=typed))
@@ -104,91 +36,41 @@ def user_list(ctx: PageContext) -> UserList:
     elif chosen == "unprotected":
         rows = rows.filter(is_active=True, has_factor=False)
     found = list(rows[:MAX_ROWS])
-    counts: dict[int, int] = {}
-    for user_id in Membership.objects.all_tenants().filter(user__in=found).values_list("user_id", flat=True):
-        counts[user_id] = counts.get(user_id, 0) + 1
-    return UserList(
-        tuple(
-            UserRow(
-                user,
-                ctx.url("operator-users-detail", user.pk),
-                initials(user.name or user.email),
-                user.has_factor,
-                counts.get(user.pk, 0),
-            )
-            for user in found
-        ),
-        rows.count(),
-    )
+    counts = Counter(Membership.objects.all_tenants().filter(user__in=found).values_list("user_id", flat=True))
+    return {"rows": [(user, counts[user.pk]) for user in found], "number": rows.count()}
 
 
 def user_of(ctx: PageContext) -> User:
-    """Return the user that the URL names.
-
-    Raises:
-        Http404: there is none.
-    """
-
-    def find() -> User:
-        found: User | None = _users().filter(pk=ctx.arguments["user"]).first()
-        if found is None:
-            raise Http404
-        return found
-
-    return ctx.once("operator-user", find)
+    """Return the user that the URL names, or raise Http404."""
+    found: User = ctx.once("operator-user", lambda: first_or_404(_users().filter(pk=ctx.arguments["user"])))
+    return found
 
 
-def user_page(ctx: PageContext) -> UserPage:
+def user_page(ctx: PageContext) -> dict[str, Any]:
+    """Return the user, and the labels, names and icons of the actions that are possible."""
     user = user_of(ctx)
-    has_factor: bool = user.has_factor  # type: ignore[attr-defined]  # annotated in _users
-    is_you = user.pk == ctx.user.pk
     offered = (
-        ("Remove 2FA", "remove-second-factor", "lock", has_factor),
-        ("Revoke operator rights", "revoke-operator", "undo", user.is_staff),
-        ("Grant operator rights", "grant-operator", "admin", not user.is_staff and user.is_active),
-        ("Deactivate", "deactivate", "ban", user.is_active),
-        ("Reactivate", "reactivate", "play", not user.is_active),
+        ("Remove 2FA", "operator-users-remove-second-factor", "lock", user.has_factor),  # type: ignore[attr-defined]
+        ("Revoke operator rights", "operator-users-revoke-operator", "undo", user.is_staff),
+        ("Grant operator rights", "operator-users-grant-operator", "admin", not user.is_staff and user.is_active),
+        ("Deactivate", "operator-users-deactivate", "ban", user.is_active),
+        ("Reactivate", "operator-users-reactivate", "play", not user.is_active),
     )
-    actions = (
-        UserAction(label, ctx.url(f"operator-users-{name}", user.pk), icon)
-        for label, name, icon, is_possible in offered
-        if is_possible and not is_you
-    )
-    return UserPage(user, is_you, has_factor, tuple(actions))
+    is_you = user.pk == ctx.user.pk
+    return {"user": user, "is_you": is_you, "actions": [action for action in offered if action[3] and not is_you]}
 
 
-def memberships(ctx: PageContext) -> tuple[MembershipRow, ...]:
-    rows = Membership.objects.all_tenants().filter(user=user_of(ctx)).select_related("tenant").order_by("tenant__name")
-    return tuple(
-        MembershipRow(
-            row.tenant.name,
-            row.tenant.slug,
-            ctx.url("operator-tenants-detail", row.tenant_id),
-            row.get_role_display(),
-            row.created_at,
-        )
-        for row in rows
-    )
+def memberships(ctx: PageContext) -> list[Membership]:
+    rows = Membership.objects.all_tenants().filter(user=user_of(ctx)).select_related("tenant")
+    return list(rows.order_by("tenant__name"))
 
 
-def changes(ctx: PageContext) -> tuple[UserChange, ...]:
+def changes(ctx: PageContext) -> list[AuditEntry]:
     """Return the latest audit entries about the user's login."""
     rows = AuditEntry.objects.all_tenants().filter(tenant_id=None, object_type="user", object_id=user_of(ctx).pk)
-    latest = rows.order_by("-pk")[:MAX_CHANGES]
-    return tuple(
-        UserChange(row.created_at, row.action, row.actor, ctx.url("operator-audit-detail", row.pk)) for row in latest
-    )
+    return list(rows.order_by("-pk")[:MAX_CHANGES])
 
 
 def _users() -> QuerySet[Any]:
     factor = Authenticator.objects.filter(user=OuterRef("pk"), type=Authenticator.Type.TOTP)
     return User.objects.annotate(has_factor=Exists(factor))
-
-
-def _typed(ctx: PageContext) -> str:
-    return ctx.query.get("q", "").strip()[:100].replace("\0", "")
-
-
-def _url(ctx: PageContext, typed: str, chosen: str) -> str:
-    context = {name: value for name, value in (("q", typed), ("show", chosen)) if value}
-    return f"{ctx.url('operator-users')}?{urlencode(context)}" if context else ctx.url("operator-users")

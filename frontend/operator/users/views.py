@@ -100,7 +100,7 @@ def user(ctx: PageContext) -> HttpResponse:
     return render_page(
         ctx,
         "operator/users/detail.html",
-        found.user.email,
+        found["user"].email,
         panels=DETAIL_PANELS,
         breadcrumbs=(_users(ctx),),
         page=found,

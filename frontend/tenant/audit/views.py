@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.urls import path
 
 from frontend.core import audit_log
@@ -12,12 +12,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from tenants.permissions import Permission
 
-
-def _log(ctx: PageContext) -> audit_log.AuditLogPanel:
-    return audit_log.entries(ctx, "audit-detail")
-
-
-PANELS = Panels("audit-panel", (Panel("entries", "Changes", "audit_log/entries.html", _log, every=0),))
+PANELS = Panels("audit-panel", (Panel("entries", "Changes", "audit_log/entries.html", audit_log.entries, every=0),))
 
 
 @tenant_page(Permission.AUDIT_READ)
@@ -28,11 +23,9 @@ def audit(ctx: PageContext) -> HttpResponse:
 @tenant_page(Permission.AUDIT_READ)
 def entry(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        detail = audit_log.detail(ctx, ctx.arguments["entry"], "audit-detail")
-    if detail is None:
-        raise Http404
+        detail = audit_log.detail(ctx, ctx.arguments["entry"])
     breadcrumbs = (Breadcrumb("Audit log", ctx.url("audit")),)
-    return render_page(ctx, "audit_log/detail.html", detail.entry.action, breadcrumbs=breadcrumbs, detail=detail)
+    return render_page(ctx, "audit_log/detail.html", detail["row"].action, breadcrumbs=breadcrumbs, **detail)
 
 
 urlpatterns = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from datetime import datetime
+from typing import Any
 
 from billing.budgets.alerts import alerts_of
 from billing.models import BudgetAlert
@@ -12,7 +12,6 @@ from frontend.core.numbers import exact
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
 from tenants.models import OutboxEmail, WebhookDelivery
-from tenants.permissions import Permission
 from tenants.webhooks.queries import deliveries
 
 MAX_ALERTS = 20
@@ -27,53 +26,31 @@ class BudgetDelivery:
     reason: str
 
 
-@dataclass(frozen=True)
-class BudgetAlertRow:
-    budget: str
-    url: str
-    what: str
-    kind: str
-    used: BudgetAmount
-    limit: BudgetAmount
-    at: datetime
-    deliveries: tuple[BudgetDelivery, ...]
-
-
-@dataclass(frozen=True)
-class BudgetAlertList:
-    rows: tuple[BudgetAlertRow, ...]
-    webhooks_url: str
-
-
-def alerts(ctx: PageContext, budget_id: int | None = None) -> BudgetAlertList:
+def alerts(ctx: PageContext, budget_id: int | None = None) -> list[dict[str, Any]]:
     """Return the latest alerts with their deliveries."""
     rows = list(alerts_of(ctx.tenant.pk, budget_id)[:MAX_ALERTS])
     deliveries = deliveries_of(rows, ctx.tenant.pk)
-    return BudgetAlertList(
-        tuple(_alert(ctx, row, deliveries[row.pk]) for row in rows),
-        ctx.url("webhooks") if ctx.may(Permission.WEBHOOKS_READ) else "",
-    )
+    return [_alert(row) | {"deliveries": deliveries[row.pk]} for row in rows]
 
 
-def _alert(ctx: PageContext, row: BudgetAlert, deliveries: tuple[BudgetDelivery, ...]) -> BudgetAlertRow:
+def _alert(row: BudgetAlert) -> dict[str, Any]:
     unit = row.budget.unit
     expected = row.threshold == BudgetAlert.FORECAST
-    what = f"{row.threshold}% reached"
-    if expected:
-        what = f"Forecast {BudgetAmount.whole(unit, row.forecast or 0).text}"
-    return BudgetAlertRow(
-        row.budget.name,
-        ctx.url("budgets-detail", row.budget_id) if row.budget.active else "",
-        what,
-        "info" if expected else "bad" if int(row.threshold) >= 100 else "warn",
-        BudgetAmount.whole(unit, row.used),
-        BudgetAmount.whole(unit, row.limit),
-        row.created_at,
-        deliveries,
-    )
+    what = f"Forecast {BudgetAmount.whole(unit, row.forecast or 0).text}" if expected else f"{row.threshold}% reached"
+    return {
+        "alert": row,
+        "what": what,
+        "kind": "info" if expected else "bad" if int(row.threshold) >= 100 else "warn",
+        "used": BudgetAmount.whole(unit, row.used),
+        "limit": BudgetAmount.whole(unit, row.limit),
+    }
 
 
-_EMAIL_LEVELS = {OutboxEmail.State.QUEUED: "warn", OutboxEmail.State.SENT: "good", OutboxEmail.State.FAILED: "bad"}
+_EMAIL_LEVELS: dict[str, str] = {
+    OutboxEmail.State.QUEUED: "warn",
+    OutboxEmail.State.SENT: "good",
+    OutboxEmail.State.FAILED: "bad",
+}
 _WEBHOOK_STATES = {
     WebhookDelivery.State.PENDING: ("pending", "warn"),
     WebhookDelivery.State.DELIVERED: ("delivered", "good"),

@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from billing.amounts import decimal
+from billing.amounts import MAX_BUDGET, MILLIONTHS, NANO_A_DOLLAR, NANO_DIGITS, decimal, whole_units
 from frontend.core.numbers import Money, exact
 
-MILLIONTHS = 10**6
-MAX_AMOUNT = 10**17  # maximum of a budget in nano-USD, tokens or requests
-_NANO_DIGITS = 9
 _DOLLARS = re.compile(r"\$?([0-9]{1,9})(?:\.([0-9]{0,9}))?", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,18}", re.ASCII)
 
@@ -34,7 +31,7 @@ class BudgetAmount:
     @property
     def number(self) -> int:
         """The number of tokens or requests, rounded up."""
-        return -(-self.millionths // MILLIONTHS)
+        return whole_units(self.millionths)
 
     @property
     def text(self) -> str:
@@ -52,16 +49,16 @@ def parse(text: str, unit: str) -> int:
     if unit == "money":
         if not (found := _DOLLARS.fullmatch(bare)):
             raise ValueError("Enter a positive amount, e.g. 12.50")
-        value = int(found[1]) * 10**_NANO_DIGITS + int((found[2] or "").ljust(_NANO_DIGITS, "0"))
+        value = int(found[1]) * NANO_A_DOLLAR + int((found[2] or "").ljust(NANO_DIGITS, "0"))
     else:
         if not _WHOLE.fullmatch(bare):
             raise ValueError("Enter a whole number, e.g. 1,000,000")
         value = int(bare)
-    if value > MAX_AMOUNT:
-        raise ValueError(f"Enter {BudgetAmount.whole(unit, MAX_AMOUNT).text} or less.")
+    if value > MAX_BUDGET:
+        raise ValueError(f"Enter {BudgetAmount.whole(unit, MAX_BUDGET).text} or less.")
     return value
 
 
 def input_text(value: int, unit: str) -> str:
     """Return an amount as a user would type it: 1200.50; 1000000."""
-    return decimal(value, _NANO_DIGITS, 2) if unit == "money" else str(value)
+    return decimal(value, NANO_DIGITS, 2) if unit == "money" else str(value)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.shortcuts import render
 from django.urls import path
 
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import bound_data
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
-from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
 from frontend.tenant.budgets import dry_runs
 from frontend.tenant.budgets.forms import LimitsForm, NewLimits
 from frontend.tenant.budgets.scopes import BudgetOwnerScope, choices, owner_of
@@ -28,7 +27,6 @@ def new_limits(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         owners = choices(ctx, members=False)
     form = NewLimits(owners, bound_data(ctx), {"owner": ctx.query.get("owner", "")})
-    context = _form_context(ctx, "Set limits") | {"try_url": ctx.url("budgets-limits-try"), "owner": None}
 
     def make(data: dict[str, Any]) -> BudgetOwnerScope:
         owner, model = owners[data["owner"]], data["model"]
@@ -36,11 +34,16 @@ def new_limits(ctx: PageContext) -> HttpResponse:
         do_set_limits(ctx.tenant, form.limits(), **owner.named, model=model, dry_run=form.is_dry_run())
         return owner
 
-    if ctx.request.method == "POST":
-        if result := run_action(form, make):
-            return redirect_with_message(ctx, ctx.url("budgets"), f"{result.value.label}: rate limits set.")
-        return render_form_errors(ctx, "budgets/limits_form.html", "Set rate limits", form, **context)
-    return render_page(ctx, "budgets/limits_form.html", "Set rate limits", form=form, **context)
+    return form_view(
+        ctx,
+        "Set rate limits",
+        form,
+        make,
+        message=lambda owner: f"{owner.label}: rate limits set.",
+        template="budgets/limits_form.html",
+        try_url=ctx.url("budgets-limits-try"),
+        **_sheet(ctx, "Set limits"),
+    )
 
 
 def _reject_duplicate(ctx: PageContext, owner: BudgetOwnerScope, model: str, *, dry_run: bool) -> None:
@@ -59,10 +62,6 @@ def edit_limits(ctx: PageContext) -> HttpResponse:
     row = _editable_limits(ctx)
     owner = owner_of(row)
     form = LimitsForm(bound_data(ctx), row)
-    context = _form_context(ctx, "Save") | {
-        "try_url": f"{ctx.url('budgets-limits-try')}?set={row.pk}",
-        "owner": owner.label + (f", {row.model} only" if row.model else ""),
-    }
 
     def change(data: dict[str, Any]) -> None:
         if form.is_dry_run() != row.dry_run:
@@ -72,25 +71,34 @@ def edit_limits(ctx: PageContext) -> HttpResponse:
             do_remove_limits(row)  # if the process is killed before this line, both sets apply
 
     title = f"Limits of {owner.label[0].lower()}{owner.label[1:]}"
-    if ctx.request.method == "POST":
-        if run_action(form, change):
-            return redirect_with_message(ctx, ctx.url("budgets"), f"{owner.label}: rate limits set.")
-        return render_form_errors(ctx, "budgets/limits_form.html", title, form, **context)
-    return render_page(ctx, "budgets/limits_form.html", title, form=form, **context)
+    return form_view(
+        ctx,
+        title,
+        form,
+        change,
+        message=lambda _: f"{owner.label}: rate limits set.",
+        template="budgets/limits_form.html",
+        try_url=f"{ctx.url('budgets-limits-try')}?set={row.pk}",
+        owner=owner.label + (f", {row.model} only" if row.model else ""),
+        **_sheet(ctx, "Save"),
+    )
 
 
 @tenant_page(WRITES, methods=FORM)
 def remove_limits(ctx: PageContext) -> HttpResponse:
     row = _editable_limits(ctx)
     owner = owner_of(row)
-    form = Confirm(owner.row.name if owner.row else ctx.tenant.name, bound_data(ctx))
-    effect = f"{owner.label} loses these limits within a second. Other limits that apply to its requests stay active."
-    context = _form_context(ctx, "Remove limits") | {"effect": effect, "danger": True}
-    if ctx.request.method == "POST":
-        if run_action(form, lambda data: do_remove_limits(row)):
-            return redirect_with_message(ctx, ctx.url("budgets"), f"{owner.label}: rate limits removed.")
-        return render_form_errors(ctx, "frontend/form.html", "Remove limits", form, **context)
-    return render_page(ctx, "frontend/form.html", "Remove limits", form=form, **context)
+    return form_view(
+        ctx,
+        "Remove limits",
+        Confirm(owner.row.name if owner.row else ctx.tenant.name, bound_data(ctx)),
+        lambda _: do_remove_limits(row),
+        message=lambda _: f"{owner.label}: rate limits removed.",
+        effect=f"{owner.label} loses these limits within a second. Other limits that apply to its requests stay"
+        " active.",
+        danger=True,
+        **_sheet(ctx, "Remove limits"),
+    )
 
 
 @tenant_page(READS)
@@ -111,19 +119,14 @@ def simulate_limits(ctx: PageContext) -> HttpResponse:
 
 def _editable_limits(ctx: PageContext) -> LimitSet:
     """Return the limits in the URL. A tenant cannot change limits that the operator set."""
-    with ctx.scope():
-        rows = LimitSet.objects.for_tenant(ctx.tenant).select_related("project", "key")
-        row = rows.filter(pk=ctx.arguments["limits"], set_by_operator=False).first()
-    if row is None:
-        raise Http404
-    return row
+    own = {"pk": ctx.arguments["limits"], "set_by_operator": False}
+    return ctx.get(lambda: LimitSet.objects.for_tenant(ctx.tenant).select_related("project", "key").filter(**own))
 
 
-def _form_context(ctx: PageContext, submit: str) -> dict[str, Any]:
+def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
     back = ctx.url("budgets")
     breadcrumbs = (Breadcrumb("Budgets and quotas", back),)
-    context = {"action": ctx.request.get_full_path(), "submit": submit, "back": back, "breadcrumbs": breadcrumbs}
-    return context | {"effect": "", "danger": False}
+    return {"submit": submit, "back": back, "breadcrumbs": breadcrumbs, "action_url": ctx.request.get_full_path()}
 
 
 urlpatterns = [

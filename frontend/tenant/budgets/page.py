@@ -1,21 +1,20 @@
-"""View models of the budgets page: the tree of budgets, and notices."""
+"""The budgets page: the tree of budgets, and notices."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db.models import Q
 
-from billing.budgets.alerts import budget_status
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
 from frontend.tenant.budgets.scopes import ACCOUNT, BudgetOwnerScope, owner_of
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
-from tenants.permissions import Permission
 
 MAX_BUDGETS = 300  # budgets in the tree
 RECENT = timedelta(hours=1)
@@ -57,72 +56,23 @@ class BudgetUsage:
         return self.used.millionths * 100 // self.limit.millionths if self.limit.millionths else 100
 
     @property
+    def mode(self) -> str:
+        return MODES[self.budget.mode] if self.budget.active else "Removed"
+
+    @property
+    def mode_kind(self) -> str:
+        """The color of the mode's badge."""
+        if not self.is_hard or not self.budget.active:
+            return ""
+        return "bad" if self.is_full else "info"
+
+    @property
+    def period(self) -> str:
+        return PERIODS[self.budget.period]
+
+    @property
     def ends(self) -> datetime | None:
         return self.budget_period.period_end if self.budget_period else None
-
-
-@dataclass(frozen=True)
-class Threshold:
-    percent: int
-    sent: bool
-
-
-@dataclass(frozen=True)
-class BudgetTreeRow:
-    """A budget in the tree. Widths are percentages for the meter."""
-
-    name: str
-    url: str
-    raise_url: str
-    edit_url: str
-    mode: str
-    mode_kind: str
-    used: BudgetAmount
-    reserved: BudgetAmount
-    left: BudgetAmount
-    limit: BudgetAmount
-    percent: int
-    used_width: str
-    taken_width: str
-    level: str
-    period: str
-    resets_at: datetime | None
-    notes: tuple[str, ...]
-    thresholds: tuple[Threshold, ...]
-    refused: int  # requests that a dry run would have rejected
-
-
-@dataclass(frozen=True)
-class BudgetTreeNode:
-    """The owner of the budgets in `rows`."""
-
-    label: str
-    icon: str
-    depth: int
-    rows: tuple[BudgetTreeRow, ...]
-    new_url: str
-
-
-@dataclass(frozen=True)
-class BudgetTree:
-    nodes: tuple[BudgetTreeNode, ...]
-    new_url: str
-    is_cut: bool
-
-
-@dataclass(frozen=True)
-class BudgetNotice:
-    kind: str
-    title: str
-    text: str
-    code: str
-    after: str
-    raise_url: str
-
-
-@dataclass(frozen=True)
-class BudgetNotices:
-    notices: tuple[BudgetNotice, ...]
 
 
 def budget_statuses(ctx: PageContext) -> list[BudgetUsage]:
@@ -149,28 +99,25 @@ def statuses_of(ctx: PageContext, budgets: list[Budget]) -> list[BudgetUsage]:
 
 def _status_of(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) -> BudgetUsage:
     at = budget_period or BudgetPeriod(used=0, rolled_over=0, reserved=0)
-    raised = (
-        budget.temporary_increase if budget.increase_expires_at is not None and budget.increase_expires_at > now else 0
-    )
+    raised = budget.active_increase(now)
     return BudgetUsage(
         budget,
         budget_period,
         BudgetAmount(budget.unit, int(at.used)),
         BudgetAmount.whole(budget.unit, at.reserved),
-        BudgetAmount.whole(budget.unit, budget_status(budget, at, now).limit),
+        BudgetAmount.whole(budget.unit, budget.limit_in(at, now)),
         BudgetAmount.whole(budget.unit, raised) if raised else None,
         BudgetAmount.whole(budget.unit, at.rolled_over) if at.rolled_over else None,
     )
 
 
-def tree(ctx: PageContext) -> BudgetTree:
+def tree(ctx: PageContext) -> dict[str, Any]:
     """Return the organization, its projects with their keys, and its members, with the budgets of each."""
     found = budget_statuses(ctx)
     sent: defaultdict[int, set[str]] = defaultdict(set)
     budget_periods = [status.budget_period.pk for status in found if status.budget_period]
     for row in BudgetAlert.objects.for_tenant(ctx.tenant).filter(budget_period_id__in=budget_periods):
         sent[row.budget_id].add(row.threshold)
-    writes = ctx.may(Permission.LIMITS_WRITE)
     rows: defaultdict[tuple[str, ...], list[BudgetUsage]] = defaultdict(list)
     owners: dict[tuple[str, ...], BudgetOwnerScope] = {("",): BudgetOwnerScope(ACCOUNT)}
     for status in found[:MAX_BUDGETS]:
@@ -181,17 +128,16 @@ def tree(ctx: PageContext) -> BudgetTree:
             owners.setdefault(place[:2], BudgetOwnerScope("project", owner.row.project))
         rows[place].append(status)
     nodes = [
-        BudgetTreeNode(
-            owner.label if owner.kind != "key" else owner.row.name,
-            {"project": "layers", "key": "keys", "member": "user"}.get(owner.kind, "tenants"),
-            len(place) - 1,
-            tuple(_row(ctx, status, sent[status.budget.pk], writes=writes) for status in rows[place]),
-            f"{ctx.url('budgets-new')}?owner={owner.value}" if writes else "",
-        )
+        {
+            "owner": owner,
+            "label": owner.label if owner.kind != "key" else owner.row.name,
+            "icon": {"project": "layers", "key": "keys", "member": "user"}.get(owner.kind, "tenants"),
+            "depth": len(place) - 1,
+            "rows": [_row(ctx, status, sent[status.budget.pk]) for status in rows[place]],
+        }
         for place, owner in sorted(owners.items(), key=lambda item: item[0])
     ]
-    shown = tuple(nodes) if found else ()
-    return BudgetTree(shown, ctx.url("budgets-new") if writes else "", len(found) > MAX_BUDGETS)
+    return {"nodes": nodes if found else (), "is_cut": len(found) > MAX_BUDGETS}
 
 
 def _tree_path(owner: BudgetOwnerScope) -> tuple[str, ...]:
@@ -206,7 +152,8 @@ def _tree_path(owner: BudgetOwnerScope) -> tuple[str, ...]:
     return ("",)
 
 
-def _row(ctx: PageContext, status: BudgetUsage, sent: set[str], *, writes: bool) -> BudgetTreeRow:
+def _row(ctx: PageContext, status: BudgetUsage, sent: set[str]) -> dict[str, Any]:
+    """Return a budget in the tree. Widths are percentages for the meter."""
     budget, whole = status.budget, status.limit.millionths
     notes = []
     if status.raised and budget.increase_expires_at:
@@ -215,33 +162,15 @@ def _row(ctx: PageContext, status: BudgetUsage, sent: set[str], *, writes: bool)
         notes.append(f"{status.rolled_over.text} rolled over")
     if budget.reduce_max_tokens:
         notes.append("Reduces max_tokens to fit")
-    return BudgetTreeRow(
-        name=budget.name,
-        url=ctx.url("budgets-detail", budget.pk),
-        raise_url=ctx.url("budgets-raise", budget.pk) if writes else "",
-        edit_url=ctx.url("budgets-edit", budget.pk) if writes else "",
-        mode=MODES[budget.mode],
-        mode_kind=mode_kind(status),
-        used=status.used,
-        reserved=status.reserved,
-        left=status.left,
-        limit=status.limit,
-        percent=status.percent,
-        used_width=percent(status.used.millionths, whole),
-        taken_width=percent(status.used.millionths + status.reserved.millionths, whole),
-        level="over" if status.is_full else "near" if status.percent >= NEAR_AT else "fill",
-        period=PERIODS[budget.period],
-        resets_at=status.ends,
-        notes=tuple(notes),
-        thresholds=tuple(Threshold(threshold, str(threshold) in sent) for threshold in budget.thresholds),
-        refused=status.budget_period.rejected if status.budget_period and budget.mode == Budget.Mode.DRY_RUN else 0,
-    )
-
-
-def mode_kind(status: BudgetUsage) -> str:
-    if not status.is_hard:
-        return ""
-    return "bad" if status.is_full else "info"
+    return {
+        "status": status,
+        "used_width": percent(status.used.millionths, whole),
+        "taken_width": percent(status.used.millionths + status.reserved.millionths, whole),
+        "level": "over" if status.is_full else "near" if status.percent >= NEAR_AT else "fill",
+        "notes": notes,
+        "thresholds": [(threshold, str(threshold) in sent) for threshold in budget.thresholds],
+        "refused": status.budget_period.rejected if status.budget_period and budget.mode == Budget.Mode.DRY_RUN else 0,
+    }
 
 
 def gauge(status: BudgetUsage, sent: set[str]) -> Gauge:
@@ -267,9 +196,8 @@ def _needed_amounts(ctx: PageContext) -> dict[int, int]:
     return {bound["id"]: bound["needed"] for bound in reversed(newest) if bound}
 
 
-def notices(ctx: PageContext) -> BudgetNotices:
+def notices(ctx: PageContext) -> list[dict[str, Any]]:
     """Return hard budgets that are full or rejected the latest request, with the time of their reset."""
-    writes = ctx.may(Permission.LIMITS_WRITE)
     needed = _needed_amounts(ctx)
     found = []
     for status in budget_statuses(ctx):
@@ -280,17 +208,18 @@ def notices(ctx: PageContext) -> BudgetNotices:
             message = f"{status.used.text} of {status.limit.text} used."
             if not status.is_full:
                 message = f"{status.left.text} left. The latest request needed up to {short.text}."
+            code = "budget_exceeded" if status.budget.unit == "money" else "quota_exceeded"
             found.append(
-                BudgetNotice(
-                    "bad",
-                    f"{status.budget.name}: {'hard limit reached' if status.is_full else 'requests are rejected'}.",
-                    f"{message} Requests of {_owner_text(status.budget)} receive",
-                    f"429 {'budget' if status.budget.unit == 'money' else 'quota'}_exceeded",
-                    until if status.is_full else f" if they exceed the remaining budget,{until}",
-                    ctx.url("budgets-raise", status.budget.pk) if writes else "",
-                )
+                {
+                    "budget": status.budget,
+                    "title": f"{status.budget.name}: "
+                    + ("hard limit reached." if status.is_full else "requests are rejected."),
+                    "text": f"{message} Requests of {_owner_text(status.budget)} receive",
+                    "code": f"429 {code}",
+                    "after": until if status.is_full else f" if they exceed the remaining budget,{until}",
+                }
             )
-    return BudgetNotices(tuple(found[:5]))
+    return found[:5]
 
 
 def _owner_text(budget: Budget) -> str:

@@ -13,12 +13,12 @@ from django.urls import path
 from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
 from billing.models import Budget
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import bound_data
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
+from frontend.core.rendering import render_page
 from frontend.tenant.budgets import alerts, detail, dry_runs, limits, page, sets
 from frontend.tenant.budgets.amounts import BudgetAmount, input_text
 from frontend.tenant.budgets.effect import effect_of
@@ -49,21 +49,22 @@ DETAIL_PANELS = Panels(
 
 @tenant_page(READS)
 def budgets(ctx: PageContext) -> HttpResponse:
-    writes = ctx.may(WRITES)
-    context: dict[str, Any] = {
-        "new_url": ctx.url("budgets-new") if writes else "",
-        "limits_url": ctx.url("budgets-limits-new") if writes else "",
-        "metering": metering(ctx.now),
-    }
-    return render_page(ctx, "budgets/page.html", "Budgets and quotas", panels=PANELS, **context)
+    return render_page(ctx, "budgets/page.html", "Budgets and quotas", panels=PANELS, metering=metering(ctx.now))
 
 
 @tenant_page(READS)
 def budget(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        header = detail.header(ctx)
-    context: dict[str, Any] = {"breadcrumbs": breadcrumbs(ctx), "header": header, "metering": metering(ctx.now)}
-    return render_page(ctx, "budgets/detail.html", header.name, panels=DETAIL_PANELS, **context)
+        standing = detail.status_of(ctx)
+    row = standing.budget
+    context: dict[str, Any] = {
+        "breadcrumbs": breadcrumbs(ctx),
+        "standing": standing,
+        "owner": owner_of(row).label,
+        "writes": ctx.may(WRITES) and row.active,
+        "metering": metering(ctx.now),
+    }
+    return render_page(ctx, "budgets/detail.html", row.name, panels=DETAIL_PANELS, **context)
 
 
 @tenant_page(WRITES, methods=FORM)
@@ -72,31 +73,32 @@ def new_budget(ctx: PageContext) -> HttpResponse:
         owners = choices(ctx, members=True)
     initial = {"owner": ctx.query.get("owner", ""), "counts": "money", "period": "month"}
     form = NewBudget(owners, bound_data(ctx), initial)
-    context = _form_context(ctx, "Create budget", ctx.url("budgets")) | {"try_url": ctx.url("budgets-try")}
-
-    def make(data: dict[str, Any]) -> Budget:
-        return do_make_budget(ctx.tenant, **owners[data["owner"]].named, **form.chosen())
-
-    if ctx.request.method == "POST":
-        if result := run_action(form, make):
-            return redirect_with_message(
-                ctx, ctx.url("budgets"), f"{result.value.name} was created. {effect_of(result.value)}"
-            )
-        return render_form_errors(ctx, "budgets/form.html", "New budget", form, **context)
-    return render_page(ctx, "budgets/form.html", "New budget", form=form, **context)
+    return form_view(
+        ctx,
+        "New budget",
+        form,
+        lambda data: do_make_budget(ctx.tenant, **owners[data["owner"]].named, **form.chosen()),
+        message=lambda made: f"{made.name} was created. {effect_of(made)}",
+        template="budgets/form.html",
+        try_url=ctx.url("budgets-try"),
+        **_sheet(ctx, "Create budget"),
+    )
 
 
 @tenant_page(WRITES, methods=FORM)
 def edit_budget(ctx: PageContext) -> HttpResponse:
     row = _active_budget(ctx)
     form = BudgetForm(bound_data(ctx), row)
-    back = ctx.url("budgets-detail", row.pk)
-    context = _form_context(ctx, "Save", back, row) | {"try_url": f"{ctx.url('budgets-try')}?budget={row.pk}"}
-    if ctx.request.method == "POST":
-        if result := run_action(form, lambda data: do_change_budget(row, **form.chosen())):
-            return redirect_with_message(ctx, back, f"{result.value.name} was updated. {effect_of(result.value)}")
-        return render_form_errors(ctx, "budgets/form.html", f"Edit {row.name}", form, **context)
-    return render_page(ctx, "budgets/form.html", f"Edit {row.name}", form=form, **context)
+    return form_view(
+        ctx,
+        f"Edit {row.name}",
+        form,
+        lambda _: do_change_budget(row, **form.chosen()),
+        message=lambda changed: f"{changed.name} was updated. {effect_of(changed)}",
+        template="budgets/form.html",
+        try_url=f"{ctx.url('budgets-try')}?budget={row.pk}",
+        **_sheet(ctx, "Save", row),
+    )
 
 
 @tenant_page(WRITES, methods=FORM)
@@ -109,53 +111,56 @@ def raise_budget(ctx: PageContext) -> HttpResponse:
         "more": input_text(row.temporary_increase, row.unit) if standing.raised else "",
         "until": (ends - timedelta(seconds=1)).astimezone(ctx.zone).date(),
     }
-    form = RaiseForm(row.unit, ctx.zone, bound_data(ctx), initial)
-    back = ctx.url("budgets-detail", row.pk)
-    context = _form_context(ctx, "Raise limit", back, row) | {"standing": standing}
 
-    def raise_it(data: dict[str, Any]) -> Budget:
-        return do_change_budget(row, temporary_increase=data["more"], increase_expires_at=data["until"])
+    def message(changed: Budget) -> str:
+        more = BudgetAmount.whole(row.unit, changed.temporary_increase).text
+        return f"{row.name} raised by {more}. {effect_of(changed)}"
 
-    if ctx.request.method == "POST":
-        if result := run_action(form, raise_it):
-            more = BudgetAmount.whole(row.unit, result.value.temporary_increase).text
-            message = f"{row.name} raised by {more}. {effect_of(result.value)}"
-            return redirect_with_message(ctx, ctx.url("budgets"), message)
-        return render_form_errors(ctx, "budgets/raise.html", f"Temporarily raise {row.name}", form, **context)
-    return render_page(ctx, "budgets/raise.html", f"Temporarily raise {row.name}", form=form, **context)
+    return form_view(
+        ctx,
+        f"Temporarily raise {row.name}",
+        RaiseForm(row.unit, ctx.zone, bound_data(ctx), initial),
+        lambda data: do_change_budget(row, temporary_increase=data["more"], increase_expires_at=data["until"]),
+        message=message,
+        then=ctx.url("budgets"),
+        template="budgets/raise.html",
+        standing=standing,
+        **_sheet(ctx, "Raise limit", row),
+    )
 
 
 @tenant_page(WRITES, methods=FORM)
 def lower_budget(ctx: PageContext) -> HttpResponse:
     """End a temporary raise early."""
     row = _active_budget(ctx)
-    back = ctx.url("budgets-detail", row.pk)
-    form = django_forms.Form(bound_data(ctx))
-    effect = f"The limit of {row.name} returns to {BudgetAmount.whole(row.unit, row.amount).text} within a second."
-    context = _form_context(ctx, "End temporary raise", back, row) | {"effect": effect}
-    if ctx.request.method == "POST":
-        if result := run_action(
-            form, lambda data: do_change_budget(row, temporary_increase=0, increase_expires_at=None)
-        ):
-            return redirect_with_message(ctx, back, f"Temporary raise of {row.name} ended. {effect_of(result.value)}")
-        return render_form_errors(ctx, "frontend/form.html", "End temporary raise", form, **context)
-    return render_page(ctx, "frontend/form.html", "End temporary raise", form=form, **context)
+    return form_view(
+        ctx,
+        "End temporary raise",
+        django_forms.Form(bound_data(ctx)),
+        lambda _: do_change_budget(row, temporary_increase=0, increase_expires_at=None),
+        message=lambda changed: f"Temporary raise of {row.name} ended. {effect_of(changed)}",
+        effect=f"The limit of {row.name} returns to {BudgetAmount.whole(row.unit, row.amount).text} within a second.",
+        **_sheet(ctx, "End temporary raise", row),
+    )
 
 
 @tenant_page(WRITES, methods=FORM)
 def remove_budget(ctx: PageContext) -> HttpResponse:
     row = _active_budget(ctx)
-    form = Confirm(row.name, bound_data(ctx))
     hard = " Rejected requests pass within a second." if row.mode == Budget.Mode.HARD else ""
     owner = owner_of(row).label
     effect = f"{row.name} no longer limits {owner[0].lower()}{owner[1:]} and sends no more alerts.{hard}"
-    context = _form_context(ctx, "Remove budget", ctx.url("budgets-detail", row.pk), row)
-    context |= {"effect": f"{effect} Its history is kept.", "danger": True}
-    if ctx.request.method == "POST":
-        if run_action(form, lambda data: do_remove_budget(row)):
-            return redirect_with_message(ctx, ctx.url("budgets"), f"{row.name} was removed.")
-        return render_form_errors(ctx, "frontend/form.html", f"Remove {row.name}", form, **context)
-    return render_page(ctx, "frontend/form.html", f"Remove {row.name}", form=form, **context)
+    return form_view(
+        ctx,
+        f"Remove {row.name}",
+        Confirm(row.name, bound_data(ctx)),
+        lambda _: do_remove_budget(row),
+        message=lambda _: f"{row.name} was removed.",
+        then=ctx.url("budgets"),
+        effect=f"{effect} Its history is kept.",
+        danger=True,
+        **_sheet(ctx, "Remove budget", row),
+    )
 
 
 @tenant_page(READS)
@@ -189,15 +194,15 @@ def breadcrumbs(ctx: PageContext, row: Budget | None = None) -> tuple[Breadcrumb
     return (*found, Breadcrumb(row.name, ctx.url("budgets-detail", row.pk))) if row else found
 
 
-def _form_context(ctx: PageContext, submit: str, back: str, row: Budget | None = None) -> dict[str, Any]:
-    """Return the context of the forms' templates."""
-    context = {
-        "action": ctx.request.get_full_path(),
+def _sheet(ctx: PageContext, submit: str, row: Budget | None = None) -> dict[str, Any]:
+    """Return the context of a form that leads back to the budget, or to the list."""
+    return {
         "submit": submit,
-        "back": back,
+        "back": ctx.url("budgets-detail", row.pk) if row else ctx.url("budgets"),
         "breadcrumbs": breadcrumbs(ctx, row),
+        "action_url": ctx.request.get_full_path(),
+        "budget": row,
     }
-    return context | {"effect": "", "danger": False, "budget": row}
 
 
 urlpatterns = [

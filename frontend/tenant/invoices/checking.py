@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from billing.invoicing import checks
 from billing.invoicing.lines import lines_of
@@ -14,52 +14,37 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
 
-@dataclass(frozen=True)
-class Finding:
-    good: bool
-    what: str
-    detail: str
-    is_code: bool = False
-
-
-@dataclass(frozen=True)
-class InvoiceCheckView:
-    """The result of a check. `message`: the reason why the invoice was not checked."""
-
-    at: datetime
-    good: bool
-    findings: tuple[Finding, ...]
-    message: str
-
-
-def check_invoice(pk: int, now: datetime) -> InvoiceCheckView:
-    """Recompute the invoice with this ID from its usage events and compare it. The caller has checked access to it."""
+def check_invoice(pk: int, now: datetime) -> dict[str, Any]:
+    """Recompute the invoice with this ID from its usage events and compare it. `message`: the reason why it was not
+    checked. The caller has checked access to it.
+    """
     with all_tenants_scope(BypassReason.BILLING):
         rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to")
         invoice = rows.get(pk=pk)
         if invoice.state == Invoice.State.DRAFT:
-            return InvoiceCheckView(now, True, (), "Drafts are checked after they are finalized.")
+            return {"message": "Drafts are checked after they are finalized."}
         try:
             check = checks.check(invoice)
         except Conflict as exc:
-            return InvoiceCheckView(now, True, (), str(exc))
+            return {"message": str(exc)}
         lines = lines_of(invoice).count()
     difference = Money.cents(check.ledger_difference)
     lined = f"difference {difference.text} across {lines} line{'' if lines == 1 else 's'}"
     unrated = f"{check.unrated:,} unpriced" if check.unrated else "all priced, 0 unpriced"
-    findings = (
-        Finding(not check.unrated, f"{check.events:,} usage records", unrated),
-        Finding(not check.ledger_difference, "Ledger equals line items", lined),
-        Finding(
+    findings = (  # whether it is good, what was checked, details, and whether these are code
+        (not check.unrated, f"{check.events:,} usage records", unrated, False),
+        (not check.ledger_difference, "Ledger equals line items", lined, False),
+        (
             check.same_data,
             "Recomputed from raw usage" if check.same_data else "Raw usage differs",
             f"sha256 {check.sha256[:4]}…{check.sha256[-4:]}",
-            is_code=True,
+            True,
         ),
-        Finding(
+        (
             check.same_pdf,
             "PDF reproduces byte-for-byte" if check.same_pdf else "Regenerated PDF differs",
             "identical to the sent PDF" if check.same_pdf else "can be caused by another typesetter version",
+            False,
         ),
     )
-    return InvoiceCheckView(now, all(finding.good for finding in findings), findings, "")
+    return {"message": "", "at": now, "good": all(finding[0] for finding in findings), "findings": findings}

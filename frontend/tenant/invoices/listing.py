@@ -1,9 +1,10 @@
-"""View models of the list of invoices and credit notes, and of the balance due."""
+"""The list of invoices and credit notes, and of the balance due."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.db.models import Q
@@ -13,68 +14,19 @@ from billing.budgets.forecast import forecast_tenant
 from billing.invoicing.preview import period_at
 from billing.ledger import balance
 from billing.metering.usage import UsageReport, sums, total
-from billing.models import Account, CreditGrant, Invoice, LedgerEntry, Period
+from billing.models import Account, CreditGrant, Invoice, LedgerEntry
+from frontend.core.lists import ListPage, keyset_page
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.invoices.states import State, owed_on, state_of, today_of
+from frontend.tenant.invoices.states import owed_on, state_of, today_of
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
 PAGE_SIZE = 25
 
 
-@dataclass(frozen=True)
-class UpcomingInvoice:
-    """The upcoming invoice. `issued_on` is its expected issue date."""
-
-    month: str
-    first: date
-    last: date
-    zone: str
-    usage: Money
-    forecast: Money | None
-    low: Money | None
-    high: Money | None
-    issued_on: date
-    url: str
-
-
-@dataclass(frozen=True)
-class InvoiceStatus:
-    """The balance due, and the credit and deposits that can pay it."""
-
-    owed: Money
-    open: int
-    past_due: int
-    credit: Money
-    expires_at: datetime | None  # the next expiry of a credit
-    deposits: Money
-
-
-@dataclass(frozen=True)
-class InvoiceListingRow:
-    name: str
-    what: str
-    url: str
-    month: str
-    state: State
-    issued_at: datetime | None
-    due_on: date | None
-    total: Money
-    owed: Money | None  # None for drafts and credit notes
-    pdf_url: str
-    about: str  # the invoice number of a credit note
-
-
-@dataclass(frozen=True)
-class InvoiceListPanel:
-    rows: tuple[InvoiceListingRow, ...]
-    older_url: str
-    newest_url: str
-
-
-def upcoming(ctx: PageContext) -> UpcomingInvoice | None:
-    """Return the upcoming invoice; None if nothing was ever billed."""
+def upcoming(ctx: PageContext) -> dict[str, Any] | None:
+    """Return the upcoming invoice; None if nothing was ever billed. `issued_on` is its expected issue date."""
     with all_tenants_scope(BypassReason.BILLING):  # billing entities are outside the tenant's scope
         period = period_at(ctx.tenant, ctx.now)
     if period is None:
@@ -84,21 +36,19 @@ def upcoming(ctx: PageContext) -> UpcomingInvoice | None:
     forecast = forecast_tenant(ctx.tenant.pk, ctx.now)
     end = period.ends_at.astimezone(zone)
     first, last = period.starts_at.astimezone(zone).date(), (end - timedelta(microseconds=1)).date()
-    return UpcomingInvoice(
-        f"{first:%B %Y}",
-        first,
-        last,
-        period.entity.time_zone,
-        Money(used["cost_femto"]),
-        Money.nano(forecast.point) if forecast else None,
-        Money.nano(forecast.low) if forecast else None,
-        Money.nano(forecast.high) if forecast else None,
-        end.date(),
-        ctx.url("invoices-upcoming"),
-    )
+    return {
+        "month": f"{first:%B %Y}",
+        "first": first,
+        "last": last,
+        "zone": period.entity.time_zone,
+        "usage": Money(used["cost_femto"]),
+        "forecast": forecast,
+        "issued_on": end.date(),
+    }
 
 
-def balance_due(ctx: PageContext) -> InvoiceStatus:
+def balance_due(ctx: PageContext) -> dict[str, Any]:
+    """Return the balance due, and the credit and deposits that can pay it."""
     tenant = ctx.tenant
     rows = Invoice.objects.for_tenant(tenant).filter(invoice_type=Invoice.InvoiceType.INVOICE, state=Invoice.State.OPEN)
     opened = list(rows.only("pk", "due_on"))
@@ -107,47 +57,33 @@ def balance_due(ctx: PageContext) -> InvoiceStatus:
         Q(expires_at=None) | Q(expires_at__gt=ctx.now), starts_at__lte=ctx.now
     )
     grants = [row for row in with_rest(alive) if row.rest > 0]
-    return InvoiceStatus(
-        Money(sum(amount.femto for amount in owed.values())),
-        len(opened),
-        sum(row.due_on is not None and row.due_on < ctx.now.astimezone(UTC).date() for row in opened),
-        Money.nano(sum(row.rest for row in grants)),
-        min((row.expires_at for row in grants if row.expires_at), default=None),
-        Money.nano(-balance(tenant.pk, Account.DEPOSITS)),
-    )
+    return {
+        "owed": Money(sum(amount.femto for amount in owed.values())),
+        "open": len(opened),
+        "past_due": sum(row.due_on is not None and row.due_on < ctx.now.astimezone(UTC).date() for row in opened),
+        "credit": Money.nano(sum(row.rest for row in grants)),
+        "expires_at": min((row.expires_at for row in grants if row.expires_at), default=None),
+        "deposits": Money.nano(-balance(tenant.pk, Account.DEPOSITS)),
+    }
 
 
-def invoice_list(ctx: PageContext) -> InvoiceListPanel:
+def invoice_list(ctx: PageContext) -> ListPage:
     """Return a page of invoices, newest first, without drafts of the current month, which `upcoming` shows."""
     with all_tenants_scope(BypassReason.BILLING):  # periods and entities belong to no tenant
         rows = Invoice.objects.for_tenant(ctx.tenant).select_related("period", "entity", "refers_to")
-        rows = rows.exclude(state=Invoice.State.DRAFT, complete=False).order_by("-pk")
-        before = ctx.query.get("before", "")
-        if before.isascii() and before.isdigit() and len(before) < 19:
-            rows = rows.filter(pk__lt=int(before))
-        found = list(rows[: PAGE_SIZE + 1])
-        owed = owed_on(LedgerEntry.objects.for_tenant(ctx.tenant), found)
-    older = f"{ctx.url('invoices')}?before={found[PAGE_SIZE - 1].pk}" if len(found) > PAGE_SIZE else ""
-    newest = ctx.url("invoices") if ctx.query.get("before") else ""
-    return InvoiceListPanel(tuple(_row(ctx, row, owed[row.pk]) for row in found[:PAGE_SIZE]), older, newest)
+        rows = rows.exclude(state=Invoice.State.DRAFT, complete=False)
+        page = keyset_page(ctx, rows, ctx.url("invoices"), PAGE_SIZE)
+        owed = owed_on(LedgerEntry.objects.for_tenant(ctx.tenant), page.rows)
+    return replace(page, rows=[_row(ctx, row, owed[row.pk]) for row in page.rows])
 
 
-def _row(ctx: PageContext, invoice: Invoice, owed: Money) -> InvoiceListingRow:
+def _row(ctx: PageContext, invoice: Invoice, owed: Money) -> dict[str, Any]:
+    """Return an invoice with its state and its balance due, which drafts and credit notes do not have."""
     final = invoice.state != Invoice.State.DRAFT
-    return InvoiceListingRow(
-        invoice.number or "Draft",
-        "Credit note" if invoice.is_credit_note else "Invoice",
-        ctx.url("invoices-detail", invoice.pk),
-        month_of(invoice.period, invoice.entity.time_zone),
-        state_of(invoice, today_of(invoice, ctx.now), owed),
-        invoice.issued_at,
-        invoice.due_on,
-        Money.cents(-invoice.total if invoice.is_credit_note else invoice.total),
-        None if invoice.is_credit_note or not final else owed,
-        ctx.url("invoices-file", invoice.pk, "pdf") if final else "",
-        str(invoice.refers_to.number) if invoice.refers_to else "",
-    )
-
-
-def month_of(period: Period, zone: str) -> str:
-    return f"{period.starts_at.astimezone(ZoneInfo(zone)):%B %Y}"
+    return {
+        "invoice": invoice,
+        "month": f"{invoice.period.starts_at.astimezone(ZoneInfo(invoice.entity.time_zone)):%B %Y}",
+        "state": state_of(invoice, today_of(invoice, ctx.now), owed),
+        "owed": None if invoice.is_credit_note or not final else owed,
+        "final": final,
+    }

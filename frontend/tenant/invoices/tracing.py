@@ -18,7 +18,7 @@ from billing.metering.usage import instant
 from billing.models import Invoice, InvoiceLine
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.invoices.document import cents_of, note_of
+from frontend.tenant.invoices.document import cents_of, note_of, signed
 from tenants.actions import Conflict
 
 PAGE_SIZE = 50
@@ -47,38 +47,7 @@ class Event:
         return self.tokens < 0
 
 
-@dataclass(frozen=True)
-class LineTrace:
-    """A line, its calculation, and a page of its usage events."""
-
-    label: str
-    note: str
-    model: str
-    tier: str
-    tokens: int
-    price: Money
-    exact: Money
-    amount: Money
-    residue: Money
-    count: int
-    first_at: datetime
-    last_at: datetime
-    events: tuple[Event, ...]
-    page_tokens: int
-    page_cost: Money
-    older_url: str
-    newest_url: str
-    error: str  # the reason why events cannot be shown
-
-    @property
-    def rounding(self) -> str:
-        """The difference that rounding made, with its sign."""
-        if not self.residue.femto:
-            return "no rounding"
-        return f"rounding {'+' if self.residue.femto > 0 else '−'}${Money(abs(self.residue.femto)).exact}"
-
-
-def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str, request_name: str) -> LineTrace:
+def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str, request_name: str) -> dict[str, Any]:
     """Return the usage events of a line. Call inside `ctx.scope()`.
 
     `here` is the URL of the page; `request_name` is the URL name of one request.
@@ -97,26 +66,21 @@ def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str,
         for at, name, execution, tokens, femto in rows[:PAGE_SIZE]
     )
     exact, amount, residue = cents_of(line)
-    return LineTrace(
-        document.COMPONENTS[line.component],
-        note_of(line),
-        line.model,
-        line.tier,
-        line.tokens,
-        Money.nano(line.nano_per_million),
-        exact,
-        amount,
-        residue,
-        line.events,
-        line.first_at,
-        line.last_at,
-        events,
-        sum(event.tokens for event in events),
-        Money(sum(event.cost.femto for event in events)),
-        f"{here}?{urlencode({'cursor': _write(rows[PAGE_SIZE - 1])})}" if len(rows) > PAGE_SIZE else "",
-        here if cursor else "",
-        error,
-    )
+    return {
+        "line": line,
+        "label": document.COMPONENTS[line.component],
+        "note": note_of(line),
+        "price": Money.nano(line.nano_per_million),
+        "exact": exact,
+        "amount": amount,
+        "rounding": f"rounding {signed(residue)}" if residue.femto else "no rounding",
+        "events": events,
+        "page_tokens": sum(event.tokens for event in events),
+        "page_cost": Money(sum(event.cost.femto for event in events)),
+        "older_url": f"{here}?{urlencode({'cursor': _write(rows[PAGE_SIZE - 1])})}" if len(rows) > PAGE_SIZE else "",
+        "newest_url": here if cursor else "",
+        "error": error,  # the reason why events cannot be shown
+    }
 
 
 def _request(ctx: PageContext, route: str, name: str) -> str:

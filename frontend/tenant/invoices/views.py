@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from django.http import Http404, HttpResponse
@@ -15,12 +14,12 @@ from billing.invoicing.preview import preview
 from billing.models import Invoice, InvoiceFile, InvoiceLine
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import PageContext, tenant_page
+from frontend.core.page_context import PageContext, first_or_404, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.tenant.invoices import listing
-from frontend.tenant.invoices.checking import InvoiceCheckView, check_invoice
-from frontend.tenant.invoices.document import Document, document_of
+from frontend.tenant.invoices.checking import check_invoice
+from frontend.tenant.invoices.document import document_of
 from frontend.tenant.invoices.tracing import trace_line
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -36,13 +35,7 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True)
-class Download:
-    label: str
-    url: str
-
-
-def _check(ctx: PageContext) -> InvoiceCheckView:
+def _check(ctx: PageContext) -> dict[str, Any]:
     pk: int = ctx.arguments["invoice"]
     if not Invoice.objects.for_tenant(ctx.tenant).filter(pk=pk).exists():
         raise Http404
@@ -93,9 +86,11 @@ def invoice(ctx: PageContext) -> HttpResponse:
     document = _document(ctx, found)
     final = found.state != Invoice.State.DRAFT
     forms = FORMS if final else {"csv": FORMS["csv"], "json": FORMS["json"]}
-    files = [Download(label, ctx.url("invoices-file", found.pk, form)) for form, label in forms.items()]
+    files = [(label, ctx.url("invoices-file", found.pk, form)) for form, label in forms.items()]
     context: dict[str, Any] = {"document": document, "files": files, "final": final}
-    return render_page(ctx, "invoices/detail.html", document.title, panels=CHECKS, breadcrumbs=_crumbs(ctx), **context)
+    return render_page(
+        ctx, "invoices/detail.html", document["title"], panels=CHECKS, breadcrumbs=_crumbs(ctx), **context
+    )
 
 
 @tenant_page(NEEDS)
@@ -104,9 +99,7 @@ def line(ctx: PageContext) -> HttpResponse:
     found = find(ctx)
     with ctx.scope():
         rows = InvoiceLine.objects.for_tenant(ctx.tenant)
-        row = rows.filter(invoice=found, position=ctx.arguments["line"], price_id__isnull=False).first()
-        if row is None:
-            raise Http404
+        row = first_or_404(rows.filter(invoice=found, position=ctx.arguments["line"], price_id__isnull=False))
         here = ctx.url("invoices-line", found.pk, row.position)
         trace = trace_line(ctx, found, row, here, "requests-detail")
     name, up = found.number or "Draft", ctx.url("invoices-detail", found.pk)
@@ -147,13 +140,10 @@ def find(ctx: PageContext) -> Invoice:
     """
     with all_tenants_scope(BypassReason.BILLING):  # periods and entities belong to no tenant
         rows = Invoice.objects.for_tenant(ctx.tenant).select_related("entity", "period", "refers_to", "tenant")
-        found = rows.filter(pk=ctx.arguments["invoice"]).first()
-    if found is None:
-        raise Http404
-    return found
+        return first_or_404(rows.filter(pk=ctx.arguments["invoice"]))
 
 
-def _document(ctx: PageContext, found: Invoice) -> Document:
+def _document(ctx: PageContext, found: Invoice) -> dict[str, Any]:
     def line_url(line: InvoiceLine) -> str:
         return ctx.url("invoices-line", found.pk, line.position)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from typing import Any
 
 from frontend.tenant.budgets.amounts import BudgetAmount
 from millrace.apps.request_log.limiting_factor import LimitingFactor
@@ -34,43 +33,21 @@ _FULL = 10  # per mille; the rest is too small for most requests
 _NEAR = 200
 
 
-@dataclass(frozen=True)
-class KeyLimitRow:
-    """One limit or budget that applies to a key. `used` and `of` are for its meter."""
-
-    label: str
-    owner: str
-    limit: BudgetAmount
-    period: str
-    left: BudgetAmount | None  # None: unknown
-    model: str
-    resets_at: datetime | None
-    is_budget: bool
-    is_own: bool
-    used: int
-    of: int
-    share: str
-    level: str  # full, near or empty
-
-
-def row_of(bound: LimitingFactor) -> KeyLimitRow:
-    used = 0 if bound.left is None else bound.limit - bound.left
+def row_of(bound: LimitingFactor) -> dict[str, Any]:
+    """Return a limit or budget for templates. `level` is full, near or empty."""
     is_budget = bound.kind == "budget"
-    return KeyLimitRow(
-        label=bound.name if is_budget else NAMES.get(bound.name, bound.name),
-        owner=_SCOPE_LABELS[bound.scope],
-        limit=BudgetAmount.whole(bound.unit, bound.limit),
-        period=_PERIODS.get(bound.period, ""),
-        left=None if bound.left is None else BudgetAmount.whole(bound.unit, bound.left),
-        model=bound.model,
-        resets_at=bound.resets_at,
-        is_budget=is_budget,
-        is_own=bound.scope == "key",
-        used=used,
-        of=bound.limit,
-        share=f"{(1000 - bound.per_mille) // 10}%",
-        level=_level(bound),
-    )
+    return {
+        "bound": bound,
+        "label": bound.name if is_budget else NAMES.get(bound.name, bound.name),
+        "owner": _SCOPE_LABELS[bound.scope],
+        "limit": BudgetAmount.whole(bound.unit, bound.limit),
+        "period": _PERIODS.get(bound.period, ""),
+        "left": None if bound.left is None else BudgetAmount.whole(bound.unit, bound.left),
+        "is_budget": is_budget,
+        "used": 0 if bound.left is None else bound.limit - bound.left,
+        "share": f"{(1000 - bound.per_mille) // 10}%",
+        "level": _level(bound),
+    }
 
 
 def _level(bound: LimitingFactor) -> str:

@@ -7,18 +7,18 @@ from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.urls import path
 
 from billing.metering.usage import accepted
 from frontend.core.confirmation import Confirm
-from frontend.core.form_view import bound_data
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.one_time_secrets import create_secret, take_secret
+from frontend.core.one_time_secrets import secret_form_view, take_secret
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
+from frontend.core.rendering import redirect_with_message, render_page
 from frontend.tenant.keys import detail, page
 from frontend.tenant.keys.forms import (
     KeyForm,
@@ -63,25 +63,15 @@ DETAIL_PANELS = Panels(
 def keys(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = page.filters(ctx)
-    new_url = ctx.url("keys-new") if ctx.may(Permission.KEYS_WRITE) else ""
-    context: dict[str, Any] = {"filters": filters, "new_url": new_url, "metering": metering(ctx.now)}
-    return render_page(ctx, "keys/page.html", "API keys", panels=PANELS, **context)
+    return render_page(ctx, "keys/page.html", "API keys", panels=PANELS, filters=filters, metering=metering(ctx.now))
 
 
 @tenant_page(Permission.KEYS_READ)
 def key(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         header = detail.header(ctx)
-    breadcrumbs = _crumbs(ctx)
-    return render_page(
-        ctx,
-        "keys/detail.html",
-        header.name,
-        panels=DETAIL_PANELS,
-        breadcrumbs=breadcrumbs,
-        header=header,
-        metering=metering(ctx.now),
-    )
+    context = {"breadcrumbs": _crumbs(ctx), "metering": metering(ctx.now), **header}
+    return render_page(ctx, "keys/detail.html", header["key"].name, panels=DETAIL_PANELS, **context)
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
@@ -89,18 +79,13 @@ def new_key(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         projects = list(Project.objects.for_tenant(ctx.tenant).order_by("pk"))
         form = NewKeyForm(ctx, projects, bound_data(ctx))
-    context = _form_context(ctx, "Create key", ctx.url("keys"))
 
     def make(data: dict[str, Any]) -> tuple[str, str]:
         project = next(row for row in projects if str(row.pk) == data["project"])
         row, secret = actions.do_create_api_key(project, **form.chosen(), created_by=ctx.user)
         return ctx.url("keys-secret", row.pk), secret
 
-    if ctx.request.method == "POST":
-        if created := create_secret(ctx, form, make):
-            return created
-        return render_form_errors(ctx, "frontend/form.html", "New API key", form, **context)
-    return render_page(ctx, "frontend/form.html", "New API key", form=form, **context)
+    return secret_form_view(ctx, "New API key", form, make, **_list_form(ctx, "Create key"))
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
@@ -108,14 +93,14 @@ def edit_key(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         row = _editable_key(ctx)
         form = KeyForm(ctx, bound_data(ctx), row)
-    back = ctx.url("keys-detail", row.pk)
-    context = _form_context(ctx, "Save", back, effect="Changes apply within a second.", row=row)
-    title = f"Edit {row.name}"
-    if ctx.request.method == "POST":
-        if run_action(form, lambda data: actions.do_update_api_key(row, **_changes(form))):
-            return redirect_with_message(ctx, back, f"{form.cleaned_data['name']} was updated.")
-        return render_form_errors(ctx, "frontend/form.html", title, form, **context)
-    return render_page(ctx, "frontend/form.html", title, form=form, **context)
+    return form_view(
+        ctx,
+        f"Edit {row.name}",
+        form,
+        lambda _: actions.do_update_api_key(row, **_changes(form)),
+        message=lambda _: f"{form.cleaned_data['name']} was updated.",
+        **_key_form(ctx, row, "Save", "Changes apply within a second."),
+    )
 
 
 def _changes(form: KeyForm) -> dict[str, Any]:
@@ -130,20 +115,15 @@ def _changes(form: KeyForm) -> dict[str, Any]:
 def rotate_key(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         row = _editable_key(ctx)
-    form = RotationForm(bound_data(ctx))
-    effect = f"Creates a new key with the same permissions and limits as {row.name}. The old key then expires."
-    context = _form_context(ctx, "Rotate", ctx.url("keys-detail", row.pk), effect=effect, row=row)
 
     def rotate(data: dict[str, Any]) -> tuple[str, str]:
         overlap = timedelta(hours=int(data["overlap"]))
         successor, secret = actions.do_rotate_api_key(row, overlap, created_by=ctx.user)
         return ctx.url("keys-secret", successor.pk), secret
 
-    if ctx.request.method == "POST":
-        if created := create_secret(ctx, form, rotate):
-            return created
-        return render_form_errors(ctx, "frontend/form.html", f"Rotate {row.name}", form, **context)
-    return render_page(ctx, "frontend/form.html", f"Rotate {row.name}", form=form, **context)
+    effect = f"Creates a new key with the same permissions and limits as {row.name}. The old key then expires."
+    context = _key_form(ctx, row, "Rotate", effect)
+    return secret_form_view(ctx, f"Rotate {row.name}", RotationForm(bound_data(ctx)), rotate, **context)
 
 
 @tenant_page(Permission.KEYS_WRITE)
@@ -172,51 +152,56 @@ def revoke_key(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         row = _editable_key(ctx)
         spent = page.spending(ctx, "key").get(row.pk)
-    effect = revocation_effect(row, accepted(spent) if spent else 0)
-    form = Confirm(row.name, bound_data(ctx))
-    back = ctx.url("keys-detail", row.pk)
-    context = _form_context(ctx, "Revoke key", back, effect=effect, row=row) | {"danger": True}
-    if ctx.request.method == "POST":
-        if run_action(form, lambda data: actions.do_revoke_api_key(row)):
-            return redirect_with_message(ctx, ctx.url("keys"), f"{row.name} was revoked.")
-        return render_form_errors(ctx, "frontend/form.html", f"Revoke {row.name}", form, **context)
-    return render_page(ctx, "frontend/form.html", f"Revoke {row.name}", form=form, **context)
+    return form_view(
+        ctx,
+        f"Revoke {row.name}",
+        Confirm(row.name, bound_data(ctx)),
+        lambda _: actions.do_revoke_api_key(row),
+        message=lambda _: f"{row.name} was revoked.",
+        then=ctx.url("keys"),
+        danger=True,
+        **_key_form(ctx, row, "Revoke key", revocation_effect(row, accepted(spent) if spent else 0)),
+    )
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
 def new_project(ctx: PageContext) -> HttpResponse:
-    form = NewProjectForm(bound_data(ctx))
-    context = _form_context(ctx, "Create project", ctx.url("keys"))
-    if ctx.request.method == "POST":
-        if result := run_action(form, lambda data: actions.do_create_project(ctx.tenant, data["slug"], data["name"])):
-            return redirect_with_message(ctx, ctx.url("keys"), f"{result.value.name} was created.")
-        return render_form_errors(ctx, "frontend/form.html", "New project", form, **context)
-    return render_page(ctx, "frontend/form.html", "New project", form=form, **context)
+    return form_view(
+        ctx,
+        "New project",
+        NewProjectForm(bound_data(ctx)),
+        lambda data: actions.do_create_project(ctx.tenant, data["slug"], data["name"]),
+        message=lambda made: f"{made.name} was created.",
+        **_list_form(ctx, "Create project"),
+    )
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
 def edit_project(ctx: PageContext) -> HttpResponse:
     row = _project(ctx)
-    form = ProjectNameForm(bound_data(ctx), initial={"name": row.name})
-    context = _form_context(ctx, "Rename", ctx.url("keys"))
-    if ctx.request.method == "POST":
-        if result := run_action(form, lambda data: actions.do_update_project(row, name=data["name"])):
-            return redirect_with_message(ctx, ctx.url("keys"), f"Project renamed to {result.value.name}.")
-        return render_form_errors(ctx, "frontend/form.html", f"Rename {row.name}", form, **context)
-    return render_page(ctx, "frontend/form.html", f"Rename {row.name}", form=form, **context)
+    return form_view(
+        ctx,
+        f"Rename {row.name}",
+        ProjectNameForm(bound_data(ctx), initial={"name": row.name}),
+        lambda data: actions.do_update_project(row, name=data["name"]),
+        message=lambda changed: f"Project renamed to {changed.name}.",
+        **_list_form(ctx, "Rename"),
+    )
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
 def delete_project(ctx: PageContext) -> HttpResponse:
     row = _project(ctx)
-    form = Confirm(row.name, bound_data(ctx))
-    effect = f"Deletes {row.name} with its limits and budgets. Only projects that never had a key can be deleted."
-    context = _form_context(ctx, "Delete project", ctx.url("keys"), effect=effect) | {"danger": True}
-    if ctx.request.method == "POST":
-        if run_action(form, lambda data: actions.do_delete_project(row)):
-            return redirect_with_message(ctx, ctx.url("keys"), f"{row.name} was deleted.")
-        return render_form_errors(ctx, "frontend/form.html", f"Delete {row.name}", form, **context)
-    return render_page(ctx, "frontend/form.html", f"Delete {row.name}", form=form, **context)
+    return form_view(
+        ctx,
+        f"Delete {row.name}",
+        Confirm(row.name, bound_data(ctx)),
+        lambda _: actions.do_delete_project(row),
+        message=lambda _: f"{row.name} was deleted.",
+        effect=f"Deletes {row.name} with its limits and budgets. Only projects that never had a key can be deleted.",
+        danger=True,
+        **_list_form(ctx, "Delete project"),
+    )
 
 
 def _editable_key(ctx: PageContext) -> ApiKey:
@@ -228,31 +213,23 @@ def _editable_key(ctx: PageContext) -> ApiKey:
 
 
 def _project(ctx: PageContext) -> Project:
-    with ctx.scope():
-        row = Project.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["project"]).first()
-    if row is None:
-        raise Http404
-    return row
+    return ctx.get(lambda: Project.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["project"]))
 
 
-def _crumbs(ctx: PageContext, row: ApiKey | None = None) -> tuple[Breadcrumb, ...]:
-    found = (Breadcrumb("API keys", ctx.url("keys")),)
-    return (*found, Breadcrumb(row.name, ctx.url("keys-detail", row.pk))) if row else found
+def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
+    return (Breadcrumb("API keys", ctx.url("keys")),)
 
 
-def _form_context(
-    ctx: PageContext, submit: str, back: str, *, effect: str = "", row: ApiKey | None = None
-) -> dict[str, Any]:
-    """Return the context of frontend/form.html."""
-    breadcrumbs = _crumbs(ctx, row)
-    context: dict[str, Any] = {
-        "action": ctx.request.path,
-        "submit": submit,
-        "back": back,
-        "breadcrumbs": breadcrumbs,
-        "danger": False,
-    }
-    return context | {"effect": effect}
+def _list_form(ctx: PageContext, submit: str) -> dict[str, Any]:
+    """Return the context of a form that leads back to the list."""
+    return {"submit": submit, "back": ctx.url("keys"), "breadcrumbs": _crumbs(ctx)}
+
+
+def _key_form(ctx: PageContext, row: ApiKey, submit: str, effect: str) -> dict[str, Any]:
+    """Return the context of a form that leads back to the key."""
+    back = ctx.url("keys-detail", row.pk)
+    breadcrumbs = (*_crumbs(ctx), Breadcrumb(row.name, back))
+    return {"submit": submit, "back": back, "breadcrumbs": breadcrumbs, "effect": effect}
 
 
 urlpatterns = [

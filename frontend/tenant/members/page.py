@@ -1,14 +1,13 @@
-"""View models of members, open invitations and role permissions."""
+"""Members, open invitations and role permissions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from typing import Any
 
 from allauth.mfa.models import Authenticator
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from frontend.core.layout import initials
+from frontend.core.lists import text_param
 from frontend.core.page_context import PageContext
 from tenants.models import Invitation, Membership
 from tenants.permissions import ROLES, STEP_UP, Permission
@@ -34,59 +33,6 @@ AREAS: tuple[tuple[str, tuple[tuple[Permission, str], ...]], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Member:
-    name: str
-    email: str
-    initials: str
-    role: str
-    has_second_factor: bool
-    last_login: datetime | None
-    since: datetime
-    is_you: bool
-    change_url: str  # empty without permission
-    remove_url: str
-
-
-@dataclass(frozen=True)
-class MemberListPanel:
-    rows: tuple[Member, ...]
-    filtered: bool
-    more: bool
-    unprotected: int  # number of shown members without 2FA
-
-
-@dataclass(frozen=True)
-class InvitationRow:
-    email: str
-    role: str
-    by: str
-    at: datetime
-    expires_at: datetime
-    has_expired: bool
-    resend_url: str
-    revoke_url: str
-
-
-@dataclass(frozen=True)
-class MemberCell:
-    role: str
-    may: str  # empty without permission
-
-
-@dataclass(frozen=True)
-class Area:
-    name: str
-    asks_again: bool
-    cells: tuple[MemberCell, ...]
-
-
-@dataclass(frozen=True)
-class Roles:
-    names: tuple[str, ...]
-    areas: tuple[Area, ...]
-
-
 def may_change(ctx: PageContext, *roles: str) -> bool:
     """Return whether the user may add, change or remove members of these roles. Only owners may change owners."""
     return ctx.may(P.MEMBERS_WRITE) and (Role.OWNER not in roles or ctx.may(P.OWNERS_WRITE))
@@ -106,9 +52,9 @@ def pending(ctx: PageContext) -> QuerySet[Invitation]:
     return found
 
 
-def members(ctx: PageContext) -> MemberListPanel:
+def members(ctx: PageContext) -> dict[str, Any]:
     """Return the members, owners first."""
-    typed = ctx.query.get("q", "").strip()[:100].replace("\0", "")
+    typed = text_param(ctx, "q")
     factor = Authenticator.objects.filter(user=OuterRef("user"), type=Authenticator.Type.TOTP)
     rows = memberships(ctx).annotate(has_factor=Exists(factor)).order_by("user__email")
     if typed:
@@ -116,58 +62,26 @@ def members(ctx: PageContext) -> MemberListPanel:
     found = list(rows[: MAX_MEMBERS + 1])
     order = [str(role) for role in Role.values]
     shown = sorted(found[:MAX_MEMBERS], key=lambda row: order.index(row.role))
-    return MemberListPanel(
-        rows=tuple(_member(ctx, row) for row in shown),
-        filtered=bool(typed),
-        more=len(found) > MAX_MEMBERS,
-        unprotected=sum(not row.has_factor for row in shown),
-    )
+    return {
+        "rows": [(row, row.user, may_change(ctx, row.role)) for row in shown],
+        "filtered": bool(typed),
+        "more": len(found) > MAX_MEMBERS,
+        "unprotected": sum(not row.has_factor for row in shown),
+    }
 
 
-def invitations(ctx: PageContext) -> tuple[InvitationRow, ...]:
-    """Return open invitations, also expired ones, newest first."""
+def invitations(ctx: PageContext) -> list[tuple[Invitation, bool]]:
+    """Return open invitations, also expired ones, newest first, and whether the user may change each."""
     rows = pending(ctx).select_related("invited_by").order_by("-pk")[:MAX_MEMBERS]
-    return tuple(_invitation_row(ctx, row) for row in rows)
+    return [(row, may_change(ctx, row.role)) for row in rows]
 
 
-def roles() -> Roles:
+def roles() -> dict[str, Any]:
     """Return the table of role permissions from `tenants.permissions`."""
     labels = [Role(name).label for name in ROLES]
     areas = []
     for name, words in AREAS:
-        cells = tuple(
-            MemberCell(label, ", ".join(word for permission, word in words if permission in ROLES[role]))
-            for label, role in zip(labels, ROLES, strict=True)
-        )
-        areas.append(Area(name, any(permission in STEP_UP for permission, _ in words), cells))
-    return Roles(tuple(labels), tuple(areas))
-
-
-def _member(ctx: PageContext, row: Membership) -> Member:
-    user, may_edit = row.user, may_change(ctx, row.role)
-    return Member(
-        name=user.name,
-        email=user.email,
-        initials=initials(user.name or user.email),
-        role=row.get_role_display(),
-        has_second_factor=row.has_factor,  # type: ignore[attr-defined]  # annotated above
-        last_login=user.last_login,
-        since=row.created_at,
-        is_you=user.pk == ctx.user.pk,
-        change_url=ctx.url("members-role", row.pk) if may_edit else "",
-        remove_url=ctx.url("members-remove", row.pk) if may_edit and user.pk != ctx.user.pk else "",
-    )
-
-
-def _invitation_row(ctx: PageContext, row: Invitation) -> InvitationRow:
-    may_edit = may_change(ctx, row.role)
-    return InvitationRow(
-        email=row.email,
-        role=row.get_role_display(),
-        by=row.invited_by.email if row.invited_by else "Operator",
-        at=row.created_at,
-        expires_at=row.expires_at,
-        has_expired=row.expires_at <= ctx.now,
-        resend_url=ctx.url("members-resend", row.pk) if may_edit else "",
-        revoke_url=ctx.url("members-invitation-revoke", row.pk) if may_edit else "",
-    )
+        allowed = (", ".join(word for permission, word in words if permission in ROLES[role]) for role in ROLES)
+        asks_again = any(permission in STEP_UP for permission, _ in words)
+        areas.append((name, asks_again, list(zip(labels, allowed, strict=True))))
+    return {"names": labels, "areas": areas}

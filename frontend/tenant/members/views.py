@@ -7,7 +7,7 @@ from typing import Any
 from django import forms
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.urls import path, reverse
 
 from frontend.core.confirmation import Confirm
@@ -65,8 +65,7 @@ class MemberInvite(RoleForm):
 @tenant_page(Permission.MEMBERS_READ)
 def members(ctx: PageContext) -> HttpResponse:
     context: dict[str, Any] = {"roles": page.roles(), "typed": ctx.query.get("q", "")[:100]}
-    invite_url = ctx.url("members-invite") if ctx.may(Permission.MEMBERS_WRITE) else ""
-    return render_page(ctx, "members/page.html", "Members", panels=PANELS, invite_url=invite_url, **context)
+    return render_page(ctx, "members/page.html", "Members", panels=PANELS, **context)
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
@@ -142,10 +141,7 @@ def remove(ctx: PageContext) -> HttpResponse:
 
 @tenant_page(methods=FORM, step_up=True)
 def leave(ctx: PageContext) -> HttpResponse:
-    with ctx.scope():
-        row = page.memberships(ctx).filter(user=ctx.user).first()
-    if row is None:
-        raise Http404
+    row = ctx.get(lambda: page.memberships(ctx).filter(user=ctx.user))
     return form_view(
         ctx,
         f"Leave {ctx.tenant.name}",
@@ -172,20 +168,14 @@ def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
 
 
 def _member(ctx: PageContext) -> Membership:
-    with ctx.scope():
-        row = page.memberships(ctx).filter(pk=ctx.arguments["member"]).first()
-    if row is None:
-        raise Http404
+    row = ctx.get(lambda: page.memberships(ctx).filter(pk=ctx.arguments["member"]))
     if not page.may_change(ctx, row.role):
         raise PermissionDenied
     return row
 
 
 def _invitation(ctx: PageContext) -> Invitation:
-    with ctx.scope():
-        row = page.pending(ctx).filter(pk=ctx.arguments["invitation"]).first()
-    if row is None:
-        raise Http404
+    row = ctx.get(lambda: page.pending(ctx).filter(pk=ctx.arguments["invitation"]))
     if not page.may_change(ctx, row.role):
         raise PermissionDenied
     return row

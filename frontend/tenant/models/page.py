@@ -1,11 +1,11 @@
-"""View models of the catalog: capabilities, prices, availability and API examples of each model."""
+"""The catalog: capabilities, prices, availability and API examples of each model."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from urllib.parse import urlencode
+from typing import Any
 
 import redis
 from django.conf import settings
@@ -18,39 +18,11 @@ from frontend.tenant.playground.page import EMBEDS
 from inference_worker.contract.settings import ModelSpec
 from millrace.apps.operations.fleet_status import FleetStatus, read_fleet_status
 from tenants.models import RoutingPolicy
-from tenants.permissions import Permission
 from tenants.routing_policies import policy
 
 _PRICED = ((Component.UNCACHED, "Input"), (Component.CACHE_READ, "Cached input"), (Component.OUTPUT, "Output"))
 ANSWERS = ("Chat", "Responses", "Messages", "Streaming", "Tools", "Structured outputs", "Prompt cache", "Batches")
 EMBEDDINGS = ("Embeddings", "Batches")
-
-
-@dataclass(frozen=True)
-class ModelPagePrice:
-    label: str
-    amount: Money
-
-
-@dataclass(frozen=True)
-class Alias:
-    """An alias of the tenant that can lead to the model."""
-
-    name: str
-    url: str
-
-
-@dataclass(frozen=True)
-class ModelPageEntry:
-    name: str
-    context: int | None  # tokens; None if no replica has reported it
-    state: str
-    badge: str
-    can: tuple[str, ...]
-    prices: tuple[ModelPagePrice, ...]  # USD per 1M tokens, for the shortest prompts at the start of the day
-    aliases: tuple[Alias, ...]
-    one_url: str
-    playground_url: str  # empty without permission or chat support
 
 
 @dataclass(frozen=True)
@@ -90,14 +62,17 @@ client = OpenAI(base_url="{self.base_url}", api_key=os.environ["MILLRACE_API_KEY
 {ask}"""
 
 
-def models(ctx: PageContext) -> tuple[ModelPageEntry, ...]:
+def models(ctx: PageContext) -> list[dict[str, Any]]:
     """Return all models that the platform serves. Call inside `ctx.scope()`."""
     try:
         board = read_fleet_status()
     except redis.RedisError:
         board = None  # the catalog is useful without it
     prices, aliases = _prices(ctx), _aliases(ctx)
-    return tuple(_model(ctx, spec, board, prices, aliases) for spec in settings.MILLRACE.models)
+    return [
+        _model(spec, board) | {"prices": prices.get(spec.name, ()), "aliases": aliases.get(spec.name, ())}
+        for spec in settings.MILLRACE.models
+    ]
 
 
 def snippets(ctx: PageContext, name: str) -> Snippets | None:
@@ -107,53 +82,42 @@ def snippets(ctx: PageContext, name: str) -> Snippets | None:
     return None if spec is None else Snippets(f"{platform.base_url}/v1", name, spec.source == EMBEDS)
 
 
-def _model(
-    ctx: PageContext,
-    spec: ModelSpec,
-    board: FleetStatus | None,
-    prices: Mapping[str, tuple[ModelPagePrice, ...]],
-    aliases: Mapping[str, list[Alias]],
-) -> ModelPageEntry:
+def _model(spec: ModelSpec, board: FleetStatus | None) -> dict[str, Any]:
     beats = [] if board is None else [status.beat for status in board.replicas if status.beat.model == spec.name]
     lengths = [beat.machine.max_model_len for beat in beats if beat.machine is not None]
-    embeds = spec.source == EMBEDS
     state, badge = ("Unknown", "") if board is None else ("Ready", "good")
     if board is not None and not board.ready(spec.name):
         state, badge = ("Starting", "info") if beats else ("Not running", "warn")
-    play = ctx.url("playground") if ctx.may(Permission.KEYS_WRITE) and not embeds else ""
-    return ModelPageEntry(
-        name=spec.name,
-        context=min(lengths) if lengths else spec.max_model_len,
-        state=state,
-        badge=badge,
-        can=EMBEDDINGS if embeds else ANSWERS,
-        prices=prices.get(spec.name, ()),
-        aliases=tuple(aliases.get(spec.name, ())),
-        one_url=ctx.url("models-detail", spec.name),
-        playground_url=f"{play}?{urlencode({'model': spec.name})}" if play else "",
-    )
+    return {
+        "name": spec.name,
+        "embeds": spec.source == EMBEDS,
+        "context": min(lengths) if lengths else spec.max_model_len,
+        "state": state,
+        "badge": badge,
+        "can": EMBEDDINGS if spec.source == EMBEDS else ANSWERS,
+    }
 
 
-def _prices(ctx: PageContext) -> Mapping[str, tuple[ModelPagePrice, ...]]:
+def _prices(ctx: PageContext) -> Mapping[str, list[tuple[str, Money]]]:
+    """Return USD per 1M tokens by model, for the shortest prompts at the start of the day."""
     found: dict[str, dict[Component, int]] = defaultdict(dict)
     rows = [row for row in current_prices(ctx.tenant.pk, ctx.now) if row.tier == Tier.STANDARD]
     for row in sorted(rows, key=lambda row: (row.from_tokens, row.from_minute)):
         found[row.model].setdefault(Component(row.component), row.nano_per_million)
     return {
-        model: tuple(ModelPagePrice(label, Money.nano(rates[part])) for part, label in _PRICED if part in rates)
+        model: [(label, Money.nano(rates[part])) for part, label in _PRICED if part in rates]
         for model, rates in found.items()
     }
 
 
-def _aliases(ctx: PageContext) -> Mapping[str, list[Alias]]:
+def _aliases(ctx: PageContext) -> Mapping[str, list[RoutingPolicy]]:
     """Return the tenant's active aliases by model."""
-    found: dict[str, list[Alias]] = defaultdict(list)
+    found: dict[str, list[RoutingPolicy]] = defaultdict(list)
     for row in RoutingPolicy.objects.for_tenant(ctx.tenant).filter(active=True).order_by("name"):
         try:
             named = policy.parse(row.body).models
         except ValueError:
             continue  # written by a release with other rules
-        url = ctx.url("routing-detail", row.pk) if ctx.may(Permission.POLICIES_READ) else ""
         for model in named:
-            found[model].append(Alias(row.name, url))
+            found[model].append(row)
     return found

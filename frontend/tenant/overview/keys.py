@@ -1,10 +1,9 @@
-"""View models of the overview's panels of keys and batch jobs."""
+"""The overview's panels of keys and batch jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from billing.metering.usage import UsageReport, accepted, sums
 from billing.models import Budget, BudgetPeriod
@@ -19,61 +18,15 @@ from tenants.models import ApiKey
 
 MAX_KEYS = 5
 MAX_BATCHES = 4
+_KINDS: Mapping[str, str] = {
+    Batch.Status.COMPLETED: "good",
+    Batch.Status.FAILED: "bad",
+    Batch.Status.EXPIRED: "warn",
+    Batch.Status.CANCELLED: "warn",
+}
 
 
-@dataclass(frozen=True)
-class OverviewKeyRow:
-    """A key with its hard budget in money that has the smallest part left."""
-
-    name: str
-    prefix: str
-    url: str
-    tokens: int
-    hit: str
-    hit_tokens: int
-    input_tokens: int
-    spend: Money
-    used: str
-    used_femto: int
-    limit_femto: int
-    limit: Money | None
-    tenant_left: Money | None  # left of the tenant's budget, for a key without a budget
-    status: str
-    status_kind: Literal["good", "warn", "bad", ""]
-
-
-@dataclass(frozen=True)
-class OverviewKeys:
-    rows: tuple[OverviewKeyRow, ...]
-    shown: Money
-    everything: Money
-    part: str
-    others: int
-    keys_url: str
-    new_url: str
-    spend_places: int  # decimals of the column
-
-
-@dataclass(frozen=True)
-class BatchRow:
-    name: str
-    endpoint: str
-    ended: int
-    total: int
-    status: str
-    status_kind: Literal["good", "warn", "bad", "info"]
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The latest batch jobs. Usage stays when its job is deleted: `used` counts the batch requests of the range."""
-
-    rows: tuple[BatchRow, ...]
-    used: int  # accepted requests of deleted jobs; 0 if jobs are listed
-    cost: Money
-
-
-def keys(ctx: PageContext) -> OverviewKeys:
+def keys(ctx: PageContext) -> dict[str, Any]:
     date_range = date_range_of(ctx)
     rows = sums(UsageReport(ctx.tenant.pk, start=date_range.start, end=date_range.end), group_by=("key",))
     rows.sort(key=lambda row: (-row["cost_femto"], row["key_id"]))
@@ -84,48 +37,37 @@ def keys(ctx: PageContext) -> OverviewKeys:
     budgets = list(Budget.objects.for_tenant(ctx.tenant).filter(**filters)) if ids else []
     tightest = {status.budget.key_id: status for status in reversed(budget_statuses(ctx, budgets))}
     whole = next(iter(hard_budgets(ctx)), None)
-    shown = Money(sum(row["cost_femto"] for row in top))
-    everything = Money(sum(row["cost_femto"] for row in rows))
-    return OverviewKeys(
-        tuple(_key(ctx, row, known.get(row["key_id"]), tightest.get(row["key_id"]), whole) for row in top),
-        shown,
-        everything,
-        share(shown.femto, everything.femto),
-        len(rows),
-        ctx.url("keys"),
-        ctx.url("keys-new"),
-        common_places(Money(row["cost_femto"]) for row in top),
-    )
+    shown, everything = (sum(row["cost_femto"] for row in found) for found in (top, rows))
+    return {
+        "rows": [_key(row, known.get(row["key_id"]), tightest.get(row["key_id"]), whole) for row in top],
+        "shown": Money(shown),
+        "everything": Money(everything),
+        "part": share(shown, everything),
+        "others": len(rows),
+        "spend_places": common_places(Money(row["cost_femto"]) for row in top),
+    }
 
 
 def _key(
-    ctx: PageContext,
-    row: Mapping[str, Any],
-    key: ApiKey | None,
-    budget: OverviewStatus | None,
-    whole: OverviewStatus | None,
-) -> OverviewKeyRow:
+    row: Mapping[str, Any], key: ApiKey | None, budget: OverviewStatus | None, whole: OverviewStatus | None
+) -> dict[str, Any]:
+    """Return a key with its hard budget in money that has the smallest part left."""
     status, kind = _status(key, whole if whole and whole.is_full else budget)
-    return OverviewKeyRow(
-        name=key.name if key else f"Key {row['key_id']}, deleted",
-        prefix=f"{key.prefix}…" if key else "",
-        url=ctx.url("keys-detail", key.pk) if key else "",
-        tokens=all_input(row) + row["output"],
-        hit=share(row["cache_read"], all_input(row)),
-        hit_tokens=row["cache_read"],
-        input_tokens=all_input(row),
-        spend=Money(row["cost_femto"]),
-        used=share(budget.used.femto, budget.limit.femto) if budget else "",
-        used_femto=budget.used.femto if budget else 0,
-        limit_femto=budget.limit.femto if budget else 0,
-        limit=budget.limit if budget else None,
-        tenant_left=whole.left if whole and not budget else None,
-        status=status,
-        status_kind=kind,
-    )
+    return {
+        "key": key,
+        "usage": row,
+        "tokens": all_input(row) + row["output"],
+        "hit": share(row["cache_read"], all_input(row)),
+        "input_tokens": all_input(row),
+        "budget": budget,
+        "used": share(budget.used.femto, budget.limit.femto) if budget else "",
+        "tenant_left": whole.left if whole and not budget else None,
+        "status": status,
+        "status_kind": kind,
+    }
 
 
-def _status(key: ApiKey | None, budget: OverviewStatus | None) -> tuple[str, Literal["good", "warn", "bad", ""]]:
+def _status(key: ApiKey | None, budget: OverviewStatus | None) -> tuple[str, str]:
     if key is None or key.revoked_at is not None:
         return "Revoked", ""
     if not key.is_live:
@@ -137,24 +79,24 @@ def _status(key: ApiKey | None, budget: OverviewStatus | None) -> tuple[str, Lit
     return "Active", "good"
 
 
-def batches(ctx: PageContext) -> Batches:
-    """Return the latest batch jobs; without one, the batch usage in the date range."""
-    rows = tuple(_batch(row) for row in Batch.objects.for_tenant(ctx.tenant).order_by("-id")[:MAX_BATCHES])
+def batches(ctx: PageContext) -> dict[str, Any]:
+    """Return the latest batch jobs; without one, the batch usage in the date range.
+
+    Usage stays when its job is deleted: `used` counts the accepted requests of deleted jobs.
+    """
+    rows = [(row, _ended(row), _KINDS.get(row.status, "info")) for row in _latest(ctx)]
     if rows:
-        return Batches(rows, 0, Money(0))
+        return {"rows": rows}
     date_range = date_range_of(ctx)
     used = [row for row in by_tier(ctx, date_range.start, date_range.end) if row["tier"] == Tier.BATCH]
-    return Batches((), sum(accepted(row) for row in used), Money(sum(row["cost_femto"] for row in used)))
+    cost = sum(row["cost_femto"] for row in used)
+    return {"rows": (), "used": sum(accepted(row) for row in used), "cost": Money(cost)}
 
 
-def _batch(row: Batch) -> BatchRow:
-    kinds: Mapping[str, Literal["good", "warn", "bad", "info"]] = {
-        Batch.Status.COMPLETED: "good",
-        Batch.Status.FAILED: "bad",
-        Batch.Status.EXPIRED: "warn",
-        Batch.Status.CANCELLED: "warn",
-    }
-    ended = row.succeeded + row.errored + row.cancelled + row.expired
-    return BatchRow(
-        row.name, row.endpoint, ended, row.total, Batch.Status(row.status).label, kinds.get(row.status, "info")
-    )
+def _latest(ctx: PageContext) -> Iterable[Batch]:
+    found: Iterable[Batch] = Batch.objects.for_tenant(ctx.tenant).order_by("-id")[:MAX_BATCHES]
+    return found
+
+
+def _ended(row: Batch) -> int:
+    return row.succeeded + row.errored + row.cancelled + row.expired

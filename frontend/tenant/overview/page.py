@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from django.conf import settings
 
 from billing.metering.usage import UsageReport
-from frontend.core.date_ranges import DateRange, date_range_of
-from frontend.core.metering import Metering, metering
+from frontend.core.date_ranges import date_range_of
+from frontend.core.lists import with_query
+from frontend.core.metering import metering
 from frontend.core.page_context import PageContext
-from tenants.permissions import Permission
 
 
 @dataclass(frozen=True)
@@ -41,35 +42,13 @@ answer = client.chat.completions.create(
 print(answer.choices[0].message.content)"""
 
 
-@dataclass(frozen=True)
-class OverviewHeader:
-    date_range: DateRange
-    metering: Metering
-    suspended: bool
-    first_request: FirstRequest | None  # None after the first request
-    export_url: str  # CSV of the usage in the date range
-    new_key_url: str
-    playground_url: str
-
-
-def header(ctx: PageContext) -> OverviewHeader:
-    """Return the header of the page."""
+def header(ctx: PageContext) -> dict[str, Any]:
+    """Return the header of the page. `first_request` is None after the first request."""
     seen = UsageReport(ctx.tenant.pk).events().exists()
-    first = None if seen else _first_request()
-    csv = ctx.url("usage-csv")
-    export = f"{csv}?{ctx.request.GET.urlencode()}" if csv and ctx.query else csv
-    return OverviewHeader(
-        date_range_of(ctx), metering(ctx.now), ctx.tenant.is_suspended, first, export, *_first_steps(ctx)
-    )
-
-
-def _first_steps(ctx: PageContext) -> tuple[str, str]:
-    """Return the URLs for creating a key and for the playground; empty without permission."""
-    if not ctx.may(Permission.KEYS_WRITE):
-        return "", ""
-    return ctx.url("keys-new"), ctx.url("playground")
-
-
-def _first_request() -> FirstRequest:
     platform = settings.MILLRACE
-    return FirstRequest(f"{platform.base_url}/v1", platform.models[0].name)
+    return {
+        "date_range": date_range_of(ctx),
+        "metering": metering(ctx.now),
+        "first_request": None if seen else FirstRequest(f"{platform.base_url}/v1", platform.models[0].name),
+        "export_url": with_query(ctx.url("usage-csv"), **ctx.query),
+    }

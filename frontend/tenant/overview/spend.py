@@ -1,13 +1,15 @@
-"""View models of the overview's panels of money: spend, budget, forecast and notices."""
+"""The overview's panels of money: spend, budget, forecast and notices."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 from django.db.models import Q
 
-from billing.budgets.alerts import alerts_of, budget_status
+from billing.amounts import FEMTO_A_NANO
+from billing.budgets.alerts import alerts_of
 from billing.budgets.forecast import Forecast, forecast_tenant
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.charts import Chart, Series
@@ -42,40 +44,6 @@ class OverviewStatus:
         return self.used.femto * 100 >= self.limit.femto * FULL_AT
 
 
-@dataclass(frozen=True)
-class Spend:
-    """This month's spend, and the status of the tenant's hard budget with the smallest part left."""
-
-    amount: Money
-    forecast: Money | None
-    limit: Money | None
-    period: str
-    left: Money | None
-    reserved: Money | None  # reserved by active requests
-    used: str
-    gauge: Gauge | None
-    chart: Chart
-    budgets_url: str
-
-
-@dataclass(frozen=True)
-class OverviewNotice:
-    """A notice above the panels. `kind` is "bad" if requests are rejected now, "warn" if they will be."""
-
-    kind: str
-    title: str
-    text: str
-    code: str
-    after: str
-    url: str
-    action: str
-
-
-@dataclass(frozen=True)
-class OverviewNotices:
-    notices: tuple[OverviewNotice, ...]
-
-
 def hard_budgets(ctx: PageContext) -> list[OverviewStatus]:
     """Return the tenant's hard budgets in money, smallest remaining part first."""
     filters = {"unit": BudgetPeriod.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True}
@@ -103,16 +71,16 @@ def budget_statuses(ctx: PageContext, budgets: list[Budget]) -> list[OverviewSta
 
 
 def _status_of(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) -> OverviewStatus:
+    limit = Money.nano(budget.limit_in(budget_period, now))
     if budget_period is None:
-        limit = budget_status(budget, BudgetPeriod(used=0, rolled_over=0), now).limit
-        return OverviewStatus(budget, None, Money(0), Money(0), Money.nano(limit))
-    limit = budget_status(budget, budget_period, now).limit
+        return OverviewStatus(budget, None, Money(0), Money(0), limit)
     return OverviewStatus(
-        budget, budget_period, Money(int(budget_period.used)), Money.nano(budget_period.reserved), Money.nano(limit)
+        budget, budget_period, Money(int(budget_period.used)), Money.nano(budget_period.reserved), limit
     )
 
 
-def spend(ctx: PageContext) -> Spend:
+def spend(ctx: PageContext) -> dict[str, Any]:
+    """Return this month's spend, and the status of the tenant's hard budget with the smallest part left."""
     start, now = month_of(ctx)
     days = by_day(ctx, start, now)
     amount = Money(sum(row["cost_femto"] for row in days))
@@ -122,22 +90,14 @@ def spend(ctx: PageContext) -> Spend:
     for row in days:
         running.append(row["cost_femto"] + (running[-1] if running else 0))
     chart = _chart(start, now, running, expected, tightest)
-    forecast = Money.nano(expected.point) if expected else None
-    budgets = ctx.url("budgets")
+    shown = {"amount": amount, "chart": chart, "status": tightest}
     if tightest is None:
-        return Spend(amount, forecast, None, "", None, None, "", None, chart, budgets)
-    return Spend(
-        amount,
-        forecast,
-        tightest.limit,
-        {"day": "per day", "lifetime": "in total"}.get(tightest.budget.period, ""),
-        tightest.left,
-        tightest.reserved if tightest.reserved.femto else None,
-        share(tightest.used.femto, tightest.limit.femto),
-        _gauge(ctx, tightest, expected),
-        chart,
-        budgets,
-    )
+        return shown
+    return shown | {
+        "period": {"day": "per day", "lifetime": "in total"}.get(tightest.budget.period, ""),
+        "used": share(tightest.used.femto, tightest.limit.femto),
+        "gauge": _gauge(ctx, tightest, expected),
+    }
 
 
 def _chart(
@@ -151,15 +111,15 @@ def _chart(
     series = [Series("Spend so far", "spend", actual, "area")]
     of = f"Spend by day, cumulative: {Money(running[-1]).text} until {now:%-d %B}"
     if expected:
-        point = [None if day is None or day.point is None else day.point * 10**6 for day in forecast]
+        point = [None if day is None or day.point is None else day.point * FEMTO_A_NANO for day in forecast]
         point[len(running) - 1] = running[-1]  # the forecast starts where the spend ends
-        high = tuple(None if day is None or day.high is None else day.high * 10**6 for day in forecast)
-        low = tuple(None if day is None or day.low is None else day.low * 10**6 for day in forecast)
+        high = tuple(None if day is None or day.high is None else day.high * FEMTO_A_NANO for day in forecast)
+        low = tuple(None if day is None or day.low is None else day.low * FEMTO_A_NANO for day in forecast)
         series.append(Series("Forecast", "forecast", tuple(point), "dash", Money.nano(expected.point).text))
         series.append(Series("80% interval, to", "forecast", high, "dash", in_legend=False))
         series.append(Series("80% interval, from", "forecast", low, "dash", in_legend=False))
         of += f", forecast {Money.nano(expected.point).text} on {last:%-d %B}"
-    top = max(running[-1], expected.high * 10**6 if expected else 0)
+    top = max(running[-1], expected.high * FEMTO_A_NANO if expected else 0)
     if tightest and tightest.budget.period == Budget.Period.MONTH and tightest.limit.femto <= 3 * top:
         series.append(Series("Hard limit", "limit", (tightest.limit.femto,) * len(at)))
         of += f", against a limit of {tightest.limit.text}"
@@ -209,31 +169,27 @@ def _alert(threshold: int, sent: datetime | None, femto: int, expected: Forecast
 def crossing(expected: Forecast | None, femto: int) -> date | None:
     """Return the day on which the forecast exceeds an amount."""
     for day in expected.path if expected else ():
-        if day.point is not None and day.point * 10**6 > femto:
+        if day.point is not None and day.point * FEMTO_A_NANO > femto:
             return day.day
     return None
 
 
-def notices(ctx: PageContext) -> OverviewNotices:
-    """Return notices for budgets that are full or will be."""
+def notices(ctx: PageContext) -> list[dict[str, str]]:
+    """Return notices for budgets that are full or will be: "bad" if requests are rejected now, else "warn"."""
     found = []
     budgets = hard_budgets(ctx)
-    url = ctx.url("budgets")
     for status in budgets:
         if status.is_full:
             ends = status.budget_period.period_end if status.budget_period else None
             until = f" until {ends:%-d %B}" if ends else ""
             text = f"{status.used.text} of {status.limit.text} {_PERIODS[status.budget.period]} used. Requests receive"
             found.append(
-                OverviewNotice(
-                    "bad",
-                    f"{status.budget.name}: hard limit reached.",
-                    text,
-                    "429 budget_exceeded",
-                    f"{until}, or until you raise it." if until else " until you raise it.",
-                    url,
-                    "Raise limit",
-                )
+                {
+                    "kind": "bad",
+                    "title": f"{status.budget.name}: hard limit reached.",
+                    "text": text,
+                    "after": f"{until}, or until you raise it." if until else " until you raise it.",
+                }
             )
     monthly = [status for status in budgets if status.budget.period == Budget.Period.MONTH and not status.is_full]
     expected = monthly_forecast(ctx) if monthly and not found else None
@@ -244,14 +200,11 @@ def notices(ctx: PageContext) -> OverviewNotices:
             days = (expected.path[-1].day - day).days + 1
             rest = "on the last day" if days == 1 else f"for the last {days} days"
             found.append(
-                OverviewNotice(
-                    "warn",
-                    f"Hard limit likely on {day:%-d %B}.",
-                    "At the current rate, requests receive",
-                    "429 budget_exceeded",
-                    f" {rest} of the month.",
-                    url,
-                    "Raise limit",
-                )
+                {
+                    "kind": "warn",
+                    "title": f"Hard limit likely on {day:%-d %B}.",
+                    "text": "At the current rate, requests receive",
+                    "after": f" {rest} of the month.",
+                }
             )
-    return OverviewNotices(tuple(found))
+    return found

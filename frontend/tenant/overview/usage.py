@@ -1,4 +1,4 @@
-"""View models of the overview's panels of usage: cache savings, key figures, tokens and time to first token."""
+"""The overview's panels of usage: cache savings, key figures, tokens and time to first token."""
 
 from __future__ import annotations
 
@@ -13,27 +13,11 @@ from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import DateRange, date_range_of, days_of
 from frontend.core.numbers import Money, duration, share
 from frontend.core.page_context import PageContext
+from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.selectors import Rates, rates, ttft_slo_ms
 
 _DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
 _HOURS = 48
-
-
-@dataclass(frozen=True)
-class CacheSavings:
-    """The savings of the prompt cache in the date range."""
-
-    saved: Money
-    without: Money  # cost without the cache
-    billed: Money
-    part: str
-    hit: str
-    hit_tokens: int
-    input_tokens: int
-    first_hit: str
-    last_hit: str
-    date_range: str
-    chart: Chart
 
 
 @dataclass(frozen=True)
@@ -43,35 +27,6 @@ class Delta:
     text: str
     rose: bool
     kind: Literal["", "good", "bad"]
-
-
-@dataclass(frozen=True)
-class OverviewStats:
-    accepted: int
-    accepted_delta: Delta | None
-    cost: Money | None  # of 1,000 accepted requests
-    cost_delta: Delta | None
-    failed: str
-    failed_of: str
-    limited: str
-    limited_of: str
-    limited_by: str  # share of the most frequent limit or budget; empty if none rejected
-    before: str
-
-
-@dataclass(frozen=True)
-class OverviewTokens:
-    chart: Chart
-    is_empty: bool
-    date_range: str
-
-
-@dataclass(frozen=True)
-class FirstToken:
-    """The latency chart; None without a response in the last hours."""
-
-    chart: Chart | None
-    hours: int
 
 
 def by_day(ctx: PageContext, start: datetime, end: datetime) -> list[dict[str, Any]]:
@@ -89,11 +44,11 @@ def by_tier(ctx: PageContext, start: datetime, end: datetime) -> list[dict[str, 
 
 
 def all_input(counts: Mapping[str, Any]) -> int:
-    names = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
-    return sum(int(counts[name]) for name in names)
+    return sum(int(counts[name]) for name in PROMPT_CLASSES)
 
 
-def cache(ctx: PageContext) -> CacheSavings:
+def cache(ctx: PageContext) -> dict[str, Any]:
+    """Return the savings of the prompt cache in the date range."""
     date_range = date_range_of(ctx)
     days = by_day(ctx, date_range.start, date_range.end)
     counts = total(days)
@@ -110,40 +65,38 @@ def cache(ctx: PageContext) -> CacheSavings:
         height=92,
         bare=True,
     )
-    return CacheSavings(
-        saved,
-        billed + saved,
-        billed,
-        share(saved.femto, (billed + saved).femto),
-        hit,
-        counts["cache_read"],
-        all_input(counts),
-        hits[0] if hits else "–",
-        hits[-1] if hits else "–",
-        date_range.label,
-        chart,
-    )
+    return {
+        "saved": saved,
+        "without": billed + saved,
+        "billed": billed,
+        "part": share(saved.femto, (billed + saved).femto),
+        "hit": hit,
+        "hit_tokens": counts["cache_read"],
+        "input_tokens": all_input(counts),
+        "first_hit": hits[0] if hits else "–",
+        "last_hit": hits[-1] if hits else "–",
+        "chart": chart,
+    }
 
 
-def stats(ctx: PageContext) -> OverviewStats:
+def stats(ctx: PageContext) -> dict[str, Any]:
     date_range = date_range_of(ctx)
     start, end = _before(date_range)
     now = _metered(ctx, date_range.start, date_range.end)
     then = _metered(ctx, start, end)
     traffic = rates(ctx.tenant.pk, date_range.start, date_range.end, "day")
     first, last = start.astimezone(date_range.zone), (end - timedelta(microseconds=1)).astimezone(date_range.zone)
-    return OverviewStats(
-        accepted=now[0],
-        accepted_delta=_delta(now[0], then[0], ""),
-        cost=_per_thousand(*now),
-        cost_delta=_delta(now[1] * then[0], then[1] * now[0], "good"),
-        failed=_rate(traffic.total.failed, traffic),
-        failed_of=f"{traffic.total.failed:,} of {traffic.total.requests:,}",
-        limited=_rate(traffic.total.limited, traffic),
-        limited_of=f"{traffic.total.limited:,} of {traffic.total.requests:,}",
-        limited_by=_bound(traffic),
-        before=f"vs {first:{'%-d' if first.month == last.month else '%-d %b'}} – {last:%-d %b}",
-    )
+    return {
+        "accepted": now[0],
+        "accepted_delta": _delta(now[0], then[0], ""),
+        "cost": _per_thousand(*now),
+        "cost_delta": _delta(now[1] * then[0], then[1] * now[0], "good"),
+        "failed": _rate(traffic.total.failed, traffic),
+        "limited": _rate(traffic.total.limited, traffic),
+        "limited_by": _bound(traffic),
+        "total": traffic.total,
+        "before": f"vs {first:{'%-d' if first.month == last.month else '%-d %b'}} – {last:%-d %b}",
+    }
 
 
 def _metered(ctx: PageContext, start: datetime, end: datetime) -> tuple[int, int]:
@@ -190,7 +143,7 @@ def _bound(traffic: Rates) -> str:
     return f"{share(most.requests, traffic.total.limited)} by {name or most.kind}"
 
 
-def tokens(ctx: PageContext) -> OverviewTokens:
+def tokens(ctx: PageContext) -> dict[str, Any]:
     date_range = date_range_of(ctx)
     days = by_day(ctx, date_range.start, date_range.end)
     kinds: tuple[tuple[str, str, tuple[int, ...]], ...] = (
@@ -204,15 +157,16 @@ def tokens(ctx: PageContext) -> OverviewTokens:
     message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
     chart = Chart("tokens", f"Tokens by day, {date_range.label}: {message}", at, series, "tokens", stacked=True)
-    return OverviewTokens(chart, not any(any(values) for _, _, values in kinds), date_range.label)
+    return {"chart": chart if any(any(values) for _, _, values in kinds) else None, "date_range": date_range.label}
 
 
-def first_token(ctx: PageContext) -> FirstToken:
+def first_token(ctx: PageContext) -> dict[str, Any]:
+    """Return the latency chart; None without a response in the last hours."""
     end = ctx.now.astimezone(UTC).replace(minute=0, second=0, microsecond=0) + _HOUR
     start = end - _HOURS * _HOUR
     traffic = rates(ctx.tenant.pk, start, end, "hour")
     if traffic.total.ttft_p50_ms is None:
-        return FirstToken(None, _HOURS)
+        return {"chart": None, "hours": _HOURS}
     found = {bucket.start.astimezone(UTC): bucket for bucket in traffic.buckets}
     hours = [start + i * _HOUR for i in range(_HOURS)]
     halves = [found[at].ttft_p50_ms if at in found else None for at in hours]
@@ -226,7 +180,7 @@ def first_token(ctx: PageContext) -> FirstToken:
     of = f"Time to first token by hour, last {_HOURS} hours: p50 {series[0].total}, p95 {series[1].total}"
     over = sum(value is not None and value * 1000 > goal for value in slow)
     of += f", against a target of {series[2].total} missed in {over} hours"
-    return FirstToken(Chart("first-token", of, tuple(hours), series, "ms", "hour", ctx.zone), _HOURS)
+    return {"chart": Chart("first-token", of, tuple(hours), series, "ms", "hour", ctx.zone), "hours": _HOURS}
 
 
 def _micros(values: list[int | None]) -> tuple[int | None, ...]:

@@ -30,9 +30,9 @@ PANELS = Panels(
 def overview(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         header = page.header(ctx)
-    if header.first_request:
-        return render_page(ctx, "overview/first_request.html", "Overview", header=header)
-    return render_page(ctx, "overview/page.html", "Overview", panels=PANELS, header=header)
+    if header["first_request"]:
+        return render_page(ctx, "overview/first_request.html", "Overview", **header)
+    return render_page(ctx, "overview/page.html", "Overview", panels=PANELS, **header)
 
 
 urlpatterns = [

@@ -1,4 +1,4 @@
-"""View models of the playground: keys, models, prices, and a request from the log to repeat."""
+"""The playground: keys, models, prices, and a request from the log to repeat."""
 
 from __future__ import annotations
 
@@ -24,24 +24,6 @@ MAX_MODELS = 4
 
 
 @dataclass(frozen=True)
-class KeyChoice:
-    """A key of the playground. `models` is empty if the key is not restricted to models."""
-
-    pk: int
-    name: str
-    prefix: str
-    models: str  # separated by spaces; empty for all
-    chosen: bool
-
-
-@dataclass(frozen=True)
-class ModelChoice:
-    name: str
-    detail: str
-    chosen: bool
-
-
-@dataclass(frozen=True)
 class ReplayedRequest:
     """Initial values of the form: empty, or those of a request from the log."""
 
@@ -53,28 +35,18 @@ class ReplayedRequest:
     max_tokens: str = ""
 
 
-@dataclass(frozen=True)
-class Playground:
-    keys: tuple[KeyChoice, ...]
-    models: tuple[ModelChoice, ...]
-    again: ReplayedRequest
-    data: dict[str, Any]  # for the script
-    new_key_url: str
-    most: int = MAX_MODELS
-
-
-def playground(ctx: PageContext) -> Playground:
-    """Return the view model of the page. Call inside `ctx.scope()`."""
-    again = _replayed_request(ctx)
+def playground(ctx: PageContext) -> dict[str, Any]:
+    """Return the content of the page. Call inside `ctx.scope()`."""
     names = _models(ctx)
     selected = ctx.query.get("model", "").split(",")
     chosen = [name for name in names if name in selected] or list(names)[:1]
     prices = current_prices(ctx.tenant.pk, ctx.now)
-    return Playground(
-        tuple(_keys(ctx)),
-        tuple(ModelChoice(name, detail, name in chosen[:MAX_MODELS]) for name, detail in names.items()),
-        again,
-        {
+    return {
+        "keys": list(_usable(ctx).order_by("name", "pk")),
+        "key": ctx.query.get("key", ""),
+        "models": [(name, detail, name in chosen[:MAX_MODELS]) for name, detail in names.items()],
+        "again": _replayed_request(ctx),
+        "data": {  # for the script
             "base_url": f"{settings.MILLRACE.base_url}/v1",
             "token_url": ctx.url("playground-token"),
             "budgets": ctx.url("budgets"),
@@ -82,8 +54,8 @@ def playground(ctx: PageContext) -> Playground:
             "served": {name: targets[0] for name, targets in _policies(ctx).items()},
             "prices": _rates(price for price in prices if price.tier == Tier.STANDARD),
         },
-        ctx.url("keys-new"),
-    )
+        "most": MAX_MODELS,
+    }
 
 
 def usable_key(ctx: PageContext, pk: str) -> ApiKey | None:
@@ -95,13 +67,6 @@ def usable_key(ctx: PageContext, pk: str) -> ApiKey | None:
 def _usable(ctx: PageContext) -> Any:
     live = ApiKey.objects.for_tenant(ctx.tenant).filter(revoked_at=None, scopes__contains=["inference"])
     return live.filter(Q(expires_at=None) | Q(expires_at__gt=datetime.now(UTC)))
-
-
-def _keys(ctx: PageContext) -> Iterable[KeyChoice]:
-    selected = ctx.query.get("key", "")
-    for key in _usable(ctx).order_by("name", "pk"):
-        held = " ".join(key.allowed_models or ())
-        yield KeyChoice(key.pk, key.name, f"{key.prefix}…", held, str(key.pk) == selected)
 
 
 def _models(ctx: PageContext) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""View models of the active and announced prices of a tenant."""
+"""The active and announced prices of a tenant."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
+from typing import Any
 
 from django.db.models import Q
 
@@ -50,33 +51,15 @@ class PriceModel:
     rows: tuple[PriceRow, ...]
 
 
-@dataclass(frozen=True)
-class PriceChange:
-    """Announced prices."""
-
-    at: datetime
-    models: tuple[PriceModel, ...]
-
-
-@dataclass(frozen=True)
-class PriceListPanel:
-    columns: tuple[str, ...]
-    models: tuple[PriceModel, ...]
-    changes: tuple[PriceChange, ...]
-
-
-def prices(ctx: PageContext) -> PriceListPanel:
+def prices(ctx: PageContext) -> dict[str, Any]:
     """Return all active prices of the tenant, and announced changes."""
     tenant = ctx.tenant.pk
     now = current_prices(tenant, ctx.now)
     ahead = [(at, only, current_prices(tenant, at)) for at, only in _announced(tenant, ctx.now)]
     there = {price.component for found in (now, *(found for _, _, found in ahead)) for price in found}
     columns = [column for column in COLUMNS if column[0] in there]
-    changes = tuple(
-        PriceChange(at, models_of([price for price in found if price.model in only], columns))
-        for at, only, found in ahead
-    )
-    return PriceListPanel(tuple(label for _, label in columns), models_of(now, columns), changes)
+    changes = [(at, models_of([price for price in found if price.model in only], columns)) for at, only, found in ahead]
+    return {"columns": [label for _, label in columns], "models": models_of(now, columns), "changes": changes}
 
 
 def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:

@@ -1,20 +1,19 @@
-"""View models of one request: limits, routing, executions and the calculation of its cost."""
+"""One request: limits, routing, executions and the calculation of its cost."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.utils.http import urlencode
 
 from billing.models import Adjustment, UsageEvent
-from frontend.core.labels import outcome_label
 from frontend.core.numbers import Money, duration, exact, exact_places
 from frontend.core.page_context import PageContext
-from frontend.tenant.requests.log import KINDS, bound_text, status_text
+from frontend.tenant.requests.log import bound_text, status_text
+from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.request_budgets import HeldFrom
@@ -43,170 +42,40 @@ COMPONENTS = {
     "answer_hit_input": "Cached response, input",
     "answer_hit_output": "Cached response, output",
 }
-TOKENS = tuple(COMPONENTS)[:5]
 WRITE_DELAY = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
 
 
-@dataclass(frozen=True)
-class RequestDetailEntry:
-    label: str
-    value: str
-    mono: bool = False
+Fact = tuple[str, str, bool]  # label, value, and whether the value is shown in a monospaced font
 
 
-@dataclass(frozen=True)
-class RequestDetailLimitRow:
-    name: str
-    of: str
-    limit: int
-    left: int
-    cost: int
-    result: str  # "passed", "refused", "would have refused"
-    kind: str
-
-
-@dataclass(frozen=True)
-class RequestDetailBudgetRow:
-    name: str
-    of: str
-    limit: str  # present limit
-    raised: str  # the part of the limit that is a temporary increase; empty without one
-    raised_until: datetime | None
-    url: str
-
-
-@dataclass(frozen=True)
-class PlaceRow:
-    replica: str
-    model: str
-    execution: int
-    attempt: int
-    reason: str
-    queued_us: int
-    load: int
-
-
-@dataclass(frozen=True)
-class RequestDetailStep:
-    """One part of an execution's duration."""
-
-    label: str
-    us: int
-    whole_us: int
-
-
-@dataclass(frozen=True)
-class LineRow:
-    label: str
-    tokens: int
-    price: Money  # per 1M tokens
-    cost: Money
-
-
-@dataclass(frozen=True)
-class AdjustmentRow:
-    label: str
-    at: datetime
-    cost: Money
-
-
-@dataclass(frozen=True)
-class ExecutionCard:
-    number: int
-    model: str
-    replica: str
-    outcome: str
-    kind: str
-    finish: str
-    steps: tuple[RequestDetailStep, ...]
-    tokens: tuple[tuple[str, int], ...]
-    miss: str
-    lines: tuple[LineRow, ...]
-    adjustments: tuple[AdjustmentRow, ...]
-    cost: Money
-    price_places: int  # decimals that show all digits of every price
-    cost_places: int
-    prices_from: tuple[datetime, ...]  # effective times of the prices
-    settled_at: datetime
-
-
-@dataclass(frozen=True)
-class RequestDetailContent:
-    body: str
-    answers: tuple[str, ...]
-    truncated: bool
-
-
-@dataclass(frozen=True)
-class RequestDetailDelivery:
-    request_id: str
-    at: datetime
-    outcome: str
-    kind: str
-    status: str
-    why_not: str  # the limit or error; empty for an answered request
-    bound: tuple[RequestDetailEntry, ...]
-    facts: tuple[RequestDetailEntry, ...]
-    limits: tuple[RequestDetailLimitRow, ...]
-    budgets: tuple[RequestDetailBudgetRow, ...]
-    rejecting_budget: RequestDetailBudgetRow | None
-    route: tuple[RequestDetailEntry, ...]
-    skipped: tuple[RequestDetailEntry, ...]
-    places: tuple[PlaceRow, ...]
-    executions: tuple[ExecutionCard, ...]
-    ran: bool  # true if usage is settled or will be
-    hold: Money | None
-    cost: Money
-    saved: Money
-    content: RequestDetailContent | None
-    keeps_content: bool
-    others: tuple[tuple[str, str], ...]  # URLs and names of repeated requests
-    replay_url: str
-    recorded: bool
-    writing: bool  # true while records may still arrive
-    url: str
-
-
-def request_detail(ctx: PageContext, request_id: str) -> RequestDetailDelivery | None:
+def request_detail(ctx: PageContext, request_id: str) -> dict[str, Any] | None:
     """Return the details of a request; None if the tenant has no such request."""
     found = selectors.story(ctx.tenant.pk, request_id[:64].replace("\0", ""))
     if found is None:
         return None
     record, first = found.record, found.executions[0].event if found.executions else None
     code, bound = (record.code, record.limited_by) if record else ("", None)
-    rejecting = found.rejecting_budget
-    outcome = record.outcome if record else str(getattr(first, "outcome", RequestOutcome.COMPLETED))
-    return RequestDetailDelivery(
-        request_id=found.request_id,
-        at=record.started_at if record else found.executions[0].event.admitted_at,
-        outcome=outcome_label(outcome),
-        kind=KINDS[outcome],
-        status=record.status if record else "",
-        why_not=status_text(code, bound),
-        bound=tuple(_bound(bound)) if bound else (),
-        facts=tuple(_entries(ctx, record, first)),
-        limits=tuple(_limit(limit) for limit in record.limits) if record else (),
-        budgets=tuple(_budget(ctx, budget) for budget in found.budgets),
-        rejecting_budget=_budget(ctx, rejecting) if rejecting else None,
-        route=tuple(_route(record)) if record else (),
-        skipped=tuple(
-            RequestDetailEntry(entry["model"], entry["reason"].replace("_", " "), mono=True)
-            for entry in _skipped(record)
-        ),
-        places=tuple(_place(placement) for placement in record.placements) if record else (),
-        executions=tuple(_execution(execution) for execution in found.executions),
-        ran=bool(found.executions or (record and record.placements)),
-        hold=None if found.reserved_nano is None else Money.nano(found.reserved_nano),
-        cost=Money(found.cost_femto),
-        saved=Money(found.saved_femto),
-        content=_content(found),
-        keeps_content=ctx.tenant.content_retention_days > 0,
-        others=tuple((ctx.url("requests-detail", replay.request_id), replay.request_id) for replay in _replays(found)),
-        replay_url=_replay(ctx, found),
-        recorded=record is not None,
-        writing=_writing(ctx, found),
-        url=ctx.url("requests-detail", found.request_id),
-    )
+    return {
+        "story": found,
+        "record": record,
+        "at": record.started_at if record else found.executions[0].event.admitted_at,
+        "outcome": record.outcome if record else str(getattr(first, "outcome", RequestOutcome.COMPLETED)),
+        "why_not": status_text(code, bound),  # the limit or error; empty for an answered request
+        "bound": _bound(bound) if bound else [],
+        "facts": _facts(ctx, record, first),
+        "limits": [_limit(limit) for limit in record.limits] if record else [],
+        "budgets": [_budget(budget) for budget in found.budgets],
+        "rejecting_budget": _budget(found.rejecting_budget) if found.rejecting_budget else None,
+        "route": _route(record) if record else [],
+        "skipped": [(entry["model"], entry["reason"].replace("_", " ")) for entry in _skipped(record)],
+        "places": [_place(placement) for placement in record.placements] if record else [],
+        "executions": [_execution(execution) for execution in found.executions],
+        "ran": bool(found.executions or (record and record.placements)),  # usage is settled or will be
+        "content": _content(found),
+        "replays": [replay for replay in found.others if replay.replay_of == found.request_id],
+        "replay_url": _replay(ctx, found),
+        "writing": _writing(ctx, found),  # records may still arrive
+    }
 
 
 def _writing(ctx: PageContext, found: RequestStory) -> bool:
@@ -216,76 +85,79 @@ def _writing(ctx: PageContext, found: RequestStory) -> bool:
     return ran_on and ctx.now - found.record.started_at < WRITE_DELAY
 
 
-def _bound(bound: Mapping[str, Any]) -> list[RequestDetailEntry]:
+def _bound(bound: Mapping[str, Any]) -> list[tuple[str, str]]:
     unit = str(bound.get("unit", ""))
-    facts = [RequestDetailEntry("Limit or budget", bound_text(bound))]
+    facts = [("Limit or budget", bound_text(bound))]
     for name, label in (("limit", "Limit"), ("left", "Left"), ("needed", "Needed")):
         if name in bound:
-            facts.append(RequestDetailEntry(label, _amount(int(bound[name]), unit)))
+            facts.append((label, _amount(int(bound[name]), unit)))
     if bound.get("reset_ms"):
-        facts.append(RequestDetailEntry("Retry after", duration(int(bound["reset_ms"]) * 1000)))
+        facts.append(("Retry after", duration(int(bound["reset_ms"]) * 1000)))
     if bound.get("resets_at"):
-        facts.append(RequestDetailEntry("Resets at", str(bound["resets_at"])[:16].replace("T", " ") + " UTC"))
+        facts.append(("Resets at", str(bound["resets_at"])[:16].replace("T", " ") + " UTC"))
     return facts
 
 
-def _entries(ctx: PageContext, record: RequestRecord | None, first: UsageEvent | None) -> list[RequestDetailEntry]:
+def _facts(ctx: PageContext, record: RequestRecord | None, first: UsageEvent | None) -> list[Fact]:
     source = record or first
     if source is None:
         return []
     key = ApiKey.objects.for_tenant(ctx.tenant).filter(pk=source.key_id).values_list("name", flat=True).first()
     project = Project.objects.for_tenant(ctx.tenant).filter(pk=source.project_id).values_list("name", flat=True).first()
-    facts = [
-        RequestDetailEntry("Key", key or f"Key {source.key_id}, deleted"),
-        RequestDetailEntry("Project", project or f"Project {source.project_id}, deleted"),
+    facts: list[Fact] = [
+        ("Key", key or f"Key {source.key_id}, deleted", False),
+        ("Project", project or f"Project {source.project_id}, deleted", False),
     ]
     if record is not None:
-        facts += [RequestDetailEntry("Endpoint", record.endpoint + (", streamed" if record.stream else ""))]
-        facts += [RequestDetailEntry("Requested model", record.requested_model or "–", mono=True)]
+        facts += [("Endpoint", record.endpoint + (", streamed" if record.stream else ""), False)]
+        facts += [("Requested model", record.requested_model or "–", True)]
         if served := selectors.served_model(record):
-            facts.append(RequestDetailEntry("Served model", served, mono=True))
+            facts.append(("Served model", served, True))
         if record.ttft_ms is not None:
-            facts.append(RequestDetailEntry("Time to first token", duration(record.ttft_ms * 1000)))
-        facts.append(RequestDetailEntry("Total latency (client)", duration(record.total_ms * 1000)))
+            facts.append(("Time to first token", duration(record.ttft_ms * 1000), False))
+        facts.append(("Total latency (client)", duration(record.total_ms * 1000), False))
         if record.prompt_tokens is not None:
-            facts.append(RequestDetailEntry("Prompt", f"{exact(record.prompt_tokens)} tokens"))
+            facts.append(("Prompt", f"{exact(record.prompt_tokens)} tokens", False))
         if record.max_tokens is not None:
-            facts.append(RequestDetailEntry("max_tokens", f"{exact(record.max_tokens)} tokens"))
+            facts.append(("max_tokens", f"{exact(record.max_tokens)} tokens", False))
         if record.batch_id is not None:
-            facts.append(RequestDetailEntry("Batch line", exact((record.batch_line or 0) + 1)))
-        facts.append(RequestDetailEntry("Gateway", record.gateway_id, mono=True))
+            facts.append(("Batch line", exact((record.batch_line or 0) + 1), False))
+        facts.append(("Gateway", record.gateway_id, True))
     return facts
 
 
-def _budget(ctx: PageContext, budget: HeldFrom) -> RequestDetailBudgetRow:
-    return RequestDetailBudgetRow(
-        budget.name,
-        f"{budget.scope}, {budget.period}",
-        _amount(budget.limit, budget.unit),
-        _amount(budget.temporary_increase, budget.unit) if budget.temporary_increase else "",
-        budget.increase_expires_at,
-        ctx.url("budgets-detail", budget.budget_id) if ctx.may(Permission.LIMITS_READ) else "",
-    )
+def _budget(budget: HeldFrom) -> dict[str, Any]:
+    """Return a budget with its present limit, and the part of it that is a temporary increase."""
+    raised = _amount(budget.temporary_increase, budget.unit) if budget.temporary_increase else ""
+    return {"budget": budget, "limit": _amount(budget.limit, budget.unit), "raised": raised}
 
 
-def _limit(check: Mapping[str, Any]) -> RequestDetailLimitRow:
+def _limit(check: Mapping[str, Any]) -> dict[str, Any]:
     refused, dry = check.get("refused", False), check.get("dry", False)
-    result = ("would have been rejected" if dry else "rejected") if refused else "passed (dry run)" if dry else "passed"
-    of = str(check["scope"]) + (f", {check['model']}" if check.get("model") else "")
-    kind = ("warn" if dry else "bad") if refused else "good"
-    name = str(check["name"]).replace("_", " ")
-    return RequestDetailLimitRow(name, of, check["limit"], check["left"], check.get("cost", 0), result, kind)
+    return {
+        "name": str(check["name"]).replace("_", " "),
+        "of": str(check["scope"]) + (f", {check['model']}" if check.get("model") else ""),
+        "limit": check["limit"],
+        "left": check["left"],
+        "cost": check.get("cost", 0),
+        "result": ("would have been rejected" if dry else "rejected")
+        if refused
+        else "passed (dry run)"
+        if dry
+        else "passed",
+        "kind": ("warn" if dry else "bad") if refused else "good",
+    }
 
 
-def _route(record: RequestRecord) -> list[RequestDetailEntry]:
+def _route(record: RequestRecord) -> list[Fact]:
     route = record.route
     policy = route.get("policy")
     if policy is None:
-        return [RequestDetailEntry("Policy", "None (model requested by name)")]
+        return [("Policy", "None (model requested by name)", False)]
     return [
-        RequestDetailEntry("Policy", f"{record.requested_model}, version {policy['version']}"),
-        RequestDetailEntry("Rule", f"{policy['rule'] + 1} (first match)"),
-        RequestDetailEntry("Targets in order", ", ".join(route.get("targets", ())), mono=True),
+        ("Policy", f"{record.requested_model}, version {policy['version']}", False),
+        ("Rule", f"{policy['rule'] + 1} (first match)", False),
+        ("Targets in order", ", ".join(route.get("targets", ())), True),
     ]
 
 
@@ -293,53 +165,44 @@ def _skipped(record: RequestRecord | None) -> list[dict[str, str]]:
     return [] if record is None else list(record.route.get("skipped", ()))
 
 
-def _place(placement: Mapping[str, Any]) -> PlaceRow:
-    return PlaceRow(
-        str(placement["replica"]),
-        str(placement["model"]),
-        int(placement["execution"]) + 1,
-        int(placement["attempt"]),
-        BY.get(str(placement["by"]), str(placement["by"])),
-        int(placement.get("queued_ms", 0)) * 1000,
-        int(placement.get("load", 0)),
-    )
+def _place(placement: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "replica": placement["replica"],
+        "execution": int(placement["execution"]) + 1,
+        "attempt": int(placement["attempt"]),
+        "reason": BY.get(str(placement["by"]), str(placement["by"])),
+        "queued_ms": int(placement.get("queued_ms", 0)),
+        "load": int(placement.get("load", 0)),
+    }
 
 
-def _execution(execution: RequestExecution) -> ExecutionCard:
-    event, adjusted = execution.event, sum(int(adjustment.cost_femto) for adjustment in execution.adjustments)
-    whole = max(event.duration_us, 1)
-    lines = tuple(
-        LineRow(COMPONENTS[line.component], line.tokens, Money.nano(line.nano_per_million), Money(line.femto))
+def _execution(execution: RequestExecution) -> dict[str, Any]:
+    """Return an execution with the parts of its duration and the calculation of its cost."""
+    event = execution.event
+    lines = [
+        (COMPONENTS[line.component], line.tokens, Money.nano(line.nano_per_million), Money(line.femto))
         for line in execution.lines
-    )
-    adjustments = tuple(
-        AdjustmentRow(_place_reason(adjustment), adjustment.created_at, Money(int(adjustment.cost_femto)))
+    ]
+    adjustments = [
+        (_place_reason(adjustment), adjustment.created_at, Money(int(adjustment.cost_femto)))
         for adjustment in execution.adjustments
-    )
-    cost = Money(int(event.cost_femto) + adjusted)
-    parts = (
-        ("Queue", event.queue_us),
-        ("Prefill", execution.prefill_us),
-        ("Decode", execution.decode_us),
-    )
-    return ExecutionCard(
-        event.execution + 1,
-        event.model,
-        event.replica_id,
-        outcome_label(event.outcome),
-        KINDS[event.outcome],
-        event.finish_reason.replace("_", " "),
-        tuple(RequestDetailStep(label, us, whole) for label, us in parts),
-        tuple((COMPONENTS[name], getattr(event, name)) for name in TOKENS),
-        _miss(event),
-        lines,
-        adjustments,
-        cost,
-        exact_places(line.price for line in lines),
-        exact_places([*(line.cost for line in lines), *(row.cost for row in adjustments), cost]),
-        tuple(sorted({line.effective_from for line in execution.lines})),
-        event.settled_at,
-    )
+    ]
+    cost = Money(int(event.cost_femto) + sum(cost.femto for _, _, cost in adjustments))
+    return {
+        "event": event,
+        "number": event.execution + 1,
+        "finish": event.finish_reason.replace("_", " "),
+        "whole_us": max(event.duration_us, 1),
+        "steps": (("Queue", event.queue_us), ("Prefill", execution.prefill_us), ("Decode", execution.decode_us)),
+        "tokens": [(COMPONENTS[name], getattr(event, name)) for name in TOKEN_CLASSES],
+        "miss": _miss(event),
+        "lines": lines,
+        "adjustments": adjustments,
+        "cost": cost,
+        "price_places": exact_places(line[2] for line in lines),
+        "cost_places": exact_places([*(line[3] for line in lines), *(row[2] for row in adjustments), cost]),
+        "prices_from": sorted({line.effective_from for line in execution.lines}),
+    }
 
 
 def _miss(event: UsageEvent) -> str:
@@ -355,7 +218,7 @@ def _place_reason(adjustment: Adjustment) -> str:
     )
 
 
-def _content(found: RequestStory) -> RequestDetailContent | None:
+def _content(found: RequestStory) -> dict[str, Any] | None:
     content = found.content
     if content is None:
         return None
@@ -363,11 +226,7 @@ def _content(found: RequestStory) -> RequestDetailContent | None:
         body = json.dumps(json.loads(content.body), indent=2, ensure_ascii=False)
     except ValueError:
         body = content.body
-    return RequestDetailContent(body, tuple(content.answers), content.truncated)
-
-
-def _replays(found: RequestStory) -> list[RequestRecord]:
-    return [replay for replay in found.others if replay.replay_of == found.request_id]
+    return {"body": body, "answers": content.answers, "truncated": content.truncated}
 
 
 def _replay(ctx: PageContext, found: RequestStory) -> str:

@@ -1,146 +1,94 @@
-"""View models of the request log."""
+"""The request log."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal
-from urllib.parse import urlencode
+from typing import Any
 
 from frontend.core.date_ranges import date_range_of
 from frontend.core.labels import outcome_label
+from frontend.core.lists import ListPage, changed_url, named_rows, number_param, options, text_param, with_query
 from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log import selectors
-from millrace.apps.request_log.models import RequestOutcome
+from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest
 from tenants.models import ApiKey, Project
 
-MAX_CHOICES = 500
 PAGE_SIZE = 50
-KINDS: dict[str, Literal["good", "warn", "bad", ""]] = {
-    RequestOutcome.COMPLETED: "good",
-    RequestOutcome.CANCELLED: "",
-    RequestOutcome.LIMITED: "warn",
-    RequestOutcome.REFUSED: "warn",
-    RequestOutcome.FAILED: "bad",
-}
 _FILTERS = ("model", "key", "project", "outcome", "code")
 
 
 @dataclass(frozen=True)
-class RequestLogOption:
-    value: str
-    label: str
-    chosen: bool
-
-
-@dataclass(frozen=True)
-class RequestLogFilters:
-    """Values of the filter form."""
-
-    keys: tuple[RequestLogOption, ...]
-    projects: tuple[RequestLogOption, ...]
-    outcomes: tuple[RequestLogOption, ...]
-    model: str
-    code: str
-    hidden: tuple[tuple[str, str], ...]  # parameters of the date range
-    clear_url: str  # empty without filters
-
-
-@dataclass(frozen=True)
 class RequestLogRow:
-    request_id: str
-    url: str
-    at: datetime
-    outcome: str
-    outcome_kind: str
-    status: str
-    status_text: str  # reason for a missing answer; empty for an answered request
-    asked: str
-    served: str  # set if it differs from the requested model
+    """A request with the name of its key. The token counts are None before the request is settled."""
+
+    listed: ListedRequest
     key: str
-    endpoint: str
-    ttft_us: int | None
-    total_us: int
-    input: int | None
-    cached: int | None
-    output: int | None
-    cost: Money | None
 
+    @property
+    def record(self) -> RequestRecord:
+        return self.listed.record
 
-@dataclass(frozen=True)
-class RequestLogPanel:
-    rows: tuple[RequestLogRow, ...]
-    older_url: str
-    newer_url: str
-    error: str
-    filtered: bool
-    cost_places: int  # decimals of the column
+    @property
+    def status_text(self) -> str:
+        return status_text(self.record.code, self.record.limited_by)
 
+    @property
+    def served(self) -> str:
+        """The model that answered, if it differs from the requested one."""
+        served = selectors.served_model(self.record)
+        return served if served != self.record.requested_model else ""
 
-@dataclass(frozen=True)
-class RequestLogBoundRow:
-    label: str
-    kind: str
-    requests: int
+    @property
+    def tokens(self) -> Mapping[str, int | None]:
+        counts = self.listed.usage.tokens if self.listed.usage else None
+        if counts is None:
+            return {"input": self.record.prompt_tokens, "cache_read": None, "output": None}
+        return {**counts, "input": sum(count for name, count in counts.items() if name != "output")}
 
-
-@dataclass(frozen=True)
-class RequestLogStats:
-    requests: int
-    failed: str
-    failed_of: int
-    limited: str
-    limited_of: int
-    ttft_p50_us: int | None
-    ttft_p95_us: int | None
-    objective_us: int
-    misses_objective: bool
-    bounds: tuple[RequestLogBoundRow, ...]
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+    @property
+    def cost(self) -> Money | None:
+        return Money(self.listed.usage.cost_femto) if self.listed.usage else None
 
 
 def _filters(ctx: PageContext) -> Filters:
     """Return the filters of the query string. Invalid values are ignored."""
-    query, date_range = {name: value.strip()[:128] for name, value in ctx.query.items()}, date_range_of(ctx)
-    outcome = query.get("outcome", "")
+    date_range, outcome = date_range_of(ctx), text_param(ctx, "outcome")
     return Filters(
         ctx.tenant.pk,
         start=date_range.start,
         end=date_range.end,
-        model=query.get("model", "").replace("\0", "") or None,
-        key_id=_number(query.get("key", "")),
-        project_id=_number(query.get("project", "")),
+        model=text_param(ctx, "model", 128) or None,
+        key_id=number_param(ctx, "key"),
+        project_id=number_param(ctx, "project"),
         outcome=outcome if outcome in RequestOutcome.values else None,
-        code=query.get("code", "").replace("\0", "") or None,
+        code=text_param(ctx, "code", 128) or None,
     )
 
 
-def filters(ctx: PageContext) -> RequestLogFilters:
+def filters(ctx: PageContext) -> dict[str, Any]:
+    """Return the values of the filter form. `hidden` are the parameters of the date range."""
     selected = _filters(ctx)
-    keys = ApiKey.objects.for_tenant(ctx.tenant).order_by("name", "pk").values_list("pk", "name")[:MAX_CHOICES]
-    projects = Project.objects.for_tenant(ctx.tenant).order_by("name", "pk").values_list("pk", "name")[:MAX_CHOICES]
     params = {name: value for name, value in ctx.query.items() if name in ("range", "from", "to")}
-    filtered = any(ctx.query.get(name) for name in _FILTERS)
-    return RequestLogFilters(
-        tuple(RequestLogOption(str(pk), name, pk == selected.key_id) for pk, name in keys),
-        tuple(RequestLogOption(str(pk), name, pk == selected.project_id) for pk, name in projects),
-        tuple(
-            RequestLogOption(value, outcome_label(value), value == selected.outcome) for value in RequestOutcome.values
-        ),
-        selected.model or "",
-        selected.code or "",
-        tuple(params.items()),
-        f"{ctx.url('requests')}?{urlencode(params)}" if filtered else "",
-    )
+    outcomes = ((value, outcome_label(value)) for value in RequestOutcome.values)
+    return {
+        "keys": options(named_rows(ApiKey.objects.for_tenant(ctx.tenant)), selected.key_id),
+        "projects": options(named_rows(Project.objects.for_tenant(ctx.tenant)), selected.project_id),
+        "outcomes": options(outcomes, selected.outcome),
+        "model": selected.model or "",
+        "code": selected.code or "",
+        "hidden": params.items(),
+        "clear_url": with_query(ctx.url("requests"), **params) if _filtered(ctx) else "",
+    }
 
 
-def log(ctx: PageContext) -> RequestLogPanel:
+def _filtered(ctx: PageContext) -> bool:
+    return any(ctx.query.get(name) for name in _FILTERS)
+
+
+def log(ctx: PageContext) -> dict[str, Any]:
     """Return a page of the log."""
     cursor, error = ctx.query.get("cursor") or None, ""
     try:
@@ -150,47 +98,10 @@ def log(ctx: PageContext) -> RequestLogPanel:
         page = selectors.requests_page(_filters(ctx), None, PAGE_SIZE)
     key_ids = {row.record.key_id for row in page.rows}
     keys = dict(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=key_ids).values_list("pk", "name"))
-    rows = tuple(_row(ctx, row, keys) for row in page.rows)
-    return RequestLogPanel(
-        rows,
-        _turned(ctx, page.older),
-        _turned(ctx, page.newer),
-        error,
-        any(ctx.query.get(name) for name in _FILTERS),
-        common_places(row.cost for row in rows),
-    )
-
-
-def _turned(ctx: PageContext, cursor: str | None) -> str:
-    if cursor is None:
-        return ""
-    return f"{ctx.url('requests')}?{urlencode({**ctx.query, 'cursor': cursor})}"
-
-
-def _row(ctx: PageContext, listed: ListedRequest, keys: dict[int, str]) -> RequestLogRow:
-    record, usage = listed.record, listed.usage
-    served = selectors.served_model(record)
-    tokens = usage.tokens if usage else None
-    prompt = sum(count for name, count in tokens.items() if name != "output") if tokens else record.prompt_tokens
-    return RequestLogRow(
-        record.request_id,
-        ctx.url("requests-detail", record.request_id),
-        record.started_at,
-        outcome_label(record.outcome),
-        KINDS[record.outcome],
-        record.status,
-        status_text(record.code, record.limited_by),
-        record.requested_model,
-        served if served != record.requested_model else "",
-        keys.get(record.key_id, f"Key {record.key_id}, deleted"),
-        record.endpoint,
-        None if record.ttft_ms is None else record.ttft_ms * 1000,
-        record.total_ms * 1000,
-        prompt,
-        tokens["cache_read"] if tokens else None,
-        tokens["output"] if tokens else None,
-        Money(usage.cost_femto) if usage else None,
-    )
+    rows = [RequestLogRow(row, keys.get(row.record.key_id, f"Key {row.record.key_id}, deleted")) for row in page.rows]
+    newer, older = (changed_url(ctx, ctx.url("requests"), cursor=to) if to else "" for to in (page.newer, page.older))
+    places = common_places(row.cost for row in rows)
+    return {"page": ListPage(rows, newer, older, filtered=_filtered(ctx), places=places), "error": error}
 
 
 def status_text(code: str, bound: Mapping[str, object] | None) -> str:
@@ -211,25 +122,19 @@ def bound_label(kind: str, scope: str, name: str, model: str) -> str:
     return f"{name.replace('_', ' ')} of the {scope}" + (f", {model}" if model else "")
 
 
-def stats(ctx: PageContext) -> RequestLogStats:
+def stats(ctx: PageContext) -> dict[str, Any]:
     """Return statistics of the requests in the date range. Other filters do not apply."""
     date_range = date_range_of(ctx)
     found = selectors.rates(ctx.tenant.pk, date_range.start, date_range.end, "day")
     total, objective = found.total, selectors.ttft_slo_ms()
-    return RequestLogStats(
-        total.requests,
-        share(total.failed, total.requests),
-        total.failed,
-        share(total.limited, total.requests),
-        total.limited,
-        None if total.ttft_p50_ms is None else total.ttft_p50_ms * 1000,
-        None if total.ttft_p95_ms is None else total.ttft_p95_ms * 1000,
-        objective * 1000,
-        total.ttft_p95_ms is not None and total.ttft_p95_ms > objective,
-        tuple(
-            RequestLogBoundRow(
-                bound_label(limit.kind, limit.scope, limit.name, limit.model), limit.kind, limit.requests
-            )
+    return {
+        "total": total,
+        "failed": share(total.failed, total.requests),
+        "limited": share(total.limited, total.requests),
+        "objective_ms": objective,
+        "misses_objective": total.ttft_p95_ms is not None and total.ttft_p95_ms > objective,
+        "bounds": [
+            (bound_label(limit.kind, limit.scope, limit.name, limit.model), limit.requests)
             for limit in found.bounds[:8]
-        ),
-    )
+        ],
+    }

@@ -39,7 +39,7 @@ def request(ctx: PageContext) -> HttpResponse:
     if details is None:
         raise Http404
     breadcrumbs = (Breadcrumb("Requests", ctx.url("requests")),)
-    return render_page(ctx, "requests/detail.html", "Request", breadcrumbs=breadcrumbs, details=details)
+    return render_page(ctx, "requests/detail.html", "Request", breadcrumbs=breadcrumbs, **details)
 
 
 urlpatterns = [

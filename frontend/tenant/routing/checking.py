@@ -9,7 +9,7 @@ from django.conf import settings
 from frontend.core.page_context import PageContext
 from frontend.tenant.routing import dry_runs, page, positions
 from frontend.tenant.routing.dry_runs import RoutingDryRun
-from frontend.tenant.routing.page import RoutingDiffLine, RoutingPanel
+from frontend.tenant.routing.page import DiffLine, RoutingPanel
 from frontend.tenant.routing.positions import PolicyError
 from tenants import actions
 from tenants.actions import Conflict
@@ -25,7 +25,7 @@ class CheckResult:
     shown: RoutingPanel | None
     trial: RoutingDryRun | None
     against: int | None  # the active version, which `diff` compares with
-    diff: tuple[RoutingDiffLine, ...]
+    diff: list[DiffLine]
     unserved: tuple[str, ...]  # named models that the platform does not serve
 
 
@@ -38,7 +38,7 @@ def check(ctx: PageContext, name: str, text: str) -> CheckResult:
     """Check the text of a policy. Call inside `ctx.scope()`."""
     found = positions.read(text)
     if isinstance(found, PolicyError):
-        return CheckResult(found, None, None, None, (), ())
+        return CheckResult(found, None, None, None, [], ())
     body, policy = found
     active = page.versions(ctx).filter(name=name, active=True).first() if name else None
     return CheckResult(
@@ -46,7 +46,7 @@ def check(ctx: PageContext, name: str, text: str) -> CheckResult:
         shown=page.in_words(ctx, policy),
         trial=dry_runs.dry_run(ctx, policy, name),
         against=None if active is None else active.version,
-        diff=() if active is None else page.diff(positions.pretty(active.body), positions.pretty(body)),
+        diff=[] if active is None else page.diff(positions.pretty(active.body), positions.pretty(body)),
         unserved=tuple(sorted(set(policy.models) - set(served()))),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log.models import RequestRecord
@@ -19,23 +19,10 @@ UNKNOWN = "Unknown"
 
 
 @dataclass(frozen=True)
-class Share:
-    """A target, and the number of requests that went and would go to it first."""
+class DryDecision:
+    """A request with the model it went to first, and the one it would go to."""
 
-    model: str
-    was: int
-    would: int
-    of: int
-
-
-@dataclass(frozen=True)
-class MovedRequest:
-    """A request that would go to another model."""
-
-    request_id: str
-    url: str
-    at: datetime
-    prompt_tokens: int
+    record: RequestRecord
     was: str
     would: str
     rule: str
@@ -47,17 +34,9 @@ class RoutingDryRun:
     moved: int
     undecided: int  # depends on tools or a schema, which the log does not contain
     homeless: int  # no rule matches: 404
-    shares: tuple[Share, ...]
-    rows: tuple[MovedRequest, ...]
+    shares: list[tuple[str, int, int]]  # target, and how many requests went and would go to it first
+    rows: list[DryDecision]  # requests that would go to another model
     every: bool  # true for requests of all models, not only of this alias
-
-
-@dataclass(frozen=True)
-class _Decision:
-    record: RequestRecord
-    was: str
-    would: str
-    rule: str
 
 
 def dry_run(ctx: PageContext, policy: Policy, name: str) -> RoutingDryRun:
@@ -80,12 +59,12 @@ def dry_run(ctx: PageContext, policy: Policy, name: str) -> RoutingDryRun:
         undecided=sum(decision.would == UNKNOWN for decision in tried),
         homeless=sum(decision.would == "" for decision in tried),
         shares=_shares(tried),
-        rows=tuple(_moved(ctx, decision) for decision in moved[:MAX_ROWS]),
+        rows=moved[:MAX_ROWS],
         every=every,
     )
 
 
-def _decide(record: RequestRecord, policy: Policy) -> _Decision:
+def _decide(record: RequestRecord, policy: Policy) -> DryDecision:
     """Decide one request.
 
     The log does not contain whether it had tools or a schema; if a rule depends on that, the target is unknown.
@@ -93,11 +72,11 @@ def _decide(record: RequestRecord, policy: Policy) -> _Decision:
     found = {_decided(record, policy, tools, schema) for tools in (False, True) for schema in (False, True)}
     targets = record.route.get("targets") or [record.served_model]
     if len(found) > 1:
-        return _Decision(record, targets[0], UNKNOWN, "")
+        return DryDecision(record, targets[0], UNKNOWN, "")
     (decision,) = found
     if decision is None:
-        return _Decision(record, targets[0], "", "")
-    return _Decision(record, targets[0], decision.models[0], str(decision.rule + 1))
+        return DryDecision(record, targets[0], "", "")
+    return DryDecision(record, targets[0], decision.models[0], str(decision.rule + 1))
 
 
 def _decided(record: RequestRecord, policy: Policy, tools: bool, schema: bool) -> Decision | None:
@@ -105,21 +84,8 @@ def _decided(record: RequestRecord, policy: Policy, tools: bool, schema: bool) -
     return decide(policy, RoutingFacts(record.request_id, record.key_id, tokens, tools, schema, record.started_at))
 
 
-def _shares(tried: Iterable[_Decision]) -> tuple[Share, ...]:
+def _shares(tried: Iterable[DryDecision]) -> list[tuple[str, int, int]]:
     tried = list(tried)
     was, would = Counter(decision.was for decision in tried), Counter(decision.would for decision in tried)
     models = sorted({*was, *would} - {""}, key=lambda model: (-would[model], -was[model], model))
-    return tuple(Share(model, was[model], would[model], len(tried)) for model in models)
-
-
-def _moved(ctx: PageContext, decision: _Decision) -> MovedRequest:
-    record = decision.record
-    return MovedRequest(
-        request_id=record.request_id,
-        url=ctx.url("requests-detail", record.request_id),
-        at=record.started_at,
-        prompt_tokens=record.prompt_tokens or 0,
-        was=decision.was,
-        would=decision.would,
-        rule=decision.rule,
-    )
+    return [(model, was[model], would[model]) for model in models]

@@ -1,18 +1,17 @@
-"""View models of routing policies: aliases, rules as text, versions and differences."""
+"""Routing policies: aliases, rules as text, versions and differences."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from typing import Any
 
 from django.db.models import QuerySet
 
 from frontend.core.page_context import PageContext
 from frontend.tenant.routing.positions import pretty
 from tenants.models import ApiKey, RoutingPolicy
-from tenants.permissions import Permission
 from tenants.routing_policies import policy
 from tenants.routing_policies.policy import Policy, Rule, When
 
@@ -26,74 +25,14 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 
 
 @dataclass(frozen=True)
-class RoutingTarget:
-    model: str
-    weight: int
-    of: int  # sum of the rule's weights
-    share: str  # empty for a standby target
-
-
-@dataclass(frozen=True)
-class RoutingRule:
-    number: int
-    conditions: tuple[str, ...]  # empty if it always matches
-    drawn: tuple[RoutingTarget, ...]
-    standing_by: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class RoutingPanel:
     """A policy as text."""
 
-    rules: tuple[RoutingRule, ...]
+    rules: tuple[dict[str, Any], ...]
     fallbacks: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class RoutingName:
-    name: str
-    version: int
-    active: bool
-    rules: int
-    models: tuple[str, ...]
-    at: datetime
-    by: str
-    url: str
-
-
-@dataclass(frozen=True)
-class RoutingVersion:
-    version: int
-    active: bool
-    at: datetime
-    by: str
-    is_shown: bool
-    url: str
-
-
-@dataclass(frozen=True)
-class RoutingDiffLine:
-    """A line of a difference. `sign` is +, - or a space."""
-
-    sign: str
-    text: str
-
-
-@dataclass(frozen=True)
-class RoutingDetail:
-    """One version of an alias, and the list of all versions."""
-
-    name: str
-    version: int
-    active: bool
-    shown: RoutingPanel | None  # None if a release with other rules wrote it
-    text: str
-    against: int | None  # the version that `diff` compares with
-    diff: tuple[RoutingDiffLine, ...]
-    versions: tuple[RoutingVersion, ...]
-    edit_url: str  # empty without permission, or if not possible
-    revert_url: str
-    unpublish_url: str
+DiffLine = tuple[str, str]  # "+", "-" or a space, and the text
 
 
 def versions(ctx: PageContext) -> QuerySet[RoutingPolicy]:
@@ -102,42 +41,29 @@ def versions(ctx: PageContext) -> QuerySet[RoutingPolicy]:
     return found
 
 
-def names(ctx: PageContext) -> tuple[RoutingName, ...]:
-    """Return each alias with its active version, or its last one if unpublished. Call inside `ctx.scope()`."""
+def names(ctx: PageContext) -> list[tuple[RoutingPolicy, int, tuple[str, ...]]]:
+    """Return each alias with its active version, or its last one if unpublished, its number of rules and its models.
+
+    Call inside `ctx.scope()`.
+    """
     rows = versions(ctx).order_by("name", "-active", "-version").distinct("name")[:MAX_VERSIONS]
-    return tuple(_name(ctx, row) for row in rows)
+    return [(row, *_size(row)) for row in rows]
 
 
-def detail(ctx: PageContext, row: RoutingPolicy) -> RoutingDetail:
+def detail(ctx: PageContext, row: RoutingPolicy) -> dict[str, Any]:
     """Return a version and its changes since the active or the previous version. Call inside `ctx.scope()`."""
     rows = list(versions(ctx).filter(name=row.name).order_by("-version")[:MAX_VERSIONS])
     against = next((policy for policy in rows if policy.active), None)
     if row.active or against is None:
         against = next((policy for policy in rows if policy.version < row.version), None)
-    may = ctx.may(Permission.POLICIES_WRITE)
-    return RoutingDetail(
-        name=row.name,
-        version=row.version,
-        active=row.active,
-        shown=_panel_of(ctx, row),
-        text=pretty(row.body),
-        against=None if against is None else against.version,
-        diff=_diff(against, row),
-        versions=tuple(
-            RoutingVersion(
-                policy.version,
-                policy.active,
-                policy.created_at,
-                _by(policy),
-                policy.pk == row.pk,
-                ctx.url("routing-detail", policy.pk),
-            )
-            for policy in rows
-        ),
-        edit_url=f"{ctx.url('routing-edit')}?from={row.pk}" if may else "",
-        revert_url=ctx.url("routing-revert", row.pk) if may and not row.active else "",
-        unpublish_url=ctx.url("routing-unpublish", row.pk) if may and row.active else "",
-    )
+    return {
+        "version": row,
+        "shown": _panel_of(ctx, row),  # None if a release with other rules wrote it
+        "text": pretty(row.body),
+        "against": against,
+        "diff": diff(pretty(against.body), pretty(row.body)) if against else (),
+        "versions": rows,
+    }
 
 
 def in_words(ctx: PageContext, of: Policy) -> RoutingPanel:
@@ -157,29 +83,25 @@ def _panel_of(ctx: PageContext, row: RoutingPolicy) -> RoutingPanel | None:
         return None
 
 
-def _name(ctx: PageContext, row: RoutingPolicy) -> RoutingName:
+def _size(row: RoutingPolicy) -> tuple[int, tuple[str, ...]]:
     try:
         found = policy.parse(row.body)
-        rules, models = len(found.rules), found.models
     except ValueError:
-        rules, models = 0, ()
-    url = ctx.url("routing-detail", row.pk)
-    return RoutingName(row.name, row.version, row.active, rules, models, row.created_at, _by(row), url)
+        return 0, ()
+    return len(found.rules), found.models
 
 
-def _by(row: RoutingPolicy) -> str:
-    return row.created_by.email if row.created_by else "by a key"
-
-
-def _rule(number: int, rule: Rule, keys: Mapping[int, str]) -> RoutingRule:
+def _rule(number: int, rule: Rule, keys: Mapping[int, str]) -> dict[str, Any]:
+    """Return a rule as text. Without conditions it always matches. Targets without a weight stand by."""
     total = sum(target.weight for target in rule.targets)
-    drawn = tuple(
-        RoutingTarget(target.model, target.weight, total, f"{target.weight * 1000 // total / 10:g}%")
-        for target in rule.targets
-        if target.weight
-    )
-    by = tuple(target.model for target in rule.targets if not target.weight)
-    return RoutingRule(number, tuple(_conditions(rule.when, keys)), drawn, by)
+    drawn = [(target, f"{target.weight * 1000 // total / 10:g}%") for target in rule.targets if target.weight]
+    return {
+        "number": number,
+        "conditions": list(_conditions(rule.when, keys)),
+        "drawn": drawn,
+        "total": total,
+        "standing_by": [target.model for target in rule.targets if not target.weight],
+    }
 
 
 def _conditions(when: When, keys: Mapping[int, str]) -> Iterator[str]:
@@ -205,15 +127,9 @@ def _listed(parts: Iterable[str]) -> str:
     return ", ".join(parts)
 
 
-def _diff(old: RoutingPolicy | None, new: RoutingPolicy) -> tuple[RoutingDiffLine, ...]:
-    if old is None:
-        return ()
-    return diff(pretty(old.body), pretty(new.body))
-
-
-def diff(old: str, new: str) -> tuple[RoutingDiffLine, ...]:
+def diff(old: str, new: str) -> list[DiffLine]:
     """Return all lines with removed and added ones; empty if the texts are equal."""
     if old == new:
-        return ()
+        return []
     lines = difflib.ndiff(old.splitlines(), new.splitlines())
-    return tuple(RoutingDiffLine(line[0], line[2:]) for line in lines if line[0] != "?")
+    return [(line[0], line[2:]) for line in lines if line[0] != "?"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.urls import path
 
 from frontend.core.confirmation import Confirm
@@ -55,8 +55,7 @@ class Editor(forms.Form):
 
 @tenant_page(Permission.POLICIES_READ)
 def routing(ctx: PageContext) -> HttpResponse:
-    new_url = ctx.url("routing-edit") if ctx.may(Permission.POLICIES_WRITE) else ""
-    return render_page(ctx, "routing/page.html", "Routing policy", panels=PANELS, new_url=new_url)
+    return render_page(ctx, "routing/page.html", "Routing policy", panels=PANELS)
 
 
 @tenant_page(Permission.POLICIES_READ)
@@ -64,7 +63,7 @@ def policy(ctx: PageContext) -> HttpResponse:
     row = _version(ctx, ctx.arguments["policy"])
     with ctx.scope():
         found = page.detail(ctx, row)
-    return render_page(ctx, "routing/detail.html", found.name, breadcrumbs=_crumbs(ctx), one=found)
+    return render_page(ctx, "routing/detail.html", row.name, breadcrumbs=_crumbs(ctx), **found)
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
@@ -142,11 +141,7 @@ def _initial(ctx: PageContext) -> dict[str, Any]:
 
 
 def _version(ctx: PageContext, pk: int) -> RoutingPolicy:
-    with ctx.scope():
-        row = page.versions(ctx).filter(pk=pk).first()
-    if row is None:
-        raise Http404
-    return row
+    return ctx.get(lambda: page.versions(ctx).filter(pk=pk))
 
 
 def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:

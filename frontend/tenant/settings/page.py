@@ -1,9 +1,9 @@
-"""View models of the settings."""
+"""The settings of a tenant."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
+from typing import Any
 
 from django.conf import settings as django_settings
 
@@ -16,68 +16,25 @@ from tenants.models import Tenant
 from tenants.permissions import Permission
 
 
-@dataclass(frozen=True)
-class General:
-    name: str
-    slug: str
-    status: str
-    badge: str
-    since: datetime
-    purge_after: datetime | None
-    ttft_us: int  # TTFT target
-    request_log_retention_days: int
-    content_days: int
-
-
-@dataclass(frozen=True)
-class SettingsBilling:
-    """The billing profile of the next invoice. Each line of the address may be empty."""
-
-    name: str
-    address: tuple[str, ...]
-    vat_id: str
-    po_number: str
-    emails: tuple[str, ...]
-    currency: str
-    seller: str
-    zone: str
-    terms_days: int
-
-
-@dataclass(frozen=True)
-class Settings:
-    general: General
-    billing: SettingsBilling | None  # None without permission
-    rename_url: str  # empty without permission
-    content_url: str
-    billing_url: str
-    leave_url: str
-    delete_url: str
-    restore_url: str
-    purge_on: datetime  # purge date if it is deleted now
-
-
-def settings(ctx: PageContext) -> Settings:
-    """Return the complete view model of the page."""
+def settings(ctx: PageContext) -> dict[str, Any]:
+    """Return the content of the page. `billing` is None without permission."""
     with ctx.scope():
         tenant = Tenant.objects.for_tenant(ctx.tenant).get()
-    may, leaving = ctx.may, tenant.purge_after is not None
-    is_member = ctx.access is not None and ctx.access.role is not None
-
-    def url(name: str, permission: Permission, *, shown: bool = True) -> str:
-        return ctx.url(name) if shown and may(permission) else ""
-
-    return Settings(
-        general=_general(tenant),
-        billing=billing(ctx) if may(Permission.BILLING_READ) else None,
-        rename_url=url("settings-name", Permission.TENANT_UPDATE),
-        content_url=url("settings-content", Permission.TENANT_UPDATE),
-        billing_url=url("settings-billing", Permission.BILLING_WRITE),
-        leave_url=ctx.url("members-leave") if is_member else "",
-        delete_url=url("settings-delete", Permission.TENANT_DELETE, shown=not leaving),
-        restore_url=url("settings-restore", Permission.TENANT_DELETE, shown=leaving),
-        purge_on=ctx.now + timedelta(days=django_settings.MILLRACE.deletion_grace_days),
-    )
+    label, badge = tenant.get_status_display(), "good"
+    if tenant.purge_after is not None:
+        label, badge = "Scheduled for deletion", "bad"
+    elif tenant.is_suspended:
+        badge = "warn"
+    return {
+        "tenant": tenant,
+        "state": label,
+        "badge": badge,
+        "ttft_ms": ttft_slo_ms(),
+        "request_log_days": django_settings.MILLRACE.request_log_retention_days,
+        "billing": billing(ctx) if ctx.may(Permission.BILLING_READ) else None,
+        "is_member": ctx.access is not None and ctx.access.role is not None,
+        "purge_on": ctx.now + timedelta(days=django_settings.MILLRACE.deletion_grace_days),
+    }
 
 
 def profile(ctx: PageContext) -> BillingProfile | None:
@@ -88,43 +45,14 @@ def profile(ctx: PageContext) -> BillingProfile | None:
     return found
 
 
-def billing(ctx: PageContext) -> SettingsBilling:
-    row = profile(ctx)
-    entity = row.entity if row else _default_entity()
-    town = "" if row is None else f"{row.postcode} {row.city}".strip()
-    lines = () if row is None else (row.street, town, row.region, row.country)
-    return SettingsBilling(
-        name=ctx.tenant.name if row is None else row.name,
-        address=tuple(line for line in lines if line),
-        vat_id="" if row is None else row.vat_id,
-        po_number="" if row is None else row.po_number,
-        emails=() if row is None else tuple(row.emails),
-        currency="USD" if row is None else row.currency,
-        seller="" if entity is None else entity.name,
-        zone="UTC" if entity is None else entity.time_zone,
-        terms_days=14 if entity is None else entity.terms_days,
-    )
+def billing(ctx: PageContext) -> dict[str, Any]:
+    """Return the billing profile of the next invoice and its billing entity, or the defaults."""
+    row = profile(ctx) or BillingProfile(name=ctx.tenant.name, currency="USD", entity=_default_entity())
+    lines = (row.street, f"{row.postcode} {row.city}".strip(), row.region, row.country)
+    return {"profile": row, "entity": row.entity, "address": [line for line in lines if line]}
 
 
-def _default_entity() -> BillingEntity | None:
+def _default_entity() -> BillingEntity:
     with all_tenants_scope(BypassReason.BILLING):
-        return BillingEntity.objects.filter(slug="default").first()
-
-
-def _general(tenant: Tenant) -> General:
-    status, badge = tenant.get_status_display(), "good"
-    if tenant.purge_after is not None:
-        status, badge = "Scheduled for deletion", "bad"
-    elif tenant.is_suspended:
-        badge = "warn"
-    return General(
-        name=tenant.name,
-        slug=tenant.slug,
-        status=status,
-        badge=badge,
-        since=tenant.created_at,
-        purge_after=tenant.purge_after,
-        ttft_us=ttft_slo_ms() * 1000,
-        request_log_retention_days=django_settings.MILLRACE.request_log_retention_days,
-        content_days=tenant.content_retention_days,
-    )
+        found = BillingEntity.objects.filter(slug="default").first()
+    return found or BillingEntity(name="", time_zone="UTC", terms_days=14)

@@ -81,7 +81,7 @@ class SettingsViewsBilling(forms.Form):
 
 @tenant_page()
 def settings(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "settings/page.html", "Settings", settings=page.settings(ctx))
+    return render_page(ctx, "settings/page.html", "Settings", **page.settings(ctx))
 
 
 @tenant_page(Permission.TENANT_UPDATE, methods=FORM)

@@ -16,10 +16,10 @@ from billing.models import SUMMED, UsageChange
 from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.usage.query import GROUPS, UsageReportQuery, query_of
+from inference_worker.contract.request import PROMPT_CLASSES
 from tenants.models import ApiKey, Project, User
 
 MAX_ROWS = 100
-INPUT = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
 WRITTEN = ("cache_write_5m", "cache_write_1h")
 # The alias is in the request log, which is kept for some weeks. A line of a batch may have two rows.
 _ROUTES = """
@@ -121,7 +121,7 @@ def whole(rows: list[UsageGroupsRow]) -> UsageGroupsRow:
 
 
 def _row(name: Name, counts: Mapping[str, int], all_cost: int) -> UsageGroupsRow:
-    context = sum(counts[component] for component in INPUT)
+    context = sum(counts[component] for component in PROMPT_CLASSES)
     return UsageGroupsRow(
         *name,
         requests=accepted(counts),

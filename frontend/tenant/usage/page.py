@@ -1,22 +1,22 @@
-"""View models of the usage panels: tokens, cost, cache and rejections."""
+"""The usage panels: tokens, cost, cache and rejections."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, timedelta
 from typing import Any
-from urllib.parse import urlencode
 
+from billing.amounts import TOKENS_A_PRICE
 from billing.metering.usage import accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import days_of
+from frontend.core.lists import with_query
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import bound_label
-from frontend.tenant.usage.groups import INPUT
 from frontend.tenant.usage.query import UsageReportQuery, query_of
+from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.models import RequestOutcome
 from millrace.apps.request_log.selectors import rates
 
@@ -32,69 +32,6 @@ REASONS: Mapping[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class UsageStats:
-    accepted: int
-    completed: int
-    failed: int
-    input: int
-    output: int
-    hit: str
-    cached: int
-    cost: Money
-    saved: Money
-    per_million: Money | None
-
-
-@dataclass(frozen=True)
-class UsageChart:
-    chart: Chart | None  # None without usage
-    date_range: str
-
-
-@dataclass(frozen=True)
-class CacheMissReason:
-    label: str
-    message: str
-    accepted: int
-    uncached: int
-    part: str
-    part_of: int
-
-
-@dataclass(frozen=True)
-class CachePerformance:
-    """Savings of the prompt cache. `misses` lists the reasons of cache misses, most tokens first."""
-
-    saved: Money
-    without: Money
-    billed: Money
-    hit: str
-    hit_tokens: int
-    input_tokens: int
-    answer_tokens: int  # output tokens that cached responses saved
-    misses: tuple[CacheMissReason, ...]
-
-
-@dataclass(frozen=True)
-class RejectionLimit:
-    label: str
-    kind: str
-    requests: int
-    part: str
-    url: str
-
-
-@dataclass(frozen=True)
-class Rejections:
-    limited: int
-    received: int
-    part: str
-    bounds: tuple[RejectionLimit, ...]
-    log_url: str
-    filtered: bool  # the page is filtered, these numbers are not
-
-
 def _days(ctx: PageContext, now: UsageReportQuery) -> list[dict[str, Any]]:
     """Return the sums of each day of the range, including days without usage."""
     rows = ctx.once(now.question, lambda: sums(now.question, bucket="day"))
@@ -104,28 +41,24 @@ def _days(ctx: PageContext, now: UsageReportQuery) -> list[dict[str, Any]]:
 
 
 def _all_input(counts: Mapping[str, Any]) -> int:
-    return sum(int(counts[name]) for name in INPUT)
+    return sum(int(counts[name]) for name in PROMPT_CLASSES)
 
 
-def stats(ctx: PageContext) -> UsageStats:
+def stats(ctx: PageContext) -> dict[str, Any]:
     counts = total(_days(ctx, query_of(ctx)))
     context, cost = _all_input(counts), Money(counts["cost_femto"])
     tokens = context + counts["output"]
-    return UsageStats(
-        accepted(counts),
-        counts["completed"],
-        counts["failed"],
-        context,
-        counts["output"],
-        share(counts["cache_read"], context),
-        counts["cache_read"],
-        cost,
-        Money(counts["saved_femto"]),
-        Money(cost.femto * 10**6 // tokens) if tokens else None,
-    )
+    return {
+        "counts": counts,
+        "accepted": accepted(counts),
+        "input": context,
+        "hit": share(counts["cache_read"], context),
+        "cost": cost,
+        "per_million": Money(cost.femto * TOKENS_A_PRICE // tokens) if tokens else None,
+    }
 
 
-def tokens(ctx: PageContext) -> UsageChart:
+def tokens(ctx: PageContext) -> dict[str, Any]:
     """Return the tokens of each day by type."""
     now = query_of(ctx)
     days = _days(ctx, now)
@@ -137,7 +70,7 @@ def tokens(ctx: PageContext) -> UsageChart:
         ("Cached input", "cached", tuple(row["cache_read"] for row in days)),
     )
     if not any(any(values) for _, _, values in kinds):
-        return UsageChart(None, now.date_range.label)
+        return {"chart": None, "date_range": now.date_range.label}
     series = tuple(
         Series(label, kind, values, "area", summed(values))
         for label, kind, values in kinds
@@ -146,15 +79,15 @@ def tokens(ctx: PageContext) -> UsageChart:
     message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
     of = f"Tokens by type and day, {now.date_range.label}: {message}"
-    return UsageChart(Chart("tokens", of, at, series, "tokens", stacked=True), now.date_range.label)
+    return {"chart": Chart("tokens", of, at, series, "tokens", stacked=True)}
 
 
-def cost(ctx: PageContext) -> UsageChart:
+def cost(ctx: PageContext) -> dict[str, Any]:
     """Return the cost of each day, and what it would be without caches."""
     now = query_of(ctx)
     days = _days(ctx, now)
     if not any(row["cost_femto"] for row in days):
-        return UsageChart(None, now.date_range.label)
+        return {"chart": None, "date_range": now.date_range.label}
     spent = tuple(row["cost_femto"] for row in days)
     without = tuple(row["cost_femto"] + row["saved_femto"] for row in days)
     series = [Series("Cost", "spend", spent, "area", Money(sum(spent)).text)]
@@ -162,58 +95,51 @@ def cost(ctx: PageContext) -> UsageChart:
         series.append(Series("Without caches", "goal", without, "dots", Money(sum(without)).text))
     message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
-    return UsageChart(
-        Chart("cost", f"Cost by day, {now.date_range.label}: {message}", at, tuple(series), "usd"), now.date_range.label
-    )
+    return {"chart": Chart("cost", f"Cost by day, {now.date_range.label}: {message}", at, tuple(series), "usd")}
 
 
-def caches(ctx: PageContext) -> CachePerformance:
+def caches(ctx: PageContext) -> dict[str, Any]:
+    """Return the savings of the prompt cache, and the reasons of cache misses, most tokens first."""
     now = query_of(ctx)
     rows = sums(now.question, group_by=("miss_reason",))
     counts = total(rows)
     missed = sorted((row for row in rows if row["miss_reason"]), key=lambda row: -row["uncached"])
     all_missed = sum(row["uncached"] for row in missed)
     billed, saved = Money(counts["cost_femto"]), Money(counts["saved_femto"])
-    return CachePerformance(
-        saved,
-        billed + saved,
-        billed,
-        share(counts["cache_read"], _all_input(counts)),
-        counts["cache_read"],
-        _all_input(counts),
-        counts["answer_hit_input"] + counts["answer_hit_output"],
-        tuple(_miss(row, all_missed) for row in missed),
-    )
+    return {
+        "saved": saved,
+        "without": billed + saved,
+        "billed": billed,
+        "hit": share(counts["cache_read"], _all_input(counts)),
+        "hit_tokens": counts["cache_read"],
+        "input_tokens": _all_input(counts),
+        "answer_tokens": counts["answer_hit_input"] + counts["answer_hit_output"],  # saved by cached responses
+        "misses": [_miss(row, all_missed) for row in missed],
+        "all_missed": all_missed,
+    }
 
 
-def _miss(row: Mapping[str, Any], all_missed: int) -> CacheMissReason:
+def _miss(row: Mapping[str, Any], all_missed: int) -> dict[str, Any]:
     label, message = REASONS.get(row["miss_reason"], (row["miss_reason"].replace("_", " "), ""))
-    return CacheMissReason(
-        label, message, accepted(row), row["uncached"], share(row["uncached"], all_missed), all_missed
-    )
+    tokens = row["uncached"]
+    part = share(tokens, all_missed)
+    return {"label": label, "message": message, "accepted": accepted(row), "uncached": tokens, "part": part}
 
 
-def rejections(ctx: PageContext) -> Rejections:
+def rejections(ctx: PageContext) -> dict[str, Any]:
     """Return the requests answered with 429, by limit or budget."""
     now = query_of(ctx)
     traffic = rates(ctx.tenant.pk, now.date_range.start, now.date_range.end, "day")
     params = {name: value for name, value in ctx.query.items() if name in ("range", "from", "to")}
-    log = ctx.url("requests")
-    bounds = tuple(
-        RejectionLimit(
-            bound_label(limit.kind, limit.scope, limit.name, limit.model),
-            limit.kind,
-            limit.requests,
-            share(limit.requests, traffic.total.limited),
-            ctx.url("budgets") if limit.kind == "budget" else "",
-        )
-        for limit in traffic.bounds[:MAX_LIMITS]
-    )
-    return Rejections(
-        traffic.total.limited,
-        traffic.total.requests,
-        share(traffic.total.limited, traffic.total.requests),
-        bounds,
-        f"{log}?{urlencode({**params, 'outcome': RequestOutcome.LIMITED.value})}" if log else "",
-        any(ctx.query.get(name) for name in ("model", "key", "project")),
-    )
+    limited = traffic.total.limited
+    return {
+        "total": traffic.total,
+        "part": share(limited, traffic.total.requests),
+        "bounds": [
+            (limit, bound_label(limit.kind, limit.scope, limit.name, limit.model), share(limit.requests, limited))
+            for limit in traffic.bounds[:MAX_LIMITS]
+        ],
+        "log_url": with_query(ctx.url("requests"), **params, outcome=RequestOutcome.LIMITED.value),
+        # The page is filtered, these numbers are not.
+        "filtered": any(ctx.query.get(name) for name in ("model", "key", "project")),
+    }

@@ -5,21 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.http import Http404, HttpResponse
+from django.http import HttpResponse
 from django.urls import path
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
-from frontend.core.one_time_secrets import OnceForm, create_secret, take_secret
+from frontend.core.one_time_secrets import OnceForm, secret_form_view, take_secret
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import redirect_with_message, render_form_errors, render_page
+from frontend.core.rendering import redirect_with_message, render_page
 from frontend.tenant.webhooks import page
 from tenants.actions import webhooks as actions
-from tenants.models import WebhookDelivery, WebhookEndpoint
+from tenants.models import WebhookEndpoint
 from tenants.permissions import Permission
 from tenants.webhooks.event_types import EVENT_TYPES
+from tenants.webhooks.queries import deliveries
 
 PANELS = Panels(
     "webhooks-panel",
@@ -58,49 +59,31 @@ class NewEndpointForm(OnceForm, EndpointForm):
 def webhooks(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = page.filters(ctx)
-    new_url = ctx.url("webhooks-new") if ctx.may(Permission.WEBHOOKS_WRITE) else ""
-    return render_page(ctx, "webhooks/page.html", "Webhooks", panels=PANELS, filters=filters, new_url=new_url)
+    return render_page(ctx, "webhooks/page.html", "Webhooks", panels=PANELS, filters=filters)
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
 def endpoint(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        found = page.endpoint(ctx, ctx.arguments["endpoint"])
-    if found is None:
-        raise Http404
-    actions = ("edit", "rotate", "test", "toggle", "delete")
-    urls = {action: ctx.url(f"webhooks-{action}", ctx.arguments["endpoint"]) for action in actions}
-    log_url = f"{ctx.url('webhooks')}?endpoint={ctx.arguments['endpoint']}"
-    context: dict[str, Any] = {
-        "endpoint": found,
-        "urls": urls,
-        "log_url": log_url,
-        "may": ctx.may(Permission.WEBHOOKS_WRITE),
-    }
-    return render_page(ctx, "webhooks/detail.html", "Endpoint", breadcrumbs=_crumbs(ctx), **context)
+        found = page.endpoint(ctx)
+    return render_page(ctx, "webhooks/detail.html", "Endpoint", breadcrumbs=_crumbs(ctx), **found)
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
 def delivery(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        found = page.delivery_detail(ctx, ctx.arguments["delivery"])
-    if found is None:
-        raise Http404
-    return render_page(ctx, "webhooks/delivery.html", "Delivery", breadcrumbs=_crumbs(ctx), story=found)
+        found = page.delivery_detail(ctx)
+    return render_page(ctx, "webhooks/delivery.html", "Delivery", breadcrumbs=_crumbs(ctx), **found)
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def new(ctx: PageContext) -> HttpResponse:
-    form = NewEndpointForm(bound_data(ctx))
-    title, sheet = "Add endpoint", {"action": ctx.request.path, "submit": "Add endpoint", **_sheet(ctx)}
-    if ctx.request.method != "POST":
-        return render_page(ctx, "frontend/form.html", title, form=form, **sheet)
-
     def create(data: dict[str, Any]) -> tuple[str, str]:
         row, secret = actions.do_create_endpoint(ctx.tenant, data.pop("url"), **data)
         return ctx.url("webhooks-secret", row.pk), secret
 
-    return create_secret(ctx, form, create) or render_form_errors(ctx, "frontend/form.html", title, form, **sheet)
+    form = NewEndpointForm(bound_data(ctx))
+    return secret_form_view(ctx, "Add endpoint", form, create, submit="Add endpoint", **_sheet(ctx))
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
@@ -121,17 +104,13 @@ def edit(ctx: PageContext) -> HttpResponse:
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def rotate(ctx: PageContext) -> HttpResponse:
     row = _endpoint(ctx)
-    form = OnceForm(bound_data(ctx))
-    title = "Rotate secret"
-    effect = "Creates a new secret, shown once. Events are signed with both secrets for 24 hours."
-    sheet = {"action": ctx.request.path, "submit": "Rotate", "effect": effect, **_sheet(ctx)}
-    if ctx.request.method != "POST":
-        return render_page(ctx, "frontend/form.html", title, form=form, **sheet)
 
     def change(_: dict[str, Any]) -> tuple[str, str]:
         return ctx.url("webhooks-secret", row.pk), actions.do_rotate_webhook_secret(row)
 
-    return create_secret(ctx, form, change) or render_form_errors(ctx, "frontend/form.html", title, form, **sheet)
+    effect = "Creates a new secret, shown once. Events are signed with both secrets for 24 hours."
+    form = OnceForm(bound_data(ctx))
+    return secret_form_view(ctx, "Rotate secret", form, change, submit="Rotate", effect=effect, **_sheet(ctx))
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE)
@@ -203,11 +182,7 @@ def delete(ctx: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def replay(ctx: PageContext) -> HttpResponse:
-    with ctx.scope():
-        rows = WebhookDelivery.objects.for_tenant(ctx.tenant).select_related("event", "endpoint")
-        row = rows.filter(pk=ctx.arguments["delivery"]).first()
-    if row is None:
-        raise Http404
+    row = ctx.get(lambda: deliveries(ctx.tenant.pk).filter(pk=ctx.arguments["delivery"]))
     return form_view(
         ctx,
         "Replay delivery",
@@ -221,13 +196,7 @@ def replay(ctx: PageContext) -> HttpResponse:
 
 
 def _endpoint(ctx: PageContext) -> WebhookEndpoint:
-    with ctx.scope():
-        row: WebhookEndpoint | None = (
-            WebhookEndpoint.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["endpoint"]).first()
-        )
-    if row is None:
-        raise Http404
-    return row
+    return ctx.get(lambda: WebhookEndpoint.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["endpoint"]))
 
 
 def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from inference_worker.contract.config import EngineConfig
 from inference_worker.contract.encoder_config import EncoderConfig
-from inference_worker.contract.request import Request, RequestError, RequestOutput, RequestRejected, TokenUsage
+from inference_worker.contract.request import Request, RequestError, RequestOutput, RequestRejected, TokenCounts
 from inference_worker.engine.embeddings.embedding_metrics import EmbeddingMetrics
 from inference_worker.engine.embeddings.embedding_runner import Embedder, EmbeddingRunner, Vectors
 from inference_worker.engine.engine import EngineStats
@@ -163,7 +163,7 @@ class EmbeddingEngine:
         del self._tasks[task.name]
         if task.unscheduled:
             self._waiting.remove(task.sequence)
-        output.usage = TokenUsage(uncached=task.scheduled_tokens)
+        output.usage = TokenCounts(uncached=task.scheduled_tokens)
         output.scheduled_at = task.sequence.group.scheduled_at
         if output.finish_reason == "stop":
             output.vectors = task.vectors()
@@ -206,7 +206,7 @@ class _Task:
         self.scheduled_tokens += tokens
         if tokens:
             group.scheduled_at = now if group.scheduled_at is None else group.scheduled_at
-            group.prompt_usage = TokenUsage(uncached=self.scheduled_tokens)
+            group.prompt_usage = TokenCounts(uncached=self.scheduled_tokens)
 
     def take(self, n: int, vector: Vectors) -> None:
         self._found[n] = vector

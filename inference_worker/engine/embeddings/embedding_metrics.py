@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.metric_families import Histogram, MetricsSnapshot
-from inference_worker.contract.request import RequestOutput, TokenUsage
+from inference_worker.contract.request import RequestOutput, TokenCounts
 from inference_worker.engine.scheduling.sequence import RequestGroup
 
 _FINISHED = {"stop": "stop", "cancelled": "abort"}  # vLLM's words
@@ -42,7 +42,7 @@ class EmbeddingMetrics:
 
     def finished(self, group: RequestGroup, output: RequestOutput, now: float) -> None:
         """Record a request that ended with `output`."""
-        usage = output.usage or TokenUsage()
+        usage = output.usage or TokenCounts()
         if output.error is not None:
             self._finished["error"] += 1
             self._errors[output.error.code] = self._errors.get(output.error.code, 0) + 1

@@ -45,9 +45,6 @@ class Pins:
     def __getitem__(self, block_hash: bytes) -> Pin:
         return self._pins[block_hash]
 
-    def held_by(self, tenant: str) -> int:
-        return self._num_pins[tenant]
-
     def add(self, block_hash: bytes, tenant: str, seconds: int, index: int, now: float) -> bool:
         """Pin a hash for `seconds` from now, or keep a later expiry. Return False if a limit is reached."""
         if block_hash in self._pins:

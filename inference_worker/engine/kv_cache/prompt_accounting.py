@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from inference_worker.contract.request import CacheReport, TokenUsage
+from inference_worker.contract.request import CacheReport, TokenCounts
 from inference_worker.engine.kv_cache.block_pool import BlockPool
 from inference_worker.engine.kv_cache.pins import Pins
 from inference_worker.engine.kv_cache.prefix_history import PrefixHistory
@@ -53,7 +53,7 @@ class PromptAccounting:
             pinned = max(pinned, end)
         read = cached * size
         uncached = seq.num_prompt_tokens - read - sum(written.values())
-        seq.group.prompt_usage = TokenUsage(uncached, read, written[300], written[3600])
+        seq.group.prompt_usage = TokenCounts(uncached, read, written[300], written[3600])
         seq.group.cache_report = CacheReport(report.miss, report.changed_at, unpinned)
 
     def _pin(self, seq: Sequence, block_hash: bytes, seconds: int, index: int, now: float) -> bool:

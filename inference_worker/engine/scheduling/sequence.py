@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 from inference_worker.contract.detokenizer import Detokenizer
-from inference_worker.contract.request import CacheReport, FinishReason, Request, TokenLogprobs, TokenUsage
+from inference_worker.contract.request import CacheReport, FinishReason, Request, TokenCounts, TokenLogprobs
 from inference_worker.contract.validation import needs_history
 from inference_worker.engine.structured_output.grammars import Grammar
 
@@ -25,8 +27,6 @@ class Timeline:
     last_token_at: float | None = None  # the engine's clock
     gaps: int = 0  # number of gaps between tokens
     gap_sum: float = 0.0  # seconds
-    longest_gap: float = 0.0
-    steps: int = 0  # steps that computed the sequence
 
 
 class RequestGroup:
@@ -35,7 +35,7 @@ class RequestGroup:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.sequences: list[Sequence] = []
-        self.prompt_usage: TokenUsage | None = None  # fixed when first scheduled
+        self.prompt_usage: TokenCounts | None = None  # fixed when first scheduled
         self.cache_report = CacheReport()
         self.pins: dict[bytes, int] = {}  # hashes that were pinned, or read by a pin of another replica -> seconds
         self.scheduled_at: float | None = None  # the engine's clock at its first step
@@ -43,11 +43,11 @@ class RequestGroup:
         self.first_token_at: float | None = None  # of any sequence
         self.reused_tokens = 0  # cached prompt tokens that were not computed
 
-    def usage(self) -> TokenUsage:
+    def usage(self) -> TokenCounts:
         """Return the tokens by billing class. A request that was never scheduled has no usage."""
         if self.prompt_usage is None:
-            return TokenUsage()
-        return replace(self.prompt_usage, output=sum(seq.num_output_tokens for seq in self.sequences))
+            return TokenCounts()
+        return msgspec.structs.replace(self.prompt_usage, output=sum(seq.num_output_tokens for seq in self.sequences))
 
     @property
     def finished(self) -> bool:
@@ -121,7 +121,7 @@ class Sequence:
     def scheduled_at(self) -> float | None:
         return self.group.scheduled_at
 
-    def usage(self) -> TokenUsage:
+    def usage(self) -> TokenCounts:
         """Return the request's tokens by billing class, of all its sequences."""
         return self.group.usage()
 

@@ -11,24 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from inference_worker.contract.request import RequestRejected
+from inference_worker.contract.schema_keywords import LISTED, MAX_SCHEMA_DEPTH, NAMED, SINGLE, UNENFORCEABLE
 
 MAX_SCHEMA_BYTES = 256 << 10
-MAX_SCHEMA_DEPTH = 64
 
 Schema = dict[str, Any]
 
-# Keywords whose values are a schema, schemas by name, and a list of schemas.
-_SINGLE = ("additionalItems", "additionalProperties", "items")
-_NAMED = ("$defs", "definitions", "patternProperties", "properties")
-_LISTED = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-
-_UNSUPPORTED = frozenset(
-    (
-        "$dynamicRef", "$recursiveAnchor", "$recursiveRef", "contains", "contentEncoding", "contentMediaType",
-        "contentSchema", "dependencies", "dependentRequired", "dependentSchemas", "else", "if", "maxContains",
-        "minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties", "uniqueItems",
-    )
-)  # fmt: skip
 _V1 = "https://json-schema.org/v1"
 _DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
 
@@ -86,16 +74,16 @@ def _rewritten(schema: Any, pointer: str, depth: int, param: str) -> Any:
     for keyword in _refused(schema, depth):
         raise RequestRejected("unsupported_schema", f"{keyword} (at {pointer}) is not supported", param)
     rewritten = dict(schema)
-    for keyword in _SINGLE:
+    for keyword in SINGLE:
         if isinstance(schema.get(keyword), dict):
             rewritten[keyword] = _rewritten(schema[keyword], f"{pointer}/{keyword}", depth + 1, param)
-    for keyword in _NAMED:
+    for keyword in NAMED:
         if isinstance(schema.get(keyword), dict):
             rewritten[keyword] = {
                 name: _rewritten(value, f"{pointer}/{keyword}/{name}", depth + 1, param)
                 for name, value in schema[keyword].items()
             }
-    for keyword in _LISTED:
+    for keyword in LISTED:
         if isinstance(schema.get(keyword), list):
             rewritten[keyword] = [
                 _rewritten(value, f"{pointer}/{keyword}/{i}", depth + 1, param)
@@ -108,7 +96,7 @@ def _rewritten(schema: Any, pointer: str, depth: int, param: str) -> Any:
 
 def _refused(schema: Schema, depth: int) -> Iterator[str]:
     for keyword in schema:
-        if keyword in _UNSUPPORTED and not (keyword == "uniqueItems" and schema[keyword] is False):
+        if keyword in UNENFORCEABLE and not (keyword == "uniqueItems" and schema[keyword] is False):
             yield keyword
     if depth and ("$id" in schema or "id" in schema):
         yield "$id below the top"

@@ -1,55 +1,27 @@
-"""The engine's telemetry: records of requests and steps, and cumulative metrics. Does not import torch.
+"""The engine's metrics. Does not import torch.
 
 Times of requests are the engine's clock. Separate prefill and decode times of a step are an estimate, because one
-forward
-pass computes both: its time is divided in proportion to their floating-point operations.
+forward pass computes both: its time is divided in proportion to their floating-point operations.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence as Items
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.metric_families import Histogram, MetricsSnapshot
-from inference_worker.contract.request import FinishReason, MissReason, RequestOutput, ServiceClass, TokenUsage
+from inference_worker.contract.request import TOKEN_CLASSES, RequestOutput
 from inference_worker.engine.telemetry.roofline import BatchShape, Roofline, StepCost
 
 if TYPE_CHECKING:
     from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
-    from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence, Timeline
+    from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence
 
-MAX_RECORDS = 512  # of the last requests and steps; MFU and bandwidth use are averages of these steps
+MAX_RECENT_STEPS = 512  # MFU and bandwidth use are averages of these
 
 # vLLM's finish reasons; its dashboards group by them.
 _FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort"}
-_TOKEN_CLASSES = tuple(field.name for field in fields(TokenUsage))
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRequestRecord:
-    """One request with all its sequences, from its arrival to its end. Durations are in seconds."""
-
-    request_id: str
-    tenant: str
-    service_class: ServiceClass
-    finish_reason: FinishReason | None  # of the sequence that ended last; None: the request failed
-    error_code: str | None
-    arrived_at: float  # the engine's clock
-    queue_seconds: float  # arrival to first step, or to the end if it never started
-    prefill_seconds: float | None  # first step to first token; None without a token
-    ttft_seconds: float | None  # arrival to first token
-    decode_seconds: float | None  # first token to end
-    mean_itl_seconds: float | None  # None: no sequence has two tokens
-    max_itl_seconds: float | None
-    e2e_seconds: float  # arrival to end
-    usage: TokenUsage
-    cached_tokens: int  # cached prompt tokens that were not computed; `usage.cache_read` is billed
-    miss: MissReason | None
-    preemptions: int
-    steps: int  # sum over its sequences
 
 
 class StepSeconds(NamedTuple):
@@ -61,56 +33,36 @@ class StepSeconds(NamedTuple):
     total: float  # without the time before the previous step's end
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step: its batch, the engine's state after it, and its costs."""
+class _RecentStep(NamedTuple):
+    """What MFU and bandwidth use need of a step."""
 
-    sequences: int
-    decodes: int  # sequences that compute one token
-    prefill_tokens: int
-    running: int
-    waiting: int
-    kv_blocks: int
-    kv_blocks_used: int
-    seconds: StepSeconds
-    prefill_seconds: float  # of the forward pass; see the module's docstring
-    cost: StepCost
-    mfu: float  # share of the device's peak during the forward pass; 0: the peak is not known
-    bandwidth_use: float  # the same
-
-    @property
-    def decode_seconds(self) -> float:
-        return self.seconds.forward - self.prefill_seconds
-
-    @property
-    def tokens(self) -> int:
-        return self.prefill_tokens + self.decodes
+    forward_seconds: float
+    flops: int
+    moved_bytes: int
 
 
 class EngineMetrics:
-    """The metrics of one engine, and the records of its last requests and steps.
+    """The metrics of one engine.
 
-    Only the engine's thread writes. Any thread may call `snapshot`, `requests` and `steps`. Each returned number was
-    correct at
-    some moment of the call, and counters never decrease.
+    Only the engine's thread writes. Any thread may call `snapshot`. Each returned number was correct at some moment of
+    the call, and counters never decrease.
     """
 
-    def __init__(self, scheduler: Scheduler, roofline: Roofline, *, max_records: int = MAX_RECORDS) -> None:
+    def __init__(self, scheduler: Scheduler, roofline: Roofline, *, max_recent_steps: int = MAX_RECENT_STEPS) -> None:
         self._scheduler = scheduler
         self._roofline = roofline
-        self._requests: deque[EngineRequestRecord] = deque(maxlen=max_records)
-        self._steps: deque[StepRecord] = deque(maxlen=max_records)
+        self._recent: deque[_RecentStep] = deque(maxlen=max_recent_steps)
         self._histograms = {family.name: Histogram(family.buckets) for family in families.HISTOGRAMS}
         self._ttft, self._itl = self._histograms[families.TTFT], self._histograms[families.ITL]
         self._iteration = self._histograms[families.ITERATION_TOKENS]
         self._duration = self._histograms[families.STEP_DURATION]
         self._gaps: list[float] = []  # of the current step
-        self._recent_forward = 0.0  # sum over the stored steps, as the next two
+        self._recent_forward = 0.0  # sum over the recent steps, as the next two
         self._recent_flops = self._recent_bytes = 0
         self._finished = dict.fromkeys((*_FINISHED.values(), "error"), 0)
         self._errors: dict[str, int] = {}
         self._misses: dict[str, int] = {}
-        self._billed = dict.fromkeys(_TOKEN_CLASSES, 0)
+        self._billed = dict.fromkeys(TOKEN_CLASSES, 0)
         self._queries = self._hits = 0
         self._flops = self._bytes_read = self._bytes_written = 0
         self._prefill_tokens = self._decode_tokens = 0
@@ -132,8 +84,6 @@ class EngineMetrics:
             gap = now - timeline.last_token_at
             timeline.gaps += 1
             timeline.gap_sum += gap
-            if gap > timeline.longest_gap:
-                timeline.longest_gap = gap
             self._gaps.append(gap)
         elif group.first_token_at is None:
             group.first_token_at = now
@@ -156,62 +106,40 @@ class EngineMetrics:
         moved = cost.bytes_read + cost.bytes_written
         prefill_seconds = seconds.forward * cost.prefill_flops / flops if flops else 0.0
         self._count(batch, shape, cost, seconds, prefill_seconds)
-        scheduler = self._scheduler
-        pool = scheduler.cache.pool
-        record = StepRecord(
-            len(batch.scheduled),
-            shape.decodes,
-            shape.prefill_tokens,
-            len(scheduler.running),
-            len(scheduler.waiting),
-            pool.num_blocks,
-            pool.num_held,
-            seconds,
-            prefill_seconds,
-            cost,
-            self._roofline.mfu(flops, seconds.forward),
-            self._roofline.bandwidth_use(moved, seconds.forward),
-        )
-        if len(self._steps) == self._steps.maxlen:
-            oldest = self._steps[0]
-            self._recent_forward -= oldest.seconds.forward
-            self._recent_flops -= oldest.cost.prefill_flops + oldest.cost.decode_flops
-            self._recent_bytes -= oldest.cost.bytes_read + oldest.cost.bytes_written
+        if len(self._recent) == self._recent.maxlen:
+            oldest = self._recent[0]
+            self._recent_forward -= oldest.forward_seconds
+            self._recent_flops -= oldest.flops
+            self._recent_bytes -= oldest.moved_bytes
         self._recent_forward += seconds.forward
         self._recent_flops += flops
         self._recent_bytes += moved
-        self._steps.append(record)
+        self._recent.append(_RecentStep(seconds.forward, flops, moved))
 
     def finished(self, group: RequestGroup, output: RequestOutput, now: float) -> None:
         """Record the end of a request with its last output."""
-        record = _request_record(group, output, now)
-        self._requests.append(record)
-        if record.error_code is None:
-            self._finished[_FINISHED[record.finish_reason or "cancelled"]] += 1
-            for token_class in _TOKEN_CLASSES:
-                self._billed[token_class] += getattr(record.usage, token_class)
+        usage, begun, first = group.usage(), group.scheduled_at, group.first_token_at
+        if output.error is None:
+            self._finished[_FINISHED[output.finish_reason or "cancelled"]] += 1
+            for token_class in TOKEN_CLASSES:
+                self._billed[token_class] += getattr(usage, token_class)
         else:
             self._finished["error"] += 1
-            self._errors[record.error_code] = self._errors.get(record.error_code, 0) + 1
-        self._observe(families.E2E, record.e2e_seconds)
-        self._observe(families.QUEUE_TIME, record.queue_seconds)
-        if group.scheduled_at is None:
+            self._errors[output.error.code] = self._errors.get(output.error.code, 0) + 1
+        self._observe(families.E2E, now - group.arrived_at)
+        self._observe(families.QUEUE_TIME, (now if begun is None else begun) - group.arrived_at)
+        if begun is None:
             return
-        self._observe(families.INFERENCE_TIME, now - group.scheduled_at)
-        self._observe(families.PREFILL_TIME, record.prefill_seconds)
-        self._observe(families.DECODE_TIME, record.decode_seconds)
-        self._observe(families.TPOT, record.mean_itl_seconds)
-        self._observe(families.REQUEST_PROMPT, record.usage.prompt)
-        self._observe(families.REQUEST_GENERATION, record.usage.output)
-        self._observe(families.REQUEST_COMPUTED, record.usage.prompt - record.cached_tokens)
-
-    def requests(self) -> list[EngineRequestRecord]:
-        """Return the last requests that ended, oldest first."""
-        return list(self._requests)
-
-    def steps(self) -> list[StepRecord]:
-        """Return the last steps, oldest first."""
-        return list(self._steps)
+        self._observe(families.INFERENCE_TIME, now - begun)
+        if first is not None:
+            self._observe(families.PREFILL_TIME, first - begun)
+            self._observe(families.DECODE_TIME, now - first)
+        timelines = [seq.timeline for seq in group.sequences]
+        if gaps := sum(timeline.gaps for timeline in timelines):
+            self._observe(families.TPOT, sum(timeline.gap_sum for timeline in timelines) / gaps)
+        self._observe(families.REQUEST_PROMPT, usage.prompt)
+        self._observe(families.REQUEST_GENERATION, usage.output)
+        self._observe(families.REQUEST_COMPUTED, usage.prompt - group.reused_tokens)
 
     def snapshot(self) -> MetricsSnapshot:
         """Return all values."""
@@ -285,17 +213,15 @@ class EngineMetrics:
             if miss is not None:
                 self._misses[miss] = self._misses.get(miss, 0) + 1
 
-    def _observe(self, name: str, value: float | None) -> None:
-        if value is not None:
-            self._histograms[name].observe(value)
+    def _observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
 
 
 def _shape(batch: SchedulerOutput) -> BatchShape:
-    """Return the counts of the batch, and count the step for each of its sequences."""
+    """Return the counts of the batch."""
     decodes = prefill_tokens = decode_pairs = prefill_pairs = kv_tokens = samples = 0
     for scheduled in batch.scheduled:
         count, start = scheduled.num_new_tokens, scheduled.start
-        scheduled.seq.timeline.steps += 1
         kv_tokens += start + count
         samples += scheduled.samples
         if count == 1:
@@ -305,29 +231,3 @@ def _shape(batch: SchedulerOutput) -> BatchShape:
             prefill_tokens += count
             prefill_pairs += count * start + count * (count + 1) // 2
     return BatchShape(decodes, prefill_tokens, decode_pairs, prefill_pairs, kv_tokens, samples)
-
-
-def _request_record(group: RequestGroup, output: RequestOutput, now: float) -> EngineRequestRecord:
-    request, begun, first = group.request, group.scheduled_at, group.first_token_at
-    timelines: Items[Timeline] = [seq.timeline for seq in group.sequences]
-    gaps = sum(t.gaps for t in timelines)
-    return EngineRequestRecord(
-        request_id=request.request_id,
-        tenant=request.tenant,
-        service_class=request.service_class,
-        finish_reason=output.finish_reason,
-        error_code=output.error.code if output.error else None,
-        arrived_at=group.arrived_at,
-        queue_seconds=(now if begun is None else begun) - group.arrived_at,
-        prefill_seconds=None if begun is None or first is None else first - begun,
-        ttft_seconds=None if first is None else first - group.arrived_at,
-        decode_seconds=None if first is None else now - first,
-        mean_itl_seconds=sum(t.gap_sum for t in timelines) / gaps if gaps else None,
-        max_itl_seconds=max(t.longest_gap for t in timelines) if gaps else None,
-        e2e_seconds=now - group.arrived_at,
-        usage=group.usage(),
-        cached_tokens=group.reused_tokens,
-        miss=group.cache_report.miss,
-        preemptions=sum(seq.preemptions for seq in group.sequences),
-        steps=sum(t.steps for t in timelines),
-    )

@@ -1,7 +1,4 @@
-"""The reference of all commands as Markdown, generated from the commands themselves.
-
-python -m millrace.cli.command_reference > docs/cli.md
-"""
+"""The reference of all commands as Markdown, generated from the commands. `make docs-reference` writes it."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ from millrace.cli import root
 from millrace.cli.app import EXIT_CODES
 
 
-def commands_as_markdown() -> str:
-    """Return a page with each command's arguments, options and example."""
+def commands_as_markdown(note: str = "") -> str:
+    """Return a page with each command's arguments, options and example. `note` goes below its title."""
     codes = EXIT_CODES.replace("\n", " ")
-    lines = ["# Command line", "", f"{codes[0].upper()}{codes[1:]}.", ""]
+    lines = ["# Command line", "", *([note] if note else []), f"{codes[0].upper()}{codes[1:]}.", ""]
     for name, command in _commands(root, "millrace"):
         lines += _section(name, command)
     return "\n".join(lines).rstrip() + "\n"
@@ -39,7 +36,7 @@ def _section(name: str, command: click.Command) -> list[str]:
     if isinstance(command, click.Group):
         return lines
     pieces = command.collect_usage_pieces(click.Context(command))
-    lines += ["```sh", " ".join([name, *pieces]), getattr(command, "example", ""), "```", ""]
+    lines += ["```text", " ".join([name, *pieces]), getattr(command, "example", ""), "```", ""]
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     if options:
         lines += ["| option | description |", "|---|---|"]
@@ -58,7 +55,3 @@ def _option_title(option: click.Option) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
-
-
-if __name__ == "__main__":
-    print(commands_as_markdown(), end="")

@@ -64,7 +64,7 @@ def up(data_dir: str | None, port: str | None, check: bool) -> None:
 
 
 @click.command(cls=_Config)
-@click.option("--markdown", is_flag=True, help="Print the table of docs/configuration.md.")
+@click.option("--markdown", is_flag=True, help="Print the table of docs/reference/configuration.md.")
 @click.option("--write", metavar="FILE", help="Replace the table between its marks in this document.")
 def config(markdown: bool, write: str | None) -> None:
     """List all settings."""

@@ -40,6 +40,7 @@ ScopesEnum = Literal["inference", "manage", "models", "endpoints"]
 StatusEnum = Literal["active", "suspended", "purged"]
 TierEnum = Literal["standard", "batch", "flex", "priority"]
 UnitEnum = Literal["money", "tokens", "requests"]
+UnknownParametersEnum = Literal["default", "reject", "warn"]
 WebhookDeliveryState = Literal["pending", "delivered", "failed"]
 
 
@@ -711,6 +712,7 @@ class RequestRecord(TypedDict):
     price_version: int | None
     dry_run_rejections: int  # number of dry-run limits that would have rejected the request
     batch_line: int | None
+    ignored: list[str]  # Request fields that were accepted without effect.
 
 
 class RequestStory(TypedDict):
@@ -782,6 +784,8 @@ class Tenant(TypedDict):
     created_at: str
     purge_after: str | None
     content_retention_days: int  # retention of prompts and completions; 0: not stored
+    unknown_parameters: UnknownParametersEnum
+    allowed_origins: list[str]
 
 
 class Tokens(TypedDict):

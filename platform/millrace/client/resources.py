@@ -63,6 +63,7 @@ from millrace.client.models import (
     TaxRule,
     Tenant,
     UnitEnum,
+    UnknownParametersEnum,
     Usage,
     UsageEvent,
     User,
@@ -1521,16 +1522,37 @@ class TenantResource:
         """Return the tenant."""
         return cast("Tenant", self._http.call("GET", "tenant"))
 
-    def update(self, *, name: str | Omit = OMIT, content_retention_days: int | Omit = OMIT) -> Tenant:
-        """Change the tenant's name or the retention of prompts and completions.
+    def update(
+        self,
+        *,
+        name: str | Omit = OMIT,
+        content_retention_days: int | Omit = OMIT,
+        unknown_parameters: UnknownParametersEnum | Omit = OMIT,
+        allowed_origins: Sequence[str] | Omit = OMIT,
+    ) -> Tenant:
+        """Change the tenant's name, retention of content, handling of unknown parameters, or allowed origins.
 
         Args:
             content_retention_days: Days for which prompts and completions are stored in the request log; 0: not
                 stored.
+            unknown_parameters: Whether unknown fields of inference requests are rejected with a 400 (reject), or
+                dropped and named in the header x-millrace-ignored (warn); default: the platform's
+                setting.
+            allowed_origins: Origins of web pages that may call /v1 with the tenant's keys, such as https://host; *:
+                any.
         """
         return cast(
             "Tenant",
-            self._http.call("PATCH", "tenant", body={"name": name, "content_retention_days": content_retention_days}),
+            self._http.call(
+                "PATCH",
+                "tenant",
+                body={
+                    "name": name,
+                    "content_retention_days": content_retention_days,
+                    "unknown_parameters": unknown_parameters,
+                    "allowed_origins": allowed_origins,
+                },
+            ),
         )
 
     def delete(self) -> None:

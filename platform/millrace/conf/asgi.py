@@ -14,12 +14,13 @@ django_application = get_asgi_application()
 
 from millrace.conf.console_bodies import BoundedBodies  # noqa: E402 - Django is set up first
 from millrace.gateway.app import lifespan  # noqa: E402
+from millrace.gateway.http.client_paths import with_client_paths  # noqa: E402
 from millrace.gateway.routes import ROUTES, SOCKETS  # noqa: E402
 
 web_application: Any = BoundedBodies(django_application)
 application = ProtocolTypeRouter(
     {
-        "http": URLRouter([*ROUTES, re_path("", web_application)]),
+        "http": with_client_paths(URLRouter([*ROUTES, re_path("", web_application)])),
         "websocket": URLRouter(SOCKETS),
         "lifespan": lifespan,
     }

@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from inference_worker.contract import env
 from inference_worker.contract.settings import SharedSettings, WorkerSettings
+
+UnknownParameters = Literal["reject", "warn"]
 
 
 def database(url: str) -> str:
@@ -78,6 +80,15 @@ def local_address(host: str) -> str:
     if not address.is_unspecified:
         return host
     return "127.0.0.1" if address.version == 4 else "::1"
+
+
+def unknown_parameters(text: str) -> UnknownParameters:
+    """Check the handling of unknown request fields."""
+    if text == "reject":
+        return "reject"
+    if text != "warn":
+        raise ValueError("must be reject or warn")
+    return "warn"
 
 
 def web_url(text: str) -> str:
@@ -142,7 +153,8 @@ class PlatformSettings(SharedSettings):
         "MILLRACE_ALLOWED_ORIGINS",
         env.words,
         default="",
-        help="origins of other sites whose pages may open WebSockets, such as https://host, comma-separated; *: any",
+        help="origins of other sites whose pages may call /v1 and open WebSockets, such as https://host,"
+        " comma-separated; *: any; a tenant can allow further ones for its keys",
     )
     debug: bool = env.env(
         "MILLRACE_DEBUG", env.boolean, default="false", help="Django's debug pages; never in production"
@@ -276,6 +288,13 @@ class PlatformSettings(SharedSettings):
         help="maximum size of a request body; lower if the key's models have short contexts; uploads of files and"
         " batches have separate limits",
     )
+    unknown_parameters: UnknownParameters = env.env(
+        "MILLRACE_UNKNOWN_PARAMETERS",
+        unknown_parameters,
+        default="warn",
+        help="unknown fields of inference requests: warn drops them and names them in the header x-millrace-ignored,"
+        " reject returns 400; a tenant can have its own value",
+    )
     prompt_processes: int = env.env(
         "MILLRACE_PROMPT_PROCESSES",
         env.integer(1, 64),
@@ -351,17 +370,13 @@ class PlatformSettings(SharedSettings):
 SETTINGS_CLASSES: tuple[type[Any], ...] = (PlatformSettings, WorkerSettings)
 
 
-CLIENT_VARIABLES = frozenset({"MILLRACE_URL", "MILLRACE_API_KEY", "MILLRACE_PROFILE"})  # of millrace.cli.profiles
-
-
 def reject_unknown(environ: Mapping[str, str] | None = None) -> None:
     """Check that every MILLRACE_ variable is a setting.
 
     Raises:
         SettingsError: lists the unknown variables, each with the most similar setting.
     """
-    names = env.unknown_names(os.environ if environ is None else environ, *SETTINGS_CLASSES)
-    unknown = [name for name in names if name not in CLIENT_VARIABLES]
+    unknown = env.unknown_names(os.environ if environ is None else environ, *SETTINGS_CLASSES)
     if not unknown:
         return
     known = [var.name.removeprefix("MILLRACE_") for var in env.variables(*SETTINGS_CLASSES)]

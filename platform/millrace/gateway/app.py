@@ -22,7 +22,6 @@ from billing.metering import status
 from inference_worker.contract import valkey
 from millrace.apps.batches.storage import Storage
 from millrace.conf.environment import PlatformSettings, platform_settings
-from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.admission.budget_admission import BudgetAdmission, RequestAdmission
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.admission.idempotency import IdempotencyStore
@@ -31,6 +30,7 @@ from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.catalog import ServedModel, load_catalog
+from millrace.gateway.core.cors import CrossOrigin
 from millrace.gateway.core.malloc import return_freed_memory
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.dispatch.dispatcher import Dispatcher
@@ -47,6 +47,7 @@ from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
 from millrace.gateway.routing.router import Router
 from tenants.isolation import db_roles
+from tenants.outbox.totals import TOTALS_KEY, read_totals
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +70,7 @@ class Gateway:
             kwargs={"autocommit": True},
         )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
+        self.cross_origin = CrossOrigin(settings.allowed_origins, self.database)
         self.active_requests = ActiveRequests()
         leases = BudgetLeaseStore(self.database, self.id, settings.request_timeout_seconds)
         self.budget_admission = BudgetAdmission(leases, self.broker, self.blocking_broker)
@@ -93,8 +95,9 @@ class Gateway:
         self.tenant_db = TenantConnectionPool(settings.database_url)
         self.storage = Storage(settings.data_dir)
         self.idempotency = IdempotencyStore(self.broker)
-        limits = RateLimitAdmission(self.broker, cached_token_limit_percent=settings.cached_token_limit_percent)
-        self.admission = RequestAdmission(limits, self.budget_admission)
+        self.admission = RequestAdmission(
+            self.broker, self.budget_admission, cached_token_limit_percent=settings.cached_token_limit_percent
+        )
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.disk = DiskWatch(settings.data_dir, settings.min_free_disk)
         self.service = InferenceService(
@@ -109,7 +112,13 @@ class Gateway:
         )
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)
-        self.prompts = PromptReader(self.router, self.admission, self.prompt_pool, settings.max_request_body_bytes)
+        self.prompts = PromptReader(
+            self.router,
+            self.admission,
+            self.prompt_pool,
+            settings.max_request_body_bytes,
+            settings.unknown_parameters,
+        )
         self.request_log = RequestLogWriter(self.tenant_db, self.id, self.metrics)
         batch_lines = BatchLineStore(self.tenant_db, self.id)
         self.batches = BatchRunner(
@@ -167,14 +176,16 @@ class Gateway:
             checks[f"model {spec.name}"] = "ok" if ready else "no replica is ready"
         return checks
 
-    async def read_settler_status(self) -> None:
-        """Read the settler's status for /metrics."""
+    async def read_job_metrics(self) -> None:
+        """Read the metrics of the settler and of the web jobs for /metrics."""
         try:
             payload: Any = await self.broker.get(status.STATUS_KEY)
+            outbox_totals: Any = await self.broker.hgetall(TOTALS_KEY)
         except redis.RedisError:
             return
         if payload is not None:
             self.metrics.settler.status = status.decode(payload)
+        self.metrics.outboxes.totals = tuple(read_totals(outbox_totals))
 
     async def _check_database(self) -> str:
         try:

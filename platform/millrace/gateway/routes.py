@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.urls import path, re_path
+from django.urls.resolvers import RoutePattern
 
-from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.consumer import METHODS, HttpConsumer
 from millrace.gateway.http.endpoints.batches import BatchEndpoint, BatchesEndpoint, CancelBatch, CreateBatch
 from millrace.gateway.http.endpoints.decisions import DecisionRecord
 from millrace.gateway.http.endpoints.feedback import SubmitFeedback
@@ -26,6 +27,7 @@ from millrace.gateway.http.endpoints.messages import CountTokens, Messages
 from millrace.gateway.http.endpoints.models import ModelEndpoint, ModelsEndpoint
 from millrace.gateway.http.endpoints.responses import CreateResponse, ResumeResponse
 from millrace.gateway.http.endpoints.resume import ResumeStream
+from millrace.gateway.http.endpoints.tokenization import Detokenize, Tokenize, TokenizerInfo
 from millrace.gateway.http.endpoints.websocket import realtime_chat, refuse_socket
 
 
@@ -35,13 +37,24 @@ def _application(consumer: type[HttpConsumer]) -> Callable[..., Any]:
 
 def _by_method(*consumers: type[HttpConsumer]) -> Callable[..., Any]:
     """Return an application that selects the consumer by method. The first consumer rejects other methods."""
-    applications = {consumer.method: _application(consumer) for consumer in consumers}
+    applications = {method: _application(consumer) for consumer in consumers for method in consumer.methods()}
     first = applications[consumers[0].method]
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
+        scope = {**scope, METHODS: tuple(applications)}
         await applications.get(scope["method"], first)(scope, receive, send)
 
+    application.consumers = consumers  # type: ignore[attr-defined]
     return application
+
+
+def documented_consumers() -> Iterator[tuple[str, type[HttpConsumer]]]:
+    """Yield each path of the API with its consumer, as docs/openapi.yaml lists them."""
+    for route in ROUTES:
+        pattern, callback = str(route.pattern), route.callback
+        if isinstance(route.pattern, RoutePattern) and pattern.startswith("v1/"):
+            for consumer in getattr(callback, "consumers", None) or (callback.consumer_class,):
+                yield f"/{pattern}", consumer
 
 
 # Channels routes to ASGI applications, where Django's `path` is typed for views.
@@ -68,6 +81,9 @@ ROUTES: list[Any] = [
     path("v1/streams/<str:request_id>", _application(ResumeStream)),
     path("v1/requests/<str:request_id>/decisions", _application(DecisionRecord)),
     path("v1/requests/<str:request_id>/feedback", _application(SubmitFeedback)),
+    path("tokenize", _application(Tokenize)),  # this and the next two as in vLLM
+    path("detokenize", _application(Detokenize)),
+    path("tokenizer_info", _application(TokenizerInfo)),
     path("healthz", _application(Healthz)),
     path("health", _application(Healthz)),  # the same path as in vLLM
     path("readyz", _application(Readyz)),

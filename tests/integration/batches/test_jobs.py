@@ -95,7 +95,7 @@ def make_batch(count: int, **fields: Any) -> Batch:
 
 def key_of(batch: Batch, project: int | None = None) -> ApiKeySnapshot:
     whose = (1, batch.tenant_id, project or batch.project_id)
-    return ApiKeySnapshot(*whose, "t", ("inference",), None, None, False, False, LimitSnapshot(), 1)
+    return ApiKeySnapshot(*whose, ("inference",), None, None, False, False, LimitSnapshot(), 1)
 
 
 @pytest_asyncio.fixture

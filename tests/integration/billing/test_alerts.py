@@ -279,7 +279,7 @@ def test_an_email_without_recipients_is_not_sent():
 
 
 def test_an_email_is_retried_with_the_same_id(tenant, monkeypatch):
-    from tenants.outbox import email_outbox
+    from tenants.outbox import delivery
 
     use(make(tenant), 600)
     check_thresholds(NOW)
@@ -293,14 +293,15 @@ def test_an_email_is_retried_with_the_same_id(tenant, monkeypatch):
         send_emails(now)
     assert send_emails(now + timedelta(minutes=1)) == 0  # its sender may still be running
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(email_outbox.log, "warning", die)
+        patch.setattr(delivery.log, "warning", die)
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(OSError("down")))
         send_emails(now + timedelta(minutes=10))
     assert send_emails(now + timedelta(minutes=30)) == 1
     (message,) = outbox.outbox
     first = message.extra_headers["Message-ID"]
     with all_tenants_scope(BypassReason.COMMAND):
-        OutboxEmail.objects.all_tenants().update(sent_at=None)  # as if killed before the result was stored
+        # As if killed before the result was stored.
+        OutboxEmail.objects.all_tenants().update(sent_at=None, state="queued")
     send_emails(now + timedelta(hours=9))
     assert [each.extra_headers["Message-ID"] for each in outbox.outbox] == [first, first]
 

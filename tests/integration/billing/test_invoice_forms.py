@@ -267,9 +267,12 @@ def test_a_failed_email_is_sent_later(acme, monkeypatch):
 
         patch.setattr("django.core.mail.EmailMessage.send", fail)
         assert emails.send_all() == 0
-    now = unscoped(InvoiceEmail).get().claimed_at
-    assert emails.send_all(now + timedelta(minutes=3)) == 0
-    assert emails.send_all(now + timedelta(minutes=5)) == 1
+    row = unscoped(InvoiceEmail).get()
+    assert (row.state, row.attempt_count, row.error) == ("queued", 1, "The mail server could not be reached.")
+    assert timedelta(minutes=3) < row.next_attempt_at - row.created_at < timedelta(minutes=20)
+    assert emails.send_all(row.next_attempt_at - timedelta(minutes=1)) == 0
+    assert emails.send_all(row.next_attempt_at + timedelta(minutes=1)) == 1
+    assert (unscoped(InvoiceEmail).get().state, unscoped(InvoiceEmail).get().error) == ("sent", "")
 
 
 def test_reminders_of_overdue_invoices(acme):

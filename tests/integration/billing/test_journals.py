@@ -95,7 +95,7 @@ def test_a_journal_that_cannot_be_read_hides_no_other(
     tmp_path: Path, journalled: Callable[..., None], monkeypatch: pytest.MonkeyPatch, payload: bytes
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("inference_worker.contract.journal.encode", lambda event: payload)
+        patch.setattr(ExecutionUsage, "encoded", payload)
         journalled("broken", old(1))
     journalled("whole", old(2))
     assert [difference["journal"] for difference in reconcile(tmp_path).differences] == ["whole"]

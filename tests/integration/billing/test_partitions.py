@@ -143,7 +143,7 @@ def test_the_migration_can_be_undone(table, as_owner):
         assert existing_partitions() == []
     finally:
         call_command("migrate", "billing", verbosity=0)
-        rating._raters.clear()  # rate cards are numbered from 1 again
+        rating._rate_cards.clear()  # rate cards are numbered from 1 again
         with as_owner(), connection.cursor() as cursor:
             allow_emptying(cursor)
     assert len(existing_partitions()) == 5

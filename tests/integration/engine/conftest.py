@@ -1,4 +1,4 @@
-"""The embedded model, converted once per session."""
+"""The embedded model, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.models.model_source import ensure_model
+from tests.support.models import models_data_dir
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    spec = ModelSpec("smollm2-135m", "embedded", "auto")
-    return ensure_model(spec, tmp_path_factory.mktemp("state"))
+def model_dir() -> Path:
+    return ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), models_data_dir())
 
 
 @pytest.fixture(scope="session")

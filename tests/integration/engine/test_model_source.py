@@ -20,7 +20,8 @@ from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.architectures.layers import Linear, Rope
 from inference_worker.models.checkpoint import weight_files
 from inference_worker.models.gguf_convert import to_bfloat16
-from inference_worker.models.gguf_file import GGUFError, GGUFFile
+from inference_worker.models.gguf_file import GGUFFile
+from inference_worker.models.gguf_header import GGUFError
 from inference_worker.models.loader import Weights
 from inference_worker.models.model_source import embedded_source, ensure_model
 from millrace.gateway.core.catalog import load_catalog

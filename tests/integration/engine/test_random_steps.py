@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from inference_worker.contract.request import CacheBreakpoint, RequestOutput, RequestRejected, ServiceClass, TokenUsage
+from inference_worker.contract.request import CacheBreakpoint, RequestOutput, RequestRejected, ServiceClass, TokenCounts
 from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from tests.support.engine.fakes import Clock, MemoryRunner, fake_engine, request
 
@@ -149,7 +149,7 @@ class Engine(RuleBasedStateMachine):
             self.ended[name] = output
             prompt, answer, n = self.asked[name]
             assert output.finished
-            assert output.usage == TokenUsage() or output.usage.prompt == prompt
+            assert output.usage == TokenCounts() or output.usage.prompt == prompt
             assert output.usage.output == self.got[name] <= answer * n
             if output.finish_reason == "length":
                 assert self.got[name] == answer * n

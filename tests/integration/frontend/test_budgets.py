@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.actions.budgets import do_make_budget
+from billing.amounts import MAX_BUDGET
 from billing.budgets.alerts import check_thresholds
 from billing.models import Budget, BudgetAlert, BudgetPeriod, UsageEvent
 from frontend.tenant.budgets.alerts import deliveries_of
-from frontend.tenant.budgets.amounts import MAX_AMOUNT, BudgetAmount, input_text, parse
+from frontend.tenant.budgets.amounts import BudgetAmount, input_text, parse
 from frontend.tenant.budgets.effect import effect_of
 from tenants import actions
 from tenants.actions.webhooks import do_create_endpoint
@@ -54,7 +55,7 @@ def get(client: Any, path: str) -> str:
     return page
 
 
-@given(value=st.integers(0, MAX_AMOUNT), unit=st.sampled_from(["money", "tokens", "requests"]))
+@given(value=st.integers(0, MAX_BUDGET), unit=st.sampled_from(["money", "tokens", "requests"]))
 def test_amounts_are_shown_as_stored(value, unit):
     assert parse(input_text(value, unit), unit) == value
 
@@ -248,9 +249,9 @@ def test_an_alert_shows_the_state_of_its_email_and_webhooks(client, acme, monkey
         patch.setattr("django.core.mail.EmailMessage.send", lambda self: (_ for _ in ()).throw(SMTPServerDisconnected))
         send_emails()
     assert alert_states()[0] == ("Email queued", "The mail server could not be reached.")
-    change(OutboxEmail, attempts=OutboxEmail.MAX_ATTEMPTS)
+    change(OutboxEmail, state=OutboxEmail.State.FAILED)
     assert alert_states()[0] == ("Email failed", "The mail server could not be reached.")
-    change(OutboxEmail, attempts=1, claimed_at=None)
+    change(OutboxEmail, state=OutboxEmail.State.QUEUED, next_attempt_at=now)
     send_emails()
     assert alert_states()[0] == ("Email sent", "")
 

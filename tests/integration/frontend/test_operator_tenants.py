@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.test import Client
 
 from billing.actions.budgets import do_make_budget
 from billing.models import Budget, BudgetPeriod, CreditGrant
@@ -148,17 +149,36 @@ def test_queries_do_not_grow_with_tenants(client, operator, use, django_assert_m
 def test_a_tenant_is_created_with_its_owner_invited(client, operator):
     sent = {"name": "Blue Whale Ltd", "slug": "", "email": "Boss@Example.com"}
     made = client.post("/operator/tenants/new", sent)
-    assert made.status_code == 200
     with all_tenants_scope(BypassReason.COMMAND):
         tenant = Tenant.objects.all_tenants().get(slug="blue-whale-ltd")
     (invited,) = of(Invitation, tenant)
     assert (invited.email, invited.role) == ("boss@example.com", "owner")
-    page = made.content.decode()
+    assert (made.status_code, made.url) == (303, f"/operator/tenants/{tenant.pk}/invitations/{invited.pk}")
+    page = client.get(made.url).content.decode()
     for text in (f'href="/operator/tenants/{tenant.pk}/"', invitations.link(invited), "No mail server is configured"):
         assert text in page, text
     again = client.post("/operator/tenants/new", sent)
     assert (again.status_code, "A tenant with the slug" in again.content.decode()) == (422, True)
     assert client.post("/operator/tenants/new", sent | {"slug": "Not one"}).status_code == 422
+
+
+def test_an_invitation_link_is_shown_once_and_its_form_works_once(client, operator, acme):
+    url = f"/operator/tenants/{acme.pk}/invite"
+    (token,) = re.findall(r'name="form_token" value="([^"]+)"', client.get(url).content.decode())
+    sent = {"email": "second@example.com", "form_token": token}
+    answers = [client.post(url, sent) for _ in range(2)]  # the second one is a double click, or a reloaded page
+    (invited,) = of(Invitation, acme, email="second@example.com")
+    shown = f"/operator/tenants/{acme.pk}/invitations/{invited.pk}"
+    assert {(answer.status_code, answer.url) for answer in answers} == {(303, shown)}
+    other = Client()
+    other.force_login(User.objects.create_superuser("other@example.com", PASSWORD))
+    assert other.get(shown).url == f"/operator/tenants/{acme.pk}/"
+    assert invitations.link(invited) in client.get(shown).content.decode()
+    again = client.get(shown)
+    assert (again.status_code, again.url) == (303, f"/operator/tenants/{acme.pk}/")
+    page = client.get(again.url).content.decode()
+    assert "was shown once" in page and invitations.link(invited) not in page
+    assert client.get(f"/operator/tenants/{acme.pk}/invitations/{invited.pk + 1}").status_code == 404
 
 
 def test_suspending_requires_the_slug(client, operator, acme):

@@ -241,13 +241,13 @@ def test_the_time_of_the_last_metered_usage_is_shown(client, acme, member):
         broker.delete(status.STATUS_KEY)
         assert "Metering status is unavailable" in page_of(client)
         at = datetime.now(UTC)
-        said = status.SettlerStatus(int(at.timestamp() * 1e6), "s", 0, 0, 0, None, 4, lag_ms=90_000)
+        said = status.SettlerStatus(int(at.timestamp() * 1e6), "s", 0, 0, 0, 4, lag_ms=90_000)
         broker.set(status.STATUS_KEY, status.encode(said))
         assert f"{at - timedelta(seconds=90):%H:%M:%S}</time>" in page_of(client)
         assert "metering has stopped" not in page_of(client)
         client.cookies["zone"] = "Asia/Kolkata"
         assert f"{at + timedelta(hours=5, minutes=30) - timedelta(seconds=90):%H:%M:%S}</time>" in page_of(client)
-        broker.set(status.STATUS_KEY, status.encode(status.SettlerStatus(0, "s", 0, 0, 0, None, 0, 0)))
+        broker.set(status.STATUS_KEY, status.encode(status.SettlerStatus(0, "s", 0, 0, 0, 0, 0)))
         assert "<b>metering has stopped</b>" in page_of(client)
         broker.delete(status.STATUS_KEY)
 

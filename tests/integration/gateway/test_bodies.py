@@ -14,11 +14,12 @@ import redis.asyncio as redis
 
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.admission.admission import AdmissionRequest, RateLimitAdmission
+from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core import request_body
 from millrace.gateway.core.body_memory import MAX_BYTES, MAX_TENANT_BYTES, BodyMemory
 from millrace.gateway.core.catalog import ServedModel, load_catalog
+from millrace.gateway.core.cors import CrossOrigin
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import RequestBody
 from millrace.gateway.core.types import InferenceRequest
@@ -34,9 +35,12 @@ from millrace.gateway.protocols.dialect_readers import COUNT, READERS, SOCKET
 from millrace.gateway.protocols.openai import chat, completions
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES, check_bounds, max_body_bytes, max_characters
 from millrace.gateway.protocols.prompts import tokenize
-from millrace.gateway.routing.router import Candidate, Router
+from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
+from tenants.limits.token_buckets import DAY, bucket, buckets_key
 from tenants.routing_policies.policy import parse
+from tests.support.gateway.keys import make_demand
+from tests.support.models import models_data_dir
 
 BODY_BYTES = 7_400_000
 PIECE = b" " * 65_536
@@ -46,7 +50,7 @@ TOKEN = b"Bearer sk-mr-test"
 
 def key_of(tenant: int = 7, *sets: LimitSetSnapshot, **fields: Any) -> ApiKeySnapshot:
     scopes = fields.pop("scopes", ("inference",))
-    return ApiKeySnapshot(1, tenant, 1, "t", scopes, None, None, False, False, LimitSnapshot(sets), 1, **fields)
+    return ApiKeySnapshot(1, tenant, 1, scopes, None, None, False, False, LimitSnapshot(sets), 1, **fields)
 
 
 class Keys:
@@ -118,6 +122,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         admission=SimpleNamespace(current_limit_statuses=current_limit_statuses),
         request_log=SimpleNamespace(end=lambda *_, **__: None),
         body_memory=BodyMemory(),
+        cross_origin=CrossOrigin((), None),  # type: ignore[arg-type]  # no database: no request is a preflight
     )
     monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: found)
     monkeypatch.setattr("millrace.gateway.core.request_body.DISCARD_PAUSE_SECONDS", 0, raising=False)
@@ -248,9 +253,9 @@ async def test_a_disconnected_client_ends_the_reading() -> None:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedModel]:
+def models() -> dict[str, ServedModel]:
     specs = [ModelSpec("m", "embedded", "auto"), ModelSpec("e", "embedded:minilm", "auto")]
-    return dict(load_catalog(specs, tmp_path_factory.mktemp("state")))
+    return dict(load_catalog(specs, models_data_dir()))
 
 
 @pytest.fixture
@@ -287,7 +292,7 @@ def charges() -> Charges:
 
 @pytest.fixture
 def reader(models: dict[str, ServedModel], pool: PromptPool, charges: Charges) -> PromptReader:
-    return PromptReader(Router(models), charges, pool, 2 * 2**20)  # type: ignore[arg-type]
+    return PromptReader(Router(models), charges, pool, 2 * 2**20, "reject")  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -488,18 +493,15 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
     gate = RateLimitAdmission(broker)
 
     async def level(number: int) -> int:
-        held = await broker.get(f"millrace:limit_state:{{7}}:{number}:rd")
-        return 0 if held is None else round(int(held.split()[0]) / int(await ticks(number)))
-
-    async def ticks(number: int) -> int:
-        (check,) = [c for c in limits_of(key) if c.key == f"millrace:limit_state:{{7}}:{number}:rd"]
-        return check.period[0]
+        level, _ = bucket(await broker.get(buckets_key(7, number)), "requests_per_day")
+        return round(level / DAY[0])
 
     await gate.charge(key)
     assert (await level(1), await level(2)) == (1, 0)
-    admission_lease = await gate.admit(AdmissionRequest("req_1", 0, key, "m", [Candidate(model)], 10, 5, charged=True))
+    tokenized: Any = object()  # the request was read by a prompt process and therefore charged
+    admitted = await gate.admit(make_demand(key, max_tokens=5, models=[model], tokenized=tokenized))
     assert (await level(1), await level(2)) == (1, 1)
-    await admission_lease.close(None)  # it never ran, but the charge remains
+    await gate.close(admitted, None)  # it never ran, but the charge remains
     assert (await level(1), await level(2)) == (1, 0)
     await gate.charge(key)
     await gate.charge(key)
@@ -507,9 +509,3 @@ async def test_a_charged_request_is_counted_once(broker: redis.Redis, model: Ser
         await gate.charge(key)
     assert (exc_info.value.code, exc_info.value.status) == ("rate_limit_exceeded", 429)
     assert exc_info.value.retry_after
-
-
-def limits_of(key: ApiKeySnapshot) -> Any:
-    from millrace.gateway.admission.limits import LimitCost, make_checks
-
-    return make_checks(key.tenant_id, key.limits.of("m"), LimitCost(1, 0, 0))

@@ -47,7 +47,7 @@ async def test_worked_example_6_the_unused_part_is_released(gateway: Any, budget
     made = await sync_to_async(budget)()
     local_gateway = await gateway()
     admitted = await local_gateway.admit()
-    assert admitted.grant.reserved_nano == RESERVED
+    assert admitted.reserved_nano == RESERVED
     held = (await sync_to_async(budget_period)(made)).reserved
     assert held >= RESERVED
     await see()
@@ -141,7 +141,7 @@ async def test_a_stopped_gateway_admits_nothing_from_an_expired_lease(
     await drop_revocations(local_gateway)
     await asyncio.sleep(3.1)  # the lease is not used in its last second
     (second,) = await admit_requests(local_gateway, 1)
-    assert second.grant.lease_id != first.grant.lease_id
+    assert second.lease_id != first.lease_id
     await see()
 
 
@@ -156,7 +156,7 @@ async def test_worked_example_8_max_tokens_is_reduced_if_the_budget_allows_it(ga
         await local_gateway.admit(prompt=16_667, max_tokens=None)
     ).code == "budget_exceeded"  # not even the prompt fits
     with_less = await local_gateway.admit(max_tokens=None)  # a request without max_tokens gets what is affordable
-    assert with_less.grant.max_tokens == 1333
+    assert with_less.max_tokens == 1333
     await sync_to_async(settle_events)(with_less.event("failed", uncached=0))
 
     def reduce_max_tokens() -> None:
@@ -165,7 +165,7 @@ async def test_worked_example_8_max_tokens_is_reduced_if_the_budget_allows_it(ga
 
     await sync_to_async(reduce_max_tokens)()
     local_gateway.budget_admission.forget()
-    assert (await local_gateway.admit(max_tokens=4096)).grant.max_tokens == 1333
+    assert (await local_gateway.admit(max_tokens=4096)).max_tokens == 1333
     await see()
 
 
@@ -287,7 +287,7 @@ async def test_a_model_without_a_price_is_rejected(gateway: Any, key: ApiKeySnap
 async def test_a_new_budget_applies_from_the_next_change_on(gateway: Any, budget: Any, key: ApiKeySnapshot) -> None:
     local_gateway = await gateway()
     (before,) = await admit_requests(local_gateway, 1)
-    assert before.grant.lease_id is None
+    assert before.lease_id is None
     made = await sync_to_async(budget)(amount=RESERVED)
     local_gateway.budget_admission.forget()
     await admit_requests(local_gateway, 1)
@@ -342,12 +342,12 @@ async def test_the_reconciler_corrects_and_reports_manual_changes(gateway: Any, 
             cursor.execute(
                 """UPDATE billing_budgetlease SET settled_tokens = settled_tokens + %s,
                 settled_requests = settled_requests + %s WHERE id = %s""",
-                [tokens, requests, one.grant.lease_id],
+                [tokens, requests, one.lease_id],
             )
 
     await sync_to_async(meddle_with_leases)(3, 1)
     (found,) = (await sync_to_async(reconcile)()).differences
-    assert (found["lease"], found["used"], found["tokens"], found["requests"]) == (one.grant.lease_id, "0", -3, -1)
+    assert (found["lease"], found["used"], found["tokens"], found["requests"]) == (one.lease_id, "0", -3, -1)
     await sync_to_async(meddle_with_leases)(-3, -1)
     assert (await sync_to_async(reconcile)()).is_clean
     await see()

@@ -18,10 +18,8 @@ from billing.budgets.budget_leases import ReservedAmount
 from billing.models import Budget, BudgetLease, BudgetPeriod
 from billing.pricing.pricing import Component, Rate, RateCard, Tier
 from millrace.gateway.admission import budget_admission
-from millrace.gateway.admission.admission import AdmissionRequest
 from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.routing.router import Candidate
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -40,6 +38,7 @@ from tests.support.gateway.budgets import (
     see,
     settle_events,
 )
+from tests.support.gateway.keys import make_demand
 from tests.support.rows import only_project, unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
@@ -75,7 +74,7 @@ def test_the_most_expensive_candidate_is_reserved(key: Any, order: int) -> None:
         )
         for version, usd in enumerate((3 * 10**9, 30 * 10**9, 3 * 10**8), start=1)
     )
-    demand = AdmissionRequest("req_1", noon(0), key, MODEL.name, [Candidate(MODEL)], 10_000, 4096)
+    demand = make_demand(key, prompt=10_000, max_tokens=4096, name=MODEL.name, models=[MODEL], admitted_at=noon(0))
     assert CostEstimate(demand, prices[::order]).amount(4096).money == 10 * RESERVED
 
 
@@ -219,9 +218,7 @@ async def test_a_request_with_reduced_max_tokens_recalls_other_leases(gateway: A
     assert await sync_to_async(lambda: sum(row.money for row in unscoped(BudgetLease).all()))() > 1_000_000
     found = await local_gateway.admit(max_tokens=None)
     assert isinstance(found, Admitted), found
-    assert (
-        found.grant.max_tokens == (50_000_000 - 45_000 - 30_000_000) // 15_000
-    )  # minus the other gateway's admissions
+    assert found.max_tokens == (50_000_000 - 45_000 - 30_000_000) // 15_000  # minus the other gateway's admissions
     await see()
 
 

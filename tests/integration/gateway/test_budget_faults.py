@@ -76,7 +76,7 @@ class World:
         await sync_to_async(settle_events)(*messages)
 
     def _end(self, admitted: Admitted) -> Any:
-        output = min(admitted.grant.max_tokens, 500)
+        output = min(admitted.max_tokens, 500)
         if self.chance.random() < 0.2:
             self.settled.append(
                 admitted.event(uncached=10_000, output=output)
@@ -88,10 +88,10 @@ class World:
         """Release the unused part at its gateway, or at one that has lost a response."""
         gateway = self.chance.choice(self.gateways)
         if event.outcome == "failed":  # it completed, and then its caller got an error
-            event = admitted.event(uncached=10_000, output=min(admitted.grant.max_tokens, 500))
+            event = admitted.event(uncached=10_000, output=min(admitted.max_tokens, 500))
         if self.chance.random() < 0.5:
-            gateway.budget_admission.early.contend(admitted.grant.budget_period_ids)
-        await gateway.budget_admission.early.end(event.billing_context, admitted.grant, event.usage)
+            gateway.budget_admission.early.contend(admitted.budget_period_ids)
+        await gateway.budget_admission.early.end(admitted, event.usage)
 
     async def end(self) -> None:
         """End and release some requests without settlement, some of them twice; then settle them in any order."""
@@ -104,7 +104,7 @@ class World:
         await see()
         self.settled += events
         if self.chance.random() < 0.5:  # concurrent settlement and release of the same request
-            budget_periods = {budget_period for each in ended for budget_period in each.grant.budget_period_ids}
+            budget_periods = {budget_period for each in ended for budget_period in each.budget_period_ids}
             releases = [gateway.budget_admission.early.release(budget_periods) for gateway in self.gateways]
             await asyncio.gather(sync_to_async(settle_in_a_thread, thread_sensitive=False)(*events), *releases)
 

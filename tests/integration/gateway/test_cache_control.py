@@ -19,6 +19,7 @@ from millrace.gateway.protocols.anthropic.messages import read_count, read_messa
 from millrace.gateway.protocols.anthropic.writer import MessagesWriter
 from millrace.gateway.protocols.prompts import tokenize
 from tests.support.engine.fakes import Clock, FakeRunner, distinct, fake_engine, request, run
+from tests.support.models import models_data_dir
 
 BLOCK = 16
 WORDS = "apple pear plum cherry quince medlar " * 12
@@ -78,8 +79,8 @@ class Calls:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
-    tokenizer = Tokenizer.from_dir(ensure_model(ModelSpec("m", "embedded", "auto"), tmp_path_factory.mktemp("state")))
+def model() -> ServedModel:
+    tokenizer = Tokenizer.from_dir(ensure_model(ModelSpec("m", "embedded", "auto"), models_data_dir()))
     return ServedModel("m", tokenizer, 2048, tokenizer.vocab_size, 0)
 
 

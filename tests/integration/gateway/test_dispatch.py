@@ -33,13 +33,17 @@ from inference_worker.contract.messages import (
     gateway_stream,
     replica_queue_key,
 )
-from inference_worker.contract.request import SamplingParams, ServiceClass, TokenUsage
+from inference_worker.contract.request import SamplingParams, ServiceClass, TokenCounts
 from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, decode_gateway_heartbeat, gateway_heartbeat_key
+from millrace.gateway.admission.admission import AdmittedRequest
+from millrace.gateway.core.commands import CommandConnection
 from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.dispatch import monitor, replicas
-from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution, DispatchRequest
 from millrace.gateway.dispatch.dispatcher import Dispatcher, decision_record_key
+from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.monitor import DispatchMonitor
+from tests.support.gateway.keys import make_demand, make_key
 from tests.support.gateway.replica import GATEWAY, Replica, eventually
 
 
@@ -71,9 +75,19 @@ async def serving(dispatcher: Dispatcher) -> bool:
     return bool(dispatcher.replicas.serving("m"))
 
 
-async def send(dispatcher: Dispatcher, job: InferenceJob, **dispatch_request: Any) -> DispatchedExecution:
+def submit(dispatcher: Dispatcher, job: InferenceJob, decision_record: dict[str, Any] | None = None) -> Execution:
+    """Submit an execution of the job."""
+    billing_context = job.billing_context
+    admitted = AdmittedRequest(make_demand(make_key(), billing_context.request_id), job.params.max_tokens)
+    response_spec = ResponseSpec("completions", billing_context.request_id, billing_context.model, 0, 2)
+    execution = Execution(dispatcher.broker, admitted, job, response_spec, decision_record or {})
+    dispatcher.submit(execution)
+    return execution
+
+
+async def send(dispatcher: Dispatcher, job: InferenceJob, **changes: Any) -> Execution:
     """Submit an execution and wait until its claim is written."""
-    generation = dispatcher.submit(DispatchRequest(job, b"form", **dispatch_request))
+    generation = submit(dispatcher, job, **changes)
 
     async def written() -> bool:
         return generation.written or generation.queued
@@ -82,11 +96,11 @@ async def send(dispatcher: Dispatcher, job: InferenceJob, **dispatch_request: An
     return generation
 
 
-async def owned(generation: DispatchedExecution, replica: str | None) -> bool:
+async def owned(generation: Execution, replica: str | None) -> bool:
     return generation.owner == replica
 
 
-async def next_event(generation: DispatchedExecution) -> Tokens | End | Failed:
+async def next_event(generation: Execution) -> Tokens | End | Failed:
     async with asyncio.timeout(60):
         return await generation.next_event()
 
@@ -110,7 +124,7 @@ async def test_a_job_is_claimed_and_its_events_are_streamed(
     await eventually(rung)
     assert await replica.claim("req_1")
     await eventually(lambda: owned(generation, "r1"))
-    sent = [Tokens("req_1", 1, 0, [5], "Hi"), End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))]
+    sent = [Tokens("req_1", 1, 0, [5], "Hi"), End("req_1", 1, 1, "stop", None, TokenCounts(2, output=1))]
     await replica.send(*sent)
     assert [await next_event(generation), await next_event(generation)] == sent
     assert dispatcher.placement.load("r1") == 0
@@ -206,7 +220,7 @@ async def test_an_end_written_before_the_death_counts(
     await replica.claim("req_1")
     await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
     await next_event(generation)
-    end = End("req_1", 1, 1, "stop", None, TokenUsage(2, output=1))
+    end = End("req_1", 1, 1, "stop", None, TokenCounts(2, output=1))
     await broker.rpush(event_log_key("req_1", 1), encode(end))  # type: ignore[misc]
     await broker.hset(claim_key("req_1", 0), "state", "done")  # type: ignore[misc]
     replica.kill()
@@ -265,7 +279,7 @@ async def test_a_suspected_replica_keeps_its_streams_and_loses_waiting_requests(
 async def finish(broker: redis.Redis, replica: str, request_id: str, attempt: int) -> bool:
     """End an attempt as its worker does; False if it no longer counts."""
     billing_context = make_job(request_id).billing_context
-    usage = TokenUsage(2, output=1)
+    usage = TokenCounts(2, output=1)
     event = ExecutionUsage(billing_context, attempt, "completed", "stop", usage, replica, 32)
     end = End(request_id, attempt, 9, "stop", None, usage)
     keys = [claim_key(request_id, 0), USAGE_STREAM, gateway_stream(GATEWAY), event_log_key(request_id, attempt)]
@@ -327,7 +341,7 @@ async def is_suspected(dispatcher: Dispatcher, replica: str) -> bool:
     return dispatcher.replicas.is_suspected(replica)
 
 
-async def moved_on(generation: DispatchedExecution, attempt: int) -> bool:
+async def moved_on(generation: Execution, attempt: int) -> bool:
     return generation.attempt > attempt and generation.target is not None
 
 
@@ -448,8 +462,8 @@ async def test_a_silent_execution_ends_at_the_deadline(
 # Queues and credits. A replica here has a batch of 8, so 9 credits.
 
 
-async def fill(dispatcher: Dispatcher, count: int = 9, tenant: int = 1) -> list[DispatchedExecution]:
-    return [dispatcher.submit(DispatchRequest(make_job(f"full_{n}", tenant=tenant), b"form")) for n in range(count)]
+async def fill(dispatcher: Dispatcher, count: int = 9, tenant: int = 1) -> list[Execution]:
+    return [submit(dispatcher, make_job(f"full_{n}", tenant=tenant)) for n in range(count)]
 
 
 async def test_no_more_requests_are_sent_than_credits(
@@ -460,7 +474,7 @@ async def test_no_more_requests_are_sent_than_credits(
     assert [generation.queued for generation in generations] == [False] * 9 + [True] * 3
     assert await broker.exists(claim_key("full_9", 0)) == 0
     await replica.claim("full_0")
-    await replica.send(End("full_0", 1, 0, "stop", None, TokenUsage(2, output=1)))
+    await replica.send(End("full_0", 1, 0, "stop", None, TokenCounts(2, output=1)))
 
     async def went() -> bool:
         return generations[9].written and generations[10].queued
@@ -478,21 +492,21 @@ async def test_requests_of_other_gateways_use_credits_too(broker: redis.Redis, d
     busy.stall()
 
 
-async def all_written(generations: list[DispatchedExecution]) -> bool:
+async def all_written(generations: list[Execution]) -> bool:
     return all(generation.written for generation in generations)
 
 
-async def all_sent(generations: list[DispatchedExecution]) -> bool:
+async def all_sent(generations: list[Execution]) -> bool:
     return not any(generation.queued for generation in generations)
 
 
 async def test_tenants_take_turns(dispatcher: Dispatcher, replica: Replica) -> None:
     await fill(dispatcher)
-    first = [dispatcher.submit(DispatchRequest(make_job(f"a{n}", tenant=1), b"form")) for n in range(3)]
-    later = [dispatcher.submit(DispatchRequest(make_job(f"b{n}", tenant=2), b"form")) for n in range(2)]
+    first = [submit(dispatcher, make_job(f"a{n}", tenant=1)) for n in range(3)]
+    later = [submit(dispatcher, make_job(f"b{n}", tenant=2)) for n in range(2)]
     for n in range(3):
         await replica.claim(f"full_{n}")
-        await replica.send(End(f"full_{n}", 1, 0, "stop", None, TokenUsage(2, output=16)))
+        await replica.send(End(f"full_{n}", 1, 0, "stop", None, TokenCounts(2, output=16)))
 
     async def three_went() -> bool:
         return sum(not generation.queued for generation in first + later) == 3
@@ -507,7 +521,7 @@ async def test_a_tenants_queue_is_limited_and_overload_is_reported_early(dispatc
     await fill(dispatcher, 12)
     for refused in (
         lambda: dispatcher.require_capacity("m", 1),
-        lambda: dispatcher.submit(DispatchRequest(make_job("one_more"), b"form")),
+        lambda: submit(dispatcher, make_job("one_more")),
     ):
         with pytest.raises(ApiError) as exc_info:
             refused()
@@ -576,7 +590,7 @@ async def two_serving(dispatcher: Dispatcher) -> bool:
 
 
 async def test_a_request_that_kills_its_replicas_fails(broker: redis.Redis, dispatcher: Dispatcher) -> None:
-    generation: DispatchedExecution | None = None
+    generation: Execution | None = None
     for attempt in (1, 2, 3):
         victim = Replica(broker, f"r{attempt}")
         await eventually(lambda: serving(dispatcher))
@@ -595,7 +609,7 @@ async def test_a_request_that_kills_its_replicas_fails(broker: redis.Redis, disp
     assert await outcomes(broker) == ["failed"]
 
 
-async def targeted(generation: DispatchedExecution, replica: str) -> bool:
+async def targeted(generation: Execution, replica: str) -> bool:
     return generation.target == replica and generation.written
 
 
@@ -635,10 +649,11 @@ async def test_without_the_broker_a_request_is_rejected_and_its_reservation_rele
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     nobody: redis.Redis = redis.Redis.from_url("redis://127.0.0.1:1/0")
-    dispatcher.broker, kept = nobody, dispatcher.broker
-    failed = await next_event(dispatcher.submit(DispatchRequest(make_job(), b"form")))
+    kept = dispatcher.broker, dispatcher.commands
+    dispatcher.broker, dispatcher.commands = nobody, CommandConnection(nobody)
+    failed = await next_event(submit(dispatcher, make_job()))
     await asyncio.sleep(0.1)
-    dispatcher.broker = kept
+    dispatcher.broker, dispatcher.commands = kept
     await eventually(partial(broker.xlen, USAGE_STREAM))
     ((_, fields),) = await broker.xrange(USAGE_STREAM)
     is_reported = decode_usage(fields[b"e"])
@@ -652,12 +667,9 @@ async def test_without_the_broker_a_request_is_rejected_and_its_reservation_rele
 async def test_batch_requests_use_idle_capacity_only(dispatcher: Dispatcher, replica: Replica) -> None:
     """Nine fit: a batch of eight and one queued."""
     batch = {"service_class": ServiceClass.BATCH}
-    lines = [
-        dispatcher.submit(DispatchRequest(msgspec.structs.replace(make_job(f"line_{n}", tenant=n), **batch), b""))
-        for n in range(12)
-    ]
+    lines = [submit(dispatcher, msgspec.structs.replace(make_job(f"line_{n}", tenant=n), **batch)) for n in range(12)]
     assert [line.queued for line in lines] == [False] * 9 + [True] * 3
-    others = [dispatcher.submit(DispatchRequest(make_job(f"req_{n}", tenant=n), b"form")) for n in range(11)]
+    others = [submit(dispatcher, make_job(f"req_{n}", tenant=n)) for n in range(11)]
     assert [each.queued for each in others] == [False] * 9 + [True] * 2
     dispatcher.release(lines[0])
     assert lines[9].queued  # other classes come first
@@ -687,11 +699,11 @@ async def test_requests_waiting_for_a_cordoned_replica_move_to_another(
     other.stall()
 
 
-async def queued(generation: DispatchedExecution) -> bool:
+async def queued(generation: Execution) -> bool:
     return generation.queued
 
 
-async def sent_to(generation: DispatchedExecution, replica: str) -> bool:
+async def sent_to(generation: Execution, replica: str) -> bool:
     return generation.target == replica
 
 

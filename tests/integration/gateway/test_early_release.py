@@ -19,7 +19,7 @@ from billing.amounts import whole_units
 from billing.budgets import reservations
 from billing.metering.reconciler import reconcile
 from billing.models import Budget, EarlyRelease, UsageEvent, UsageQuarantine
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission import early_release
 from millrace.gateway.core.errors import ApiError
 from tenants.isolation.db_roles import BypassReason
@@ -266,7 +266,7 @@ class Model:
 
     @property
     def reserved(self) -> int:
-        return sum(each.grant.reserved_nano or 0 for each in self.running) + sum(kept for *_, kept in self.ended)
+        return sum(each.reserved_nano or 0 for each in self.running) + sum(kept for *_, kept in self.ended)
 
     def fits(self, amount: int) -> bool:
         return whole_units(self.used_femto) + self.reserved + amount <= self.limit
@@ -293,7 +293,7 @@ async def _operate(local_gateway: BudgetGateway, model: Model, name: str, *given
         found = await local_gateway.admit_with_retries(max_tokens=max_tokens)
         assert isinstance(found, Admitted) == fits, (found, model)
         if isinstance(found, Admitted):
-            assert found.grant.reserved_nano == _hold(max_tokens)
+            assert found.reserved_nano == _hold(max_tokens)
             model.running.append(found)
         else:
             assert isinstance(found, ApiError)
@@ -301,12 +301,12 @@ async def _operate(local_gateway: BudgetGateway, model: Model, name: str, *given
     elif name in ("end", "end_and_crash") and model.running:
         place, output, read = given
         admitted = model.running.pop(place % len(model.running))
-        usage = {"uncached": 10_000 - read, "cache_read": read, "output": min(output, admitted.grant.max_tokens)}
+        usage = {"uncached": 10_000 - read, "cache_read": read, "output": min(output, admitted.max_tokens)}
         event = admitted.event(**usage)
         cost = usage["uncached"] * 3000 + read * 300 + usage["output"] * 15_000
         if name == "end":  # otherwise the gateway died before the release
-            await local_gateway.budget_admission.early.end(event.billing_context, admitted.grant, TokenUsage(**usage))
-        model.ended.append((admitted, event, cost if name == "end" else admitted.grant.reserved_nano or 0))
+            await local_gateway.budget_admission.early.end(admitted, TokenCounts(**usage))
+        model.ended.append((admitted, event, cost if name == "end" else admitted.reserved_nano or 0))
     elif name in ("settle", "fail") and model.ended:
         admitted, event, _ = model.ended.pop(given[0] % len(model.ended))
         messages = [event, admitted.event("failed", uncached=0)][: 1 + (name == "fail")]

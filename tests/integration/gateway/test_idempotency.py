@@ -16,7 +16,7 @@ from millrace.gateway.admission.idempotency import IdempotencyStore, IdempotentC
 from millrace.gateway.core.errors import ApiError
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 
-KEY = ApiKeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(), 1)
+KEY = ApiKeySnapshot(1, 1, 1, ("inference",), None, None, False, False, LimitSnapshot(), 1)
 BODY = b"/v1/completions\0{}"
 
 

@@ -13,12 +13,13 @@ import msgspec
 import pytest
 import redis.asyncio as redis
 
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission import admission, limits, rates
-from millrace.gateway.admission.admission import RateLimitAdmission, RateLimitLease
+from millrace.gateway.admission.admission import AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.limits import counters_key
 from millrace.gateway.core.errors import ApiError
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot
+from tenants.limits.token_buckets import DAY, MINUTE, STATE, WINDOW_INDEXES, bucket, buckets_key
 from tests.support.gateway.keys import MODEL, key_set, make_demand, make_key
 
 
@@ -28,26 +29,28 @@ def tenant_set(**limits: Any) -> LimitSetSnapshot:
 
 @pytest.fixture
 def admit(broker: redis.Redis):
-    """Admit a request and return its lease."""
+    """Admit a request; `admit.close` ends it."""
     gate = RateLimitAdmission(broker)
     count = 0
 
-    async def admit(key: ApiKeySnapshot, **demand: Any) -> RateLimitLease:
+    async def admit(key: ApiKeySnapshot, **demand: Any) -> AdmittedRequest:
         nonlocal count
         count += 1
         return await gate.admit(make_demand(key, f"req_{count}", **demand))
 
+    admit.close = gate.close  # type: ignore[attr-defined]
     return admit
 
 
-async def level(broker: redis.Redis, bucket: str) -> int:
-    return int((await broker.get(bucket)).split()[0])
+async def level(broker: redis.Redis, set_id: int, name: str) -> int:
+    return bucket(await broker.get(buckets_key(7, set_id)), name)[0]
 
 
-async def shift(broker: redis.Redis, bucket: str, seconds: int) -> None:
+async def shift(broker: redis.Redis, set_id: int, name: str, seconds: int) -> None:
     """Change the time of a daily bucket's last update."""
-    level, at = (await broker.get(bucket)).split()
-    await broker.set(bucket, b"%d %d" % (int(level), int(at) + seconds))
+    numbers = list(STATE.unpack(await broker.get(buckets_key(7, set_id))))
+    numbers[2 * WINDOW_INDEXES[name] + 1] += seconds
+    await broker.set(buckets_key(7, set_id), STATE.pack(*numbers))
 
 
 async def rejection(admit: Any, key: ApiKeySnapshot, **demand: Any) -> ApiError:
@@ -56,8 +59,8 @@ async def rejection(admit: Any, key: ApiKeySnapshot, **demand: Any) -> ApiError:
     return exc_info.value
 
 
-def header(rate_limit_lease: RateLimitLease | ApiError, name: str) -> str | None:
-    return dict(rates.headers(rate_limit_lease.limit_statuses or [])).get(name.encode(), b"").decode() or None
+def header(admitted: AdmittedRequest | ApiError, name: str) -> str | None:
+    return dict(rates.headers(admitted.limit_statuses or [])).get(name.encode(), b"").decode() or None
 
 
 async def test_requests_that_fit_are_admitted_and_the_next_gets_a_retry_time(admit: Any) -> None:
@@ -83,14 +86,14 @@ async def test_a_bucket_drains_at_its_limits_rate(admit: Any, broker: redis.Redi
     for _ in range(10):
         await admit(key)
     await rejection(admit, key)
-    await shift(broker, "millrace:limit_state:{7}:1:rd", -3 * 8640)  # as if three tenths of a day had passed
+    await shift(broker, 1, "requests_per_day", -3 * 8640)  # as if three tenths of a day had passed
     for _ in range(3):
         await admit(key)
     error = await rejection(admit, key)
     assert error.retry_after
     assert 8000 < error.retry_after <= 8640
     assert (b"x-should-retry", b"false") in error.headers()
-    await shift(broker, "millrace:limit_state:{7}:1:rd", 86_400)  # a clock that is set back resets no limit
+    await shift(broker, 1, "requests_per_day", 86_400)  # a clock that is set back resets no limit
     await rejection(admit, key)
 
 
@@ -111,11 +114,23 @@ async def test_each_limit_counts_separately(admit: Any, name: str, words: str) -
     assert words in (await rejection(admit, key, max_tokens=5)).message
 
 
+async def test_buckets_are_stored_for_their_longest_period(admit: Any, broker: redis.Redis) -> None:
+    await admit(make_key(key_set(requests_per_minute=10)))
+    assert 0 < await broker.pttl(buckets_key(7, 1)) <= 2 * MINUTE[0]
+    await admit(make_key(key_set(requests_per_minute=10, requests_per_day=10)))  # a limit was added
+    await admit(make_key(key_set(requests_per_minute=10)))  # it was removed
+    assert 2 * MINUTE[0] < await broker.pttl(buckets_key(7, 1)) <= 2 * DAY[0] * DAY[1]
+    again = await admit(make_key(key_set(requests_per_day=10)))  # and added again, with its level
+    assert header(again, "x-ratelimit-remaining-requests") == "8"
+    await admit.close(again, None)
+    assert 2 * MINUTE[0] < await broker.pttl(buckets_key(7, 1)) <= 2 * DAY[0] * DAY[1]
+
+
 async def test_all_limits_are_charged_or_none(admit: Any, broker: redis.Redis) -> None:
     key = make_key(key_set(requests_per_day=100, concurrency=9), tenant_set(tokens_per_day=50))
-    rate_limit_lease = await admit(key)
-    assert header(rate_limit_lease, "x-ratelimit-remaining-requests") == "99"
-    assert header(rate_limit_lease, "x-ratelimit-remaining-tokens") == "20"
+    admitted = await admit(key)
+    assert header(admitted, "x-ratelimit-remaining-requests") == "99"
+    assert header(admitted, "x-ratelimit-remaining-tokens") == "20"
     error = await rejection(admit, key)
     assert "50 tokens per day for this account" in error.message
     assert header(error, "x-ratelimit-remaining-requests") == "99"
@@ -125,12 +140,12 @@ async def test_all_limits_are_charged_or_none(admit: Any, broker: redis.Redis) -
 async def test_the_unused_part_is_refunded(admit: Any) -> None:
     key = make_key(key_set(requests_per_day=10, input_tokens_per_day=1000, output_tokens_per_day=1000))
     first = await admit(key, prompt=400, max_tokens=600)
-    await first.close(TokenUsage(uncached=100, cache_read=300, output=50))
+    await admit.close(first, TokenCounts(uncached=100, cache_read=300, output=50))
     second = await admit(key, prompt=1, max_tokens=1)
     assert header(second, "x-ratelimit-remaining-requests") == "8"
     assert header(second, "x-ratelimit-remaining-tokens") == "899"  # input: 400 - 300 cached + 1
-    await second.close(None)  # it never ran
-    await second.close(None)
+    await admit.close(second, None)  # it never ran
+    await admit.close(second, None)
     third = await admit(key, prompt=1, max_tokens=949)
     assert header(third, "x-ratelimit-remaining-requests") == "8"
     assert header(third, "x-ratelimit-remaining-tokens") == "1"  # output: 50 + 949
@@ -139,9 +154,10 @@ async def test_the_unused_part_is_refunded(admit: Any) -> None:
 async def test_cache_reads_count_by_their_weight(broker: redis.Redis) -> None:
     key = make_key(key_set(input_tokens_per_day=1000))
     gate = RateLimitAdmission(broker, cached_token_limit_percent=25)
-    await (await gate.admit(make_demand(key, "a", prompt=400))).close(TokenUsage(uncached=200, cache_read=200))
-    rate_limit_lease = await gate.admit(make_demand(key, "b", prompt=0 + 1))
-    assert header(rate_limit_lease, "x-ratelimit-remaining-tokens") == str(1000 - 250 - 1)
+    admitted = await gate.admit(make_demand(key, "a", prompt=400))
+    await gate.close(admitted, TokenCounts(uncached=200, cache_read=200))
+    admitted = await gate.admit(make_demand(key, "b", prompt=0 + 1))
+    assert header(admitted, "x-ratelimit-remaining-tokens") == str(1000 - 250 - 1)
 
 
 async def test_concurrency_slots_are_released_and_expire(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +176,8 @@ async def test_concurrency_slots_are_released_and_expire(broker: redis.Redis, mo
     third = await living.admit(make_demand(key, "third"))
     with pytest.raises(ApiError):
         await living.admit(make_demand(key, "fourth"))
-    await third.close(None)
-    await kept.close(None)
+    await living.close(third, None)
+    await living.close(kept, None)
     assert await broker.zcard("millrace:limit_state:{7}:1:c") == 0
     await living.stop()
 
@@ -188,7 +204,7 @@ async def test_long_jobs_have_a_separate_limit(admit: Any) -> None:
     long = await admit(key, prompt=100)
     assert "1 concurrent long prompts" in (await rejection(admit, key, prompt=200)).message
     await admit(key, prompt=99)
-    await long.close(None)
+    await admit.close(long, None)
     await admit(key, prompt=100)
 
 
@@ -218,7 +234,7 @@ async def test_a_dry_run_rejects_nothing_and_counts(admit: Any, broker: redis.Re
         b"refused:1:requests_per_day": b"1",
     }
     # All or none: the three rejected ones took no tokens from the dry-run set either.
-    assert await level(broker, "millrace:limit_state:{7}:5:td") == 2 * 30 * 86_400
+    assert await level(broker, 5, "tokens_per_day") == 2 * 30 * 86_400
 
 
 async def test_a_request_that_can_never_fit_gets_400(admit: Any) -> None:
@@ -235,8 +251,8 @@ async def test_a_request_that_can_never_fit_gets_400(admit: Any) -> None:
 
 async def test_a_default_max_tokens_is_reduced_to_the_limits(admit: Any) -> None:
     key = make_key(key_set(tokens_per_minute=100), tenant_set(output_tokens_per_day=300, max_output_tokens=200))
-    assert (await admit(key, max_tokens=None)).grant.max_tokens == 90
-    assert (await admit(make_key(), max_tokens=None)).grant.max_tokens == MODEL.default_max_output
+    assert (await admit(key, max_tokens=None)).max_tokens == 90
+    assert (await admit(make_key(), max_tokens=None)).max_tokens == MODEL.default_max_output
 
 
 async def test_a_lowered_limit_applies_immediately(admit: Any) -> None:
@@ -306,8 +322,8 @@ def _one_gateway(url: str, name: str, barrier: Any) -> list[int]:
                 names = [f"{name}-{number}-{n}" for n in range(start, start + AT_ONCE)]
                 tried = (gate.admit(make_demand(key, name)) for name in names)
                 results += await asyncio.gather(*tried, return_exceptions=True)
-            assert all(isinstance(r, RateLimitLease) or (isinstance(r, ApiError) and r.status == 429) for r in results)
-            passed.append(sum(isinstance(result, RateLimitLease) for result in results))
+            assert all(isinstance(r, AdmittedRequest) or (isinstance(r, ApiError) and r.status == 429) for r in results)
+            passed.append(sum(isinstance(result, AdmittedRequest) for result in results))
         await client.aclose()
         return passed
 
@@ -325,5 +341,5 @@ async def test_two_gateways_with_one_limit_admit_exactly_the_limit(broker: redis
     assert sum(first) and sum(second)
     # All or none: rejected requests took nothing from the limit that had room.
     for number in (0, ROUNDS - 1):
-        assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") <= LIMIT * 86_400
-        assert await level(broker, f"millrace:limit_state:{{7}}:{1000 + number}:rd") > (LIMIT - 1) * 86_400
+        assert await level(broker, 1000 + number, "requests_per_day") <= LIMIT * 86_400
+        assert await level(broker, 1000 + number, "requests_per_day") > (LIMIT - 1) * 86_400

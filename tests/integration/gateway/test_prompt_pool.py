@@ -20,13 +20,14 @@ from millrace.gateway.prompt_processes.prompt_frames import PromptTask, Result, 
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.tenant_queue import TenantQueue
 from millrace.gateway.protocols.openai import chat
+from tests.support.models import models_data_dir
 
 WORK = PromptTask(chat.DIALECT, {"m": Target("m", 8192)})
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedModel]:
-    return dict(load_catalog([ModelSpec("m", "embedded", "auto")], tmp_path_factory.mktemp("state")))
+def models() -> dict[str, ServedModel]:
+    return dict(load_catalog([ModelSpec("m", "embedded", "auto")], models_data_dir()))
 
 
 @pytest_asyncio.fixture

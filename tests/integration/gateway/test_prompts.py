@@ -13,8 +13,9 @@ from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.models.model_source import ensure_model
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
 from millrace.gateway.protocols.prompts import tokenize
+from tests.support.models import models_data_dir
 
 # As in Hermes and Qwen: tools in the system message, calls and results in separate places.
 WITH_TOOLS = """{%- if tools %}<|im_start|>system
@@ -40,8 +41,8 @@ MESSAGES = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.from_dir(ensure_model(ModelSpec("m", "embedded", "auto"), tmp_path_factory.mktemp("state")))
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_dir(ensure_model(ModelSpec("m", "embedded", "auto"), models_data_dir()))
 
 
 @pytest.fixture
@@ -113,3 +114,33 @@ async def test_token_ids_must_be_in_the_models_vocabulary(model: ServedModel) ->
     with pytest.raises(ApiError) as exc_info:
         await tokenize(model, request([model.vocab_size]))
     assert (exc_info.value.status, exc_info.value.param) == (400, "prompt")
+
+
+def text_of(model: ServedModel, ids: list[int]) -> str:
+    return model.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+async def test_the_assistants_last_message_is_continued(tool_model: ServedModel) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "We open at"}]
+    prompt = await tokenize(tool_model, request(messages, template=TemplateOptions(continues=True)))
+    assert text_of(tool_model, prompt.ids).endswith("<|im_start|>assistant\nWe open at")
+
+
+async def test_options_of_the_template(tool_model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate(
+        "{{ messages[0].content }}{% if shout %}!{% endif %}{% if add_generation_prompt %}>{% endif %}", {}
+    )
+    monkeypatch.setattr(tool_model.tokenizer, "_chat", template)
+    one = [{"role": "user", "content": "Hello"}]
+    for options, expected in (
+        (TemplateOptions(), "Hello>"),
+        (TemplateOptions(variables={"shout": True, "messages": []}), "Hello!>"),
+        (TemplateOptions(adds_prompt=False), "Hello"),
+    ):
+        assert text_of(tool_model, (await tokenize(tool_model, request(one, template=options))).ids) == expected
+
+
+async def test_a_truncated_prompt_keeps_its_end(model: ServedModel) -> None:
+    whole = (await tokenize(model, request("One two three four five"))).ids
+    last = await tokenize(model, request("One two three four five", template=TemplateOptions(max_tokens=2)))
+    assert last.ids == whole[-2:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,10 @@ import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import connection
 
+from billing.pricing.pricing import RateCard, Tier
 from inference_worker.contract.request import SamplingParams
 from millrace.apps.request_log.models import RequestContent, RequestRecord
-from millrace.gateway.admission.admission import AdmissionGrant, RateLimitAdmission
+from millrace.gateway.admission.admission import AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.limits import LimitCost, make_checks
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.limit_status import LimitStatus
@@ -26,7 +28,7 @@ from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.lifecycle import request_log
 from millrace.gateway.lifecycle.request_log import RequestLogWriter, RequestTrace
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
-from tests.support.gateway.keys import KEY
+from tests.support.gateway.keys import KEY, make_demand
 from tests.support.rows import unscoped
 
 LIMIT = LimitSetSnapshot(7, "key", requests_per_minute=3, tokens_per_day=1000)
@@ -42,7 +44,7 @@ def limit_statuses(refused: str = "") -> list[LimitStatus]:
     return [LimitStatus(check, 400 * (check.name == refused), check.cost * check.period[0]) for check in checks]
 
 
-def call(texts: Sequence[str] = (), **grant: Any) -> Any:
+def call(texts: Sequence[str] = (), **changes: Any) -> Any:
     """Return the service's record of an admitted request."""
     executions = [
         {"execution": 0, "attempt": 1, "model": "m1", "replica": "r", "by": "prefix", "load": 0, "credits": 9}
@@ -59,16 +61,20 @@ def call(texts: Sequence[str] = (), **grant: Any) -> Any:
         "executions": executions,
         "skipped": [{"model": "m2", "reason": "x"}],
     }
-    return SimpleNamespace(
-        decision_record=decision_record,
-        prompt=SimpleNamespace(ids=[1] * 10),
-        candidate=SimpleNamespace(model=SimpleNamespace(name="m1")),
-        lease=SimpleNamespace(
-            limit_statuses=limit_statuses(),
-            grant=AdmissionGrant(20, 5, reserved_nano=300, budget_period_ids=[4, 9], **grant),
-        ),
+    demand = make_demand(KEY)
+    rate_card = RateCard(5, None, "m1", Tier.STANDARD, 0, ())
+    admitted = AdmittedRequest(demand, 20, rate_card, reserved_nano=300, budget_period_ids=[4, 9], **changes)
+    execution = SimpleNamespace(
+        admitted=replace(admitted, limit_statuses=limit_statuses()),
         first_token_at=time.monotonic() + 1,
         completion_texts={index: [text] for index, text in enumerate(texts)},
+    )
+    return SimpleNamespace(
+        decision_record=decision_record,
+        prompt=demand.prompt,
+        model="m1",
+        executions=[execution],
+        execution=execution,
     )
 
 
@@ -78,9 +84,10 @@ def record_of(trace: RequestTrace, status: str = "200", *, complete: bool = True
 
 def test_the_record_of_a_completed_request() -> None:
     trace = RequestTrace(KEY, "req_1", "completions")
-    trace.set_request(request(stream=True), b"{}")
+    trace.set_request(request(stream=True, ignored=("store", "mood")), b"{}")
     trace.active_requests.append(call())
     record = record_of(trace)
+    assert record["ignored"] == ("store", "mood")
     assert (record["requested_model"], record["served_model"], record["stream"], record["outcome"]) == (
         "m",
         "m1",
@@ -144,17 +151,7 @@ async def test_a_record_names_the_limit_that_rejected_the_request(broker: Any) -
     admission = RateLimitAdmission(broker)
     tight = LimitSetSnapshot(9, "project", model="m", requests_per_minute=1)
     key = msgspec.structs.replace(KEY, limits=LimitSnapshot((tight,)))
-    demand: Any = SimpleNamespace(
-        key=key,
-        request_id="req_1",
-        prompt_tokens=10,
-        max_tokens=5,
-        sequences=1,
-        prompt_param="prompt",
-        limit_sets=[tight],
-        charged=False,
-        candidates=[SimpleNamespace(model=SimpleNamespace(context_length=100, default_max_output=10))],
-    )
+    demand = make_demand(key, max_tokens=5)
     await admission.admit(demand)
     with pytest.raises(ApiError) as exc_info:
         await admission.admit(demand)

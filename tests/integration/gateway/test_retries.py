@@ -62,7 +62,7 @@ def error_server(api_error: ApiError, words: Dialect) -> Iterator[tuple[str, lis
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # the interval of its check for shutdown
     try:
         yield f"http://127.0.0.1:{server.server_port}", asked
     finally:

@@ -24,7 +24,7 @@ from inference_worker.contract.messages import (
     gateway_stream,
     pins_key,
 )
-from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec, TokenUsage
+from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec, TokenCounts
 from inference_worker.worker.shared_pins import PIN
 from millrace.conf.environment import platform_settings
 from millrace.gateway.admission import rates
@@ -34,6 +34,7 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.dispatch import execution as execution_module
 from millrace.gateway.dispatch.dispatcher import Dispatcher, decision_record_key
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
@@ -55,7 +56,7 @@ LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, co
 
 def make_key(*sets: LimitSetSnapshot, **policies: Any) -> ApiKeySnapshot:
     parsed = {name: parse(body, version=3) for name, body in policies.items()}
-    return ApiKeySnapshot(1, 1, 1, "t", ("inference",), None, None, False, False, LimitSnapshot(sets), 1, None, parsed)
+    return ApiKeySnapshot(1, 1, 1, ("inference",), None, None, False, False, LimitSnapshot(sets), 1, None, parsed)
 
 
 class Gate:
@@ -135,7 +136,7 @@ async def events_of(gate: Gate, call: ActiveRequest) -> list[Tokens | End]:
         return [event async for event in gate.service.events(call)]
 
 
-def end(call: ActiveRequest, usage: TokenUsage, attempt: int = 1, seq: int = 0, reason: Any = "stop") -> End:
+def end(call: ActiveRequest, usage: TokenCounts, attempt: int = 1, seq: int = 0, reason: Any = "stop") -> End:
     return End(call.request_id, attempt, seq, reason, None, usage)
 
 
@@ -146,7 +147,7 @@ async def test_a_tenants_model_name_is_routed_by_its_policy(gate: Gate, a: Repli
     call = await gate.begin(make_key(LIMIT, mine=EITHER), "mine")
     assert call.model == "a"
     assert await a.claim(call.request_id)
-    await a.send(Tokens(call.request_id, 1, 0, [5], "Hi"), end(call, TokenUsage(10, output=1), seq=1))
+    await a.send(Tokens(call.request_id, 1, 0, [5], "Hi"), end(call, TokenCounts(10, output=1), seq=1))
     assert [type(event) for event in await events_of(gate, call)] == [Tokens, End]
     gate.service.release(call)
     decision_record = await gate.decision_record(call)
@@ -174,7 +175,7 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     assert await gate.broker.hget(claim_key(call.request_id, 0), "execution") == b"1"  # type: ignore[misc]
     assert await b.claim(call.request_id, 2, execution=1)
     # Its attempt numbers continue, so that the first execution's log is not confused with it.
-    await b.send(end(call, TokenUsage(10, output=3), attempt=2))
+    await b.send(end(call, TokenCounts(10, output=3), attempt=2))
     events = await reading
     assert [type(event) for event in events] == [End]
     gate.service.release(call)
@@ -208,7 +209,7 @@ async def test_no_request_starts_while_the_disk_is_almost_full(gate: Gate, a: Re
     gate.disk._space.is_low = False
     call = await gate.begin(make_key(LIMIT), "a")
     assert await a.claim(call.request_id)
-    await a.send(end(call, TokenUsage(10, output=1)))
+    await a.send(end(call, TokenCounts(10, output=1)))
     gate.service.release(call)
 
 
@@ -262,7 +263,7 @@ async def test_an_internal_error_after_admission_uses_no_limits(
     def fail(_: object) -> bytes:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(service_module, "encode_response_spec", fail)
+    monkeypatch.setattr(execution_module, "encode_response_spec", fail)
     with pytest.raises(RuntimeError, match="broken"):
         await gate.begin(make_key(LIMIT), "a")
     assert await gate.left(make_key(LIMIT)) == ("100", "1000")
@@ -287,21 +288,25 @@ async def test_several_prompts_are_several_jobs_with_one_response(gate: Gate, a:
         assert await a.claim(each.request_id)
         job = each.execution.job
         assert (job.prompt_token_ids, job.params.n, job.params.max_tokens) == (prompt, 2, 20)
-    assert (call.response_spec.prompts, call.response_spec.answers, call.response_spec.echo) == (
+    assert (
+        call.execution.response_spec.prompts,
+        call.execution.response_spec.answers,
+        call.execution.response_spec.echo,
+    ) == (
         2,
         4,
         [[1] * 10, [2] * 5],
     )
     assert await gate.left(key) == ("98", str(1000 - 10 - 5 - 4 * 20))
-    await a.send(Tokens("req_1.1", 1, 0, [5], "two", 1), end(part, TokenUsage(5, output=3), seq=1))
-    await a.send(Tokens("req_1", 1, 0, [5], "one", 1), end(call, TokenUsage(10, output=4), seq=1))
+    await a.send(Tokens("req_1.1", 1, 0, [5], "two", 1), end(part, TokenCounts(5, output=3), seq=1))
+    await a.send(Tokens("req_1", 1, 0, [5], "one", 1), end(call, TokenCounts(10, output=4), seq=1))
     events = [event async for event in gate.service.events(call)]
     assert [(event.index, event.text) for event in events if isinstance(event, Tokens)] == [
         (1, "one"),
         (3, "two"),
     ]
     assert isinstance(events[-1], End)
-    assert events[-1].usage == TokenUsage(15, output=7)
+    assert events[-1].usage == TokenCounts(15, output=7)
     gate.service.release(call)
     await gate.service.drain()
     assert await gate.left(key) == ("98", str(1000 - 22))
@@ -354,7 +359,11 @@ async def test_a_job_has_the_requests_billing_context(gate: Gate, a: Replica) ->
     assert await a.claim("req_1")
     job = decode_job(await gate.broker.hget(claim_key("req_1", 0), "job"))  # type: ignore[misc, arg-type]
     assert (job.service_class, job.priority, job.weight) == (ServiceClass.FLEX, -4, key.weight)
-    assert (job.structured, job.params.logprobs, call.response_spec.service_class) == (form, 3, ServiceClass.FLEX)
+    assert (job.structured, job.params.logprobs, call.execution.response_spec.service_class) == (
+        form,
+        3,
+        ServiceClass.FLEX,
+    )
     decision_record = await gate.decision_record(call)
     assert (decision_record["metadata"], decision_record["user"]) == ({"order": "7"}, "u")
 
@@ -375,7 +384,7 @@ async def test_a_disconnected_client_pays_for_tokens_generated_until_then(gate: 
     assert (
         await gate.broker.zcard("millrace:limit_state:{1}:1:c") == 1
     )  # it keeps its concurrency slot until the engine has stopped
-    await a.send(end(call, TokenUsage(10, output=7), seq=1, reason="cancelled"))
+    await a.send(end(call, TokenCounts(10, output=7), seq=1, reason="cancelled"))
     await gate.service.drain()
     assert await gate.left(key) == ("99", "983")
     assert await gate.broker.zcard("millrace:limit_state:{1}:1:c") == 0
@@ -441,7 +450,7 @@ async def test_a_request_reported_as_failed_is_not_billed_though_it_completed(
     await gate.broker.eval(PIN, 2, claim, pins, 1, 1, b"block")  # type: ignore[misc]
     assert await gate.broker.exists(pins)
     await gate.broker.hset(claim, "state", "done")  # type: ignore[misc]
-    gate.dispatcher.fail_locally(call.execution, code, "lost")
+    gate.dispatcher.fail_locally(call.execution, ApiError(code, "lost"))
     with pytest.raises(ApiError, match="lost"):
         await events_of(gate, call)
     (usage_event,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
@@ -490,7 +499,7 @@ async def test_a_resumable_request_runs_on_after_a_disconnect(
         return await gate.broker.hget(claim_key(call.request_id, 0), "cancel") == b"1"  # type: ignore[misc]
 
     await eventually(cancelled)
-    await a.send(end(call, TokenUsage(10, output=1), reason="cancelled"))
+    await a.send(end(call, TokenCounts(10, output=1), reason="cancelled"))
 
 
 async def test_a_reader_that_disconnects_does_not_affect_other_readers(broker: redis.Redis) -> None:

@@ -9,13 +9,13 @@ import pytest
 import redis.asyncio as redis
 
 from inference_worker.contract.messages import Claimed, End, Failed, Tokens, encode, event_log_key, gateway_stream
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.dispatch.streams import BUFFERED_EVENTS, EventBuffer, EventsLost, LogEvent, StreamReader, read_log
 
 
 def events(count: int, attempt: int = 1) -> list[LogEvent]:
     tokens: list[LogEvent] = [Tokens("req_1", attempt, n, [n], f"{n} ") for n in range(count - 1)]
-    return [*tokens, End("req_1", attempt, count - 1, "stop", None, TokenUsage(1, output=count))]
+    return [*tokens, End("req_1", attempt, count - 1, "stop", None, TokenCounts(1, output=count))]
 
 
 async def write_log(broker: redis.Redis, logged: list[LogEvent], attempt: int = 1) -> None:

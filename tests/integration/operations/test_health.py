@@ -49,7 +49,7 @@ def well(broker: redis.Redis, speak: Callable[..., None]) -> None:
 def settled(broker: redis.Redis, *, age_ms: int = 0, lag_ms: int = 0) -> None:
     seconds, micros = broker.time()
     at = seconds * 1_000_000 + micros - age_ms * 1000
-    said = status.SettlerStatus(at, "a", 1, 0, 0, None, 7, lag_ms)
+    said = status.SettlerStatus(at, "a", 1, 0, 0, 7, lag_ms)
     broker.set(status.STATUS_KEY, status.encode(said))
 
 

@@ -92,7 +92,7 @@ def test_docstrings_and_comments_of_tests_are_checked_for_words() -> None:
 
 
 def test_the_glossary_names_code_that_exists() -> None:
-    text = (check_names.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    text = (check_names.ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
     text, _, acts = text.partition("## Acts in the console")
     assert acts  # a table without code
     places = re.findall(r"\| `([\w/]+\.py)` `(\w+)` \|", text)

@@ -35,6 +35,7 @@ GATEWAY_MAY = {
     ),
     "tenants.idempotency_rules",
     *("tenants.isolation.db_roles", "tenants.keys", "tenants.limits.token_buckets", "tenants.outbox.change_feed"),
+    "tenants.outbox.totals",
     *("tenants.permissions", "tenants.routing_policies.policy"),
     *("billing.amounts", "billing.pricing.pricing", "billing.budgets.budget_leases", "billing.metering.status"),
 }

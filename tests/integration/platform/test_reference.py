@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_documented_table_of_settings_is_current() -> None:
-    document = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     assert replace_table(document) == document, "run `make docs-settings`"
 
 

@@ -88,7 +88,6 @@ def test_create_api_key(project, row):
         key_id=key.pk,
         tenant_id=project.tenant_id,
         project_id=project.pk,
-        tenant_slug="acme",
         scopes=("inference", "models"),
         models=("m",),
         expires_at=4102444800123456,

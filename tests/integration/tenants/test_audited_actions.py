@@ -96,6 +96,16 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
         ["tenant.content_retention_updated"],
         {"tenant"},
     ),
+    "do_set_allowed_origins": (
+        lambda w: actions.do_set_allowed_origins(w.tenant, ["https://App.example/"]),
+        ["tenant.allowed_origins_updated"],
+        {"tenant"},
+    ),
+    "do_set_unknown_parameters": (
+        lambda w: actions.do_set_unknown_parameters(w.tenant, "reject"),
+        ["tenant.unknown_parameters_updated"],
+        {"tenant"},
+    ),
     "do_start_viewing": (
         lambda w: actions.do_start_viewing(w.tenant, LATER, "ticket 12"),
         ["tenant.view_started"],

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owne
 def restored(as_owner: Any, transactional_db: None) -> Any:
     yield
     call_command("migrate", verbosity=0)
-    rating._raters.clear()  # rate cards are numbered from 1 again
+    rating._rate_cards.clear()  # rate cards are numbered from 1 again
     with as_owner(), connection.cursor() as cursor:
         allow_emptying(cursor)
 

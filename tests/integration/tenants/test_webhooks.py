@@ -37,11 +37,12 @@ from tenants.models import (
     WebhookEndpoint,
     WebhookEvent,
 )
-from tenants.tasks import EVENT_RETENTION, purge_expired, send_webhooks
+from tenants.tasks import EVENT_RETENTION, deliver, purge_expired
 from tenants.webhooks import sending, targets
 from tenants.webhooks.event_types import EVENT_TYPES
 from tenants.webhooks.outbox import enqueue
 from tenants.webhooks.queries import endpoints_with_last
+from tests.support.code_blocks import blocks_of
 from tests.support.rows import of, unscoped
 from tests.support.tenants.webhook_receiver import Receiver, is_genuine, receiving
 
@@ -152,7 +153,7 @@ def test_a_failed_delivery_is_retried_with_the_same_id(tenant, server):
     assert [sending.send_all(), sending.send_all()] == [1, 0]
     row = only_delivery(tenant)
     wait = (row.next_attempt_at - datetime.now(UTC)).total_seconds()
-    assert 0.75 * sending.RETRY_SECONDS[0] < wait < 1.25 * sending.RETRY_SECONDS[0]
+    assert 0.75 * sending.WEBHOOKS.retry_seconds[0] < wait < 1.25 * sending.WEBHOOKS.retry_seconds[0]
     assert of(WebhookEndpoint, tenant)[0].failing_since is not None
     receiver.status = 204
     later()
@@ -368,8 +369,8 @@ def test_concurrent_senders_send_each_delivery_once(server):
         for number in range(5):
             enqueue_event(tenant, f"k{number}")
     with ThreadPoolExecutor(3) as pool:
-        tried = list(pool.map(lambda _: send_webhooks(), range(3)))
-    tried.append(send_webhooks())  # deliveries for which no sender was free
+        tried = list(pool.map(lambda _: deliver("webhook"), range(3)))
+    tried.append(deliver("webhook"))  # deliveries for which no sender was free
     assert sum(tried) == len(receiver.received) == len(set(receiver.ids)) == 20
 
 
@@ -385,7 +386,7 @@ def test_one_tenants_hanging_server_delays_no_other(server):
             for number in range(3):
                 enqueue_event(tenant, f"k{number}")
         with ThreadPoolExecutor(1) as pool:
-            busy = pool.submit(send_webhooks)
+            busy = pool.submit(deliver, "webhook")
             while len(receiver.received) < 3:
                 assert not busy.done()
             assert len(hanging.received) == 1  # it keeps one sender busy, not all
@@ -414,7 +415,7 @@ class Killed(BaseException):
     """An error that simulates a kill."""
 
 
-@pytest.mark.parametrize("place", ["_attempt", "_record"])
+@pytest.mark.parametrize("place", ["attempt", "record"])
 def test_another_sender_takes_over_from_a_killed_one(tenant, server, monkeypatch, place):
     receiver, url = server
     do_create_endpoint(tenant, url)
@@ -424,12 +425,12 @@ def test_another_sender_takes_over_from_a_killed_one(tenant, server, monkeypatch
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(sending, place, die)
+        patch.setattr(sending.WebhookOutbox, place, die)
         sending.send_all()
     assert sending.send_all() == 0  # its lease is active
     later(hours=0.1)
     assert sending.send_all() == 1
-    assert len(receiver.received) == (2 if place == "_record" else 1)
+    assert len(receiver.received) == (2 if place == "record" else 1)
     assert len(set(receiver.ids)) == 1
     assert only_delivery(tenant).state == "delivered"
 
@@ -439,13 +440,13 @@ def test_a_sender_with_an_expired_lease_does_not_postpone_anothers_delivery(tena
     _, url = server
     do_create_endpoint(tenant, url)
     enqueue_event(tenant)
-    slow = sending._claim(datetime.now(UTC))
+    slow = sending.WEBHOOKS.claim(datetime.now(UTC))
     later(hours=0.1)
-    other = sending._claim(datetime.now(UTC))
-    sending._record(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
-    assert only_delivery(tenant).leased_until == other.delivery.leased_until
-    sending._record(other, sending.WebhookResponse(200, 1), datetime.now(UTC))
-    sending._record(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
+    other = sending.WEBHOOKS.claim(datetime.now(UTC))
+    sending.WEBHOOKS.record(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
+    assert only_delivery(tenant).leased_until == other.leased_until
+    sending.WEBHOOKS.record(other, sending.WebhookResponse(200, 1), datetime.now(UTC))
+    sending.WEBHOOKS.record(slow, sending.WebhookResponse(500, 1, "slow"), datetime.now(UTC))
     assert only_delivery(tenant).state == "delivered"
     assert len(of(WebhookAttempt, tenant)) == 3
 
@@ -453,17 +454,17 @@ def test_a_sender_with_an_expired_lease_does_not_postpone_anothers_delivery(tena
 def test_an_endpoint_deleted_during_a_delivery(tenant, server):
     endpoint, _ = do_create_endpoint(tenant, server[1])
     enqueue_event(tenant)
-    claimed = sending._claim(datetime.now(UTC))
+    claimed = sending.WEBHOOKS.claim(datetime.now(UTC))
     do_delete_endpoint(endpoint)
-    assert not sending._record(claimed, sending.WebhookResponse(200, 1), datetime.now(UTC))
+    assert not sending.WEBHOOKS.record(claimed, sending.WebhookResponse(200, 1), datetime.now(UTC))
     assert of(WebhookAttempt, tenant) == []
 
 
 def test_the_documented_example_verifies(tenant, server):
-    """Run the code of docs/webhooks.md unchanged."""
-    text = (Path(__file__).resolve().parents[3] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    """Run the code of docs/reference/webhooks.md unchanged."""
+    text = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "webhooks.md").read_text(encoding="utf-8")
     found: dict[str, Callable[..., bool]] = {}
-    exec(text.split("```python\n")[1].split("```")[0], found)  # noqa: S102
+    exec(next(block.code for block in blocks_of(text) if block.language == "python"), found)  # noqa: S102
     receiver, url = server
     endpoint, secret = do_create_endpoint(tenant, url)
     do_send_test_event(endpoint)
@@ -477,6 +478,6 @@ def test_the_documented_example_verifies(tenant, server):
 
 
 def test_the_documented_table_of_event_types_is_current():
-    text = (Path(__file__).resolve().parents[3] / "docs" / "webhooks.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "webhooks.md").read_text(encoding="utf-8")
     table = text.split("## Events")[1].split("Without `event_types`")[0]
     assert {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")} == set(EVENT_TYPES)

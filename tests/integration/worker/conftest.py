@@ -16,7 +16,8 @@ def queued(broker: redis.Redis) -> Callable[[InferenceJob], str]:
 
     def write(job: InferenceJob) -> str:
         key = claim_key(job.billing_context.request_id, job.billing_context.execution)
-        broker.hset(key, mapping={"attempt": 1, "state": "queued", "job": encode(job), "tenant": 1})
+        record = {"attempt": 1, "state": "queued", "job": encode(job), "tenant": 1, "gateway": job.gateway_id}
+        broker.hset(key, mapping=record)
         return key
 
     return write

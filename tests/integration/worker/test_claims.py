@@ -25,6 +25,9 @@ from tests.support.worker.jobs import make_job, make_usage
 Queued = Callable[[InferenceJob], str]
 
 
+NOT_STARTED = b"the usage event of an execution that never started"
+
+
 def claim(broker: redis.Redis, key: str, attempt: int, replica: str) -> bytes | None:
     found: Any = broker.eval(claims.CLAIM, 1, key, attempt, replica)
     return found and found[0]  # type: ignore[no-any-return]
@@ -147,8 +150,8 @@ def test_an_end_creates_no_stream_for_a_dead_gateway(broker: redis.Redis, queued
 def test_a_cancel_returns_the_worker(broker: redis.Redis, queued: Queued) -> None:
     waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
     claim(broker, running, 1, "r")
-    assert broker.eval(claims.CANCEL, 2, waiting, USAGE_STREAM) is None
-    assert broker.eval(claims.CANCEL, 2, running, USAGE_STREAM) == [b"r", b"1"]
+    assert broker.eval(claims.CANCEL, 2, waiting, USAGE_STREAM, NOT_STARTED) is None
+    assert broker.eval(claims.CANCEL, 2, running, USAGE_STREAM, NOT_STARTED) == [b"r", b"1"]
     assert claim(broker, waiting, 1, "r") is None  # cancelled before a worker started
     assert broker.hget(running, "cancel") == b"1"
 
@@ -156,8 +159,8 @@ def test_a_cancel_returns_the_worker(broker: redis.Redis, queued: Queued) -> Non
 def test_only_a_waiting_execution_can_be_withdrawn(broker: redis.Redis, queued: Queued) -> None:
     waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
     claim(broker, running, 1, "r")
-    assert broker.eval(claims.WITHDRAW, 2, waiting, USAGE_STREAM) == 1
-    assert broker.eval(claims.WITHDRAW, 2, running, USAGE_STREAM) == 0
+    assert broker.eval(claims.WITHDRAW, 2, waiting, USAGE_STREAM, NOT_STARTED) == 1
+    assert broker.eval(claims.WITHDRAW, 2, running, USAGE_STREAM, NOT_STARTED) == 0
     assert broker.hget(running, "state") == b"running"
 
 
@@ -167,9 +170,7 @@ def test_an_execution_that_never_ran_is_sent_to_the_settler_once(
 ) -> None:
     """So its reservation is released. A claimed execution is reported by its worker."""
     waiting, running = queued(make_job("req_w")), queued(make_job("req_r"))
-    for key in (waiting, running):
-        broker.hset(key, "not_started_event", b"nothing was used")
     claim(broker, running, 1, "r")
     for key in (waiting, waiting, running):
-        broker.eval(script, 2, key, USAGE_STREAM)
-    assert [fields for _, fields in broker.xrange(USAGE_STREAM)] == [{b"e": b"nothing was used"}]
+        broker.eval(script, 2, key, USAGE_STREAM, NOT_STARTED)
+    assert [fields for _, fields in broker.xrange(USAGE_STREAM)] == [{b"e": NOT_STARTED}]

@@ -38,8 +38,8 @@ from inference_worker.contract.request import (
     RequestError,
     RequestOutput,
     SamplingParams,
+    TokenCounts,
     TokenLogprobs,
-    TokenUsage,
 )
 from inference_worker.worker.engine_client import ActiveJob, Delivery, Requeued
 from inference_worker.worker.publisher import Publisher
@@ -81,8 +81,10 @@ def log_of(broker: redis.Redis, request_id: str, attempt: int = 1) -> list[Strea
 
 
 def test_outputs_are_published_and_metered(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
-    live = begin(broker, queued, make_job())
-    publisher.report_claimed("gw-a", Claimed("req_1", 1, "r"))
+    job = make_job()
+    claimed = encode([Claimed("req_1", 1, "r")])
+    broker.eval(claims.CLAIM, 1, queued(job), 1, "r", "call", claimed)
+    live = ActiveJob(job, 1)
     publisher.deliver([tokens(live, 7)])
     publisher.deliver([last(live, 8)])
     assert live.ended.wait(60)
@@ -160,7 +162,7 @@ def test_choices_have_an_index(broker: redis.Redis, queued: Queued, publisher: P
     """Each choice's tokens and end have its index. Only the request's last output contains the usage and ends it."""
     params = SamplingParams(n=2, logprobs=0, prompt_logprobs=0)
     live = begin(broker, queued, msgspec.structs.replace(make_job(), params=params))
-    prompt, name = TokenUsage(uncached=2, cache_read=1), live.engine_id
+    prompt, name = TokenCounts(uncached=2, cache_read=1), live.engine_id
 
     def output(index: int, token: int, **fields: Any) -> Delivery:
         logprobs = [TokenLogprobs(token, -1.0, 1)]
@@ -197,7 +199,7 @@ def test_an_error_ends_the_execution_without_a_charge(
     failed = Failed("req_1", 1, 0, "context_length_exceeded", "too long", "messages")
     assert gateway_events(broker) == log_of(broker, "req_1") == [failed]
     (usage,) = usage_events(broker)
-    assert (usage.outcome, usage.usage) == ("failed", TokenUsage())
+    assert (usage.outcome, usage.usage) == ("failed", TokenCounts())
 
 
 def test_a_requeued_execution_returns_to_its_gateway(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
@@ -314,7 +316,7 @@ def test_a_broken_publisher_stops_the_process(broker: redis.Redis, tmp_path: Pat
 def test_vectors_are_only_in_the_log_and_expire_soon(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:
     broker.xadd(gateway_stream("gw-a"), {"e": encode([])})
     job = msgspec.structs.replace(make_job(), input_lengths=(2, 1))
-    live, usage = begin(broker, queued, job), TokenUsage(uncached=3)
+    live, usage = begin(broker, queued, job), TokenCounts(uncached=3)
     publisher = new_publisher(broker, Journal(tmp_path / "journal"), retention_seconds=500)
     publisher.deliver([(live, RequestOutput(live.engine_id, finish_reason="stop", usage=usage, vectors=b"1234"))])
     assert live.ended.wait(60)

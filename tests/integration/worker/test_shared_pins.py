@@ -27,18 +27,18 @@ from inference_worker.contract.messages import (
     event_log_key,
     pins_key,
 )
-from inference_worker.contract.request import CacheBreakpoint, TokenUsage
+from inference_worker.contract.request import CacheBreakpoint, TokenCounts
 from inference_worker.contract.settings import WorkerSettings, worker_settings
-from inference_worker.models.model_source import ensure_model
 from inference_worker.worker import shared_pins
 from inference_worker.worker.engine_client import ActiveJob
-from inference_worker.worker.worker import Worker, model_spec, new_replica_id
+from inference_worker.worker.worker import Worker, new_replica_id
 from tests.support.engine.fakes import Clock, FakeRunner, distinct, fake_engine
+from tests.support.models import share_models
 from tests.support.worker.jobs import make_job, make_usage
 
 BLOCK, FIVE, HOUR = 16, 300, 3600
 PROMPT = distinct(100, 1)
-WRITTEN, READ = TokenUsage(4, 0, 96, output=1), TokenUsage(4, 96, output=1)
+WRITTEN, READ = TokenCounts(4, 0, 96, output=1), TokenCounts(4, 96, output=1)
 Queued = Callable[[InferenceJob], str]
 
 
@@ -80,7 +80,7 @@ class Replicas:
         self.broker.hset(self._queued(job), "tenant", job.billing_context.tenant_id)
         return job.billing_context.request_id, 0, 1
 
-    def usage_of(self, worker: Worker, prompt: list[int], *points: tuple[int, int], tenant: int = 1) -> TokenUsage:
+    def usage_of(self, worker: Worker, prompt: list[int], *points: tuple[int, int], tenant: int = 1) -> TokenCounts:
         """Run a request and return its usage, which is also billed."""
         job = self.job(prompt, *points, tenant=tenant)
         worker.serve([self.queue(job)])
@@ -118,9 +118,9 @@ class Replicas:
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> WorkerSettings:
     small = replace(worker_settings(), block_size=BLOCK, kv_cache_bytes=192 << 20, shutdown_timeout_seconds=1)
-    settings = replace(small, data_dir=tmp_path_factory.mktemp("state"), worker_model="smollm2-135m")
-    ensure_model(model_spec(settings), settings.data_dir, None)
-    return settings
+    data_dir = tmp_path_factory.mktemp("state")
+    share_models(data_dir)
+    return replace(small, data_dir=data_dir, worker_model="smollm2-135m")
 
 
 @pytest.fixture
@@ -140,15 +140,15 @@ def replicas(
         replicas.stop(worker)
 
 
-@pytest.mark.parametrize(("seconds", "written"), [(FIVE, WRITTEN), (HOUR, TokenUsage(4, 0, 0, 96, output=1))])
+@pytest.mark.parametrize(("seconds", "written"), [(FIVE, WRITTEN), (HOUR, TokenCounts(4, 0, 0, 96, output=1))])
 def test_a_prefix_written_by_one_replica_is_read_at_another(
-    replicas: Replicas, seconds: int, written: TokenUsage
+    replicas: Replicas, seconds: int, written: TokenCounts
 ) -> None:
     one, two = replicas.start("one"), replicas.start("two")
     assert replicas.usage_of(one, PROMPT, (96, seconds)) == written
     assert replicas.usage_of(two, PROMPT, (96, seconds)) == READ
     assert list(replicas.runners[1].steps[0].values()) == [100]  # although it was computed again
-    assert replicas.usage_of(replicas.start("three"), [*PROMPT[:64], *distinct(36, 2)]) == TokenUsage(36, 64, output=1)
+    assert replicas.usage_of(replicas.start("three"), [*PROMPT[:64], *distinct(36, 2)]) == TokenCounts(36, 64, output=1)
 
 
 def test_the_miss_reason_is_that_another_replica_had_the_prefix(replicas: Replicas) -> None:
@@ -183,9 +183,9 @@ def test_a_pin_expires(replicas: Replicas) -> None:
     assert replicas.usage_of(replicas.start("two"), PROMPT) == READ
     replicas.pass_time(300)
     usage = replicas.usage_of(replicas.start("three"), PROMPT, (32, HOUR), (96, FIVE))
-    assert usage == TokenUsage(4, 32, 64, output=1)
+    assert usage == TokenCounts(4, 32, 64, output=1)
     replicas.pass_time(3600)
-    assert replicas.usage_of(replicas.start("four"), PROMPT) == TokenUsage(100, output=1)
+    assert replicas.usage_of(replicas.start("four"), PROMPT) == TokenCounts(100, output=1)
 
 
 def test_a_hit_restarts_the_time(replicas: Replicas) -> None:
@@ -217,7 +217,7 @@ def test_another_tenant_does_not_read_the_prefix(replicas: Replicas) -> None:
     replicas.usage_of(replicas.start("one"), PROMPT, (96, FIVE))
     two = replicas.start("two")
     assert replicas.usage_of(two, PROMPT, (96, FIVE), tenant=2) == WRITTEN
-    assert replicas.usage_of(two, PROMPT, tenant=3) == TokenUsage(100, output=1)
+    assert replicas.usage_of(two, PROMPT, tenant=3) == TokenCounts(100, output=1)
 
 
 def test_another_tenants_salt_does_not_read_the_prefix(replicas: Replicas) -> None:
@@ -246,7 +246,7 @@ def test_a_pin_is_shared_before_its_request_ends(replicas: Replicas) -> None:
     finally:
         steps.release(100)
         serving.join()
-    assert replicas.billed(long).usage == replace(WRITTEN, output=30)
+    assert replicas.billed(long).usage == msgspec.structs.replace(WRITTEN, output=30)
 
 
 def test_a_failed_write_leaves_no_pin(replicas: Replicas) -> None:
@@ -302,7 +302,7 @@ def test_above_the_limit_nothing_is_pinned_or_billed_as_written(
     job = replicas.job(distinct(100, 2), (96, FIVE))
     two.serve([replicas.queue(job)])
     event = replicas.billed(job)
-    assert (event.usage, event.unpinned_tokens) == (TokenUsage(100 - 32, 0, 32, output=1), 64)
+    assert (event.usage, event.unpinned_tokens) == (TokenCounts(100 - 32, 0, 32, output=1), 64)
     assert replicas.broker.zcard(pins_key(1)) == 8
     again = replicas.job(PROMPT, (96, FIVE))
     two.serve([replicas.queue(again)])

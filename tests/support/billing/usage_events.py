@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from inference_worker.contract.messages import BillingContext, ExecutionUsage
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TOKEN_COLUMNS, TokenCounts
 
 
 def make_event(**changes: Any) -> ExecutionUsage:
     """Return a plausible event. `changes` set fields of it, its context or its token usage; `at` is a datetime."""
     at = changes.pop("at", datetime.now(UTC))
-    usage = {name: changes.pop(name) for name in TokenUsage.__dataclass_fields__ if name in changes}
+    usage = {name: changes.pop(name) for name in TOKEN_COLUMNS if name in changes}
     billing_context: dict[str, Any] = {
         "admitted_at": int(at.timestamp()) * 1_000_000 + at.microsecond,
         "request_id": f"req_{secrets.token_hex(16)}",
@@ -31,5 +31,5 @@ def make_event(**changes: Any) -> ExecutionUsage:
         "replica_id": "smollm2-135m-0.0a1b2c3d",
         "block_size": 32,
     }
-    counts = TokenUsage(**({"uncached": 10, "cache_read": 64, "output": 7} | usage))
+    counts = TokenCounts(**({"uncached": 10, "cache_read": 64, "output": 7} | usage))
     return ExecutionUsage(billing_context=BillingContext(**billing_context), usage=counts, **(fields | changes))

@@ -1,6 +1,6 @@
 """The registry of the console's screens, and the tenants that its tests show.
 
-A screen is registered by a module in tests/support/frontend/screens, see docs/console.md.
+A screen is registered by a module in tests/support/frontend/screens, see docs/guides/console.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from inference_worker.contract.messages import BillingContext, ExecutionUsage, encode
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TOKEN_COLUMNS, TokenCounts
 
 if TYPE_CHECKING:
     from tenants.models import ApiKey, Project, Tenant, User
@@ -51,7 +51,7 @@ def meter(tenant: Tenant, **changes: Any) -> str:
     from billing.metering.ingest import UsageMessage, settle  # here: this file is read before Django is set up
 
     at = changes.pop("at", datetime.now(UTC))
-    counts = {name: changes.pop(name, 0) for name in TokenUsage.__dataclass_fields__}
+    counts = {name: changes.pop(name, 0) for name in TOKEN_COLUMNS}
     request_id = changes.pop("request_id", f"req_{secrets.token_hex(16)}")
     billing_context = BillingContext(
         admitted_at=int(at.timestamp()) * 1_000_000 + at.microsecond,
@@ -64,7 +64,7 @@ def meter(tenant: Tenant, **changes: Any) -> str:
         price_version=changes.pop("price_version", None),
     )
     fields = {"attempt": 1, "outcome": "completed", "finish_reason": "stop", "replica_id": "r", "block_size": 32}
-    event = ExecutionUsage(billing_context=billing_context, usage=TokenUsage(**counts), **(fields | changes))
+    event = ExecutionUsage(billing_context=billing_context, usage=TokenCounts(**counts), **(fields | changes))
     assert settle([UsageMessage("1-0", encode(event))]).settled == 1
     return request_id
 

@@ -15,46 +15,27 @@ import redis.asyncio as redis
 from psycopg_pool import AsyncConnectionPool
 
 from billing.budgets.budget_leases import BudgetLeaseStore
-from inference_worker.contract.messages import BillingContext, ExecutionUsage, encode
-from inference_worker.contract.request import TokenUsage
-from millrace.gateway.admission.admission import AdmissionGrant, AdmissionRequest
+from inference_worker.contract.messages import ExecutionUsage, encode
+from inference_worker.contract.request import TokenCounts
+from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.routing.router import Candidate
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
+from tests.support.gateway.keys import make_demand
 
 MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # no tokenizer
 REQUEST_SECONDS = 2.0
 MEETING_SECONDS = 90.0  # less than a test's timeout, so that a lost wait fails instead of hanging
 
 
-@dataclass
-class Admitted:
-    """An admitted request."""
-
-    demand: AdmissionRequest
-    grant: AdmissionGrant
+class Admitted(AdmittedRequest):
+    """An admitted request, with its usage events."""
 
     def event(self, outcome: str = "completed", **usage: int) -> ExecutionUsage:
-        demand, grant, key = self.demand, self.grant, self.demand.key
-        billing_context = BillingContext(
-            demand.admitted_at,
-            demand.request_id,
-            0,
-            key.tenant_id,
-            key.project_id,
-            key.key_id,
-            demand.candidates[0].model.name,
-            grant.price_version,
-            grant.lease_id,
-            grant.fencing_token,
-            grant.reserved_nano,
-            grant.reserved_tokens,
-        )
-        counts = TokenUsage(**(usage or {"uncached": 1000, "cache_read": 9000, "output": 500}))
-        return ExecutionUsage(billing_context, 1, outcome, "stop", counts, "r", 32)
+        counts = TokenCounts(**(usage or {"uncached": 1000, "cache_read": 9000, "output": 500}))
+        return ExecutionUsage(self.billing_context, 1, outcome, "stop", counts, "r", 32)
 
 
 @dataclass
@@ -69,20 +50,21 @@ class BudgetGateway:
     async def admit(self, prompt: int = 10_000, max_tokens: int | None = 4096, **more: Any) -> Admitted | ApiError:
         """Return the admission or the rejection. A request without `max_tokens` prefers 4,096."""
         self.count += 1
-        at, candidates = more.pop("at", time.time_ns() // 1000), more.pop("candidates", [Candidate(MODEL)])
-        name = f"req_{self.name}_{self.count}"
-        demand = AdmissionRequest(name, at, self.key, MODEL.name, candidates, prompt, max_tokens, **more)
+        name, at = f"req_{self.name}_{self.count}", more.pop("at", time.time_ns() // 1000)
+        models = more.pop("models", [MODEL])
+        demand = make_demand(self.key, name, prompt, max_tokens, MODEL.name, models=models, admitted_at=at, **more)
         try:
-            return Admitted(
-                demand, await self.budget_admission.take(self.budget_admission.estimate(demand), max_tokens or 4096)
-            )
+            estimate = self.budget_admission.estimate(demand)
+            admitted = await self.budget_admission.take(estimate, Admitted(demand, max_tokens or 4096))
         except ApiError as exc:
             return exc
+        assert isinstance(admitted, Admitted)
+        return admitted
 
     async def end(self, admitted: Admitted, **usage: int) -> ExecutionUsage:
         """End a request and return its usage event, which is not settled yet."""
         event = admitted.event(**usage)
-        await self.budget_admission.early.end(event.billing_context, admitted.grant, event.usage)
+        await self.budget_admission.early.end(admitted, event.usage)
         return event
 
     async def admit_with_retries(self, **asked: Any) -> Admitted | ApiError:
@@ -113,9 +95,7 @@ class Meeting:
 
 
 def key_of(tenant_id: int, project_id: int, key_id: int) -> ApiKeySnapshot:
-    return ApiKeySnapshot(
-        key_id, tenant_id, project_id, "t", ("inference",), None, None, False, False, LimitSnapshot(()), 1
-    )
+    return ApiKeySnapshot(key_id, tenant_id, project_id, ("inference",), None, None, False, False, LimitSnapshot(()), 1)
 
 
 @asynccontextmanager

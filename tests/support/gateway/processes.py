@@ -32,7 +32,7 @@ from inference_worker.contract.messages import (
     event_log_key,
     gateway_stream,
 )
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.devserver.program import die_with_parent, free_port
 from millrace.devserver.stack import HTTP_PROTOCOL
 from millrace.gateway.admission import budget_admission
@@ -116,7 +116,7 @@ class Worker:
     async def _answer(self, job: InferenceJob, attempt: int) -> None:
         """Complete the request with half of its maximum length."""
         name = job.billing_context.request_id
-        usage = TokenUsage(uncached=len(job.prompt_token_ids), output=max(1, job.params.max_tokens // 2))
+        usage = TokenCounts(uncached=len(job.prompt_token_ids), output=max(1, job.params.max_tokens // 2))
         event = ExecutionUsage(job.billing_context, attempt, "completed", "stop", usage, self.replica.name, 32)
         end = End(name, attempt, 0, "stop", None, usage)
         keys = [claim_key(name, job.billing_context.execution), USAGE_STREAM, gateway_stream(job.gateway_id)]

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
@@ -64,7 +65,7 @@ def receiving(*, wrap: Callable[[ThreadingHTTPServer], None] = id) -> Iterator[t
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     wrap(server)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)  # checks for shutdown
     thread.start()
     try:
         yield receiver, server.server_address[1]
@@ -80,3 +81,12 @@ def is_genuine(secret: str, received: Received) -> bool:
     mine = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
     given = [each.partition(",") for each in received.headers["webhook-signature"].split()]
     return any(version == "v1" and hmac.compare_digest(mine, it) for version, _, it in given)
+
+
+def signed_headers(secret: str, event_id: str, at: datetime, body: bytes) -> dict[str, str]:
+    """Return the headers of an event that is signed with the secret."""
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    timestamp = str(int(at.timestamp()))
+    signed = f"{event_id}.{timestamp}.".encode() + body
+    signature = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+    return {"webhook-id": event_id, "webhook-timestamp": timestamp, "webhook-signature": f"v1,{signature}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from inference_worker.contract.messages import BillingContext, ExecutionUsage, InferenceJob
-from inference_worker.contract.request import SamplingParams, TokenUsage
+from inference_worker.contract.request import SamplingParams, TokenCounts
 
 
 def make_job(
@@ -18,5 +18,5 @@ def make_job(
 
 def make_usage(job: InferenceJob, attempt: int = 1, outcome: str = "completed", output: int = 2) -> ExecutionUsage:
     return ExecutionUsage(
-        job.billing_context, attempt, outcome, "stop", TokenUsage(uncached=3, output=output), "replica-1", 32
+        job.billing_context, attempt, outcome, "stop", TokenCounts(uncached=3, output=output), "replica-1", 32
     )

@@ -15,12 +15,12 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.request import (
     RequestOutput,
-    TokenUsage,
+    TokenCounts,
 )
 from inference_worker.worker.engine_client import ActiveJob, Delivery
 from inference_worker.worker.publisher import Publisher
 
-USAGE = TokenUsage(uncached=2, cache_read=1, output=2)
+USAGE = TokenCounts(uncached=2, cache_read=1, output=2)
 
 
 def new_publisher(

@@ -15,16 +15,15 @@ from billing.pricing.pricing import (
     PriceIndex,
     Rate,
     RateCard,
-    Rater,
     Tier,
     UnknownPriceError,
-    affordable_output,
     decode_rates,
     encode_rates,
-    rate,
+    price,
     reservation_nano,
 )
 from billing.pricing.pricing import prices as prices_of
+from inference_worker.contract.request import TOKEN_COLUMNS, TokenCounts
 
 C = Component
 INPUTS = [each for each in C if each not in (C.OUTPUT, C.ANSWER_HIT_OUTPUT)]
@@ -53,12 +52,12 @@ BANDS = rate_card(
 
 
 def cost(prices: RateCard, at: int = 0, **usage: int) -> Decimal:
-    return Decimal(rate(prices, {C(name): n for name, n in usage.items()}, at).cost_femto) / USD
+    return Decimal(price(prices, TokenCounts(**usage), at).cost_femto) / USD
 
 
 def priced_by(prices: RateCard, at: int) -> int | None:
     """Return the ID of the price of uncached tokens at this time."""
-    price_ids = rate(prices, {C.UNCACHED: 1}, at).price_ids
+    price_ids = price(prices, TokenCounts(1), at).price_ids
     return price_ids[0] if price_ids else None
 
 
@@ -82,16 +81,14 @@ def test_worked_examples_1_to_6(prices, usage, usd):
     assert cost(prices, **usage) == Decimal(usd)
 
 
+def test_components_are_in_the_order_of_the_token_columns():
+    assert tuple(COMPONENTS) == TOKEN_COLUMNS
+
+
 def test_worked_example_6_reservations():
     assert reservation_nano(A, 10_000, 4096, 0) == 91_440_000
     assert reservation_nano(A, 10_000, 4096, 0, writes_5m=True) == 98_940_000
     assert reservation_nano(A, 10_000, 4096, 0, writes_5m=True, writes_1h=True) == 121_440_000
-
-
-def test_worked_example_8_affordable_output():
-    assert affordable_output(A, 10_000, 50_000_000, 0) == 1333
-    assert reservation_nano(A, 10_000, 1333, 0) <= 50_000_000 < reservation_nano(A, 10_000, 1334, 0)
-    assert affordable_output(A, 10_000, 29_999_999, 0) == 0
 
 
 def test_cached_tokens_count_towards_the_band():
@@ -126,7 +123,7 @@ def test_an_unknown_price_is_an_error_and_never_free(missing):
     with pytest.raises(UnknownPriceError, match=missing):
         reservation_nano(rate_card(*rates(**usd)), 10, 10, 0)
     with pytest.raises(UnknownPriceError, match=missing):
-        rate(rate_card(*rates(**usd)), {C(missing): 1}, 0)
+        price(rate_card(*rates(**usd)), TokenCounts(**{missing: 1}), 0)
 
 
 def test_cache_writes_require_a_price_if_they_are_possible():
@@ -141,11 +138,11 @@ def test_without_output_no_output_price_is_required():
 
 
 def test_savings_are_relative_to_uncached_tokens():
-    usage = {C.UNCACHED: 1000, C.CACHE_READ: 10_000, C.CACHE_WRITE_5M: 1000, C.OUTPUT: 5}
-    assert rate(A, usage, 0).saved_femto == 10_000 * 2_700_000_000 - 1000 * 750_000_000
+    usage = TokenCounts(uncached=1000, cache_read=10_000, cache_write_5m=1000, output=5)
+    assert price(A, usage, 0).saved_femto == 10_000 * 2_700_000_000 - 1000 * 750_000_000
     answers = rate_card(*A.rates, *rates(answer_hit_input="0.3", answer_hit_output="1"))
-    hit = {C.ANSWER_HIT_INPUT: 10, C.ANSWER_HIT_OUTPUT: 100}
-    assert rate(answers, hit, 0).saved_femto == 10 * 2_700_000_000 + 100 * 14_000_000_000
+    hit = TokenCounts(answer_hit_input=10, answer_hit_output=100)
+    assert price(answers, hit, 0).saved_femto == 10 * 2_700_000_000 + 100 * 14_000_000_000
 
 
 def test_rates_survive_their_encoding():
@@ -218,32 +215,24 @@ def test_the_settled_cost_is_within_the_reservation(prices, usage, at, more, n):
     prompt = sum(usage[component] for component in INPUTS if component in usage)
     most = -(-usage[C.OUTPUT] // n) + more
     hold = reservation_nano(prices, prompt, most, at, n=n, writes_5m=True, writes_1h=True)
-    assert rate(prices, usage, at).cost_femto <= hold * 1_000_000
+    assert price(prices, TokenCounts(**usage), at).cost_femto <= hold * 1_000_000
 
 
 @given(priced(), usages, st.integers(0, 10**16))
 def test_all_usage_is_priced_and_the_cost_is_monotone(prices, usage, at):
-    rated = rate(prices, usage, at)
+    rated = price(prices, TokenCounts(**usage), at)
     assert rated.price_ids is not None
-    assert [price is not None for price in rated.price_ids] == [usage.get(component, 0) > 0 for component in COMPONENTS]
+    assert [price_id is not None for price_id in rated.price_ids] == [
+        usage.get(component, 0) > 0 for component in COMPONENTS
+    ]
     more = usage | {C.OUTPUT: usage[C.OUTPUT] + 1}  # the prompt determines the band, so only the output can grow freely
-    assert rate(prices, more, at).cost_femto >= rated.cost_femto
+    assert price(prices, TokenCounts(**more), at).cost_femto >= rated.cost_femto
 
 
 @given(priced(), st.lists(st.tuples(usages, st.integers(0, 10**16)), max_size=5))
 def test_rating_executions_together_equals_rating_them_separately(prices, executions):
-    rater = Rater(prices)
     for usage, at in executions:
         found = prices_of(prices, sum(usage[each] for each in INPUTS if each in usage), at)
-        rated = rater.rate([usage.get(each, 0) for each in COMPONENTS], at)
+        rated = price(prices, TokenCounts(**usage), at)
         assert rated.cost_femto == sum(count * found[each].nano_per_million for each, count in usage.items())
         assert rated.price_ids == [found[each].price_id if usage.get(each) else None for each in COMPONENTS]
-
-
-@given(priced(), counts, st.integers(0, 10**13), st.integers(0, 10**16), st.integers(1, 4))
-def test_the_affordable_output_is_the_maximum_that_fits(prices, prompt, left, at, n):
-    fits = affordable_output(prices, prompt, left, at, n=n)
-    if fits >= 1:
-        assert reservation_nano(prices, prompt, fits, at, n=n) <= left
-    if fits < 10**9:
-        assert reservation_nano(prices, prompt, fits + 1, at, n=n) > left

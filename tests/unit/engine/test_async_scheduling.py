@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_worker.contract.request import RequestOutput, TokenUsage
+from inference_worker.contract.request import RequestOutput, TokenCounts
 from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.fakes import MemoryRunner, distinct, fake_engine, request, run, tokens_of
 
@@ -49,7 +49,7 @@ def test_a_token_in_flight_behind_a_stop_is_dropped() -> None:
     engine.add_request(request("a", 20, max_tokens=50, stop_token_ids=(103,)))
     outputs = run(engine)["a"]
     assert tokens_of(outputs) == [100, 101, 102, 103]
-    assert outputs[-1].usage == TokenUsage(uncached=20, output=4)
+    assert outputs[-1].usage == TokenCounts(uncached=20, output=4)
     assert len(runner.steps) == 5  # one was already in flight
     assert engine.stats().kv_blocks_used == 0
 
@@ -62,7 +62,7 @@ def test_an_abort_takes_effect_within_two_steps_and_drops_the_token_in_flight() 
         engine.step()
     last = engine.abort("a")
     assert last is not None
-    assert last.usage == TokenUsage(uncached=20, output=2)  # the third is in flight
+    assert last.usage == TokenCounts(uncached=20, output=2)  # the third is in flight
     before = len(runner.steps)
     outputs: list[RequestOutput] = engine.step() + engine.step()
     assert {output.request_id for output in outputs} == {"b"}

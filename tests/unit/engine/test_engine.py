@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_worker.contract.request import RequestOutput, RequestRejected, TokenUsage
+from inference_worker.contract.request import RequestOutput, RequestRejected, TokenCounts
 from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from inference_worker.engine.scheduling.sequence import Sequence
 from tests.support.engine.fakes import EOS, fake_engine, request, run, tokens_of
@@ -33,7 +33,7 @@ def test_max_tokens_ends_the_output() -> None:
     outputs = answer([10, 11, 12], max_tokens=2)
     assert tokens_of(outputs) == [10, 11]
     assert outputs[-1].finish_reason == "length"
-    assert outputs[-1].usage == TokenUsage(uncached=20, output=2)
+    assert outputs[-1].usage == TokenCounts(uncached=20, output=2)
 
 
 def test_only_the_last_output_has_a_finish_reason() -> None:
@@ -49,7 +49,7 @@ def test_a_cache_hit_is_counted_as_read_with_its_recomputed_last_block() -> None
         usage = run(engine)[name][-1].usage
         assert usage is not None
         assert usage.prompt == 48
-    assert usage == TokenUsage(cache_read=48, output=1)
+    assert usage == TokenCounts(cache_read=48, output=1)
     assert runner.steps == [{"first": 48}, {"second": 16}]
     assert engine.stats().cached_tokens == 48
 
@@ -58,7 +58,7 @@ def test_another_salt_has_no_cache_hit() -> None:
     engine, _ = fake_engine(20)
     for name in ("first", "second"):
         engine.add_request(request(name, 48, salt=name.encode()))
-        assert run(engine)[name][-1].usage == TokenUsage(uncached=48, output=1)
+        assert run(engine)[name][-1].usage == TokenCounts(uncached=48, output=1)
 
 
 @pytest.mark.parametrize("steps", range(9))
@@ -77,7 +77,7 @@ def test_an_abort_releases_everything_at_any_time(steps: int) -> None:
     else:
         assert last is not None
         assert last.finish_reason == "cancelled"
-        assert last.usage == (TokenUsage(uncached=200, output=len(tokens_of(seen))) if steps else TokenUsage())
+        assert last.usage == (TokenCounts(uncached=200, output=len(tokens_of(seen))) if steps else TokenCounts())
     assert engine.abort("x") is None
     assert len(tokens_of(run(engine)["other"])) + steps == 20
     assert engine.stats().kv_blocks_used == 0
@@ -91,7 +91,7 @@ def test_a_token_computed_after_an_abort_is_dropped() -> None:
     runner.during = lambda _: aborted.append(engine.abort("x"))
     assert engine.step() == []
     assert aborted[0] is not None
-    assert aborted[0].usage == TokenUsage(uncached=20, output=1)
+    assert aborted[0].usage == TokenCounts(uncached=20, output=1)
     assert engine.stats().output_tokens == 1
     engine.check_integrity()
 
@@ -127,7 +127,9 @@ def test_a_failed_step_ends_its_requests_and_keeps_the_cache_consistent() -> Non
     assert "out of memory" not in failed.error.message
     assert outputs["waiting"][-1].finish_reason == "length"
     engine.add_request(request("again", 40))
-    assert run(engine)["again"][-1].usage == TokenUsage(uncached=40, output=1)  # no block of the failed step was cached
+    assert run(engine)["again"][-1].usage == TokenCounts(
+        uncached=40, output=1
+    )  # no block of the failed step was cached
 
 
 def test_one_requests_error_does_not_affect_others(monkeypatch: pytest.MonkeyPatch) -> None:

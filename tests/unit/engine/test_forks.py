@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.fakes import FakeRunner, MemoryRunner, distinct, fake_engine, request, run
 
@@ -23,7 +23,7 @@ def test_the_prompt_is_computed_once_and_billed_once(length: int, async_scheduli
     by_index = {i: [t for o in outputs if o.index == i for t in o.token_ids] for i in range(3)}
     assert by_index == {index: list(range(100, 120)) for index in range(3)}
     usages = [output.usage for output in outputs if output.usage is not None]
-    assert usages == [TokenUsage(uncached=length, output=60)]
+    assert usages == [TokenCounts(uncached=length, output=60)]
     assert outputs[-1].usage is not None
     assert sorted(output.index for output in outputs if output.finished) == [0, 1, 2]
 
@@ -59,7 +59,7 @@ def test_choices_are_preempted_and_resumed() -> None:
     engine.add_request(request("a", 40, max_tokens=50, n=4))
     outputs = run(engine)["a"]
     assert engine.stats().preemptions
-    assert outputs[-1].usage == TokenUsage(uncached=40, output=200)
+    assert outputs[-1].usage == TokenCounts(uncached=40, output=200)
 
 
 def test_an_abort_ends_all_choices() -> None:
@@ -69,7 +69,7 @@ def test_an_abort_ends_all_choices() -> None:
         engine.step()
     last = engine.abort("a")
     assert last is not None
-    assert last.usage == TokenUsage(uncached=40, output=4 + 3 + 3)
+    assert last.usage == TokenCounts(uncached=40, output=4 + 3 + 3)
     engine.check_integrity()
     assert not engine.has_unfinished()
     assert engine.stats().kv_blocks_used == 0

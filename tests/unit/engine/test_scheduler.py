@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_worker.contract.request import RequestRejected, TokenUsage
+from inference_worker.contract.request import RequestRejected, TokenCounts
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
 from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
@@ -106,7 +106,7 @@ def test_the_newest_request_is_preempted_and_resumes_at_its_position() -> None:
     outputs = run(engine)
     assert engine.stats().preemptions >= 1
     assert tokens_of(outputs["old"]) == tokens_of(outputs["new"]) == list(range(100, 140))
-    assert outputs["new"][-1].usage == TokenUsage(uncached=16, output=40)  # recomputing is not billed
+    assert outputs["new"][-1].usage == TokenCounts(uncached=16, output=40)  # recomputing is not billed
     assert max(len(step) for step in runner.steps) == 2
     assert all("old" in step for step in runner.steps[:40])  # it was never preempted
 

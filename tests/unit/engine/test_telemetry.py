@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,10 @@ from hypothesis import strategies as st
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.config import EngineConfig
 from inference_worker.contract.metric_families import Histogram
-from inference_worker.contract.request import ServiceClass, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.telemetry.roofline import BatchShape, Peaks, Roofline
-from inference_worker.engine.telemetry.telemetry import EngineMetrics, StepSeconds
+from inference_worker.engine.telemetry.telemetry import EngineMetrics
 from tests.support.engine.fakes import TINY, Clock, FakeRunner, MemoryRunner, distinct, request, run
 
 # TINY: 448 parameters in its layer, 8,000 in its head, 32 operations per pair of tokens, 64 bytes of KV per token.
@@ -61,31 +63,22 @@ def count(metrics: EngineMetrics, name: str) -> tuple[int, float]:
     return sum(histogram.counts), histogram.sum
 
 
-def test_a_requests_record_is_exact() -> None:
+def observed(metrics: EngineMetrics, name: str) -> dict[float, int]:
+    """Return the number of observations in each bucket that has any, by its upper bound."""
+    bounds = next(family.buckets for family in families.HISTOGRAMS if family.name == name)
+    counts = metrics.snapshot().histograms[name].counts
+    return {bound: count for bound, count in zip((*bounds, math.inf), counts, strict=True) if count}
+
+
+def test_a_requests_metrics_are_exact() -> None:
     bench = Bench(max_num_batched_tokens=20, max_num_seqs=4)
     bench.clock.now = 5
     bench.engine.add_request(request("x", 32, max_tokens=3, tenant="t", service_class=ServiceClass.FLEX))
     bench.clock.now = 7
     for took in (2, 2, 3, 1):  # a chunk of 20 tokens, one of 12 and the first token, two more
         bench.step(took)
-    [record] = bench.engine.recent_requests()
-    assert (record.request_id, record.tenant, record.service_class) == ("x", "t", ServiceClass.FLEX)
-    assert (record.finish_reason, record.error_code) == ("length", None)
-    assert (record.arrived_at, record.queue_seconds, record.prefill_seconds, record.ttft_seconds) == (5, 2, 4, 6)
-    assert (record.mean_itl_seconds, record.max_itl_seconds) == (2, 3)
-    assert (record.decode_seconds, record.e2e_seconds) == (4, 10)
-    assert (record.usage, record.cached_tokens) == (TokenUsage(uncached=32, output=3), 0)
-    assert (record.miss, record.preemptions, record.steps) == ("first_use", 0, 4)
-
-
-def test_the_same_times_are_in_the_histograms() -> None:
-    bench = Bench(max_num_batched_tokens=20, max_num_seqs=4)
-    bench.engine.add_request(request("x", 32, max_tokens=3))
-    bench.clock.now = 2
-    for took in (2, 2, 3, 1):
-        bench.step(took)
-    observed = {name: count(bench.metrics, name) for name in bench.metrics.snapshot().histograms}
-    assert observed == {
+    snapshot = bench.metrics.snapshot()
+    assert {name: count(bench.metrics, name) for name in snapshot.histograms} == {
         families.TTFT: (1, 6),
         families.ITL: (2, 4),
         families.TPOT: (1, 2),
@@ -100,28 +93,32 @@ def test_the_same_times_are_in_the_histograms() -> None:
         families.REQUEST_COMPUTED: (1, 32),
         families.STEP_DURATION: (4, 12),  # each of the three parts of a step takes one tick
     }
+    assert observed(bench.metrics, families.ITL) == {1: 1, 5: 1}  # 1 s and 3 s
+    assert snapshot.counters[families.SUCCESS] == {"stop": 0, "length": 1, "abort": 0, "error": 0}
+    assert snapshot.counters[families.MISSES] == {"first_use": 1}
+    assert (snapshot.counters[families.PREEMPTIONS], snapshot.counters[families.REQUEST_ERRORS]) == ({"": 0}, {})
+    billed = snapshot.counters[families.BILLED_TOKENS]
+    assert (billed["uncached"], billed["output"], sum(billed.values())) == (32, 3, 35)
 
 
 def test_the_arrival_is_the_requests_time_but_not_in_the_future() -> None:
-    bench = Bench()
-    bench.clock.now = 10
-    for name, arrival in (("early", 4.0), ("unsaid", 0.0), ("later", 99.0)):
+    for name, arrival, arrived_at in (("early", 4.0, 4), ("unsaid", 0.0, 10), ("later", 99.0, 10)):
+        bench = Bench()
+        bench.clock.now = 10
         bench.engine.add_request(request(name, distinct(16, len(name)), arrival=arrival))
-    run(bench.engine)
-    arrived = {r.request_id: r.arrived_at for r in bench.engine.recent_requests()}
-    assert arrived == {"early": 4, "unsaid": 10, "later": 10}
+        bench.clock.now = 12
+        run(bench.engine)
+        assert count(bench.metrics, families.QUEUE_TIME) == (1, 12 - arrived_at)
 
 
 def test_cached_tokens_and_billed_tokens_are_counted_separately() -> None:
     bench = Bench()
     for name in ("first", "again"):
         bench.engine.add_request(request(name, 32))
-        run(bench.engine)
-    again = bench.engine.recent_requests()[1]
-    assert again.usage == TokenUsage(cache_read=32, output=1)
-    assert (again.cached_tokens, again.miss) == (16, None)  # the last block is computed again, for its logits
+        outputs = run(bench.engine)[name]
+    assert outputs[-1].usage == TokenCounts(cache_read=32, output=1)
     assert counter(bench.metrics, families.CACHE_QUERIES) == 64
-    assert counter(bench.metrics, families.CACHE_HITS) == 16
+    assert counter(bench.metrics, families.CACHE_HITS) == 16  # the last block is computed again, for its logits
     assert bench.metrics.snapshot().counters[families.MISSES] == {"first_use": 1}
     assert count(bench.metrics, families.REQUEST_COMPUTED) == (2, 48)
 
@@ -136,21 +133,22 @@ def test_a_prompt_that_does_not_read_the_cache_is_not_a_cache_query() -> None:
 
 def test_finish_reasons_have_vllms_names_and_only_completed_requests_are_billed() -> None:
     bench = Bench(num_blocks=4, max_num_seqs=4)
+    ended = []
     for name, prompt in (("done", 16), ("cancelled", 16), ("broken", 16)):
         bench.engine.add_request(request(name, distinct(prompt, len(name)), max_tokens=2))
         if name == "cancelled":
             bench.step(1)
-            bench.engine.abort(name)
+            ended.append(bench.engine.abort(name))
         if name == "broken":
             bench.runner.choose = lambda _: 1 // 0
-        run(bench.engine)
+        ended += [output for output in run(bench.engine).get(name, ()) if output.finished]
     counters = bench.metrics.snapshot().counters
     assert counters[families.SUCCESS] == {"stop": 0, "length": 1, "abort": 1, "error": 1}
     assert counters[families.REQUEST_ERRORS] == {"internal_error": 1}
     assert counters[families.BILLED_TOKENS] == {
         "uncached": 32, "cache_read": 0, "cache_write_5m": 0, "cache_write_1h": 0, "output": 3
     }  # fmt: skip
-    assert [(r.finish_reason, r.error_code) for r in bench.engine.recent_requests()] == [
+    assert [(output.finish_reason, output.error and output.error.code) for output in ended] == [
         ("length", None), ("cancelled", None), (None, "internal_error")
     ]  # fmt: skip
 
@@ -159,13 +157,12 @@ def test_a_request_that_never_started_has_only_waiting_time() -> None:
     bench = Bench()
     bench.engine.add_request(request("x", 16))
     bench.clock.now = 3
-    bench.engine.abort("x")
-    [record] = bench.engine.recent_requests()
-    assert (record.queue_seconds, record.e2e_seconds) == (3, 3)
-    assert (record.prefill_seconds, record.ttft_seconds, record.decode_seconds, record.mean_itl_seconds) == (None,) * 4
-    assert record.usage == TokenUsage()
-    assert count(bench.metrics, families.QUEUE_TIME) == (1, 3)
-    assert count(bench.metrics, families.PREFILL_TIME) == count(bench.metrics, families.REQUEST_PROMPT) == (0, 0)
+    output = bench.engine.abort("x")
+    assert output is not None
+    assert output.usage == TokenCounts()
+    observed_once = {families.QUEUE_TIME: (1, 3), families.E2E: (1, 3)}
+    for name in bench.metrics.snapshot().histograms:
+        assert count(bench.metrics, name) == observed_once.get(name, (0, 0)), name
 
 
 def test_several_choices_are_one_request() -> None:
@@ -173,55 +170,61 @@ def test_several_choices_are_one_request() -> None:
     bench.engine.add_request(request("x", 20, n=2, max_tokens=2))
     for took in (1, 2, 4):  # the prompt and the first's token; the first's end, the second's begin; its end
         bench.step(took)
-    [record] = bench.engine.recent_requests()
-    assert (record.ttft_seconds, record.mean_itl_seconds, record.max_itl_seconds) == (1, 3, 4)
-    assert (record.usage.output, record.steps, record.e2e_seconds) == (4, 4, 7)
     assert count(bench.metrics, families.TTFT) == (1, 1)
+    assert count(bench.metrics, families.TPOT) == (1, 3)
+    assert observed(bench.metrics, families.ITL) == {2: 1, 5: 1}  # 2 s and 4 s
+    assert count(bench.metrics, families.REQUEST_GENERATION) == (1, 4)
+    assert count(bench.metrics, families.E2E) == (1, 7)
+    assert bench.metrics.snapshot().counters[families.BATCHED_SEQUENCES] == {"": 4}
 
 
 def test_preemptions_are_counted_and_their_wait_is_inter_token_latency() -> None:
     bench = Bench(num_blocks=4, max_num_seqs=2)
     bench.engine.add_request(request("a", distinct(30, 1), max_tokens=20))
     bench.engine.add_request(request("b", distinct(15, 2), max_tokens=20))
-    run(bench.engine)
-    records = {r.request_id: r for r in bench.engine.recent_requests()}
-    preempted = [r for r in records.values() if r.preemptions]
-    assert [r.request_id for r in preempted] == ["b"]
-    assert preempted[0].max_itl_seconds is not None
-    assert preempted[0].max_itl_seconds > 1 == records["a"].max_itl_seconds
-    assert counter(bench.metrics, families.PREEMPTIONS) == sum(r.preemptions for r in preempted)
+    tokens_at: dict[str, list[float]] = {"a": [], "b": []}
+    while bench.engine.has_unfinished():
+        for output in bench.engine.step():
+            tokens_at[output.request_id] += [bench.clock.now] * len(output.token_ids)
+    longest = {name: max(after - before for before, after in pairwise(at)) for name, at in tokens_at.items()}
+    assert counter(bench.metrics, families.PREEMPTIONS) >= 1
+    assert longest["b"] > 1 == longest["a"]  # b was preempted
+    gaps = count(bench.metrics, families.ITL)
+    assert gaps == (38, sum(at[-1] - at[0] for at in tokens_at.values()))
 
 
-def test_a_steps_record_is_exact() -> None:
+def test_a_steps_metrics_are_exact() -> None:
     bench = Bench(max_num_batched_tokens=20, max_num_seqs=4)
     bench.engine.add_request(request("a", distinct(18, 1), max_tokens=9))
     bench.step(1)
+    first = bench.metrics.snapshot()
+    flops = LAYER * 18 + HEAD + PAIR * (18 * 19 // 2)
+    assert first.counters[families.COMPUTED_TOKENS] == {"prefill": 18, "decode": 0}
+    assert first.counters[families.BATCHED_SEQUENCES][""] == 1
+    assert first.counters[families.FLOPS][""] == flops
+    assert first.counters[families.BYTES_READ][""] == 4 * (448 + 8000) + KV * 18
+    assert first.counters[families.FORWARD_SECONDS] == {"prefill": 1, "decode": 0}
+    assert first.gauges[families.MFU] == pytest.approx(flops / 1e6)
+
     bench.engine.add_request(request("b", distinct(40, 2), max_tokens=9))
     bench.step(1)
-    first, mixed = bench.engine.recent_steps()
-    assert (first.sequences, first.decodes, first.prefill_tokens, first.tokens) == (1, 0, 18, 18)
-    assert first.cost.prefill_flops == LAYER * 18 + HEAD + PAIR * (18 * 19 // 2)
-    assert first.cost.bytes_read == 4 * (448 + 8000) + KV * 18
-    assert (first.prefill_seconds, first.decode_seconds) == (1, 0)
-
     # One decode with a context of 19, and the first 19 tokens of b's prompt, which sample no token yet.
-    assert (mixed.sequences, mixed.decodes, mixed.prefill_tokens) == (2, 1, 19)
-    assert (mixed.running, mixed.waiting, mixed.kv_blocks, mixed.kv_blocks_used) == (2, 0, 20, 4)
+    mixed = bench.metrics.snapshot()
     decode, prefill = LAYER + HEAD + PAIR * 19, LAYER * 19 + PAIR * (19 * 20 // 2)
-    assert (mixed.cost.decode_flops, mixed.cost.prefill_flops) == (decode, prefill)
-    assert (mixed.cost.bytes_read, mixed.cost.bytes_written) == (4 * 8448 + KV * 38, KV * 20)
-    assert mixed.seconds == StepSeconds(1, 1, 1, 3)
-    assert mixed.prefill_seconds == pytest.approx(prefill / (prefill + decode))
-    assert mixed.mfu == pytest.approx((prefill + decode) / 1e6)
-    assert mixed.bandwidth_use == pytest.approx((4 * 8448 + KV * 58) / 1e5)
-
-    counters = bench.metrics.snapshot().counters
-    assert counters[families.COMPUTED_TOKENS] == {"prefill": 37, "decode": 1}
-    assert counters[families.STEP_SECONDS] == {"schedule": 2, "forward": 2, "output": 2}
-    assert counters[families.FORWARD_SECONDS]["prefill"] == pytest.approx(1 + mixed.prefill_seconds)
-    assert counters[families.FORWARD_SECONDS]["decode"] == pytest.approx(mixed.decode_seconds)
-    assert counters[families.FLOPS][""] == sum(s.cost.prefill_flops + s.cost.decode_flops for s in (first, mixed))
-    assert counters[families.BYTES_WRITTEN][""] == KV * 38
+    assert mixed.counters[families.COMPUTED_TOKENS] == {"prefill": 37, "decode": 1}
+    assert mixed.counters[families.BATCHED_SEQUENCES][""] == 3
+    assert mixed.counters[families.FLOPS][""] == flops + decode + prefill
+    assert mixed.counters[families.BYTES_READ][""] == 2 * 4 * 8448 + KV * (18 + 38)
+    assert mixed.counters[families.BYTES_WRITTEN][""] == KV * (18 + 20)
+    assert mixed.counters[families.STEP_SECONDS] == {"schedule": 2, "forward": 2, "output": 2}
+    assert count(bench.metrics, families.STEP_DURATION) == (2, 6)
+    assert mixed.counters[families.FORWARD_SECONDS]["prefill"] == pytest.approx(1 + prefill / (prefill + decode))
+    assert mixed.counters[families.FORWARD_SECONDS]["decode"] == pytest.approx(decode / (prefill + decode))
+    assert mixed.gauges[families.MFU] == pytest.approx((flops + prefill + decode) / 2 / 1e6)
+    moved = 2 * 4 * 8448 + KV * (18 + 18 + 58)
+    assert mixed.gauges[families.BANDWIDTH_USE] == pytest.approx(moved / 2 / 1e5)
+    stats = bench.engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks, stats.kv_blocks_used) == (2, 0, 20, 4)
 
 
 def test_a_step_launched_ahead_is_not_timed_twice() -> None:
@@ -237,18 +240,19 @@ def test_a_step_launched_ahead_is_not_timed_twice() -> None:
 
 def test_utilization_is_that_of_the_last_steps() -> None:
     bench = Bench()
-    metrics = EngineMetrics(bench.engine.scheduler, bench.runner.roofline, max_records=2)
+    metrics = EngineMetrics(bench.engine.scheduler, bench.runner.roofline, max_recent_steps=2)
     bench.engine.metrics = metrics
+    totals = [0.0]  # after each step
+    moved = [0.0]
     for index, prompt in enumerate((64, 16, 32)):
         bench.engine.add_request(request(str(index), distinct(prompt, index + 1)))
         run(bench.engine)
-    kept = metrics.steps()
-    assert [record.prefill_tokens for record in kept] == [16, 32]
-    assert [record.request_id for record in metrics.requests()] == ["1", "2"]
-    flops = sum(record.cost.prefill_flops for record in kept)
-    assert metrics.snapshot().gauges[families.MFU] == pytest.approx(flops / 2 / 1e6)
-    moved = sum(record.cost.bytes_read + record.cost.bytes_written for record in kept)
-    assert metrics.snapshot().gauges[families.BANDWIDTH_USE] == pytest.approx(moved / 2 / 1e5)
+        counters = metrics.snapshot().counters
+        totals.append(counters[families.FLOPS][""])
+        moved.append(counters[families.BYTES_READ][""] + counters[families.BYTES_WRITTEN][""])
+    assert metrics.snapshot().counters[families.COMPUTED_TOKENS] == {"prefill": 112, "decode": 0}
+    assert metrics.snapshot().gauges[families.MFU] == pytest.approx((totals[3] - totals[1]) / 2 / 1e6)
+    assert metrics.snapshot().gauges[families.BANDWIDTH_USE] == pytest.approx((moved[3] - moved[1]) / 2 / 1e5)
     assert metrics.snapshot().gauges[families.PEAK_FLOPS] == 1e6
 
 

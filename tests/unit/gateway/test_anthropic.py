@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from inference_worker.contract.request import ServiceClass, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.admission import rates
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
@@ -31,6 +31,7 @@ from tests.support.gateway.requests import ANY_JSON
 TOKENIZER: Any = None  # the output is text
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"name": "weather", "description": "Tells it", "input_schema": {"type": "object", "properties": {}}}
+USE = {"type": "tool_use", "id": "t1", "name": "weather", "input": {}}
 SHORT, LONG = {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
@@ -107,6 +108,60 @@ def test_tools_and_their_results() -> None:
     assert named.tool_choice == "weather"
 
 
+def test_the_last_message_of_the_assistant_is_continued() -> None:
+    request = read(messages=[*HELLO, {"role": "assistant", "content": "{"}])
+    assert request.template.continues
+    assert request.prompt[-1] == {"role": "assistant", "content": "{"}
+    assert not read().template.continues
+
+
+def test_thinking_and_empty_answers_in_the_history() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+        {"type": "redacted_thinking", "data": "x"},
+        block("Hi"),
+    ]
+    turns = [{"role": "assistant", "content": blocks}, *HELLO, {"role": "assistant", "content": []}, *HELLO]
+    assert read(messages=[*HELLO, *turns]).prompt == [
+        *HELLO,
+        {"role": "assistant", "content": "Hi", "reasoning_content": "Hm."},
+        *HELLO,
+        {"role": "assistant", "content": ""},
+        *HELLO,
+    ]
+
+
+def test_hints_and_hosted_tools_are_named() -> None:
+    tool = {**WEATHER, "eager_input_streaming": True, "input_examples": [{"at": "sea"}]}
+    request = read(
+        tools=[tool, {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}],
+        output_config={"effort": "high"},
+        context_management={"edits": [{"type": "clear_tool_uses_20250919"}]},
+        thread={"type": "create"},
+        thinking={"type": "adaptive"},
+    )
+    assert [tool.name for tool in request.tools] == ["weather"]
+    assert request.tools[0].description == 'Tells it\n\nExamples of inputs:\n{"at":"sea"}'
+    assert set(request.ignored) == {
+        *("context_management", "output_config.effort", "thinking", "thread", "tools[].web_search_20250305"),
+    }
+    assert request.unknown == ()
+    assert error_of(thread={"type": "continue", "previous_message_id": "msg_1"}).param == "thread"
+
+
+def test_media_are_refused_by_their_kind() -> None:
+    for kind, blocks in (
+        ("images", [{"type": "image", "source": {"type": "url", "url": "https://x"}}]),
+        ("documents", [{"type": "document", "source": {"type": "url", "url": "https://x"}}]),
+    ):
+        assert error_of(messages=[{"role": "user", "content": blocks}]).message.startswith(
+            f"This model takes no {kind}"
+        )
+        result = {"type": "tool_result", "tool_use_id": "t1", "content": blocks}
+        turns = [*HELLO, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [result]}]
+        assert error_of(messages=turns).param == "messages[2].content[0].content[0].type"
+
+
 def test_breakpoints_in_the_prompts_order() -> None:
     request = read(
         tools=[{**WEATHER, "cache_control": LONG}],
@@ -134,7 +189,7 @@ def test_the_last_blocks_cache_control_overrides_the_bodys() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages"),
+        ({"messages": [*HELLO, {"role": "assistant", "content": [USE]}]}, "messages"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "owner", "content": "x"}]}, "messages[0].role"),
@@ -191,14 +246,14 @@ def test_any_body_is_parsed_or_rejected(fields: dict[str, Any], messages: list[A
 
 # Responses.
 
-USAGE = TokenUsage(uncached=1, cache_read=2, cache_write_5m=3, cache_write_1h=4, output=5)
+USAGE = TokenCounts(uncached=1, cache_read=2, cache_write_5m=3, cache_write_1h=4, output=5)
 USAGE_JSON = {"input_tokens": 1, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 2, "output_tokens": 5}
 
 
 def events(text: str, *, reason: Any = "stop", stop: str | None = None) -> list[AnswerEvent]:
     parts = re.split("( )", text)
     found: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(parts)]
-    found[0] = msgspec.structs.replace(found[0], prompt=TokenUsage(1, 2, 3, 4))
+    found[0] = msgspec.structs.replace(found[0], prompt=TokenCounts(1, 2, 3, 4))
     return [*found, End("req_1", 1, len(found), reason, stop, USAGE)]
 
 
@@ -308,6 +363,45 @@ def test_a_truncated_tool_call_is_omitted() -> None:
     ]
 
 
+def test_markup_of_a_truncated_call_is_no_text() -> None:
+    """A stream and a complete response agree."""
+    cut = events("See.\n<tool_call>\n", reason="length")
+    answer = MessagesWriter(form(tools=["f"]), TOKENIZER).whole(cut)
+    assert answer["content"] == [{"type": "text", "text": "See."}]
+    deltas = [event["delta"] for event in streamed(cut, tools=["f"]) if event["type"] == "content_block_delta"]
+    assert deltas == [{"type": "text_delta", "text": "See."}]
+
+
+def test_exact_usage_in_every_delta() -> None:
+    assert read(stream=True, stream_options={"continuous_usage_stats": True}).continuous_usage
+    found = streamed(events("Good morning"), continuous_usage=True)
+    usages = [event["usage"] for event in found if event["type"] == "content_block_delta"]
+    assert [usage["output_tokens"] for usage in usages] == [1, 2, 3]
+    assert all({**usage, "output_tokens": 5} == USAGE_JSON for usage in usages)
+    message = found[0]["message"]["usage"]
+    assert message["output_tokens"] == 1
+
+
+def test_an_interrupted_stream_ends_with_the_billed_usage() -> None:
+    writer = MessagesWriter(form(continuous_usage=True), TOKENIZER)
+    writer.stream(events("Good morning")[0])
+    (data,) = writer.interrupted("worker_lost")
+    event = msgspec.json.decode(data)
+    EVENT.validate_python(event)
+    assert (event["type"], event["usage"]["output_tokens"]) == ("message_delta", 0)
+    assert msgspec.json.decode(writer.interrupted("cancelled")[0])["usage"]["output_tokens"] == 1
+    assert MessagesWriter(form(), TOKENIZER).interrupted("cancelled") == []
+
+
+def test_input_tokens_are_0_if_the_whole_prompt_was_read_or_written() -> None:
+    """The sum of the three classes is the prompt's length, on which clients rely."""
+    for usage in (TokenCounts(cache_read=32, output=1), TokenCounts(cache_write_5m=32, output=1)):
+        end: list[AnswerEvent] = [End("req_1", 1, 0, "stop", None, usage)]
+        answer = MessagesWriter(form(), TOKENIZER).whole(end)["usage"]
+        assert answer["input_tokens"] == 0
+        assert answer["cache_read_input_tokens"] + answer["cache_creation_input_tokens"] == 32
+
+
 def test_a_message_without_text() -> None:
     nothing: list[AnswerEvent] = [End("req_1", 1, 0, "stop", None, USAGE)]
     assert [event["type"] for event in streamed(nothing)] == ["message_start", "message_delta", "message_stop"]
@@ -350,6 +444,11 @@ def test_errors(code: str, status: int, type_: str, class_: type[Exception]) -> 
     request = client._build_request(anthropic._models.FinalRequestOptions(method="get", url="/"))
     response = anthropic._client.httpx2.Response(status, request=request, json=body)
     assert type(client._make_status_error("", body=body, response=response)) is class_
+
+
+def test_a_prompt_that_is_too_long_has_the_text_that_clients_recognize() -> None:
+    body = ANTHROPIC.body(ApiError("context_length_exceeded", "Shorten it."), "req_1")
+    assert body["error"]["message"] == "prompt is too long: Shorten it."
 
 
 def test_limits_are_sent_in_anthropics_headers() -> None:

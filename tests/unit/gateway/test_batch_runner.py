@@ -46,7 +46,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.service, self.storage = Service(), Storage(folder)
         unused: Any = None
-        prompts = PromptReader(Router({}), unused, unused, 2**20)
+        prompts = PromptReader(Router({}), unused, unused, 2**20, "reject")
         parts: Any = (
             unused,
             self.storage,

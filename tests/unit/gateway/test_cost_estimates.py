@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from decimal import Decimal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.amounts import whole_units
 from billing.budgets.budget_leases import ReservedAmount
-from billing.pricing.pricing import Component, Rate, RateCard, Tier, rate
+from billing.pricing.pricing import Component, Rate, RateCard, Tier, price
+from inference_worker.contract.request import CacheBreakpoint, TokenCounts
 from millrace.gateway.admission.admission import AdmissionRequest
 from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.routing.router import Candidate
+from millrace.gateway.core.types import Prompt
 from tests.support.gateway.budget_gateways import MODEL, key_of
+from tests.support.gateway.keys import make_demand
 
 KEY = key_of(1, 1, 1)
 PRICES = st.integers(0, 10**11)
@@ -30,7 +35,8 @@ def rate_cards(draw: st.DrawFn) -> tuple[RateCard, ...]:
 
 
 def demand_of(prompt: int, sequences: int = 1) -> AdmissionRequest:
-    return AdmissionRequest("req_1", 0, KEY, MODEL.name, [Candidate(MODEL)], prompt, None, sequences, writes_5m=True)
+    demand = make_demand(KEY, max_tokens=None, models=[MODEL], n=sequences)
+    return replace(demand, prompt=Prompt(range(prompt), (CacheBreakpoint(1, 300),)))  # type: ignore[arg-type]
 
 
 @given(
@@ -49,13 +55,8 @@ def test_the_cost_of_all_billed_executions_is_within_the_reservation(
     for rate_card, part in zip(rate_cards, parts, strict=True):
         cuts = sorted(data.draw(st.lists(st.integers(0, prompt), min_size=2, max_size=2)))
         output = data.draw(st.integers(0, length * n))
-        usage = {
-            Component.UNCACHED: cuts[0],
-            Component.CACHE_READ: cuts[1] - cuts[0],
-            Component.CACHE_WRITE_5M: prompt - cuts[1],
-            Component.OUTPUT: output,
-        }
-        used = ReservedAmount(whole_units(rate(rate_card, usage, 0).cost_femto), prompt + output, 1)
+        usage = TokenCounts(cuts[0], cuts[1] - cuts[0], prompt - cuts[1], output=output)
+        used = ReservedAmount(whole_units(price(rate_card, usage, 0).cost_femto), prompt + output, 1)
         assert all(each <= bound for each, bound in zip(used, part, strict=True))
         spent = ReservedAmount(*(before + each for before, each in zip(spent, used, strict=True)))
     assert all(each <= bound for each, bound in zip(spent, amount, strict=True))
@@ -76,12 +77,13 @@ def test_alternatives_reserve_the_most_expensive_candidate(
     prompt=st.integers(1, 10**6),
     money=st.integers(0, 10**13),
     tokens=st.integers(0, 10**7),
+    n=st.integers(1, 4),
     all_billed=st.booleans(),
 )
 def test_the_affordable_output_fits_and_one_more_token_does_not(
-    rate_cards: tuple[RateCard, ...], prompt: int, money: int, tokens: int, all_billed: bool
+    rate_cards: tuple[RateCard, ...], prompt: int, money: int, tokens: int, n: int, all_billed: bool
 ) -> None:
-    bill = CostEstimate(demand_of(prompt), rate_cards, all_billed=all_billed)
+    bill = CostEstimate(demand_of(prompt, n), rate_cards, all_billed=all_billed)
     left = ReservedAmount(money, tokens, 4)
     found = bill.affordable(left)
     if found >= 1:
@@ -90,11 +92,21 @@ def test_the_affordable_output_fits_and_one_more_token_does_not(
     assert more.money > left.money or more.tokens > left.tokens
 
 
+def test_worked_example_8_affordable_output() -> None:
+    usd = {"uncached": "3", "cache_write_5m": "3.75", "cache_read": "0.30", "output": "15"}
+    rates = tuple(Rate(1, Component(name), int(Decimal(each) * 10**9)) for name, each in usd.items())
+    demand = make_demand(KEY, prompt=10_000, max_tokens=None, models=[MODEL])
+    bill = CostEstimate(demand, (RateCard(1, None, "m", Tier.STANDARD, 0, rates),))
+    assert bill.affordable(ReservedAmount(50_000_000, 10**9, 1)) == 1333
+    assert bill.amount(1333).money <= 50_000_000 < bill.amount(1334).money
+    assert bill.affordable(ReservedAmount(29_999_999, 10**9, 1)) == 0
+
+
 def test_every_billed_candidate_requires_a_price() -> None:
     budget_admission = BudgetAdmission(None, None, None)  # type: ignore[arg-type]  # nothing is reserved
     priced = RateCard(1, None, MODEL.name, Tier.STANDARD, 0, (Rate(1, Component.OUTPUT, 1),))
     budget_admission.prices.add([priced])
-    demand = AdmissionRequest("req_1", 1, KEY, MODEL.name, [Candidate(MODEL), Candidate(_other())], 1, 1)
+    demand = make_demand(KEY, prompt=1, max_tokens=1, models=[MODEL, _other()], admitted_at=1)
     assert budget_admission.estimate(demand).rate_cards == (priced,)
     with pytest.raises(ApiError) as exc_info:
         budget_admission.estimate(demand, all_billed=True)

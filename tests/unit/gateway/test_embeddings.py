@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from openai.types import CreateEmbeddingResponse
 
 from inference_worker.contract.messages import AnswerEvent, BillingContext, End, Heartbeat, InferenceJob, Vectors
-from inference_worker.contract.request import SamplingParams, TokenUsage
+from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, ResponseSpec
@@ -44,7 +44,7 @@ def write(vectors: list[list[float]], **asked: Any) -> dict[str, Any]:
     data = b"".join(struct.pack(f"<{len(vector)}f", *vector) for vector in vectors)
     request = read(input=["x"] * len(vectors), **asked)
     form = ResponseSpec("openai.embedding", "req_1", "m", 0, 7, echoed_parameters=request.echoed_parameters)
-    events: list[AnswerEvent] = [Vectors("req_1", 1, 0, data), End("req_1", 1, 1, "stop", None, TokenUsage(7))]
+    events: list[AnswerEvent] = [Vectors("req_1", 1, 0, data), End("req_1", 1, 1, "stop", None, TokenCounts(7))]
     return EmbeddingsWriter(form, None).whole(events)  # type: ignore[arg-type]
 
 
@@ -93,7 +93,7 @@ def test_a_resumed_request_gets_all_vectors_at_the_end() -> None:
     form = ResponseSpec("openai.embedding", "req_1", "m", 0, 1, echoed_parameters=read().echoed_parameters)
     writer = EmbeddingsWriter(form, None)  # type: ignore[arg-type]
     assert writer.stream(Vectors("req_1", 1, 0, struct.pack("<f", 1.0))) == []
-    whole, done = writer.stream(End("req_1", 1, 1, "stop", None, TokenUsage(1)))
+    whole, done = writer.stream(End("req_1", 1, 1, "stop", None, TokenCounts(1)))
     assert msgspec.json.decode(whole)["data"][0]["embedding"] == [1.0]
     assert done == b"[DONE]"
 

@@ -19,9 +19,10 @@ from inference_worker.contract.metric_families import HistogramSnapshot, Metrics
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
 from millrace.gateway.http.endpoints.health import MetricsEndpoint
+from tenants.outbox.totals import read_totals
 from tests.support.engine.fakes import fake_engine, request, run
 
-DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 def engine_snapshot(max_tokens: int = 4) -> MetricsSnapshot:
@@ -122,9 +123,9 @@ def test_lost_replicas_have_no_metrics() -> None:
 def test_the_docs_list_exactly_the_metrics() -> None:
     board = board_of(one=heartbeat(engine_snapshot()))
     metrics = GatewayMetrics(board)
-    metrics.settler.status = SettlerStatus(
-        0, "s", settled=1, repeated=0, quarantined=0, last_batch_at=0, backlog=0, lag_ms=0
-    )
+    metrics.settler.status = SettlerStatus(0, "s", settled=1, repeated=0, quarantined=0, backlog=0, lag_ms=0)
+    metrics.outboxes.totals = tuple(read_totals({b"webhook:failed": b"1", b"email:sent": b"2"}))
+    assert metrics.outboxes.totals == (("email", "sent", 2), ("webhook", "failed", 1))
     scraped = {
         f"{metric.name}_total" if metric.type == "counter" else metric.name: metric.type
         for metric in text_string_to_metric_families(metrics.render().decode())
@@ -140,7 +141,7 @@ async def fetched(monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent
     async def nothing() -> None: ...
 
     settings = SimpleNamespace(metrics_token=token, max_request_body_bytes=10)
-    gateway = SimpleNamespace(settings=settings, metrics=GatewayMetrics(board_of()), read_settler_status=nothing)
+    gateway = SimpleNamespace(settings=settings, metrics=GatewayMetrics(board_of()), read_job_metrics=nothing)
     monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: gateway)
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/metrics", "client": (client, 1)}
     scope |= {"headers": [(b"authorization", sent.encode())], "url_route": {"kwargs": {}}}

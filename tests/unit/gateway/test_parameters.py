@@ -12,10 +12,12 @@ from openai.types.chat import ChatCompletionMessage
 
 from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
 from millrace.gateway.protocols.openai.chat import ChatBody, read_chat
 from millrace.gateway.protocols.openai.completions import read_completion
 from millrace.gateway.protocols.openai.parameters import NO_OP
+from millrace.gateway.protocols.tools import spec as tool_spec
+from millrace.gateway.protocols.unknown_fields import check_unknown
 from tests.support.gateway.requests import ANY_JSON, HELLO, LIKELY, NAMES, called, named, tool
 
 
@@ -29,7 +31,7 @@ def completion(**fields: Any) -> InferenceRequest:
 
 def error_of(**fields: Any) -> ApiError:
     with pytest.raises(ApiError) as exc_info:
-        chat(**fields)
+        check_unknown("reject", chat(**fields).unknown)
     assert exc_info.value.status == 400
     return exc_info.value
 
@@ -104,6 +106,70 @@ def test_an_sdks_message_object_can_be_sent_back() -> None:
     assert chat(messages=[*HELLO, turn]).prompt == [*HELLO, {"role": "assistant", "content": "Hi"}]
 
 
+def test_names_are_passed_to_templates() -> None:
+    roles = ("system", "user", "assistant")
+    turns = [{"role": role, "content": "Hi", "name": "planner"} for role in roles]
+    assert chat(messages=turns).prompt == turns
+    developer = chat(messages=[{"role": "developer", "content": "Hi", "name": "planner"}])
+    assert developer.prompt == [{"role": "system", "content": "Hi", "name": "planner"}]
+    result = {"role": "tool", "content": "42", "tool_call_id": "c", "name": "g"}
+    assert chat(messages=[called("{}"), result]).prompt[-1]["name"] == "g"
+    nobody: dict[str, Any] = {"role": "user", "content": "Hi", "name": None}
+    assert chat(messages=[nobody]).prompt == [{"role": "user", "content": "Hi"}]
+
+
+def test_an_answer_with_other_vendors_fields_can_be_sent_back() -> None:
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    call["provider_specific_fields"] = None
+    turn = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "annotations": [{"type": "url_citation"}],
+        "audio": None,
+        "function_call": None,
+        "reasoning": None,
+        "reasoning_content": "Hm.",
+        "thinking_blocks": None,
+        "provider_specific_fields": {"a": 1},
+        "tool_calls": [call],
+    }
+    request = chat(messages=[*HELLO, turn, {"role": "tool", "content": "42", "tool_call_id": "c"}])
+    assert request.ignored == ()
+    assert request.prompt[1]["reasoning_content"] == "Hm."
+    assert request.prompt[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
+
+
+def test_a_refusal_can_be_sent_back() -> None:
+    parts = [{"type": "refusal", "refusal": "No."}]
+    expected = [{"role": "assistant", "content": "No."}]
+    assert chat(messages=[{"role": "assistant", "content": parts}]).prompt == expected
+    assert chat(messages=[{"role": "assistant", "content": None, "refusal": "No."}]).prompt == expected
+    assert chat(messages=[{"role": "assistant", "content": []}]).prompt == [{"role": "assistant", "content": ""}]
+
+
+@pytest.mark.parametrize("arguments", ["{", '{"x": "y', "[]", "Paris"])
+def test_a_truncated_call_can_be_sent_back_with_its_result(arguments: str) -> None:
+    result = {"role": "tool", "content": "invalid", "tool_call_id": "c"}
+    _, call, answer = chat(messages=[*HELLO, called(arguments), result]).prompt
+    assert call["tool_calls"][0]["function"] == {"name": "f", "arguments": arguments}
+    assert answer["name"] == "f"
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}, "images"),
+        ({"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}, "audio"),
+        ({"type": "file", "file": {"file_id": "file-1"}}, "files"),
+    ],
+)
+def test_media_are_refused_by_their_kind(part: dict[str, Any], kind: str) -> None:
+    api_error = error_of(messages=[{"role": "user", "content": [{"type": "text", "text": "What?"}, part]}])
+    assert (api_error.code, api_error.param) == ("unsupported_parameter", "messages[0].content[1].type")
+    assert api_error.message == f"This model takes no {kind}. Send text only."
+
+
 def test_tool_calls_and_results_are_converted_for_templates() -> None:
     result = {"role": "tool", "content": "42", "tool_call_id": "c"}
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": [1]}}}
@@ -123,6 +189,60 @@ def test_tools() -> None:
     assert (chat(tools=tools).tool_choice, chat(tools=tools).parallel_tools) == ("auto", True)
 
 
+def test_functions_are_tools() -> None:
+    turns = [
+        *HELLO,
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}},
+        {"role": "function", "name": "f", "content": "42"},
+    ]
+    request = chat(messages=turns, functions=[{"name": "f"}, {"name": "g"}], function_call={"name": "g"})
+    assert (request.tools, request.tool_choice, request.parallel_tools) == ((Tool("f"), Tool("g")), "g", False)
+    call, result = request.prompt[1:]
+    assert call["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    assert (result["role"], result["tool_call_id"]) == ("tool", call["tool_calls"][0]["id"])
+    assert error_of(functions=[{"name": "f"}], tools=[tool()]).param == "functions"
+    assert error_of(function_call={"name": "f"}).param == "function_call"
+    assert error_of(messages=turns[2:]).param == "messages[0].name"
+
+
+def test_allowed_tools_are_a_subset_of_the_tools() -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [tool("g")]}}
+    request = chat(tools=[tool("f"), tool("g")], tool_choice=choice)
+    assert [each.name for each in request.tools] == ["f", "g"]  # the prompt contains them all
+    assert (request.tool_choice, request.allowed_tools) == ("required", ("g",))
+    spec = tool_spec(request)
+    assert spec is not None
+    assert [each["name"] for each in msgspec.json.decode(spec.text)["tools"]] == ["g"]
+    for names in ([], ["h"]):
+        wrong = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [tool(name) for name in names]}}
+        assert error_of(tools=[tool("f")], tool_choice=wrong).param == "tool_choice"
+
+
+def test_stream_options_without_a_stream_have_no_effect() -> None:
+    assert not chat(stream=False, stream_options={"include_usage": True}).stream
+
+
+def test_vllms_options_of_the_template() -> None:
+    turns = [*HELLO, {"role": "assistant", "content": "I"}]
+    request = chat(
+        messages=turns,
+        continue_final_message=True,
+        add_generation_prompt=False,
+        chat_template_kwargs={"enable_thinking": False},
+        add_special_tokens=True,
+        truncate_prompt_tokens=9,
+    )
+    assert request.template == TemplateOptions(
+        continues=True, adds_prompt=False, variables={"enable_thinking": False}, special_tokens=True, max_tokens=9
+    )
+    assert chat().template == TemplateOptions()
+    assert completion(truncate_prompt_tokens=3).template.max_tokens == 3
+
+
+def test_sixteen_stop_strings() -> None:
+    assert len(chat(stop=["a"] * 16).sampling.stop) == 16
+
+
 @pytest.mark.parametrize(
     ("fields", "spec"),
     [
@@ -134,10 +254,41 @@ def test_tools() -> None:
         ),
         ({"guided_regex": "a+"}, StructuredSpec("regex", "a+", "guided_regex")),
         ({"guided_grammar": "start: A"}, StructuredSpec("grammar", "start: A", "guided_grammar")),
+        ({"guided_json": {"type": "string"}}, StructuredSpec("json_schema", '{"type":"string"}', "guided_json")),
+        ({"guided_json": '{"type": "string"}'}, StructuredSpec("json_schema", '{"type": "string"}', "guided_json")),
+        ({"guided_choice": ['"a', "b"]}, StructuredSpec("grammar", 'start: "\\"a" | "b"', "guided_choice")),
+        (
+            {"structured_outputs": {"choice": ["a"]}},
+            StructuredSpec("grammar", 'start: "a"', "structured_outputs.choice"),
+        ),
+        (
+            {"structured_outputs": {"json_object": True}},
+            StructuredSpec("json_object", param="structured_outputs.json_object"),
+        ),
+        ({"structured_outputs": {}}, None),
     ],
 )
 def test_response_formats(fields: dict[str, Any], spec: StructuredSpec | None) -> None:
     assert chat(**fields).structured == spec
+
+
+def test_keywords_that_cannot_be_enforced_are_named_unless_the_schema_is_strict() -> None:
+    schema = {"type": "object", "properties": {"not": {"type": "array", "uniqueItems": True}}, "not": {"type": "null"}}
+
+    def read(**fields: Any) -> InferenceRequest:
+        return chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema, **fields}})
+
+    request = read()
+    assert request.structured is not None
+    assert msgspec.json.decode(request.structured.text) == {
+        "type": "object",
+        "properties": {"not": {"type": "array"}},
+    }
+    path = "response_format.json_schema.schema"
+    assert request.ignored == (f"{path}.not", f"{path}.uniqueItems")
+    strict = read(strict=True)
+    assert strict.structured is not None
+    assert (msgspec.json.decode(strict.structured.text), strict.ignored) == (schema, ())
 
 
 def test_cache_breakpoints() -> None:
@@ -173,15 +324,26 @@ def test_a_harmless_value_is_accepted(name: str, value: object) -> None:
         ("audio", {}),
         ("best_of", 2),
         ("suffix", "!"),
-        ("functions", [{"name": "f"}]),
-        ("prompt_cache_retention", "24h"),
-        ("store", True),
-        ("reasoning_effort", "high"),
     ],
 )
 def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None:
     api_error = error_of(**{name: value})
     assert (api_error.code, api_error.param) == ("unsupported_parameter", name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("prompt_cache_retention", "24h"),
+        ("store", True),
+        ("reasoning_effort", "high"),
+        ("verbosity", "low"),
+        ("prediction", {"type": "content", "content": "x"}),
+    ],
+)
+def test_a_hint_is_accepted_and_named(name: str, value: object) -> None:
+    request = chat(**{name: value})
+    assert (request.ignored, request.unknown) == ((name,), ())
 
 
 @pytest.mark.parametrize(
@@ -219,6 +381,12 @@ def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None
         ({"tools": [tool()], "tool_choice": named("g")}, "invalid_value", "tool_choice"),
         ({"tools": [tool()], "guided_regex": "a"}, "unsupported_parameter", "guided_regex"),
         ({"guided_grammar": "a", "guided_regex": "a"}, "invalid_value", "guided_grammar"),
+        ({"guided_choice": []}, "invalid_value", "guided_choice"),
+        ({"structured_outputs": {"form": "a"}}, "unknown_parameter", "structured_outputs.form"),
+        ({"guided_json": {}, "structured_outputs": {"regex": "a"}}, "invalid_value", "structured_outputs.regex"),
+        ({"continue_final_message": True}, "invalid_value", "continue_final_message"),
+        ({"truncate_prompt_tokens": 0}, "invalid_value", "truncate_prompt_tokens"),
+        ({"skip_special_tokens": False}, "unsupported_parameter", "skip_special_tokens"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "invalid_value", "guided_regex"),
         ({"response_format": {"type": "xml"}}, "invalid_type", "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "missing_required_parameter", "response_format.json_schema"),
@@ -227,7 +395,7 @@ def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None
         ({"max_completion_tokens": 0}, "invalid_value", "max_completion_tokens"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "invalid_value", "max_tokens"),
         ({"max_tokens": 1.5}, "invalid_type", "max_tokens"),
-        ({"stop": list("abcde")}, "invalid_value", "stop"),
+        ({"stop": ["a"] * 17}, "invalid_value", "stop"),
         ({"stop": ""}, "invalid_value", "stop"),
         ({"stop": "a" * 1025}, "invalid_value", "stop"),
         ({"stop_token_ids": [-1]}, "invalid_value", "stop_token_ids"),
@@ -240,7 +408,7 @@ def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None
         ({"messages": "Hello"}, "invalid_type", "messages"),
         ({"messages": [{"role": "robot", "content": ""}]}, "invalid_type", "messages[0].role"),
         ({"messages": [{"content": ""}]}, "missing_required_parameter", "messages[0].role"),
-        ({"messages": [{"role": "user", "content": "", "name": "x"}]}, "invalid_type", "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "", "name": 1}]}, "invalid_type", "messages[0].name"),
         ({"messages": [{"role": "user", "content": None}]}, "invalid_type", "messages[0].content"),
         ({"messages": [{"role": "assistant"}]}, "invalid_value", "messages[0].content"),
         (
@@ -248,9 +416,7 @@ def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None
             "invalid_value",
             "messages[0].tool_call_id",
         ),
-        ({"messages": [called("[]")]}, "invalid_value", "messages[0].tool_calls[0].function.arguments"),
-        ({"messages": [called("{")]}, "invalid_value", "messages[0].tool_calls[0].function.arguments"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "invalid_type", None),
+        ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "invalid_type", None),
         ({"model": 5}, "invalid_type", "model"),
     ],
 )

@@ -102,7 +102,8 @@ def test_no_replica_gets_more_requests_than_credits(fleet: Fleet) -> None:
     went = Counter(fleet.send(make_job(prompt(7))).replica_id for _ in range(4 * 18))
     assert set(went.values()) == {18}  # a batch of 16, and two queued
     assert fleet.placement.choose(make_job([1])) is None
-    assert fleet.placement.capacity("m") == 0
+    replicas = fleet.board.ready("m")
+    assert [fleet.placement.credits(name, heartbeat) for name, heartbeat in replicas.items()] == [0, 0, 0, 0]
     fleet.placement.ended("a", claimed=False)
     again = fleet.placement.choose(make_job(prompt(7)))
     assert again and again.replica_id == "a"

@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from inference_worker.contract.request import ServiceClass, StructuredSpec, TokenUsage
+from inference_worker.contract.request import ServiceClass, StructuredSpec, TokenCounts
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, ResponseSpec, Tool
 from millrace.gateway.protocols.dialects import RESPONSES
@@ -89,19 +89,15 @@ def test_items_are_converted_to_messages() -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0].call_id"),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "["}]},
-            "input[0].arguments",
-        ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "teleport"}]}, "tools[0].type"),
+        ({"tools": [WEATHER, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
-        ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"truncation": "auto"}, "truncation"),
         ({"temperature": 3}, "temperature"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
@@ -114,6 +110,71 @@ def test_errors_name_the_invalid_parameter(fields: dict[str, Any], param: str) -
     with pytest.raises(ApiError) as exc_info:
         read(**fields)
     assert (exc_info.value.status, exc_info.value.param) == (400, param)
+
+
+def test_a_truncated_call_can_be_sent_back_with_its_result() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"x": "y'}
+    result = {"type": "function_call_output", "call_id": "c", "output": "invalid"}
+    made, answer = read(input=[call, result]).prompt
+    assert made["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": "y'}
+    assert answer["name"] == "f"
+
+
+def test_the_fields_of_codex_are_accepted() -> None:
+    """As Codex CLI sends them with its first request."""
+    request = read(
+        instructions="You are a coding agent.",
+        input=[
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "x"},
+        ],
+        tools=[
+            WEATHER,
+            {"type": "web_search", "external_web_access": True},
+            {"type": "namespace", "name": "mcp__x", "description": "", "tools": [WEATHER]},
+        ],
+        tool_choice="auto",
+        parallel_tool_calls=True,
+        reasoning={"effort": "medium", "summary": "auto"},
+        store=False,
+        stream=True,
+        include=["reasoning.encrypted_content"],
+        prompt_cache_key="k",
+        text={"verbosity": "low"},
+        client_metadata={"x-codex-installation-id": "i"},
+    )
+    assert [message["role"] for message in request.prompt] == ["system", "system", "user"]
+    assert [tool.name for tool in request.tools] == ["weather"]
+    assert set(request.ignored) == {
+        *("reasoning", "client_metadata", "text.verbosity", "tools[].web_search", "tools[].namespace"),
+    }
+    assert request.unknown == ()
+
+
+def test_allowed_tools() -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
+    request = read(tools=[WEATHER, {**WEATHER, "name": "time"}], tool_choice=choice)
+    assert (request.tool_choice, request.allowed_tools) == ("auto", ("weather",))
+    assert request.echoed_parameters["tool_choice"] == choice
+
+
+def test_an_answer_with_a_refusal_can_be_sent_back() -> None:
+    parts = [{"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "!", "annotations": [{"a": 1}]}]
+    turn = {"type": "message", "role": "assistant", "content": parts, "phase": "final_answer"}
+    assert read(input=[turn, {"type": "message", "role": "assistant", "content": []}]).prompt == [
+        {"role": "assistant", "content": "No.!"},
+        {"role": "assistant", "content": ""},
+    ]
+
+
+def test_media_are_refused_by_their_kind() -> None:
+    with pytest.raises(ApiError, match="This model takes no images"):
+        read(input=[{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}])
+
+
+def test_responses_are_not_stored_and_the_header_names_it() -> None:
+    assert read(store=True).ignored == ("store",)
 
 
 @given(
@@ -133,7 +194,7 @@ def test_any_body_is_parsed_or_rejected(fields: dict[str, Any], items: list[Any]
 
 # Responses.
 
-USAGE = TokenUsage(uncached=1, cache_read=2, cache_write_1h=3, output=4)
+USAGE = TokenCounts(uncached=1, cache_read=2, cache_write_1h=3, output=4)
 
 
 def events(text: str, reason: Any = "stop") -> list[AnswerEvent]:
@@ -152,6 +213,7 @@ def form(**fields: Any) -> ResponseSpec:
         6,
         tools=[tool.name for tool in request.tools],
         echoed_parameters=request.echoed_parameters,
+        continuous_usage=request.continuous_usage,
     )
 
 
@@ -236,6 +298,25 @@ def test_a_truncated_response_is_incomplete() -> None:
     assert (last["type"], response["status"]) == ("response.incomplete", "incomplete")
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert response["output"][0]["status"] == "incomplete"
+
+
+def test_exact_usage_in_every_delta() -> None:
+    found = streamed(events("Good morning"), stream=True, stream_options={"continuous_usage_stats": True})
+    deltas = [event for event in found if event["type"].endswith(".delta")]
+    assert [event["usage"]["output_tokens"] for event in deltas] == [1, 2, 3]
+    assert {event["usage"]["input_tokens"] for event in deltas} == {6}
+    assert not any("usage" in event for event in streamed(events("Good morning"), stream=True))
+
+
+def test_an_interrupted_stream_ends_with_the_billed_usage() -> None:
+    spec = form(stream=True, stream_options={"continuous_usage_stats": True})
+    writer = ResponsesWriter(spec, TOKENIZER)
+    sent = [data for event in events("Good morning")[:2] for data in writer.stream(event)]
+    (data,) = writer.interrupted("worker_lost")
+    event = msgspec.json.decode(data)
+    EVENT.validate_python(event)
+    assert (event["type"], event["sequence_number"]) == ("response.failed", len(sent))
+    assert event["response"]["usage"]["total_tokens"] == 0
 
 
 def test_a_response_without_text() -> None:

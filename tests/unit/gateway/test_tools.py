@@ -66,7 +66,12 @@ PARIS = call("weather", '{"city": "Paris"}')
         ("<tool_call>time</tool_call>!", [("", "<tool_call>time</tool_call>!")]),
         (call("time", "[]"), [("", call("time", "[]"))]),
         ("a < b, <tool", [("", "a < b, <tool")]),
-        ('<tool_call>{"name": "ti', [("", '<tool_call>{"name": "ti')]),
+        # Truncated before the function's name is known, the markup is no text.
+        ('<tool_call>{"name": "ti', []),
+        ("<tool_call>\n", []),
+        ("Let me see.\n<tool_call>", [("", "Let me see.")]),
+        ('<tool_call>{"name": "time", "argum', []),
+        ("<tool_call> hello", [("", "<tool_call> hello")]),
         # Truncated within its arguments, it is still a call.
         ('<tool_call>{"name": "time", "arguments": {"x": "y', [("time", '{"x": "y')]),
     ],

@@ -12,16 +12,16 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
-from inference_worker.contract.request import ServiceClass, TokenLogprobs, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts, TokenLogprobs
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.protocols.openai.writer import ChatWriter, CompletionWriter, OpenAIWriter
 
 TOKENIZER: Any = None  # only if log-probabilities were requested
 EVENTS: list[AnswerEvent] = [
-    Tokens("req_1", 1, 0, [5], "Hel", prompt=TokenUsage(uncached=6, cache_read=4)),
+    Tokens("req_1", 1, 0, [5], "Hel", prompt=TokenCounts(uncached=6, cache_read=4)),
     Tokens("req_1", 1, 1, [6], ""),  # half a character: a token without text
     Tokens("req_1", 1, 2, [7, 8], "lo"),
-    End("req_1", 1, 3, "stop", None, TokenUsage(uncached=6, cache_read=4, output=5)),
+    End("req_1", 1, 3, "stop", None, TokenCounts(uncached=6, cache_read=4, output=5)),
 ]
 USAGE = {
     "prompt_tokens": 10,
@@ -78,6 +78,18 @@ def test_continuous_usage_increases() -> None:
     assert all(chunk["usage"]["prompt_tokens"] == 10 for chunk in chunks if chunk.get("usage"))
 
 
+@pytest.mark.parametrize(("code", "tokens"), [("worker_lost", 0), ("cancelled", 1)])
+def test_an_interrupted_stream_ends_with_the_billed_usage(code: str, tokens: int) -> None:
+    """Nothing is billed for a request that failed."""
+    for writer_type in (ChatWriter, CompletionWriter):
+        writer = writer_type(form(include_usage=True), TOKENIZER)
+        writer.stream(EVENTS[0])
+        (data,) = writer.interrupted(code)
+        chunk = msgspec.json.decode(data)
+        assert (chunk["choices"], chunk["usage"]["completion_tokens"]) == ([], tokens)
+        assert writer_type(form(), TOKENIZER).interrupted(code) == []
+
+
 def test_a_chat_completion() -> None:
     answer = ChatWriter(form(), TOKENIZER).whole(EVENTS)
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
@@ -127,11 +139,11 @@ def chunks_of(writer: OpenAIWriter, events: list[AnswerEvent]) -> list[Any]:
 
 
 SEVERAL: list[AnswerEvent] = [
-    Tokens("req_1", 1, 0, [5], "a", index=1, prompt=TokenUsage(uncached=10)),
+    Tokens("req_1", 1, 0, [5], "a", index=1, prompt=TokenCounts(uncached=10)),
     Tokens("req_1", 1, 1, [5], "b", index=0),
     Finished("req_1", 1, 2, 1, "length", None),
     Tokens("req_1", 1, 3, [6], "c", index=0),
-    End("req_1", 1, 4, "stop", None, TokenUsage(uncached=10, output=3)),
+    End("req_1", 1, 4, "stop", None, TokenCounts(uncached=10, output=3)),
 ]
 
 
@@ -153,7 +165,7 @@ def test_several_choices(writer: type[OpenAIWriter]) -> None:
 
 def test_choices_that_end_together_all_end() -> None:
     """If a replaying worker wrote the end again, a request's log may lack the ends of its choices."""
-    events = [SEVERAL[0], SEVERAL[1], End("req_1", 1, 2, "length", None, TokenUsage(uncached=10, output=2))]
+    events = [SEVERAL[0], SEVERAL[1], End("req_1", 1, 2, "length", None, TokenCounts(uncached=10, output=2))]
     chunks = chunks_of(ChatWriter(ResponseSpec("d", "req_1", "m", 123, 10, n=2), TOKENIZER), events)
     ends = {c["choices"][0]["index"]: c["choices"][0]["finish_reason"] for c in chunks if c["choices"]}
     assert ends == {0: "length", 1: "length"}
@@ -163,7 +175,7 @@ LOGPROBS: list[AnswerEvent] = [
     Tokens("req_1", 1, 0, [1], "Hi", logprobs=[logprob(1, -0.5, (1, -0.5), (0, float("-inf")))]),
     Tokens("req_1", 1, 1, [2], "", logprobs=[logprob(2, -1.0, (1, -0.1))]),
     Tokens("req_1", 1, 2, [3], "é", logprobs=[logprob(3, -2.0)]),
-    End("req_1", 1, 3, "stop", None, TokenUsage(uncached=2, output=3)),
+    End("req_1", 1, 3, "stop", None, TokenCounts(uncached=2, output=3)),
 ]
 
 
@@ -224,7 +236,7 @@ def test_each_prompt_is_echoed_by_its_own_choices() -> None:
 def test_a_tool_call() -> None:
     text = 'Let me see.\n<tool_call>\n{"name": "f", "arguments": {"x": [1]}}\n</tool_call>'
     events: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(re.split("( )", text))]
-    events.append(End("req_1", 1, len(events), "stop", None, TokenUsage(uncached=2, output=9)))
+    events.append(End("req_1", 1, len(events), "stop", None, TokenCounts(uncached=2, output=9)))
     tools = ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"])
     choice = ChatWriter(tools, TOKENIZER).whole(events)["choices"][0]
     (call,) = choice["message"].pop("tool_calls")
@@ -243,10 +255,28 @@ def test_a_tool_call() -> None:
     ]
 
 
+def test_a_call_of_an_older_function() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"x": [1]}}</tool_call>'
+    events: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(re.split("( )", text))]
+    events.append(End("req_1", 1, len(events), "stop", None, TokenCounts(uncached=2, output=9)))
+    legacy = ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"], echoed_parameters={"functions": True})
+    choice = ChatWriter(legacy, TOKENIZER).whole(events)["choices"][0]
+    call = {"name": "f", "arguments": '{"x": [1]}'}
+    assert (choice["message"]["function_call"], choice["finish_reason"]) == (call, "function_call")
+    assert "tool_calls" not in choice["message"]
+    chunks = chunks_of(ChatWriter(legacy, TOKENIZER), events)
+    deltas = [chunk["choices"][0]["delta"].get("function_call", {}) for chunk in chunks]
+    streamed_call = {name: "".join(delta.get(name, "") for delta in deltas) for name in call}
+    assert streamed_call == call
+    assert chunks[-1]["choices"][0]["finish_reason"] == "function_call"
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
+
+
 def test_content_is_null_beside_a_call_and_a_truncated_call_ends_by_length() -> None:
     events: list[AnswerEvent] = [
         Tokens("req_1", 1, 0, [1], '<tool_call>{"name": "f", "arguments": {"x'),
-        End("req_1", 1, 1, "length", None, TokenUsage(uncached=2, output=1)),
+        End("req_1", 1, 1, "length", None, TokenCounts(uncached=2, output=1)),
     ]
     choice = ChatWriter(ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"]), TOKENIZER).whole(events)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
@@ -260,3 +290,15 @@ def test_content_is_null_beside_a_call_and_a_truncated_call_ends_by_length() -> 
 def test_the_response_names_its_service_tier(service_class: ServiceClass, tier: str) -> None:
     asked = ResponseSpec("d", "req_1", "m", 123, 2, service_class=service_class)
     assert ChatWriter(asked, TOKENIZER).whole(EVENTS)["service_tier"] == tier
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": True}, {"include_usage": True, "continuous_usage": True}])
+def test_all_chunks_of_a_text_have_the_same_fields(options: dict[str, bool]) -> None:
+    texts = ["a", 'quoted "" text', "line\nbreak", "\u00e9\u20ac\U0001f600", '"content":""']
+    writer = ChatWriter(ResponseSpec("d", "req_1", 'm""', 123, 10, **options), TOKENIZER)
+    datas = [writer.stream(Tokens("req_1", 1, seq, [seq], text)) for seq, text in enumerate(texts)]
+    chunks = [msgspec.json.decode(data[-1]) for data in datas]
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [{"content": text} for text in texts]
+    for chunk in chunks:
+        del chunk["choices"][0]["delta"], chunk["usage" if options else "id"]
+    assert all(chunk == chunks[0] for chunk in chunks)

@@ -75,7 +75,7 @@ def test_an_unknown_name_is_rejected_with_the_most_similar_known_one() -> None:
     with pytest.raises(SettingsError, match=r"MILLRACE_XYZZY: unknown setting$"):
         environment.reject_unknown({"MILLRACE_XYZZY": "1"})
     environment.reject_unknown({"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/x", "OTHER": "1"})
-    environment.reject_unknown({"MILLRACE_URL": "http://host", "MILLRACE_API_KEY": "sk-mr-x"})  # of the command line
+    environment.reject_unknown({"MILLRACE_API_KEY": "sk-mr-1", "MILLRACE_URL": "http://127.0.0.1:8000"})
 
 
 def test_a_value_can_be_read_from_a_file(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tenants.permissions import KEY, ROLES, STEP_UP, Permission
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "tenancy.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "tenancy.md"
 
 
 def test_the_documented_table_of_roles_is_current():

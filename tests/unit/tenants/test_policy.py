@@ -124,7 +124,7 @@ def test_errors_name_the_invalid_part(body: dict[str, Any], place: str) -> None:
 def test_a_snapshot_contains_the_whole_policy() -> None:
     policy = parse(when(hours={"start": "09:00", "end": "10:00"}, keys=[1]), version=4)
     key = snapshot.ApiKeySnapshot(
-        1, 1, 1, "t", (), None, None, False, False, snapshot.LimitSnapshot(), 1, None, {"fast": policy}
+        1, 1, 1, (), None, None, False, False, snapshot.LimitSnapshot(), 1, None, {"fast": policy}
     )
     assert snapshot.decode(snapshot.encode(key)) == key
     assert msgspec.structs.asdict(snapshot.decode(snapshot.encode(key)).policies["fast"])["version"] == 4

@@ -1,1 +1,1 @@
-"""Feedback that callers submit on their requests. See docs/batches.md."""
+"""Feedback that callers submit on their requests. See docs/reference/batches.md."""

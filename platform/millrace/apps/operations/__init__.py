@@ -1,4 +1,4 @@
 """Fleet operations: status and history of replicas, cordons, machine costs and health checks.
 
-See docs/operations.md.
+See docs/guides/operations.md.
 """

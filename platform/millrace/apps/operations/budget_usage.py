@@ -9,11 +9,12 @@ from datetime import datetime
 from django.db import connection
 
 from billing.budgets.alerts import HARD_IS_FULL_AT
+from billing.models.budgets import LIMIT_SQL
 from tenants.models import Tenant
 
 NEAR_PERCENT = 80  # the console's meters change their color there
 # Budgets with their current period. Rows without a period have no usage. A limit of 0 or less leaves no budget.
-_BUDGETS = """
+_BUDGETS = f"""
 SELECT b.tenant_id, b.id, b.name, b.mode, b.unit, b.period, b.increase_expires_at, u.used, r.room,
     b.mode <> 'dry_run' AND u.used::numeric * 100 >= r.room::numeric * %(near)s AS is_near,
     b.mode = 'hard' AND u.used::numeric * 100 >= r.room::numeric * %(full)s AS is_at_limit,
@@ -21,10 +22,9 @@ SELECT b.tenant_id, b.id, b.name, b.mode, b.unit, b.period, b.increase_expires_a
 FROM billing_budget b LEFT JOIN billing_budgetperiod w ON w.budget_id = b.id AND w.period_start <= %(now)s
     AND (w.period_end IS NULL OR w.period_end > %(now)s)
 CROSS JOIN LATERAL (SELECT coalesce(w.used / 1000000 + w.reserved, 0)::bigint AS used) u
-CROSS JOIN LATERAL (SELECT b.amount + coalesce(w.rolled_over, 0)
-    + CASE WHEN b.increase_expires_at > %(now)s THEN b.temporary_increase ELSE 0 END AS room) r
+CROSS JOIN LATERAL (SELECT {LIMIT_SQL} AS room) r
 WHERE b.active
-"""
+"""  # noqa: S608  (a constant)
 # The highest usage of each tenant first. Dry runs reject nothing and come last.
 _HIGHEST = f"""
 SELECT * FROM (

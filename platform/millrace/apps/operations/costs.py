@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.db import connection
-from django.db.models import F, Sum
+from django.db.models import Sum
 
 from billing.amounts import FEMTO_A_NANO, TOKENS_A_PRICE
-from billing.models import TOKEN_CLASSES, UsageRollup
+from billing.models import UsageRollup, token_sum
 from millrace.apps.operations.history import span
 from millrace.apps.operations.models import MAX_NANO_PER_HOUR, MachineCost, ReplicaSample
 from tenants import audit
@@ -88,7 +88,7 @@ def costs(start: datetime, end: datetime) -> tuple[ModelCost, ...]:
 
 def _billed(start: datetime, end: datetime) -> dict[str, tuple[int, int]]:
     """Return tokens and revenue by model."""
-    tokens = sum((F(name) for name in TOKEN_CLASSES[1:]), F(TOKEN_CLASSES[0]))
+    tokens = token_sum()
     rows = UsageRollup.objects.all_tenants().filter(bucket=UsageRollup.Bucket.HOUR, start__gte=start, start__lt=end)
     sums = rows.order_by().values("model").annotate(tokens=Sum(tokens), revenue=Sum("cost_femto"))
     return {row["model"]: (int(row["tokens"]), int(row["revenue"])) for row in sums}

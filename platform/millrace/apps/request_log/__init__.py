@@ -1,1 +1,1 @@
-"""The request log: a record of each request as its gateway saw it. See docs/requests.md."""
+"""The request log: a record of each request as its gateway saw it. See docs/reference/requests.md."""

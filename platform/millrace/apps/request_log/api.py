@@ -16,8 +16,9 @@ from rest_framework.response import Response
 
 from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
 from billing.metering.usage import BUCKETS
-from billing.models import TOKEN_CLASSES, Adjustment
+from billing.models import Adjustment
 from billing.serializers import InstantField
+from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
@@ -195,6 +196,9 @@ class RequestRecordOut(serializers.ModelSerializer[RequestRecord]):
     limits = serializers.JSONField(help_text="The checked limits and what was left of each; `dry`: dry run.")
     route = serializers.JSONField(help_text="Policy, targets, and skipped targets with reasons.")
     placements = serializers.JSONField(help_text="Chosen replicas, with reasons.")
+    ignored = serializers.ListField(
+        child=serializers.CharField(), read_only=True, help_text="Request fields that were accepted without effect."
+    )
     limited_by = LimitedByField(read_only=True)
 
     class Meta:
@@ -202,7 +206,7 @@ class RequestRecordOut(serializers.ModelSerializer[RequestRecord]):
         fields = (
             *_LISTED,
             *("gateway_id", "limits", "route", "placements", "prompts", "prompt_tokens", "max_tokens"),
-            *("reserved_nano", "price_version", "dry_run_rejections", "batch_line"),
+            *("reserved_nano", "price_version", "dry_run_rejections", "batch_line", "ignored"),
         )
         read_only_fields = fields
 

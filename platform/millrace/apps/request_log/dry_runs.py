@@ -20,14 +20,14 @@ from django.db.models import F, QuerySet, Sum
 
 from billing.amounts import FEMTO_A_NANO
 from billing.metering.usage import UsageReport, sums, total
-from billing.models import Budget, BudgetPeriod, UsageEvent
+from billing.models import Budget, BudgetPeriod, UsageEvent, token_sum
 from billing.periods import billing_zone
 from inference_worker.contract import valkey
+from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_CLASSES
 from tenants.models import ApiKey
 
 DAYS = 7
 MAX_REQUESTS = 100_000  # evaluated, from the start of the period
-_INPUTS = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
 _PERIODS = {"minute": 60.0, "day": 86_400.0}
 
 
@@ -73,7 +73,7 @@ class DryRunScope:
             return found["cost_femto"]
         if unit == "requests":
             return found["completed"] + found["cancelled"]
-        return sum(found[name] for name in _INPUTS) + found["output"]
+        return sum(found[name] for name in TOKEN_CLASSES)
 
     def _members_keys(self) -> list[int]:
         keys = ApiKey.objects.for_tenant(self.tenant_id).filter(created_by_id=self.member_id)
@@ -92,7 +92,7 @@ def budget_would_refuse(
     most = amount * FEMTO_A_NANO if unit == "money" else amount
     window = _window(period, start, zone)
     used = 0 if period == Budget.Period.LIFETIME else scope.used_before(unit, window, start)
-    column = {"money": F("cost_femto"), "tokens": sum((F(name) for name in _INPUTS), F("output"))}.get(unit)
+    column = {"money": F("cost_femto"), "tokens": token_sum()}.get(unit)
     rows = scope.events(start, end).order_by("admitted_at", "request_id", "execution")
     values = rows.annotate(cost=column) if column is not None else rows
     seen = refused = 0
@@ -122,7 +122,7 @@ def limits_would_refuse(
     """
     end = now or datetime.now(UTC)
     tries = {name: _Try(name, limit) for name, limit in limits.items() if limit is not None}
-    prompt = sum((F(name) for name in _INPUTS[1:]), F(_INPUTS[0]))
+    prompt = token_sum(PROMPT_CLASSES)
     rows = scope.events(end - timedelta(days=days), end).order_by("admitted_at", "request_id", "execution")
     seen, complete = 0, True
     columns = ("admitted_at", "prompt", "output", "duration_us", "cache_read")

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import redis
 from django.conf import settings
@@ -19,7 +20,7 @@ from billing.amounts import whole_units
 from billing.models import Budget, BudgetPeriod
 from inference_worker.contract import valkey
 from millrace.apps.request_log.request_budgets import budget_scope
-from tenants.limits.token_buckets import WINDOWS, remaining, start_of
+from tenants.limits.token_buckets import WINDOWS, buckets_key, remaining, start_of
 from tenants.models import ApiKey, LimitSet
 
 _FIXED = ("max_prompt_tokens", "max_output_tokens")  # per request, so usage does not accumulate
@@ -73,23 +74,18 @@ def _applies(row: LimitSet | Budget, key: ApiKey) -> bool:
 
 def _limits(tenant_id: int) -> list[tuple[LimitSet, list[LimitingFactor]]]:
     rows = list(LimitSet.objects.for_tenant(tenant_id).filter(dry_run=False).order_by("pk"))
-    names = {
-        (row.pk, name): start_of(tenant_id, row.pk) + short
-        for row in rows
-        for name, _, _, short in WINDOWS
-        if getattr(row, name) is not None
-    }
-    held = _held(names, {row.pk: start_of(tenant_id, row.pk) + "c" for row in rows if row.concurrency is not None})
+    buckets = {row.pk: buckets_key(tenant_id, row.pk) for row in rows}
+    slots = {row.pk: start_of(tenant_id, row.pk) + "c" for row in rows if row.concurrency is not None}
+    held = _held(buckets, slots)
     return [(row, list(_bounds(row, held))) for row in rows]
 
 
-def _bounds(row: LimitSet, held: Mapping[tuple[int, str], bytes | int | None] | None) -> Iterable[LimitingFactor]:
+def _bounds(row: LimitSet, held: _Held | None) -> Iterable[LimitingFactor]:
     now = time.time_ns() // 1_000_000
-    for name, counts, period, _ in WINDOWS:
+    for name, counts, _ in WINDOWS:
         limit = getattr(row, name)
         if limit is not None:
-            of = held and held.get((row.pk, name))
-            left = None if held is None else remaining(of if isinstance(of, bytes) else None, limit, period, now)
+            left = None if held is None else remaining(held.buckets.get(row.pk), name, limit, now)
             unit = "requests" if counts == "requests" else "tokens"
             yield LimitingFactor(
                 "limit", row.scope, row.pk, name, unit, name.rpartition("_per_")[2], row.model, limit, left
@@ -97,30 +93,34 @@ def _bounds(row: LimitSet, held: Mapping[tuple[int, str], bytes | int | None] | 
     for name in (*_COUNTED, *_FIXED):
         limit = getattr(row, name)
         if limit is not None:
-            taken = 0 if name in _FIXED else None if held is None else int(held.get((row.pk, name)) or 0)
+            taken = 0 if name in _FIXED else None if held is None else held.slots.get(row.pk, 0)
             left = None if taken is None else max(0, limit - taken)
             unit = "requests" if name in _COUNTED else "tokens"
             yield LimitingFactor("limit", row.scope, row.pk, name, unit, "", row.model, limit, left)
 
 
-def _held(
-    buckets: Mapping[tuple[int, str], str], places: Mapping[int, str]
-) -> dict[tuple[int, str], bytes | int | None] | None:
-    """Read buckets and numbers of used concurrency slots from Valkey; None if it cannot be reached."""
-    if not buckets and not places:
-        return {}
+class _Held(NamedTuple):
+    """The state of limit sets in Valkey, by their IDs."""
+
+    buckets: dict[int, bytes | None]
+    slots: dict[int, int]  # number of used concurrency slots
+
+
+def _held(buckets: Mapping[int, str], slots: Mapping[int, str]) -> _Held | None:
+    """Read the keys of buckets and slots from Valkey; None if it cannot be reached."""
+    if not buckets:
+        return _Held({}, {})
     now = time.time_ns() // 1_000_000
     try:
         with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
             pipe = broker.pipeline(transaction=False)
-            for name in buckets.values():
-                pipe.get(name)
-            for name in places.values():
-                pipe.zcount(name, now, "+inf")
-            answers = pipe.execute()
+            pipe.mget(list(buckets.values()))
+            for key in slots.values():
+                pipe.zcount(key, now, "+inf")
+            stored, *counts = pipe.execute()
     except redis.RedisError:
         return None
-    return dict(zip([*buckets, *((pk, "concurrency") for pk in places)], answers, strict=True))
+    return _Held(dict(zip(buckets, stored, strict=True)), dict(zip(slots, counts, strict=True)))
 
 
 def _budgets(tenant_id: int) -> list[tuple[Budget, LimitingFactor]]:
@@ -139,9 +139,7 @@ def _budgets(tenant_id: int) -> list[tuple[Budget, LimitingFactor]]:
 
 
 def _of_budget(row: Budget, budget_period: BudgetPeriod | None, now: datetime) -> LimitingFactor:
-    limit = row.amount + (budget_period.rolled_over if budget_period else 0)
-    if row.increase_expires_at is not None and row.increase_expires_at > now:
-        limit += row.temporary_increase
+    limit = row.limit_in(budget_period, now)
     used = whole_units(int(budget_period.used)) + budget_period.reserved if budget_period else 0
     return LimitingFactor(
         "budget",

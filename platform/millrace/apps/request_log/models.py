@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import F, JSONField, Q, Value
 
 from tenants.isolation.scopes import TenantManager
 
@@ -58,6 +58,9 @@ class RequestRecord(models.Model):
         default=0, help_text="number of dry-run limits that would have rejected the request"
     )
     replay_of = models.CharField(max_length=64, default="", help_text="the request whose response was returned again")
+    ignored = models.JSONField(
+        default=list, db_default=Value([], JSONField()), help_text="request fields that were accepted without effect"
+    )
     batch_id = models.BigIntegerField(null=True)
     batch_line = models.IntegerField(null=True)
 

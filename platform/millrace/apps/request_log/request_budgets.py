@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from billing.actions.budgets import is_raised
-from billing.budgets.alerts import budget_status
 from billing.models import Budget, BudgetPeriod
 from millrace.apps.request_log.models import RequestRecord
 
@@ -53,12 +51,12 @@ def rejecting_budget(tenant_id: int, record: RequestRecord | None) -> HeldFrom |
     if row is None:
         return None
     periods = BudgetPeriod.objects.for_tenant(tenant_id).filter(budget_id=row.pk, period_start__lte=record.started_at)
-    return _held_from(row, periods.order_by("-period_start").first() or BudgetPeriod(rolled_over=0))
+    return _held_from(row, periods.order_by("-period_start").first())
 
 
-def _held_from(row: Budget, budget_period: BudgetPeriod) -> HeldFrom:
+def _held_from(row: Budget, budget_period: BudgetPeriod | None) -> HeldFrom:
     now = datetime.now(UTC)
-    raised = row.temporary_increase if is_raised(row, now) else 0
+    raised = row.active_increase(now)
     return HeldFrom(
         row.pk,
         row.name,
@@ -67,7 +65,7 @@ def _held_from(row: Budget, budget_period: BudgetPeriod) -> HeldFrom:
         budget_scope(row),
         row.mode,
         row.amount,
-        budget_status(row, budget_period, now).limit,
+        row.limit_in(budget_period, now),
         raised,
         row.increase_expires_at if raised else None,
     )

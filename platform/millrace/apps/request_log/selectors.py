@@ -18,8 +18,9 @@ from django.db import connection
 from django.db.models import Q, QuerySet
 
 from billing.metering.usage import BUCKETS, Bucket, instant
-from billing.models import TOKEN_CLASSES, Adjustment, Price, UsageEvent
+from billing.models import Adjustment, Price, UsageEvent
 from billing.pricing.pricing import COMPONENTS
+from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.batches.models import Batch
 from millrace.apps.request_log.models import RequestContent, RequestOutcome, RequestRecord
 from millrace.apps.request_log.request_budgets import HeldFrom, budgets_of, rejecting_budget

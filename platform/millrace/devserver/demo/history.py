@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate
 
+import msgspec
+
 from billing.pricing.pricing import Component, PriceIndex, reservation_nano
 from inference_worker.contract.messages import BillingContext, ExecutionUsage
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.devserver.demo.seeding import DemoModels, DemoTenant
 from millrace.devserver.demo.tenants import DemoWorkload, KeySpec
 
@@ -140,13 +142,13 @@ def _use(
     return DemoUsage(key.name, work, event, {"money": hold, "tokens": usage.prompt + max_tokens, "requests": 1})
 
 
-def _tokens(work: DemoWorkload, age: float, draw: random.Random) -> tuple[TokenUsage, str]:
+def _tokens(work: DemoWorkload, age: float, draw: random.Random) -> tuple[TokenCounts, str]:
     """Return the usage and the reason of a cache miss, if any."""
     prompt = min(MAX_PROMPT_TOKENS, max(8, int(work.prompt * math.exp(draw.gauss(0, 0.5)))))
     output = min(2000, max(1, int(work.output * math.exp(draw.gauss(0, 0.6))))) if work.output else 0
     blocks = prompt // BLOCK
     if not blocks:
-        return TokenUsage(uncached=prompt, output=output), "too_short"
+        return TokenCounts(uncached=prompt, output=output), "too_short"
     read = written = 0
     if draw.random() < 0.25 + 0.7 * age:
         read = BLOCK * int(blocks * work.reused * (0.35 + 0.65 * age) * draw.uniform(0.8, 1.25))
@@ -157,7 +159,7 @@ def _tokens(work: DemoWorkload, age: float, draw: random.Random) -> tuple[TokenU
     if written:
         rest[work.writes.value if work.writes else ""] = written
     whole = prompt - read < BLOCK
-    return TokenUsage(**rest), "" if whole else draw.choice(_MISSES) if read else "first_use"
+    return TokenCounts(**rest), "" if whole else draw.choice(_MISSES) if read else "first_use"
 
 
 def _end(at_length: bool, draw: random.Random) -> tuple[str, str]:
@@ -170,10 +172,8 @@ def _end(at_length: bool, draw: random.Random) -> tuple[str, str]:
     return "completed", "length" if at_length else "stop"
 
 
-def _cut(usage: TokenUsage, part: float) -> TokenUsage:
-    return TokenUsage(
-        usage.uncached, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h, int(usage.output * part)
-    )
+def _cut(usage: TokenCounts, part: float) -> TokenCounts:
+    return msgspec.structs.replace(usage, output=int(usage.output * part))
 
 
 def months(days: Sequence[date]) -> list[datetime]:

@@ -1,7 +1,7 @@
 """Admission control: check rate limits and budgets before dispatch, settle afterwards.
 
-`Admission` is the interface that the gateway uses. `RateLimitAdmission` checks every rate limit of a key's snapshot.
-`millrace.gateway.admission.budget_admission` adds budgets behind the same interface.
+`RateLimitAdmission` checks every rate limit of a key's snapshot. `RequestAdmission` in
+`millrace.gateway.admission.budget_admission` also reserves budget.
 """
 
 from __future__ import annotations
@@ -9,138 +9,104 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from functools import cached_property, partial
 
 import redis.asyncio as redis
 import structlog
 
 from billing.pricing.pricing import RateCard
 from inference_worker.contract.messages import BillingContext
-from inference_worker.contract.request import ServiceClass, TokenUsage
-from millrace.gateway.admission import rates
+from inference_worker.contract.request import TokenCounts
+from millrace.gateway.admission import rejections
 from millrace.gateway.admission.limits import ENFORCED, LEASE_MS, LimitCost, LimitStore, TakenLimits, make_checks
-from millrace.gateway.core.errors import OVERLOADED, ApiError, invalid
+from millrace.gateway.core import tracing
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import unavailable
 from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
-from millrace.gateway.routing.router import Candidate
+from millrace.gateway.core.types import InferenceRequest, Prompt
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot
 
 log = structlog.get_logger(__name__)
 
 RENEW_SECONDS = LEASE_MS / 3000
 _RENEWAL_BATCH_SIZE = 500
-_NOTHING = LimitCost(0, 0, 0)
+NO_COST = LimitCost(0, 0, 0)
 _TOKENS_OUT = ("output_tokens_per_minute", "output_tokens_per_day")
 _TOKENS_ALL = ("tokens_per_minute", "tokens_per_day")
 
 
 @dataclass(frozen=True)
 class AdmissionRequest:
-    """What a request needs, known exactly before it is admitted."""
+    """One prompt of a request, in the tokens of the first of its candidates."""
 
     request_id: str
     admitted_at: int  # microseconds since 1970, UTC
     key: ApiKeySnapshot
-    name: str  # the requested model name
-    candidates: list[Candidate]
-    prompt_tokens: int
-    max_tokens: int | None  # None: the request does not set a limit
-    sequences: int = 1  # completions to generate for the prompt (`n`); 0: an embedding
-    prompt_param: str = "messages"  # the dialect's parameter name for the prompt
-    writes_5m: bool = False  # it may write to the prefix cache for 5 minutes
-    writes_1h: bool = False
-    service_class: ServiceClass = ServiceClass.DEFAULT
-    charged: bool = False  # the request was counted before its body was read
+    request: InferenceRequest
+    prompt: Prompt
+    candidates: list[ServedModel]  # the deployment to run it, then those for fallbacks
+    execution: int = 0  # its number among the executions of the prompt
+
+    @property
+    def model(self) -> ServedModel:
+        return self.candidates[0]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt.ids)
+
+    @property
+    def sequences(self) -> int:
+        """Return the number of completions to generate; 0: an embedding."""
+        return 0 if self.prompt.input_lengths else self.request.sampling.n
 
     @property
     def limit_sets(self) -> list[LimitSetSnapshot]:
-        return self.key.limits.of(self.name, self.candidates[0].model.name)
+        return self.key.limits.of(self.request.model, self.model.name)
+
+    def writes(self, seconds: int) -> bool:
+        """Return whether it may write to the prefix cache for this time."""
+        return any(breakpoint.seconds == seconds for breakpoint in self.prompt.breakpoints)
 
 
 @dataclass(frozen=True)
-class AdmissionGrant:
-    """What an admitted request may use, and what was reserved for it."""
+class AdmittedRequest:
+    """What was decided about a request for one execution: the price, the limits and what is reserved."""
 
+    demand: AdmissionRequest
     max_tokens: int
-    price_version: int | None = None
+    rate_card: RateCard | None = None  # the pinned prices
     lease_id: int | None = None
     fencing_token: int | None = None
     reserved_nano: int | None = None
     reserved_tokens: int | None = None
-    rate_card: RateCard | None = None  # of `price_version`
     budget_period_ids: Sequence[int] = ()  # IDs of the budget periods that the reservation was reserved from
-
-
-class AdmissionLease(Protocol):
-    """The capacity of an admitted request, reserved until the request ends."""
-
-    grant: AdmissionGrant
+    taken: TakenLimits | None = None
+    taken_cost: LimitCost = NO_COST
+    limit_statuses: Sequence[LimitStatus] = ()  # of the rate limits at the admission, for the response's headers
 
     @property
-    def limit_statuses(self) -> Sequence[LimitStatus]:
-        """Return the state of the rate limits at the admission, for the response's headers."""
+    def price_version(self) -> int | None:
+        return None if self.rate_card is None else self.rate_card.version
 
-    async def close(self, usage: TokenUsage | None) -> None:
-        """Release what the ended request did not use. `usage` is None if it never ran. Can be called twice."""
-
-
-class Admission(Protocol):
-    async def admit(self, demand: AdmissionRequest) -> AdmissionLease:
-        """Reserve capacity for a request.
-
-        Raises:
-            ApiError: the request is rejected; the error names the limit and when to retry.
-        """
-
-    async def charge(self, key: ApiKeySnapshot) -> None:
-        """Count one request before its body is read and tokenized. It stays counted even if it is rejected later.
-
-        Raises:
-            ApiError: 429, a request limit is reached.
-        """
-
-    async def end(self, billing_context: BillingContext, grant: AdmissionGrant, usage: TokenUsage) -> None:
-        """Release the unused part of an execution's reservation. Must be called before the response's end is sent."""
-
-    async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
-        """Return the state of the key's rate limits, for a response without an admission."""
-
-    async def start(self) -> None:
-        """Start to renew the slots of admitted requests."""
-
-    async def stop(self) -> None:
-        """Stop the renewal. Slots that are still taken expire."""
-
-
-class RateLimitLease:
-    """The rate-limit capacity of one admitted request."""
-
-    def __init__(
-        self,
-        admission: RateLimitAdmission,
-        grant: AdmissionGrant,
-        cost: LimitCost,
-        taken: TakenLimits,
-        limit_statuses: Sequence[LimitStatus],
-    ) -> None:
-        self.grant = grant
-        self.taken = taken
-        self._admission = admission
-        self._cost = cost
-        self.limit_statuses = limit_statuses
-        self._closed = False
-
-    async def close(self, usage: TokenUsage | None) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        await self._admission.release(self.taken, self._unused(usage))
-
-    def _unused(self, usage: TokenUsage | None) -> LimitCost:
-        if usage is None:
-            return self._cost
-        cached = usage.cache_read * (100 - self._admission.cached_token_limit_percent) // 100
-        return LimitCost(0, cached, max(0, self._cost.output - usage.output))
+    @cached_property
+    def billing_context(self) -> BillingContext:
+        demand, key = self.demand, self.demand.key
+        return BillingContext(
+            admitted_at=demand.admitted_at,
+            request_id=demand.request_id,
+            execution=demand.execution,
+            tenant_id=key.tenant_id,
+            project_id=key.project_id,
+            key_id=key.key_id,
+            model=demand.model.name,
+            price_version=self.price_version,
+            lease_id=self.lease_id,
+            fencing_token=self.fencing_token,
+            reserved_nano=self.reserved_nano,
+            reserved_tokens=self.reserved_tokens,
+            traceparent=tracing.current(),
+        )
 
 
 class RateLimitAdmission:
@@ -148,46 +114,59 @@ class RateLimitAdmission:
 
     def __init__(self, broker: redis.Redis, *, cached_token_limit_percent: int = 0) -> None:
         self._store = LimitStore(broker)
-        self.cached_token_limit_percent = cached_token_limit_percent
-        self._taken: dict[str, TakenLimits] = {}
+        self._cached_token_limit_percent = cached_token_limit_percent
+        self._taken: dict[int, TakenLimits] = {}  # by identity: the executions of a request have the same request ID
         self._returning: set[asyncio.Task[None]] = set()
         self._renewing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Start to renew the slots of admitted requests."""
         self._renewing = asyncio.create_task(self._renew_slots())
 
     async def stop(self) -> None:
+        """Stop the renewal. Slots that are still taken expire."""
         if self._renewing is not None:
             self._renewing.cancel()
+        self._store.close()
 
-    async def admit(self, demand: AdmissionRequest) -> RateLimitLease:
+    async def admit(self, demand: AdmissionRequest) -> AdmittedRequest:
+        """Reserve capacity for a request.
+
+        Raises:
+            ApiError: the request is rejected; the error names the limit and when to retry.
+        """
         sets = demand.limit_sets
-        grant = AdmissionGrant(_max_tokens(demand, sets))
-        cost = LimitCost(1, demand.prompt_tokens, grant.max_tokens * demand.sequences)
-        checks = make_checks(demand.key.tenant_id, sets, cost, charged=demand.charged)
-        _reject_impossible(demand.prompt_param, checks)
+        max_tokens = _max_tokens(demand, sets)
+        cost = LimitCost(1, demand.prompt_tokens, max_tokens * demand.sequences)
+        checks = make_checks(demand.key.tenant_id, sets, cost, charged=demand.request.charged)
+        rejections.require_possible(demand.request.prompt_param, checks)
         taken, limit_statuses = await self._take(demand, checks, cost)
         if taken is None:
-            raise _rejection(limit_statuses)
-        if taken.slots:
-            self._taken[demand.request_id] = taken
-        return RateLimitLease(self, grant, cost, taken, limit_statuses)
+            raise rejections.rate_limited(limit_statuses)
+        self._taken[id(taken)] = taken
+        return AdmittedRequest(demand, max_tokens, taken=taken, taken_cost=cost, limit_statuses=limit_statuses)
 
     async def charge(self, key: ApiKeySnapshot) -> None:
+        """Count one request before its body is read and tokenized. It stays counted even if it is rejected later.
+
+        Raises:
+            ApiError: 429, a request limit is reached.
+        """
         checks = [c for c in make_checks(key.tenant_id, key.limits.of(), LimitCost(1, 0, 0)) if c.counts == "requests"]
         if not checks:
             return
-        _reject_impossible("", checks)
+        rejections.require_possible("", checks)
         try:
             taken, limit_statuses = await self._store.take(key.tenant_id, "", checks)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            raise ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1) from exc
+            raise unavailable() from exc
         if taken is None:
-            raise _rejection(limit_statuses)
+            raise rejections.rate_limited(limit_statuses)
 
     async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
-        checks = make_checks(key.tenant_id, key.limits.of(), _NOTHING)
+        """Return the state of the key's rate limits, for a response without an admission."""
+        checks = make_checks(key.tenant_id, key.limits.of(), NO_COST)
         checks = [check for check in checks if check.group == ENFORCED and check.cost == 0]
         if not checks:
             return []
@@ -197,15 +176,25 @@ class RateLimitAdmission:
             return []  # the response is sent without rate-limit headers
         return limit_statuses
 
-    async def end(self, billing_context: BillingContext, grant: AdmissionGrant, usage: TokenUsage) -> None:
-        return  # rate limits are refunded when the lease is closed
+    async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
+        """Release the unused part of an execution's reservation. Must be called before the response's end is sent."""
 
-    async def release(self, taken: TakenLimits, unused: LimitCost) -> None:
+    async def close(self, admitted: AdmittedRequest, usage: TokenCounts | None) -> None:
+        """Release the limits that the ended request did not use. `usage` is None if it never ran. Can be repeated."""
+        taken = admitted.taken
+        if taken is None or self._taken.pop(id(taken), None) is None:
+            return
+        unused = admitted.taken_cost
+        if usage is not None:
+            cached = usage.cache_read * (100 - self._cached_token_limit_percent) // 100
+            unused = LimitCost(0, cached, max(0, unused.output - usage.output))
+        await self._release(taken, unused)
+
+    async def _release(self, taken: TakenLimits, unused: LimitCost) -> None:
         """Return a request's unused tokens and its slots.
 
         If Valkey is unavailable nothing needs to be repeated: buckets drain and slots expire.
         """
-        self._taken.pop(taken.request_id, None)
         try:
             await self._store.release(taken, unused)
         except redis.RedisError as exc:
@@ -225,7 +214,7 @@ class RateLimitAdmission:
             raise
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            raise ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1) from exc
+            raise unavailable() from exc
 
     def _return_unwanted(
         self, cost: LimitCost, taking: asyncio.Future[tuple[TakenLimits | None, list[LimitStatus]]]
@@ -234,7 +223,7 @@ class RateLimitAdmission:
             return
         taken, _ = taking.result()
         if taken is not None:
-            self._returning.add(task := asyncio.create_task(self.release(taken, cost)))
+            self._returning.add(task := asyncio.create_task(self._release(taken, cost)))
             task.add_done_callback(self._returning.discard)
 
     async def _renew_slots(self) -> None:
@@ -246,9 +235,10 @@ class RateLimitAdmission:
                 for start in range(0, len(slots), _RENEWAL_BATCH_SIZE):
                     await self._store.renew(slots[start : start + _RENEWAL_BATCH_SIZE])
                 # A request that ended meanwhile may have released its slots before they were renewed. Release again.
+                renewed = {taken.request_id for taken in self._taken.values()}
                 for taken in taken_limits:
-                    if taken.request_id not in self._taken:
-                        await self._store.release(taken, _NOTHING)
+                    if taken.request_id not in renewed:
+                        await self._store.release(taken, NO_COST)
             except redis.RedisError as exc:
                 log.warning("lease_renewal_failed", slots=len(slots), error=str(exc))
 
@@ -259,28 +249,21 @@ def _max_tokens(demand: AdmissionRequest, sets: Iterable[LimitSetSnapshot]) -> i
     Raises:
         ApiError: 400, the prompt or the completion is longer than the model or a limit allows.
     """
-    model, prompt, requested = demand.candidates[0].model, demand.prompt_tokens, demand.max_tokens
+    model, prompt, requested = demand.model, demand.prompt_tokens, demand.request.max_tokens
     room = model.context_length - prompt
     embeds = requested == 0  # there is no completion, and the inputs' lengths are checked
     if prompt < 1:
-        raise invalid(demand.prompt_param, "The prompt is empty. It must have at least one token.")
+        raise rejections.empty_prompt(demand.request)
     if room < (requested or 1) and not embeds:
-        parts = f"{prompt} in the prompt" + (f", {requested} in the completion" if requested else "")
-        raise ApiError(
-            "context_length_exceeded",
-            f"This model's maximum context length is {model.context_length} tokens. However, you requested "
-            f"{prompt + (requested or 1)} tokens ({parts}). Shorten the prompt or the completion.",
-            demand.prompt_param if not requested or prompt >= model.context_length else "max_tokens",
-        )
+        raise rejections.context_exceeded(demand.request, prompt, model.context_length)
     enforced = [limit_set for limit_set in sets if not limit_set.dry_run]
     maximum = _minimum(enforced, "max_prompt_tokens")
     if maximum is not None and prompt > maximum:
-        allowed = f"Your limits allow prompts of at most {maximum} tokens; this prompt has {prompt}."
-        raise invalid(demand.prompt_param, allowed)
+        raise rejections.long_prompt(demand.request, prompt, maximum)
     maximum = _minimum(enforced, "max_output_tokens")
     if requested is not None:
         if maximum is not None and requested > maximum:
-            raise invalid("max_tokens", f"Your limits allow at most {maximum} output tokens. Reduce max_tokens.")
+            raise rejections.long_output(maximum)
         return requested
     # The request sets no limit: do not reserve more than the rate limits could ever allow.
     bounds = [room, model.default_max_output, maximum, _minimum(enforced, *_TOKENS_OUT)]
@@ -292,45 +275,3 @@ def _max_tokens(demand: AdmissionRequest, sets: Iterable[LimitSetSnapshot]) -> i
 def _minimum(sets: Iterable[LimitSetSnapshot], *names: str) -> int | None:
     found = [value for limit_set in sets for name in names if (value := getattr(limit_set, name)) is not None]
     return min(found, default=None)
-
-
-def _reject_impossible(prompt_param: str, checks: Iterable[LimitCheck]) -> None:
-    """Check that the request can fit the limits at all.
-
-    Raises:
-        ApiError: 400, the request is too large; 429 without a retry time, a limit is zero.
-    """
-    params = {"input": prompt_param, "output": "max_tokens", "total": "max_tokens"}
-    for check in checks:
-        if check.group != ENFORCED or check.cost <= check.limit:
-            continue
-        if check.limit == 0 or check.counts not in params:
-            raise ApiError(
-                "rate_limit_exceeded",
-                f"Your limit is zero: {rates.describe(check)}.",
-                bound=_bound(check, check.limit),
-            )
-        raise invalid(
-            params[check.counts],
-            f"This request needs {check.cost} tokens, which your limits can never allow: {rates.describe(check)}.",
-        )
-
-
-def _rejection(limit_statuses: Sequence[LimitStatus]) -> ApiError:
-    refusing = [status for status in limit_statuses if status.check.group == ENFORCED and status.wait_ms]
-    worst = max(refusing, key=lambda status: status.wait_ms)
-    used = worst.check.limit - worst.remaining if worst.check.counts in rates.COUNTED else worst.level
-    return ApiError(
-        "rate_limit_exceeded",
-        f"Rate limit reached: {rates.describe(worst.check)}. Used {used}, requested {worst.check.cost}. "
-        f"Please try again in {rates.duration(worst.wait_ms)}.",
-        retry_after=worst.wait_ms / 1000,
-        limit_statuses=limit_statuses,
-        bound={**_bound(worst.check, worst.remaining), "reset_ms": worst.wait_ms},
-    )
-
-
-def _bound(check: LimitCheck, left: int) -> dict[str, Any]:
-    """Return the limit's fields for the request log."""
-    limit_set, fields = check.set, {"name": check.name, "limit": check.limit, "left": left, "needed": check.cost}
-    return {"kind": "limit", "scope": limit_set.scope, "id": limit_set.id, "model": limit_set.model, **fields}

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from weakref import WeakValueDictionary
 
@@ -35,17 +36,14 @@ from billing.budgets.budget_leases import (
     ReservedAmount,
 )
 from billing.pricing.pricing import PriceIndex, Tier, UnknownPriceError
-from inference_worker.contract.messages import BillingContext
-from inference_worker.contract.request import ServiceClass, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.admission import rejections
-from millrace.gateway.admission.admission import Admission, AdmissionGrant, AdmissionLease, AdmissionRequest
+from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.admission.early_release import EarlyReleases
 from millrace.gateway.auth.authentication import FRESH_SECONDS
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
-from millrace.gateway.core.errors import OVERLOADED, ApiError
-from millrace.gateway.core.limit_status import LimitStatus
-from tenants.keys.snapshot import ApiKeySnapshot
+from millrace.gateway.core.errors import ApiError, unavailable
 from tenants.outbox.change_feed import ChangeEvent
 
 log = structlog.get_logger(__name__)
@@ -126,66 +124,42 @@ class BudgetAdmission:
         Raises:
             ApiError: 503, a required price is missing.
         """
-        find, tenant_id, admitted_at = self.prices.find, demand.key.tenant_id, demand.admitted_at
-        rate_cards = [
-            find(tenant_id, candidate.model.name, TIERS[demand.service_class], admitted_at)
-            for candidate in demand.candidates
-        ]
+        find, tenant_id, tier = self.prices.find, demand.key.tenant_id, TIERS[demand.request.service_class]
+        rate_cards = [find(tenant_id, model.name, tier, demand.admitted_at) for model in demand.candidates]
         needed = rate_cards if all_billed else rate_cards[:1]
         if None in needed:
-            raise rejections.unpriced(demand.candidates[needed.index(None)].model.name)
+            raise rejections.unpriced(demand.candidates[needed.index(None)].name)
         return CostEstimate(
             demand, tuple(rate_card for rate_card in rate_cards if rate_card is not None), all_billed=all_billed
         )
 
-    async def take(self, estimate: CostEstimate, max_tokens: int) -> AdmissionGrant:
-        """Reserve the maximum cost of the request.
+    async def take(self, estimate: CostEstimate, admitted: AdmittedRequest) -> AdmittedRequest:
+        """Reserve the maximum cost of the request. Its maximum of output tokens may be reduced.
 
         Raises:
             ApiError: 429, a budget does not allow it; 503, the database or a missing lease is unavailable.
         """
-        demand = estimate.demand
+        demand, max_tokens = estimate.demand, admitted.max_tokens
         try:
             amount = estimate.amount(max_tokens)
         except UnknownPriceError:
-            raise rejections.unpriced(demand.candidates[0].model.name) from None
+            raise rejections.unpriced(demand.model.name) from None
         chain = self._find_chain(demand)
         if chain is None:
             async with self._opening.setdefault(demand.key.key_id, asyncio.Lock()):
                 chain = self._find_chain(demand) or await self._open(demand)
-        if not chain.budget_periods:
-            return self._grant(estimate, max_tokens, amount, None, ())
-        lease = chain.lease
-        if lease is None or not lease.take(amount, time.monotonic()):
+        lease = chain.lease if chain.budget_periods else None
+        if chain.budget_periods and (lease is None or not lease.take(amount, time.monotonic())):
             lease, max_tokens, amount = await self._take_from_new_lease(estimate, chain, max_tokens, amount)
-        return self._grant(estimate, max_tokens, amount, lease, chain.ids)
-
-    def _grant(
-        self,
-        estimate: CostEstimate,
-        max_tokens: int,
-        amount: ReservedAmount,
-        lease: LocalBudgetLease | None,
-        budget_periods: Sequence[int],
-    ) -> AdmissionGrant:
-        rate_card = estimate.rate_cards[0]
-        if lease is None:
-            return AdmissionGrant(
-                max_tokens,
-                rate_card.version,
-                reserved_nano=amount.money,
-                reserved_tokens=amount.tokens,
-                rate_card=rate_card,
-            )
-        return AdmissionGrant(
-            max_tokens,
-            rate_card.version,
-            lease.id,
-            lease.fencing_token,
-            amount.money,
-            amount.tokens,
-            rate_card,
-            budget_periods,
+        return replace(
+            admitted,
+            max_tokens=max_tokens,
+            rate_card=estimate.rate_cards[0],
+            lease_id=None if lease is None else lease.id,
+            fencing_token=None if lease is None else lease.fencing_token,
+            reserved_nano=amount.money,
+            reserved_tokens=amount.tokens,
+            budget_period_ids=() if lease is None else chain.ids,
         )
 
     def _find_chain(self, demand: AdmissionRequest) -> BudgetChain | None:
@@ -234,7 +208,8 @@ class BudgetAdmission:
 
         If a shorter completion is acceptable, take as much as there is.
         """
-        shorter = estimate.demand.sequences and (estimate.demand.max_tokens is None or chain.may_reduce_max_tokens)
+        demand = estimate.demand
+        shorter = demand.sequences and (demand.request.max_tokens is None or chain.may_reduce_max_tokens)
         floor = estimate.amount(1) if shorter else amount
         has_unreturned_lease = self._has_unreturned_lease(chain)
         found = await self._lease_after_revocation(chain, amount, floor)
@@ -257,7 +232,7 @@ class BudgetAdmission:
             releasable = await self._store.releasable([shortage.budget_period.id for shortage in shortages])
         except _UNREACHABLE as exc:
             return _unavailable(exc)
-        return rejections.rejection(shortages, releasable)
+        return rejections.over_budget(shortages, releasable)
 
     def _has_unreturned_lease(self, chain: BudgetChain) -> bool:
         """Return whether a lease of these budget periods was abandoned and is not returned yet."""
@@ -444,41 +419,34 @@ class BudgetAdmission:
             await asyncio.sleep(PRICES_SECONDS)
 
 
-class RequestAdmission:
+class RequestAdmission(RateLimitAdmission):
     """Admission by all rate limits and budgets that apply to a key."""
 
-    def __init__(self, limits: Admission, budget_admission: BudgetAdmission) -> None:
-        self._limits = limits
-        self._budgets = budget_admission
+    def __init__(self, broker: redis.Redis, budgets: BudgetAdmission, *, cached_token_limit_percent: int = 0) -> None:
+        super().__init__(broker, cached_token_limit_percent=cached_token_limit_percent)
+        self._budgets = budgets
 
     async def start(self) -> None:
-        await self._limits.start()
+        await super().start()
         await self._budgets.start()
 
     async def stop(self) -> None:
-        await self._limits.stop()
+        await super().stop()
         await self._budgets.stop()
 
-    async def admit(self, demand: AdmissionRequest) -> AdmissionLease:
+    async def admit(self, demand: AdmissionRequest) -> AdmittedRequest:
         estimate = self._budgets.estimate(demand)
-        lease = await self._limits.admit(demand)
+        admitted = await super().admit(demand)
         try:
-            lease.grant = await self._budgets.take(estimate, lease.grant.max_tokens)
+            return await self._budgets.take(estimate, admitted)
         except BaseException as exc:
-            await lease.close(None)
+            await self.close(admitted, None)
             if isinstance(exc, ApiError):
-                exc.limit_statuses = lease.limit_statuses
+                exc.limit_statuses = admitted.limit_statuses
             raise
-        return lease
 
-    async def charge(self, key: ApiKeySnapshot) -> None:
-        await self._limits.charge(key)
-
-    async def end(self, billing_context: BillingContext, grant: AdmissionGrant, usage: TokenUsage) -> None:
-        await self._budgets.early.end(billing_context, grant, usage)
-
-    async def current_limit_statuses(self, key: ApiKeySnapshot) -> Sequence[LimitStatus]:
-        return await self._limits.current_limit_statuses(key)
+    async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
+        await self._budgets.early.end(admitted, usage)
 
 
 def _recallable(shortages: Sequence[InsufficientBudget], floor: ReservedAmount) -> bool:
@@ -491,4 +459,4 @@ def _recallable(shortages: Sequence[InsufficientBudget], floor: ReservedAmount) 
 
 def _unavailable(exc: Exception) -> ApiError:
     log.warning("budgets_unreachable", error=str(exc) or type(exc).__name__)
-    return ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
+    return unavailable()

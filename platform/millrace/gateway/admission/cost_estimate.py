@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from billing.budgets.budget_leases import ReservedAmount
-from billing.pricing.pricing import UNBOUNDED, RateCard, affordable_output, reservation_nano
+from billing.pricing.pricing import RateCard, reservation_nano
 from millrace.gateway.admission.admission import AdmissionRequest
+
+MAX_OUTPUT = 2**31 - 1  # tokens
 
 
 @dataclass(frozen=True)
@@ -34,27 +36,8 @@ class CostEstimate:
         return [ReservedAmount(self._money(rate_card, max_tokens), tokens, 1) for rate_card in self.rate_cards]
 
     def affordable(self, left: ReservedAmount) -> int:
-        """Return the number of output tokens that the remaining amount covers."""
-        if self.all_billed:
-            return self._affordable_by_all(left)
-        demand = self.demand
-        money = min(
-            affordable_output(
-                rate_card,
-                demand.prompt_tokens,
-                left.money,
-                demand.admitted_at,
-                n=demand.sequences,
-                writes_5m=demand.writes_5m,
-                writes_1h=demand.writes_1h,
-            )
-            for rate_card in self.rate_cards
-        )
-        return min(money, (left.tokens - demand.prompt_tokens) // demand.sequences)
-
-    def _affordable_by_all(self, left: ReservedAmount) -> int:
-        """Return the same for the sum of all candidates, by binary search, since each part is rounded up."""
-        low, high = 0, UNBOUNDED
+        """Return the number of output tokens that the remaining amount covers, by binary search."""
+        low, high = 0, MAX_OUTPUT
         while low < high:
             middle = (low + high + 1) // 2
             money, tokens, _ = self.amount(middle)
@@ -72,6 +55,6 @@ class CostEstimate:
             max_tokens,
             demand.admitted_at,
             n=demand.sequences,
-            writes_5m=demand.writes_5m,
-            writes_1h=demand.writes_1h,
+            writes_5m=demand.writes(300),
+            writes_1h=demand.writes(3600),
         )

@@ -3,7 +3,8 @@
 While budgets have room, the unused parts of ended executions stay in memory, since the settlement releases them within
 a second. When a budget is contended, the gateway releases these parts in PostgreSQL. It also releases each further part
 before the last byte of its response is sent. PostgreSQL records every released part, so the settlement releases only
-the rest (docs/budget-reservations.md). If a gateway fails, the settlement releases the parts that it had in memory.
+the rest (docs/explanation/budget-reservations.md). If a gateway fails, the settlement releases the parts that it had in
+memory.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from psycopg_pool import PoolTimeout
 
 from billing.amounts import whole_units
 from billing.budgets.budget_leases import BudgetLeaseStore, UnusedPart
-from billing.pricing.pricing import Rater, UnknownPriceError
-from inference_worker.contract.messages import BillingContext
-from inference_worker.contract.request import TokenUsage
-from millrace.gateway.admission.admission import AdmissionGrant
+from billing.pricing.pricing import UnknownPriceError, price
+from inference_worker.contract.request import TokenCounts
+from millrace.gateway.admission.admission import AdmittedRequest
 
 log = structlog.get_logger(__name__)
 
@@ -32,15 +32,13 @@ CONTENDED_SECONDS = 10.0
 RELEASE_SECONDS = 0.25  # the longest time that the last byte of a response waits for the release
 MAX_AGE_SECONDS = 10.0  # the settlement takes less than a second while the settler runs
 MAX_PARTS = 10_000
-MAX_PRICERS = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
 
 
 class _Ended(NamedTuple):
-    billing_context: BillingContext
-    grant: AdmissionGrant
-    usage: TokenUsage
+    admitted: AdmittedRequest
+    usage: TokenCounts
     ended_at: float  # monotonic
 
 
@@ -51,7 +49,6 @@ class EarlyReleases:
         self._store = store
         self._ended: OrderedDict[tuple[str, int], _Ended] = OrderedDict()
         self._contended: dict[int, float] = {}  # period ID -> monotonic time until which parts are released immediately
-        self._pricers: dict[int, Rater] = {}  # by version of the rate card
         self._lock = asyncio.Lock()
         self._releasing: set[asyncio.Task[bool]] = set()
 
@@ -61,16 +58,16 @@ class EarlyReleases:
         self._contended = {budget_period: until for budget_period, until in self._contended.items() if until > now}
         self._contended.update((budget_period, now + CONTENDED_SECONDS) for budget_period in budget_periods)
 
-    async def end(self, billing_context: BillingContext, grant: AdmissionGrant, usage: TokenUsage) -> None:
+    async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
         """Store the unused part of an ended execution. Release it if a budget is contended."""
-        if billing_context.lease_id is None:
+        if admitted.lease_id is None:
             return
         now = time.monotonic()
-        self._ended[billing_context.request_id, billing_context.execution] = _Ended(billing_context, grant, usage, now)
+        self._ended[admitted.demand.request_id, admitted.demand.execution] = _Ended(admitted, usage, now)
         while next(iter(self._ended.values())).ended_at < now - MAX_AGE_SECONDS or len(self._ended) > MAX_PARTS:
             self._ended.popitem(last=False)
-        if any(self._contended.get(budget_period, 0.0) > now for budget_period in grant.budget_period_ids):
-            releasing = asyncio.create_task(self.release(grant.budget_period_ids))
+        if any(self._contended.get(budget_period, 0.0) > now for budget_period in admitted.budget_period_ids):
+            releasing = asyncio.create_task(self.release(admitted.budget_period_ids))
             self._releasing.add(releasing)
             releasing.add_done_callback(self._releasing.discard)
             await asyncio.wait([releasing], timeout=RELEASE_SECONDS)
@@ -83,7 +80,7 @@ class EarlyReleases:
             ended = {
                 execution: ended_execution
                 for execution, ended_execution in self._ended.items()
-                if not period_ids.isdisjoint(ended_execution.grant.budget_period_ids)
+                if not period_ids.isdisjoint(ended_execution.admitted.budget_period_ids)
             }
             parts = [part for entry in ended.values() if (part := self._unused_part(entry)) is not None]
             try:
@@ -99,35 +96,25 @@ class EarlyReleases:
 
     def _unused_part(self, ended: _Ended) -> UnusedPart | None:
         """Return the unused part of the execution's reservation, or None if nothing can be released."""
-        billing_context, rate_card, usage = ended.billing_context, ended.grant.rate_card, ended.usage
-        if billing_context.lease_id is None or billing_context.fencing_token is None or rate_card is None:
+        admitted, usage = ended.admitted, ended.usage
+        demand, rate_card = admitted.demand, admitted.rate_card
+        if admitted.lease_id is None or admitted.fencing_token is None or rate_card is None:
             return None
-        pricer = self._pricers.get(rate_card.version)
-        if pricer is None:
-            if len(self._pricers) >= MAX_PRICERS:
-                self._pricers.clear()
-            pricer = self._pricers[rate_card.version] = Rater(rate_card)
-        inputs = (usage.uncached, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
         try:
-            cost = whole_units(pricer.rate((*inputs, usage.output, 0, 0), billing_context.admitted_at).cost_femto)
+            cost = whole_units(price(rate_card, usage, demand.admitted_at).cost_femto)
         except UnknownPriceError:
             return None
-        used_tokens = sum(inputs) + usage.output
-        money, tokens = (
-            (billing_context.reserved_nano or 0) - cost,
-            (billing_context.reserved_tokens or 0) - used_tokens,
-        )
+        money, tokens = (admitted.reserved_nano or 0) - cost, (admitted.reserved_tokens or 0) - usage.total
         if min(money, tokens) < 0 or not (money or tokens):
             return None
-        admitted_at = _EPOCH + timedelta(microseconds=billing_context.admitted_at)
-        execution = billing_context.request_id, billing_context.execution
         return UnusedPart(
-            billing_context.lease_id,
-            billing_context.fencing_token,
-            admitted_at,
-            *execution,
+            admitted.lease_id,
+            admitted.fencing_token,
+            _EPOCH + timedelta(microseconds=demand.admitted_at),
+            demand.request_id,
+            demand.execution,
             money,
             tokens,
             cost,
-            used_tokens,
+            usage.total,
         )

@@ -1,13 +1,21 @@
-"""Rejections by budgets and quotas: the budget, what it has left, and how the request could pass."""
+"""Rejections by prices, limits, budgets and quotas: what rejected the request, and how it could pass.
+
+`bound` is the limit or the budget that rejected the request, for the request log.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
-from billing.amounts import decimal
+from billing.amounts import NANO_DIGITS, decimal
 from billing.budgets.budget_leases import InsufficientBudget, LeasedPeriod
-from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.admission import rates
+from millrace.gateway.admission.limits import ENFORCED
+from millrace.gateway.core.errors import OVERLOADED, ApiError, invalid
+from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
+from millrace.gateway.core.types import InferenceRequest
 
 _PERIODS = {"day": "daily ", "month": "monthly ", "lifetime": ""}
 
@@ -16,7 +24,69 @@ def unpriced(model: str) -> ApiError:
     return ApiError("model_not_priced", f"The model {model!r} has no price yet. Contact the operator.", "model")
 
 
-def rejection(shortages: Sequence[InsufficientBudget], releasable: Mapping[int, int]) -> ApiError:
+def empty_prompt(request: InferenceRequest) -> ApiError:
+    return invalid(request.prompt_param, "The prompt is empty. It must have at least one token.")
+
+
+def context_exceeded(request: InferenceRequest, prompt: int, context_length: int) -> ApiError:
+    requested = request.max_tokens
+    parts = f"{prompt} in the prompt" + (f", {requested} in the completion" if requested else "")
+    return ApiError(
+        "context_length_exceeded",
+        f"This model's maximum context length is {context_length} tokens. However, you requested "
+        f"{prompt + (requested or 1)} tokens ({parts}). Shorten the prompt or the completion.",
+        request.prompt_param if not requested or prompt >= context_length else "max_tokens",
+    )
+
+
+def long_prompt(request: InferenceRequest, prompt: int, maximum: int) -> ApiError:
+    text = f"Your limits allow prompts of at most {maximum} tokens; this prompt has {prompt}."
+    return invalid(request.prompt_param, text)
+
+
+def long_output(maximum: int) -> ApiError:
+    return invalid("max_tokens", f"Your limits allow at most {maximum} output tokens. Reduce max_tokens.")
+
+
+def require_possible(prompt_param: str, checks: Iterable[LimitCheck]) -> None:
+    """Check that the request can fit the limits at all.
+
+    Raises:
+        ApiError: 400, the request is too large; 429 without a retry time, a limit is zero.
+    """
+    params = {"input": prompt_param, "output": "max_tokens", "total": "max_tokens"}
+    for check in checks:
+        if check.group != ENFORCED or check.cost <= check.limit:
+            continue
+        limit = rates.describe(check)
+        if check.limit == 0 or check.counts not in params:
+            bound = _limit_bound(check, check.limit)
+            raise ApiError("rate_limit_exceeded", f"Your limit is zero: {limit}.", bound=bound)
+        text = f"This request needs {check.cost} tokens, which your limits can never allow: {limit}."
+        raise invalid(params[check.counts], text)
+
+
+def rate_limited(limit_statuses: Sequence[LimitStatus]) -> ApiError:
+    """Build the rejection by the limit with the longest wait."""
+    refusing = [status for status in limit_statuses if status.check.group == ENFORCED and status.wait_ms]
+    worst = max(refusing, key=lambda status: status.wait_ms)
+    used = worst.check.limit - worst.remaining if worst.check.counts in rates.COUNTED else worst.level
+    return ApiError(
+        "rate_limit_exceeded",
+        f"Rate limit reached: {rates.describe(worst.check)}. Used {used}, requested {worst.check.cost}. "
+        f"Please try again in {rates.duration(worst.wait_ms)}.",
+        retry_after=worst.wait_ms / 1000,
+        limit_statuses=limit_statuses,
+        bound={**_limit_bound(worst.check, worst.remaining), "reset_ms": worst.wait_ms},
+    )
+
+
+def _limit_bound(check: LimitCheck, left: int) -> dict[str, Any]:
+    limit_set, fields = check.set, {"name": check.name, "limit": check.limit, "left": left, "needed": check.cost}
+    return {"kind": "limit", "scope": limit_set.scope, "id": limit_set.id, "model": limit_set.model, **fields}
+
+
+def over_budget(shortages: Sequence[InsufficientBudget], releasable: Mapping[int, int]) -> ApiError:
     """Build the rejection of a request that does not fit these budget periods.
 
     Args:
@@ -76,4 +146,4 @@ def _time(time: datetime) -> str:
 
 
 def _amount(unit: str, amount: int) -> str:
-    return f"${decimal(amount, 9, 2)}" if unit == "money" else f"{amount} {unit}"
+    return f"${decimal(amount, NANO_DIGITS, 2)}" if unit == "money" else f"{amount} {unit}"

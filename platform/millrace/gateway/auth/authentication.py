@@ -24,7 +24,7 @@ import structlog
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from millrace.gateway.auth.paced_lookups import PacedLookups
-from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.core.errors import ApiError, unavailable
 from tenants.keys import snapshot
 from tenants.keys.ip_allowlist import allowed
 from tenants.keys.playground_tokens import PlaygroundToken
@@ -278,7 +278,7 @@ class KeyStore:
 
 def _unreachable(exc: Exception) -> ApiError:
     log.warning("database_unreachable", error=str(exc))
-    return ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
+    return unavailable()
 
 
 def incorrect_key_error() -> ApiError:
@@ -297,7 +297,7 @@ def key_error(key: ApiKeySnapshot) -> ApiError | None:
 def _secret_from(headers: dict[bytes, bytes]) -> str:
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() != b"bearer" or not token.strip():
-        token = headers.get(b"x-api-key", b"")
+        token = headers.get(b"x-api-key") or headers.get(b"api-key", b"")  # `api-key` is Azure's
     secret = token.strip().decode("latin-1")
     if not secret:
         raise ApiError(

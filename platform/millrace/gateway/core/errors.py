@@ -1,4 +1,4 @@
-"""The errors of the API, in OpenAI's error format. docs/api.md lists all codes."""
+"""The errors of the API, in OpenAI's error format. docs/reference/errors.md lists all codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 OVERLOADED = "server_is_overloaded"
 
 # code -> (HTTP status, type). A code that is not listed is an internal error: 500.
-_BY_CODE = {
+CODES = {
     "context_length_exceeded": (400, "invalid_request_error"),
     "unsupported_parameter": (400, "invalid_request_error"),
     "unknown_parameter": (400, "invalid_request_error"),
@@ -38,6 +38,8 @@ _BY_CODE = {
     idempotency_rules.CONFLICT: (409, "invalid_request_error"),
     "feedback_conflict": (409, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
+    "unsupported_encoding": (415, "invalid_request_error"),
+    "invalid_encoding": (400, "invalid_request_error"),
     "uri_too_long": (414, "invalid_request_error"),
     "headers_too_large": (431, "invalid_request_error"),
     "too_many_connections": (429, "rate_limit_error"),
@@ -77,7 +79,7 @@ class ApiError(Exception):
         self.code = code
         self.message = message
         self.param = param
-        self.status, self.type = _BY_CODE.get(code, (500, "server_error"))
+        self.status, self.type = CODES.get(code, (500, "server_error"))
         self.limit_statuses = limit_statuses  # the state of the rate limits, if known
         self.bound = bound  # the limit or budget that rejected the request, for its record
         self.retry_after = 1.0 if retry_after is None and code in _RETRYABLE else retry_after
@@ -96,6 +98,11 @@ class ApiError(Exception):
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return headers
+
+
+def unavailable() -> ApiError:
+    """Return the error while Valkey or the database is unavailable."""
+    return ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
 
 
 def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tenants.keys.snapshot import LimitSetSnapshot
 
 
-@dataclass(frozen=True, slots=True)
-class LimitCheck:
+class LimitCheck(NamedTuple):
     """One rate limit that applies to a request, and what the request takes of it."""
 
     key: str  # in Valkey
@@ -22,8 +21,7 @@ class LimitCheck:
     counts: str  # what is counted: requests, input, output or total; other limits repeat their name
 
 
-@dataclass(frozen=True, slots=True)
-class LimitStatus:
+class LimitStatus(NamedTuple):
     """The state of one rate limit at an admission."""
 
     check: LimitCheck

@@ -6,13 +6,12 @@ prompts, as the choices of one request. The merged stream depends only on the lo
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 
 
 def part_id(request_id: str, number: int) -> str:
@@ -25,27 +24,18 @@ def whole_id(name: str) -> str:
     return name.partition(".")[0]
 
 
-def add_usage(usage: TokenUsage, other_usage: TokenUsage) -> TokenUsage:
-    return TokenUsage(
-        **{
-            item.name: getattr(usage, item.name) + getattr(other_usage, item.name)
-            for item in dataclasses.fields(TokenUsage)
-        }
-    )
-
-
 def merge_events(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
     """Merge the event streams of all prompts into one. `n` is the number of choices for each prompt."""
     return parts[0] if len(parts) == 1 else _merge_events(parts, n)
 
 
 async def _merge_events(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> AsyncIterator[AnswerEvent]:
-    prompt, usage = TokenUsage(), TokenUsage()
+    prompt, usage = TokenCounts(), TokenCounts()
     for number, events in enumerate(parts):
         unfinished = set(range(number * n, (number + 1) * n))
         async for event in events:
             if isinstance(event, End):
-                usage = add_usage(usage, event.usage)
+                usage += event.usage
                 if number == len(parts) - 1:
                     yield msgspec.structs.replace(event, usage=usage)
                     return
@@ -57,7 +47,7 @@ async def _merge_events(parts: Sequence[AsyncIterator[AnswerEvent]], n: int) -> 
             if isinstance(event, Tokens):
                 event = msgspec.structs.replace(event, index=event.index + number * n)
                 if event.prompt is not None:
-                    prompt = add_usage(prompt, event.prompt)
+                    prompt += event.prompt
                     event = msgspec.structs.replace(event, prompt=prompt)
             elif isinstance(event, Finished):
                 event = msgspec.structs.replace(event, index=event.index + number * n)

@@ -11,7 +11,7 @@ import structlog
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.core.errors import ApiError, unavailable
 from tenants.isolation import db_roles
 
 log = structlog.get_logger(__name__)
@@ -67,4 +67,4 @@ class TenantConnectionPool:
             raise ApiError("invalid_value", "A value contains a NUL or another invalid character. Remove it.") from None
         except (psycopg.OperationalError, psycopg.InterfaceError, PoolTimeout) as exc:
             log.warning("database_unreachable", error=str(exc))
-            raise ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1) from exc
+            raise unavailable() from exc

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from inference_worker.contract.messages import AnswerEvent
-from inference_worker.contract.request import CacheBreakpoint, SamplingParams, ServiceClass, StructuredSpec, TokenUsage
+from inference_worker.contract.request import CacheBreakpoint, SamplingParams, ServiceClass, StructuredSpec, TokenCounts
 
 if TYPE_CHECKING:
     from millrace.gateway.core.catalog import ServedModel
@@ -24,6 +23,17 @@ class Tool:
     description: str | None = None
     parameters: dict[str, Any] = field(default_factory=dict)  # a JSON schema; empty allows any object
     strict: bool = False
+
+
+@dataclass(frozen=True)
+class TemplateOptions:
+    """How the chat template renders a conversation."""
+
+    continues: bool = False  # the completion continues the last message, which is the assistant's
+    adds_prompt: bool = True  # the prompt ends with the beginning of the assistant's message
+    variables: dict[str, Any] = field(default_factory=dict)  # further variables of the template
+    special_tokens: bool | None = None  # whether the tokenizer adds them; None: to texts, not to conversations
+    max_tokens: int | None = None  # only the last tokens of the prompt are used, at most this many
 
 
 @dataclass(frozen=True)
@@ -70,8 +80,10 @@ class InferenceRequest:
     prompt: list[Any] | str
     sampling: SamplingParams  # its max_tokens is not used: admission sets the limit
     max_tokens: int | None = None  # None: the request does not set a limit
+    template: TemplateOptions = field(default_factory=TemplateOptions)
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"  # or "none", "required", or the name of the tool to call
+    allowed_tools: tuple[str, ...] | None = None  # the tools that may be called; None: all
     parallel_tools: bool = True
     structured: StructuredSpec | None = None  # structured output, apart from that of the tool calls
     breakpoints: tuple[Breakpoint, ...] = ()  # in the order of the prompt
@@ -88,6 +100,8 @@ class InferenceRequest:
     inputs: tuple[str | list[int], ...] = ()  # embeddings: texts or token IDs instead of a prompt
     echoed_parameters: dict[str, Any] = field(default_factory=dict)  # parameters that the dialect's response repeats
     parts: int = 0  # content parts of all messages
+    ignored: tuple[str, ...] = ()  # fields that were accepted without effect, for the response header and the record
+    unknown: tuple[str, ...] = ()  # those of them that are unknown, and rejected if `unknown_parameters` is reject
     # Set if a prompt process has read the request. Then `prompt`, `more_prompts` and `inputs` are empty placeholders.
     tokenized: TokenizedPrompts | None = None
     number: int = 0  # of this prompt among the request's prompts
@@ -144,7 +158,15 @@ class Writer(Protocol):
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         """Return the complete response for a request without streaming. The last event is the end."""
 
+    def interrupted(self, code: str) -> list[bytes]:
+        """Return the data of the events with the billed usage, if requested, for a stream that an error ends."""
 
-def usage_so_far(spec: ResponseSpec, prompt: TokenUsage | None, output_tokens: int) -> TokenUsage:
+
+def billed_usage(code: str, so_far: TokenCounts) -> TokenCounts:
+    """Return the usage that is billed for a stream that ended with this error: only cancelled requests are billed."""
+    return so_far if code == "cancelled" else TokenCounts()
+
+
+def usage_so_far(spec: ResponseSpec, prompt: TokenCounts | None, output_tokens: int) -> TokenCounts:
     """Return the usage of a response in progress. `prompt` is the prompt's usage from the first event, if it came."""
-    return dataclasses.replace(prompt or TokenUsage(uncached=spec.prompt_tokens), output=output_tokens)
+    return msgspec.structs.replace(prompt or TokenCounts(uncached=spec.prompt_tokens), output=output_tokens)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from typing import Any
+from itertools import chain
 
 import msgspec
 import redis.asyncio as redis
@@ -33,10 +33,11 @@ from inference_worker.contract.messages import (
     control_channel,
     encode,
 )
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
-from millrace.gateway.core.errors import OVERLOADED, ApiError
-from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution, DispatchRequest
+from millrace.gateway.core.commands import Command, CommandConnection
+from millrace.gateway.core.errors import OVERLOADED, ApiError, unavailable
+from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.placement import Placement
 from millrace.gateway.dispatch.queues import FairQueue, QueueFull
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
@@ -74,18 +75,20 @@ class Dispatcher:
         self.queue_seconds = queue_seconds
         self._retention_seconds = retention_seconds
         self._max_queued = max_queued
-        self.executions: dict[str, DispatchedExecution] = {}
+        self.executions: dict[str, Execution] = {}
         # (model, whether of the batch class) -> queue.
-        self.queues: dict[tuple[str, bool], FairQueue[DispatchedExecution]] = {}
+        self.queues: dict[tuple[str, bool], FairQueue[Execution]] = {}
         self._seconds: dict[str, float] = {}  # model -> mean duration of an execution, from being sent to its end
-        self._outbox: list[DispatchedExecution] = []
+        self._outbox: list[Execution] = []
         self._to_send = asyncio.Event()
         self._pending_events: list[bytes] = []  # usage events that could not be written to Valkey yet
+        self.commands = CommandConnection(broker)
         self._wakeups = WakeupBuilder()
         self.reader = StreamReader(blocking_broker, gateway_id, self._accept, self._on_gap)
         self.abandon_script = broker.register_script(claims.ABANDON)
         self._fail_script = broker.register_script(claims.FAIL)
         self._cancel_script = broker.register_script(claims.CANCEL)
+        self._withdraw_script = broker.register_script(claims.WITHDRAW)
         self._tasks: list[asyncio.Task[None]] = []
         self.replicas = ReplicaRegistry()
         self.placement = Placement(self.replicas)
@@ -95,6 +98,8 @@ class Dispatcher:
 
     async def stop(self) -> None:
         await cancel_and_wait(self._tasks)
+        self.commands.close()
+        self.reader.close()
 
     @property
     def in_flight(self) -> int:
@@ -121,24 +126,21 @@ class Dispatcher:
         seconds = max(1.0, UNKNOWN_WAIT if wait is None else min(wait, 60.0))
         return ApiError(OVERLOADED, f"The model {model!r} is busy. Retry later.", retry_after=seconds)
 
-    def submit(self, dispatch_request: DispatchRequest) -> DispatchedExecution:
+    def submit(self, execution: Execution) -> None:
         """Put an execution into its queue. Its buffer receives the events.
 
         Raises:
             ApiError: 503, the tenant's queue is full.
         """
-        execution = DispatchedExecution(dispatch_request, self.broker)
-        model, tenant = execution.model, execution.tenant
+        model, tenant, weight = execution.model, execution.tenant, execution.job.weight
         try:
-            queue = self._queue(model, execution.batch)
-            queue.put(tenant, dispatch_request.weight, dispatch_request.cost, execution, long=dispatch_request.long)
+            self._queue(model, execution.batch).put(tenant, weight, execution.cost, execution, long=execution.is_long)
         except QueueFull:
-            raise self.overloaded(model, self._wait(model, tenant, dispatch_request.weight)) from None
+            raise self.overloaded(model, self._wait(model, tenant, weight)) from None
         self.executions[execution.request_id] = execution
         self.dispatch_ready(model)
-        return execution
 
-    def release(self, execution: DispatchedExecution) -> None:
+    def release(self, execution: Execution) -> None:
         """Forget an execution whose events are no longer needed."""
         if self.executions.get(execution.request_id) is execution:
             del self.executions[execution.request_id]
@@ -151,7 +153,7 @@ class Dispatcher:
             if len(self._queue(model, batch)):
                 return
 
-    def _dispatch_queue(self, model: str, queue: FairQueue[DispatchedExecution]) -> None:
+    def _dispatch_queue(self, model: str, queue: FairQueue[Execution]) -> None:
         while (execution := queue.peek()) is not None:
             choice = self.placement.choose(execution.job)
             if choice is None:
@@ -164,7 +166,7 @@ class Dispatcher:
             if choice.replicas_with_prefix and not execution.written:
                 execution.job = msgspec.structs.replace(execution.job, replicas_with_prefix=choice.replicas_with_prefix)
             self.placement.sent(choice.replica_id, batch=execution.batch)
-            executions = execution.dispatch_request.decision_record.setdefault("executions", [])
+            executions = execution.decision_record.setdefault("executions", [])
             executions.append(
                 {
                     "execution": execution.execution,
@@ -180,27 +182,27 @@ class Dispatcher:
             self._outbox.append(execution)
             self._to_send.set()
 
-    def requeue(self, execution: DispatchedExecution) -> None:
+    def requeue(self, execution: Execution) -> None:
         """Put an execution back at the head of its queue, for another replica."""
         self._leave_replica(execution)
         if not execution.is_finished:
             execution.queued, execution.waiting_since = True, time.monotonic()
             queue = self._queue(execution.model, execution.batch)
-            queue.requeue(execution.tenant, execution.dispatch_request.weight, execution)
+            queue.requeue(execution.tenant, execution.job.weight, execution)
             self.dispatch_ready(execution.model)
 
-    def restart(self, execution: DispatchedExecution, attempt: int) -> None:
+    def restart(self, execution: Execution, attempt: int) -> None:
         """Start another attempt, whose events replace those of the earlier one."""
         execution.buffer.restart(attempt)
         self.requeue(execution)
 
-    def renotify(self, execution: DispatchedExecution) -> None:
+    def renotify(self, execution: Execution) -> None:
         """Send the wakeup again, since it may be lost."""
         execution.notified_at = time.monotonic()
         self._outbox.append(execution)
         self._to_send.set()
 
-    def set_owner(self, execution: DispatchedExecution, replica_id: str) -> None:
+    def set_owner(self, execution: Execution, replica_id: str) -> None:
         """Record the replica that has claimed the execution."""
         if execution.owner == replica_id:
             return
@@ -214,7 +216,7 @@ class Dispatcher:
         execution.owner = replica_id
         self.placement.claimed(replica_id, batch=execution.batch)
 
-    def finish(self, execution: DispatchedExecution, used: int | None = None) -> None:
+    def finish(self, execution: Execution, used: int | None = None) -> None:
         """Finish an execution and free its replica's capacity. `used` is the number of its tokens, if known."""
         if execution.is_finished:
             return
@@ -224,7 +226,7 @@ class Dispatcher:
             queue.remove(execution.tenant, execution)
             execution.queued = False
         if used is not None:
-            queue.refund(execution.tenant, max(0, execution.dispatch_request.cost - used))
+            queue.refund(execution.tenant, max(0, execution.cost - used))
         if used is not None and not execution.batch:
             seconds = time.monotonic() - execution.sent_at
             mean_seconds = self._seconds.setdefault(execution.model, seconds)
@@ -232,15 +234,13 @@ class Dispatcher:
         self._leave_replica(execution)
         self.dispatch_ready(execution.model)
 
-    def fail_locally(
-        self, execution: DispatchedExecution, code: str, message: str, *, retry_after: float | None = None
-    ) -> None:
+    def fail_locally(self, execution: Execution, error: ApiError) -> None:
         """End the execution with a failure that is not in its log."""
-        execution.retry_after = retry_after
-        execution.buffer.fail(code, message, unsent=not execution.written)
+        execution.retry_after = error.retry_after
+        execution.buffer.fail(error.code, error.message, unsent=not execution.written)
         self.finish(execution)
 
-    async def cancel(self, execution: DispatchedExecution) -> bool:
+    async def cancel(self, execution: Execution) -> bool:
         """Cancel the execution in any state.
 
         A worker stops within two engine steps and settles the tokens that it generated. Returns True if the
@@ -253,18 +253,25 @@ class Dispatcher:
             if not execution.written:
                 await self.record_not_started(execution.job.billing_context)
                 return False
-        return await self.cancel_claim(execution.request_id, execution.execution)
+        return await self.cancel_claim(execution.job.billing_context)
 
-    async def cancel_claim(self, request_id: str, execution: int) -> bool:
+    async def cancel_claim(self, billing_context: BillingContext) -> bool:
         """Cancel an execution that may have been dispatched by another gateway."""
-        running = await self._cancel_script(keys=[claim_key(request_id, execution), USAGE_STREAM])
+        request_id, execution = billing_context.request_id, billing_context.execution
+        keys = [claim_key(request_id, execution), USAGE_STREAM]
+        running = await self._cancel_script(keys=keys, args=[self._not_started_event(billing_context)])
         if running is None:
             return False
         owner, attempt = running
         await self.broker.publish(control_channel(owner.decode()), encode((request_id, execution, int(attempt))))
         return True
 
-    async def send_stop(self, execution: DispatchedExecution) -> None:
+    async def withdraw_claim(self, billing_context: BillingContext) -> bool:
+        """Cancel an execution if no replica has claimed it. Return whether it was queued."""
+        keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
+        return bool(await self._withdraw_script(keys=keys, args=[self._not_started_event(billing_context)]))
+
+    async def send_stop(self, execution: Execution) -> None:
         """Ask the replica that runs the execution to stop, whatever its claim says."""
         if execution.owner is not None:
             stop = encode((execution.request_id, execution.execution, execution.attempt))
@@ -320,15 +327,15 @@ class Dispatcher:
 
     def _failed(self, job: InferenceJob, attempt: int, code: str) -> bytes:
         return encode(
-            ExecutionUsage(job.billing_context, attempt, "failed", code, TokenUsage(), f"gateway.{self.gateway_id}", 0)
+            ExecutionUsage(job.billing_context, attempt, "failed", code, TokenCounts(), f"gateway.{self.gateway_id}", 0)
         )
 
     def _not_started_event(self, execution: BillingContext) -> bytes:
         return encode(
-            ExecutionUsage(execution, 0, "cancelled", "never_ran", TokenUsage(), f"gateway.{self.gateway_id}", 0)
+            ExecutionUsage(execution, 0, "cancelled", "never_ran", TokenCounts(), f"gateway.{self.gateway_id}", 0)
         )
 
-    def _queue(self, model: str, batch: bool) -> FairQueue[DispatchedExecution]:
+    def _queue(self, model: str, batch: bool) -> FairQueue[Execution]:
         queue = self.queues.get((model, batch))
         if queue is None:
             queue = self.queues[model, batch] = FairQueue(self._max_queued)
@@ -343,7 +350,7 @@ class Dispatcher:
         queue = self._queue(model, batch=False)
         return (queue.waiting(tenant) + 1) * seconds / at_work / queue.share(tenant, weight)
 
-    def _leave_replica(self, execution: DispatchedExecution) -> None:
+    def _leave_replica(self, execution: Execution) -> None:
         if execution.target is not None:
             self.placement.ended(execution.target, claimed=execution.owner is not None, batch=execution.batch)
         execution.target = execution.owner = None
@@ -365,55 +372,50 @@ class Dispatcher:
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_unreachable", error=str(exc))
                 for execution in batch:
-                    self.fail_locally(
-                        execution, OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1
-                    )
+                    self.fail_locally(execution, unavailable())
                 await self.record_not_started(*(execution.job.billing_context for execution in batch))
                 continue
             for execution in batch:
                 execution.written = True
-                # Cancelled while its claim was being written.
-                if execution.is_finished and execution.owner is None:
+                # Cancelled while its claim was being written, unless its end has already been received.
+                if execution.is_finished and execution.owner is None and not execution.end_received:
                     await self._cancel_quietly(execution)
 
-    async def _write(self, batch: list[DispatchedExecution]) -> None:
+    async def _write(self, batch: list[Execution]) -> None:
         """Write the executions' claim records, then send their wakeups."""
         by_replica: defaultdict[str, list[Wakeup]] = defaultdict(list)
-        async with self.broker.pipeline(transaction=False) as pipe:
-            for execution in batch:
-                if execution.target is not None:
-                    wakeup = (execution.request_id, execution.execution, execution.attempt)
-                    by_replica[execution.target].append(wakeup)
-                job, dispatch_request = execution.job, execution.dispatch_request
-                key = claim_key(execution.request_id, execution.execution)
-                seconds = max(1, round(job.deadline - time.time())) + self._retention_seconds
-                if not execution.written:
-                    record: dict[Any, Any] = {
-                        "attempt": execution.attempt,
-                        "state": "queued",
-                        "gateway": self.gateway_id,
-                        "tenant": execution.tenant,
-                        "job": encode(job),
-                        "response_spec": dispatch_request.response_spec,
-                        "not_started_event": self._not_started_event(job.billing_context),
-                    }
-                    pipe.hset(key, mapping=record)
-                    pipe.expire(key, seconds)
-                if execution.execution:
-                    pipe.hset(claim_key(execution.request_id, 0), "execution", str(execution.execution))
-                pipe.set(
-                    decision_record_key(execution.request_id),
-                    msgspec.json.encode(dispatch_request.decision_record),
-                    ex=seconds,
-                )
-            for replica_id, wakeups in by_replica.items():
-                queue, messages = self._wakeups.make(replica_id, wakeups)
-                pipe.lpush(queue, *messages)
-            await pipe.execute()
+        commands: list[Command] = []
+        for execution in batch:
+            if execution.target is not None:
+                wakeup = (execution.request_id, execution.execution, execution.attempt)
+                by_replica[execution.target].append(wakeup)
+            job = execution.job
+            key = claim_key(execution.request_id, execution.execution)
+            seconds = max(1, round(job.deadline - time.time())) + self._retention_seconds
+            if not execution.written:
+                record: dict[str, str | bytes | int] = {
+                    "attempt": execution.attempt,
+                    "state": "queued",
+                    "gateway": self.gateway_id,
+                    "tenant": execution.tenant,
+                    "job": encode(job),
+                    "response_spec": execution.encoded_response_spec,
+                }
+                commands.append(("HSET", key, *chain.from_iterable(record.items())))
+                commands.append(("EXPIRE", key, seconds))
+            if execution.execution:
+                commands.append(("HSET", claim_key(execution.request_id, 0), "execution", execution.execution))
+            decisions = msgspec.json.encode(execution.decision_record)
+            commands.append(("SET", decision_record_key(execution.request_id), decisions, "EX", seconds))
+        for replica_id, wakeups in by_replica.items():
+            queue, messages = self._wakeups.make(replica_id, wakeups)
+            commands.append(("LPUSH", queue, *messages))
+        if commands:
+            await self.commands.execute(commands)
 
-    async def _cancel_quietly(self, execution: DispatchedExecution) -> None:
+    async def _cancel_quietly(self, execution: Execution) -> None:
         try:
-            await self.cancel_claim(execution.request_id, execution.execution)
+            await self.cancel_claim(execution.job.billing_context)
         except redis.RedisError as exc:
             log.warning("cancellation_failed", request_id=execution.request_id, error=str(exc))
 
@@ -436,8 +438,10 @@ class Dispatcher:
             execution.begun = True
             execution.buffer.put(event)
             if isinstance(event, End):
-                self.finish(execution, event.usage.prompt + event.usage.output)
+                execution.end_received = True
+                self.finish(execution, event.usage.total)
             elif isinstance(event, Failed):
+                execution.end_received = True
                 self.finish(execution)
 
     def _on_gap(self) -> None:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of this gateway, of the replicas and of the settler."""
+"""Prometheus metrics of this gateway, of the replicas, of the settler and of the outboxes."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ class GatewayMetrics:
         self.registry.register(ReplicaMetrics(replicas))
         self.settler = settler or _SettlerStatus()
         self.registry.register(self.settler)
+        self.outboxes = _OutboxTotals()
+        self.registry.register(self.outboxes)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
@@ -59,6 +61,21 @@ class _WrongKeys:
         family = CounterMetricFamily("millrace_wrong_api_keys", "wrong API keys", labels=["outcome"])
         family.add_metric(["rejected"], throttle.rejected)
         family.add_metric(["throttled"], throttle.throttled)
+        yield family
+
+
+class _OutboxTotals:
+    """The attempts of web jobs to send emails and webhooks, read from Valkey at each scrape."""
+
+    def __init__(self) -> None:
+        self.totals: tuple[tuple[str, str, int], ...] = ()  # outbox, outcome, number of attempts
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "millrace_outbox_attempts", "attempts to send emails and webhooks", labels=["outbox", "outcome"]
+        )
+        for outbox, outcome, count in self.totals:
+            family.add_metric([outbox, outcome], count)
         yield family
 
 

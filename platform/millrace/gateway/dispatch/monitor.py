@@ -18,13 +18,11 @@ from typing import Any
 import redis.asyncio as redis
 import structlog
 
-from inference_worker.contract import claims
 from inference_worker.contract.messages import (
     CORDONS_KEY,
     EXITS_KEY,
     HEARTBEAT_SECONDS,
     REPLICAS_KEY,
-    USAGE_STREAM,
     claim_key,
     control_channel,
     encode,
@@ -32,9 +30,9 @@ from inference_worker.contract.messages import (
 )
 from millrace.apps.operations.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
-from millrace.gateway.core.errors import OVERLOADED
-from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution
+from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.dispatcher import Dispatcher
+from millrace.gateway.dispatch.execution import Execution
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +51,6 @@ class DispatchMonitor:
         self._dispatcher = dispatcher
         self._broker = dispatcher.broker
         self._replicas = dispatcher.replicas
-        self._withdraw_script = self._broker.register_script(claims.WITHDRAW)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -112,7 +109,7 @@ class DispatchMonitor:
             await self._broker.delete(*keys)
             await self._broker.hdel(REPLICAS_KEY, *forgotten)
 
-    def _executions(self) -> list[DispatchedExecution]:
+    def _executions(self) -> list[Execution]:
         return [each for each in self._dispatcher.executions.values() if not each.is_finished]
 
     async def _handle_lost_replicas(self, lost: Collection[str]) -> None:
@@ -128,7 +125,7 @@ class DispatchMonitor:
             elif not execution.begun and self._replicas.is_suspected(owner):
                 await self._move(execution, owner)
 
-    async def _move(self, execution: DispatchedExecution, owner: str) -> None:
+    async def _move(self, execution: Execution, owner: str) -> None:
         """Move an execution without an event to another replica, if there is one."""
         if execution.moves < MAX_MOVES and self._replicas.serving(execution.model):
             if await self._restart(execution, owner):
@@ -136,7 +133,7 @@ class DispatchMonitor:
             else:
                 await self._catch_up(execution)
 
-    async def _restart(self, execution: DispatchedExecution, owner: str) -> bool:
+    async def _restart(self, execution: Execution, owner: str) -> bool:
         """Start another attempt. From then on the events of the owner's attempt are neither read nor billed.
 
         Returns:
@@ -149,18 +146,18 @@ class DispatchMonitor:
             return False
         if execution.begun:  # its first token arrived during the call
             await dispatcher.fail(execution.job, int(attempt), "worker_lost")
-            dispatcher.fail_locally(execution, "worker_lost", WORKER_LOST)
+            dispatcher.fail_locally(execution, ApiError("worker_lost", WORKER_LOST))
         else:
             dispatcher.restart(execution, int(attempt))
         await self._stop_owner(execution, owner, attempt_to_stop)
         return True
 
-    async def _stop_owner(self, execution: DispatchedExecution, owner: str, attempt: int) -> None:
+    async def _stop_owner(self, execution: Execution, owner: str, attempt: int) -> None:
         """Stop the owner's attempt, which no client waits for. The owner may only have been unresponsive."""
         stop = encode((execution.request_id, execution.execution, attempt))
         await self._broker.publish(control_channel(owner), stop)
 
-    async def _owner_lost(self, execution: DispatchedExecution, owner: str) -> None:
+    async def _owner_lost(self, execution: Execution, owner: str) -> None:
         dispatcher = self._dispatcher
         is_harmful = not execution.begun and execution.lost_replicas + 1 >= MAX_LOST_REPLICAS
         if not execution.begun and not is_harmful:
@@ -171,7 +168,7 @@ class DispatchMonitor:
                 return
         code, message = ("not_served", NOT_SERVED) if is_harmful else ("worker_lost", WORKER_LOST)
         if await dispatcher.fail(execution.job, execution.attempt, code):
-            dispatcher.fail_locally(execution, code, message)
+            dispatcher.fail_locally(execution, ApiError(code, message))
             await self._stop_owner(execution, owner, execution.attempt)
         else:
             execution.buffer.refill()
@@ -183,22 +180,20 @@ class DispatchMonitor:
         for execution in self._executions():
             is_late = now - execution.waiting_since > dispatcher.queue_seconds
             if is_late and (execution.queued or execution.unclaimed) and await self._withdraw(execution):
-                overloaded = dispatcher.overloaded(execution.model, None)
-                dispatcher.fail_locally(execution, OVERLOADED, overloaded.message, retry_after=overloaded.retry_after)
+                dispatcher.fail_locally(execution, dispatcher.overloaded(execution.model, None))
         for execution in list(dispatcher.executions.values()):
             if not execution.overdue and unix_now > execution.job.deadline + OVERDUE_SECONDS:
                 await dispatcher.fail(execution.job, execution.attempt, "timeout")
                 execution.overdue = True
-                dispatcher.fail_locally(execution, "timeout", "The request exceeded its deadline.")
+                dispatcher.fail_locally(execution, ApiError("timeout", "The request exceeded its deadline."))
 
-    async def _withdraw(self, execution: DispatchedExecution) -> bool:
+    async def _withdraw(self, execution: Execution) -> bool:
         """Withdraw an execution that is not claimed. Return False if a replica has claimed it."""
         if not execution.written:
             if execution.queued:
                 await self._dispatcher.record_not_started(execution.job.billing_context)
             return execution.queued
-        key = claim_key(execution.request_id, execution.execution)
-        return bool(await self._withdraw_script(keys=[key, USAGE_STREAM]))
+        return await self._dispatcher.withdraw_claim(execution.job.billing_context)
 
     async def _renotify(self) -> None:
         """Send lost wakeups again: a replica may have failed after it received one and before it claimed the job."""
@@ -215,7 +210,7 @@ class DispatchMonitor:
             else:
                 self._dispatcher.renotify(execution)
 
-    async def _catch_up(self, execution: DispatchedExecution) -> bool:
+    async def _catch_up(self, execution: Execution) -> bool:
         """Read from the claim what a lost event would have reported: its owner, or a later attempt.
 
         Returns:

@@ -106,12 +106,6 @@ class Placement:
     def credits(self, replica_id: str, heartbeat: Heartbeat, *, batch: bool = False) -> int:
         return heartbeat.max_num_seqs + max(1, heartbeat.max_num_seqs // 8) - self.load(replica_id, batch=batch)
 
-    def capacity(self, model: str) -> int:
-        """Return the number of requests that all replicas of the model could take now."""
-        return sum(
-            max(0, self.credits(replica_id, heartbeat)) for replica_id, heartbeat in self._registry.ready(model).items()
-        )
-
     def choose(self, job: InferenceJob) -> PlacementChoice | None:
         """Return the replica for the job, or None if no replica has a credit."""
         ready, batch = self._registry.ready(job.billing_context.model), job.service_class == ServiceClass.BATCH

@@ -7,12 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from inference_worker.contract import claims
 from inference_worker.contract.messages import (
-    USAGE_STREAM,
     AnswerEvent,
     End,
     Failed,
+    InferenceJob,
     claim_key,
     decode_job,
     gateway_stream,
@@ -48,7 +47,6 @@ class StreamFollower:
         self._dispatcher = dispatcher
         self._broker = dispatcher.broker
         self._tenant_id = tenant_id
-        self._withdraw = dispatcher.broker.register_script(claims.WITHDRAW)
 
     async def response_spec(self) -> ResponseSpec:
         """Return the response spec of the current execution.
@@ -95,7 +93,9 @@ class StreamFollower:
         """Cancel the request, since no client reads it."""
         for part in (self, *await self._further_parts()):
             with contextlib.suppress(StreamNotFound):
-                await self._dispatcher.cancel_claim(part.request_id, (await part.execution()).number)
+                job = await part._job((await part.execution()).number)
+                if job is not None:
+                    await self._dispatcher.cancel_claim(job.billing_context)
 
     async def _further_parts(self) -> list[StreamFollower]:
         """Return the followers of the request's further prompts."""
@@ -145,6 +145,10 @@ class StreamFollower:
     async def _claim(self, execution: int) -> Any:
         return await self._broker.hmget(claim_key(self.request_id, execution), "attempt", "state", "owner", "execution")
 
+    async def _job(self, execution: int) -> InferenceJob | None:
+        job: Any = await self._broker.hget(claim_key(self.request_id, execution), "job")
+        return None if job is None else decode_job(job)
+
     async def _check_alive(self, execution: AnsweringExecution) -> None:
         """Raise an error if the log has nothing new and no more events can follow."""
         key = claim_key(self.request_id, execution.number)
@@ -157,11 +161,13 @@ class StreamFollower:
             and execution.owner is not None
             and self._dispatcher.replicas.is_lost(execution.owner)
         ):
-            job: Any = await self._broker.hget(key, "job")
-            if job is not None and await self._dispatcher.fail(decode_job(job), execution.attempt, "worker_lost"):
+            job = await self._job(execution.number)
+            if job is not None and await self._dispatcher.fail(job, execution.attempt, "worker_lost"):
                 raise ApiError("worker_lost", WORKER_LOST)
         if execution.state == "queued":
             gateway: Any = await self._broker.hget(key, "gateway")
-            is_orphaned = gateway is None or not await self._broker.exists(gateway_stream(gateway.decode()))
-            if is_orphaned and await self._withdraw(keys=[key, USAGE_STREAM]):  # no gateway would send its wakeup again
-                raise ApiError("worker_lost", WORKER_LOST)
+            if gateway is None or not await self._broker.exists(gateway_stream(gateway.decode())):
+                job = await self._job(execution.number)
+                # No gateway would send its wakeup again.
+                if job is not None and await self._dispatcher.withdraw_claim(job.billing_context):
+                    raise ApiError("worker_lost", WORKER_LOST)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -24,11 +24,13 @@ from inference_worker.contract.messages import (
     event_log_key,
     gateway_stream,
 )
+from millrace.gateway.core.commands import CommandConnection
 
 log = structlog.get_logger(__name__)
 
 BUFFERED_EVENTS = 256
 STREAM_SECONDS = 60  # how long a gateway's stream exists after the gateway fails
+_READ = ("XREAD", "COUNT", 200, "BLOCK", 2000, "STREAMS")
 LogEvent = AnswerEvent | Failed
 STREAM_LOST = "A part of this response was lost. Send the request again."
 
@@ -159,6 +161,7 @@ class StreamReader:
 
     def __init__(self, broker: redis.Redis, gateway_id: str, sink: Sink, on_gap: Callable[[], None]) -> None:
         self._broker = broker
+        self._commands = CommandConnection(broker)
         self._stream = gateway_stream(gateway_id)
         self._sink = sink
         self._on_gap = on_gap
@@ -180,15 +183,19 @@ class StreamReader:
                     last = await self._newest()
                     connected = True
                     self._on_gap()
-                reply: Any = await self._broker.xread({self._stream: last}, count=200, block=2000)
-                for _, entries in reply or ():
-                    for entry_id, fields in entries:
+                (reply,) = await self._commands.execute([(*_READ, self._stream, last)])
+                for entries in () if reply is None else _streams(reply):
+                    for entry_id, (_, payload) in entries:
                         last = entry_id
-                        self._deliver(fields[b"e"])
+                        self._deliver(payload)
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_unreachable", error=str(exc))
                 connected = False
                 await asyncio.sleep(0.2)
+
+    def close(self) -> None:
+        """Close the connection of `run`, which must have ended."""
+        self._commands.close()
 
     async def _newest(self) -> Any:
         newest: Any = await self._broker.xrevrange(self._stream, count=1)
@@ -202,3 +209,8 @@ class StreamReader:
             return
         for event in events:
             self._sink(event)
+
+
+def _streams(reply: Any) -> Iterable[Any]:
+    """Return the entries of each stream. XREAD's reply is a map in RESP3, and a list of pairs in RESP2."""
+    return reply.values() if isinstance(reply, dict) else (entries for _, entries in reply)

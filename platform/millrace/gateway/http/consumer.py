@@ -16,6 +16,7 @@ import msgspec
 import redis
 import structlog
 from channels.consumer import AsyncConsumer
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from millrace.gateway.admission.idempotency import IdempotentCall, Replay, StoredResponse
 from millrace.gateway.app import Gateway, running_gateway
@@ -23,7 +24,9 @@ from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.core import tracing
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.body_memory import BodyLease
-from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.core.content_encoding import MIN_COMPRESSED_BYTES, accepts_gzip, compressed, decoded_pieces
+from millrace.gateway.core.cors import is_preflight
+from millrace.gateway.core.errors import ApiError, unavailable
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_body import ClientGone, RequestBody
@@ -40,6 +43,7 @@ REPORT_SECONDS = 1.0
 FILE_PART_BYTES = 2**18
 CANCEL_RETRY_SECONDS = 0.1
 ANY_METHOD = "*"
+METHODS = "millrace.methods"  # key in the scope: the methods of a path with several endpoints
 Headers = list[tuple[bytes, bytes]]
 _TYPE = b'{"type":"'
 
@@ -53,6 +57,12 @@ class HttpConsumer(AsyncConsumer):
     api_dialect: Dialect = OPENAI
     logged = True
     recorded = False  # whether its requests are stored in the request log
+    takes_head = True  # if its method is GET
+
+    @classmethod
+    def methods(cls) -> tuple[str, ...]:
+        """Return the methods that the endpoint accepts."""
+        return ("GET", "HEAD") if cls.method == "GET" and cls.takes_head else (cls.method,)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self._responding = False
@@ -66,11 +76,15 @@ class HttpConsumer(AsyncConsumer):
         self.key_error: ApiError | None = None  # set if the key was revoked during the request
         self.limit_statuses: Sequence[LimitStatus] | None = None  # of the key's limits, once they are known
         self._events_sent = 0
+        self.stream_tail: Sequence[bytes] = ()  # data of the events before the error that ends a stream
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.http_method: str = scope["method"]
         self.path_arguments: dict[str, str] = scope["url_route"]["kwargs"]
         self.scope, self.base_send = scope, send
+        self.api_dialect = self.choose_dialect()
+        self.more_headers: Headers = []  # further headers of the response
+        self._flow: FlowControl | None = getattr(getattr(send, "__self__", None), "flow", None)  # uvicorn's
         self.body = RequestBody(self.http_method, self.headers, receive)
         self.body_lease: BodyLease | None = None  # of a large body
         tracing.begin(self.request_id, self.headers.get(b"traceparent"))
@@ -84,6 +98,10 @@ class HttpConsumer(AsyncConsumer):
     @property
     def gateway(self) -> Gateway:
         return running_gateway()
+
+    def choose_dialect(self) -> Dialect:
+        """Return the dialect of the response and its errors."""
+        return type(self).api_dialect
 
     async def authenticate(self, scope: str) -> ApiKeySnapshot:
         """Authenticate the request and return its key.
@@ -114,7 +132,7 @@ class HttpConsumer(AsyncConsumer):
 
     def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body in pieces, within the limits of this endpoint."""
-        return self.body.pieces(FORM_BODY_BYTES)
+        return decoded_pieces(self.headers, self.body.pieces(FORM_BODY_BYTES), FORM_BODY_BYTES)
 
     async def begin_idempotent_call(self, content: bytes) -> None:
         """If the request has an Idempotency-Key, take its record. `content` is the body, or its hash.
@@ -167,8 +185,15 @@ class HttpConsumer(AsyncConsumer):
 
     async def _respond(self) -> None:
         try:
-            if self.method not in (self.http_method, ANY_METHOD):
-                raise ApiError("method_not_allowed", f"This endpoint requires {self.method}, not {self.http_method}.")
+            if is_preflight(self.http_method, self.headers) and self.scope["path"].startswith("/v1/"):
+                return await self.respond(
+                    204, b"", b"", await self.gateway.cross_origin.preflight_headers(self.headers)
+                )
+            if self.method != ANY_METHOD and self.http_method not in self.methods():
+                methods: Any = self.scope.get(METHODS, self.methods())
+                allowed = ", ".join(methods)
+                self.more_headers.append((b"allow", allowed.encode()))
+                raise ApiError("method_not_allowed", f"This endpoint requires {allowed}, not {self.http_method}.")
             await self.handle()
         except Replay as exc:
             await self._replay(exc.response)
@@ -178,9 +203,7 @@ class HttpConsumer(AsyncConsumer):
             await self.respond_error(exc)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            await self.respond_error(
-                ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1)
-            )
+            await self.respond_error(unavailable())
         except ClientGone:
             raise
         except Exception:
@@ -223,7 +246,10 @@ class HttpConsumer(AsyncConsumer):
             self.trace.error = error
         if self._responding:
             self.record_status(f"stream_{error.code}")
-            body = sse(self.api_dialect.event(error, self.stream_id, self._events_sent))
+            tail = self.stream_tail
+            body = b"".join(map(sse, tail)) + sse(
+                self.api_dialect.event(error, self.stream_id, self._events_sent + len(tail))
+            )
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
         else:
             if error.limit_statuses is not None:
@@ -236,8 +262,16 @@ class HttpConsumer(AsyncConsumer):
         await self.respond(status, msgspec.json.encode(content), b"application/json", headers)
 
     async def respond(self, status: int, body: bytes, content_type: bytes, headers: Headers | None = None) -> None:
-        head = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-        await self._start(status, head + (headers or []))
+        head = list(headers or [])
+        if status != 204:
+            # A stored response of an idempotent call may be replayed to a client that accepts no compression.
+            if len(body) >= MIN_COMPRESSED_BYTES and self.idempotent_call is None:
+                head.append((b"vary", b"accept-encoding"))
+                if accepts_gzip(self.headers):
+                    body = await compressed(body)
+                    head.append((b"content-encoding", b"gzip"))
+            head += [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+        await self._start(status, head)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def respond_file(self, name: str, content_type: bytes) -> None:
@@ -291,7 +325,10 @@ class HttpConsumer(AsyncConsumer):
             *[(name, self.request_id.encode()) for name in self.api_dialect.id_headers],
             (b"openai-processing-ms", str(duration_ms).encode()),
             (b"x-content-type-options", b"nosniff"),
+            *self.more_headers,
         ]
+        if self.http_method != "OPTIONS":
+            common += self.gateway.cross_origin.response_headers(self.headers, self.key)
         if self.body.must_close:
             common.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *rates, *common]})
@@ -304,9 +341,13 @@ class HttpConsumer(AsyncConsumer):
                 await self.idempotent_call.store_response(self.request_id)
         last = message["type"] == "http.response.body" and not message["more_body"]
         is_rejected = last and self.body.unread  # the request must not end before its body is discarded
+        sending = self.base_send(dict(message, more_body=True) if is_rejected else message)  # type: ignore[arg-type]
         try:
-            async with asyncio.timeout(STALLED_SECONDS):
-                await self.base_send(dict(message, more_body=True) if is_rejected else message)  # type: ignore[arg-type]
+            if self._flow is not None and not self._flow.write_paused:
+                await sending  # does not wait
+            else:
+                async with asyncio.timeout(STALLED_SECONDS):
+                    await sending
             self._complete = last
         except TimeoutError:
             log.info("client_stalled", request_id=self.request_id)

@@ -13,6 +13,7 @@ from django.core.exceptions import SuspiciousOperation
 from django.core.files.uploadhandler import FileUploadHandler
 from django.http.multipartparser import MultiPartParser, MultiPartParserError
 
+from millrace.gateway.core.content_encoding import decoded_pieces
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
 
@@ -36,7 +37,7 @@ class UploadConsumer(HttpConsumer):
             digest = hashlib.sha256()
             with await asyncio.to_thread(path.open, "wb", BUFFER_BYTES) as file:
                 # Nothing more is received until a piece is written, so the client is slowed to the disk's speed.
-                async for part in self.body.pieces(self.max_bytes):
+                async for part in decoded_pieces(self.headers, self.body.pieces(self.max_bytes), self.max_bytes):
                     self.gateway.disk.require_space()
                     digest.update(part)
                     await asyncio.to_thread(file.write, part)

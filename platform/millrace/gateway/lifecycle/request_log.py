@@ -73,6 +73,7 @@ class Record(msgspec.Struct):
     ttft_ms: int | None
     dry_run_rejections: int
     replay_of: str
+    ignored: Sequence[str]
     batch_id: int | None
     batch_line: int | None
 
@@ -94,7 +95,7 @@ _TYPES = {
     **dict.fromkeys(("prompt_tokens", "max_tokens", "total_ms", "ttft_ms", "batch_line"), "integer"),
     **dict.fromkeys(("prompts", "dry_run_rejections"), "smallint"),
     **dict.fromkeys(("stream", "truncated"), "boolean"),
-    **dict.fromkeys(("limited_by", "limits", "budget_periods", "route", "placements", "answers"), "jsonb"),
+    **dict.fromkeys(("limited_by", "limits", "budget_periods", "route", "placements", "answers", "ignored"), "jsonb"),
 }
 
 
@@ -127,6 +128,7 @@ class RequestTrace:
         "body",
         "endpoint",
         "error",
+        "ignored",
         "key",
         "replay_of",
         "request_id",
@@ -142,6 +144,7 @@ class RequestTrace:
         self._started = time.monotonic() if started is None else started
         self._requested_model = ""
         self.stream = False
+        self.ignored: Sequence[str] = ()  # request fields that were accepted without effect
         self.active_requests: list[ActiveRequest] = []  # one for each prompt that was started
         self.error: ApiError | None = None  # reported to the client
         self.replay_of = ""
@@ -154,7 +157,7 @@ class RequestTrace:
 
     def set_request(self, request: InferenceRequest, body: bytes | None) -> None:
         """Set the request and, if the tenant stores content, its body."""
-        self._requested_model, self.stream = request.model, request.stream
+        self._requested_model, self.stream, self.ignored = request.model, request.stream, request.ignored
         if self.keeps_content and body is not None:
             self.body = body[: 4 * MAX_CONTENT_CHARACTERS + 4]  # the rest would not be stored
 
@@ -166,12 +169,12 @@ class RequestTrace:
             complete: whether the whole response was sent.
         """
         key, error, first = self.key, self.error, self.active_requests[0] if self.active_requests else None
-        leases = [lease for active in self.active_requests if (lease := getattr(active, "lease", None)) is not None]
+        admitted = [active.execution.admitted for active in self.active_requests if active.executions]
         limit_statuses: Sequence[LimitStatus] = (error.limit_statuses if error is not None else None) or ()
-        if leases and not limit_statuses:
-            limit_statuses = leases[0].limit_statuses
-        grants = [lease.grant for lease in leases]
-        reserved = [item.reserved_nano for item in grants if item.reserved_nano is not None]
+        if admitted and not limit_statuses:
+            limit_statuses = admitted[0].limit_statuses
+        reserved = [each.reserved_nano for each in admitted if each.reserved_nano is not None]
+        first_token_at = first.execution.first_token_at if first is not None and first.executions else None
         decision_record = {} if first is None else first.decision_record
         code = "" if error is None else error.code
         outcome = _outcome(status, code, complete=complete)
@@ -187,27 +190,26 @@ class RequestTrace:
             gateway_id,
             self.endpoint,
             _clean(self._requested_model, MAX_MODEL_NAME_LENGTH),
-            "" if was_rejected else _clean(_served(first), MAX_MODEL_NAME_LENGTH),
+            "" if first is None or was_rejected else _clean(first.model, MAX_MODEL_NAME_LENGTH),
             self.stream,
             status,
             code,
             outcome,
             None if error is None else error.bound,
             [_limit(item) for item in limit_statuses[:MAX_LISTED]],
-            grants[0].budget_period_ids if grants else (),
+            admitted[0].budget_period_ids if admitted else (),
             {name: decision_record[name] for name in _ROUTE if name in decision_record},
             executions[:MAX_LISTED],
             max(1, len(self.active_requests)),
             sum(len(active.prompt.ids) for active in self.active_requests) if self.active_requests else None,
-            grants[0].max_tokens if grants else None,
+            admitted[0].max_tokens if admitted else None,
             sum(reserved) if reserved else None,
-            grants[0].price_version if grants else None,
+            admitted[0].price_version if admitted else None,
             round((ended - self._started) * 1000),
-            None
-            if first is None or first.first_token_at is None
-            else round((first.first_token_at - self._started) * 1000),
+            None if first_token_at is None else round((first_token_at - self._started) * 1000),
             sum(1 for item in limit_statuses if item.wait_ms and item.check.group != ENFORCED),
             self.replay_of,
+            self.ignored,
             *(self.batch or (None, None)),
         )
 
@@ -217,9 +219,10 @@ class RequestTrace:
             return None
         body = self.body.decode("utf-8", "replace")
         answers = [
-            "".join(active.completion_texts[index])
+            "".join(active.execution.completion_texts[index])
             for active in self.active_requests
-            for index in sorted(active.completion_texts)
+            if active.executions
+            for index in sorted(active.execution.completion_texts)
         ]
         remaining, stored = MAX_CONTENT_CHARACTERS, []
         for answer in answers:
@@ -307,11 +310,6 @@ class RequestLogWriter:
                     return
                 self._lost.labels(buffer.record_type).inc(len(batch))  # a retry would fail in the same way
                 log.warning("request_records_rejected", records=len(batch), error=str(exc))
-
-
-def _served(active: ActiveRequest | None) -> str:
-    candidate = getattr(active, "candidate", None)
-    return "" if candidate is None else str(candidate.model.name)
 
 
 def _outcome(status: str, code: str, *, complete: bool) -> str:

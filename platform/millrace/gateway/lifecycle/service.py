@@ -15,25 +15,24 @@ from collections.abc import AsyncIterator, Coroutine
 import redis.asyncio as redis
 import structlog
 
-from inference_worker.contract.messages import AnswerEvent, BillingContext, End, Failed, Tokens
-from inference_worker.contract.request import ServiceClass, TokenUsage
-from millrace.gateway.admission.admission import Admission, AdmissionLease, AdmissionRequest
+from inference_worker.contract.messages import AnswerEvent, End, Failed, Tokens
+from inference_worker.contract.request import TOKEN_CLASSES, ServiceClass, TokenCounts
+from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.disk import DiskWatch
-from millrace.gateway.admission.limits import is_long
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.multi_prompt import merge_events, part_id, whole_id
-from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec, Writer, encode_response_spec
-from millrace.gateway.dispatch.dispatched_execution import DispatchedExecution, DispatchRequest
+from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec, Writer
 from millrace.gateway.dispatch.dispatcher import Dispatcher
+from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.protocols.prompts import tokenize
 from millrace.gateway.protocols.writers import make_writer
-from millrace.gateway.routing.router import Candidate, Route, Router
+from millrace.gateway.routing.router import Route, Router
 from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
@@ -54,7 +53,7 @@ FALLBACK = {
 
 
 class ActiveRequest:
-    """An admitted request with its current execution."""
+    """One prompt of a request, with its executions."""
 
     def __init__(
         self,
@@ -74,28 +73,25 @@ class ActiveRequest:
         self.tokenizer = counting_model.tokenizer  # that the prompt is tokenized with
         self.route = route
         self.remaining_candidates = list(route.candidates)
+        self.target: ServedModel | None = None  # the deployment of the current execution, or the last that was tried
         self.decision_record = route.decision_record
         self.admitted_at = time.time_ns() // 1000
         self.started_at = time.monotonic()
         self.further_prompts: list[ActiveRequest] = []  # one for each further prompt
-        self.executions = 0
-        self.usage: TokenUsage | None = None
-        self.output_tokens = 0  # number of generated tokens, from the events
-        self.first_token_at: float | None = None  # monotonic time of the first token
-        self.completion_texts: dict[int, list[str]] = {}  # choice -> texts, if the tenant stores content
-        # Set when the first execution starts.
-        self.candidate: Candidate
-        self.response_spec: ResponseSpec
-        self.lease: AdmissionLease
-        self.execution: DispatchedExecution
+        self.executions: list[Execution] = []  # the last one is current
+
+    @property
+    def execution(self) -> Execution:
+        """Return the current execution."""
+        return self.executions[-1]
 
     @property
     def model(self) -> str:
-        """Return the name of the current deployment."""
-        return self.candidate.model.name
+        """Return the name of the current deployment; empty if none was tried."""
+        return "" if self.target is None else self.target.name
 
     def writer(self) -> Writer:
-        return make_writer(self.response_spec, self.candidate.model.tokenizer)
+        return make_writer(self.execution.response_spec, self.execution.admitted.demand.model.tokenizer)
 
     def may_fall_back(self, error: ApiError) -> bool:
         """Return whether another candidate may be tried after this failure."""
@@ -110,7 +106,7 @@ class InferenceService:
     def __init__(
         self,
         router: Router,
-        admission: Admission,
+        admission: RateLimitAdmission,
         dispatcher: Dispatcher,
         metrics: GatewayMetrics,
         active_requests: ActiveRequests,
@@ -162,7 +158,15 @@ class InferenceService:
         Raises:
             ApiError: the key may not use the model, or the prompt is invalid for the model.
         """
-        return len((await self._tokenize(self._router.measure(key, request.model), request)).ids)
+        return len((await self.tokenize(key, request)).ids)
+
+    async def tokenize(self, key: ApiKeySnapshot, request: InferenceRequest) -> Prompt:
+        """Return the request's prompt in the tokens of its model.
+
+        Raises:
+            ApiError: the key may not use the model, or the prompt is invalid for the model.
+        """
+        return await self._tokenize(self._router.measure(key, request.model), request)
 
     def events(self, active: ActiveRequest) -> AsyncIterator[AnswerEvent]:
         """Return the response's events, ending with its end.
@@ -213,41 +217,41 @@ class InferenceService:
         return active
 
     async def _events(self, active: ActiveRequest) -> AsyncIterator[AnswerEvent]:
-        first = True
         while True:
-            event = await active.execution.next_event()
+            execution = active.execution
+            event = await execution.next_event()
+            is_first = execution.first_token_at is None
             if isinstance(event, Failed):
-                error = ApiError(event.code, event.message, event.param, retry_after=active.execution.retry_after)
-                active.execution.ended = True
+                error = ApiError(event.code, event.message, event.param, retry_after=execution.retry_after)
+                execution.ended = True
                 if event.code in LOCAL_FAILURES:
-                    await self._abandon(active.execution, event.code)
-                if not (first and active.may_fall_back(error)):
+                    await self._abandon(execution, event.code)
+                if not (is_first and active.may_fall_back(error)):
                     raise error
                 await self._fall_back(active, error)
                 continue
-            if first:
-                first = False
-                active.first_token_at = time.monotonic()
-                self._metrics.time_to_first_token.labels(active.model).observe(
-                    active.first_token_at - active.started_at
+            if is_first:
+                execution.first_token_at = time.monotonic()
+                self._metrics.time_to_first_token.labels(execution.model).observe(
+                    execution.first_token_at - active.started_at
                 )
             if isinstance(event, End):
-                active.execution.ended = True
-                await self._record_usage(active, event.usage)
+                execution.ended = True
+                await self._record_usage(execution, event.usage)
                 if event.finish_reason == "cancelled":
                     raise ApiError("cancelled", "The request was cancelled.")
             elif isinstance(event, Tokens):
-                active.output_tokens += len(event.token_ids)
+                execution.output_tokens += len(event.token_ids)
                 if active.key.content_retention_days:
-                    active.completion_texts.setdefault(event.index, []).append(event.text)
+                    execution.completion_texts.setdefault(event.index, []).append(event.text)
             yield event
             if isinstance(event, End):
                 return
 
-    async def _record_usage(self, active: ActiveRequest, usage: TokenUsage) -> None:
+    async def _record_usage(self, execution: Execution, usage: TokenCounts) -> None:
         """Record what the execution used, and release the rest of its reservation early."""
-        active.usage = usage
-        await self._admission.end(active.execution.job.billing_context, active.lease.grant, usage)
+        execution.usage = usage
+        await self._admission.end(execution.admitted, usage)
 
     def writer(self, response_spec: ResponseSpec) -> Writer:
         """Return a writer for a response that is resumed.
@@ -269,9 +273,9 @@ class InferenceService:
             ApiError: no candidate can run it.
         """
         while True:
-            active.candidate = active.remaining_candidates.pop(0)
+            active.target = active.remaining_candidates.pop(0)
             try:
-                return await self._begin_execution(active)
+                return await self._begin_execution(active, active.target)
             except ApiError as exc:
                 if not active.may_fall_back(exc):
                     raise
@@ -292,39 +296,31 @@ class InferenceService:
             await asyncio.sleep(0)
             return prompt
 
-    async def _begin_execution(self, active: ActiveRequest) -> None:
-        key, model = active.key, active.candidate.model
+    async def _begin_execution(self, active: ActiveRequest, model: ServedModel) -> None:
+        key, request = active.key, active.request
         if model.tokenizer is not active.tokenizer:
-            active.prompt, active.tokenizer = await self._tokenize(model, active.request), model.tokenizer
-        batch = active.request.service_class == ServiceClass.BATCH
+            active.prompt, active.tokenizer = await self._tokenize(model, request), model.tokenizer
+        batch = request.service_class == ServiceClass.BATCH
         self._dispatcher.require_capacity(model.name, key.tenant_id, key.weight, batch=batch)
         demand = AdmissionRequest(
             active.request_id,
             active.admitted_at,
             key,
-            active.request.model,
-            [active.candidate, *active.remaining_candidates],
-            len(active.prompt.ids),
-            active.request.max_tokens,
-            0 if active.prompt.input_lengths else active.request.sampling.n,
-            active.request.prompt_param,
-            writes_5m=any(breakpoint.seconds == 300 for breakpoint in active.prompt.breakpoints),
-            writes_1h=any(breakpoint.seconds == 3600 for breakpoint in active.prompt.breakpoints),
-            service_class=active.request.service_class,
-            charged=active.request.charged,
+            request,
+            active.prompt,
+            [model, *active.remaining_candidates],
+            len(active.executions),
         )
-        echo = await self._echo(model, active) if active.request.echo else None
-        lease = await self._admission.admit(demand)
-        billing_context = self._jobs.billing_context(demand, lease.grant, execution=active.executions)
+        echo = await self._echo(model, active) if request.echo else None
+        admitted = await self._admission.admit(demand)
         try:
-            dispatch_request = self._dispatch_request(active, demand, lease, billing_context, echo)
-            active.execution = self._dispatcher.submit(dispatch_request)
+            execution = self._execution(active, admitted, echo)
+            self._dispatcher.submit(execution)
         except BaseException:
-            await self._dispatcher.record_not_started(billing_context)
-            await lease.close(None)
+            await self._dispatcher.record_not_started(admitted.billing_context)
+            await self._admission.close(admitted, None)
             raise
-        active.lease = lease
-        active.executions += 1
+        active.executions.append(execution)
         self._metrics.in_flight.set(self._dispatcher.in_flight)
 
     async def _echo(self, model: ServedModel, active: ActiveRequest) -> list[list[int]]:
@@ -335,16 +331,9 @@ class InferenceService:
         ]
         return [active.prompt.ids, *[(await self._tokenize(model, other)).ids for other in others]]
 
-    def _dispatch_request(
-        self,
-        active: ActiveRequest,
-        demand: AdmissionRequest,
-        lease: AdmissionLease,
-        billing_context: BillingContext,
-        echo: list[list[int]] | None,
-    ) -> DispatchRequest:
+    def _execution(self, active: ActiveRequest, admitted: AdmittedRequest, echo: list[list[int]] | None) -> Execution:
         request = active.request
-        active.response_spec = ResponseSpec(
+        response_spec = ResponseSpec(
             active.dialect,
             active.request_id,
             active.model,
@@ -359,13 +348,13 @@ class InferenceService:
             echo,
             request.echoed_parameters,
         )
-        return DispatchRequest(
-            job=self._jobs.make(billing_context, demand, lease.grant, request, active.prompt),
-            response_spec=encode_response_spec(active.response_spec),
-            weight=active.key.weight,
-            long=is_long(demand.limit_sets, len(active.prompt.ids)),
-            first_attempt=active.execution.attempt + 1 if active.executions else 1,
-            decision_record=active.decision_record,
+        return Execution(
+            self._dispatcher.broker,
+            admitted,
+            self._jobs.make(admitted),
+            response_spec,
+            active.decision_record,
+            active.execution.attempt + 1 if active.executions else 1,
         )
 
     async def _fall_back(self, active: ActiveRequest, error: ApiError) -> None:
@@ -373,7 +362,7 @@ class InferenceService:
         log.info("fallback_started", request_id=active.request_id, model=active.model, code=error.code)
         active.skip(error)
         self._dispatcher.release(active.execution)
-        await active.lease.close(None)
+        await self._admission.close(active.execution.admitted, None)
         try:
             await self._next_execution(active)
         except ApiError:
@@ -387,13 +376,13 @@ class InferenceService:
             if not execution.ended:
                 if is_returning and not await self._wait_for_return(active):
                     return  # the execution continues; only its concurrency slots expire
-                await self._end(active)
-            await active.lease.close(active.usage)
+                await self._end(execution)
+            await self._admission.close(execution.admitted, execution.usage)
         finally:
             self._dispatcher.release(execution)
             self._metrics.in_flight.set(self._dispatcher.in_flight)
-            if active.usage is not None:
-                self._count(active.model, active.usage)
+            if execution.usage is not None:
+                self._count(execution.model, execution.usage)
 
     async def _wait_for_return(self, active: ActiveRequest) -> bool:
         """Let the execution continue for a while without a reader, and as long as it has subscribers.
@@ -413,7 +402,7 @@ class InferenceService:
                 unread_seconds = 0.0 if await self._subscribers.has_any(request_id) else unread_seconds + POLL_SECONDS
         return True
 
-    async def _abandon(self, execution: DispatchedExecution, code: str) -> None:
+    async def _abandon(self, execution: Execution, code: str) -> None:
         """Mark the execution as failed, even if it has already ended, and cancel it."""
         try:
             await self._dispatcher.force_fail(execution.job, execution.attempt, code)
@@ -421,27 +410,28 @@ class InferenceService:
         except (redis.RedisError, OSError) as exc:
             log.warning("cancellation_failed", request_id=execution.request_id, error=str(exc))
 
-    async def _end(self, active: ActiveRequest) -> None:
+    async def _end(self, execution: Execution) -> None:
         """Cancel the execution and wait for its usage, which is not refunded."""
         try:
-            end_expected = await self._dispatcher.cancel(active.execution) or active.execution.is_finished
+            end_expected = await self._dispatcher.cancel(execution) or execution.is_finished
         except redis.RedisError as exc:
-            log.warning("cancellation_failed", request_id=active.request_id, error=str(exc))
+            log.warning("cancellation_failed", request_id=execution.request_id, error=str(exc))
             end_expected = True
         try:
             async with asyncio.timeout(END_SECONDS if end_expected else 0):
-                while not isinstance(event := await active.execution.next_event(), Failed):
+                while not isinstance(event := await execution.next_event(), Failed):
                     if isinstance(event, End):
-                        await self._record_usage(active, event.usage)
+                        await self._record_usage(execution, event.usage)
                         return
                     if isinstance(event, Tokens):
-                        active.output_tokens += len(event.token_ids)
+                        execution.output_tokens += len(event.token_ids)
         except TimeoutError:
-            if active.output_tokens:  # no end was received; the observed tokens are the minimum
-                active.usage = TokenUsage(uncached=len(active.prompt.ids), output=active.output_tokens)
+            if execution.output_tokens:  # no end was received; the observed tokens are the minimum
+                prompt_tokens = execution.admitted.demand.prompt_tokens
+                execution.usage = TokenCounts(uncached=prompt_tokens, output=execution.output_tokens)
 
-    def _count(self, model: str, usage: TokenUsage) -> None:
-        for token_class in ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output"):
+    def _count(self, model: str, usage: TokenCounts) -> None:
+        for token_class in TOKEN_CLASSES:
             if tokens := getattr(usage, token_class):
                 self._metrics.tokens.labels(model, token_class).inc(tokens)
 

@@ -33,7 +33,7 @@ from millrace.gateway.prompt_processes.prompt_frames import (
     PromptTask,
     Result,
 )
-from millrace.gateway.protocols.dialect_readers import COUNT, READERS
+from millrace.gateway.protocols.dialect_readers import READERS, WITHOUT_LIMIT
 from millrace.gateway.protocols.prompt_bounds import check_bounds, max_characters
 from millrace.gateway.protocols.prompts import tokenize_here
 
@@ -64,7 +64,7 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
             return Result(_resident_bytes(), request=_without_prompts(request))
         model = models[work.deployment or target.deployment]
         check_bounds(request, target.max_tokens, max_characters(model, target.max_tokens))
-        max_tokens = None if work.reader == COUNT else target.max_tokens
+        max_tokens = None if work.reader in WITHOUT_LIMIT else target.max_tokens
         prompts = [PackedPrompt.pack(tokenize_here(model, single, max_tokens)) for single in _single_prompts(request)]
     except ApiError as exc:
         return Result(_resident_bytes(), Problem(exc.code, exc.message, exc.param))

@@ -9,7 +9,7 @@ import dataclasses
 
 import msgspec
 
-from millrace.gateway.admission.admission import Admission
+from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt
@@ -17,19 +17,33 @@ from millrace.gateway.prompt_processes.prompt_frames import PromptTask, Result, 
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.protocols.dialect_readers import MAX_PROMPTS, READERS
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES, SMALL_PROMPT_COST, max_body_bytes, prompt_cost
+from millrace.gateway.protocols.unknown_fields import check_unknown
 from millrace.gateway.routing.router import Router
-from tenants.keys.snapshot import ApiKeySnapshot
+from tenants.keys.snapshot import ApiKeySnapshot, UnknownParameters
 
 
 class PromptReader:
     """Reads bodies into requests whose prompts can be tokenized."""
 
-    def __init__(self, router: Router, admission: Admission, pool: PromptPool, max_bytes: int) -> None:
-        """Create a reader. `max_bytes` is the maximum size of any body."""
+    def __init__(
+        self,
+        router: Router,
+        admission: RateLimitAdmission,
+        pool: PromptPool,
+        max_bytes: int,
+        unknown_parameters: UnknownParameters = "warn",
+    ) -> None:
+        """Create a reader.
+
+        Args:
+            max_bytes: the maximum size of any body.
+            unknown_parameters: applies to tenants without a setting of their own.
+        """
         self._router = router
         self._admission = admission
         self._pool = pool
         self._max_bytes = max_bytes
+        self._unknown_parameters: UnknownParameters = unknown_parameters
 
     def max_body_bytes(self, key: ApiKeySnapshot, reader: str) -> int:
         """Return the maximum size in bytes of a body that this key may send to this reader."""
@@ -53,6 +67,7 @@ class PromptReader:
         """
         if len(body) <= SMALL_BODY_BYTES:
             small_request = READERS[reader](body)
+            self._check_unknown(key, small_request)
             if prompt_cost(small_request, len(body)) <= SMALL_PROMPT_COST:
                 return small_request
             await self._admission.charge(key)
@@ -63,6 +78,7 @@ class PromptReader:
         request = result.request
         if request is None:
             raise ApiError(OVERLOADED, "The process that tokenized your request failed. Retry later.")
+        self._check_unknown(key, request)
         if result.deployment is None:
             self._router.measure(key, request.model)  # raises if the key may not use this name
             raise ApiError(OVERLOADED, "The deployments of the model have changed. Retry later.")
@@ -71,6 +87,9 @@ class PromptReader:
         return dataclasses.replace(
             request, tokenized=_ProcessedPrompts(self, key, work, body_to_retain, models[0], result)
         )
+
+    def _check_unknown(self, key: ApiKeySnapshot, request: InferenceRequest) -> None:
+        check_unknown(key.unknown_parameters or self._unknown_parameters, request.unknown)
 
     async def run(self, key: ApiKeySnapshot, work: PromptTask, body: bytes) -> Result:
         """Let a prompt process read the body.

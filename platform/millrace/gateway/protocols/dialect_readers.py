@@ -8,11 +8,13 @@ import msgspec
 
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.protocols import tokenization
 from millrace.gateway.protocols.anthropic import messages
 from millrace.gateway.protocols.openai import chat, completions, embeddings
 from millrace.gateway.protocols.responses import body as responses
 
 COUNT = "anthropic.count"  # a body of count_tokens
+WITHOUT_LIMIT = frozenset({COUNT, tokenization.DIALECT})  # their prompts may exceed the context
 SOCKET = "openai.realtime"  # a message of the WebSocket
 
 
@@ -40,6 +42,7 @@ READERS: Mapping[str, Callable[[bytes], InferenceRequest]] = {
     responses.DIALECT: responses.read_response,
     messages.DIALECT: messages.read_messages,
     COUNT: messages.read_count,
+    tokenization.DIALECT: tokenization.read_tokenize,
     SOCKET: read_socket_message,
 }
 MAX_PROMPTS: Mapping[str, int] = {

@@ -54,7 +54,10 @@ class Anthropic(Dialect):
 
     def body(self, error: ApiError, request_id: str) -> dict[str, Any]:
         type_ = _TYPES.get(self.status(error), "invalid_request_error" if error.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": type_, "message": error.message}, "request_id": request_id}
+        # Clients recognize a prompt that they must shorten by Anthropic's text.
+        prefix = "prompt is too long: " if error.code == "context_length_exceeded" else ""
+        message = {"type": type_, "message": prefix + error.message}
+        return {"type": "error", "error": message, "request_id": request_id}
 
     def rates(self, limit_statuses: Sequence[LimitStatus]) -> rates.Headers:
         return [*rates.headers(limit_statuses), *rates.anthropic_headers(limit_statuses, datetime.now(UTC))]
@@ -75,3 +78,9 @@ _TYPES = {
 
 OPENAI, RESPONSES, ANTHROPIC = Dialect(), Responses(), Anthropic()
 API_DIALECTS: Mapping[str, Dialect] = {"openai.responses": RESPONSES, "anthropic.messages": ANTHROPIC}  # others: OPENAI
+
+
+def requested_dialect(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
+    """Return the dialect of a URL that belongs to none or to both: Anthropic's by its path or its clients' header."""
+    is_anthropic = path.startswith("/v1/messages") or b"anthropic-version" in headers
+    return ANTHROPIC if is_anthropic else OPENAI

@@ -87,21 +87,28 @@ class _Encoding:
     def __init__(self, model: ServedModel, request: InferenceRequest, max_tokens: int | None) -> None:
         self._model = model
         self._request = request
-        self._max_tokens = max_tokens
+        self._max_tokens = max_tokens if request.template.max_tokens is None else None
         self._param = request.prompt_param
 
     def prompt(self) -> Prompt:
         request = self._request
         if isinstance(request.prompt, str):
-            return Prompt(self._ids(request.prompt, special=True))
+            return Prompt(self._last(self._ids(request.prompt, special=request.template.special_tokens is not False)))
         messages: list[dict[str, Any]] = request.prompt
         template_tools = [tools.template_tool(tool) for tool in request.tools] if request.tool_choice != "none" else []
         try:
             ids = self._render(messages, template_tools)
         except ChatTemplateError as exc:
             raise invalid("messages", str(exc)) from None
+        if request.template.max_tokens is not None:
+            return Prompt(self._last(ids))  # without its beginning, the prompt has no cached prefix
         positions = (self._position(messages, template_tools, ids, breakpoint) for breakpoint in request.breakpoints)
         return Prompt(ids, tuple(position for position in positions if position is not None))
+
+    def _last(self, ids: list[int]) -> list[int]:
+        """Return the part of the prompt that the request uses."""
+        max_tokens = self._request.template.max_tokens
+        return ids if max_tokens is None else ids[-max_tokens:]
 
     def _ids(self, text: str, *, special: bool) -> list[int]:
         """Return the text's tokens.
@@ -134,12 +141,17 @@ class _Encoding:
     def _render(
         self, messages: list[dict[str, Any]], template_tools: list[dict[str, Any]], *, whole: bool = True
     ) -> list[int]:
-        tokenizer = self._model.tokenizer
+        tokenizer, options = self._model.tokenizer, self._request.template
+        prefill = ""
+        if whole and options.continues:
+            *messages, last = messages
+            prefill = last["content"]
+        template_messages = messages
         if not tokenizer.template_takes_tools:
-            text = tokenizer.render_chat(tools.render_tools_as_text(messages, template_tools), None, whole)
-        else:
-            text = tokenizer.render_chat(messages, template_tools or None, whole)
-        return self._ids(text, special=False)
+            template_messages, template_tools = tools.render_tools_as_text(messages, template_tools), []
+        adds_prompt = whole and (options.adds_prompt or options.continues)
+        text = tokenizer.render_chat(template_messages, template_tools or None, adds_prompt, options.variables)
+        return self._ids(text + prefill, special=bool(options.special_tokens))
 
     def _position(
         self,

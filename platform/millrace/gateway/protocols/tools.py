@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import msgspec
 from inference_worker.contract.request import StructuredSpec
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, Tool
+from millrace.gateway.protocols.unknown_fields import IgnoredFields
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -78,7 +79,9 @@ class ToolCallParser:
         """Return the remaining pieces at the end of the completion."""
         pieces = self.push("")
         if self._state == self._in_head:
-            pieces.append(AnswerText(OPEN + self._pending))
+            # A call that ends before its function's name is known is omitted. Other text after the tag is text.
+            if (head := self._pending.strip(_SPACE)) and not head.startswith("{"):
+                pieces.append(AnswerText(OPEN + self._pending))
         elif self._state == self._in_text and self._pending and not (self.calls and self._pending.isspace()):
             pieces.append(AnswerText(self._pending))
         self._pending = ""
@@ -184,12 +187,56 @@ def check_tools(tools: Sequence[Tool], name_path: str, max_name_length: int) -> 
         raise invalid("tools", "Two tools have the same name. Names must be unique.")
 
 
+def require_tool(name: object, tools: Sequence[Tool]) -> str:
+    """Return the name of a tool that `tool_choice` refers to.
+
+    Raises:
+        ApiError: 400, the request has no such tool.
+    """
+    if not isinstance(name, str) or name not in {tool.name for tool in tools}:
+        raise invalid("tool_choice", f"There is no tool {str(name)[:64]!r}.")
+    return name
+
+
+def allowed_names(names: Iterable[object], tools: Sequence[Tool]) -> tuple[str, ...]:
+    """Return the names of the allowed tools, of which there must be at least one.
+
+    Raises:
+        ApiError: 400, the request has no such tool, or none is allowed.
+    """
+    allowed = tuple(require_tool(name, tools) for name in names)
+    if not allowed:
+        raise invalid("tool_choice", "allowed_tools must name at least one function of tools.")
+    return allowed
+
+
+def remove_hosted_tools(fields: dict[str, Any], hosted: re.Pattern[str], ignored: IgnoredFields) -> None:
+    """Remove the tools that another platform would run from a decoded body, and name their types.
+
+    They are not offered to the model. A `tool_choice` that names one is refused later.
+    """
+    tools = fields.get("tools")
+    if not isinstance(tools, list):
+        return
+    remaining = []
+    for tool in tools:
+        type_ = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(type_, str) and hosted.fullmatch(type_):
+            ignored.add_known(f"tools[].{type_}")
+        else:
+            remaining.append(tool)
+    fields["tools"] = remaining
+
+
 def spec(request: InferenceRequest) -> StructuredSpec | None:
     """Return the structure that constrains the request's tool calls, and the text outside them."""
     if not request.tools or request.tool_choice == "none":
         return None
+    callable_tools = [
+        tool for tool in request.tools if request.allowed_tools is None or tool.name in request.allowed_tools
+    ]
     content: dict[str, Any] = {
-        "tools": [{"name": tool.name, "parameters": tool.parameters, "strict": tool.strict} for tool in request.tools],
+        "tools": [{"name": tool.name, "parameters": tool.parameters, "strict": tool.strict} for tool in callable_tools],
         "choice": request.tool_choice,
         "parallel": request.parallel_tools
         and request.tool_choice in ("auto", "required"),  # a named tool is called once

@@ -18,17 +18,10 @@ from tenants.routing_policies.policy import RoutingFacts, decide
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A deployment that may run the request."""
-
-    model: ServedModel
-
-
-@dataclass(frozen=True)
 class Route:
-    """The candidates of a request, the preferred one first."""
+    """The deployments that may run a request, the preferred one first."""
 
-    candidates: list[Candidate]
+    candidates: list[ServedModel]
     fallback_on: tuple[str, ...]
     decision_record: dict[str, Any]  # the first fields of the request's decision record
 
@@ -86,7 +79,7 @@ class Router:
         policy = key.policies.get(name)
         decision_record: dict[str, Any] = {"tenant": key.tenant_id, "requested_model": name}
         if policy is None:
-            return Route([Candidate(self._models[name])], (), decision_record)
+            return Route([self._models[name]], (), decision_record)
         decided_at = datetime.now(UTC)
         decision = decide(policy, RoutingFacts(request_id, key.key_id, prompt_tokens, tools, schema, decided_at))
         if decision is None:
@@ -105,4 +98,4 @@ class Router:
         skipped = [{"model": model, "reason": "not served here"} for model in decision.models if model not in known]
         if skipped:
             decision_record["skipped"] = skipped
-        return Route([Candidate(self._models[model]) for model in known], policy.fallback_on, decision_record)
+        return Route([self._models[model] for model in known], policy.fallback_on, decision_record)

@@ -31,9 +31,9 @@ def prepare(world: World) -> None:
             given = {"tenant": tenant, "roles": ["owner"], "subject": "Alerted", "body": "Alerted"}
             why = {"error": "The mail server could not be reached."}
             mails = (
-                OutboxEmail.objects.create(**given, sent_at=start),
+                OutboxEmail.objects.create(**given, sent_at=start, state="sent"),
                 OutboxEmail.objects.create(**given, **why),
-                OutboxEmail.objects.create(**given, **why, attempts=OutboxEmail.MAX_ATTEMPTS),
+                OutboxEmail.objects.create(**given, **why, state="failed"),
                 None,
             )
             alerts = (("50", 50), ("80", 81), ("100", 100), (BudgetAlert.FORECAST, 60))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from psycopg.types.json import Jsonb
@@ -11,10 +11,17 @@ from millrace.apps.batches.storage import new_name
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.request_db import Connection
 from millrace.gateway.http.consumer import HttpConsumer
-from millrace.gateway.http.endpoints.files import check_seconds, no_file, page
+from millrace.gateway.http.endpoints.files import (
+    DEFAULT_RETENTION_SECONDS,
+    MIN_RETENTION_SECONDS,
+    check_seconds,
+    no_file,
+    page,
+)
 from millrace.gateway.http.queries import read_limit, read_query
 from millrace.gateway.lifecycle.batch_runner import DIALECTS
-from millrace.gateway.protocols.openai.parameters import read_body
+from millrace.gateway.protocols.documented import LabelMap, documented
+from millrace.gateway.protocols.openai.parameters import check_labels, read_body
 from tenants.keys.snapshot import ApiKeySnapshot
 
 ENDPOINTS = [endpoint for endpoint in DIALECTS if endpoint != "/v1/messages"]
@@ -106,14 +113,14 @@ def _seconds(time: Any) -> int | None:
 
 class OutputExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
     anchor: Literal["created_at"]
-    seconds: int
+    seconds: Annotated[int, documented(minimum=MIN_RETENTION_SECONDS, maximum=DEFAULT_RETENTION_SECONDS)]
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     input_file_id: str
-    endpoint: str
+    endpoint: Annotated[str, documented(enum=ENDPOINTS)]
     completion_window: Literal["24h"]
-    metadata: dict[str, str] | None = None
+    metadata: LabelMap | None = None
     output_expires_after: OutputExpiresAfter | None = None
 
 
@@ -126,7 +133,7 @@ class CreateBatch(HttpConsumer):
         requested = read_body(await self.read_body(), BatchBody)
         if requested.endpoint not in ENDPOINTS:
             raise invalid("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}.")
-        check_metadata(requested.metadata or {})
+        check_labels(requested.metadata or {}, {})
         expiry = requested.output_expires_after
         seconds = None if expiry is None else check_seconds("output_expires_after.seconds", expiry.seconds)
         async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
@@ -187,11 +194,3 @@ class CancelBatch(HttpConsumer):
         async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             row = await cancel(connection, key, "openai", self.path_arguments["batch_id"])
         await self.respond_json(200, batch_object(row))
-
-
-def check_metadata(metadata: dict[str, str]) -> None:
-    if len(metadata) > 16 or any(len(name) > 64 or len(value) > 512 for name, value in metadata.items()):
-        raise invalid(
-            "metadata",
-            "metadata may have at most 16 entries, with keys of up to 64 and values of up to 512 characters.",
-        )

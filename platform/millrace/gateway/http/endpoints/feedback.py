@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from psycopg.types.json import Jsonb
@@ -10,8 +10,8 @@ from psycopg.types.json import Jsonb
 from inference_worker.contract.messages import claim_key
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
-from millrace.gateway.http.endpoints.batches import check_metadata
-from millrace.gateway.protocols.openai.parameters import read_body
+from millrace.gateway.protocols.documented import LabelMap, documented
+from millrace.gateway.protocols.openai.parameters import check_labels, read_body
 from tenants.keys.snapshot import ApiKeySnapshot
 
 MAX_LABEL_CHARACTERS = 64
@@ -26,9 +26,9 @@ _VALUE_FIELDS = ("success", "score", "label", "metadata")
 
 class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
     success: bool | None = None
-    score: float | None = None  # from 0 to 1
-    label: str | None = None
-    metadata: dict[str, str] | None = None
+    score: Annotated[float, documented(minimum=0, maximum=1)] | None = None
+    label: Annotated[str, documented(minLength=1, maxLength=MAX_LABEL_CHARACTERS)] | None = None
+    metadata: LabelMap | None = None
 
 
 class SubmitFeedback(HttpConsumer):
@@ -73,5 +73,5 @@ def _read(body: bytes) -> FeedbackBody:
         raise invalid("score", "score must be from 0 to 1.")
     if feedback.label is not None and not 0 < len(feedback.label) <= MAX_LABEL_CHARACTERS:
         raise invalid("label", f"label must have 1 to {MAX_LABEL_CHARACTERS} characters.")
-    check_metadata(feedback.metadata or {})
+    check_labels(feedback.metadata or {}, {})
     return feedback

@@ -43,7 +43,7 @@ class MetricsEndpoint(HttpConsumer):
 
     async def handle(self) -> None:
         self._require_reader()
-        await self.gateway.read_settler_status()
+        await self.gateway.read_job_metrics()
         await self.respond(200, self.gateway.metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
 
     def _require_reader(self) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
+import msgspec
 import structlog
 
-from billing.amounts import decimal
-from billing.pricing.pricing import Component, rate
+from billing.amounts import FEMTO_DIGITS, decimal
+from billing.pricing.pricing import price
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from millrace.gateway.admission.idempotency import IdempotentCall
+from millrace.gateway.core.content_encoding import decoded_pieces
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import too_large
 from millrace.gateway.core.types import InferenceRequest, Writer
 from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
+from millrace.gateway.http.client_paths import DEPLOYMENT
 from millrace.gateway.http.consumer import ANY_METHOD, Headers, HttpConsumer
 from millrace.gateway.lifecycle.service import ActiveRequest
+from millrace.gateway.protocols.dialects import Dialect, requested_dialect
 from millrace.gateway.protocols.openai import chat, completions, embeddings
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES
 from tenants.keys.snapshot import ApiKeySnapshot
@@ -35,7 +40,8 @@ class PromptConsumer(HttpConsumer):
         Raises:
             ApiError: 413, the body is too large; 429, a limit is reached; other codes, the request is invalid.
         """
-        body = await self.read_body()
+        deployment: Any = self.scope.get(DEPLOYMENT)
+        body = _with_model(await self.read_body(), deployment)
         request = await self.gateway.prompts.read(key, self.reader, body)
         self.release_body()
         if self.trace is not None:
@@ -46,8 +52,10 @@ class PromptConsumer(HttpConsumer):
         max_bytes = self.gateway.settings.max_request_body_bytes
         if self.body.declared is not None:
             await self._charge(min(self.body.declared, max_bytes + 1))
-        async for piece in self.body.pieces(max_bytes):
-            await self._charge(self.body.received)
+        size = 0
+        async for piece in decoded_pieces(self.headers, self.body.pieces(max_bytes), max_bytes):
+            size += len(piece)
+            await self._charge(max(size, self.body.received))
             yield piece
 
     async def _charge(self, size: int) -> None:
@@ -85,7 +93,7 @@ class InferenceConsumer(PromptConsumer):
             events = self.gateway.service.events(active)
             # The status is sent with the first token. Until then a failure is still an HTTP status.
             first = await anext(events)
-            self.limit_statuses = active.lease.limit_statuses
+            self.limit_statuses = active.execution.admitted.limit_statuses
             await self._write(request, active.writer(), active.model, first, events, lambda: _cost(active))
         except (ApiError, OSError):  # the request has ended, or the client has disconnected
             raise
@@ -129,7 +137,7 @@ class InferenceConsumer(PromptConsumer):
         cost: Callable[[], Headers] = lambda: [],
     ) -> None:
         structlog.contextvars.bind_contextvars(model=model)
-        headers = _headers(model, first)
+        headers = _headers(model, first) + ignored_headers(request)
         if request.stream:
             await self._stream(writer, headers, first, events)
         else:
@@ -148,7 +156,11 @@ class InferenceConsumer(PromptConsumer):
                 sent += len(chunks)
             if isinstance(event, End):
                 return
-            event = await anext(events)
+            try:
+                event = await anext(events)
+            except ApiError as exc:
+                self.stream_tail = writer.interrupted(exc.code)
+                raise
 
 
 def _headers(model: str, first: AnswerEvent) -> Headers:
@@ -159,16 +171,30 @@ def _headers(model: str, first: AnswerEvent) -> Headers:
     ]
 
 
+def _with_model(body: bytes, deployment: str | None) -> bytes:
+    """Return the body with the model that an Azure path names, if it names one. The last of equal keys is used."""
+    text = body.rstrip()
+    if deployment is None or not text.endswith(b"}"):
+        return body
+    start = text[:-1]
+    separator = b"" if start.strip() == b"{" else b","
+    return b'%s%s"model":%s}' % (start, separator, msgspec.json.encode(deployment))
+
+
+def ignored_headers(request: InferenceRequest) -> Headers:
+    """Return the header that names the request's ignored fields, if there are any."""
+    return [(b"x-millrace-ignored", ", ".join(request.ignored).encode())] if request.ignored else []
+
+
 def _cost(active: ActiveRequest) -> Headers:
     """Return the exact cost of the request in USD, as a header."""
     femto = 0
     for part in (active, *active.further_prompts):
-        rate_card, usage = part.lease.grant.rate_card, part.usage
+        rate_card, usage = part.execution.admitted.rate_card, part.execution.usage
         if rate_card is None or usage is None:
             return []
-        tokens = {component: getattr(usage, component) for component in Component if hasattr(usage, component)}
-        femto += rate(rate_card, tokens, part.admitted_at).cost_femto
-    return [(b"x-millrace-cost-usd", decimal(femto, 15).encode())]
+        femto += price(rate_card, usage, part.admitted_at).cost_femto
+    return [(b"x-millrace-cost-usd", decimal(femto, FEMTO_DIGITS).encode())]
 
 
 class ChatCompletions(InferenceConsumer):
@@ -191,6 +217,9 @@ class Unknown(HttpConsumer):
 
     endpoint = "unknown"
     method = ANY_METHOD
+
+    def choose_dialect(self) -> Dialect:
+        return requested_dialect(self.scope["path"], self.headers)
 
     async def handle(self) -> None:
         path = f"{self.http_method} {self.scope['path']}"

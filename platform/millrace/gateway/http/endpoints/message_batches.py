@@ -7,7 +7,7 @@ import mmap
 import re
 from datetime import UTC
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,6 +20,7 @@ from millrace.gateway.http.endpoints.files import DEFAULT_RETENTION_SECONDS, ins
 from millrace.gateway.http.queries import read_limit, read_query
 from millrace.gateway.http.uploads import UploadConsumer
 from millrace.gateway.protocols.dialects import ANTHROPIC
+from millrace.gateway.protocols.documented import documented
 
 DIALECT = "anthropic"
 ENDPOINT = "/v1/messages"
@@ -31,12 +32,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    custom_id: str
-    params: msgspec.Raw
+    custom_id: Annotated[str, documented(pattern=f"^{_CUSTOM_ID.pattern}$")]
+    params: Annotated[msgspec.Raw, documented(**{"$ref": "#/components/schemas/MessagesBody"})]
 
 
 class MessageBatchBody(msgspec.Struct, forbid_unknown_fields=True):
-    requests: list[BatchRequest]
+    requests: Annotated[list[BatchRequest], documented(minItems=1, maxItems=MAX_LINES)]
 
 
 def message_batch(row: dict[str, Any], base_url: str) -> dict[str, Any]:

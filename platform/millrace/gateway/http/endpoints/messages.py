@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.http.consumer import HttpConsumer
-from millrace.gateway.http.endpoints.inference import InferenceConsumer, PromptConsumer
+from millrace.gateway.http.endpoints.inference import InferenceConsumer, PromptConsumer, ignored_headers
 from millrace.gateway.protocols.anthropic import messages
 from millrace.gateway.protocols.dialect_readers import COUNT
 from millrace.gateway.protocols.dialects import ANTHROPIC
@@ -31,8 +31,9 @@ class CountTokens(PromptConsumer):
     async def handle(self) -> None:
         _check_version(self)
         key = await self.authenticate("inference")
-        count = await self.gateway.service.count(key, await self.read_request(key))
-        await self.respond_json(200, {"input_tokens": count})
+        request = await self.read_request(key)
+        count = await self.gateway.service.count(key, request)
+        await self.respond_json(200, {"input_tokens": count}, ignored_headers(request))
 
 
 def _check_version(consumer: HttpConsumer) -> None:

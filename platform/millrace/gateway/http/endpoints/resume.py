@@ -21,6 +21,7 @@ from millrace.gateway.protocols.dialects import API_DIALECTS, OPENAI
 class ResumeStream(HttpConsumer):
     endpoint = "streams"
     method = "GET"
+    takes_head = False
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +23,7 @@ from millrace.gateway.app import running_gateway
 from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.core import tracing
 from millrace.gateway.core.asyncio_utils import RETRY_SECONDS, cancel_and_wait
-from millrace.gateway.core.errors import OVERLOADED, ApiError, invalid
+from millrace.gateway.core.errors import OVERLOADED, ApiError, invalid, unavailable
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.request_body import too_large
 from millrace.gateway.http.consumer import STALLED_SECONDS
@@ -118,7 +119,7 @@ class Socket:
         Raises:
             ApiError: 401, 403 or 429.
         """
-        if not self._headers.keys() & {b"authorization", b"x-api-key"}:
+        if not self._headers.keys() & {b"authorization", b"x-api-key", b"api-key"}:
             try:
                 async with asyncio.timeout(self._gateway.settings.websocket_auth_timeout_seconds):
                     first = await self._next()
@@ -150,7 +151,7 @@ class Socket:
             is_first = await self._gateway.broker.set(token.name, 1, nx=True, ex=2 * playground_tokens.TAKEN_WITHIN)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            raise ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later.", retry_after=1) from exc
+            raise unavailable() from exc
         if not is_first:
             raise self._gateway.keys.reject_playground_token(
                 self._address, "This token was used before. Request a new one."
@@ -251,9 +252,7 @@ class Socket:
             status = await self._send_error(name, exc, trace)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
-            status = await self._send_error(
-                name, ApiError(OVERLOADED, "The service is temporarily unavailable. Retry later."), trace
-            )
+            status = await self._send_error(name, unavailable(), trace)
         except Exception:
             log.exception("request_failed", request_id=request_id, endpoint=ENDPOINT)
             status = await self._send_error(
@@ -277,7 +276,7 @@ class Socket:
             trace.set_request(request, message)
             active = await service.begin(key, request, chat.DIALECT, trace.request_id, trace)
             try:
-                await self._forward(name, active)
+                await self._forward(name, active, request.ignored)
             except (ApiError, OSError):  # the request has ended, or the client has disconnected
                 raise
             except Exception:
@@ -286,11 +285,12 @@ class Socket:
             finally:
                 service.release(active)
 
-    async def _forward(self, name: str, active: ActiveRequest) -> None:
+    async def _forward(self, name: str, active: ActiveRequest, ignored: Sequence[str]) -> None:
         events = self._gateway.service.events(active)
         event: AnswerEvent = await anext(events)
         writer = active.writer()
-        await self._send({"type": "started", "id": name, "request_id": active.request_id, "model": active.model})
+        started = {"type": "started", "id": name, "request_id": active.request_id, "model": active.model}
+        await self._send({**started, **({"ignored": ignored} if ignored else {})})
         while True:
             for data in writer.stream(event):
                 if data != DONE:

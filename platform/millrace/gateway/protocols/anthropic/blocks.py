@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import Breakpoint
+from millrace.gateway.protocols.documented import documented
+from millrace.gateway.protocols.openai.messages import media_error
 
 SECONDS = {"5m": 300, "1h": 3600}
 
@@ -24,7 +27,29 @@ class CacheControl(msgspec.Struct, forbid_unknown_fields=True):
 class AnthropicText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
     text: str
     cache_control: CacheControl | None = None
-    citations: None = None
+    citations: list[Any] | None = None
+
+
+# Blocks that no served model takes. They are read, so that the refusal names what is wrong.
+class ImageBlock(msgspec.Struct, tag="image"):
+    source: Any = None
+
+
+class DocumentBlock(msgspec.Struct, tag="document"):
+    source: Any = None
+
+
+class SearchResultBlock(msgspec.Struct, tag="search_result"):
+    source: Any = None
+
+
+class ThinkingBlock(msgspec.Struct, forbid_unknown_fields=True, tag="thinking"):
+    thinking: str
+    signature: str | None = None
+
+
+class RedactedThinkingBlock(msgspec.Struct, forbid_unknown_fields=True, tag="redacted_thinking"):
+    data: str
 
 
 class ToolUse(msgspec.Struct, forbid_unknown_fields=True, tag="tool_use"):
@@ -32,26 +57,30 @@ class ToolUse(msgspec.Struct, forbid_unknown_fields=True, tag="tool_use"):
     name: str
     input: dict[str, Any]
     cache_control: CacheControl | None = None
-    caller: None = None
+    caller: Any = None
+
+
+Media = ImageBlock | DocumentBlock | SearchResultBlock
+MEDIA: Mapping[type[Any], str] = {ImageBlock: "images", DocumentBlock: "documents", SearchResultBlock: "search results"}
 
 
 class ToolResult(msgspec.Struct, forbid_unknown_fields=True, tag="tool_result"):
     tool_use_id: str
-    content: str | list[AnthropicText] = ""
+    content: str | list[AnthropicText | Media] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
 
 class AnthropicUser(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
-    content: str | list[AnthropicText | ToolResult]
+    content: str | Annotated[list[AnthropicText | ToolResult | Media], documented(minItems=1)]
 
 
 class AnthropicAssistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
-    content: str | list[AnthropicText | ToolUse]
+    content: str | list[AnthropicText | ToolUse | ThinkingBlock | RedactedThinkingBlock]
 
 
 class AnthropicSystem(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
-    content: str | list[AnthropicText]
+    content: str | Annotated[list[AnthropicText], documented(minItems=1)]
 
 
 Message = AnthropicUser | AnthropicAssistant | AnthropicSystem
@@ -75,7 +104,9 @@ class Conversation:
             ApiError: 400 that names the block.
         """
         blocks = [AnthropicText(content)] if isinstance(content, str) else content
-        if not blocks:
+        if not blocks and role == "assistant":  # an empty answer
+            self._begin({"role": role})
+        elif not blocks:
             raise invalid(path, f"{path} must have at least one block.")
         self.parts += len(blocks)
         has_message = False  # whether the next block belongs to the last message
@@ -85,9 +116,15 @@ class Conversation:
                 self._add_result(block_path, block)
                 has_message = False
                 continue
+            if isinstance(block, Media):
+                raise media_error(MEDIA[type(block)], block_path)
             if not has_message:
                 self._begin({"role": role})
                 has_message = True
+            if isinstance(block, ThinkingBlock):
+                self.messages[-1]["reasoning_content"] = block.thinking
+            if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
+                continue
             if isinstance(block, ToolUse):
                 self._add_call(block)
             else:
@@ -117,13 +154,15 @@ class Conversation:
     def _add_result(self, path: str, block: ToolResult) -> None:
         if block.tool_use_id not in self._names:
             raise invalid(f"{path}.tool_use_id", "A tool result must refer to a tool use of an earlier message.")
-        parts = [AnthropicText(block.content)] if isinstance(block.content, str) else block.content
+        parts = block.content if isinstance(block.content, list) else [AnthropicText(block.content or "")]
         prefix = "Error: " if block.is_error else ""  # templates have no field for errors
         name, id_ = self._names[block.tool_use_id], block.tool_use_id
         self._begin({"role": "tool", "tool_call_id": id_, "name": name})
         self._add_text(prefix)
         self.parts += len(parts)
         for number, part in enumerate(parts):
+            if not isinstance(part, AnthropicText):
+                raise media_error(MEDIA[type(part)], f"{path}.content[{number}]")
             self._add_text(part.text)
             self._mark(f"{path}.content[{number}]", part)
         self._mark(path, block)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from inference_worker.contract.request import SamplingParams, StructuredSpec
+from inference_worker.contract.validation import MAX_STOP_CHARACTERS, MAX_STOPS
 from millrace.gateway.core.errors import invalid
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
 from millrace.gateway.protocols.anthropic.blocks import (
     AnthropicAssistant,
     AnthropicText,
@@ -18,31 +20,53 @@ from millrace.gateway.protocols.anthropic.blocks import (
     Conversation,
     Message,
 )
-from millrace.gateway.protocols.openai.parameters import MAX_TOKENS, check_ranges, read_body, within
-from millrace.gateway.protocols.tools import check_tools
+from millrace.gateway.protocols.documented import (
+    MAX_LABEL_CHARACTERS,
+    Label,
+    NotNegative,
+    ObjectSchema,
+    Positive,
+    TopP,
+    documented,
+)
+from millrace.gateway.protocols.openai.parameters import MAX_TOKENS, check_ranges, read_request, within
+from millrace.gateway.protocols.tools import MAX_TOOLS, check_tools, remove_hosted_tools
+from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "anthropic.messages"
 MAX_BREAKPOINTS = 4
-MAX_USER_CHARACTERS = 512
+MAX_NAME_CHARACTERS = 128
+StopSequence = Annotated[str, documented(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 # Documented parameters that are not supported, with the values at which they have no effect. null always has none.
 NO_OP: Mapping[str, tuple[Any, ...]] = {
     "container": (),
+    "context_management": ({}, {"edits": []}),
     "diagnostics": (),
     "inference_geo": (),
+    "mcp_servers": ([],),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
+    "thread": (),
 }
+HINTS = frozenset({"context_management"})  # parameters of `NO_OP` that are accepted with every value, and then ignored
+_IGNORED_VALUES: Mapping[str, tuple[Any, ...]] = {  # accepted without effect, and named as ignored
+    "thinking": ({"type": "adaptive"}, {"type": "adaptive", "display": "omitted"}),
+    "thread": ({"type": "create"},),
+}
+_HOSTED_TOOL = re.compile(r"(web_search|web_fetch|code_execution|tool_search_tool\w*|advisor)_\d{8}|mcp_toolset")
 
 
 class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    input_schema: dict[str, Any]
+    name: Annotated[str, documented(pattern=f"^[A-Za-z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}$")]
+    input_schema: ObjectSchema
     description: str | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None  # input is always streamed as it is generated
+    input_examples: list[dict[str, Any]] | None = None
 
 
 class AnthropicToolChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,41 +75,51 @@ class AnthropicToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class Metadata(msgspec.Struct, forbid_unknown_fields=True):
-    user_id: str | None = None
+class AnthropicMetadata(msgspec.Struct, forbid_unknown_fields=True):
+    user_id: Label | None = None
 
 
-class JsonFormat(msgspec.Struct, forbid_unknown_fields=True):
+class JsonFormat(StrictFields):
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
+class UsageOptions(msgspec.Struct, forbid_unknown_fields=True):
+    continuous_usage_stats: bool | None = None
+    include_usage: bool | None = None  # the last event always has it
+
+
 class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
     format: JsonFormat | None = None
+    effort: str | None = None
 
 
 class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The part of a body that describes the prompt."""
 
     model: str
-    messages: list[Message]
+    messages: Annotated[list[Message], documented(minItems=1)]
     system: str | list[AnthropicText] | None = None
-    tools: list[CustomTool] | None = None
+    tools: Annotated[list[CustomTool], documented(maxItems=MAX_TOOLS)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
-    max_tokens: int
-    metadata: Metadata | None = None
-    stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+    max_tokens: Positive
+    metadata: AnthropicMetadata | None = None
+    stop_sequences: Annotated[list[StopSequence], documented(maxItems=MAX_STOPS)] | None = None
+    temperature: Annotated[float, documented(minimum=0, maximum=1)] | None = None
+    top_k: NotNegative | None = None
+    top_p: TopP | None = None
     stream: bool | None = None
     # "auto" would allow prepaid priority capacity, which does not exist here. Both values mean the default tier.
     service_tier: Literal["auto", "standard_only"] | None = None
+    stream_options: UsageOptions | None = None  # an extension, as in chat completions
+
+
+B = TypeVar("B", bound=CountBody)
 
 
 def read_messages(body: bytes) -> InferenceRequest:
@@ -94,17 +128,19 @@ def read_messages(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    parsed = read_body(body, MessagesBody, NO_OP)
+    parsed, ignored = _read(body, MessagesBody)
     within("max_tokens", parsed.max_tokens, 1, MAX_TOKENS)
     user = parsed.metadata.user_id if parsed.metadata else None
-    if len(user or "") > MAX_USER_CHARACTERS:
-        raise invalid("metadata.user_id", f"user_id may have at most {MAX_USER_CHARACTERS} characters.")
+    if len(user or "") > MAX_LABEL_CHARACTERS:
+        raise invalid("metadata.user_id", f"user_id may have at most {MAX_LABEL_CHARACTERS} characters.")
     return InferenceRequest(
         **_prompt(parsed),
+        **ignored.request_fields(),
         sampling=_sampling(parsed),
         max_tokens=parsed.max_tokens,
         user=user,
         stream=bool(parsed.stream),
+        continuous_usage=bool(parsed.stream_options and parsed.stream_options.continuous_usage_stats),
     )
 
 
@@ -114,21 +150,33 @@ def read_count(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    return InferenceRequest(**_prompt(read_body(body, CountBody, NO_OP)), sampling=SamplingParams())
+    parsed, ignored = _read(body, CountBody)
+    return InferenceRequest(**_prompt(parsed), **ignored.request_fields(), sampling=SamplingParams())
+
+
+def _read(body: bytes, type_: type[B]) -> tuple[B, IgnoredFields]:
+    parsed, ignored = read_request(body, type_, NO_OP, HINTS, _prepare, _IGNORED_VALUES)
+    if parsed.output_config is not None and parsed.output_config.effort is not None:
+        ignored.add_known("output_config.effort")
+    return parsed, ignored
+
+
+def _prepare(fields: dict[str, Any], ignored: IgnoredFields) -> None:
+    remove_hosted_tools(fields, _HOSTED_TOOL, ignored)
 
 
 def _prompt(parsed: CountBody) -> dict[str, Any]:
     if not parsed.messages:
         raise invalid("messages", "messages must have at least one message.")
-    if isinstance(parsed.messages[-1], AnthropicAssistant):
-        text = "The last message must have the role user. Prefilling the response is not supported."
-        raise invalid("messages", text, "unsupported_parameter")
     conversation = Conversation()
     if parsed.system:
         conversation.add("system", "system", parsed.system)
     for number, message in enumerate(parsed.messages):
         role = str(type(message).__struct_config__.tag)
         conversation.add(f"messages[{number}].content", role, message.content)
+    is_prefill = isinstance(parsed.messages[-1], AnthropicAssistant)
+    if is_prefill and "tool_calls" in conversation.messages[-1]:
+        raise invalid("messages", "The last message must not have tool_use blocks. Add their results.")
     tools = _tools(parsed.tools or ())
     choice, parallel = _choice(parsed.tool_choice, tools)
     output_format = parsed.output_config.format if parsed.output_config else None
@@ -136,6 +184,7 @@ def _prompt(parsed: CountBody) -> dict[str, Any]:
     return {
         "model": parsed.model,
         "prompt": conversation.messages,
+        "template": TemplateOptions(continues=is_prefill),
         "tools": tools,
         "tool_choice": choice,
         "parallel_tools": parallel,
@@ -149,9 +198,17 @@ def _tools(tools: Sequence[CustomTool]) -> tuple[Tool, ...]:
     for number, tool in enumerate(tools):
         if tool.input_schema.get("type") != "object":
             raise invalid(f"tools[{number}].input_schema.type", "A tool's input must be an object.")
-    result = tuple(Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict)) for tool in tools)
-    check_tools(result, "tools[{}].name", 128)
+    result = tuple(Tool(tool.name, _description(tool), tool.input_schema, bool(tool.strict)) for tool in tools)
+    check_tools(result, "tools[{}].name", MAX_NAME_CHARACTERS)
     return result
+
+
+def _description(tool: CustomTool) -> str | None:
+    """Return the tool's description with its input examples, for which templates have no field."""
+    if not tool.input_examples:
+        return tool.description
+    examples = "\n".join(msgspec.json.encode(example).decode() for example in tool.input_examples)
+    return f"{tool.description or ''}\n\nExamples of inputs:\n{examples}".lstrip()
 
 
 def _choice(choice: AnthropicToolChoice | None, tools: Sequence[Tool]) -> tuple[str, bool]:

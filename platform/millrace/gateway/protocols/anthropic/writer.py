@@ -8,20 +8,20 @@ from typing import Any
 import msgspec
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from inference_worker.contract.request import ServiceClass, TokenUsage
+from inference_worker.contract.request import ServiceClass, TokenCounts
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import ResponseSpec, usage_so_far
+from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
 from millrace.gateway.protocols.tools import AnswerText, CallArguments, CallStart, Piece, answer_parser, call_id
 
 _TIERS = {ServiceClass.PRIORITY: "priority", ServiceClass.BATCH: "batch"}
 _encode = msgspec.json.Encoder().encode
 
 
-def usage_object(usage: TokenUsage) -> dict[str, Any]:
+def usage_object(usage: TokenCounts) -> dict[str, Any]:
     """Return Anthropic's usage object. Its input_tokens exclude tokens that were read from or written to the cache."""
     return {
         "input_tokens": usage.uncached,
-        "cache_creation_input_tokens": usage.cache_write_5m + usage.cache_write_1h,
+        "cache_creation_input_tokens": usage.cache_write,
         "cache_read_input_tokens": usage.cache_read,
         "output_tokens": usage.output,
     }
@@ -34,12 +34,16 @@ class MessagesWriter:
         self._spec = spec
         self._parser = answer_parser(spec.tools)
         self._is_started = False
+        self._prompt: TokenCounts | None = None
+        self._output_tokens = 0
         self._block = -1  # index of the last content block
         self._open: type[Piece] | None = None  # its piece type, while it is open
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
         if isinstance(event, Tokens):
-            started = self._begin(usage_so_far(self._spec, event.prompt, len(event.token_ids)))
+            self._prompt = event.prompt or self._prompt
+            self._output_tokens += len(event.token_ids)
+            started = self._begin(usage_so_far(self._spec, self._prompt, self._output_tokens))
             return started + self._write_pieces(self._parser.push(event.text))
         if not isinstance(event, End):
             return []
@@ -63,7 +67,14 @@ class MessagesWriter:
         calls = any(block["type"] == "tool_use" for block in blocks)
         return self._message(blocks, self._reason(end, calls), end.usage)
 
-    def _message(self, content: list[Any], reason: dict[str, Any], usage: TokenUsage) -> dict[str, Any]:
+    def interrupted(self, code: str) -> list[bytes]:
+        if not self._spec.continuous_usage:
+            return []
+        usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
+        delta = {"stop_reason": None, "stop_sequence": None}
+        return [_encode({"type": "message_delta", "delta": delta, "usage": usage_object(usage)})]
+
+    def _message(self, content: list[Any], reason: dict[str, Any], usage: TokenCounts) -> dict[str, Any]:
         spec = self._spec
         return {
             "id": f"msg_{spec.request_id.removeprefix('req_')}",
@@ -116,7 +127,7 @@ class MessagesWriter:
 
     # Streaming.
 
-    def _begin(self, usage: TokenUsage) -> list[bytes]:
+    def _begin(self, usage: TokenCounts) -> list[bytes]:
         if self._is_started:
             return []
         self._is_started = True
@@ -145,7 +156,10 @@ class MessagesWriter:
         return _encode({"type": "content_block_start", "index": self._block, "content_block": block})
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _encode({"type": "content_block_delta", "index": self._block, "delta": delta})
+        event = {"type": "content_block_delta", "index": self._block, "delta": delta}
+        if self._spec.continuous_usage:
+            event["usage"] = usage_object(usage_so_far(self._spec, self._prompt, self._output_tokens))
+        return _encode(event)
 
     def _stop(self) -> bytes:
         self._open = None

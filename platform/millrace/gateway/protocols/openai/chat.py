@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from inference_worker.contract.request import StructuredSpec
 from millrace.gateway.core.errors import ApiError, invalid
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
+from millrace.gateway.protocols.documented import FunctionName, Positive, documented
+from millrace.gateway.protocols.openai.functions import convert_functions
+from millrace.gateway.protocols.openai.guided import guided
 from millrace.gateway.protocols.openai.messages import (
     CACHE_SECONDS,
     MAX_BREAKPOINTS,
+    ChatAssistant,
     Message,
     count_parts,
     explicit_breakpoints,
@@ -21,12 +26,12 @@ from millrace.gateway.protocols.openai.messages import (
 from millrace.gateway.protocols.openai.parameters import (
     Common,
     common_fields,
-    guided,
-    read_body,
+    read_request,
     sampling_params,
     within,
 )
-from millrace.gateway.protocols.tools import check_tools
+from millrace.gateway.protocols.tools import MAX_TOOLS, allowed_names, check_tools, require_tool
+from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "openai.chat"
 MAX_TOP_LOGPROBS = 20
@@ -34,7 +39,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -49,28 +54,36 @@ class Named(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class ChatNamedChoice(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
+class ChatNamedChoice(msgspec.Struct, forbid_unknown_fields=True, tag="function"):
     function: Named
 
 
-class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: list[ChatFunctionTool]
+
+
+class ChatAllowedChoice(msgspec.Struct, forbid_unknown_fields=True, tag="allowed_tools"):
+    allowed_tools: AllowedTools
+
+
+class ChatJsonSchema(StrictFields):
+    name: FunctionName
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
 
 
-class ChatFormatText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
+class ChatFormatText(StrictFields, tag="text"):
     pass
 
 
-class ChatFormatObject(msgspec.Struct, forbid_unknown_fields=True, tag="json_object"):
+class ChatFormatObject(StrictFields, tag="json_object"):
     pass
 
 
-class ChatFormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"):
-    json_schema: JsonSchema
+class ChatFormatSchema(StrictFields, tag="json_schema"):
+    json_schema: ChatJsonSchema
 
 
 class CacheOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,15 +92,21 @@ class CacheOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatBody(Common):
-    messages: list[Message]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[Message], documented(minItems=1)]
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[ChatFunctionTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ChatNamedChoice | None = None
+    top_logprobs: Annotated[int, documented(minimum=0, maximum=MAX_TOP_LOGPROBS)] | None = None
+    tools: Annotated[list[ChatFunctionTool], documented(maxItems=MAX_TOOLS)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChatNamedChoice | ChatAllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ChatFormatText | ChatFormatObject | ChatFormatSchema | None = None
     prompt_cache_options: CacheOptions | None = None
+    functions: list[dict[str, Any]] | None = None  # the older name of tools
+    function_call: Any = None  # the older name of tool_choice
+    # vLLM's names.
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 def read_chat(body: bytes) -> InferenceRequest:
@@ -96,23 +115,28 @@ def read_chat(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    chat = read_body(body, ChatBody)
+    chat, ignored = read_request(body, ChatBody, prepare=convert_functions)
     fields = common_fields(chat)
     if not chat.messages:
         raise invalid("messages", "messages must have at least one message.")
-    tools = tuple(_tool(tool.function) for tool in chat.tools or ())
-    check_tools(tools, "tools[{}].function.name", 64)
+    tools = function_tools(chat.tools)
+    choice, allowed = _tool_choice(chat, tools)
+    structured = _structured(chat, ignored)
     return InferenceRequest(
         **fields,
+        **ignored.request_fields(),
         prompt=template_messages(chat.messages),
+        template=_template(chat),
         sampling=sampling_params(chat, logprobs=_logprobs(chat)),
         max_tokens=_max_tokens(chat),
         tools=tools,
-        tool_choice=_tool_choice(chat, tools),
+        tool_choice=choice,
+        allowed_tools=allowed,
         parallel_tools=chat.parallel_tool_calls is not False,
-        structured=_structured(chat),
+        structured=structured,
         breakpoints=_breakpoints(chat),
         parts=count_parts(chat.messages),
+        echoed_parameters={"functions": True} if chat.functions else {},
     )
 
 
@@ -131,22 +155,49 @@ def _logprobs(chat: ChatBody) -> int | None:
     return chat.top_logprobs or 0 if chat.logprobs else None
 
 
-def _tool(function: Function) -> Tool:
-    return Tool(function.name, function.description, function.parameters or {}, bool(function.strict))
+def _template(chat: ChatBody) -> TemplateOptions:
+    continues = bool(chat.continue_final_message)
+    last = chat.messages[-1]
+    if continues and (not isinstance(last, ChatAssistant) or last.tool_calls):
+        message = "Only a last message with the role assistant and without tool calls can be continued."
+        raise invalid("continue_final_message", message)
+    if continues and chat.add_generation_prompt:
+        raise invalid("continue_final_message", "continue_final_message and add_generation_prompt cannot be combined.")
+    return TemplateOptions(
+        continues=continues,
+        adds_prompt=chat.add_generation_prompt is not False,
+        variables=chat.chat_template_kwargs or {},
+        special_tokens=chat.add_special_tokens,
+        max_tokens=chat.truncate_prompt_tokens,
+    )
 
 
-def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> str:
-    choice = chat.tool_choice or "auto"
+def function_tools(tools: Sequence[ChatFunctionTool] | None) -> tuple[Tool, ...]:
+    """Return the tools after checking them.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    functions = [tool.function for tool in tools or ()]
+    found = tuple(Tool(each.name, each.description, each.parameters or {}, bool(each.strict)) for each in functions)
+    check_tools(found, "tools[{}].function.name", 64)
+    return found
+
+
+def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[str, ...] | None]:
+    """Return the tool choice, and the names of the tools that may be called if they are not all."""
+    choice, allowed = chat.tool_choice or "auto", None
     if isinstance(choice, ChatNamedChoice):
-        if choice.function.name not in {tool.name for tool in tools}:
-            raise invalid("tool_choice", f"There is no tool {choice.function.name!r}.")
-        return choice.function.name
+        return require_tool(choice.function.name, tools), None
+    if isinstance(choice, ChatAllowedChoice):
+        names = (tool.function.name for tool in choice.allowed_tools.tools)
+        choice, allowed = choice.allowed_tools.mode, allowed_names(names, tools)
     if choice == "required" and not tools:
         raise invalid("tool_choice", "tool_choice is only allowed with tools.")
-    return choice
+    return choice, allowed
 
 
-def _structured(chat: ChatBody) -> StructuredSpec | None:
+def _structured(chat: ChatBody, ignored: IgnoredFields) -> StructuredSpec | None:
     spec = guided(chat)
     response_format = chat.response_format
     if spec is not None and response_format is not None and not isinstance(response_format, ChatFormatText):
@@ -160,7 +211,9 @@ def _structured(chat: ChatBody) -> StructuredSpec | None:
         if not _NAME.fullmatch(schema.name):
             raise invalid("response_format.json_schema.name", "The name must have 1 to 64 letters, digits, _ or -.")
         described = {} if schema.description is None else {"description": schema.description}
-        return StructuredSpec("json_schema", msgspec.json.encode(described | (schema.schema or {})).decode())
+        path = "response_format.json_schema.schema"
+        enforceable = ignored.enforceable(schema.schema or {}, path, strict=schema.strict)
+        return StructuredSpec("json_schema", msgspec.json.encode(described | enforceable).decode())
     return spec
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+from inference_worker.contract.validation import MAX_LOGPROBS
 from millrace.gateway.core.errors import ApiError, invalid
-from millrace.gateway.core.types import InferenceRequest
-from millrace.gateway.protocols.openai.parameters import Common, common_fields, guided, read_body, sampling_params
+from millrace.gateway.core.types import InferenceRequest, TemplateOptions
+from millrace.gateway.protocols.documented import NotNegative, documented
+from millrace.gateway.protocols.openai.guided import guided
+from millrace.gateway.protocols.openai.parameters import Common, common_fields, read_request, sampling_params
 
 DIALECT = "openai.completion"
 MAX_PROMPTS = 64
@@ -14,8 +18,20 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
 
 
 class CompletionBody(Common):
-    prompt: str | list[str | int | list[int]]
-    logprobs: int | None = None
+    prompt: (
+        str
+        | Annotated[
+            list[str | NotNegative | list[NotNegative]],
+            documented(
+                minItems=1,
+                anyOf=[
+                    {"items": {"type": "integer"}},
+                    {"items": {"type": ["string", "array"]}, "maxItems": MAX_PROMPTS},
+                ],
+            ),
+        ]
+    )
+    logprobs: Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
 
 
@@ -25,19 +41,23 @@ def read_completion(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    completion = read_body(body, CompletionBody)
+    completion, ignored = read_request(body, CompletionBody)
     prompt, *more_prompts = _prompts(completion.prompt)
     echo, logprobs = bool(completion.echo), completion.logprobs
     if echo and logprobs is not None and (completion.n or 1) > 1:
         raise ApiError("unsupported_parameter", "echo with logprobs requires n to be 1.", "n")
     return InferenceRequest(
         **common_fields(completion),
+        **ignored.request_fields(),
         prompt=prompt,
         more_prompts=tuple(more_prompts),
         sampling=sampling_params(completion, logprobs=logprobs, prompt_logprobs=logprobs if echo else None),
         max_tokens=completion.max_tokens or DEFAULT_MAX_TOKENS,
         structured=guided(completion),
         echo=echo,
+        template=TemplateOptions(
+            special_tokens=completion.add_special_tokens, max_tokens=completion.truncate_prompt_tokens
+        ),
     )
 
 

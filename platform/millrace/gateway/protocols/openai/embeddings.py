@@ -6,7 +6,7 @@ import base64
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -15,20 +15,32 @@ from inference_worker.contract.request import SamplingParams
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, ResponseSpec
-from millrace.gateway.protocols.openai.parameters import read_body
+from millrace.gateway.protocols.documented import Label, NotEmpty, NotNegative, Positive, documented
+from millrace.gateway.protocols.openai.parameters import check_labels, read_request
 
 DIALECT = "openai.embedding"
 MAX_INPUTS = 2048
-MAX_USER_CHARACTERS = 512
 DONE = b"[DONE]"
 
 
 class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str
-    input: str | list[str | int | list[int]]
+    input: (
+        NotEmpty
+        | Annotated[
+            list[NotEmpty | NotNegative | Annotated[list[NotNegative], documented(minItems=1)]],
+            documented(
+                minItems=1,
+                anyOf=[
+                    {"items": {"type": "integer"}},
+                    {"items": {"type": ["string", "array"]}, "maxItems": MAX_INPUTS},
+                ],
+            ),
+        ]
+    )
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
-    user: str | None = None
+    dimensions: Positive | None = None
+    user: Label | None = None
 
 
 def read_embeddings(body: bytes) -> InferenceRequest:
@@ -37,11 +49,11 @@ def read_embeddings(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    parsed = read_body(body, EmbeddingBody)
-    if len(parsed.user or "") > MAX_USER_CHARACTERS:
-        raise invalid("user", f"user may have at most {MAX_USER_CHARACTERS} characters.")
+    parsed, ignored = read_request(body, EmbeddingBody)
+    check_labels({}, {"user": parsed.user})
     inputs = _inputs(parsed.input)
     return InferenceRequest(
+        **ignored.request_fields(),
         model=parsed.model,
         prompt=[],
         sampling=SamplingParams(max_tokens=0),
@@ -85,6 +97,9 @@ class EmbeddingsWriter:
         """Return the whole response at the end, for a client that resumes the request."""
         self._events.append(event)
         return [msgspec.json.encode(self.whole(self._events)), DONE] if isinstance(event, End) else []
+
+    def interrupted(self, code: str) -> list[bytes]:
+        return []
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         (data,) = (event.data for event in events if isinstance(event, Vectors))

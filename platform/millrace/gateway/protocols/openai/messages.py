@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -18,26 +18,58 @@ class CacheMark(msgspec.Struct, forbid_unknown_fields=True):
     mode: Literal["explicit"] = "explicit"
 
 
-class TextPart(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["text"]
+class TextPart(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
     text: str
     prompt_cache_breakpoint: CacheMark | None = None
+
+
+class RefusalPart(msgspec.Struct, forbid_unknown_fields=True, tag="refusal"):
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+# Parts that no served model takes. They are read, so that the refusal names what is wrong.
+class ImagePart(msgspec.Struct, tag="image_url"):
+    image_url: Any = None
+
+
+class AudioPart(msgspec.Struct, tag="input_audio"):
+    input_audio: Any = None
+
+
+class VideoPart(msgspec.Struct, tag="video_url"):
+    video_url: Any = None
+
+
+class FilePart(msgspec.Struct, tag="file"):
+    file: Any = None
+
+
+Part = TextPart | RefusalPart | ImagePart | AudioPart | VideoPart | FilePart
+MEDIA: Mapping[type[Any], str] = {ImagePart: "images", AudioPart: "audio", VideoPart: "videos", FilePart: "files"}
 
 
 class ChatFunctionCall(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     arguments: str
+    provider_specific_fields: Any = None
 
 
 class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
     id: str
-    type: Literal["function"]
     function: ChatFunctionCall
+    type: Literal["function"] = "function"
+    # Fields that clients return unchanged from a response or a stream.
+    index: int | None = None
+    provider_specific_fields: Any = None
 
 
 class ChatMessageFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role"):
-    content: str | list[TextPart]
-    name: None = None  # templates have no field for it
+    content: str | list[Part]
+    name: str | None = None  # of the participant
 
 
 class ChatSystem(ChatMessageFields, tag="system"):
@@ -52,22 +84,26 @@ class ChatUser(ChatMessageFields, tag="user"):
     pass
 
 
-class ChatTool(ChatMessageFields, tag="tool"):
+class ChatToolResult(ChatMessageFields, tag="tool"):
     tool_call_id: str
 
 
 class ChatAssistant(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role", tag="assistant"):
-    content: str | list[TextPart] | None = None
+    content: str | list[Part] | None = None
+    name: str | None = None
     tool_calls: list[ToolCall] | None = None
-    # Fields that the SDK returns unchanged from a response.
-    refusal: None = None
+    # Fields that clients return unchanged from a response.
+    refusal: str | None = None
     annotations: list[Any] | None = None
     audio: None = None
-    function_call: None = None
-    name: None = None
+    reasoning_content: str | None = None
+    reasoning: Any = None
+    reasoning_details: Any = None
+    thinking_blocks: Any = None
+    provider_specific_fields: Any = None
 
 
-Message = ChatSystem | Developer | ChatUser | ChatTool | ChatAssistant
+Message = ChatSystem | Developer | ChatUser | ChatToolResult | ChatAssistant
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -91,49 +127,66 @@ def explicit_breakpoints(messages: Sequence[Message]) -> list[Breakpoint]:
     for number, message in enumerate(messages, 1):
         length = 0
         for part in message.content if isinstance(message.content, list) else ():
-            length += len(part.text)
-            if part.prompt_cache_breakpoint is not None:
-                breakpoints.append(Breakpoint(CACHE_SECONDS, messages=number, characters=length))
+            if isinstance(part, TextPart):
+                length += len(part.text)
+                if part.prompt_cache_breakpoint is not None:
+                    breakpoints.append(Breakpoint(CACHE_SECONDS, messages=number, characters=length))
     return breakpoints
 
 
+def media_error(kind: str, path: str) -> ApiError:
+    """Return the error of a content part, at `path`, that the model cannot take."""
+    return ApiError("unsupported_parameter", f"This model takes no {kind}. Send text only.", f"{path}.type")
+
+
+def _text(path: str, content: str | list[Part] | None) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    texts = []
+    for number, part in enumerate(content):
+        if not isinstance(part, TextPart | RefusalPart):
+            raise media_error(MEDIA[type(part)], f"{path}.content[{number}]")
+        texts.append(part.text)
+    return "".join(texts)
+
+
 def _template_message(path: str, message: Message, names: dict[str, str]) -> dict[str, Any]:
-    content = message.content
-    text = "".join(part.text for part in content) if isinstance(content, list) else content or ""
-    if isinstance(message, ChatAssistant):
-        return {"role": "assistant", "content": text, **_calls(path, message, names)}
-    if isinstance(message, ChatTool):
+    text = _text(path, message.content)
+    if isinstance(message, ChatToolResult):
         if message.tool_call_id not in names:
             raise invalid(f"{path}.tool_call_id", "A tool message must refer to a tool call of an earlier message.")
-        name = names[message.tool_call_id]
+        name = message.name or names[message.tool_call_id]
         return {"role": "tool", "content": text, "tool_call_id": message.tool_call_id, "name": name}
+    named = {"name": message.name} if message.name else {}
+    if isinstance(message, ChatAssistant):
+        text = message.refusal or "" if message.content is None else text
+        return {"role": "assistant", "content": text, **named, **_reasoning(message), **_calls(path, message, names)}
     # `developer` is OpenAI's newer name of the role `system`.
-    return {"role": "user" if isinstance(message, ChatUser) else "system", "content": text}
+    return {"role": "user" if isinstance(message, ChatUser) else "system", "content": text, **named}
+
+
+def _reasoning(message: ChatAssistant) -> dict[str, str]:
+    """Return the reasoning of an earlier answer, which some templates render."""
+    reasoning = message.reasoning_content or message.reasoning
+    return {"reasoning_content": reasoning} if reasoning and isinstance(reasoning, str) else {}
 
 
 def _calls(path: str, message: ChatAssistant, names: dict[str, str]) -> dict[str, Any]:
-    if message.annotations:
-        raise ApiError("unsupported_parameter", "Annotations are not supported.", f"{path}.annotations")
     if not message.tool_calls:
-        if message.content is None:
+        if message.content is None and message.refusal is None:
             raise invalid(f"{path}.content", "An assistant message must have content or tool calls.")
         return {}
     calls = []
-    for number, call in enumerate(message.tool_calls):
+    for call in message.tool_calls:
         names[call.id] = call.function.name
-        arguments = call_arguments(f"{path}.tool_calls[{number}].function.arguments", call.function.arguments)
-        function = {"name": call.function.name, "arguments": arguments}
+        function = {"name": call.function.name, "arguments": call_arguments(call.function.arguments)}
         calls.append({"id": call.id, "type": "function", "function": function})
     return {"tool_calls": calls}
 
 
-def call_arguments(path: str, text: str) -> dict[str, Any]:
-    """Return a call's arguments. `path` is their path in the body.
-
-    Raises:
-        ApiError: 400, they are not a JSON object.
-    """
+def call_arguments(text: str) -> dict[str, Any] | str:
+    """Return a call's arguments, or their text if it is no JSON object: `max_tokens` can truncate a call."""
     try:
         return dict(msgspec.json.decode(text or "{}", type=dict[str, Any]))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        raise invalid(path, "A call's arguments must be a JSON object, as a string.") from None
+        return text

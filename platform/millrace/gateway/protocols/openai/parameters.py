@@ -1,27 +1,45 @@
-"""Strict reading of JSON bodies: no parameter is ignored.
+"""Reading of JSON bodies: each parameter is supported, has no effect, is ignored and named, or is rejected by name.
 
-A parameter is supported (a field of the endpoint's struct), or documented by OpenAI and accepted only with the values
-at which it has no effect (`NO_OP`), or rejected.
+A parameter is supported (a field of the endpoint's struct), or documented and accepted only with the values at which it
+has no effect (`NO_OP`), or a hint that may be ignored (`HINTS`), or rejected. Unknown fields of inference requests are
+dropped and named (`unknown_fields`). Other bodies are read strictly.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from inference_worker.contract.request import RequestRejected, SamplingParams, ServiceClass, StructuredSpec
-from inference_worker.contract.validation import check_sampling
+from inference_worker.contract.request import RequestRejected, SamplingParams, ServiceClass
+from inference_worker.contract.validation import MAX_ANSWERS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, check_sampling
 from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.protocols.documented import (
+    MAX_LABEL_CHARACTERS,
+    MAX_METADATA,
+    MAX_METADATA_KEY_CHARACTERS,
+    Label,
+    LabelMap,
+    NotEmpty,
+    NotNegative,
+    Penalty,
+    Positive,
+    Temperature,
+    TopP,
+    documented,
+)
+from millrace.gateway.protocols.openai.guided import StructuredOutputs
+from millrace.gateway.protocols.unknown_fields import IgnoredFields, check_typos, tolerate
 
 T = TypeVar("T", bound=msgspec.Struct)
 C = TypeVar("C")
 
-MAX_STOPS = 4
+MAX_STOPS = 16
+Bias = Annotated[float, documented(minimum=-100, maximum=100)]
 MAX_TOKENS = 2**31
 _ANY_VOCABULARY = 2**31  # the engine checks the model's vocabulary
 
@@ -30,7 +48,7 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "tools": ([],),
-    "functions": ([],),
+    "functions": ([],),  # chat completions support it
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),  # has no effect without tools
@@ -45,7 +63,17 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_cache_options": ({},),
+    # vLLM's names.
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "prompt_logprobs": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
 }
+# Parameters of `NO_OP` that are accepted with every value. They are named as ignored unless they have no effect.
+HINTS = frozenset({"store", "prediction", "reasoning_effort", "verbosity", "prompt_cache_retention"})
 TIERS: Mapping[str, ServiceClass] = {
     "auto": ServiceClass.DEFAULT,
     "default": ServiceClass.DEFAULT,
@@ -54,60 +82,128 @@ TIERS: Mapping[str, ServiceClass] = {
 }
 
 
+# Names of parameters that change the result in some dialect. Where they are not supported, they are refused by name and
+# never ignored as unknown fields.
+RESULT_NAMES = frozenset(
+    {
+        *("n", "stop", "stop_sequences", "stop_token_ids", "seed", "logprobs", "top_logprobs", "logit_bias", "echo"),
+        *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "ignore_eos", "dimensions"),
+        *("truncate", "truncate_prompt_tokens"),
+        *("response_format", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs"),
+        *("tools", "tool_choice", "system", "instructions", "messages", "input", "prompt", "stream"),
+    }
+)
+
+
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
+    include_obfuscation: Annotated[bool, documented(const=False)] | None = None
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The parameters that chat completions and completions share."""
 
     model: str
-    max_tokens: int | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
+    max_tokens: Positive | None = None
+    n: Annotated[int, documented(minimum=1, maximum=MAX_ANSWERS)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Annotated[int, documented(minimum=-1)] | None = None
+    min_p: Annotated[float, documented(minimum=0, maximum=1)] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: NotEmpty | Annotated[list[NotEmpty], documented(maxItems=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[NotNegative], documented(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    min_tokens: NotNegative | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, documented(minimum=0.1, maximum=10)] | None = None
+    logit_bias: Annotated[dict[int, Bias], documented(maxProperties=MAX_LOGIT_BIAS)] | None = None
+    guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
+    guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    metadata: dict[str, str] | None = None
-    prompt_cache_key: str | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    metadata: LabelMap | None = None
+    prompt_cache_key: Label | None = None
 
 
 def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] = NO_OP) -> T:
-    """Decode and validate a request's JSON body.
+    """Decode and validate a JSON body strictly: an unknown field is an error.
 
     Raises:
         ApiError: 400 that names the parameter.
     """
+    fields = _decode(body)
+    supported = _names(type_)
+    values = {name: value for name, value in fields.items() if value is not None}
+    for name in [name for name in values if name not in supported]:
+        if name not in no_op:
+            raise ApiError("unknown_parameter", f"Unknown parameter: {name!r}.", name[:200])
+        if not _is_no_op(values.pop(name), no_op[name]):
+            raise _unsupported(name)
+    return converted(values, type_)
+
+
+def read_request(
+    body: bytes,
+    type_: type[T],
+    no_op: Mapping[str, tuple[Any, ...]] = NO_OP,
+    hints: Collection[str] = HINTS,
+    prepare: Callable[[dict[str, Any], IgnoredFields], None] | None = None,
+    ignored_values: Mapping[str, tuple[Any, ...]] = {},
+) -> tuple[T, IgnoredFields]:
+    """Decode and validate the JSON body of an inference request. Return it with its ignored fields.
+
+    Args:
+        no_op: parameters that are not supported, with their values that have no effect.
+        hints: those of them that are accepted with every value, and named as ignored.
+        prepare: changes the decoded fields before they are validated.
+        ignored_values: further values of unsupported parameters that are accepted, and named as ignored.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    fields = _decode(body)
+    supported, ignored, unknown = _names(type_), IgnoredFields(), []
+    values = {name: value for name, value in fields.items() if value is not None}
+    for name in [name for name in values if name not in supported]:
+        value = values.pop(name)
+        if name not in no_op:
+            if name in RESULT_NAMES:
+                raise ApiError("unknown_parameter", f"This endpoint does not support the parameter {name!r}.", name)
+            unknown.append(name)
+        elif not _is_no_op(value, no_op[name]):
+            if name not in hints and not _is_no_op(value, ignored_values.get(name, ())):
+                raise _unsupported(name)
+            ignored.add_known(name)
+    if unknown:
+        check_typos(unknown, supported.union(no_op))
+        for name in unknown:
+            ignored.add_unknown(name)
+    if prepare is not None:
+        prepare(values, ignored)
+    return converted_leniently(values, type_, "", ignored), ignored
+
+
+def _decode(body: bytes) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ApiError("invalid_json", f"The request body is not valid JSON: {exc}") from None
     if not isinstance(fields, dict):
         raise ApiError("invalid_json", "The request body must be a JSON object.")
-    supported = _names(type_)
-    values = {name: value for name, value in fields.items() if value is not None}
-    for name in [name for name in values if name not in supported]:
-        _require_no_op(name, values.pop(name), no_op)
-    return converted(values, type_)
+    return fields
 
 
 def converted(value: Any, type_: type[C], path: str = "") -> C:
@@ -120,6 +216,19 @@ def converted(value: Any, type_: type[C], path: str = "") -> C:
         return msgspec.convert(value, type_, str_keys=True)  # JSON keys are strings, also the token IDs of logit_bias
     except msgspec.ValidationError as exc:
         raise _explain(exc, path) from None
+
+
+def converted_leniently(value: Any, type_: type[C], path: str, ignored: IgnoredFields) -> C:
+    """Convert a part of a body, at `path`. Unknown fields are removed from `value` and added to `ignored`.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    try:
+        return msgspec.convert(value, type_, str_keys=True)
+    except msgspec.ValidationError:  # the usual body has no unknown fields and needs one conversion
+        tolerate(value, type_, _INDEX.sub("[]", path), ignored)
+        return converted(value, type_, path)
 
 
 @cache
@@ -183,9 +292,10 @@ def common_fields(body: Common) -> dict[str, Any]:
         ApiError: 400 that names the parameter.
     """
     within("max_tokens", body.max_tokens, 1, MAX_TOKENS)
+    within("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, MAX_TOKENS)
     within("priority", body.priority, -(2**31), 2**31 - 1)
     options = body.stream_options
-    if options is not None and not body.stream:
+    if options is not None and body.stream is None:  # with stream=false they have no effect
         raise invalid("stream_options", "stream_options are only allowed when stream is true.")
     if options is not None and options.include_obfuscation:
         raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
@@ -213,27 +323,17 @@ def check_labels(metadata: Mapping[str, str], labels: Mapping[str, str | None]) 
     Raises:
         ApiError: 400 that names the parameter.
     """
-    if len(metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
+    if len(metadata) > MAX_METADATA or any(
+        len(key) > MAX_METADATA_KEY_CHARACTERS or len(value) > MAX_LABEL_CHARACTERS for key, value in metadata.items()
+    ):
         raise invalid(
             "metadata",
-            "metadata may have at most 16 entries, with keys of up to 64 and values of up to 512 characters.",
+            f"metadata may have at most {MAX_METADATA} entries, with keys of up to {MAX_METADATA_KEY_CHARACTERS} and"
+            f" values of up to {MAX_LABEL_CHARACTERS} characters.",
         )
     for name, label in labels.items():
-        if len(label or "") > 512:
-            raise invalid(name, f"{name} may have at most 512 characters.")
-
-
-def guided(body: Common) -> StructuredSpec | None:
-    """Return the structured output that vLLM's guided decoding parameters request, if any.
-
-    Raises:
-        ApiError: 400, both parameters are set.
-    """
-    if body.guided_regex is not None and body.guided_grammar is not None:
-        raise invalid("guided_grammar", "guided_regex and guided_grammar cannot be combined.")
-    if body.guided_regex is not None:
-        return StructuredSpec("regex", body.guided_regex, "guided_regex")
-    return None if body.guided_grammar is None else StructuredSpec("grammar", body.guided_grammar, "guided_grammar")
+        if len(label or "") > MAX_LABEL_CHARACTERS:
+            raise invalid(name, f"{name} may have at most {MAX_LABEL_CHARACTERS} characters.")
 
 
 def within(name: str, value: float | None, low: float, high: float) -> None:
@@ -241,16 +341,19 @@ def within(name: str, value: float | None, low: float, high: float) -> None:
         raise invalid(name, f"{value} is out of range. {name} must be from {low} to {high}.")
 
 
-def _require_no_op(name: str, value: Any, no_op: Mapping[str, tuple[Any, ...]]) -> None:
-    if name not in no_op:
-        raise ApiError("unknown_parameter", f"Unknown parameter: {name!r}.", name[:200])
+def _is_no_op(value: Any, no_op_values: tuple[Any, ...]) -> bool:
     # Booleans match only booleans: in Python 0 == False, but logprobs=0 requests logprobs and logprobs=false does not.
-    if not any(
-        value == no_op_value and isinstance(value, bool) == isinstance(no_op_value, bool) for no_op_value in no_op[name]
-    ):
-        raise ApiError("unsupported_parameter", f"The parameter {name!r} is not supported with this value.", name)
+    return any(
+        value == no_op_value and isinstance(value, bool) == isinstance(no_op_value, bool)
+        for no_op_value in no_op_values
+    )
 
 
+def _unsupported(name: str) -> ApiError:
+    return ApiError("unsupported_parameter", f"The parameter {name!r} is not supported with this value.", name)
+
+
+_INDEX = re.compile(r"\[\d+\]")
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
@@ -259,7 +362,9 @@ _MISSING = re.compile(r"missing required field `([^`]*)`")
 def _explain(exc: msgspec.ValidationError, parent_path: str) -> ApiError:
     message = str(exc)
     path_match = _PATH.search(message)
-    path = ".".join(filter(None, (parent_path, path_match.group(1) if path_match else "")))
+    own_path = path_match.group(1) if path_match else ""
+    separator = "." if parent_path and own_path and not own_path.startswith("[") else ""
+    path = f"{parent_path}{separator}{own_path}"
     reason = _PATH.sub("", message)
     for pattern, code, text in (
         (_UNKNOWN, "unknown_parameter", "Unknown parameter: {!r}."),

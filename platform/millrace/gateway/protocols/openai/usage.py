@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from inference_worker.contract.request import TokenUsage
+from inference_worker.contract.request import TokenCounts
 
 
-def usage_object(usage: TokenUsage) -> dict[str, Any]:
+def usage_object(usage: TokenCounts) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.output,
-        "total_tokens": usage.prompt + usage.output,
+        "total_tokens": usage.total,
         "prompt_tokens_details": {
             "cached_tokens": usage.cache_read,
-            "cache_write_tokens": usage.cache_write_5m + usage.cache_write_1h,
+            "cache_write_tokens": usage.cache_write,
         },
         "completion_tokens_details": {
             "reasoning_tokens": 0,

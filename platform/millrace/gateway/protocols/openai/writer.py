@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
-from inference_worker.contract.request import FinishReason, ServiceClass, TokenLogprobs, TokenUsage
+from inference_worker.contract.request import FinishReason, ServiceClass, TokenCounts, TokenLogprobs
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import ResponseSpec, usage_so_far
+from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
 from millrace.gateway.protocols.openai.logprobs import chat_logprobs, completion_logprobs
 from millrace.gateway.protocols.openai.usage import usage_object
 from millrace.gateway.protocols.tools import AnswerText, CallArguments, CallStart, Piece, ToolCallParser, call_id
@@ -27,7 +27,7 @@ class OpenAIWriter(ABC):
     def __init__(self, spec: ResponseSpec, tokenizer: Tokenizer) -> None:
         self._spec = spec
         self._tokenizer = tokenizer
-        self._prompt: TokenUsage | None = None
+        self._prompt: TokenCounts | None = None
         self._output_tokens = 0
         self._unfinished = dict.fromkeys(range(spec.answers))
 
@@ -61,6 +61,12 @@ class OpenAIWriter(ABC):
             parts = [event for event in events if isinstance(event, Tokens) and event.index == index]
             choices.append(self._choice(index, parts, reasons.get(index, end.finish_reason)))
         return {**self._head(False), "choices": choices, "usage": usage_object(end.usage)}
+
+    def interrupted(self, code: str) -> list[bytes]:
+        if not (self._spec.include_usage or self._spec.continuous_usage):
+            return []
+        usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
+        return [_encode({**self._head(True), "choices": [], "usage": usage_object(usage)})]
 
     def _usage(self, event: AnswerEvent) -> dict[str, Any]:
         so_far = usage_so_far(self._spec, self._prompt, self._output_tokens)
@@ -97,7 +103,25 @@ class ChatWriter(OpenAIWriter):
     def __init__(self, spec: ResponseSpec, tokenizer: Tokenizer) -> None:
         super().__init__(spec, tokenizer)
         self._opened: set[int] = set()
+        self._is_legacy = bool(spec.echoed_parameters.get("functions"))  # answers use `function_call`
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # choice -> the chunk of a text, before and after the text
         self._parsers = {index: ToolCallParser(spec.tools) for index in range(spec.answers)} if spec.tools else {}
+
+    def stream(self, event: AnswerEvent) -> list[bytes]:
+        if not isinstance(event, Tokens) or event.logprobs or not event.text or event.index not in self._opened:
+            return super().stream(event)
+        frame = self._frames.get(event.index) or self._make_frame(event.index)
+        if frame is None:
+            return super().stream(event)
+        return [frame[0] + _encode(event.text) + frame[1]]
+
+    def _make_frame(self, index: int) -> tuple[bytes, bytes] | None:
+        """Return what surrounds the text in a choice's chunks; None if the chunks also differ in other fields."""
+        if index in self._parsers or self._spec.continuous_usage:
+            return None
+        start, _, end = self._chunk(_streamed(index, {"content": ""}), None).rpartition(b'""')
+        self._frames[index] = start, end
+        return start, end
 
     def _head(self, streamed: bool) -> dict[str, Any]:
         spec = self._spec
@@ -133,6 +157,9 @@ class ChatWriter(OpenAIWriter):
     def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
         if isinstance(piece, AnswerText):
             return {"content": piece.text}
+        if self._is_legacy:
+            call = {"name": piece.name, "arguments": ""} if isinstance(piece, CallStart) else {"arguments": piece.text}
+            return {"function_call": call}
         if isinstance(piece, CallStart):
             return {"tool_calls": [{"index": piece.number, **self._call(index, piece, "")}]}
         return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
@@ -147,7 +174,7 @@ class ChatWriter(OpenAIWriter):
         if parser is not None:
             deltas += [self._delta(index, piece) for piece in parser.close()]
         choices = [_streamed(index, delta) for delta in deltas]
-        return [*choices, _streamed(index, {}, _reason(reason, bool(parser and parser.calls)))]
+        return [*choices, _streamed(index, {}, self._reason(reason, bool(parser and parser.calls)))]
 
     def _choice(self, index: int, parts: list[Tokens], reason: FinishReason) -> dict[str, Any]:
         text = "".join(part.text for part in parts)
@@ -160,14 +187,18 @@ class ChatWriter(OpenAIWriter):
             ]
             message["content"] = "".join(piece.text for piece in pieces if isinstance(piece, AnswerText))
         if calls:
-            message |= {"content": message["content"] or None, "tool_calls": calls}
+            made = {"function_call": calls[0]["function"]} if self._is_legacy else {"tool_calls": calls}
+            message |= {"content": message["content"] or None, **made}
         logprobs = _all_logprobs(parts)
         return {
             "index": index,
             "message": message,
             "logprobs": None if logprobs is None else chat_logprobs(self._tokenizer, logprobs),
-            "finish_reason": _reason(reason, bool(calls)),
+            "finish_reason": self._reason(reason, bool(calls)),
         }
+
+    def _reason(self, reason: FinishReason, calls: bool) -> str:
+        return ("function_call" if self._is_legacy else "tool_calls") if calls and reason == "stop" else reason
 
 
 class CompletionWriter(OpenAIWriter):
@@ -214,10 +245,6 @@ class CompletionWriter(OpenAIWriter):
 
 def _streamed(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
-
-
-def _reason(reason: FinishReason, calls: bool) -> str:
-    return "tool_calls" if calls and reason == "stop" else reason
 
 
 def _arguments(pieces: list[Piece], call: CallStart) -> str:

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from inference_worker.contract.request import SamplingParams, StructuredSpec
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, Tool
+from millrace.gateway.protocols.documented import (
+    FunctionName,
+    Label,
+    LabelMap,
+    Positive,
+    Temperature,
+    TopP,
+    documented,
+)
 from millrace.gateway.protocols.openai.parameters import (
     LABELS,
     MAX_TOKENS,
     TIERS,
+    StreamOptions,
     check_labels,
     check_ranges,
-    read_body,
+    read_request,
     within,
 )
-from millrace.gateway.protocols.responses.items import count_parts, template_messages
-from millrace.gateway.protocols.tools import check_tools
+from millrace.gateway.protocols.responses.items import ITEM_SCHEMA, count_parts, template_messages
+from millrace.gateway.protocols.tools import MAX_TOOLS, allowed_names, check_tools, remove_hosted_tools, require_tool
+from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "openai.responses"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -30,10 +41,10 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_OP: Mapping[str, tuple[Any, ...]] = {
     "access_programs": (),
     "background": (False,),
+    "client_metadata": ({},),
     "context_management": ([],),
     "conversation": (),
     "image": (),
-    "include": ([],),
     "max_tool_calls": (),
     "moderation": (),
     "previous_response_id": (),
@@ -42,35 +53,54 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "reasoning": ({}, {"effort": "none"}),
     "store": (False,),
-    "stream_options": ({}, {"include_obfuscation": False}),
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
+# Parameters of `NO_OP` that are accepted with every value. They are named as ignored unless they have no effect.
+HINTS = frozenset({"client_metadata", "prompt_cache_retention", "reasoning", "store"})
+# Values of `include` that request a part of outputs that this endpoint never makes.
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results"),
+        *("file_search_call.results", "code_interpreter_call.outputs", "computer_call_output.output.image_url"),
+        "message.input_image.image_url",
+    }
+)
+_HOSTED_TOOL = re.compile(
+    r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?|file_search|code_interpreter|image_generation|mcp|namespace|tool_search"
+)
 
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     type: Literal["function"]
-    name: str
+    name: FunctionName
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     description: str | None = None
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    output_schema: dict[str, Any] | None = None
 
 
-class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
+class NamedChoice(msgspec.Struct, forbid_unknown_fields=True, tag="function"):
     name: str
 
 
-class FormatText(msgspec.Struct, forbid_unknown_fields=True, tag="text"):
+class AllowedChoice(msgspec.Struct, forbid_unknown_fields=True, tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: list[dict[str, Any]]
+
+
+class FormatText(StrictFields, tag="text"):
     pass
 
 
-class FormatObject(msgspec.Struct, forbid_unknown_fields=True, tag="json_object"):
+class FormatObject(StrictFields, tag="json_object"):
     pass
 
 
-class FormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"):
-    name: str
+class FormatSchema(StrictFields, tag="json_schema"):
+    name: FunctionName
     schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
@@ -78,26 +108,28 @@ class FormatSchema(msgspec.Struct, forbid_unknown_fields=True, tag="json_schema"
 
 class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
     format: FormatText | FormatObject | FormatSchema | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[dict[str, Any]], documented(minItems=1, items=ITEM_SCHEMA)]
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    tools: list[FunctionTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    max_output_tokens: Positive | None = None
+    tools: Annotated[list[FunctionTool], documented(maxItems=MAX_TOOLS)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    metadata: LabelMap | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    include: list[str] | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
 
 def read_response(body: bytes) -> InferenceRequest:
@@ -106,27 +138,34 @@ def read_response(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    parsed = read_body(body, ResponseBody, NO_OP)
+    parsed, ignored = read_request(body, ResponseBody, NO_OP, HINTS, _prepare)
+    _check_hints(parsed, ignored)
     within("max_output_tokens", parsed.max_output_tokens, 1, MAX_TOKENS)
     check_labels(parsed.metadata or {}, {name: getattr(parsed, name) for name in LABELS})
     tools = tuple(
         Tool(tool.name, tool.description, tool.parameters or {}, bool(tool.strict)) for tool in parsed.tools or ()
     )
     check_tools(tools, "tools[{}].name", 64)
+    prompt = template_messages(parsed.instructions, parsed.input, ignored)
+    choice, allowed = _choice(parsed, tools)
+    structured = _structured(parsed.text, ignored)
     return InferenceRequest(
+        **ignored.request_fields(),
         model=parsed.model,
-        prompt=template_messages(parsed.instructions, parsed.input),
+        prompt=prompt,
         sampling=_sampling(parsed),
         max_tokens=parsed.max_output_tokens,
         tools=tools,
-        tool_choice=_choice(parsed, tools),
+        tool_choice=choice,
+        allowed_tools=allowed,
         parallel_tools=parsed.parallel_tool_calls is not False,
-        structured=_structured(parsed.text),
+        structured=structured,
         service_class=TIERS[parsed.service_tier or "auto"],
         cache_key=parsed.prompt_cache_key,
         metadata=parsed.metadata or {},
         user=parsed.safety_identifier or parsed.user,
         stream=bool(parsed.stream),
+        continuous_usage=bool(parsed.stream_options and parsed.stream_options.continuous_usage_stats),
         echoed_parameters=_echoed_parameters(parsed),
         parts=count_parts(parsed.input),
     )
@@ -139,36 +178,62 @@ def _sampling(parsed: ResponseBody) -> SamplingParams:
     return params
 
 
-def _choice(parsed: ResponseBody, tools: tuple[Tool, ...]) -> str:
-    choice = parsed.tool_choice or "auto"
+def _prepare(fields: dict[str, Any], ignored: IgnoredFields) -> None:
+    remove_hosted_tools(fields, _HOSTED_TOOL, ignored)
+
+
+def _check_hints(parsed: ResponseBody, ignored: IgnoredFields) -> None:
+    """Name the hints within supported parameters.
+
+    Raises:
+        ApiError: 400, `include` requests something that is not supported.
+    """
+    if parsed.text is not None and parsed.text.verbosity not in (None, "medium"):
+        ignored.add_known("text.verbosity")
+    if parsed.stream_options is not None and parsed.stream_options.include_obfuscation:
+        raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
+    for value in parsed.include or ():
+        if value not in _WITHOUT_EFFECT:
+            raise invalid("include", f"Including {value[:100]!r} is not supported.", "unsupported_parameter")
+
+
+def _choice(parsed: ResponseBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[str, ...] | None]:
+    """Return the tool choice, and the names of the tools that may be called if they are not all."""
+    choice, allowed = parsed.tool_choice or "auto", None
     if isinstance(choice, NamedChoice):
-        if choice.name not in {tool.name for tool in tools}:
-            raise invalid("tool_choice", f"There is no tool {choice.name!r}.")
-        return choice.name
+        require_tool(choice.name, tools)
+        return choice.name, None
+    if isinstance(choice, AllowedChoice):
+        names = (tool.get("name") for tool in choice.tools if tool.get("type") == "function")
+        choice, allowed = choice.mode, allowed_names(names, tools)
     if choice == "required" and not tools:
         raise invalid("tool_choice", "tool_choice is only allowed with tools.")
-    return choice
+    return choice, allowed
 
 
-def _structured(text: TextConfig | None) -> StructuredSpec | None:
+def _structured(text: TextConfig | None, ignored: IgnoredFields) -> StructuredSpec | None:
     text_format = text.format if text else None
     if isinstance(text_format, FormatObject):
         return StructuredSpec("json_object", param="text.format")
     if isinstance(text_format, FormatSchema):
         if not _NAME.fullmatch(text_format.name):
             raise invalid("text.format.name", "The name must have 1 to 64 letters, digits, _ or -.")
+        schema = ignored.enforceable(text_format.schema, "text.format.schema", strict=text_format.strict)
         described = {} if text_format.description is None else {"description": text_format.description}
-        return StructuredSpec(
-            "json_schema", msgspec.json.encode(described | text_format.schema).decode(), "text.format"
-        )
+        return StructuredSpec("json_schema", msgspec.json.encode(described | schema).decode(), "text.format")
     return None
+
+
+def _echoed_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    nullable = ("description", "parameters", "strict")
+    return {name: value for name, value in tool.items() if value is not None or name in nullable}
 
 
 def _echoed_parameters(parsed: ResponseBody) -> dict[str, Any]:
     """Return the request's parameters that its response repeats."""
-    fields: dict[str, Any] = msgspec.to_builtins(parsed)
-    text = {"verbosity": "medium", **{key: value for key, value in (fields["text"] or {}).items() if value is not None}}
-    labels = {name: label for name in LABELS if (label := fields[name]) is not None}
+    given: dict[str, Any] = msgspec.to_builtins(parsed.text) or {}
+    text = {"verbosity": "medium", **{name: value for name, value in given.items() if value is not None}}
+    labels = {name: label for name in LABELS if (label := getattr(parsed, name)) is not None}
     return {
         "instructions": parsed.instructions,
         "max_output_tokens": parsed.max_output_tokens,
@@ -176,8 +241,8 @@ def _echoed_parameters(parsed: ResponseBody) -> dict[str, Any]:
         "parallel_tool_calls": parsed.parallel_tool_calls is not False,
         "temperature": 1.0 if parsed.temperature is None else parsed.temperature,
         "text": {**text, "format": text.get("format") or {"type": "text"}},
-        "tool_choice": fields["tool_choice"] or "auto",
-        "tools": fields["tools"] or [],
+        "tool_choice": msgspec.to_builtins(parsed.tool_choice) or "auto",
+        "tools": [_echoed_tool(msgspec.to_builtins(tool)) for tool in parsed.tools or ()],
         "top_p": 1.0 if parsed.top_p is None else parsed.top_p,
         **labels,
     }

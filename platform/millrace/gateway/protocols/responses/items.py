@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from millrace.gateway.core.errors import ApiError, invalid
-from millrace.gateway.protocols.openai.messages import call_arguments
-from millrace.gateway.protocols.openai.parameters import converted
+from millrace.gateway.core.errors import invalid
+from millrace.gateway.protocols.openai.messages import call_arguments, media_error
+from millrace.gateway.protocols.openai.parameters import converted_leniently
+from millrace.gateway.protocols.unknown_fields import IgnoredFields
 
 _STATUS = Literal["in_progress", "completed", "incomplete"]
 _ROLES = {"developer": "system"}  # `developer` is OpenAI's newer name of `system`
@@ -20,16 +22,42 @@ class InputText(msgspec.Struct, forbid_unknown_fields=True, tag="input_text"):
 
 class OutputText(msgspec.Struct, forbid_unknown_fields=True, tag="output_text"):
     text: str
-    annotations: list[Any] = []
+    annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+
+
+class Refusal(msgspec.Struct, forbid_unknown_fields=True, tag="refusal"):
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+# Parts that no served model takes. They are read, so that the refusal names what is wrong.
+class InputImage(msgspec.Struct, tag="input_image"):
+    image_url: Any = None
+
+
+class InputFile(msgspec.Struct, tag="input_file"):
+    file_id: Any = None
+
+
+class InputAudio(msgspec.Struct, tag="input_audio"):
+    input_audio: Any = None
+
+
+Part = InputText | OutputText | Refusal | InputImage | InputFile | InputAudio
+MEDIA: Mapping[type[Any], str] = {InputImage: "images", InputFile: "files", InputAudio: "audio"}
 
 
 class ResponseMessage(msgspec.Struct, forbid_unknown_fields=True, tag="message"):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText | OutputText]
+    content: str | list[Part]
     # Fields that the SDK returns unchanged from a response.
     id: str | None = None
     status: _STATUS | None = None
+    phase: str | None = None
 
 
 class FunctionCall(msgspec.Struct, forbid_unknown_fields=True, tag="function_call"):
@@ -38,20 +66,41 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True, tag="function_cal
     arguments: str
     id: str | None = None
     status: _STATUS | None = None
+    namespace: str | None = None
+    caller: Any = None
 
 
 class FunctionCallOutput(msgspec.Struct, forbid_unknown_fields=True, tag="function_call_output"):
     call_id: str
-    output: str | list[InputText]
+    output: str | list[Part]
     id: str | None = None
+    status: _STATUS | None = None
+    caller: Any = None
+
+
+class Reasoning(msgspec.Struct, forbid_unknown_fields=True, tag="reasoning"):
+    """The reasoning before an earlier answer, which is not sent to the model again."""
+
+    id: str | None = None
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
     status: _STATUS | None = None
 
 
-Item = ResponseMessage | FunctionCall | FunctionCallOutput
+Item = ResponseMessage | FunctionCall | FunctionCallOutput | Reasoning
+ITEM_SCHEMA = {
+    "anyOf": [
+        {"$ref": f"#/components/schemas/{item.__name__}"}
+        for item in (ResponseMessage, FunctionCall, FunctionCallOutput, Reasoning)
+    ]
+}
 
 
-def template_messages(instructions: str | None, value: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages in the format of chat templates.
+def template_messages(
+    instructions: str | None, value: str | list[dict[str, Any]], ignored: IgnoredFields
+) -> list[dict[str, Any]]:
+    """Return the messages in the format of chat templates. Unknown fields are added to `ignored`.
 
     Raises:
         ApiError: 400 that names the item.
@@ -63,12 +112,13 @@ def template_messages(instructions: str | None, value: str | list[dict[str, Any]
         return [*messages, {"role": "user", "content": value}]
     if not value:
         raise invalid("input", "input must have at least one item.")
+    present = [
+        {"type": "message", **{name: field for name, field in raw.items() if field is not None}} for raw in value
+    ]
+    items = converted_leniently(present, list[Item], "input", ignored)
     names: dict[str, str] = {}  # call ID -> tool name, of the calls so far
-    for number, raw in enumerate(value):
-        path = f"input[{number}]"
-        present = {name: field for name, field in raw.items() if field is not None}
-        item: Item = converted({"type": "message", **present}, Item, path)  # type: ignore[arg-type]
-        _add(messages, path, item, names)
+    for number, item in enumerate(items):
+        _add(messages, f"input[{number}]", item, names)
     return messages
 
 
@@ -83,12 +133,12 @@ def _add(messages: list[dict[str, Any]], path: str, item: Item, names: dict[str,
         messages.append({"role": _ROLES.get(item.role, item.role), "content": _text(f"{path}.content", item.content)})
     elif isinstance(item, FunctionCall):
         names[item.call_id] = item.name
-        function = {"name": item.name, "arguments": call_arguments(f"{path}.arguments", item.arguments)}
+        function = {"name": item.name, "arguments": call_arguments(item.arguments)}
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
         calls = messages[-1].setdefault("tool_calls", [])
         calls.append({"id": item.call_id, "type": "function", "function": function})
-    else:
+    elif isinstance(item, FunctionCallOutput):
         if item.call_id not in names:
             raise invalid(f"{path}.call_id", "A function call output must refer to an earlier function call.")
         output, name = _text(f"{path}.output", item.output), names[item.call_id]
@@ -99,6 +149,6 @@ def _text(path: str, content: str | list[Any]) -> str:
     if isinstance(content, str):
         return content
     for number, part in enumerate(content):
-        if isinstance(part, OutputText) and part.annotations:
-            raise ApiError("unsupported_parameter", "Annotations are not supported.", f"{path}[{number}].annotations")
+        if type(part) in MEDIA:
+            raise media_error(MEDIA[type(part)], f"{path}[{number}]")
     return "".join(part.text for part in content)

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from inference_worker.contract.request import FinishReason, TokenUsage
+from inference_worker.contract.request import FinishReason, TokenCounts
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import ResponseSpec
+from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
 from millrace.gateway.protocols.openai.writer import TIERS
 from millrace.gateway.protocols.tools import CallArguments, CallStart, Piece, answer_parser, call_id
 
@@ -18,14 +18,13 @@ _encode = msgspec.json.Encoder().encode
 Event = dict[str, Any]
 
 
-def usage_object(usage: TokenUsage) -> dict[str, Any]:
-    written = usage.cache_write_5m + usage.cache_write_1h
+def usage_object(usage: TokenCounts) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": written},
+        "input_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
         "output_tokens": usage.output,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": usage.prompt + usage.output,
+        "total_tokens": usage.total,
     }
 
 
@@ -41,6 +40,8 @@ class ResponsesWriter:
         self._parser = answer_parser(spec.tools)
         self._sequence = 0
         self._is_started = False
+        self._prompt: TokenCounts | None = None
+        self._output_tokens = 0
         self._items: list[dict[str, Any]] = []  # the output's items; the last one may be open
         self._open = False
 
@@ -51,6 +52,15 @@ class ResponsesWriter:
         written = [item for event in events for item in self._events(event)]
         response: dict[str, Any] = written[-1]["response"]
         return response
+
+    def interrupted(self, code: str) -> list[bytes]:
+        if not self._spec.continuous_usage:
+            return []
+        usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
+        failed = self._response("failed", None)
+        failed |= {"error": {"code": "server_error", "message": f"The response ended with the error {code}."}}
+        failed |= {"output": self._items, "usage": usage_object(usage)}
+        return [self._numbered({"type": "response.failed", "response": failed})]
 
     def _numbered(self, event: Event) -> bytes:
         self._sequence += 1
@@ -65,13 +75,20 @@ class ResponsesWriter:
             response = self._response("in_progress", None)
             events += [{"type": f"response.{name}", "response": response} for name in ("created", "in_progress")]
         if isinstance(event, Tokens):
-            return events + self._write_pieces(self._parser.push(event.text))
+            self._prompt = event.prompt or self._prompt
+            self._output_tokens += len(event.token_ids)
+            events += self._write_pieces(self._parser.push(event.text))
+            return self._with_usage(events) if self._spec.continuous_usage else events
         events += self._write_pieces(self._parser.close())
         if not self._items:  # an empty completion is also a message
             events += self._add_message()
         status = _status(event.finish_reason)
         events += self._close(status)
         return [*events, {"type": f"response.{status}", "response": self._response(status, event)}]
+
+    def _with_usage(self, events: list[Event]) -> list[Event]:
+        usage = usage_object(usage_so_far(self._spec, self._prompt, self._output_tokens))
+        return [{**event, "usage": usage} if event["type"].endswith(".delta") else event for event in events]
 
     def _response(self, status: str, end: End | None) -> dict[str, Any]:
         spec = self._spec

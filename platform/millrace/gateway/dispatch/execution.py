@@ -1,0 +1,91 @@
+"""An execution: the run of an admitted request on one target of its route."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import redis.asyncio as redis
+
+from inference_worker.contract.messages import InferenceJob
+from inference_worker.contract.request import ServiceClass, TokenCounts
+from millrace.gateway.admission.admission import AdmittedRequest
+from millrace.gateway.admission.limits import is_long
+from millrace.gateway.core.types import ResponseSpec, encode_response_spec
+from millrace.gateway.dispatch.streams import EventBuffer, LogEvent
+
+
+class Execution:
+    """An execution that is queued here, then sent to a replica, then claimed by the replica, then finished.
+
+    It has the state of the run. What was decided before is in `admitted`.
+    """
+
+    def __init__(
+        self,
+        broker: redis.Redis,
+        admitted: AdmittedRequest,
+        job: InferenceJob,
+        response_spec: ResponseSpec,
+        decision_record: dict[str, Any],
+        first_attempt: int = 1,
+    ) -> None:
+        """Create an execution.
+
+        Args:
+            decision_record: of the request; the dispatcher adds its placements.
+            first_attempt: executions of a request use different attempt numbers, so their logs are separate.
+        """
+        self.admitted = admitted
+        self.job = job
+        self.response_spec = response_spec
+        self.encoded_response_spec = encode_response_spec(response_spec)  # for gateways that resume the stream
+        self.decision_record = decision_record
+        self.request_id = job.billing_context.request_id
+        self.execution = job.billing_context.execution
+        self.model = job.billing_context.model
+        self.tenant = job.billing_context.tenant_id
+        self.batch = job.service_class == ServiceClass.BATCH
+        self.buffer = EventBuffer(broker, self.request_id, first_attempt)
+        self.queued = True  # waits for a replica with capacity
+        self.written = False  # its claim record is in Valkey
+        self.target: str | None = None  # the replica that the wakeup was sent to
+        self.owner: str | None = None  # the replica that claimed it
+        self.prefix_hash = b""  # identifies the start of its prompt (see placement)
+        self.begun = False  # an event of the current attempt was accepted, so no other attempt may start
+        self.is_finished = False  # no replica sends further events
+        self.end_received = False  # a replica has sent its last event
+        self.overdue = False  # it was failed after its deadline
+        self.ended = False  # its last event was read by the request
+        self.retry_after: float | None = None  # seconds, reported with its failure
+        self.lost_replicas = 0  # the number of replicas that were lost while they ran it
+        self.moves = 0  # how often it was moved away from a suspected replica
+        self.waiting_since = time.monotonic()  # start of the wait for a replica, in this attempt
+        self.sent_at = self.waiting_since
+        self.notified_at = self.waiting_since
+        self.first_token_at: float | None = None  # monotonic time of the first token
+        self.output_tokens = 0  # number of generated tokens, from the events
+        self.completion_texts: dict[int, list[str]] = {}  # choice -> texts, if the tenant stores content
+        self.usage: TokenCounts | None = None
+
+    @property
+    def attempt(self) -> int:
+        return self.buffer.attempt
+
+    @property
+    def unclaimed(self) -> bool:
+        """Return whether it was sent and no replica has claimed it."""
+        return not (self.queued or self.is_finished or self.begun) and self.owner is None
+
+    @property
+    def cost(self) -> int:
+        """Return the maximum number of tokens, prompt and completions together."""
+        return len(self.job.prompt_token_ids) + self.job.params.max_tokens * self.job.params.n
+
+    @property
+    def is_long(self) -> bool:
+        """Return whether it waits in the tenant's lane for long prompts."""
+        return is_long(self.admitted.demand.limit_sets, len(self.job.prompt_token_ids))
+
+    async def next_event(self) -> LogEvent:
+        return await self.buffer.get()

@@ -1,0 +1,35 @@
+"""The paths by which clients reach an endpoint: a trailing slash is ignored, and Azure's paths are those of /v1."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+DEPLOYMENT = "millrace.deployment"  # key in the scope: the model that an Azure path names
+_AZURE = re.compile(
+    r"/openai/(?:deployments/(?P<deployment>.+?)/(?P<path>chat/completions|completions|embeddings)|(?:v1/)?(?P<other>.+))/?"
+)
+_API_VERSION = re.compile(rb"(?:^|&)api-version=[^&]*")
+
+
+def with_client_paths(application: Any) -> Any:
+    """Return the ASGI application behind a translation of the clients' paths."""
+
+    async def translated(scope: Any, receive: Any, send: Any) -> None:
+        await application(translate(scope), receive, send)
+
+    return translated
+
+
+def translate(scope: Any) -> Any:
+    """Return the scope with the path of an endpoint below /v1, if its path names one in another form."""
+    path = scope["path"]
+    if path.startswith("/openai/") and (match := _AZURE.fullmatch(path)):
+        query = _API_VERSION.sub(b"", scope["query_string"]).lstrip(b"&")
+        scope = {**scope, "path": f"/v1/{match['path'] or match['other']}", "query_string": query}
+        if match["deployment"]:
+            scope[DEPLOYMENT] = match["deployment"]
+        path = scope["path"]
+    if path.startswith("/v1/") and path.endswith("/"):
+        scope = {**scope, "path": path.rstrip("/")}
+    return scope

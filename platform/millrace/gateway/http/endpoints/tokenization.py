@@ -1,0 +1,75 @@
+"""vLLM's endpoints for evaluation tools: /tokenize, /detokenize and /tokenizer_info."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.endpoints.inference import PromptConsumer, ignored_headers
+from millrace.gateway.http.queries import read_query
+from millrace.gateway.protocols.openai.parameters import read_body
+from millrace.gateway.protocols.tokenization import DIALECT, DetokenizeBody
+
+
+class Tokenize(PromptConsumer):
+    endpoint = "tokenize"
+    reader = DIALECT
+
+    async def handle(self) -> None:
+        key = await self.authenticate("inference")
+        request = await self.read_request(key)
+        model = self.gateway.router.measure(key, request.model)
+        ids = (await self.gateway.service.tokenize(key, request)).ids
+        answer = {"count": len(ids), "max_model_len": model.context_length, "tokens": ids}
+        if request.echoed_parameters["return_token_strs"]:
+            answer["token_strs"] = [model.tokenizer.spell(token_id).decode("utf-8", "replace") for token_id in ids]
+        await self.respond_json(200, answer, ignored_headers(request))
+
+
+class Detokenize(PromptConsumer):
+    endpoint = "detokenize"
+    reader = DIALECT
+
+    async def handle(self) -> None:
+        key = await self.authenticate("inference")
+        parsed = read_body(await self.read_body(), DetokenizeBody, {})
+        model = self.gateway.router.measure(key, parsed.model)
+        ids = parsed.tokens
+        if ids and not 0 <= min(ids) <= max(ids) < model.vocab_size:
+            raise invalid("tokens", f"Token ids of this model are from 0 to {model.vocab_size - 1}.")
+        text = await asyncio.to_thread(model.tokenizer.decode, ids, skip_special_tokens=False)
+        await self.respond_json(200, {"prompt": text})
+
+
+class TokenizerInfo(HttpConsumer):
+    """The configuration of a model's tokenizer: of the query's `model`, or of the key's first chat model."""
+
+    endpoint = "tokenizer_info"
+    method = "GET"
+
+    async def handle(self) -> None:
+        key = await self.authenticate("inference")
+        name = read_query(self.scope, "model").get("model")
+        if name is not None:
+            model = self.gateway.router.measure(key, name)
+        else:
+            visible = self.gateway.router.visible(key).values()
+            chat_model = next((each for each in visible if not each.vector_sizes), None)
+            if chat_model is None:
+                raise ApiError("model_not_found", "Your key may not use any model that generates text.", "model")
+            model = chat_model
+        await self.respond_json(200, await asyncio.to_thread(_tokenizer_info, model))
+
+
+def _tokenizer_info(model: ServedModel) -> dict[str, Any]:
+    path = model.directory / "tokenizer_config.json"
+    info: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    template = model.directory / "chat_template.jinja"
+    if template.exists():
+        info["chat_template"] = template.read_text(encoding="utf-8")
+    info.pop("name_or_path", None)  # a path of the machine on which the model was made
+    return info

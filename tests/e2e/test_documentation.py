@@ -1,0 +1,109 @@
+"""The runnable code blocks of the documentation, and the programs in examples/, on the running platform."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.code_blocks import ROOT, Session, blocks_of, matches, replacements_for
+from tests.support.stack import Stack
+from tests.support.tenants.webhook_receiver import signed_headers
+
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if any(block.is_runnable for block in blocks_of(page.read_text(encoding="utf-8")))
+]
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def session(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """An empty directory with the platform's data directory and `manage.py`, as in a checkout."""
+    (tmp_path / ".millrace").symlink_to(stack.data_dir)
+    (tmp_path / "manage.py").symlink_to(ROOT / "manage.py")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
+    environment["MILLRACE_DATA_DIR"] = str(stack.data_dir)
+    for name in ("MILLRACE_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
+        environment[name] = stack.key
+        monkeypatch.setenv(name, stack.key)
+    before = dict(os.environ)
+    yield Session(tmp_path, environment, replacements_for(stack.url))
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_runnable_blocks_of_a_page_run(page: Path, session: Session) -> None:
+    blocks = blocks_of(page.read_text(encoding="utf-8"))
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if block.is_runnable:
+            output = session.run(block)
+            if following is not None and following.is_output:
+                assert matches(following.code, output), f"line {following.line}: {output}"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("streaming_resume", r"\[connection lost\].*\n\[complete\]"),
+        ("tools", r"tool: get_weather -> .*\nanswer: "),
+        ("structured_output", r"\{'name': '.*', 'birth_year': \d+, 'field': '\w+'\}"),
+        ("prompt_cache", r"read from it \d+\n.*written to the cache 0, read from it [1-9]\d*"),
+        ("budgets", r"Search: new key sk-mr-.*Search: \$2\.00 a day.*Support: \$5\.00 a day"),
+        ("embeddings_search", r"0\.\d\d  To reset a forgotten PIN.*Cards are replaced"),
+        ("batch", r"completed .*Paris -> .*Oslo -> "),
+    ],
+)
+def test_an_example_runs(
+    name: str, expected: str, stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MILLRACE_URL", stack.url)
+    monkeypatch.setenv("MILLRACE_API_KEY", stack.key)
+    runpy.run_path(str(ROOT / "examples" / name / "main.py"), run_name="__main__")
+    output = capsys.readouterr().out
+    assert re.search(expected, output, re.DOTALL), output
+
+
+def test_the_example_of_budgets_can_be_repeated(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MILLRACE_URL", stack.url)
+    monkeypatch.setenv("MILLRACE_API_KEY", stack.key)
+    for _ in range(2):
+        capsys.readouterr()
+        runpy.run_path(str(ROOT / "examples" / "budgets" / "main.py"), run_name="__main__")
+    assert capsys.readouterr().out == "Search: $2.00 a day\nSupport: $5.00 a day\n"
+
+
+def test_the_example_of_a_webhook_receiver_rejects_forged_events(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = "whsec_" + "A" * 32
+    monkeypatch.setenv("WEBHOOK_SECRET", secret)
+    example = runpy.run_path(str(ROOT / "examples" / "webhook_receiver" / "main.py"))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), example["Receiver"])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        body = b'{"type":"budget.threshold_reached","data":{"percent":80}}'
+        headers = signed_headers(secret, "evt_1", datetime.now(UTC), body)
+        assert [httpx.post(url, content=body, headers=headers).status_code for _ in range(2)] == [204, 204]
+        assert httpx.post(url, content=body + b" ", headers=headers).status_code == 401
+        old = signed_headers(secret, "evt_2", datetime(2026, 1, 1, tzinfo=UTC), body)
+        assert httpx.post(url, content=body, headers=old).status_code == 401
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert capsys.readouterr().out == "budget at 80 %\n"

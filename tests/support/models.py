@@ -1,0 +1,29 @@
+"""The embedded model, converted once for all test processes of a checkout. Otherwise each platform converts it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONVERTER = tuple(ROOT / "inference_worker" / "models" / name for name in ("gguf_convert.py", "gguf_file.py"))
+
+
+def models_data_dir() -> Path:
+    """Return the data directory of the shared models, a separate one for each version of the converter.
+
+    `ensure_model` is safe in concurrent processes. `make clean` removes the directory.
+    """
+    digest = hashlib.blake2b(b"".join(path.read_bytes() for path in CONVERTER), digest_size=6).hexdigest()
+    directory = ROOT / ".pytest_cache" / "d" / f"converted-{digest}"
+    (directory / "models").mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def share_models(data_dir: Path) -> None:
+    """Let the data directory of a platform, a gateway or a worker have the shared models. Create it if needed."""
+    if not data_dir.exists():
+        data_dir.mkdir()
+        data_dir.chmod(0o711 if os.geteuid() == 0 else 0o700)  # as `millrace up` creates it
+    (data_dir / "models").symlink_to(models_data_dir() / "models", target_is_directory=True)

@@ -1,0 +1,32 @@
+"""Hooks of the documentation site: the navigation of decision records, and captions of code blocks.
+
+mkdocs.yml names this file. The marks of code blocks are those of tests/support/code_blocks.py.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+_MARK = re.compile(r'^( *```\w+) (?:runnable|(output)|needs="([^"]+)")$', re.MULTILINE)
+
+
+def on_config(config: Any) -> Any:
+    """Add the decision records to the navigation, in the order of their numbers."""
+    docs = Path(config["docs_dir"])
+    records = sorted((docs / "explanation" / "adr").glob("[0-9]*.md"))
+    decisions = next(entry["Decisions"] for entry in config["nav"] if "Decisions" in entry)
+    decisions.extend(str(record.relative_to(docs)) for record in records)
+    return config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the marks of code blocks, which the site's Markdown does not know."""
+    return _MARK.sub(_replace, markdown)
+
+
+def _replace(match: re.Match[str]) -> str:
+    fence, is_output, needs = match.groups()
+    title = "Output" if is_output else f"Needs {needs}" if needs else ""
+    return f'{fence} title="{title}"' if title else fence
