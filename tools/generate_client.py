@@ -67,7 +67,7 @@ class Argument:
 
 
 @dataclass
-class Operation:
+class ClientOperation:
     """A method of a resource."""
 
     method: str
@@ -166,7 +166,7 @@ def _typed_dict(name: str, component: dict[str, Any], fields: dict[str, str]) ->
     return lines
 
 
-def used_components(schema: dict[str, Any], operations: list[Operation]) -> set[str]:
+def used_components(schema: dict[str, Any], operations: list[ClientOperation]) -> set[str]:
     """Return the components that the operations' types name, directly or through others."""
     components = schema["components"]["schemas"]
     by_class = {class_name(name): name for name in components}
@@ -182,9 +182,9 @@ def used_components(schema: dict[str, Any], operations: list[Operation]) -> set[
     return {name for name in found if components[name].get("type") != "null"}
 
 
-def operations_of(schema: dict[str, Any]) -> dict[str, list[Operation]]:
+def operations_of(schema: dict[str, Any]) -> dict[str, list[ClientOperation]]:
     """Return the operations of each resource. Names of operators' resources start with `operator.`."""
-    found: dict[str, list[Operation]] = defaultdict(list)
+    found: dict[str, list[ClientOperation]] = defaultdict(list)
     types = Types(schema["components"]["schemas"])
     for path, verbs in schema["paths"].items():
         for verb, described in verbs.items():
@@ -194,7 +194,7 @@ def operations_of(schema: dict[str, Any]) -> dict[str, list[Operation]]:
     return dict(sorted(found.items()))
 
 
-def _operation(types: Types, path: str, verb: str, described: dict[str, Any]) -> tuple[str, Operation]:
+def _operation(types: Types, path: str, verb: str, described: dict[str, Any]) -> tuple[str, ClientOperation]:
     status, response = next(iter(described["responses"].items()))
     kind, returns = _returns(types, response)
     short = path.removeprefix("/api/")
@@ -206,7 +206,7 @@ def _operation(types: Types, path: str, verb: str, described: dict[str, Any]) ->
     name = described["operationId"]
     method = METHODS.get(name) or _method(verb, rest, status, kind)
     text = TEXTS.get(name) or str(described.get("description", ""))
-    operation = Operation(method, verb, path, _text(text, method), returns, kind)
+    operation = ClientOperation(method, verb, path, _text(text, method), returns, kind)
     parameters = described.get("parameters", [])
     for parameter in parameters:
         place, typed = parameter["in"], types.of(parameter["schema"], argument=True)
@@ -270,7 +270,7 @@ def _wrapped(text: str, indent: int) -> str:
     return textwrap.fill(text, 116 - indent, subsequent_indent=" " * indent, break_long_words=False)
 
 
-def resources(operations: dict[str, list[Operation]], *, is_async: bool) -> str:
+def resources(operations: dict[str, list[ClientOperation]], *, is_async: bool) -> str:
     """Return the module of the resources of one client."""
     kind = "asynchronous" if is_async else "synchronous"
     prefix = "Async" if is_async else ""
@@ -293,7 +293,7 @@ def resources(operations: dict[str, list[Operation]], *, is_async: bool) -> str:
     return _with_imports("\n".join(lines) + "\n", operations)
 
 
-def _with_imports(module: str, operations: dict[str, list[Operation]]) -> str:
+def _with_imports(module: str, operations: dict[str, list[ClientOperation]]) -> str:
     """Return the module with the imports of what it uses."""
     head, _, rest = module.partition("@MODELS@")
     flat = [operation for found in operations.values() for operation in found]
@@ -319,7 +319,7 @@ def _group(name: str, text: str, area: str, members: list[str], prefix: str) -> 
     return lines
 
 
-def _resource(name: str, operations: list[Operation], prefix: str) -> list[str]:
+def _resource(name: str, operations: list[ClientOperation], prefix: str) -> list[str]:
     lines = ["", "", f"class {name}:"]
     lines += [f"    def __init__(self, http: {prefix}Http) -> None:", "        self._http = http"]
     for operation in operations:
@@ -327,7 +327,7 @@ def _resource(name: str, operations: list[Operation], prefix: str) -> list[str]:
     return lines
 
 
-def _method_source(op: Operation, prefix: str) -> list[str]:
+def _method_source(op: ClientOperation, prefix: str) -> list[str]:
     is_pager = op.kind == "page"
     arguments = ["self", *(f"{name}: {typed}" for name, typed in op.path_arguments)]
     named = sorted((*op.body, *op.query), key=lambda argument: not argument.required)
@@ -346,7 +346,7 @@ def _optional(typed: str) -> str:
     return f"{typed.removesuffix(' | None')} | Omit" + (" | None" if typed.endswith(" | None") else "")
 
 
-def _docstring(op: Operation, named: list[Argument]) -> list[str]:
+def _docstring(op: ClientOperation, named: list[Argument]) -> list[str]:
     helps = [(a.name, " ".join(a.help.split()).rstrip(".")) for a in named if a.help and "* `" not in a.help]
     if not helps:
         return [f'        """{_wrapped(op.text, 8)}"""']
@@ -357,7 +357,7 @@ def _docstring(op: Operation, named: list[Argument]) -> list[str]:
     return [*lines, '        """']
 
 
-def _call(op: Operation, returns: str, prefix: str, is_pager: bool) -> str:
+def _call(op: ClientOperation, returns: str, prefix: str, is_pager: bool) -> str:
     path = op.path.removeprefix("/api/")
     for name, typed in op.path_arguments:
         if typed == "str":

@@ -65,7 +65,13 @@ document.
 
 def pages(schema: dict[str, Any]) -> dict[str, str]:
     """Return the generated pages by file name."""
-    return {"errors.md": errors_page(), "management-api.md": management_page(schema)}
+    from millrace.cli.command_reference import commands_as_markdown
+
+    return {
+        "commands.md": commands_as_markdown(_NOTE),
+        "errors.md": errors_page(),
+        "management-api.md": management_page(schema),
+    }
 
 
 def main() -> None:

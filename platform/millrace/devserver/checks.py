@@ -26,7 +26,7 @@ class CheckFailed(Exception):
 def packages() -> None:
     """Check that the packages that the platform imports are installed."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
-        raise CheckFailed(f"not installed: {', '.join(missing)}; run `make setup`")
+        raise CheckFailed(f"not installed: {', '.join(missing)}; run `make setup`, or pip install 'millrace[server]'")
 
 
 def data_directory(directory: Path, min_free: int) -> None:

@@ -5,59 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-import httpx
 import pytest
-from django.core.signals import request_finished, request_started
-from django.core.wsgi import get_wsgi_application
-from django.db import close_old_connections
-from django.middleware.csrf import get_token
-from django.test import RequestFactory
 
 from millrace import client as m
-from tenants import actions
-from tenants.models import User
+from millrace.cli.profiles import Connection
 from tests.support.billing.books import rate_card
-from tests.support.tenants.management_api import Row, by_person, furnished, only_default
 
 pytestmark = pytest.mark.django_db
-URL = "http://testserver"
-
-
-@pytest.fixture(autouse=True)
-def _one_connection() -> Iterator[None]:
-    """Keep the connection of the test's transaction, which each request would close."""
-    ends = (request_started, request_finished)
-    for signal in ends:
-        signal.disconnect(close_old_connections)
-    yield
-    for signal in ends:
-        signal.connect(close_old_connections)
 
 
 @pytest.fixture
-def transport() -> httpx.WSGITransport:
-    return httpx.WSGITransport(app=get_wsgi_application())
-
-
-@pytest.fixture
-def acme() -> Row:
-    return furnished("acme")
-
-
-@pytest.fixture
-def client(acme, transport) -> Iterator[m.Client]:
-    secret = actions.do_create_api_key(only_default(acme.tenant), "manage", scopes=["manage"])[1]
-    with m.Client(URL, secret, transport=transport) as client:
+def client(connect, key_connection) -> Iterator[m.Client]:
+    with connect(key_connection) as client:
         yield client
 
 
 @pytest.fixture
-def operator(acme, transport) -> Iterator[m.Client]:
-    session = by_person(User.objects.create_superuser("op@example.com"))
-    request = RequestFactory().get("/")
-    get_token(request)
-    cookies = {"sessionid": session.cookies["sessionid"].value, "csrftoken": request.META["CSRF_COOKIE"]}
-    with m.Client(URL, cookies=cookies, tenant="acme", transport=transport) as client:
+def operator(connect, operator_connection) -> Iterator[m.Client]:
+    with connect(operator_connection) as client:
         yield client
 
 
@@ -184,14 +149,14 @@ def test_operator(operator, acme):
     period = next(iter(operator.operator.periods.list()))
     drafts = operator.operator.tenants.draft_invoices(acme.tenant.pk, month=period["label"])
     assert all(invoice["state"] == "draft" for invoice in drafts)
-    assert operator.tenant.get()["slug"] == "acme"
 
 
-def test_errors(client, transport):
+def test_errors(client, connect, key_connection):
     with pytest.raises(m.InvalidRequest, match="amount") as caught:
         client.budgets.create(name="b", unit="money", period="month", amount=-1)
     assert set(caught.value.errors) == {"amount"}
-    with m.Client(URL, "sk-mr-wrong", transport=transport) as wrong, pytest.raises(m.AuthenticationFailed):
-        wrong.tenant.get()
+    wrong = Connection(key_connection.url, "sk-mr-wrong")
+    with connect(wrong) as other, pytest.raises(m.AuthenticationFailed):
+        other.tenant.get()
     with pytest.raises(m.AuthenticationFailed):
         list(client.operator.tenants.list())

@@ -29,3 +29,38 @@ def run(code: str, allowed: set[str]) -> str:
 
 def test_client_needs_only_httpx():
     run("from millrace.client import AsyncClient, Client", {"millrace"} | HTTPX | OPTIONAL)
+
+
+def test_command_line_needs_only_its_own_dependencies():
+    allowed = {"millrace", "click", "rich", "markdown_it", "mdurl", "pygments", "colorama"} | HTTPX | OPTIONAL
+    said = run(
+        """
+import importlib, os
+from millrace import cli
+for section in cli._SECTIONS.values():
+    for entry in section.values():
+        getattr(importlib.import_module(f"millrace.cli.{entry.module}"), entry.attribute)
+from millrace.cli import output
+output.print_table([{"a": 1}], [output.Column("a", "a")], "")
+try:
+    cli.main(["config"])
+except SystemExit as exc:
+    print("status", exc.code)
+""",
+        allowed,
+    )
+    assert said.endswith("status 1\n")
+
+
+def test_help_loads_no_command():
+    loaded = run(
+        """
+from millrace import cli
+try:
+    cli.main(["--help"])
+except SystemExit:
+    print(sorted(name for name in sys.modules if name.partition(".")[0] in ("httpx", "rich", "django", "msgspec")))
+""",
+        {"millrace", "click"},
+    )
+    assert loaded.endswith("[]\n")

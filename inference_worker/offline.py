@@ -1,0 +1,146 @@
+"""The engine without services: one generation, or a measurement of its speed. `millrace generate` and `bench` run it.
+
+python -m inference_worker.offline generate '{"source": "/models/mine", "prompt": "Hello", "max_tokens": 16}'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inference_worker.contract.config import DeviceName, DTypeName, EngineConfig, ModelError
+from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
+from inference_worker.contract.request import Request, RequestRejected, SamplingParams
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.engine.engine import LLMEngine
+from inference_worker.models.model_source import ensure_model
+
+WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class OfflineOptions:
+    """The options of both commands. `source` is a model directory, a .gguf file, or `embedded`."""
+
+    source: str
+    prompt: str | None = None
+    prompt_ids: tuple[int, ...] = ()
+    prompt_tokens: int = 128  # of each stream of a measurement
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+    dtype: DTypeName = "auto"
+    device: DeviceName = "auto"
+    streams: tuple[int, ...] = (1, 8, 32)
+    as_json: bool = False
+
+
+def make_offline_engine(options: OfflineOptions, max_num_seqs: int = 1) -> LLMEngine:
+    """Load the model. A .gguf file is converted first, into the user's cache directory.
+
+    Raises:
+        ModelError: the model is missing, damaged, not supported, or does not generate text.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "millrace"
+    directory = ensure_model(ModelSpec("model", options.source, options.dtype), cache)
+    if isinstance(read_model_config(directory), EncoderConfig):
+        raise ModelError(f"{directory} is an embedding model: it does not generate text")
+    config = EngineConfig(
+        model_dir=directory,
+        device=options.device,
+        dtype=options.dtype,
+        max_num_seqs=max_num_seqs,
+        prefix_cache=False,
+        measure_peaks=False,
+    )
+    return LLMEngine(config)
+
+
+def generate(options: OfflineOptions) -> dict[str, Any]:
+    """Generate one output. Its text is printed while it is generated, unless the options ask for JSON.
+
+    Raises:
+        RequestRejected: the prompt is too long, or the model cannot serve the request.
+    """
+    engine = make_offline_engine(options)
+    assert engine.tokenizer is not None  # noqa: S101  (read from the directory)
+    prompt = list(options.prompt_ids) or engine.tokenizer.encode(options.prompt or "")
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=options.seed)
+    started = time.perf_counter()
+    engine.add_request(Request("generate", prompt, params))
+    tokens: list[int] = []
+    text: list[str] = []
+    reason, first_at = None, 0.0
+    while engine.has_unfinished():
+        for output in engine.step():
+            if output.error is not None:
+                raise RequestRejected(output.error.code, output.error.message)
+            first_at = first_at or time.perf_counter()
+            tokens += output.token_ids
+            text.append(output.text)
+            reason = output.finish_reason or reason
+            if not options.as_json:
+                print(output.text, end="", flush=True)  # noqa: T201  (a command line)
+    return {
+        "prompt_ids": prompt,
+        "token_ids": tokens,
+        "text": "".join(text),
+        "finish_reason": reason,
+        "first_token_seconds": round(first_at - started, 4),
+        "seconds": round(time.perf_counter() - started, 4),
+    }
+
+
+def measure(options: OfflineOptions) -> list[dict[str, Any]]:
+    """Measure the speed with several numbers of concurrent streams. All streams have the same lengths."""
+    engine = make_offline_engine(options, max_num_seqs=max(options.streams))
+    _measure_streams(engine, options, 1, WARM_UP_TOKENS)
+    return [_measure_streams(engine, options, streams, options.max_tokens) for streams in options.streams]
+
+
+def _measure_streams(engine: LLMEngine, options: OfflineOptions, streams: int, max_tokens: int) -> dict[str, Any]:
+    words = random.Random(options.seed)  # noqa: S311  (content does not matter)
+    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    started = time.perf_counter()
+    for stream in range(streams):
+        prompt = [words.randrange(engine.model_config.vocab_size) for _ in range(options.prompt_tokens)]
+        engine.add_request(Request(f"{streams}.{stream}", prompt, params))
+    tokens = 0
+    while engine.has_unfinished():
+        for output in engine.step():
+            if output.error is not None:
+                raise RequestRejected(output.error.code, output.error.message)
+            tokens += len(output.token_ids)
+    seconds = time.perf_counter() - started
+    rate = round(tokens / seconds, 1)
+    return {"streams": streams, "output_tokens": tokens, "seconds": round(seconds, 3), "tokens_per_second": rate}
+
+
+def main() -> int:
+    command, given = sys.argv[1:]
+    fields = json.loads(given)
+    options = OfflineOptions(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+    try:
+        result: Any = generate(options) if command == "generate" else measure(options)
+    except (ModelError, RequestRejected, ValueError) as exc:
+        print(f"millrace {command}: {exc}", file=sys.stderr)  # noqa: T201
+        return 1
+    if options.as_json:
+        print(json.dumps(result))  # noqa: T201
+    elif command == "generate":
+        print(f"\n[{len(result['token_ids'])} tokens, {result['seconds']:.2f} s]", file=sys.stderr)  # noqa: T201
+    else:
+        print("streams  tokens/s")  # noqa: T201
+        for row in result:
+            print(f"{row['streams']:>7}  {row['tokens_per_second']:>8,.1f}")  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Tables, single objects and JSON on standard output, with color on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDE = 100_000  # columns of a table that goes to a file or a pipe: nothing is cut off or wrapped
+_GOOD = {"active", "ready", "ok", "open", "paid", "completed", "delivered", "published", "yes"}
+_BAD = {"failed", "suspended", "revoked", "past due", "uncollectible", "refused", "limited", "no", "not ready"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its title, the value's name or function, and the value's format."""
+
+    title: str
+    value: str | Callable[[Any], Any]
+    format: Callable[[Any], str] = str
+    right: bool = False
+
+    def text_of(self, row: Mapping[str, Any]) -> str:
+        value = row.get(self.value) if isinstance(self.value, str) else self.value(row)
+        return "–" if value is None or value == "" else printable(self.format(value))
+
+
+def number(value: int) -> str:
+    return f"{value:,}"
+
+
+def usd(text: str) -> str:
+    """Return an amount that the API gives as decimal text, with at least two decimals."""
+    whole, _, part = text.partition(".")
+    return f"{'-' if whole.startswith('-') else ''}${int(whole.lstrip('-') or 0):,}.{part.rstrip('0').ljust(2, '0')}"
+
+
+def nano_usd(value: int) -> str:
+    """Return nano-USD as dollars, exactly."""
+    sign, value = ("-" if value < 0 else ""), abs(value)
+    return usd(f"{sign}{value // 10**9}.{value % 10**9:09}")
+
+
+def cents(value: int) -> str:
+    sign, value = ("-" if value < 0 else ""), abs(value)
+    return usd(f"{sign}{value // 100}.{value % 100:02}")
+
+
+def moment(value: str) -> str:
+    """Return a time of the API in UTC, to the minute."""
+    return datetime.fromisoformat(value).astimezone(UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def yes_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def joined(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, values))
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters, which could change the terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], empty: str) -> None:
+    """Print rows as a table, or the text `empty`."""
+    if not rows:
+        print(empty)
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_styled(column.text_of(row)) for column in columns))
+    _console().print(table)
+
+
+def print_fields(row: Mapping[str, Any], columns: Sequence[Column]) -> None:
+    """Print an object, one line for each field."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for column in columns:
+        table.add_row(column.title, _styled(column.text_of(row)))
+    _console().print(table)
+
+
+def _styled(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(text, style="green" if text in _GOOD else "red" if text in _BAD else "")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(soft_wrap=False, width=None if sys.stdout.isatty() else WIDE, highlight=False)

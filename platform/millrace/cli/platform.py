@@ -1,0 +1,101 @@
+"""`millrace up`, `config`, `manage` and `completion`: the platform on this machine, and the shell."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from millrace.cli.app import ApiCommand, fail
+
+_SHELLS = click.Choice(["bash", "zsh", "fish"])  # bash 4.4 or newer
+
+
+@contextmanager
+def _server_packages() -> Iterator[None]:
+    """Name the extra to install if a package of the platform is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        fail(f"the package {exc.name} is not installed. Run: pip install 'millrace[server]'")
+
+
+class _Up(ApiCommand):
+    example = "millrace up --port 8001 --data-dir /data/millrace"
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        with _server_packages():
+            from millrace.cli.reference import as_text
+
+            formatter.write(f"\n{as_text()}\n")
+
+
+class _Config(ApiCommand):
+    example = "millrace config --markdown"
+
+
+class _Manage(ApiCommand):
+    example = 'millrace manage create_api_key demo --name "My service" --scope inference'
+
+
+class _Completion(ApiCommand):
+    example = 'eval "$(millrace completion bash)"'
+
+
+@click.command(cls=_Up)
+@click.option("--data-dir", metavar="DIR", help="Directory of all data and logs (MILLRACE_DATA_DIR).")
+@click.option("--port", metavar="N", help="Port that the gateway listens on (MILLRACE_PORT).")
+@click.option("--check", is_flag=True, help="Only run the checks and start nothing.")
+def up(data_dir: str | None, port: str | None, check: bool) -> None:
+    """Start the platform on this machine and stop it on Ctrl-C."""
+    if data_dir:
+        os.environ["MILLRACE_DATA_DIR"] = str(Path(data_dir).expanduser().absolute())
+    if port:
+        os.environ["MILLRACE_PORT"] = port
+    with _server_packages():
+        from millrace.cli.up import up as run_platform
+
+        sys.exit(run_platform(check_only=check))
+
+
+@click.command(cls=_Config)
+@click.option("--markdown", is_flag=True, help="Print the table of docs/reference/configuration.md.")
+@click.option("--write", metavar="FILE", help="Replace the table between its marks in this document.")
+def config(markdown: bool, write: str | None) -> None:
+    """List all settings."""
+    with _server_packages():
+        from millrace.cli.reference import as_markdown, as_text, replace_table
+
+        if write:
+            document = Path(write)
+            document.write_text(replace_table(document.read_text(encoding="utf-8")), encoding="utf-8")
+        else:
+            click.echo(as_markdown() if markdown else as_text())
+
+
+@click.command(cls=_Manage, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def manage(arguments: tuple[str, ...]) -> None:
+    """Run an administration command of the platform, like manage.py in a checkout."""
+    with _server_packages():
+        from millrace.conf.management import run
+
+        run(["millrace manage", *arguments])
+
+
+@click.command(cls=_Completion)
+@click.argument("shell", type=_SHELLS)
+def completion(shell: str) -> None:
+    """Print the script that completes commands and options in a shell."""
+    from click.shell_completion import BashComplete, FishComplete, ZshComplete
+
+    from millrace.cli import root
+
+    classes = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+    made = classes[shell](root, {}, "millrace", "_MILLRACE_COMPLETE")
+    click.echo(made.source_template % made.source_vars())  # source() would start bash to look at its version

@@ -1,0 +1,228 @@
+"""`millrace usage`, `requests` and `invoices`: what a tenant used, and what it pays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from millrace.cli import output
+from millrace.cli.app import ResourceGroup, Session, command, given_options
+from millrace.cli.output import Column, cents, moment, number, usd
+
+GROUPS = click.Choice(["model", "key", "project", "tier", "miss_reason"])
+OUTCOMES = click.Choice(["completed", "cancelled", "failed", "limited", "refused"])
+STATES = click.Choice(["draft", "open", "paid", "void", "uncollectible"])
+_GROUP_FIELDS = {"key": "key_id", "project": "project_id", "miss_reason": "miss_reason"}
+_COUNTS = [
+    Column("requests", lambda row: sum(row["requests"].values()), number, right=True),
+    Column("input tokens", lambda row: row["tokens"]["input"], number, right=True),
+    Column("cached", lambda row: row["tokens"]["cache_read"], number, right=True),
+    Column("output tokens", lambda row: row["tokens"]["output"], number, right=True),
+    Column("cost", lambda row: row["cost"]["usd"], usd, right=True),
+    Column("saved", lambda row: row["cost"]["saved_usd"], usd, right=True),
+]
+_EVENT = [
+    Column("request", "request_id"),
+    Column("admitted", "admitted_at", moment),
+    Column("model", "model"),
+    Column("key", "key_id", right=True),
+    Column("outcome", "outcome"),
+    Column("input", lambda row: row["tokens"]["input"], number, right=True),
+    Column("output", lambda row: row["tokens"]["output"], number, right=True),
+    Column("cost", lambda row: row["cost"]["usd"], usd, right=True),
+]
+_REQUEST = [
+    Column("request", "request_id"),
+    Column("started", "started_at", moment),
+    Column("model", lambda row: row["served_model"] or row["requested_model"]),
+    Column("key", "key_id", right=True),
+    Column("status", "status"),
+    Column("outcome", "outcome"),
+    Column("first token", "ttft_ms", lambda value: f"{value} ms", right=True),
+    Column("total", "total_ms", lambda value: f"{value} ms", right=True),
+    Column("cost", lambda row: row["usage"] and row["usage"]["usd"], usd, right=True),
+]
+_RATES = [
+    Column("start", "start", moment),
+    *(
+        Column(name, name, number, right=True)
+        for name in ("requests", "completed", "cancelled", "failed", "limited", "refused")
+    ),
+    Column("p95 first token", "ttft_p95_ms", lambda value: f"{value} ms", right=True),
+]
+_INVOICE = [
+    Column("id", "id", right=True),
+    Column("number", "number"),
+    Column("type", "invoice_type"),
+    Column("month", "month"),
+    Column("state", "state"),
+    Column("issued", "issued_at", moment),
+    Column("due", "due_on"),
+    Column("total", "total", cents, right=True),
+]
+
+
+@click.group(cls=ResourceGroup, default="summary")
+def usage() -> None:
+    """Show what was used and what it cost."""
+
+
+@command(usage, "summary", example="millrace usage --by model --by key --from 2026-11-01 --bucket day")
+@click.option("--by", "groups", multiple=True, type=GROUPS, help="Group by this; repeat for several; default: model.")
+@click.option("--bucket", type=click.Choice(["hour", "day", "month"]), help="A row for each hour, day or month.")
+@click.option("--from", "from_", metavar="TIME", help="First instant, such as 2026-11-01; default: this month.")
+@click.option("--to", metavar="TIME", help="First instant that does not count; default: now.")
+@click.option("--tz", metavar="ZONE", help="Time zone of the times and buckets, such as Europe/Paris; default: UTC.")
+@click.option("--model", metavar="MODEL", help="Only this model.")
+@click.option("--key", type=int, metavar="ID", help="Only this API key.")
+@click.option("--project", type=int, metavar="ID", help="Only this project.")
+def summary(session: Session, groups: tuple[str, ...], **filters: Any) -> None:
+    """Show sums of requests, tokens and cost."""
+    filters |= {name: _instant(filters[name]) for name in ("from_", "to")}
+    groups = groups or ("model",)
+    found = session.client.usage.get(group_by=",".join(groups), **given_options(filters))
+    if session.as_json:
+        output.print_json(found)
+        return
+    columns = [Column("start", "start", moment)] if found["bucket"] else []
+    columns += [Column(group, _GROUP_FIELDS.get(group, group)) for group in groups]
+    rows: list[Any] = list(found["rows"])
+    if rows:
+        rows.append({columns[0].value: None, **found["total"]})
+    output.print_table(rows, [*columns, *_COUNTS], "No usage in this time.")
+    if rows:
+        click.echo("The last row is the total.", err=True)
+
+
+def _instant(value: str | None) -> str | None:
+    """Return a time for the API, which requires a time of day."""
+    return f"{value}T00:00:00" if value and "T" not in value and " " not in value else value
+
+
+@command(usage, "events", example="millrace usage events --model smollm2-135m --limit 10", rows=True)
+@click.option("--model", metavar="MODEL", help="Only this model.")
+@click.option("--key", type=int, metavar="ID", help="Only this API key.")
+@click.option("--request", "request_id", metavar="ID", help="Only this request.")
+def events(session: Session, limit: int, **filters: Any) -> None:
+    """List the usage events, newest first."""
+    session.rows(session.client.usage.events(**given_options(filters)), _EVENT, limit=limit, empty="No usage events.")
+
+
+@click.group(cls=ResourceGroup)
+def requests() -> None:
+    """Look into the request log."""
+
+
+@command(requests, "list", example="millrace requests list --outcome limited --limit 20", rows=True)
+@click.option("--outcome", type=OUTCOMES, help="Only requests that ended like this.")
+@click.option("--model", metavar="MODEL", help="Only this model.")
+@click.option("--key", type=int, metavar="ID", help="Only this API key.")
+@click.option("--from", "from_", metavar="TIME", help="First instant, such as 2026-11-01.")
+@click.option("--to", metavar="TIME", help="First instant that does not count.")
+def list_requests(session: Session, limit: int, **filters: Any) -> None:
+    """List the requests, accepted or rejected, newest first."""
+    filters |= {name: _instant(filters[name]) for name in ("from_", "to")}
+    session.rows(session.client.requests.list(**given_options(filters)), _REQUEST, limit=limit, empty="No requests.")
+
+
+@command(requests, "show", example="millrace requests show req_0123456789")
+@click.argument("id")
+def show_request(session: Session, id: str) -> None:
+    """Show all that is known of a request: its record, executions, budgets and costs."""
+    story = session.client.requests.get(id)
+    if session.as_json:
+        output.print_json(story)
+        return
+    record = story["record"]
+    if record is not None:
+        output.print_fields({**record, "usage": {"usd": story["usd"]}}, _REQUEST)
+    for execution in story["executions"]:
+        title = f"execution {execution['execution']}: {execution['outcome']} on {execution['replica']}"
+        click.echo(f"\n{output.printable(title)}")
+        lines = [Column("component", "component"), Column("tokens", "tokens", number, right=True)]
+        lines += [Column("USD per million", "usd_per_million", right=True), Column("cost", "usd", usd, right=True)]
+        output.print_table(execution["lines"], lines, "Nothing was billed.")
+    columns = [Column("budget", "name"), Column("unit", "unit"), Column("period", "period"), Column("mode", "mode")]
+    if story["budgets"]:
+        click.echo("\nbudgets")
+        output.print_table(story["budgets"], columns, "")
+
+
+@command(requests, "rates", example="millrace requests rates --bucket hour")
+@click.option("--bucket", type=click.Choice(["hour", "day"]), help="A row for each hour or day; default: hour.")
+@click.option("--from", "from_", metavar="TIME", help="First instant; default: a day ago.")
+@click.option("--to", metavar="TIME", help="First instant that does not count; default: now.")
+def rates(session: Session, **filters: Any) -> None:
+    """Show the number of requests by outcome."""
+    filters |= {name: _instant(filters[name]) for name in ("from_", "to")}
+    found = session.client.requests.rates(**given_options(filters))
+    if session.as_json:
+        output.print_json(found)
+    else:
+        output.print_table(found["buckets"], _RATES, "No requests in this time.")
+
+
+@click.group(cls=ResourceGroup)
+def invoices() -> None:
+    """Show and download invoices."""
+
+
+@command(invoices, "list", example="millrace invoices list --state open", rows=True)
+@click.option("--state", type=STATES, help="Only invoices in this state.")
+@click.option("--month", metavar="MONTH", help="Only invoices of this month, such as 2026-11.")
+def list_invoices(session: Session, limit: int, **filters: Any) -> None:
+    """List invoices and credit notes, newest first. A draft shows the next invoice."""
+    session.rows(session.client.invoices.list(**given_options(filters)), _INVOICE, limit=limit, empty="No invoices.")
+
+
+@command(invoices, "show", example="millrace invoices show 7 --json")
+@click.argument("id", type=int)
+def show_invoice(session: Session, id: int) -> None:
+    """Show an invoice; with --json the whole document."""
+    invoice = session.client.invoices.get(id)
+    if session.as_json:
+        output.print_json(invoice)
+        return
+    document = invoice["document"]
+    lines = [line for line in document.get("lines", ()) if isinstance(line, dict)]
+    columns = [Column("id", "id"), Column("state", "state"), Column("outstanding", "outstanding", cents)]
+    output.print_fields(invoice, [*columns, Column("lines", lambda _: len(lines)), Column("SHA-256", "sha256")])
+    click.echo("The document is printed by --json, and saved by `millrace invoices download`.", err=True)
+
+
+@command(invoices, "download", example="millrace invoices download 7 --format pdf --output invoice.pdf")
+@click.argument("id", type=int)
+@click.option("--format", "kind", type=click.Choice(["pdf", "html", "csv"]), default="pdf", help="Default: pdf.")
+@click.option(
+    "--output", "path", type=click.Path(path_type=Path), metavar="FILE", help="Default: invoice-<id>.<format>."
+)
+def download(session: Session, id: int, kind: str, path: Path | None) -> None:
+    """Save an invoice as a file. PDFs have the Factur-X XML attached."""
+    invoices = session.client.invoices
+    if kind == "pdf":
+        content = invoices.pdf(id)
+    else:
+        content = (invoices.html(id) if kind == "html" else invoices.csv(id)).encode()
+    path = path or Path(f"invoice-{id}.{kind}")
+    try:
+        path.write_bytes(content)
+    except OSError as exc:
+        raise click.ClickException(f"{path}: {exc.strerror}. Choose another file with --output.") from exc
+    session.done({"file": str(path), "bytes": len(content)}, f"Saved {path}.")
+
+
+@command(invoices, "check", example="millrace invoices check 7")
+@click.argument("id", type=int)
+def check(session: Session, id: int) -> None:
+    """Recompute an invoice from its usage events, and compare it byte for byte."""
+    found = session.client.invoices.check(id)
+    columns = [
+        Column("usage events", "events", number),
+        Column("without a price", "unrated", number),
+        Column("difference to the ledger", "ledger_difference", cents),
+        Column("same data", "same_data", output.yes_no),
+        Column("same PDF", "same_pdf", output.yes_no),
+    ]
+    session.one(found, columns)

@@ -1,0 +1,82 @@
+"""`millrace login` against the platform's pages: with a password, with a second factor, and its failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from allauth.mfa.recovery_codes.internal.auth import RecoveryCodes
+from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
+from click.testing import CliRunner, Result
+
+from millrace import cli
+from millrace.cli.profiles import config_path, read_profiles
+from tenants.models import User
+
+PASSWORD = "correct horse battery staple"
+
+
+@pytest.fixture(autouse=True)
+def _environment(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for name in ("MILLRACE_URL", "MILLRACE_API_KEY", "MILLRACE_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def log_in(table, served) -> Callable[..., Result]:
+    """Return a function that runs `millrace login --operator` with these answers."""
+
+    def log_in(*answers: str) -> Result:
+        return CliRunner().invoke(cli.root, ["login", "--operator", "--url", served], input="\n".join(answers) + "\n")
+
+    return log_in
+
+
+@pytest.fixture
+def operator(table) -> User:
+    return User.objects.create_superuser("op@example.com", PASSWORD)
+
+
+def run(*line: str) -> Result:
+    return CliRunner().invoke(cli.root, list(line))
+
+
+def test_operator_signs_in_and_changes_something(operator, log_in):
+    said = log_in(operator.email, PASSWORD)
+    assert said.exit_code == 0, said.output
+    assert PASSWORD not in said.output
+    assert read_profiles(config_path()).profiles["default"].who == "operator op@example.com"
+    assert run("tenants").exit_code == 0
+    made = run("tenants", "create", "beta")
+    assert made.exit_code == 0, made.output
+
+
+def test_second_factor(operator, log_in):
+    TOTP.activate(operator, generate_totp_secret())
+    code = RecoveryCodes.activate(operator).get_unused_codes()[0]
+    wrong = log_in(operator.email, PASSWORD, "000000")
+    assert (wrong.exit_code, "The code is wrong" in wrong.output) == (3, True)
+    said = log_in(operator.email, PASSWORD, code)
+    assert said.exit_code == 0, said.output
+    assert run("tenants").exit_code == 0
+
+
+def test_wrong_password(operator, log_in):
+    said = log_in(operator.email, "wrong")
+    assert (said.exit_code, "do not match" in said.output) == (3, True)
+    assert read_profiles(config_path()).profiles == {}
+
+
+def test_user_who_is_not_an_operator(table, log_in):
+    user = User.objects.create_user("dev@example.com", PASSWORD)
+    said = log_in(user.email, PASSWORD)
+    assert said.exit_code == 4
+    assert read_profiles(config_path()).profiles == {}
+
+
+def test_health_of_a_server_without_a_gateway(served, monkeypatch):
+    monkeypatch.setenv("MILLRACE_URL", served)
+    monkeypatch.setenv("MILLRACE_API_KEY", "sk-mr-x")
+    said = run("health")
+    assert (said.exit_code, "does not respond" in said.output) == (5, True)
