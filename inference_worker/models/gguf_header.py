@@ -30,7 +30,7 @@ class TensorEntry(NamedTuple):
     offset: int  # bytes from the start of the tensors' data
 
 
-class Cursor:
+class HeaderCursor:
     """A position in the file that advances as values are read, up to the end of the header."""
 
     def __init__(self, data: mmap.mmap, *, skip_arrays: bool = False) -> None:
@@ -89,14 +89,14 @@ def header_of(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            cursor = Cursor(data, skip_arrays=True)
+            cursor = HeaderCursor(data, skip_arrays=True)
             read_header(cursor)
             return data[: cursor.position]
     except (ValueError, OverflowError, struct.error) as exc:
         raise GGUFError(f"{path}: {exc}") from None
 
 
-def read_header(cursor: Cursor) -> tuple[dict[str, Any], list[TensorEntry]]:
+def read_header(cursor: HeaderCursor) -> tuple[dict[str, Any], list[TensorEntry]]:
     """Return the metadata and the tensors.
 
     Raises:
@@ -115,7 +115,7 @@ def read_header(cursor: Cursor) -> tuple[dict[str, Any], list[TensorEntry]]:
     return fields, [_read_entry(cursor) for _ in range(tensor_count)]
 
 
-def _read_entry(cursor: Cursor) -> TensorEntry:
+def _read_entry(cursor: HeaderCursor) -> TensorEntry:
     name = cursor.string()
     dimensions = int(cursor.number("<I"))
     if not 1 <= dimensions <= 4:
