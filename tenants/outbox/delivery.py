@@ -111,7 +111,7 @@ class Outbox(Generic[R, A]):
     def claim(self, now: datetime) -> R | None:
         """Lease a due row."""
         table = self.model._meta.db_table
-        values = {"now": now, "until": now + self.lease, "waiting": self.waiting}
+        values: dict[str, Any] = {"now": now, "until": now + self.lease, "waiting": self.waiting}
         with all_tenants_scope(self.reason), connection.cursor() as cursor:
             if self.claim_lock is not None:
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", [self.claim_lock])

@@ -73,7 +73,11 @@ def _alert(ctx: PageContext, row: BudgetAlert, deliveries: tuple[BudgetDelivery,
     )
 
 
-_EMAIL_LEVELS = {OutboxEmail.State.QUEUED: "warn", OutboxEmail.State.SENT: "good", OutboxEmail.State.FAILED: "bad"}
+_EMAIL_LEVELS: dict[str, str] = {
+    OutboxEmail.State.QUEUED: "warn",
+    OutboxEmail.State.SENT: "good",
+    OutboxEmail.State.FAILED: "bad",
+}
 _WEBHOOK_STATES = {
     WebhookDelivery.State.PENDING: ("pending", "warn"),
     WebhookDelivery.State.DELIVERED: ("delivered", "good"),
