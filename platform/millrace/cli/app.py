@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -153,7 +153,7 @@ def with_exit_codes(run: Callable[[], None]) -> None:
         fail(f"{exc}. Check the URL, and that the platform runs.", TRY_AGAIN)
 
 
-def fail(text: str, status: int = FAILED) -> None:
+def fail(text: str, status: int = FAILED) -> NoReturn:
     """Print an error and end the process."""
     click.echo(f"millrace: {output.printable(text)}", err=True)
     sys.exit(status)

@@ -89,7 +89,7 @@ def _operator_connection(url: str) -> Connection:
     """Sign in like a browser: with a password and, if the user has a second factor, a code."""
     import httpx
 
-    from millrace.client import ConnectionFailed
+    from millrace.client import ConnectionFailed, NotFound
 
     email = str(click.prompt("Email address"))
     password = _secret("Password")
@@ -111,7 +111,10 @@ def _operator_connection(url: str) -> Connection:
         raise ConnectionFailed(f"cannot sign in at {url}: {exc}") from exc
     connection = Connection(url, cookies=cookies, who=f"operator {email}")
     with make_client(connection) as client:
-        next(iter(client.operator.tenants.list(page_size=1)), None)  # fails for users who are not operators
+        try:
+            next(iter(client.operator.tenants.list(page_size=1)), None)
+        except NotFound:
+            fail(f"{email} is not an operator. To use a tenant, run `millrace login` with an API key.", NOT_ALLOWED)
     return connection
 
 
