@@ -8,31 +8,29 @@ from django.urls import include, path, re_path
 
 from frontend.accounts import second_factor, views
 from frontend.core import command_palette, preferences
-from frontend.operator import alerts as operator_alerts
-from frontend.operator import audit as operator_audit
-from frontend.operator import billing as operator_billing
-from frontend.operator import fleet as operator_fleet
-from frontend.operator import health as operator_health
-from frontend.operator import models as operator_models
-from frontend.operator import prices as operator_prices
-from frontend.operator import tenants as operator_tenants
-from frontend.operator import users as operator_users
-from frontend.tenant import (
-    audit,
-    budgets,
-    invoices,
-    keys,
-    members,
-    models,
-    overview,
-    playground,
-    prices,
-    requests,
-    routing,
-    settings,
-    usage,
-    webhooks,
-)
+from frontend.operator.alerts import views as operator_alerts
+from frontend.operator.audit import views as operator_audit
+from frontend.operator.billing import views as operator_billing
+from frontend.operator.fleet import views as operator_fleet
+from frontend.operator.health import views as operator_health
+from frontend.operator.models import views as operator_models
+from frontend.operator.prices import views as operator_prices
+from frontend.operator.tenants import views as operator_tenants
+from frontend.operator.users import views as operator_users
+from frontend.tenant.audit import views as audit
+from frontend.tenant.budgets import views as budgets
+from frontend.tenant.invoices import views as invoices
+from frontend.tenant.keys import views as keys
+from frontend.tenant.members import views as members
+from frontend.tenant.models import views as models
+from frontend.tenant.overview import views as overview
+from frontend.tenant.playground import views as playground
+from frontend.tenant.prices import views as prices
+from frontend.tenant.requests import views as requests
+from frontend.tenant.routing import views as routing
+from frontend.tenant.settings import views as settings
+from frontend.tenant.usage import views as usage
+from frontend.tenant.webhooks import views as webhooks
 
 urlpatterns = [
     path("", views.home, name="home"),

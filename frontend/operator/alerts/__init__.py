@@ -1,5 +1,1 @@
 """Alerts: health issues and budget alerts of all tenants."""
-
-from frontend.operator.alerts.views import urlpatterns
-
-__all__ = ["urlpatterns"]

@@ -1,5 +1,1 @@
 """Fleet: utilization of the workers and cost of their tokens."""
-
-from frontend.operator.fleet.views import urlpatterns
-
-__all__ = ["urlpatterns"]

@@ -1,5 +1,1 @@
 """Models and workers: replicas and their cordons."""
-
-from frontend.operator.models.views import urlpatterns
-
-__all__ = ["urlpatterns"]

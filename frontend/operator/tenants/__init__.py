@@ -1,5 +1,1 @@
 """All tenants, for operators."""
-
-from frontend.operator.tenants.views import urlpatterns
-
-__all__ = ["urlpatterns"]

@@ -1,5 +1,1 @@
 """All users, for operators."""
-
-from frontend.operator.users.views import urlpatterns
-
-__all__ = ["urlpatterns"]

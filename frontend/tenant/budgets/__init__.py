@@ -1,5 +1,1 @@
 """Budgets, quotas and rate limits of the organization, its projects, keys and members."""
-
-from frontend.tenant.budgets.views import urlpatterns
-
-__all__ = ["urlpatterns"]

@@ -1,5 +1,1 @@
 """Members of the tenant, their roles, and invitations."""
-
-from frontend.tenant.members.views import urlpatterns
-
-__all__ = ["urlpatterns"]

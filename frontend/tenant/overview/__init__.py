@@ -1,5 +1,1 @@
 """The overview of a tenant: spend, cache, tokens, latency, errors and keys."""
-
-from frontend.tenant.overview.views import urlpatterns
-
-__all__ = ["urlpatterns"]

@@ -11,7 +11,8 @@ from billing.pricing.pricing import Tier
 from frontend.core.date_ranges import date_range_of
 from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
-from frontend.tenant.overview.spend import OverviewStatus, budget_statuses, hard_budgets
+from frontend.tenant.budgets.page import BudgetUsage
+from frontend.tenant.overview.spend import budget_statuses, hard_budgets
 from frontend.tenant.overview.usage import all_input, by_tier
 from millrace.apps.batches.models import Batch
 from tenants.models import ApiKey
@@ -49,7 +50,7 @@ def keys(ctx: PageContext) -> dict[str, Any]:
 
 
 def _key(
-    row: Mapping[str, Any], key: ApiKey | None, budget: OverviewStatus | None, whole: OverviewStatus | None
+    row: Mapping[str, Any], key: ApiKey | None, budget: BudgetUsage | None, whole: BudgetUsage | None
 ) -> dict[str, Any]:
     """Return a key with its hard budget in money that has the smallest part left."""
     status, kind = _status(key, whole if whole and whole.is_full else budget)
@@ -60,21 +61,21 @@ def _key(
         "hit": share(row["cache_read"], all_input(row)),
         "input_tokens": all_input(row),
         "budget": budget,
-        "used": share(budget.used.femto, budget.limit.femto) if budget else "",
+        "used": share(budget.used.millionths, budget.limit.millionths) if budget else "",
         "tenant_left": whole.left if whole and not budget else None,
         "status": status,
         "status_kind": kind,
     }
 
 
-def _status(key: ApiKey | None, budget: OverviewStatus | None) -> tuple[str, str]:
+def _status(key: ApiKey | None, budget: BudgetUsage | None) -> tuple[str, str]:
     if key is None or key.revoked_at is not None:
         return "Revoked", ""
     if not key.is_live:
         return "Expired", ""
     if budget is not None and budget.is_full:
         return "Blocked", "bad"
-    if budget is not None and budget.used.femto * 10 >= budget.limit.femto * 9:
+    if budget is not None and budget.used.millionths * 10 >= budget.limit.millionths * 9:
         return "Near limit", "warn"
     return "Active", "good"
 

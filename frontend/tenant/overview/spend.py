@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -10,40 +9,20 @@ from billing.amounts import FEMTO_A_NANO
 from billing.budgets.alerts import alerts_of
 from billing.budgets.forecast import Forecast, forecast_tenant
 from billing.models import Budget, BudgetAlert, BudgetPeriod
-from billing.models.budgets import current_periods
 from frontend.core.charts import Chart, Series
 from frontend.core.date_ranges import billing_time_zone_of, days_of, month_of
 from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
+from frontend.tenant.budgets.page import BudgetUsage, statuses_of
 from frontend.tenant.overview.usage import by_day
 
 _DAY = timedelta(days=1)
 _MIN_LABEL_DISTANCE = 17  # minimum distance of two labels, in percent of the gauge
-FULL_AT = 99  # percent; the rest is too small for most requests
 _PERIODS = {"day": "for today", "month": "for this month", "lifetime": "in total"}
 
 
-@dataclass(frozen=True)
-class OverviewStatus:
-    """The status of a budget in money."""
-
-    budget: Budget
-    budget_period: BudgetPeriod | None
-    used: Money
-    reserved: Money
-    limit: Money
-
-    @property
-    def left(self) -> Money:
-        return Money(max(0, self.limit.femto - self.used.femto - self.reserved.femto))
-
-    @property
-    def is_full(self) -> bool:
-        return self.used.femto * 100 >= self.limit.femto * FULL_AT
-
-
-def hard_budgets(ctx: PageContext) -> list[OverviewStatus]:
+def hard_budgets(ctx: PageContext) -> list[BudgetUsage]:
     """Return the tenant's hard budgets in money, smallest remaining part first."""
     filters = {"unit": BudgetPeriod.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True}
     rows = Budget.objects.for_tenant(ctx.tenant).filter(project=None, key=None, member=None, **filters)
@@ -55,23 +34,14 @@ def monthly_forecast(ctx: PageContext) -> Forecast | None:
     return ctx.once("forecast", lambda: forecast_tenant(ctx.tenant.pk, ctx.now, billing_time_zone_of(ctx)))
 
 
-def budget_statuses(ctx: PageContext, budgets: list[Budget]) -> list[OverviewStatus]:
+def budget_statuses(ctx: PageContext, budgets: list[Budget]) -> list[BudgetUsage]:
     """Return the current status of budgets in money, smallest remaining part first."""
-    now = ctx.now
-    budget_periods = current_periods(ctx.tenant.pk, budgets, now)
-    found = [_status_of(budget, budget_periods.get(budget.pk), now) for budget in budgets]
-    return sorted(
-        found, key=lambda status: -(status.used.femto + status.reserved.femto) * 10**6 // max(1, status.limit.femto)
-    )
 
+    def left(status: BudgetUsage) -> int:
+        taken = status.used.millionths + status.reserved.millionths
+        return -taken * 10**6 // max(1, status.limit.millionths)
 
-def _status_of(budget: Budget, budget_period: BudgetPeriod | None, now: datetime) -> OverviewStatus:
-    limit = Money.nano(budget.limit_in(budget_period, now))
-    if budget_period is None:
-        return OverviewStatus(budget, None, Money(0), Money(0), limit)
-    return OverviewStatus(
-        budget, budget_period, Money(int(budget_period.used)), Money.nano(budget_period.reserved), limit
-    )
+    return sorted(statuses_of(ctx, budgets), key=left)
 
 
 def spend(ctx: PageContext) -> dict[str, Any]:
@@ -85,18 +55,18 @@ def spend(ctx: PageContext) -> dict[str, Any]:
     for row in days:
         running.append(row["cost_femto"] + (running[-1] if running else 0))
     chart = _chart(start, now, running, expected, tightest)
-    shown = {"amount": amount, "chart": chart, "status": tightest}
+    shown = {"amount": amount, "chart": chart, "status": tightest, "gauge": None}
     if tightest is None:
         return shown
     return shown | {
         "period": {"day": "per day", "lifetime": "in total"}.get(tightest.budget.period, ""),
-        "used": share(tightest.used.femto, tightest.limit.femto),
+        "used": share(tightest.used.millionths, tightest.limit.millionths),
         "gauge": _gauge(ctx, tightest, expected),
     }
 
 
 def _chart(
-    start: datetime, now: datetime, running: list[int], expected: Forecast | None, tightest: OverviewStatus | None
+    start: datetime, now: datetime, running: list[int], expected: Forecast | None, tightest: BudgetUsage | None
 ) -> Chart:
     last = expected.path[-1].day if expected else now.astimezone(UTC).date()
     at = days_of(start, datetime.combine(last + _DAY, datetime.min.time(), UTC))
@@ -115,40 +85,41 @@ def _chart(
         series.append(Series("80% interval, from", "forecast", low, "dash", in_legend=False))
         of += f", forecast {Money.nano(expected.point).text} on {last:%-d %B}"
     top = max(running[-1], expected.high * FEMTO_A_NANO if expected else 0)
-    if tightest and tightest.budget.period == Budget.Period.MONTH and tightest.limit.femto <= 3 * top:
-        series.append(Series("Hard limit", "limit", (tightest.limit.femto,) * len(at)))
+    if tightest and tightest.budget.period == Budget.Period.MONTH and tightest.limit.millionths <= 3 * top:
+        series.append(Series("Hard limit", "limit", (tightest.limit.millionths,) * len(at)))
         of += f", against a limit of {tightest.limit.text}"
     band = ("80% interval, to", "80% interval, from") if expected else None
     shaded = "Shaded: 80% confidence" if expected else ""
     return Chart("spend", of, tuple(at), tuple(series), "usd", band=band, band_label=shaded, height=214)
 
 
-def _gauge(ctx: PageContext, of: OverviewStatus, expected: Forecast | None) -> Gauge:
+def _gauge(ctx: PageContext, of: BudgetUsage, expected: Forecast | None) -> Gauge:
     monthly = of.budget.period == Budget.Period.MONTH
     forecast = Money.nano(expected.point) if expected and monthly else None
-    scale = max(of.limit.femto * 17 // 15, of.used.femto, min(forecast.femto if forecast else 0, of.limit.femto * 2))
+    limit = of.limit.millionths
+    scale = max(limit * 17 // 15, of.used.millionths, min(forecast.femto if forecast else 0, limit * 2))
     sent = {
         row.threshold: row.created_at for row in alerts_of(ctx.tenant.pk, of.budget.pk) if _of_budget_period(row, of)
     }
-    marks = [Mark(percent(of.limit.femto, scale), f"Limit {of.limit.text}", is_limit=True)]
+    marks = [Mark(percent(limit, scale), f"Limit {of.limit.text}", is_limit=True)]
     for threshold in sorted(of.budget.thresholds):
         if threshold < 100:
-            amount = of.limit.femto * threshold // 100
+            amount = limit * threshold // 100
             place = percent(amount, scale)
             near = any(abs(float(place) - float(mark.at)) < _MIN_LABEL_DISTANCE for mark in marks)
-            passed = of.used.femto >= amount
+            passed = of.used.millionths >= amount
             words = _alert(threshold, sent.get(str(threshold)), amount, expected if monthly else None, passed=passed)
             marks.append(Mark(place, "" if near else words))
-    used = share(of.used.femto, of.limit.femto)
+    used = share(of.used.millionths, limit)
     label = f"{used} of the {of.limit.text} limit used"
     if forecast:
-        label += f"; forecast {share(forecast.femto, of.limit.femto)} by the end of the month"
+        label += f"; forecast {share(forecast.femto, limit)} by the end of the month"
     return Gauge(
-        percent(of.used.femto, scale), percent(forecast.femto, scale) if forecast else None, tuple(marks), label
+        percent(of.used.millionths, scale), percent(forecast.femto, scale) if forecast else None, tuple(marks), label
     )
 
 
-def _of_budget_period(row: BudgetAlert, of: OverviewStatus) -> bool:
+def _of_budget_period(row: BudgetAlert, of: BudgetUsage) -> bool:
     return of.budget_period is not None and row.budget_period_id == of.budget_period.pk
 
 
@@ -189,8 +160,8 @@ def notices(ctx: PageContext) -> list[dict[str, str]]:
     monthly = [status for status in budgets if status.budget.period == Budget.Period.MONTH and not status.is_full]
     expected = monthly_forecast(ctx) if monthly and not found else None
     if monthly and expected:
-        least = min(monthly, key=lambda status: status.limit.femto)
-        day = crossing(expected, least.limit.femto)
+        least = min(monthly, key=lambda status: status.limit.millionths)
+        day = crossing(expected, least.limit.millionths)
         if day:
             days = (expected.path[-1].day - day).days + 1
             rest = "on the last day" if days == 1 else f"for the last {days} days"

@@ -1,5 +1,1 @@
 """The prices of a tenant."""
-
-from frontend.tenant.prices.views import urlpatterns
-
-__all__ = ["urlpatterns"]
