@@ -194,8 +194,8 @@ def stream(options: argparse.Namespace, millrace: ChatEndpoint, processes: Proce
         result = asyncio.run(many_streams(millrace.url, request, options.streams, options.tokens, stalled, seconds))
         after = memory(processes)
         report[f"{stalled} stalled"] = line = describe(result, before, after)
-        for name, seconds in cpu_times(processes).items():
-            line[f"{name} CPU per token"] = f"{1e6 * (seconds - cpu_before[name]) / max(1, result.received):.0f} us"
+        for name, used in cpu_times(processes).items():
+            line[f"{name} CPU per token"] = f"{1e6 * (used - cpu_before[name]) / max(1, result.received):.0f} us"
         print(f"  {stalled} readers stalled: " + ", ".join(f"{name} {value}" for name, value in line.items()))
         for error in result.errors[:3]:
             print(f"    ! {error}")

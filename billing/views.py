@@ -18,7 +18,7 @@ from tenants import csv_tables
 from tenants.api.pagination import NewestFirst
 from tenants.isolation.scopes import tenant_scope
 from tenants.permissions import Permission
-from tenants.views import TenantView
+from tenants.views import TenantView, given
 
 
 class NewestEvents(NewestFirst):
@@ -65,7 +65,7 @@ class UsageView(TenantView):
         """Return tokens, requests, cost and savings, grouped and by hour, day or month. By default: this month, by
         model. CSV with `format=csv`.
         """
-        query = _parsed_query(UsageQuery, request)
+        query = given(UsageQuery, request.query_params.dict())
         tenant = self.access.tenant
         groups, bucket = query["group_by"], query.get("bucket")
         try:
@@ -95,17 +95,11 @@ class UsageEventsView(TenantView):
     )
     def get(self, request: Request) -> Response:
         """Return each execution of each request as metered, newest first, in pages."""
-        query = _parsed_query(UsageEventQuery, request)
+        query = given(UsageEventQuery, request.query_params.dict())
         with tenant_scope(self.access.tenant):
             page = self.paginate_queryset(_report_of(self.access.tenant.pk, query).events()) or []
             prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})
         return self.get_paginated_response(UsageEventOut(page, many=True, context={"prices": prices}).data)
-
-
-def _parsed_query(serializer: type[serializers.Serializer[Any]], request: Request) -> dict[str, Any]:
-    query = serializer(data=request.query_params.dict())
-    query.is_valid(raise_exception=True)
-    return dict(query.validated_data)
 
 
 def _report_of(tenant_id: int, query: dict[str, Any]) -> UsageReport:

@@ -25,6 +25,7 @@ from tenants.permissions import STEP_UP, Permission
 from tenants.reauthentication import recently_authenticated
 
 M = TypeVar("M", bound=Model)
+Q = TypeVar("Q", bound=BaseSerializer[Any])
 
 
 class ReauthenticationRequired(exceptions.PermissionDenied):
@@ -120,6 +121,17 @@ def given(serializer: type[BaseSerializer[Any]], data: Any, *, partial: bool = F
     body = serializer(data=data, partial=partial)
     body.is_valid(raise_exception=True)
     return dict(body.validated_data)
+
+
+def check_query(query: type[Q], request: Request) -> Q:
+    """Return the validated query string.
+
+    Raises:
+        ValidationError: the errors by parameter.
+    """
+    checked = query(data=request.query_params.dict())
+    checked.is_valid(raise_exception=True)
+    return checked
 
 
 def person(request: Request) -> User | None:

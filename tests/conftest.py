@@ -11,7 +11,7 @@ import itertools
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -48,6 +48,8 @@ settings.load_profile("millrace")
 UNIT = ROOT / "tests" / "unit"
 PLATFORM = [ROOT / "tests" / name for name in ("browser", "e2e", "faults")]  # a whole platform, or a browser
 WAITING = ROOT / "tests" / "integration" / "gateway"  # its tests wait for timeouts more than they compute
+# Files that `pytest -n` runs in one process, so that it starts one platform for all of them: 50 seconds of CPU.
+ONE_PROCESS = ("tests/e2e/", "tests/browser/test_keys_and_budgets.py", "tests/browser/test_playground.py")
 # A unit test uses none of these, neither directly nor through another fixture.
 INTEGRATION_FIXTURES = {
     "async_broker",  # Valkey
@@ -84,15 +86,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = _spread([item for item in items if not item.get_closest_marker("slow")])
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return the scheduler of `--dist loadfile`, which gives the files of ONE_PROCESS to one process."""
+    from xdist.scheduler import LoadFileScheduling  # here: only `pytest -n` needs it
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "platform" if nodeid.startswith(ONE_PROCESS) else str(super()._split_scope(nodeid))
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Put the files of WAITING between the other files, at equal distances: while they wait, other tests compute."""
+    """Put the files of ONE_PROCESS first, and the files of WAITING between the others, at equal distances.
+
+    The other processes run the rest meanwhile, and while tests wait, others compute.
+    """
+    first = [item for item in items if item.nodeid.startswith(ONE_PROCESS)]
     waiting, computing = [], []
-    for path, tests in itertools.groupby(items, key=lambda item: item.path):
+    rest = (item for item in items if not item.nodeid.startswith(ONE_PROCESS))
+    for path, tests in itertools.groupby(rest, key=lambda item: item.path):
         (waiting if path.is_relative_to(WAITING) else computing).append(list(tests))
     distance = len(computing) / (len(waiting) + 1)
     for number, tests in reversed(list(enumerate(waiting, 1))):
         computing.insert(round(number * distance), tests)
-    return [item for tests in computing for item in tests]
+    return first + [item for tests in computing for item in tests]
 
 
 def _check_unit_tests(items: list[pytest.Item]) -> None:

@@ -15,7 +15,7 @@ from billing.budgets.forecast import Forecast, forecast_budget_period, forecast_
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from tenants.api.serializers import Query
 from tenants.permissions import Permission
-from tenants.views import TenantView
+from tenants.views import TenantView, check_query
 
 
 class AlertOut(serializers.ModelSerializer[BudgetAlert]):
@@ -70,7 +70,7 @@ class Alerts(TenantView):
     @extend_schema(operation_id="alerts", parameters=[Query], responses=AlertOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the thresholds that budgets reached, newest first."""
-        Query(data=request.query_params.dict()).is_valid(raise_exception=True)
+        check_query(Query, request)
         with self.scope():
             return self.page(alerts_of(self.access.tenant.pk), AlertOut)
 
@@ -84,7 +84,7 @@ class BudgetAlerts(TenantView):
     def get(self, request: Request, pk: int) -> Response:
         """Return the thresholds that this budget reached, newest first."""
         budget = self.find(Budget, pk)
-        Query(data=request.query_params.dict()).is_valid(raise_exception=True)
+        check_query(Query, request)
         with self.scope():
             return self.page(alerts_of(self.access.tenant.pk, budget.pk), AlertOut)
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from django.db import transaction
-from django.db.models import Q
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
@@ -23,11 +22,12 @@ from billing.actions.budgets import (
 )
 from billing.amounts import MAX_BUDGET, MILLIONTHS, whole_units
 from billing.models import Budget, BudgetPeriod
+from billing.models.budgets import current_periods
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, Strict
 from tenants.models import ApiKey, Membership, Project
 from tenants.permissions import Permission
-from tenants.views import TenantView, given
+from tenants.views import TenantView, check_query, given
 
 
 def _id(text: str) -> serializers.IntegerField:
@@ -150,14 +150,7 @@ class BudgetQuery(Query):
 
 def _out(budgets: Sequence[Budget]) -> list[dict[str, Any]]:
     """Serialize the budgets with their current periods. The tenant scope must be open."""
-    now = datetime.now(UTC)
-    budget_periods: dict[int, BudgetPeriod] = {}
-    if budgets:
-        under_way = Q(period_end__isnull=True) | Q(period_end__gt=now)
-        rows = BudgetPeriod.objects.for_tenant(budgets[0].tenant_id).filter(
-            under_way, budget_id__in=[budget.pk for budget in budgets], period_start__lte=now
-        )
-        budget_periods = {budget_period.budget_id: budget_period for budget_period in rows}
+    budget_periods = current_periods(budgets[0].tenant_id, budgets, datetime.now(UTC)) if budgets else {}
     return [dict(BudgetOut(budget, context={"budget_periods": budget_periods}).data) for budget in budgets]
 
 
@@ -181,8 +174,7 @@ class Budgets(TenantView):
     @extend_schema(operation_id="budgets", parameters=[BudgetQuery], responses=BudgetOut(many=True))
     def get(self, request: Request) -> Response:
         """Return every budget and quota, with the used, reserved and remaining amounts of its current period."""
-        query = BudgetQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(BudgetQuery, request)
         with self.scope():
             page = self.paginate_queryset(self.rows(Budget).filter(**query.filters()).order_by("-pk"))
             return self.get_paginated_response(_out(list(page or [])))

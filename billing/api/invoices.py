@@ -25,7 +25,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
 from tenants.problems import StateConflict
-from tenants.views import TenantView
+from tenants.views import TenantView, check_query
 
 _RELATED = ("period", "refers_to")
 
@@ -57,8 +57,7 @@ class Invoices(TenantView):
     @extend_schema(operation_id="invoices", parameters=[s.InvoiceQuery], responses=s.InvoiceOut(many=True))
     def get(self, request: Request) -> Response:
         """Return invoices and credit notes, newest first. A draft shows the next invoice."""
-        query = s.InvoiceQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(s.InvoiceQuery, request)
         with all_tenants_scope(BypassReason.BILLING):  # billing periods belong to no tenant
             return self.page(self.rows(Invoice).select_related(*_RELATED).filter(**query.filters()), s.InvoiceOut)
 
@@ -120,8 +119,7 @@ class InvoiceEvents(_InvoiceView):
     def get(self, request: Request, pk: int) -> Response:
         """Return the usage events of a line, or of the whole invoice, newest first."""
         invoice = self.find(Invoice, pk)
-        query = s.LineQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(s.LineQuery, request)
         position = query.validated_data.get("line")
         with self.scope():
             line = self.rows(InvoiceLine).filter(invoice=invoice, position=position).first()

@@ -21,11 +21,7 @@ from tenants.api.serializers import Query
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
-from tenants.views import TenantView, given
-
-
-def _checked(query: type[Query], request: Request) -> None:
-    query(data=request.query_params.dict()).is_valid(raise_exception=True)
+from tenants.views import TenantView, check_query, given
 
 
 @extend_schema(tags=["billing"])
@@ -57,7 +53,7 @@ class Credits(TenantView):
     @extend_schema(operation_id="credits", parameters=[Query], responses=s.CreditOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the credits with the unused amount of each, newest first."""
-        _checked(Query, request)
+        check_query(Query, request)
         with self.scope():
             return self.page(with_rest(self.rows(CreditGrant)), s.CreditOut)
 
@@ -70,7 +66,7 @@ class Commitments(TenantView):
     @extend_schema(operation_id="commitments", parameters=[Query], responses=s.CommitmentOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the monthly commitments, newest first."""
-        _checked(Query, request)
+        check_query(Query, request)
         with self.scope():
             return self.page(self.rows(Commitment), s.CommitmentOut)
 
@@ -83,7 +79,7 @@ class Payments(TenantView):
     @extend_schema(operation_id="payments", parameters=[Query], responses=s.PaymentOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the payments, newest first."""
-        _checked(Query, request)
+        check_query(Query, request)
         with self.scope():
             return self.page(self.rows(Payment).select_related("invoice"), s.PaymentOut)
 
@@ -96,7 +92,7 @@ class Ledger(TenantView):
     @extend_schema(operation_id="ledger", parameters=[Query], responses=s.LedgerOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's ledger entries, newest first."""
-        _checked(Query, request)
+        check_query(Query, request)
         with self.scope():
             return self.page(self.rows(LedgerEntry).select_related("transaction", "invoice"), s.LedgerOut)
 

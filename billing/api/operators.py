@@ -22,7 +22,7 @@ from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, Pe
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
-from tenants.views import given
+from tenants.views import check_query, given
 
 M = TypeVar("M", bound=Model)
 
@@ -41,7 +41,7 @@ class _MoneyView(OperatorView):
         return selected
 
     def page(self, rows: QuerySet[Any], out: Any) -> Response:
-        Query(data=self.request.query_params.dict()).is_valid(raise_exception=True)
+        check_query(Query, self.request)
         with self.scope():
             return self.get_paginated_response(out(self.paginate_queryset(rows) or [], many=True).data)
 

@@ -21,7 +21,7 @@ from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.models import Tenant, User
 from tenants.permissions import Permission
-from tenants.views import TenantView, given, person
+from tenants.views import TenantView, check_query, given, person
 
 FATES: dict[str, Callable[..., PriceVersion]] = {"publish": do_publish_prices, "discard": do_discard_prices}
 _NAMED = ("book", "created_by", "decided_by")
@@ -62,8 +62,7 @@ class PriceVersions(_BookView):
     @extend_schema(operation_id="operator_prices", parameters=[s.VersionQuery], responses=s.VersionOut(many=True))
     def get(self, request: Request) -> Response:
         """Return drafts and published versions, newest first."""
-        query = s.VersionQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(s.VersionQuery, request)
         rows = PriceVersion.objects.select_related(*_NAMED).defer("body")
         with self.scope():
             page = self.paginate_queryset(rows.filter(**query.filters()))

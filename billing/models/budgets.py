@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import ClassVar
 
@@ -115,6 +116,14 @@ class Budget(models.Model):
         """Return the limit of a budget period: the amount, what rolled over, and an active temporary increase."""
         rolled_over = budget_period.rolled_over if budget_period else 0
         return self.amount + rolled_over + self.active_increase(now)
+
+
+def current_periods(tenant_id: int, budgets: Iterable[Budget], now: datetime) -> dict[int, BudgetPeriod]:
+    """Return the budgets' current periods by the budgets' IDs. A budget that was not used has none."""
+    rows = BudgetPeriod.objects.for_tenant(tenant_id).filter(
+        Q(period_end__gt=now) | Q(period_end=None), period_start__lte=now, budget_id__in=[row.pk for row in budgets]
+    )
+    return {row.budget_id: row for row in rows}
 
 
 class BudgetAlert(models.Model):

@@ -1,7 +1,9 @@
 """Typed settings from environment variables.
 
-A settings class is a frozen dataclass whose fields are declared with `env()`. `load()` reads all fields and reports all
-problems together. The variable NAME_FILE can name a file that contains the value of NAME, for secrets.
+A settings class is a frozen dataclass whose fields are declared with `env()`. The field `log_level` is read from the
+variable MILLRACE_LOG_LEVEL. `load()` reads all fields and reports all problems together. The variable NAME_FILE can
+name a file that contains the value of NAME, for secrets. docs/explanation/adr/0001-own-settings.md explains why this is
+not a library.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 S = TypeVar("S", bound=str)
 _META = "millrace.env"
+PREFIX = "MILLRACE_"
 # Of clients (millrace.cli.profiles), often set in the platform's own shell.
 CLIENT_VARIABLES = frozenset({"MILLRACE_API_KEY", "MILLRACE_PROFILE", "MILLRACE_URL"})
 
@@ -34,41 +37,53 @@ class EnvVar:
     secret: bool = False
 
 
-def env(name: str, parse: Callable[[str], T], *, default: str | None, help: str, secret: bool = False) -> T:
-    """Declare a field of a settings class that is read from the variable `name`. Without a default it is required."""
-    return cast(T, dataclasses.field(metadata={_META: EnvVar(name, parse, default, help, secret)}))
+def env(parse: Callable[[str], T], default: str | None, help: str, *, secret: bool = False) -> T:
+    """Declare a field of a settings class. If `default` is None, the setting is required."""
+    return cast(T, dataclasses.field(metadata={_META: (parse, default, help, secret)}))
 
 
 def variables(*classes: type[Any]) -> list[EnvVar]:
     """Return every variable of the settings classes once, in order of declaration."""
-    found = {f.metadata[_META].name: f.metadata[_META] for cls in classes for f in dataclasses.fields(cls)}
-    return list(found.values())
+    names = {field.name: field.metadata[_META] for cls in classes for field in dataclasses.fields(cls)}
+    return [EnvVar(f"{PREFIX}{name.upper()}", *declared) for name, declared in names.items()]
 
 
 def load(cls: type[T], environ: Mapping[str, str] | None = None) -> T:
     """Read the settings class `cls`.
 
     Raises:
-        SettingsError: variables are missing or wrong; the message names all of them.
+        SettingsError: settings are missing or invalid; the message names all of them.
     """
-    environ = os.environ if environ is None else environ
+    return cls(**read_all(os.environ if environ is None else environ, cls))
+
+
+def read_all(environ: Mapping[str, str], *classes: type[Any]) -> dict[str, Any]:
+    """Return the values of all fields of the settings classes.
+
+    Raises:
+        SettingsError: settings are missing or invalid; the message names all of them.
+    """
     values: dict[str, Any] = {}
     problems: list[str] = []
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-        var: EnvVar = field.metadata[_META]
+    for var in variables(*classes):
         try:
-            values[field.name] = read(var, environ)
+            values[var.name.removeprefix(PREFIX).lower()] = read(var, environ)
         except (ValueError, OSError) as exc:
             problems.append(f"{var.name}: {exc}")
     if problems:
-        raise SettingsError("wrong settings:\n  " + "\n  ".join(problems))
-    return cls(**values)
+        raise SettingsError("invalid settings:\n  " + "\n  ".join(problems))
+    return values
+
+
+def read_one(environ: Mapping[str, str], cls: type[Any], field: str) -> Any:
+    """Return the value of one field. The other settings may be missing."""
+    return read(next(var for var in variables(cls) if var.name == f"{PREFIX}{field.upper()}"), environ)
 
 
 def unknown_names(environ: Mapping[str, str], *classes: type[Any]) -> list[str]:
     """Return the set MILLRACE_ variables that no settings class reads. They are probably misspelled."""
     known = {name for var in variables(*classes) for name in (var.name, f"{var.name}_FILE")} | CLIENT_VARIABLES
-    return sorted(name for name in environ if name.startswith("MILLRACE_") and name not in known)
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
 
 def read(var: EnvVar, environ: Mapping[str, str]) -> Any:
@@ -142,6 +157,11 @@ def size(text: str) -> int:
             except ValueError:
                 break
     raise ValueError("want a size such as 512MiB or 2GiB")
+
+
+def optional(parse: Callable[[str], T], empty: T) -> Callable[[str], T]:
+    """Return a parser for which an empty text means `empty`."""
+    return lambda text: parse(text) if text else empty
 
 
 def path(text: str) -> Path:

@@ -55,116 +55,70 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
 class SharedSettings:
     """The settings that every process of the platform reads."""
 
-    data_dir: Path = env.env("MILLRACE_DATA_DIR", env.path, default=".millrace", help="directory for all data and logs")
+    data_dir: Path = env.env(env.path, ".millrace", "directory for all data and logs")
     valkey_url: str = env.env(
-        "MILLRACE_VALKEY_URL",
         env.url("redis", "rediss"),
-        default=None,
-        help="Valkey or Redis, redis://[:password@]host:port/0; `millrace up` starts an embedded one if it is not set",
+        None,
+        "Valkey or Redis, redis://[:password@]host:port/0; `millrace up` starts an embedded one if it is not set",
         secret=True,
     )
     models: tuple[ModelSpec, ...] = env.env(
-        "MILLRACE_MODELS",
         parse_models,
-        default="smollm2-135m=embedded,smollm2-135m-f32=embedded?dtype=float32,all-minilm-l6-v2=embedded:minilm",
-        help="models to serve: name=source[?dtype=auto|bfloat16|float32&max_model_len=tokens], comma-separated; a"
+        "smollm2-135m=embedded,smollm2-135m-f32=embedded?dtype=float32,all-minilm-l6-v2=embedded:minilm",
+        "models to serve: name=source[?dtype=auto|bfloat16|float32&max_model_len=tokens], comma-separated; a"
         " source is `embedded` (SmolLM2), `embedded:minilm` (MiniLM, which embeds), a Hugging Face directory or a"
         " .gguf file",
     )
     min_free_disk: int = env.env(
-        "MILLRACE_MIN_FREE_DISK",
         env.size,
-        default="256MiB",
-        help="free space on the data directory's disk below which new requests are rejected with 503; they are"
-        " accepted again at 125% of it; 0: no check",
+        "256MiB",
+        "free space on the data directory's disk below which new requests are rejected with 503; they are accepted"
+        " again at 125% of it; 0: no check",
     )
-    request_timeout_seconds: int = env.env(
-        "MILLRACE_REQUEST_TIMEOUT_SECONDS",
-        env.integer(1, 86_400),
-        default="600",
-        help="maximum duration of a request, in seconds",
-    )
+    request_timeout_seconds: int = env.env(env.integer(1, 86_400), "600", "maximum duration of a request, in seconds")
     stream_retention_seconds: int = env.env(
-        "MILLRACE_STREAM_RETENTION_SECONDS",
-        env.integer(1, 86_400),
-        default="600",
-        help="time after its last token in which a stream can be resumed, in seconds",
+        env.integer(1, 86_400), "600", "time after its last token in which a stream can be resumed, in seconds"
     )
-    log_level: str = env.env(
-        "MILLRACE_LOG_LEVEL", env.choice("debug", "info", "warning", "error"), default="info", help="minimum log level"
-    )
-    log_format: str = env.env(
-        "MILLRACE_LOG_FORMAT", env.choice("text", "json"), default="text", help="log lines as text or as JSON"
-    )
+    log_level: str = env.env(env.choice("debug", "info", "warning", "error"), "info", "minimum log level")
+    log_format: str = env.env(env.choice("text", "json"), "text", "log lines as text or as JSON")
 
 
 @dataclass(frozen=True)
 class WorkerSettings(SharedSettings):
     """The settings that only a worker reads."""
 
-    worker_model: str = env.env(
-        "MILLRACE_WORKER_MODEL",
-        str,
-        default="",
-        help="the model of MILLRACE_MODELS that this worker serves; empty: the first",
-    )
-    worker_name: str = env.env(
-        "MILLRACE_WORKER_NAME",
-        str,
-        default="",
-        help="stable name of this worker, which identifies its journal; empty: <model>-0",
-    )
-    device: DeviceName = env.env(
-        "MILLRACE_DEVICE", env.choice("auto", "cpu", "cuda"), default="auto", help="where the model runs"
-    )
+    worker_model: str = env.env(str, "", "the model of MILLRACE_MODELS that this worker serves; empty: the first")
+    worker_name: str = env.env(str, "", "stable name of this worker, which identifies its journal; empty: <model>-0")
+    device: DeviceName = env.env(env.choice("auto", "cpu", "cuda"), "auto", "where the model runs")
     engine_profile: ProfileName = env.env(
-        "MILLRACE_ENGINE_PROFILE",
         env.choice("latency", "balanced", "throughput"),
-        default="balanced",
-        help="limits of the engine's steps, tuned for latency, balanced or throughput",
+        "balanced",
+        "limits of the engine's steps, tuned for latency, balanced or throughput",
     )
     max_num_seqs: int = env.env(
-        "MILLRACE_MAX_NUM_SEQS",
-        env.integer(0, 4096),
-        default="0",
-        help="maximum requests in one step of the engine; 0: the profile's value",
+        env.integer(0, 4096), "0", "maximum requests in one step of the engine; 0: the profile's value"
     )
     max_num_batched_tokens: int = env.env(
-        "MILLRACE_MAX_NUM_BATCHED_TOKENS",
         env.integer(0, 65_536),
-        default="0",
-        help="maximum tokens in one step of the engine, at least MILLRACE_MAX_NUM_SEQS; 0: the profile's value",
+        "0",
+        "maximum tokens in one step of the engine, at least MILLRACE_MAX_NUM_SEQS; 0: the profile's value",
     )
     long_prefill_token_threshold: int = env.env(
-        "MILLRACE_LONG_PREFILL_TOKEN_THRESHOLD",
         env.integer(0, 65_536),
-        default="0",
-        help="maximum tokens of one prompt in a step, which bounds the delay of others; 0: the profile's value",
+        "0",
+        "maximum tokens of one prompt in a step, which bounds the delay of others; 0: the profile's value",
     )
-    block_size: int = env.env(
-        "MILLRACE_BLOCK_SIZE", env.integer(1, 256), default="32", help="tokens per KV cache block"
-    )
-    kv_cache_bytes: int = env.env("MILLRACE_KV_CACHE_BYTES", env.size, default="1GiB", help="memory for the KV cache")
-    kv_offload_bytes: int = env.env(
-        "MILLRACE_KV_OFFLOAD_BYTES",
-        env.size,
-        default="0",
-        help="host memory for blocks that the KV cache evicts; 0: no offload",
-    )
-    cpu_threads: int = env.env(
-        "MILLRACE_CPU_THREADS", env.integer(0, 1024), default="0", help="compute threads; 0: one for each core"
-    )
+    block_size: int = env.env(env.integer(1, 256), "32", "tokens per KV cache block")
+    kv_cache_bytes: int = env.env(env.size, "1GiB", "memory for the KV cache")
+    kv_offload_bytes: int = env.env(env.size, "0", "host memory for blocks that the KV cache evicts; 0: no offload")
+    cpu_threads: int = env.env(env.integer(0, 1024), "0", "compute threads; 0: one for each core")
     batch_invariant: bool = env.env(
-        "MILLRACE_BATCH_INVARIANT",
         env.boolean,
-        default="false",
-        help="make outputs independent of the other requests in a batch, bit for bit; about half as fast",
+        "false",
+        "make outputs independent of the other requests in a batch, bit for bit; about half as fast",
     )
     shutdown_timeout_seconds: int = env.env(
-        "MILLRACE_SHUTDOWN_TIMEOUT_SECONDS",
-        env.integer(0, 3600),
-        default="30",
-        help="time that running requests get to finish after SIGTERM, in seconds",
+        env.integer(0, 3600), "30", "time that running requests get to finish after SIGTERM, in seconds"
     )
 
 

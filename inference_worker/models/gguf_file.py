@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from inference_worker.models.gguf_header import Cursor, GGUFError, TensorEntry, read_header
+from inference_worker.models.gguf_header import GGUFError, HeaderCursor, TensorEntry, read_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class GGUFFile:
         self._file = path.open("rb")
         try:
             self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            cursor = Cursor(self._map)
+            cursor = HeaderCursor(self._map)
             self.fields, entries = read_header(cursor)
             self.tensors = _locate(self.fields, entries, cursor.position, len(self._map))
         except (ValueError, KeyError, OverflowError, struct.error) as exc:

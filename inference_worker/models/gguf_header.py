@@ -30,11 +30,13 @@ class TensorEntry(NamedTuple):
     offset: int  # bytes from the start of the tensors' data
 
 
-class Cursor:
+class HeaderCursor:
     """A position in the file that advances as values are read, up to the end of the header."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, *, skip_arrays: bool = False) -> None:
+        """Create a cursor. With `skip_arrays`, arrays are checked and their value is None, which takes less memory."""
         self.data = data
+        self.skip_arrays = skip_arrays
         self.position = 0
         self.end = min(len(data), MAX_HEADER_BYTES)
 
@@ -66,12 +68,17 @@ class Cursor:
             raise ValueError(f"value type {value_type} is not known")
         item = int(self.number("<I"))
         count = self.count("items in an array", MAX_ARRAY_ITEMS)
+        if item == _STRING and self.skip_arrays:
+            for _ in range(count):
+                self.take(self.count("bytes in a string", MAX_STRING_BYTES))
+            return None
         if item == _STRING:
             return [self.string() for _ in range(count)]
         if item not in _SCALARS:
             raise ValueError(f"arrays of value type {item} are not supported")
         format_code = _SCALARS[item]
-        return list(struct.unpack(f"<{count}{format_code[1]}", self.take(count * struct.calcsize(format_code))))
+        stored = self.take(count * struct.calcsize(format_code))
+        return None if self.skip_arrays else list(struct.unpack(f"<{count}{format_code[1]}", stored))
 
 
 def header_of(path: Path) -> bytes:
@@ -82,14 +89,14 @@ def header_of(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            cursor = Cursor(data)
+            cursor = HeaderCursor(data, skip_arrays=True)
             read_header(cursor)
             return data[: cursor.position]
     except (ValueError, OverflowError, struct.error) as exc:
         raise GGUFError(f"{path}: {exc}") from None
 
 
-def read_header(cursor: Cursor) -> tuple[dict[str, Any], list[TensorEntry]]:
+def read_header(cursor: HeaderCursor) -> tuple[dict[str, Any], list[TensorEntry]]:
     """Return the metadata and the tensors.
 
     Raises:
@@ -108,7 +115,7 @@ def read_header(cursor: Cursor) -> tuple[dict[str, Any], list[TensorEntry]]:
     return fields, [_read_entry(cursor) for _ in range(tensor_count)]
 
 
-def _read_entry(cursor: Cursor) -> TensorEntry:
+def _read_entry(cursor: HeaderCursor) -> TensorEntry:
     name = cursor.string()
     dimensions = int(cursor.number("<I"))
     if not 1 <= dimensions <= 4:

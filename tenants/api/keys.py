@@ -18,7 +18,7 @@ from tenants.api.idempotency import HEADER, idempotent
 from tenants.authentication import KeyCaller
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
-from tenants.views import TenantView, given, person
+from tenants.views import TenantView, check_query, given, person
 
 _RELATED = ("created_by", "usage")
 
@@ -42,8 +42,7 @@ class Keys(_KeyView):
     @extend_schema(operation_id="keys", parameters=[s.KeyQuery], responses=s.KeyOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's keys, newest first."""
-        query = s.KeyQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(s.KeyQuery, request)
         filters = query.filters()
         live = filters.pop("live", None)
         with self.scope():

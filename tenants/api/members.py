@@ -13,7 +13,7 @@ from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.models import Invitation, Membership
 from tenants.permissions import Permission
-from tenants.views import TenantView, given, person
+from tenants.views import TenantView, check_query, given, person
 
 
 class _MemberView(TenantView):
@@ -31,8 +31,7 @@ class Members(_MemberView):
     @extend_schema(operation_id="members", parameters=[s.MemberQuery], responses=s.MemberOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the members and their roles. Users join by invitation."""
-        query = s.MemberQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(s.MemberQuery, request)
         with self.scope():
             return self.page(self.rows(Membership).select_related("user").filter(**query.filters()), s.MemberOut)
 
@@ -75,8 +74,7 @@ class Invitations(_MemberView):
     @extend_schema(operation_id="invitations", parameters=[s.InvitationQuery], responses=s.InvitationOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the invitations, including accepted and expired ones, newest first."""
-        query = s.InvitationQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(s.InvitationQuery, request)
         with self.scope():
             return self.page(self.rows(Invitation).filter(**query.filters()), s.InvitationOut)
 

@@ -27,7 +27,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Membership, Tenant
 from tenants.reauthentication import recently_authenticated
-from tenants.views import ReauthenticationRequired, StrictJSONParser, given, note_actor, person
+from tenants.views import ReauthenticationRequired, StrictJSONParser, check_query, given, note_actor, person
 
 ACTIONS: dict[str, Callable[[Tenant], object]] = {
     "suspend": actions.do_suspend_tenant,
@@ -71,8 +71,7 @@ class Tenants(OperatorView):
     @extend_schema(operation_id="operator_tenants", parameters=[s.TenantQuery], responses=s.TenantOut(many=True))
     def get(self, request: Request) -> Response:
         """Return all tenants, newest first."""
-        query = s.TenantQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(s.TenantQuery, request)
         with self.scope():
             page = self.paginate_queryset(Tenant.objects.all_tenants().filter(**query.filters()))
         return self.get_paginated_response(s.TenantOut(page or [], many=True).data)

@@ -14,7 +14,7 @@ from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.models import LIMITS, ApiKey, LimitSet, Project, RoutingPolicy
 from tenants.permissions import Permission
-from tenants.views import TenantView, given, person
+from tenants.views import TenantView, check_query, given, person
 
 
 @extend_schema(tags=["limits"])
@@ -25,8 +25,7 @@ class Limits(TenantView):
     @extend_schema(operation_id="limits", parameters=[s.LimitsQuery], responses=s.LimitsOut(many=True))
     def get(self, request: Request) -> Response:
         """Return all limits of the tenant, including those of the operator."""
-        query = s.LimitsQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(s.LimitsQuery, request)
         with self.scope():
             return self.page(self.rows(LimitSet).filter(**query.filters()), s.LimitsOut)
 
@@ -83,8 +82,7 @@ class Policies(TenantView):
     @extend_schema(operation_id="policies", parameters=[s.PolicyQuery], responses=s.PolicyOut(many=True))
     def get(self, request: Request) -> Response:
         """Return all versions of all routing policies, newest first."""
-        query = s.PolicyQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(s.PolicyQuery, request)
         filters = {name: value for name, value in query.filters().items() if value is not None}
         with self.scope():
             return self.page(self.rows(RoutingPolicy).filter(**filters), s.PolicyOut)

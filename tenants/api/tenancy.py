@@ -14,7 +14,7 @@ from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.models import AuditEntry, Project, Tenant
 from tenants.permissions import Permission
-from tenants.views import TenantView, given
+from tenants.views import TenantView, check_query, given
 
 
 def representation(tenant: Tenant) -> dict[str, Any]:
@@ -78,8 +78,7 @@ class Projects(TenantView):
     @extend_schema(operation_id="projects", parameters=[s.ProjectQuery], responses=s.ProjectOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's projects, newest first."""
-        query = s.ProjectQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(s.ProjectQuery, request)
         with self.scope():
             return self.page(self.rows(Project).filter(**query.filters()), s.ProjectOut)
 
@@ -128,8 +127,7 @@ class Audit(TenantView):
     @extend_schema(operation_id="audit", parameters=[s.AuditQuery], responses=s.AuditOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the entries of the audit log, newest first."""
-        query = s.AuditQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(s.AuditQuery, request)
         with self.scope():
             return self.page(self.rows(AuditEntry).filter(**query.filters()), s.AuditOut)
 

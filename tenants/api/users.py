@@ -17,6 +17,7 @@ from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
 from tenants.models import User
+from tenants.views import check_query
 
 ACTIONS: dict[str, Callable[[User], bool]] = {
     "deactivate": actions.do_deactivate_user,
@@ -83,8 +84,7 @@ class Users(UserView):
     @extend_schema(operation_id="operator_users", parameters=[UserQuery], responses=UserOut(many=True))
     def get(self, request: Request) -> Response:
         """Return all users, newest first."""
-        query = UserQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(UserQuery, request)
         page = self.paginate_queryset(query.rows())
         return self.get_paginated_response(UserOut(page or [], many=True).data)
 

@@ -14,7 +14,7 @@ from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, Strict
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.permissions import Permission
-from tenants.views import TenantView, given
+from tenants.views import TenantView, check_query, given
 from tenants.webhooks.event_types import EVENT_TYPES
 from tenants.webhooks.queries import deliveries, endpoints_with_last
 
@@ -123,7 +123,7 @@ class Endpoints(EndpointView):
     @extend_schema(operation_id="webhooks", parameters=[Query], responses=EndpointOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the webhook endpoints, each with the result of its newest attempt."""
-        Query(data=request.query_params.dict()).is_valid(raise_exception=True)
+        check_query(Query, request)
         with self.scope():
             return self.page(endpoints_with_last(self.access.tenant.pk), EndpointOut)
 
@@ -199,8 +199,7 @@ class Events(TenantView):
     @extend_schema(operation_id="webhook_events", parameters=[WebhookEventQuery], responses=EventOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the events of the last 90 days, newest first, whether or not they were sent."""
-        query = WebhookEventQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(WebhookEventQuery, request)
         with self.scope():
             return self.page(self.rows(WebhookEvent).filter(**query.filters()), EventOut)
 
@@ -223,8 +222,7 @@ class Deliveries(TenantView):
     @extend_schema(operation_id="webhook_deliveries", parameters=[DeliveryQuery], responses=DeliveryOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the deliveries with their attempts, newest first."""
-        query = DeliveryQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(DeliveryQuery, request)
         with self.scope():
             return self.page(deliveries(self.access.tenant.pk).filter(**query.filters()), DeliveryOut)
 

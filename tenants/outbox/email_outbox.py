@@ -99,11 +99,6 @@ def enqueue_email(tenant_id: int, roles: Sequence[str], subject: str, body: str)
     return OutboxEmail.objects.create(tenant_id=tenant_id, roles=list(roles), subject=subject[:200], body=body)
 
 
-def send_emails(now: datetime | None = None) -> int:
-    """Send all due emails. Returns the number of sent emails."""
-    return MEMBER_EMAILS.send_due(now)["sent"]
-
-
 def error_message(error: OSError | smtplib.SMTPException) -> str:
     """Return the message for the tenant. The mail server's own message can contain host names and logins."""
     match error:

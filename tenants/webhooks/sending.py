@@ -108,11 +108,6 @@ WEBHOOKS = WebhookOutbox()
 register(WEBHOOKS)
 
 
-def send_all() -> int:
-    """Send all due deliveries, one after another. Returns the number of attempts."""
-    return WEBHOOKS.send_due().total()
-
-
 def body_of(event: WebhookEvent) -> bytes:
     """Return the body of the event's POST, identical in every attempt."""
     message = {"type": event.event_type, "timestamp": event.created_at.isoformat(), "data": event.payload}

@@ -61,10 +61,10 @@ def test_the_runnable_blocks_of_a_page_run(page: Path, session: Session) -> None
         ("tools", r"tool: get_weather -> .*\nanswer: "),
         ("structured_output", r"\{'name': '.*', 'birth_year': \d+, 'field': '\w+'\}"),
         ("prompt_cache", r"read from it \d+\n.*written to the cache 0, read from it [1-9]\d*"),
-        ("budgets", r"Search: new key sk-mr-.*Search: \$2\.00 a day.*Support: \$5\.00 a day"),
         ("embeddings_search", r"0\.\d\d  To reset a forgotten PIN.*Cards are replaced"),
         ("batch", r"completed .*Paris -> .*Oslo -> "),
     ],
+    ids=lambda value: value if value.isidentifier() else "",
 )
 def test_an_example_runs(
     name: str, expected: str, stack: Stack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -81,10 +81,13 @@ def test_the_example_of_budgets_can_be_repeated(
 ) -> None:
     monkeypatch.setenv("MILLRACE_URL", stack.url)
     monkeypatch.setenv("MILLRACE_API_KEY", stack.key)
+    budgets = "Search: $2.00 a day\nSupport: $5.00 a day\n"
+    outputs = []
     for _ in range(2):
-        capsys.readouterr()
         runpy.run_path(str(ROOT / "examples" / "budgets" / "main.py"), run_name="__main__")
-    assert capsys.readouterr().out == "Search: $2.00 a day\nSupport: $5.00 a day\n"
+        outputs.append(capsys.readouterr().out)
+    assert re.sub(r"\w+: new key sk-mr-.*\n", "", outputs[0]) == budgets
+    assert outputs[1] == budgets
 
 
 def test_the_example_of_a_webhook_receiver_rejects_forged_events(

@@ -178,21 +178,21 @@ def test_other_tenants_cannot_read_files_and_batches(stack: Stack, client: anthr
 
 
 def test_a_batch_waits_for_its_keys_limits_and_ends_if_the_key_is_revoked(stack: Stack) -> None:
-    secret = make_key(stack, "of a batch", {"requests_per_minute": 60, "concurrency": 2}, scopes=["inference"])
+    secret = make_key(stack, "of a batch", {"requests_per_minute": 30, "concurrency": 2}, scopes=["inference"])
     client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key=secret, max_retries=0)
     batch = client.batches.create(
-        input_file_id=upload(client, [line(f"n{n}") for n in range(90)]),
+        input_file_id=upload(client, [line(f"n{n}") for n in range(45)]),
         endpoint="/v1/chat/completions",
         completion_window="24h",
     )
-    eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed > 40, 60)
+    eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed > 20, 60)
     assert client.batches.retrieve(batch.id).request_counts.failed == 0  # rejected lines wait
     keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers).json()["results"]
     (key,) = (each["id"] for each in keys if each["name"] == "of a batch")
     assert httpx.delete(f"{stack.url}/api/keys/{key}", headers=stack.headers).status_code < 300
     mine = stack.client()
     batch = finished(mine, batch.id)
-    assert batch.request_counts.completed + batch.request_counts.failed == 90
+    assert batch.request_counts.completed + batch.request_counts.failed == 45
     failed = [json.loads(each) for each in mine.files.content(batch.error_file_id).text.splitlines()]
     assert {each["response"]["status_code"] for each in failed} == {401}
 

@@ -13,7 +13,7 @@ from billing.invoicing.runs import invoice_months
 from billing.models import Period
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import Tenant
+from tenants.management.arguments import tenant_of_slug
 
 
 class Command(BaseCommand):
@@ -31,7 +31,7 @@ class Command(BaseCommand):
             raise CommandError("--month: give a month, for example 2026-11.")
         if draft and month is None:
             raise CommandError("--draft: name a --month.")
-        only = None if tenant is None else _tenant(tenant)
+        only = None if tenant is None else tenant_of_slug(tenant)
         if draft:
             with all_tenants_scope(BypassReason.COMMAND):
                 periods = list(Period.objects.filter(label=month).order_by("pk"))
@@ -45,11 +45,3 @@ class Command(BaseCommand):
             self.stdout.write(number)
         if report.left:
             raise CommandError("Left:\n" + "\n".join(report.left))
-
-
-def _tenant(slug: str) -> Tenant:
-    with all_tenants_scope(BypassReason.COMMAND):
-        tenant = Tenant.objects.all_tenants().filter(slug=slug).first()
-    if tenant is None:
-        raise CommandError(f"There is no tenant {slug!r}.")
-    return tenant

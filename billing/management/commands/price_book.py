@@ -21,7 +21,7 @@ from billing.pricing.rerating import Comparison, last_month, preview
 from tenants.actions.common import ActionRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import Tenant
+from tenants.management.arguments import tenant_of_slug
 
 _SHOWN = 20  # items shown of each list of what an import left out
 
@@ -75,7 +75,7 @@ class Command(BaseCommand):
         draft = do_propose_prices(
             proposal,
             book=options["book"],
-            tenant=_tenant(options["tenant"]),
+            tenant=None if options["tenant"] is None else tenant_of_slug(options["tenant"]),
             effective_from=options["start"],
             note=options["note"],
         )
@@ -144,16 +144,6 @@ def _draft(pk: int) -> PriceVersion:
     if version is None:
         raise CommandError(f"There is no draft {pk}.")
     return version
-
-
-def _tenant(slug: str | None) -> Tenant | None:
-    if slug is None:
-        return None
-    with all_tenants_scope(BypassReason.COMMAND):
-        tenant = Tenant.objects.all_tenants().filter(slug=slug).first()
-    if tenant is None:
-        raise CommandError(f"There is no tenant {slug!r}.")
-    return tenant
 
 
 def _instant(text: str) -> datetime:

@@ -23,9 +23,8 @@ from billing.metering.usage import (
 )
 from billing.models import ExecutionOutcome
 from inference_worker.contract.request import TOKEN_CLASSES
-from tenants.isolation.db_roles import BypassReason
-from tenants.isolation.scopes import all_tenants_scope, tenant_scope
-from tenants.models import Tenant
+from tenants.isolation.scopes import tenant_scope
+from tenants.management.arguments import tenant_of_slug
 
 _BY = (*GROUPS, *BUCKETS)
 _COUNTED = (*ExecutionOutcome.values, *TOKEN_CLASSES)
@@ -56,12 +55,7 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", dest="as_json", help="print JSON instead of a table")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        with all_tenants_scope(BypassReason.COMMAND):
-            tenants = Tenant.objects.all_tenants()
-            tenant = tenants.filter(slug=options["tenant"]).first()
-            known = ", ".join(tenants.order_by("slug").values_list("slug", flat=True)[:20])
-        if tenant is None:
-            raise CommandError(f"There is no tenant {options['tenant']!r}. Tenants: {known or 'none'}.")
+        tenant = tenant_of_slug(options["tenant"])
         groups = tuple(group for group in GROUPS if group in options["by"])
         bucket = next((bucket for bucket in BUCKETS if bucket in options["by"]), None)
         try:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Q
-
 from billing.models import Budget, BudgetAlert, BudgetPeriod
+from billing.models.budgets import current_periods
 from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
@@ -89,11 +88,7 @@ def budget_statuses(ctx: PageContext) -> list[BudgetUsage]:
 
 def statuses_of(ctx: PageContext, budgets: list[Budget]) -> list[BudgetUsage]:
     """Return the current status of the budgets."""
-    under_way = Q(period_start__lte=ctx.now) & (Q(period_end__gt=ctx.now) | Q(period_end=None))
-    rows = BudgetPeriod.objects.for_tenant(ctx.tenant).filter(
-        under_way, budget_id__in=[budget.pk for budget in budgets]
-    )
-    budget_periods = {row.budget_id: row for row in rows}
+    budget_periods = current_periods(ctx.tenant.pk, budgets, ctx.now)
     return [_status_of(budget, budget_periods.get(budget.pk), ctx.now) for budget in budgets]
 
 

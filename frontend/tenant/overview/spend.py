@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from django.db.models import Q
-
 from billing.amounts import FEMTO_A_NANO
 from billing.budgets.alerts import alerts_of
 from billing.budgets.forecast import Forecast, forecast_tenant
 from billing.models import Budget, BudgetAlert, BudgetPeriod
+from billing.models.budgets import current_periods
 from frontend.core.charts import Chart, Series
 from frontend.core.date_ranges import billing_time_zone_of, days_of, month_of
 from frontend.core.gauges import Gauge, Mark, percent
@@ -59,11 +58,7 @@ def monthly_forecast(ctx: PageContext) -> Forecast | None:
 def budget_statuses(ctx: PageContext, budgets: list[Budget]) -> list[OverviewStatus]:
     """Return the current status of budgets in money, smallest remaining part first."""
     now = ctx.now
-    under_way = Q(period_start__lte=now) & (Q(period_end__gt=now) | Q(period_end=None))
-    rows = BudgetPeriod.objects.for_tenant(ctx.tenant).filter(
-        under_way, budget_id__in=[budget.pk for budget in budgets]
-    )
-    budget_periods = {row.budget_id: row for row in rows}
+    budget_periods = current_periods(ctx.tenant.pk, budgets, now)
     found = [_status_of(budget, budget_periods.get(budget.pk), now) for budget in budgets]
     return sorted(
         found, key=lambda status: -(status.used.femto + status.reserved.femto) * 10**6 // max(1, status.limit.femto)

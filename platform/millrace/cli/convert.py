@@ -16,8 +16,7 @@ from millrace.conf.environment import data_dir
 
 def main() -> None:
     # Reads only this setting, since the services' URLs are not known yet.
-    models = next(var for var in env.variables(SharedSettings) if var.name == "MILLRACE_MODELS")
-    specs: tuple[ModelSpec, ...] = env.read(models, os.environ)
+    specs: tuple[ModelSpec, ...] = env.read_one(os.environ, SharedSettings, "models")
     for spec in specs:
 
         def progress(done: int, total: int, name: str = spec.name) -> None:

@@ -54,7 +54,7 @@ class Stack:
             "MILLRACE_VALKEY_URL": "redis://127.0.0.1:1/0",
         } | dict.fromkeys(SECRETS, "-" * 32)
         complete = {name: value for name, value in placeholders.items() if not is_set(environ, name)} | self._environ
-        check_settings(complete)
+        env.read_all(complete, *environment.SETTINGS_CLASSES)
         self.settings = env.load(environment.PlatformSettings, complete)
         self.worker = env.load(WorkerSettings, complete)
 
@@ -188,22 +188,6 @@ def is_serving(host: str, port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def check_settings(environ: Mapping[str, str]) -> None:
-    """Check the settings of every process, and report all problems together.
-
-    Raises:
-        SettingsError: names each setting that is missing or invalid.
-    """
-    problems = []
-    for var in env.variables(*environment.SETTINGS_CLASSES):
-        try:
-            env.read(var, environ)
-        except (ValueError, OSError) as exc:
-            problems.append(f"{var.name}: {exc}")
-    if problems:
-        raise env.SettingsError("invalid settings:\n  " + "\n  ".join(problems))
 
 
 def _celery(*arguments: str) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.catalog import ServedModel, load_catalog
 from millrace.gateway.core.cors import CrossOrigin
-from millrace.gateway.core.malloc import return_freed_memory
+from millrace.gateway.core.malloc import return_freed_memory, trim_heap
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
@@ -229,6 +229,7 @@ async def lifespan(scope: Any, receive: Any, send: Any) -> None:
     # all streams for 100 to 200 ms.
     gc.collect()
     gc.freeze()
+    trim_heap()
     await send({"type": "lifespan.startup.complete"})
     await receive()
     _running.remove(gateway)

@@ -7,10 +7,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from tenants import actions
-from tenants.isolation.db_roles import BypassReason
-from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.isolation.scopes import tenant_scope
 from tenants.keys import snapshot
-from tenants.models import Project, Tenant
+from tenants.management.arguments import tenant_of_slug
+from tenants.models import Project
 
 
 class Command(BaseCommand):
@@ -29,10 +29,7 @@ class Command(BaseCommand):
         parser.add_argument("--model", action="append", help="a model the key may use; several times (default: all)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        with all_tenants_scope(BypassReason.COMMAND):
-            tenant = Tenant.objects.all_tenants().filter(slug=options["tenant"]).first()
-        if tenant is None:
-            raise CommandError(f"The tenant {options['tenant']!r} does not exist.")
+        tenant = tenant_of_slug(options["tenant"])
         with tenant_scope(tenant):
             project = Project.objects.for_tenant(tenant).filter(slug=options["project"]).first()
         if project is None:

@@ -22,8 +22,8 @@ from tenants.actions.webhooks import do_create_endpoint
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, OutboxEmail, Tenant, User, WebhookDelivery, WebhookEvent
-from tenants.outbox.email_outbox import send_emails
 from tests.support.emails import check_email
+from tests.support.outbox import send_emails
 from tests.support.rows import of, only_project, unscoped
 
 pytestmark = pytest.mark.django_db

@@ -25,9 +25,9 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import LimitSet, OutboxEmail, Tenant, User, WebhookAttempt, WebhookDelivery
 from tenants.outbox import propagation
-from tenants.outbox.email_outbox import send_emails
 from tests.support.billing import books
 from tests.support.frontend.console import meter, remembered
+from tests.support.outbox import send_emails
 from tests.support.rows import only_project, unscoped
 
 NEW = {

@@ -11,9 +11,9 @@ from millrace.conf.environment import platform_settings
 from tenants import actions, invitations
 from tenants.actions.webhooks import do_create_endpoint, do_disable_endpoint
 from tenants.models import User
-from tenants.outbox.email_outbox import send_emails
 from tenants.outbox.email_rendering import render_email
 from tests.support.emails import check_email, html
+from tests.support.outbox import send_emails
 
 
 def test_values_are_escaped_only_in_html():

@@ -9,6 +9,9 @@ from django.core.management import call_command
 from django.db import connection
 
 from billing.pricing import rating
+from tenants.actions import do_create_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tests.support.rows import allow_emptying
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owner"])
@@ -32,3 +35,40 @@ def test_migrations_can_be_reversed(restored: None) -> None:
             "|batches|billing|tenants)_'"
         )
         assert cursor.fetchall() == []
+
+
+def test_emails_keep_their_state_when_the_outbox_migration_runs_and_is_reversed(restored: None) -> None:
+    tenant = do_create_tenant("acme", "Acme")
+    call_command("migrate", "billing", "0003", verbosity=0)
+    call_command("migrate", "tenants", "0002", verbosity=0)
+    insert = (
+        "INSERT INTO tenants_outboxemail"
+        " (tenant_id, roles, subject, body, created_at, claimed_at, attempts, sent_at, error)"
+        " VALUES (%s, '{owner}', %s, '', '2026-11-01Z', %s, %s, %s, %s)"
+    )
+    rows = [
+        ("new", None, 0, None, ""),
+        ("retried", "2026-11-01 10:00Z", 3, None, "down"),
+        ("exhausted", "2026-11-01 10:00Z", 12, None, "down"),
+        ("sent", "2026-11-01 10:00Z", 1, "2026-11-01 10:00Z", ""),
+        ("nobody", "2026-11-01 10:00Z", 1, "2026-11-01 10:00Z", "No member"),
+    ]
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.executemany(insert, [(tenant.pk, *row) for row in rows])
+    call_command("migrate", "tenants", "0003", verbosity=0)
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.execute("SELECT subject, state, attempt_count FROM tenants_outboxemail ORDER BY id")
+        assert cursor.fetchall() == [
+            ("new", "queued", 0),
+            ("retried", "queued", 3),
+            ("exhausted", "failed", 12),
+            ("sent", "sent", 1),
+            ("nobody", "failed", 1),
+        ]
+        cursor.execute("SELECT next_attempt_at FROM tenants_outboxemail ORDER BY id LIMIT 2")
+        assert [f"{at:%d %H:%M}" for (at,) in cursor.fetchall()] == ["01 00:00", "01 10:16"]
+    call_command("migrate", "tenants", "0002", verbosity=0)
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.execute("SELECT subject, attempts, claimed_at FROM tenants_outboxemail ORDER BY id")
+        found = [(subject, attempts, at and f"{at:%H:%M}") for subject, attempts, at in cursor.fetchall()]
+        assert found == [(subject, attempts, at and "10:00") for subject, at, attempts, *_ in rows]

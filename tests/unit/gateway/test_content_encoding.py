@@ -39,7 +39,9 @@ async def test_the_limit_counts_decompressed_bytes() -> None:
     assert received <= 2**17
 
 
-@pytest.mark.parametrize("body", [b"{}", gzip.compress(b"{}")[:-3], gzip.compress(b"{}") + b"more", b""])
+@pytest.mark.parametrize(
+    "body", [b"{}", gzip.compress(b"{}", mtime=0)[:-3], gzip.compress(b"{}", mtime=0) + b"more", b""]
+)
 async def test_a_damaged_body_is_rejected(body: bytes) -> None:
     with pytest.raises(ApiError) as exc_info:
         await decoded(body)

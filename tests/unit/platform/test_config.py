@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from inference_worker.contract.env import SettingsError, load
+from inference_worker.contract.env import SettingsError, load, read_all
 from millrace.conf import environment
-from millrace.devserver.stack import check_settings
 
 GOOD = {
     "MILLRACE_DATABASE_URL": "postgresql://u:p@db.example.com:5433/millrace?sslmode=require",
@@ -15,6 +14,10 @@ GOOD = {
     "MILLRACE_PREFIX_CACHE_SECRET": "c" * 32,
     "MILLRACE_KEY_PEPPERS": "p" * 32,
 }
+
+
+def check_settings(environ: dict[str, str]) -> None:
+    read_all(environ, *environment.SETTINGS_CLASSES)
 
 
 def test_unset_variables_have_defaults() -> None:

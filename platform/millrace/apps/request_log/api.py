@@ -24,7 +24,7 @@ from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
 from tenants.api.serializers import MAX_BIGINT, Query
 from tenants.permissions import Permission
-from tenants.views import TenantView
+from tenants.views import TenantView, check_query
 
 MAX_RATES_PERIOD = timedelta(days=92)  # of one query of rates
 
@@ -294,8 +294,7 @@ class Requests(TenantView):
     @extend_schema(operation_id="requests", parameters=[RequestQuery], responses=RequestPageOut)
     def get(self, request: Request) -> Response:
         """List inference requests, accepted or rejected, newest first."""
-        query = RequestQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(RequestQuery, request)
         cursor, size = query.validated_data.get("cursor"), query.validated_data.get("limit", selectors.PAGE)
         with self.scope():
             try:
@@ -327,7 +326,7 @@ class RequestDetail(TenantView):
     @extend_schema(operation_id="request", parameters=[Query], responses=RequestStoryOut)
     def get(self, request: Request, name: str) -> Response:
         """Return the details of a request: limits, route, replicas, times, tokens and the calculation of its cost."""
-        Query(data=request.query_params.dict()).is_valid(raise_exception=True)
+        check_query(Query, request)
         with self.scope():
             story = selectors.story(self.access.tenant.pk, name) if "\0" not in name else None
         if story is None:
@@ -343,8 +342,7 @@ class RequestRates(TenantView):
     @extend_schema(operation_id="requests_rates", parameters=[RatesQuery], responses=RequestRatesOut)
     def get(self, request: Request) -> Response:
         """Return numbers of requests by hour or day, and by the limit or budget that rejected them. Default: 1 day."""
-        query = RatesQuery(data=request.query_params.dict())
-        query.is_valid(raise_exception=True)
+        query = check_query(RatesQuery, request)
         values = query.validated_data
         end = values.get("to") or datetime.now(UTC)
         start = values.get("from") or end - timedelta(days=1)

@@ -6,7 +6,6 @@ They include those of the key's project, tenant and creator.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,10 +13,10 @@ from typing import NamedTuple
 
 import redis
 from django.conf import settings
-from django.db.models import Q
 
 from billing.amounts import whole_units
 from billing.models import Budget, BudgetPeriod
+from billing.models.budgets import current_periods
 from inference_worker.contract import valkey
 from millrace.apps.request_log.request_budgets import budget_scope
 from tenants.limits.token_buckets import WINDOWS, buckets_key, remaining, start_of
@@ -126,16 +125,8 @@ def _held(buckets: Mapping[int, str], slots: Mapping[int, str]) -> _Held | None:
 def _budgets(tenant_id: int) -> list[tuple[Budget, LimitingFactor]]:
     now = datetime.now(UTC)
     rows = list(Budget.objects.for_tenant(tenant_id).filter(active=True, mode=Budget.Mode.HARD).order_by("pk"))
-    under_way = Q(period_end__isnull=True) | Q(period_end__gt=now)
-    periods = BudgetPeriod.objects.for_tenant(tenant_id).filter(under_way, period_start__lte=now)
-    budget_periods: defaultdict[int, BudgetPeriod | None] = defaultdict(lambda: None)
-    budget_periods.update(
-        {
-            budget_period.budget_id: budget_period
-            for budget_period in periods.filter(budget_id__in=[row.pk for row in rows])
-        }
-    )
-    return [(row, _of_budget(row, budget_periods[row.pk], now)) for row in rows]
+    budget_periods = current_periods(tenant_id, rows, now)
+    return [(row, _of_budget(row, budget_periods.get(row.pk), now)) for row in rows]
 
 
 def _of_budget(row: Budget, budget_period: BudgetPeriod | None, now: datetime) -> LimitingFactor:
