@@ -124,8 +124,11 @@ def _measure_streams(engine: LLMEngine, options: OfflineOptions, streams: int, m
 
 def main() -> int:
     command, given = sys.argv[1:]
-    fields = json.loads(given)
-    options = OfflineOptions(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+    fields: dict[str, Any] = json.loads(given)
+    for name in ("prompt_ids", "streams"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    options = OfflineOptions(**fields)
     try:
         result: Any = generate(options) if command == "generate" else measure(options)
     except (ModelError, RequestRejected, ValueError) as exc:

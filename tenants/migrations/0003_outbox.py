@@ -23,7 +23,7 @@ UPDATE tenants_outboxemail SET
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('tenants', '0002_row_level_security'),
+        ('tenants', '0004_tenant_allowed_origins'),
     ]
 
     operations = [

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support.stack import START_SECONDS, free_port
 
@@ -60,12 +61,9 @@ def with_dependencies(names: tuple[str, ...]) -> set[str]:
         if name in found:
             continue
         found.add(name)
-        for requirement in metadata.requires(name) or ():
-            text, _, marker = requirement.partition(";")
-            if "extra" not in marker and "python_version" not in marker and "platform_system" not in marker:
-                pending.append(
-                    text.strip().split("=")[0].split(">")[0].split("<")[0].split("!")[0].split("[")[0].strip()
-                )
+        for requirement in map(Requirement, metadata.requires(name) or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                pending.append(requirement.name)
     return found
 
 
