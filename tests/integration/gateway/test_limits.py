@@ -122,7 +122,7 @@ async def test_buckets_are_stored_for_their_longest_period(admit: Any, broker: r
     assert 2 * MINUTE[0] < await broker.pttl(buckets_key(7, 1)) <= 2 * DAY[0] * DAY[1]
     again = await admit(make_key(key_set(requests_per_day=10)))  # and added again, with its level
     assert header(again, "x-ratelimit-remaining-requests") == "8"
-    await again.close(None)
+    await admit.close(again, None)
     assert 2 * MINUTE[0] < await broker.pttl(buckets_key(7, 1)) <= 2 * DAY[0] * DAY[1]
 
 
