@@ -49,7 +49,7 @@ UNIT = ROOT / "tests" / "unit"
 PLATFORM = [ROOT / "tests" / name for name in ("browser", "e2e", "faults")]  # a whole platform, or a browser
 WAITING = ROOT / "tests" / "integration" / "gateway"  # its tests wait for timeouts more than they compute
 # Files that `pytest -n` runs in one process, so that it starts one platform for all of them: 50 seconds of CPU.
-ONE_PROCESS = ("tests/e2e/", "tests/browser/test_keys_and_budgets.py", "tests/browser/test_playground.py")
+ONE_PROCESS = "tests/e2e/"
 # A unit test uses none of these, neither directly nor through another fixture.
 INTEGRATION_FIXTURES = {
     "async_broker",  # Valkey

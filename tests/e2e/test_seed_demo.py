@@ -24,7 +24,7 @@ def manage(stack: Stack, *words: str) -> str:
 
 
 def test_live_requests_are_completed_and_metered(stack):
-    said = manage(stack, "seed_demo", "--events", "80", "--seconds", "30", "--requests", "16", "--allow-real-tenants")
+    said = manage(stack, "seed_demo", "--events", "80", "--seconds", "120", "--requests", "16", "--allow-real-tenants")
     (answered,) = re.findall(r"\b200: (\d+)", said)
     assert int(answered) >= 8, said
     assert "500:" not in said
