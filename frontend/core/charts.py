@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Literal
 
+from billing.amounts import FEMTO_A_CENT
 from frontend.core import timezones
 from frontend.core.numbers import Money, compact, duration, exact
 
@@ -121,7 +122,7 @@ def _axis_value(value: int | None, unit: Unit) -> float | int | None:
     if value is None:
         return None
     if unit == "usd":
-        return round(value / 10**15, 6)
+        return round(value / (100 * FEMTO_A_CENT), 6)
     if unit == "ms":
         return value / 1000
     return value / 100 if unit in ("decimal", "percent") else value

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from billing.amounts import decimal, half_up
+from billing.amounts import FEMTO_A_CENT, FEMTO_A_NANO, FEMTO_DIGITS, decimal, half_up
 
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
-_FEMTO_DIGITS = 15
-_CENT = 10**13
-_SMALLEST = 10**9  # amounts below a cent are shown to the millionth of a dollar
+_SMALLEST = 1000 * FEMTO_A_NANO  # amounts below a cent are shown to the millionth of a dollar
 _MIN_PLACES, _MAX_PLACES = 2, 9  # decimals of a column: from cents to nano-dollars
 
 
@@ -22,11 +20,11 @@ class Money:
 
     @classmethod
     def nano(cls, amount: int) -> Money:
-        return cls(amount * 10**6)
+        return cls(amount * FEMTO_A_NANO)
 
     @classmethod
     def cents(cls, amount: int) -> Money:
-        return cls(amount * _CENT)
+        return cls(amount * FEMTO_A_CENT)
 
     def __add__(self, other: Money) -> Money:
         return Money(self.femto + other.femto)
@@ -37,7 +35,7 @@ class Money:
     @property
     def exact(self) -> str:
         """All digits as a decimal number: 8587.3012."""
-        return decimal(self.femto, _FEMTO_DIGITS, 2)
+        return decimal(self.femto, FEMTO_DIGITS, 2)
 
     @property
     def text(self) -> str:
@@ -50,17 +48,17 @@ class Money:
         """The dollars and the cents: ("$8,587", ".30")."""
         sign = "−" if self.femto < 0 else ""
         amount = abs(self.femto)
-        if 0 < amount < _CENT:
+        if 0 < amount < FEMTO_A_CENT:
             shown = decimal(half_up(amount, _SMALLEST), 6, 2)
             whole, _, rest = (shown if shown != "0.00" else "0.000001").partition(".")
             return f"{sign}{'' if shown != '0.00' else '<'}${whole}", f".{rest}"
-        dollars, cents = divmod(half_up(amount, _CENT), 100)
+        dollars, cents = divmod(half_up(amount, FEMTO_A_CENT), 100)
         return f"{sign}${dollars:,}", f".{cents:02}"
 
     def parts_at(self, places: int) -> tuple[str, str]:
         """Return the dollars and exactly `places` decimals: ("$0", ".0042"). A smaller amount: ("<$0", ".0001")."""
         sign, amount = "−" if self.femto < 0 else "", abs(self.femto)
-        shown = half_up(amount, 10 ** (_FEMTO_DIGITS - places))
+        shown = half_up(amount, 10 ** (FEMTO_DIGITS - places))
         if amount and not shown:
             sign, shown = f"{sign}<", 1
         whole, rest = divmod(shown, 10**places)
@@ -72,10 +70,10 @@ def common_places(amounts: Iterable[Money | None]) -> int:
 
     At least 2, at most 9. Amounts of 0 do not count.
     """
-    smallest = min((abs(amount.femto) for amount in amounts if amount and amount.femto), default=_CENT)
+    smallest = min((abs(amount.femto) for amount in amounts if amount and amount.femto), default=FEMTO_A_CENT)
     places = _MIN_PLACES
-    if smallest < _CENT:
-        while places < _MAX_PLACES and smallest < 10 ** (_FEMTO_DIGITS - places + 1):
+    if smallest < FEMTO_A_CENT:
+        while places < _MAX_PLACES and smallest < 10 ** (FEMTO_DIGITS - places + 1):
             places += 1
     return places
 

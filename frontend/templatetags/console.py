@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
+from billing.amounts import FEMTO_A_CENT, FEMTO_DIGITS
 from frontend.core import gauges, layout, numbers
 from frontend.core.charts import Chart, Unit, format_value
 from frontend.core.labels import OUTCOME_KINDS, REQUEST_COUNTS, outcome_label
@@ -47,7 +48,7 @@ def money(amount: Money | None, how: str = "") -> str:
         return "–"
     if how == "less":
         amount = Money(-amount.femto)
-    return _money(amount, amount.parts, is_exact=amount.femto % 10**13 == 0)
+    return _money(amount, amount.parts, is_exact=amount.femto % FEMTO_A_CENT == 0)
 
 
 @register.filter
@@ -55,7 +56,7 @@ def money_at(amount: Money | None, places: int) -> str:
     """Return an amount with this number of decimals, which is the same in all rows of a column."""
     if amount is None:
         return "–"
-    return _money(amount, amount.parts_at(places), is_exact=amount.femto % 10 ** (15 - places) == 0)
+    return _money(amount, amount.parts_at(places), is_exact=amount.femto % 10 ** (FEMTO_DIGITS - places) == 0)
 
 
 def _money(amount: Money, parts: tuple[str, str], *, is_exact: bool) -> str:

@@ -10,7 +10,7 @@ from django import forms
 from billing.models import CreditGrant
 from frontend.core.confirmation import Confirm
 
-_MAX_CENTS = Decimal(10**9)
+_MAX_USD = Decimal(10) ** 9  # dollars
 
 
 def cents_of(amount: Decimal) -> int:
@@ -23,7 +23,7 @@ class BillingRunAmount(forms.DecimalField):
 
     def __init__(self, label: str, help_text: str = "") -> None:
         smallest = Decimal("0.01")
-        super().__init__(label=label, help_text=help_text, min_value=smallest, max_value=_MAX_CENTS, decimal_places=2)
+        super().__init__(label=label, help_text=help_text, min_value=smallest, max_value=_MAX_USD, decimal_places=2)
         self.widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
 
 

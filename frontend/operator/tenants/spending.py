@@ -11,6 +11,7 @@ from typing import Any
 from django.db.models import F, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 
+from billing.amounts import TOKENS_A_PRICE
 from billing.models import RollupState, UsageChange, UsageRollup, token_sum
 from frontend.core.numbers import Margin, Money, compact, exact, share
 from millrace.apps.operations.budget_usage import BudgetPeriodUsage
@@ -99,7 +100,7 @@ def margin(used: Spent, rates: Mapping[str, int]) -> Margin | None:
     """Return the margin of the spend over the machine costs; None if the cost of a model is unknown."""
     if not rates or any(tokens and model not in rates for model, tokens in used.tokens.items()):
         return None
-    machines = sum(tokens * rates[model] // 10**6 for model, tokens in used.tokens.items() if tokens)
+    machines = sum(tokens * rates[model] // TOKENS_A_PRICE for model, tokens in used.tokens.items() if tokens)
     return Margin(used.femto, machines)
 
 
