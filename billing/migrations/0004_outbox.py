@@ -23,7 +23,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('billing', '0003_budget_functions'),
-        ('tenants', '0003_outbox'),
+        ('tenants', '0005_outbox'),
     ]
 
     operations = [
