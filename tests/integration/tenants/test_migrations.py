@@ -55,7 +55,7 @@ def test_emails_keep_their_state_when_the_outbox_migration_runs_and_is_reversed(
     ]
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.executemany(insert, [(tenant.pk, *row) for row in rows])
-    call_command("migrate", "tenants", "0003", verbosity=0)
+    call_command("migrate", "tenants", "0005", verbosity=0)
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("SELECT subject, state, attempt_count FROM tenants_outboxemail ORDER BY id")
         assert cursor.fetchall() == [
