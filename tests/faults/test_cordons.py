@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.support.stack import MODEL, Stack, eventually
 
@@ -43,7 +42,6 @@ def test_a_cordoned_worker_completes_its_requests_and_gets_no_new_ones(stack: St
     eventually(lambda: send(stack, 1).status_code == 200)
 
 
-@pytest.mark.extended
 def test_a_drained_worker_returns_requests_that_have_not_started(stack: Stack) -> None:
     """More requests are sent than fit its batch. The waiting ones return to the gateway's queue and complete later."""
     responses: list[httpx.Response] = []

@@ -16,6 +16,7 @@ from billing.metering.status import SettlerStatus
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.messages import Heartbeat, encode
 from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
+from millrace.gateway.core.cors import CrossOrigin
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
 from millrace.gateway.http.endpoints.health import MetricsEndpoint
@@ -141,7 +142,12 @@ async def fetched(monkeypatch: pytest.MonkeyPatch, token: str, client: str, sent
     async def nothing() -> None: ...
 
     settings = SimpleNamespace(metrics_token=token, max_request_body_bytes=10)
-    gateway = SimpleNamespace(settings=settings, metrics=GatewayMetrics(board_of()), read_job_metrics=nothing)
+    gateway = SimpleNamespace(
+        settings=settings,
+        metrics=GatewayMetrics(board_of()),
+        read_job_metrics=nothing,
+        cross_origin=CrossOrigin((), None),  # type: ignore[arg-type]  # no database: no request is a preflight
+    )
     monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: gateway)
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/metrics", "client": (client, 1)}
     scope |= {"headers": [(b"authorization", sent.encode())], "url_route": {"kwargs": {}}}
