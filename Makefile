@@ -107,7 +107,8 @@ lock: $(VENV)/installed-dev ## lock the newest allowed versions
 		--no-header --no-annotate --upgrade --output-file requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --extra build --extra platform --extra dev --constraint requirements.lock \
 		--python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade --output-file requirements-dev.lock
-	echo mkdocs-material | $(BIN)/uv pip compile - --constraint requirements-dev.lock --python-version 3.11 \
+	printf '%s\n' mkdocs-material 'mkdocstrings[python]' \
+		| $(BIN)/uv pip compile - --constraint requirements-dev.lock --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --upgrade --output-file requirements-docs.lock
 
 clean: ## remove what was installed and cached; the data stays

@@ -6,8 +6,6 @@ import secrets
 from dataclasses import dataclass
 from enum import Enum
 
-import msgspec
-
 from inference_worker.contract.detokenizer import Detokenizer
 from inference_worker.contract.request import CacheReport, FinishReason, Request, TokenCounts, TokenLogprobs
 from inference_worker.contract.validation import needs_history
@@ -47,7 +45,7 @@ class RequestGroup:
         """Return the tokens by billing class. A request that was never scheduled has no usage."""
         if self.prompt_usage is None:
             return TokenCounts()
-        return msgspec.structs.replace(self.prompt_usage, output=sum(seq.num_output_tokens for seq in self.sequences))
+        return self.prompt_usage + TokenCounts(output=sum(seq.num_output_tokens for seq in self.sequences))
 
     @property
     def finished(self) -> bool:

@@ -539,7 +539,7 @@ async def test_the_event_loop_runs_between_two_prompts(gate: Gate, monkeypatch: 
 async def test_an_error_does_not_keep_the_body_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request's trace refers to the error, whose traceback refers to the frames that hold the body."""
     consumer: Any = ChatCompletions()
-    consumer.http_method = consumer.method
+    consumer.http_method, consumer.headers = consumer.method, {}
     reported = []
 
     async def refuse() -> None:

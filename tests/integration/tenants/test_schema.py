@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db
 SCHEMA = schemathesis.openapi.from_dict(SchemaGenerator().get_schema(public=True))
 SCHEMA.app = get_wsgi_application()
 OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
-EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("SCHEMA_EXAMPLES", "4"))
 ONCE = settings(
     max_examples=EXAMPLES,
     deadline=None,
