@@ -104,7 +104,7 @@ async def _recalls(url: str, keys: Sequence[Any]) -> list[float]:
             others = [await running.enter_async_context(budget_gateway(url, key, f"gw-{n}")) for n in range(4)]
             own_gateway = await running.enter_async_context(budget_gateway(url, key, "gw-own"))
             admitted = [await other.admit() for other in others]
-            left = RECALLED - sum(each.grant.reserved_nano for each in admitted)
+            left = RECALLED - sum(each.reserved_nano for each in admitted)
             began = time.perf_counter()
             found = await own_gateway.admit(max_tokens=(left - 30_000_000) // 15_000)
             waits.append(time.perf_counter() - began)
