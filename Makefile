@@ -78,7 +78,7 @@ types: $(VENV)/installed-dev ## check types (mypy, strict)
 lint-imports: $(VENV)/installed-dev ## check the import contracts
 	PYTHONPATH=.:platform $(BIN)/lint-imports
 
-check: lint types lint-imports test test-browser test-faults bench-quick ## run all checks and tests
+check: lint types lint-imports docs test test-browser test-faults bench-quick ## run all checks and tests
 
 client: $(VENV)/installed-dev ## update the modules of millrace.client that are generated from the management API
 	@PYTHONPATH=.:platform $(BIN)/python -m tools.generate_client
