@@ -20,6 +20,11 @@ NAMED = ("$defs", "definitions", "patternProperties", "properties")
 LISTED = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 
 
+def is_unenforceable(keyword: str, value: Any) -> bool:
+    """Return whether the keyword constrains the output and no grammar can enforce it."""
+    return keyword in UNENFORCEABLE and not (keyword == "uniqueItems" and value is False)
+
+
 def without_unenforceable(schema: Any, removed: set[str], depth: int = 0) -> Any:
     """Return the schema without the keywords that cannot be enforced, whose names are added to `removed`."""
     if not isinstance(schema, dict) or depth > MAX_SCHEMA_DEPTH:
@@ -27,7 +32,7 @@ def without_unenforceable(schema: Any, removed: set[str], depth: int = 0) -> Any
     found: dict[str, Any] = {}
     for keyword, value in schema.items():
         if keyword in UNENFORCEABLE:
-            if value is not False:  # uniqueItems: false has no effect
+            if is_unenforceable(keyword, value):
                 removed.add(keyword)
         elif keyword in NAMED and isinstance(value, dict):
             found[keyword] = {name: without_unenforceable(each, removed, depth + 1) for name, each in value.items()}

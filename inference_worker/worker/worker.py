@@ -5,7 +5,6 @@ Celery's tasks are wakeups (app.py). They claim executions here and block until 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import threading
@@ -141,19 +140,28 @@ class Worker:
         log.info("model_loaded", model=self.spec.name, seconds=round(time.monotonic() - started, 2))
         self.engine: EngineClient = ResidentEngine(engine, self._publisher.deliver, self._on_broken)
         self.broken = threading.Event()
+        self._room_lock = threading.Lock()
+        self._claiming = 0  # executions whose journal records are reserved and that are not submitted yet
         self._control = Control(self._broker, replica_id, self.engine, self._heartbeat)
 
     def serve(self, wakeups: Sequence[Wakeup]) -> None:
         """Claim the executions of the wakeups, and return when all claimed ones have ended."""
         if self._draining.is_set() or self._disk_low():
             return  # gateways see that in the heartbeat, and dispatch the executions to another replica
-        room = self._journal.room // RECORD_BYTES - len(self.engine.live())
+        with self._room_lock:  # several Celery threads serve
+            room = self._journal.room // RECORD_BYTES - len(self.engine.live()) - self._claiming
+            wakeups = wakeups[: max(0, room)]
+            self._claiming += len(wakeups)
         submitted = []
-        for claim in self._claim(wakeups[:room]):
-            try:
-                submitted.append(self._submit(*claim))
-            except Exception:  # the other executions are claimed too
-                log.exception("submission_failed")
+        try:
+            for claim in self._claim(wakeups) if wakeups else ():
+                try:
+                    submitted.append(self._submit(*claim))
+                except Exception:  # the other executions are claimed too
+                    log.exception("submission_failed")
+        finally:
+            with self._room_lock:
+                self._claiming -= len(wakeups)
         for live in submitted:
             live.ended.wait()
 
@@ -209,11 +217,13 @@ class Worker:
                     event = encode([Claimed(request_id, attempt, self.replica_id)])
                     key = claim_key(request_id, execution)
                     pipe.evalsha(self._claim_script, 1, key, attempt, self.replica_id, call, event)
-                claims_made = zip(wakeups, pipe.execute(), strict=True)
-                return [(attempt, *claimed) for (_, _, attempt), claimed in claims_made if claimed is not None]
-            except NoScriptError:  # the first claim since the broker's start
-                with contextlib.suppress(redis.RedisError):
+                try:
+                    replies = pipe.execute()
+                except NoScriptError:  # the first claim since the broker's start
                     self._broker.script_load(claims.CLAIM)
+                    continue
+                claims_made = zip(wakeups, replies, strict=True)
+                return [(attempt, *claimed) for (_, _, attempt), claimed in claims_made if claimed is not None]
             except redis.RedisError as exc:
                 log.warning("broker_unreachable", error=str(exc))
                 if time.monotonic() > deadline or self._draining.is_set():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 
 MINUTE, DAY = (60_000, 1), (86_400, 1_000)  # ticks in the period, milliseconds in a tick
-# The limit's name, what it counts, and its period. The stored order: new limits are appended.
+# The limit's name, what it counts, and its period, in the stored order. NOTE: change `buckets_key` with this tuple.
 WINDOWS = (
     ("requests_per_minute", "requests", MINUTE),
     ("input_tokens_per_minute", "input", MINUTE),

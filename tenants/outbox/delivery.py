@@ -2,7 +2,7 @@
 
 An outbox is a model with the columns of `OutboxRow` and a subclass of `Outbox`, registered by name. Delivery is at
 least once: if a sender is killed, its lease ends and another sender sends the row again. After the last attempt a row
-has the state `failed` and stays in its table.
+has the state `failed` and stays in its table, also if each of its senders was killed or raised an error.
 
 The outboxes have separate tables: webhook deliveries belong to endpoints and have a log of attempts, invoice emails are
 stored as long as their invoices, and emails are deleted after 90 days.
@@ -28,6 +28,8 @@ from tenants.models import OutboxRow
 from tenants.outbox.totals import TOTALS_KEY, total_field
 
 log = structlog.get_logger(__name__)
+
+INTERNAL_ERROR = "The message could not be sent because of an internal error."
 
 # The conditions are constants of the outboxes.
 _CLAIM = """
@@ -73,6 +75,10 @@ class Outbox(Generic[R, A]):
         """Send the message, outside of a transaction."""
         raise NotImplementedError
 
+    def failure(self, error: str) -> A:
+        """Return the result of an attempt that had none of its own."""
+        raise NotImplementedError
+
     def lock_parent(self, row: R) -> bool:
         """Lock a row that must be locked before the message. Return False if it was deleted."""
         return True
@@ -96,7 +102,7 @@ class Outbox(Generic[R, A]):
         outcomes: Counter[str] = Counter()
         try:
             while (row := self.claim(now or datetime.now(UTC))) is not None:
-                result = self.attempt(row)
+                result = self._attempt(row)
                 if not result.is_success:
                     log.warning("outbox_attempt_failed", outbox=self.name, row=row.pk, error=result.error)
                 outcome = self.record(row, result, now or datetime.now(UTC))
@@ -108,6 +114,15 @@ class Outbox(Generic[R, A]):
             _count(self.name, outcomes)
         return outcomes
 
+    def _attempt(self, row: R) -> A:
+        if row.attempt_count > len(self.retry_seconds) + 1:  # the sender of the last attempt was killed
+            return self.failure(INTERNAL_ERROR)
+        try:
+            return self.attempt(row)
+        except Exception:  # one message must not keep those behind it from being sent
+            log.exception("outbox_attempt_raised", outbox=self.name, row=row.pk)
+            return self.failure(INTERNAL_ERROR)
+
     def claim(self, now: datetime) -> R | None:
         """Lease a due row."""
         table = self.model._meta.db_table
@@ -117,7 +132,7 @@ class Outbox(Generic[R, A]):
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", [self.claim_lock])
             cursor.execute(_CLAIM.format(table=table, condition=self.claim_condition), values)
             found = cursor.fetchone()
-            return None if found is None else self._rows().select_related(*self.related).get(pk=found[0])
+            return None if found is None else self._rows().select_related(*self.related or (None,)).get(pk=found[0])
 
     def record(self, row: R, result: A, now: datetime) -> str:
         """Store the result. Return its outcome: `sent`, `retried`, `failed` or, if the row was deleted, an empty text.

@@ -66,6 +66,9 @@ class EmailOutbox(Outbox[E, EmailResult]):
             return EmailResult(error_message(exc), to)
         return EmailResult("", to)
 
+    def failure(self, error: str) -> EmailResult:
+        return EmailResult(error, ())
+
 
 class MemberEmailOutbox(EmailOutbox[OutboxEmail]):
     """The emails to the members of a tenant with some roles."""
@@ -80,10 +83,10 @@ class MemberEmailOutbox(EmailOutbox[OutboxEmail]):
         return render_email(row.subject, row.body, sorted(members.values_list("user__email", flat=True)))
 
     def is_final(self, row: OutboxEmail, result: EmailResult) -> bool:
-        return not result.to
+        return result.error == NO_RECIPIENT
 
     def store(self, row: OutboxEmail, current: OutboxEmail, result: EmailResult, now: datetime) -> None:
-        if result.is_success or not result.to:
+        if result.is_success or result.error == NO_RECIPIENT:
             current.sent_at, current.error = now, result.error
         elif current.sent_at is None:
             current.error = result.error

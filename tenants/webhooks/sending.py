@@ -70,6 +70,9 @@ class WebhookOutbox(Outbox[WebhookDelivery, WebhookResponse]):
         }
         return post(row.endpoint.url, headers, body, private_hosts=settings.MILLRACE.webhook_allowed_private_hosts)
 
+    def failure(self, error: str) -> WebhookResponse:
+        return WebhookResponse(None, 0, error)
+
     def lock_parent(self, row: WebhookDelivery) -> bool:
         """Lock the endpoint before the delivery, as the actions do."""
         rows = WebhookEndpoint.objects.all_tenants().select_for_update(no_key=True)

@@ -186,9 +186,26 @@ def test_tokenization_as_in_vllm(stack: Stack) -> None:
     assert chat["count"] > call("/tokenize", messages=HELLO, add_generation_prompt=False).json()["count"]
     assert call("/tokenize").json()["error"]["param"] == "prompt"
     assert call("/detokenize", tokens=[2**40]).json()["error"]["param"] == "tokens"
+    length = made["max_model_len"]
+    assert call("/detokenize", tokens=[0] * (length + 1)).json()["error"]["param"] == "tokens"
+    many = call("/tokenize", prompt="a " * (length + 1), return_token_strs=True)
+    assert many.json()["error"]["param"] == "return_token_strs"
     info = httpx.get(f"{stack.url}/tokenizer_info", headers=stack.headers, timeout=60).json()
     assert {"chat_template", "eos_token"} <= info.keys()
     assert httpx.post(f"{stack.url}/tokenize", json={"model": MODEL, "prompt": "x"}, timeout=60).status_code == 401
+
+
+def test_an_idempotency_key_belongs_to_the_deployment_of_azures_path(stack: Stack) -> None:
+    headers = {**stack.headers, "idempotency-key": "azure-1"}
+
+    def call(deployment: str) -> httpx.Response:
+        url = f"{stack.url}/openai/deployments/{deployment}/chat/completions"
+        return httpx.post(url, json={"messages": HELLO, "max_tokens": 1}, headers=headers, timeout=60)
+
+    first = call(MODEL)
+    assert first.status_code == 200, first.text
+    assert call(MODEL).json() == first.json()
+    assert call("another").status_code == 409
 
 
 def test_the_last_message_of_the_assistant_is_continued(stack: Stack) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from inference_worker.contract.request import RequestRejected
-from inference_worker.contract.schema_keywords import LISTED, MAX_SCHEMA_DEPTH, NAMED, SINGLE, UNENFORCEABLE
+from inference_worker.contract.schema_keywords import LISTED, MAX_SCHEMA_DEPTH, NAMED, SINGLE, is_unenforceable
 
 MAX_SCHEMA_BYTES = 256 << 10
 
@@ -96,7 +96,7 @@ def _rewritten(schema: Any, pointer: str, depth: int, param: str) -> Any:
 
 def _refused(schema: Schema, depth: int) -> Iterator[str]:
     for keyword in schema:
-        if keyword in UNENFORCEABLE and not (keyword == "uniqueItems" and schema[keyword] is False):
+        if is_unenforceable(keyword, schema[keyword]):
             yield keyword
     if depth and ("$id" in schema or "id" in schema):
         yield "$id below the top"

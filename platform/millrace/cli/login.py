@@ -20,6 +20,7 @@ from millrace.cli.profiles import (
     Connection,
     changed_profiles,
     config_path,
+    profile_name,
     read_profiles,
 )
 
@@ -57,7 +58,7 @@ def login(url: str | None, profile: str | None, operator: bool) -> None:
 def _login(url: str | None, profile: str | None, operator: bool) -> None:
     path = config_path()
     stored = read_profiles(path)
-    name = profile or stored.current
+    name = profile_name(profile, os.environ, stored)
     known = stored.profiles.get(name)
     address = (url or (known.url if known else DEFAULT_URL)).rstrip("/")
     if urlsplit(address).scheme not in ("http", "https"):
@@ -70,7 +71,7 @@ def _login(url: str | None, profile: str | None, operator: bool) -> None:
 
 
 def _key_connection(url: str) -> Connection:
-    key = os.environ.get(API_KEY) or _secret("API key (with the scope manage)")
+    key = os.environ.get(API_KEY, "").strip() or _secret("API key (with the scope manage)")
     if not key:
         raise click.UsageError("The API key is empty. Create one with the scope `manage` in the console.")
     with make_client(Connection(url, key)) as client:
@@ -134,10 +135,16 @@ def _form_error(answer: httpx.Response) -> str:
 @click.command(cls=_Logout)
 @click.option("--profile", metavar="NAME", help="Profile to remove; default: the current one.")
 def logout(profile: str | None) -> None:
-    """Remove a stored connection. API keys stay valid: revoke them with `millrace keys revoke`."""
-    path = config_path()
-    with changed_profiles(path) as stored:
-        name = profile or stored.current
+    """Remove a stored connection. API keys stay valid: revoke them with `millrace keys revoke`.
+
+    An operator's session stays valid until it expires: end it in the console.
+    """
+    with_exit_codes(lambda: _logout(profile))
+
+
+def _logout(profile: str | None) -> None:
+    with changed_profiles(config_path()) as stored:
+        name = profile_name(profile, os.environ, stored)
         removed = stored.profiles.pop(name, None)
         if stored.current == name and stored.profiles:
             stored.current = sorted(stored.profiles)[0]
@@ -149,16 +156,15 @@ def logout(profile: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def profiles(use: str | None, as_json: bool) -> None:
     """List the stored connections, or choose the current one."""
-    path = config_path()
+    with_exit_codes(lambda: _profiles(use, as_json))
+
+
+def _profiles(use: str | None, as_json: bool) -> None:
     if use:
-        with changed_profiles(path) as stored:
+        with changed_profiles(config_path()) as stored:
             if use not in stored.profiles:
                 raise click.UsageError(f"There is no profile {use!r}. Create it: millrace login --profile {use}")
             stored.current = use
-    with_exit_codes(lambda: _list(as_json))
-
-
-def _list(as_json: bool) -> None:
     stored = read_profiles(config_path())
     rows = [
         {"name": name, "url": each.url, "as": each.who, "current": name == stored.current}

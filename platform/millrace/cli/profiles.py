@@ -83,22 +83,28 @@ def changed_profiles(path: Path) -> Iterator[ProfileFile]:
             raise
 
 
-def find_connection(profile: str | None, environ: Mapping[str, str], path: Path) -> Connection:
-    """Return the connection to use: the environment's, else the named profile's, else the current one's.
+def profile_name(profile: str | None, environ: Mapping[str, str], stored: ProfileFile) -> str:
+    """Return the profile to use: the option's, else the environment's, else the current one."""
+    return profile or environ.get(PROFILE) or stored.current
 
-    A stored key is sent only to the URL that it was stored with.
+
+def find_connection(profile: str | None, environ: Mapping[str, str], path: Path) -> Connection:
+    """Return the connection to use.
+
+    A key of the environment is used unless a profile is named by option. It is sent to the environment's URL, else to
+    the profile's. A stored key is sent only to the URL that it was stored with.
 
     Raises:
         NotSignedIn: there is none.
     """
-    url, api_key = environ.get(URL), environ.get(API_KEY)
-    if api_key and not profile:
-        stored = read_profiles(path) if not url else ProfileFile()
-        current = stored.profiles.get(stored.current)
-        return Connection(url or (current.url if current else DEFAULT_URL), api_key)
+    url, api_key = environ.get(URL), environ.get(API_KEY, "").strip()
+    if api_key and url and not profile:
+        return Connection(url, api_key)
     stored = read_profiles(path)
-    name = profile or environ.get(PROFILE) or stored.current
+    name = profile_name(profile, environ, stored)
     connection = stored.profiles.get(name)
+    if api_key and not profile and (connection or not environ.get(PROFILE)):
+        return Connection(connection.url if connection else DEFAULT_URL, api_key)
     if connection is None:
         option = "" if name == DEFAULT_PROFILE else f" --profile {name}"
         raise NotSignedIn(f"Not signed in. Run `millrace login{option}`, or set {URL} and {API_KEY}.")

@@ -1,4 +1,4 @@
-"""Errors of the client. Each one says what the server or the network reported."""
+"""Errors of the client. Their messages contain the reported reason."""
 
 from __future__ import annotations
 

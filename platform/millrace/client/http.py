@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,7 +36,7 @@ OMIT = Omit.OMIT
 
 @dataclass(frozen=True)
 class Options:
-    """What both clients share.
+    """The options of both clients.
 
     Args:
         base_url: URL of the platform, such as `http://localhost:8000`.
@@ -58,6 +59,12 @@ class Options:
             raise ValueError(f"base_url must start with http:// or https://, not {self.base_url!r}")
         if bool(self.api_key) == bool(self.cookies):
             raise ValueError("Pass an api_key, or the cookies of a session.")
+        if self.api_key and not re.fullmatch(r"[!-~]+", self.api_key):
+            raise ValueError("The API key contains a space, a line break or another character that no key has.")
+        try:
+            httpx.URL(self.base_url)
+        except httpx.InvalidURL as exc:
+            raise ValueError(f"base_url is not a URL: {exc}") from None
 
     def http_options(self) -> dict[str, Any]:
         """Return the arguments of the httpx client."""
@@ -85,6 +92,7 @@ class _Call:
     ) -> None:
         self._max_retries = options.max_retries
         self.attempts = 0
+        self.is_response_lost = False  # of an attempt that may have reached the server
         params = {
             name: _text(value) for name, value in (query or {}).items() if value is not OMIT and value is not None
         }
@@ -99,6 +107,7 @@ class _Call:
     def delay_after(self, response: httpx.Response | None) -> float | None:
         """Return the seconds to wait before the next attempt; None if there is none. None as argument: no response."""
         self.attempts += 1
+        self.is_response_lost |= response is None or response.status_code in (502, 504)
         if self.attempts > self._max_retries:
             return None
         backoff = min(MAX_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** (self.attempts - 1))
@@ -121,7 +130,7 @@ class _Call:
         """
         if response.is_success:
             return response
-        if response.status_code == 404 and self.request["method"] == "DELETE" and self.attempts:
+        if response.status_code == 404 and self.request["method"] == "DELETE" and self.is_response_lost:
             return response  # deleted by an attempt whose response was lost
         raise _error(response)
 
@@ -264,7 +273,7 @@ def _decoded(response: httpx.Response) -> Any:
     try:
         return response.json()
     except ValueError as exc:
-        raise ConnectionFailed(f"{response.url} answered with text that is not JSON: is it a Millrace server?") from exc
+        raise ConnectionFailed(f"{response.url} returned text that is not JSON: is it a Millrace server?") from exc
 
 
 def _text(value: Any) -> str:
@@ -272,7 +281,7 @@ def _text(value: Any) -> str:
 
 
 def _json(value: Any) -> Any:
-    """Return a value as JSON knows it."""
+    """Convert a value to JSON types."""
     if isinstance(value, date | datetime):
         return value.isoformat()
     if isinstance(value, Mapping):

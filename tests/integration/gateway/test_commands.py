@@ -44,6 +44,14 @@ async def test_a_failed_command_raises_and_the_others_run(commands: CommandConne
     assert await commands.execute([("GET", "b")]) == [b"2"]
 
 
+async def test_a_command_that_cannot_be_sent_does_not_shift_the_replies_of_others(commands: CommandConnection) -> None:
+    await commands.execute([("PING",)])
+    with pytest.raises(TypeError):
+        await commands.execute([("SET", "a", None)])  # type: ignore[list-item]
+    assert await commands.execute([]) == []
+    assert await commands.execute([("ECHO", "own")]) == [b"own"]
+
+
 async def test_a_script_that_the_broker_has_forgotten_is_loaded(
     commands: CommandConnection, broker: redis.Redis
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from smtplib import SMTPServerDisconnected
+from typing import Any
 
 import pytest
 from django.conf import settings
@@ -14,7 +15,8 @@ from inference_worker.contract import valkey
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import OutboxEmail, Tenant, User
-from tenants.outbox.delivery import OUTBOXES
+from tenants.outbox import email_outbox
+from tenants.outbox.delivery import INTERNAL_ERROR, OUTBOXES
 from tenants.outbox.email_outbox import MEMBER_EMAILS, enqueue_email
 from tenants.outbox.totals import TOTALS_KEY, read_totals
 from tenants.schedule import BEAT_SCHEDULE
@@ -66,6 +68,37 @@ def test_an_email_fails_after_twelve_attempts(tenant: Tenant, monkeypatch: pytes
     assert waits[:3] == [timedelta(minutes=4), timedelta(minutes=8), timedelta(minutes=16)]
     assert (row.state, row.error, row.sent_at) == ("failed", "The mail server could not be reached.", None)
     assert send_emails(now + timedelta(days=365)) == 0
+
+
+def test_an_email_fails_if_its_sender_is_killed_in_each_attempt(tenant: Tenant) -> None:
+    now = datetime.now(UTC)
+    for _ in range(12):
+        assert MEMBER_EMAILS.claim(now) is not None
+        now += timedelta(minutes=5)
+    assert MEMBER_EMAILS.send_due(now) == {"failed": 1}
+    (row,) = of(OutboxEmail, tenant)
+    assert (row.state, row.error, row.sent_at) == ("failed", INTERNAL_ERROR, None)
+    assert mail.outbox == []
+
+
+def test_an_error_of_one_email_is_retried_and_does_not_keep_others_from_being_sent(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tenant_scope(tenant):
+        enqueue_email(tenant.pk, ["owner"], "Second", "Text")
+    render = email_outbox.render_email
+
+    def render_second(subject: str, *args: Any) -> Any:
+        if subject == "Hello":
+            raise ValueError("no template")
+        return render(subject, *args)
+
+    monkeypatch.setattr(email_outbox, "render_email", render_second)
+    assert MEMBER_EMAILS.send_due(datetime.now(UTC)) == {"retried": 1, "sent": 1}
+    rows = {row.subject: (row.state, row.error) for row in of(OutboxEmail, tenant)}
+    assert rows == {"Hello": ("queued", INTERNAL_ERROR), "Second": ("sent", "")}
+    monkeypatch.setattr(email_outbox, "render_email", render)
+    assert MEMBER_EMAILS.send_due(datetime.now(UTC) + timedelta(minutes=5)) == {"sent": 1}
 
 
 def test_a_sender_that_lost_its_lease_does_not_postpone_the_email(tenant: Tenant) -> None:

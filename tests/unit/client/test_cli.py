@@ -181,6 +181,10 @@ def test_environment_comes_before_the_profiles():
     assert find_connection("default", both, path).api_key == "sk-mr-x"
     with pytest.raises(NotSignedIn, match="login --profile x"):
         find_connection(None, {"MILLRACE_PROFILE": "x"}, path)
+    with changed_profiles(path) as stored:
+        stored.profiles["staging"] = Connection("http://staging", "sk-mr-s")
+    named = {"MILLRACE_API_KEY": "k\n", "MILLRACE_PROFILE": "staging"}
+    assert find_connection(None, named, path) == Connection("http://staging", "k")
 
 
 def test_stored_key_is_not_sent_to_another_server():

@@ -205,6 +205,25 @@ def test_deletion_whose_response_was_lost_is_done(connect):
     client.keys.revoke(1)
 
 
+@pytest.mark.parametrize("before", [(), (problem(503),), (problem(429, headers={"Retry-After": "1"}),)])
+def test_deletion_of_a_missing_object_is_an_error(connect, before):
+    client, _, _ = connect(*before, problem(404, "not_found"))
+    with pytest.raises(m.NotFound):
+        client.keys.revoke(1)
+
+
+@pytest.mark.parametrize("key", ["sk-mr-secret\n", "sk mr", "sk-mr-é"])
+def test_malformed_key_is_rejected_without_being_printed(key):
+    with pytest.raises(ValueError, match="API key") as exc_info:
+        m.Client("http://host:8000", key)
+    assert "secret" not in str(exc_info.value)
+
+
+def test_malformed_url_is_rejected():
+    with pytest.raises(ValueError, match="base_url is not a URL"):
+        m.Client("http://host:abc", "sk-mr-x")
+
+
 def test_other_errors_are_not_retried(connect):
     client, server, _ = connect(problem(500))
     with pytest.raises(m.ServerError):

@@ -13,6 +13,7 @@ from millrace.gateway.http.endpoints.inference import _with_model
     [
         ("/v1/models", "/v1/models", None),
         ("/v1/models/", "/v1/models", None),
+        ("/v1/", "/v1/", None),
         ("/openai/deployments/m/a/chat/completions", "/v1/chat/completions", "m/a"),
         ("/openai/v1/responses", "/v1/responses", None),
         ("/openai/models", "/v1/models", None),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference_worker.contract.schema_keywords import without_unenforceable
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.anthropic.messages import read_messages
@@ -100,3 +101,10 @@ def test_edit_distance(first: str, second: str) -> None:
     assert found == edit_distance(second, first)
     assert (found == 0) == (first == second)
     assert abs(len(first) - len(second)) <= found <= max(len(first), len(second))
+
+
+def test_each_removed_keyword_of_a_schema_is_named() -> None:
+    removed: set[str] = set()
+    schema = {"type": "object", "unevaluatedProperties": False, "uniqueItems": False}
+    assert without_unenforceable(schema, removed) == {"type": "object"}
+    assert removed == {"unevaluatedProperties"}

@@ -90,6 +90,16 @@ def test_an_interrupted_stream_ends_with_the_billed_usage(code: str, tokens: int
         assert writer_type(form(), TOKENIZER).interrupted(code) == []
 
 
+def test_an_interrupted_stream_counts_all_tokens_that_were_sent() -> None:
+    events = [Tokens("req_1", 1, seq, [seq], f" {seq}") for seq in range(10)]
+    for writer_type in (ChatWriter, CompletionWriter):
+        writer = writer_type(form(include_usage=True), TOKENIZER)
+        for event in events:
+            writer.stream(event)
+        (data,) = writer.interrupted("cancelled")
+        assert msgspec.json.decode(data)["usage"]["completion_tokens"] == 10
+
+
 def test_a_chat_completion() -> None:
     answer = ChatWriter(form(), TOKENIZER).whole(EVENTS)
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}

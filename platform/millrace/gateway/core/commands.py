@@ -117,11 +117,15 @@ class _Link(asyncio.Protocol):
     def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         """Write the commands. The result is the list of their replies; errors are among them."""
         batch = _Batch(len(commands), self._loop)
+        packed = b"".join([hiredis.pack_command(tuple(command)) for command in commands])  # may raise
+        if not commands:
+            batch.future.set_result([])
+            return batch.future
         if not self.is_open:
             batch.future.set_exception(redis.ConnectionError("The connection to Valkey is closed."))
             return batch.future
         self._batches.append(batch)
-        self._transport.write(b"".join([hiredis.pack_command(tuple(command)) for command in commands]))
+        self._transport.write(packed)
         if self._timer is None and self._timeout is not None:
             self._timer = self._loop.call_later(self._timeout, self._check)
         return batch.future

@@ -40,7 +40,7 @@ class CrossOrigin:
         self._database = database
         self._tenants: frozenset[str] = frozenset()
         self._read_at = float("-inf")
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
 
     def response_headers(self, headers: Mapping[bytes, bytes], key: ApiKeySnapshot | None) -> Headers:
         """Return the headers that let a page of the request's origin read the response."""
@@ -71,16 +71,21 @@ class CrossOrigin:
 
     async def _tenants_origins(self) -> frozenset[str]:
         """Return the origins of all tenants, which are at most REFRESH_SECONDS old while the database answers."""
-        async with self._reading:
-            if time.monotonic() - self._read_at > REFRESH_SECONDS:
-                self._read_at = time.monotonic()
-                try:
-                    async with self._database.connection(timeout=DATABASE_SECONDS) as connection:
-                        rows = await (await connection.execute(_TENANTS_ORIGINS)).fetchall()
-                    self._tenants = frozenset(origin for (origin,) in rows)
-                except (psycopg.Error, PoolTimeout) as exc:
-                    log.warning("database_unreachable", error=str(exc))
-            return self._tenants
+        if time.monotonic() - self._read_at > REFRESH_SECONDS:
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read())
+            await asyncio.shield(self._reading)  # it continues if this request's client disconnects
+        return self._tenants
+
+    async def _read(self) -> None:
+        try:
+            async with asyncio.timeout(DATABASE_SECONDS), self._database.connection() as connection:
+                rows = await (await connection.execute(_TENANTS_ORIGINS)).fetchall()
+            self._tenants = frozenset(origin for (origin,) in rows)
+        except (psycopg.Error, PoolTimeout, TimeoutError) as exc:
+            log.warning("database_unreachable", error=str(exc))
+        finally:
+            self._read_at, self._reading = time.monotonic(), None
 
 
 def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:

@@ -30,6 +30,6 @@ def translate(scope: Any) -> Any:
         if match["deployment"]:
             scope[DEPLOYMENT] = match["deployment"]
         path = scope["path"]
-    if path.startswith("/v1/") and path.endswith("/"):
-        scope = {**scope, "path": path.rstrip("/")}
+    if path.endswith("/") and (endpoint := path.rstrip("/")).startswith("/v1/"):
+        scope = {**scope, "path": endpoint}
     return scope

@@ -30,6 +30,7 @@ from millrace.gateway.core.errors import ApiError, unavailable
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_body import ClientGone, RequestBody
+from millrace.gateway.http.client_paths import DEPLOYMENT
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.protocols.dialects import OPENAI, Dialect
 from millrace.gateway.protocols.prompt_bounds import FORM_BODY_BYTES
@@ -142,7 +143,8 @@ class HttpConsumer(AsyncConsumer):
         """
         name = self.headers.get(b"idempotency-key")
         if name is not None and self.key is not None:
-            fingerprint = rules.fingerprint(self.scope["path"], content)
+            target = f"{self.scope['path']}{self.scope.get(DEPLOYMENT, '')}"
+            fingerprint = rules.fingerprint(target, content)
             self.idempotent_call = await self.gateway.idempotency.begin(self.key, name, fingerprint, self.request_id)
 
     async def handle(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from millrace.gateway.core.catalog import ServedModel
@@ -26,7 +27,8 @@ class Tokenize(PromptConsumer):
         ids = (await self.gateway.service.tokenize(key, request)).ids
         answer = {"count": len(ids), "max_model_len": model.context_length, "tokens": ids}
         if request.echoed_parameters["return_token_strs"]:
-            answer["token_strs"] = [model.tokenizer.spell(token_id).decode("utf-8", "replace") for token_id in ids]
+            _check_length("return_token_strs", ids, model)
+            answer["token_strs"] = await asyncio.to_thread(_token_strs, ids, model)
         await self.respond_json(200, answer, ignored_headers(request))
 
 
@@ -39,6 +41,7 @@ class Detokenize(PromptConsumer):
         parsed = read_body(await self.read_body(), DetokenizeBody, {})
         model = self.gateway.router.measure(key, parsed.model)
         ids = parsed.tokens
+        _check_length("tokens", ids, model)
         if ids and not 0 <= min(ids) <= max(ids) < model.vocab_size:
             raise invalid("tokens", f"Token ids of this model are from 0 to {model.vocab_size - 1}.")
         text = await asyncio.to_thread(model.tokenizer.decode, ids, skip_special_tokens=False)
@@ -63,6 +66,20 @@ class TokenizerInfo(HttpConsumer):
                 raise ApiError("model_not_found", "Your key may not use any model that generates text.", "model")
             model = chat_model
         await self.respond_json(200, await asyncio.to_thread(_tokenizer_info, model))
+
+
+def _check_length(parameter: str, ids: Sequence[int], model: ServedModel) -> None:
+    """Check that decoding takes a short time, since it stops the gateway's other work.
+
+    Raises:
+        ApiError: 400, there are more tokens than the model's context has.
+    """
+    if len(ids) > model.context_length:
+        raise invalid(parameter, f"At most {model.context_length} tokens are decoded at once, not {len(ids)}.")
+
+
+def _token_strs(ids: Sequence[int], model: ServedModel) -> list[str]:
+    return [model.tokenizer.spell(token_id).decode("utf-8", "replace") for token_id in ids]
 
 
 def _tokenizer_info(model: ServedModel) -> dict[str, Any]:

@@ -34,8 +34,7 @@ class OpenAIWriter(ABC):
     def stream(self, event: AnswerEvent) -> list[bytes]:
         choices: list[dict[str, Any]] = []
         if isinstance(event, Tokens):
-            self._prompt = event.prompt or self._prompt
-            self._output_tokens += len(event.token_ids)
+            self._count(event)
             choices = self._deltas(event)
         elif isinstance(event, Finished):
             choices = self._finish(event.index, event.finish_reason)
@@ -67,6 +66,10 @@ class OpenAIWriter(ABC):
             return []
         usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
         return [_encode({**self._head(True), "choices": [], "usage": usage_object(usage)})]
+
+    def _count(self, event: Tokens) -> None:
+        self._prompt = event.prompt or self._prompt
+        self._output_tokens += len(event.token_ids)
 
     def _usage(self, event: AnswerEvent) -> dict[str, Any]:
         so_far = usage_so_far(self._spec, self._prompt, self._output_tokens)
@@ -113,6 +116,7 @@ class ChatWriter(OpenAIWriter):
         frame = self._frames.get(event.index) or self._make_frame(event.index)
         if frame is None:
             return super().stream(event)
+        self._count(event)
         return [frame[0] + _encode(event.text) + frame[1]]
 
     def _make_frame(self, index: int) -> tuple[bytes, bytes] | None:
