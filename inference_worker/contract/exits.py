@@ -9,6 +9,8 @@ belongs to an exited process in either of these cases:
 
 Reported ids stay in the sorted set `exits`, because a delayed heartbeat can add the replica to `replicas` again. The
 scores are seconds of the broker's clock.
+
+A process can have several replicas. The reported id is the process's id, which is the start of its replicas' ids.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ REPORT_EXIT = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
-redis.call('HDEL', KEYS[2], ARGV[1])
+for _, id in ipairs(redis.call('HKEYS', KEYS[2])) do
+    if id == ARGV[1] or string.sub(id, 1, #ARGV[1] + 1) == ARGV[1] .. '-' then redis.call('HDEL', KEYS[2], id) end
+end
 redis.call('DEL', KEYS[3])
 """
 

@@ -9,6 +9,7 @@ All keys and channels start with `millrace:`.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import cached_property
 
 import msgspec
@@ -24,6 +25,7 @@ from inference_worker.contract.request import (
     TokenCounts,
     TokenLogprobs,
 )
+from inference_worker.contract.settings import ModelSpec, deployment_key
 
 USAGE_STREAM = "millrace:usage_events"
 USAGE_GROUP = "settler"
@@ -57,17 +59,23 @@ def pins_key(tenant_id: int) -> str:
     return f"millrace:pins:{tenant_id}"
 
 
+def process_of(replica_id: str) -> str:
+    """Return the ID of the replica's process. A process can have several replicas: `<worker>.<random>-<number>`."""
+    worker, dot, suffix = replica_id.rpartition(".")
+    return f"{worker}.{suffix.partition('-')[0]}" if dot else replica_id
+
+
 def control_channel(replica_id: str) -> str:
-    return f"millrace:replica_control:{replica_id}"
+    return f"millrace:replica_control:{process_of(replica_id)}"
 
 
 def replica_queue(replica_id: str) -> str:
-    """Return the Celery name of a replica's queue."""
-    return f"replica.{replica_id}"
+    """Return the Celery name of the queue of a replica's process."""
+    return f"replica.{process_of(replica_id)}"
 
 
 def replica_queue_key(replica_id: str) -> str:
-    """Return the key of the list that is a replica's queue."""
+    """Return the key of the list that is the queue of a replica's process."""
     return f"{INFERENCE_KEY_PREFIX}{replica_queue(replica_id)}"
 
 
@@ -82,9 +90,12 @@ def wakeup_sent_key(replica_id: str) -> str:
 
 
 def replica_keys(replica_id: str) -> tuple[str, ...]:
-    """Return the keys of a replica's queue, of its binding and of its wakeups."""
+    """Return the keys of a replica's wakeups, and those of its process's queue if it is the process's first replica."""
+    keys = wakeups_key(replica_id), wakeup_sent_key(replica_id)
+    if replica_id != process_of(replica_id):
+        return keys
     binding = f"{INFERENCE_KEY_PREFIX}_kombu.binding.{replica_queue(replica_id)}"
-    return replica_queue_key(replica_id), binding, wakeups_key(replica_id), wakeup_sent_key(replica_id)
+    return replica_queue_key(replica_id), binding, *keys
 
 
 def beat_key(replica_id: str) -> str:
@@ -137,7 +148,7 @@ class InferenceJob(msgspec.Struct, frozen=True):
     gateway_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
-    cache_salt: bytes  # derived by the gateway from the tenant, the model and a server secret
+    cache_salt: bytes  # derived by the gateway from the tenant, the model's version and a server secret
     deadline: float  # Unix seconds after which the request has timed out
     weight: float = 1.0  # the tenant's share of the engine
     service_class: ServiceClass = ServiceClass.DEFAULT
@@ -148,6 +159,11 @@ class InferenceJob(msgspec.Struct, frozen=True):
     input_lengths: tuple[int, ...] = ()  # for an encoder: lengths of the consecutive inputs in the prompt
     second_starts: tuple[int, ...] = ()  # for a cross-encoder: the position of the second text in each input
     replicas_with_prefix: tuple[str, ...] = ()  # replicas that recently computed a prompt with the same start
+    version: str = ""  # of the deployment that the prompt was tokenized for
+
+    @property
+    def deployment_key(self) -> str:
+        return deployment_key(self.billing_context.model, self.version)
 
 
 class ExecutionUsage(msgspec.Struct, frozen=True, dict=True):
@@ -268,6 +284,16 @@ class Machine(msgspec.Struct, frozen=True):
     block_size: int  # tokens of a KV cache block
 
 
+class ReplicaPhase(StrEnum):
+    """The phase of a deployment's replica in its worker."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"  # the model could not be loaded; it is tried again
+    UNLOADED = "unloaded"  # after idle time; a request loads it
+
+
 class Heartbeat(msgspec.Struct, frozen=True):
     """The state of a replica, sent twice a second. `beat` increases with every heartbeat."""
 
@@ -285,6 +311,17 @@ class Heartbeat(msgspec.Struct, frozen=True):
     machine: Machine | None = None
     cpu_seconds: float = 0.0  # CPU time of the process
     disk_low: bool = False  # the disk is almost full, so the replica accepts no new requests
+    version: str = ""  # of the deployment
+    spec: ModelSpec | None = None  # what the replica loads
+    phase: ReplicaPhase = ReplicaPhase.READY
+    reason: str = ""  # why the model could not be loaded
+    loaded_bytes: int = 0  # while it is loaded
+    total_bytes: int = 0
+    load_ms: int = 0  # duration of the last load
+
+    @property
+    def deployment_key(self) -> str:
+        return deployment_key(self.model, self.version)
 
 
 Wakeup = tuple[str, int, int]  # request id, execution, attempt

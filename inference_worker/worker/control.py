@@ -1,11 +1,12 @@
-"""The replica's connection to the gateways: heartbeats, cancellations, deadlines, and draining on request."""
+"""The process's connection to the gateways: heartbeats, cancellations, deadlines, and draining on request."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 import redis
@@ -24,7 +25,7 @@ from inference_worker.contract.messages import (
     worker_of,
 )
 from inference_worker.contract.request import RequestError
-from inference_worker.worker.engine_client import ActiveJob, EngineClient
+from inference_worker.worker.engine_client import ActiveJob
 
 log = structlog.get_logger(__name__)
 
@@ -32,16 +33,32 @@ MAX_REMEMBERED_CANCELS = 10_000
 decode_cancel = msgspec.msgpack.Decoder(tuple[str, int, int]).decode  # request id, execution, attempt
 
 
+class Executions(Protocol):
+    """The executions of all replicas of the process."""
+
+    def live(self) -> list[ActiveJob]: ...
+
+    def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None: ...
+
+    def requeue(self, live: ActiveJob) -> None: ...
+
+
 class Control:
     """Two threads: one sends heartbeats, the other receives cancellations."""
 
     def __init__(
-        self, broker: redis.Redis, replica_id: str, engine: EngineClient, heartbeat: Callable[[int], Heartbeat]
+        self,
+        broker: redis.Redis,
+        process_id: str,
+        engine: Executions,
+        heartbeats: Callable[[int], Mapping[str, Heartbeat]],
     ) -> None:
+        """Start the threads. `heartbeats` returns the heartbeat of each replica by its ID."""
         self._broker = broker
-        self._replica_id = replica_id
+        self._process_id = process_id
         self._engine = engine
-        self._heartbeat = heartbeat
+        self._heartbeats = heartbeats
+        self._sent: frozenset[str] = frozenset()  # replicas of the last heartbeats
         self._closing = threading.Event()
         self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()  # the last cancellations received
         self._threads = [
@@ -52,13 +69,15 @@ class Control:
             thread.start()
 
     def close(self) -> None:
-        """Stop both threads, and remove the replica from `replicas`."""
+        """Stop both threads, and remove the replicas from `replicas`."""
         self._closing.set()
         for thread in self._threads:
             thread.join()
+        if not self._sent:
+            return
         try:
-            self._broker.hdel(REPLICAS_KEY, self._replica_id)
-            self._broker.delete(beat_key(self._replica_id))
+            self._broker.hdel(REPLICAS_KEY, *self._sent)
+            self._broker.delete(*map(beat_key, self._sent))
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
 
@@ -71,19 +90,26 @@ class Control:
         while not self._closing.wait(HEARTBEAT_SECONDS):
             beat += 1
             try:
-                if self._send_heartbeat(self._heartbeat(beat)) == b"drain":
+                if self._send_heartbeats(self._heartbeats(beat)) == b"drain":
                     self._requeue()
             except redis.RedisError as exc:
                 log.warning("broker_unreachable", error=str(exc))
             self._end_overdue()
 
-    def _send_heartbeat(self, beat: Heartbeat) -> bytes | None:
-        """Send the heartbeat. Return the operator's cordon of this worker, if any."""
+    def _send_heartbeats(self, beats: Mapping[str, Heartbeat]) -> bytes | None:
+        """Send the heartbeats, and remove replicas that have ended. Return the operator's cordon of this worker."""
+        removed = self._sent - beats.keys()
+        self._sent |= beats.keys()
         with self._broker.pipeline(transaction=False) as pipe:
-            pipe.hset(REPLICAS_KEY, self._replica_id, encode(beat))
-            pipe.set(beat_key(self._replica_id), "", px=HEARTBEAT_TTL_MS)
-            pipe.hget(CORDONS_KEY, worker_of(self._replica_id))
+            for replica_id, beat in beats.items():
+                pipe.hset(REPLICAS_KEY, replica_id, encode(beat))
+                pipe.set(beat_key(replica_id), "", px=HEARTBEAT_TTL_MS)
+            for replica_id in removed:
+                pipe.hdel(REPLICAS_KEY, replica_id)
+                pipe.delete(beat_key(replica_id))
+            pipe.hget(CORDONS_KEY, worker_of(self._process_id))
             cordon: bytes | None = pipe.execute()[-1]
+        self._sent = frozenset(beats)
         return cordon
 
     def _requeue(self) -> None:
@@ -102,7 +128,7 @@ class Control:
         while not self._closing.is_set():
             try:
                 with self._broker.pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
-                    pubsub.subscribe(control_channel(self._replica_id))
+                    pubsub.subscribe(control_channel(self._process_id))
                     self._cancel_flagged()  # cancellations during the disconnection
                     while not self._closing.is_set():
                         message = pubsub.get_message(timeout=0.5)

@@ -40,6 +40,8 @@ class ActiveJob:
 
     job: InferenceJob
     attempt: int
+    replica_id: str = ""  # the replica that claimed it
+    block_size: int = 0  # tokens of the replica's KV cache blocks
     claimed_at: float = field(default_factory=time.monotonic)
     scheduled_at: float | None = None
     first_token_at: float | None = None

@@ -81,16 +81,12 @@ class Publisher:
         broker: redis.Redis,
         journal: Journal,
         *,
-        replica_id: str,
-        block_size: int,
         log_seconds: int,
         retention_seconds: int,
         on_broken: Callable[[], None],
     ) -> None:
         self._broker = broker
         self._journal = journal
-        self._replica_id = replica_id
-        self._block_size = block_size
         self._log_seconds = log_seconds
         self._retention_seconds = retention_seconds
         self._on_broken = on_broken
@@ -211,8 +207,8 @@ class Publisher:
             outcome=outcome,
             finish_reason=reason,
             usage=usage,
-            replica_id=self._replica_id,
-            block_size=self._block_size,
+            replica_id=live.replica_id,
+            block_size=live.block_size,
             queue_us=_microseconds(live.claimed_at, live.scheduled_at or now),
             ttft_us=_microseconds(live.claimed_at, live.first_token_at or now),
             duration_us=_microseconds(live.claimed_at, now),
@@ -224,7 +220,7 @@ class Publisher:
     def _miss_reason(self, live: ActiveJob, miss: MissReason | None) -> str:
         """Return why the prefix cache did not have the whole prompt. "other_worker": another replica has it."""
         replicas_with_prefix = live.job.replicas_with_prefix
-        elsewhere = (replicas_with_prefix and self._replica_id not in replicas_with_prefix) or (
+        elsewhere = (replicas_with_prefix and live.replica_id not in replicas_with_prefix) or (
             miss == "first_use" and live.paid.pins
         )
         return "other_worker" if elsewhere and miss in _ELSEWHERE else miss or ""
@@ -290,7 +286,7 @@ class Publisher:
     def _requeue(self, live: ActiveJob) -> None:
         billing_context = live.job.billing_context
         keys = [claim_key(billing_context.request_id, billing_context.execution)]
-        attempt = self._abandon_script(keys=keys, args=[live.attempt, self._replica_id])
+        attempt = self._abandon_script(keys=keys, args=[live.attempt, live.replica_id])
         if attempt is not None:
             batch: Fields = {"e": encode([Released(billing_context.request_id, int(attempt))])}
             stream = gateway_stream(live.job.gateway_id)

@@ -20,7 +20,8 @@ import torch
 from redis.exceptions import NoScriptError
 
 from inference_worker.contract import claims, valkey
-from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile
+from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ModelError
+from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, WantedState, decode_wanted
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
 from inference_worker.contract.exits import take_over
@@ -37,26 +38,31 @@ from inference_worker.contract.messages import (
     wakeup_sent_key,
     wakeups_key,
 )
-from inference_worker.contract.request import RequestError, ServiceClass
+from inference_worker.contract.request import RequestError
 from inference_worker.contract.settings import ModelSpec, WorkerSettings
 from inference_worker.engine.device import pick_device, pick_dtype
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.models.model_source import ensure_model
 from inference_worker.worker.control import Control
-from inference_worker.worker.engine_client import ActiveJob, Engine, EngineClient, ResidentEngine
+from inference_worker.worker.engine_client import ActiveJob, Engine, ResidentEngine
 from inference_worker.worker.publisher import Publisher
+from inference_worker.worker.reconciler import Reconciler
+from inference_worker.worker.replica import LoadedEngine, LocalReplica
 from inference_worker.worker.shared_pins import SharedPins
 
 log = structlog.get_logger(__name__)
 
 CLAIM_AGAIN_SECONDS = 0.2
+NO_MODEL = "none"  # as MILLRACE_WORKER_MODEL
 MAX_REJECTIONS = 3  # after which a command with an error reply is not repeated
 MAX_WAKEUPS = 256  # taken from the list in one round trip
 
 
-def model_spec(settings: WorkerSettings) -> ModelSpec:
-    """Return the model of MILLRACE_MODELS that this worker serves."""
+def model_spec(settings: WorkerSettings) -> ModelSpec | None:
+    """Return the model of MILLRACE_MODELS that this worker serves; None if it serves only its pools' deployments."""
+    if settings.worker_model == NO_MODEL:
+        return None
     by_name = {spec.name: spec for spec in settings.models}
     name = settings.worker_model or settings.models[0].name
     if name not in by_name:
@@ -65,7 +71,8 @@ def model_spec(settings: WorkerSettings) -> ModelSpec:
 
 
 def worker_name(settings: WorkerSettings) -> str:
-    return settings.worker_name or f"{model_spec(settings).name}-0"
+    spec = model_spec(settings)
+    return settings.worker_name or f"{'worker' if spec is None else spec.name}-0"
 
 
 def step_limits(settings: WorkerSettings) -> EngineProfile:
@@ -137,12 +144,15 @@ class Worker:
     """All resident parts of a worker process."""
 
     def __init__(self, settings: WorkerSettings, replica_id: str) -> None:
+        """Start a worker, and load the model that its settings name.
+
+        Args:
+            replica_id: of the process, and of its first replica.
+        """
         self.settings = settings
         self.replica_id = replica_id
-        self.spec = model_spec(settings)
         self._broker = valkey.connect(settings.valkey_url, valkey.WORKER)
         self._claim_script = str(self._broker.register_script(claims.CLAIM).sha)
-        self._shared_pins = SharedPins(self._broker, settings.block_size)
         self._draining = threading.Event()
         journal_dir = settings.data_dir / "journal" / worker_name(settings)
         journal = self._journal = Journal(journal_dir)
@@ -152,43 +162,72 @@ class Worker:
         self._publisher = Publisher(
             self._broker,
             journal,
-            replica_id=replica_id,
-            block_size=settings.block_size,
             log_seconds=settings.request_timeout_seconds + settings.stream_retention_seconds,
             retention_seconds=settings.stream_retention_seconds,
             on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process continues
         )
-        started = time.monotonic()
-        self._config = self._engine_config()
-        self._machine = describe_machine(self._config)
-        engine = make_engine(self._config)
-        log.info("model_loaded", model=self.spec.name, seconds=round(time.monotonic() - started, 2))
-        self.engine: EngineClient = ResidentEngine(engine, self._publisher.deliver, self._on_broken)
         self.broken = threading.Event()
-        self._control = Control(self._broker, replica_id, self.engine, self._heartbeat)
+        home = self._home_replica()
+        if home is not None:
+            self._load(home)  # an error ends the process
+        pools = (*settings.worker_pools, *self._home_pool())
+        self.replicas = Reconciler(self._broker, worker_name(settings), replica_id, pools, self._load, home)
+        self._control = Control(self._broker, replica_id, self, self._heartbeats)
+        self.replicas.start()
 
-    def serve(self, wakeups: Sequence[Wakeup]) -> list[ActiveJob]:
+    def serve(self, wakeups: Sequence[Wakeup], replica_id: str = "") -> list[ActiveJob]:
         """Claim the executions of a task, and those that gateways have sent since, and submit them to the engine.
 
-        Called by one thread. Returns the submitted executions.
+        Called by one thread.
+
+        Args:
+            replica_id: the replica that the task is for; empty: the process's first one.
+
+        Returns:
+            The submitted executions.
         """
+        replica = self.replicas.find(replica_id or self.replica_id)
+        if replica is None:  # it was removed, and gateways send its executions to another one
+            return []
+        with replica.lock:
+            submitted = self._serve(replica, wakeups)
+        if submitted:
+            replica.used_at = time.monotonic()
+        time.sleep(0)  # let the engine's thread have the interpreter's lock before Celery finishes the task
+        return submitted
+
+    def live(self) -> list[ActiveJob]:
+        """Return the executions of all replicas that have not ended."""
+        return [live for replica in self.replicas.replicas for live in replica.live()]
+
+    def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None:
+        """End the execution, as `EngineClient.cancel`."""
+        if (replica := self.replicas.find(live.replica_id)) is not None:
+            replica.cancel(live, failure)
+
+    def requeue(self, live: ActiveJob) -> None:
+        """Return the execution to the queue, as `EngineClient.requeue`."""
+        if (replica := self.replicas.find(live.replica_id)) is not None:
+            replica.requeue(live)
+
+    def _serve(self, replica: LocalReplica, wakeups: Sequence[Wakeup]) -> list[ActiveJob]:
         submitted: list[ActiveJob] = []
         names, count, is_first = list(wakeups), MAX_WAKEUPS, True
         while is_first or names:
-            room = 0 if self._draining.is_set() else self._room()  # without room, gateways see that in the heartbeat
+            # Without room, gateways see that in the heartbeat.
+            room = self._room() if replica.is_serving and not self._draining.is_set() else 0
             names = names[:room]
             count = min(count, room - len(names))
-            claimed, received = self._claim(names, count, is_first=is_first)
+            claimed, received = self._claim(replica, names, count, is_first=is_first)
             for claim in claimed:
                 try:
-                    submitted.append(self._submit(*claim))
+                    submitted.append(self._submit(replica, *claim))
                 except Exception:  # the other executions are claimed too
                     log.exception("submission_failed")
             # The flag is deleted only once, so what is sent after that has a later task. Otherwise this loop might not
             # end, and tasks would wait for it.
             count = MAX_WAKEUPS if len(received) == count == MAX_WAKEUPS else 0
             names, is_first = received, False
-        time.sleep(0)  # let the engine's thread have the interpreter's lock before Celery finishes the task
         return submitted
 
     def drain(self) -> None:
@@ -196,43 +235,49 @@ class Worker:
         if self._draining.is_set():
             return
         self._draining.set()
-        for live in self.engine.live():
-            self.engine.requeue(live)
+        for live in self.live():
+            self.requeue(live)
         deadline = time.monotonic() + self.settings.shutdown_timeout_seconds
-        while self.engine.live() and time.monotonic() < deadline:
+        while self.live() and time.monotonic() < deadline:
             time.sleep(0.05)
-        for live in self.engine.live():
-            self.engine.cancel(
+        for live in self.live():
+            self.cancel(
                 live, RequestError("server_is_overloaded", "the worker was stopped before the answer was complete")
             )
 
     def close(self) -> None:
         """Stop permanently; call after `drain`."""
-        while self.engine.live() and not self.broken.is_set():
+        self.replicas.close()
+        while self.live() and not self.broken.is_set():
             time.sleep(0.02)
-        self.engine.close()
+        for replica in self.replicas.replicas:
+            if replica.loaded is not None:
+                replica.loaded.client.close()
         self._publisher.close()
         self._control.close()
 
-    def _submit(self, attempt: int, payload: bytes, num_pins: int) -> ActiveJob:
-        """Submit a claimed job to the engine."""
-        live = ActiveJob(decode_job(payload), attempt)
+    def _submit(self, replica: LocalReplica, attempt: int, payload: bytes, num_pins: int) -> ActiveJob:
+        """Submit a claimed job to the replica's engine."""
+        loaded = replica.loaded
+        if loaded is None:
+            raise AssertionError("the replica's lock is held, so its engine cannot be closed")
+        live = ActiveJob(decode_job(payload), attempt, replica.id, loaded.config.block_size)
         log.info("execution_claimed", **live.job.billing_context.log_fields(), attempt=attempt)
         if num_pins:
-            live.paid = self._shared_pins.look_up(live.job)
-        self.engine.submit(live)
+            live.paid = loaded.pins.look_up(live.job)
+        loaded.client.submit(live)
         if self._control.was_cancelled(live):  # before it was submitted
-            self.engine.cancel(live)
+            loaded.client.cancel(live)
         return live
 
     def _room(self) -> int:
         """Return how many more executions the journal has space for; 0 if the disk is almost full."""
         if self._space.is_low:
             return 0
-        return max(0, self._journal.room // RECORD_BYTES - len(self.engine.live()))
+        return max(0, self._journal.room // RECORD_BYTES - len(self.live()))
 
     def _claim(
-        self, wakeups: Sequence[Wakeup], count: int, *, is_first: bool
+        self, replica: LocalReplica, wakeups: Sequence[Wakeup], count: int, *, is_first: bool
     ) -> tuple[list[tuple[int, bytes, int]], list[Wakeup]]:
         """Claim executions, and take up to `count` wakeups from the replica's list, in one round trip.
 
@@ -244,14 +289,14 @@ class Worker:
         call = secrets.token_hex(8)
         commands: dict[str | Wakeup, tuple[str | int | bytes, ...]] = {}
         if is_first:
-            commands["flag"] = "DEL", wakeup_sent_key(self.replica_id)  # from now on gateways send another task
+            commands["flag"] = "DEL", wakeup_sent_key(replica.id)  # from now on gateways send another task
         if count:
-            commands["list"] = "LPOP", wakeups_key(self.replica_id), count
+            commands["list"] = "LPOP", wakeups_key(replica.id), count
         for wakeup in wakeups:
             request_id, execution, attempt = wakeup
-            event = encode([Claimed(request_id, attempt, self.replica_id)])
+            event = encode([Claimed(request_id, attempt, replica.id)])
             key = claim_key(request_id, execution)
-            commands[wakeup] = "EVALSHA", self._claim_script, 1, key, attempt, self.replica_id, call, event
+            commands[wakeup] = "EVALSHA", self._claim_script, 1, key, attempt, replica.id, call, event
         replies = self._execute(commands)
         claimed = [(name[2], *reply) for name, reply in replies.items() if isinstance(name, tuple) and reply]
         return claimed, _decode_wakeups(replies.get("list") or [])
@@ -290,45 +335,73 @@ class Worker:
             time.sleep(CLAIM_AGAIN_SECONDS)
         return replies
 
-    def _engine_config(self) -> EngineConfig:
+    def _home_replica(self) -> LocalReplica | None:
+        """Return the replica of the model that the settings name; None if the wanted deployments include the model.
+
+        If they include it as the settings define it, for this worker and to be loaded, it is loaded at once.
+        """
+        spec = model_spec(self.settings)
+        if spec is None:
+            return None
+        try:
+            payload: Any = self._broker.get(WANTED_KEY)
+            wanted = None if payload is None else decode_wanted(payload).find(spec.name)
+        except (redis.RedisError, ValueError, msgspec.MsgspecError) as exc:
+            log.warning("wanted_deployments_unreadable", error=str(exc))
+            wanted = None
+        is_own = wanted is None or (
+            wanted.spec == spec and wanted.state == WantedState.LOADED and wanted.pools.get(spec.name) == ALL_WORKERS
+        )
+        return LocalReplica(self.replica_id, spec) if is_own else None
+
+    def _home_pool(self) -> list[str]:
+        spec = model_spec(self.settings)
+        return [] if spec is None else [spec.name]
+
+    def _load(self, replica: LocalReplica) -> None:
+        """Load the replica's model and start its engine."""
+
+        def note_progress(done: int, total: int) -> None:
+            replica.loaded_bytes, replica.total_bytes = done, total
+
+        started = time.monotonic()
+        config = self._engine_config(replica.spec, note_progress)
+        machine = describe_machine(config)
+        client = ResidentEngine(make_engine(config), self._publisher.deliver, self._on_broken)
+        seconds = time.monotonic() - started
+        log.info("model_loaded", model=replica.spec.name, version=replica.spec.version, seconds=round(seconds, 2))
+        replica.finish_load(LoadedEngine(client, config, machine, SharedPins(self._broker, config.block_size)), seconds)
+
+    def _engine_config(self, spec: ModelSpec, progress: Callable[[int, int], None]) -> EngineConfig:
         settings = self.settings
         limits = step_limits(settings)
+        if spec.quantization != "none":
+            raise ModelError(f"model {spec.name}: this release has no quantization {spec.quantization!r}; use none")
+        memory = spec.kv_cache_memory
         return EngineConfig(
-            model_dir=ensure_model(self.spec, settings.data_dir, None),
+            model_dir=ensure_model(spec, settings.data_dir, progress),
             device=settings.device,
-            dtype=self.spec.dtype,
-            max_model_len=self.spec.max_model_len,
+            dtype=spec.dtype,
+            max_model_len=spec.max_model_len,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             long_prefill_token_threshold=limits.long_prefill_token_threshold,
-            block_size=settings.block_size,
-            kv_cache_memory=settings.kv_cache_memory,
+            block_size=spec.block_size or settings.block_size,
+            kv_cache_memory=settings.kv_cache_memory if memory is None else memory,
             kv_offload_bytes=settings.kv_offload_bytes,
             threads=settings.cpu_threads,
             cpu_kernels=settings.cpu_kernels,
             batch_invariant=settings.batch_invariant,
         )
 
-    def _heartbeat(self, beat: int) -> Heartbeat:
-        stats = self.engine.stats()
+    def _heartbeats(self, beat: int) -> Mapping[str, Heartbeat]:
         self._space.look()
         disk_low = self._room() == 0
-        return Heartbeat(
-            beat=beat,
-            model=self.spec.name,
-            ready=not self.broken.is_set() and not disk_low,
-            draining=self._draining.is_set(),
-            running=stats.num_running,
-            waiting=stats.num_waiting,
-            max_num_seqs=self._config.max_num_seqs,
-            kv_blocks=stats.kv_blocks,
-            kv_blocks_used=stats.kv_blocks_used,
-            metrics=self.engine.metrics(),
-            batch=sum(live.job.service_class == ServiceClass.BATCH for live in self.engine.live()),
-            machine=self._machine,
-            cpu_seconds=time.process_time(),
-            disk_low=disk_low,
-        )
+        accepts, draining = not self.broken.is_set() and not disk_low, self._draining.is_set()
+        return {
+            replica.id: replica.heartbeat(beat, accepts=accepts, draining=draining, disk_low=disk_low)
+            for replica in self.replicas.replicas
+        }
 
     def _on_broken(self) -> None:
         self.broken.set()

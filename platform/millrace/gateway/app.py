@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import secrets
-from collections.abc import Mapping
 from typing import Any
 
 import psycopg
@@ -20,6 +19,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from billing.budgets.budget_leases import BudgetLeaseStore
 from billing.metering import status
 from inference_worker.contract import valkey
+from inference_worker.contract.deployments import WantedState
 from millrace.apps.batches.storage import Storage
 from millrace.conf.environment import PlatformSettings, platform_settings
 from millrace.gateway.admission.budget_admission import BudgetAdmission, RequestAdmission
@@ -29,7 +29,7 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.body_memory import BodyMemory
-from millrace.gateway.core.catalog import ServedModel, load_catalog
+from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.cors import CrossOrigin
 from millrace.gateway.core.malloc import return_freed_memory, trim_heap
 from millrace.gateway.core.request_db import TenantConnectionPool
@@ -41,6 +41,7 @@ from millrace.gateway.dispatch.replicas import read_present
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
 from millrace.gateway.lifecycle.batch_lines import BatchLineStore
 from millrace.gateway.lifecycle.batch_runner import BatchRunner
+from millrace.gateway.lifecycle.catalog_updates import CatalogUpdater, read_catalog
 from millrace.gateway.lifecycle.request_log import RequestLogWriter
 from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
@@ -60,8 +61,10 @@ GC_THRESHOLD = (
 class Gateway:
     """The shared objects of one gateway process."""
 
-    def __init__(self, settings: PlatformSettings, models: Mapping[str, ServedModel]) -> None:
+    def __init__(self, settings: PlatformSettings, models: dict[str, ServedModel]) -> None:
         self.settings = settings
+        self._models = models
+        loading: set[str] = set()
         self.id = f"gw-{secrets.token_hex(6)}"
         self.broker = valkey.connect_async(settings.valkey_url, valkey.REQUEST_PATH)
         self.blocking_broker = valkey.connect_async(settings.valkey_url, valkey.GATEWAY_READS)
@@ -85,7 +88,7 @@ class Gateway:
             self.budget_admission,
             gateway_id=self.id,
         )
-        self.router = Router(models)
+        self.router = Router(models, loading)
         self.dispatcher = Dispatcher(
             self.broker,
             self.blocking_broker,
@@ -118,6 +121,9 @@ class Gateway:
         )
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)
+        self.catalog = CatalogUpdater(
+            self.broker, models, loading, self.dispatcher.replicas, self.prompt_pool, settings.data_dir
+        )
         self.prompts = PromptReader(
             self.router,
             self.admission,
@@ -151,13 +157,15 @@ class Gateway:
         await self.idempotency.start()
         await self.request_log.start()
         await self.prompt_pool.start()
+        await self.catalog.start()
         await self.batches.start()
-        log.info("gateway_started", gateway_id=self.id, models=[spec.name for spec in self.settings.models])
+        log.info("gateway_started", gateway_id=self.id, models=sorted(self._models))
 
     async def stop(self) -> None:
         await self.disk.stop()
         await self.batches.stop()
         await self.service.drain()
+        await self.catalog.stop()
         await self.prompt_pool.stop()
         await self.idempotency.stop()
         await self.changes.stop()
@@ -175,12 +183,25 @@ class Gateway:
         database, present = await asyncio.gather(self._check_database(), self._read_replicas())
         valkey = "unreachable" if present is None else "ok"
         checks = {"postgres": database, "valkey": valkey, "disk": self.disk.check()}
-        for spec in self.settings.models:
-            ready = set(self.dispatcher.replicas.ready(spec.name))
+        for name in self._required_models():
+            model = self.router.served(name)
+            ready = set(self.dispatcher.replicas.ready(name if model is None else model.key))
             if present is not None:  # without replicas whose exit the monitor has not seen yet
                 ready &= present
-            checks[f"model {spec.name}"] = "ok" if ready else "no replica is ready"
+            checks[f"model {name}"] = "ok" if ready else "no replica is ready"
         return checks
+
+    def _required_models(self) -> list[str]:
+        """Return the models that a ready gateway serves: those of the settings, unless an operator has changed that."""
+        names = [spec.name for spec in self.settings.models]
+        if self.catalog.wanted is None:
+            return names
+        found = {each.spec.name: each for each in self.catalog.wanted.deployments}
+        return [
+            name
+            for name in names
+            if name in found and found[name].state == WantedState.LOADED and not found[name].idle_seconds
+        ]
 
     async def read_job_metrics(self) -> None:
         """Read the metrics of the settler and of the web jobs for /metrics."""
@@ -224,7 +245,9 @@ async def lifespan(scope: Any, receive: Any, send: Any) -> None:
     return_freed_memory()
     try:
         settings = platform_settings()
-        gateway = Gateway(settings, load_catalog(settings.models, settings.data_dir))
+        async with valkey.connect_async(settings.valkey_url, valkey.REQUEST_PATH) as broker:
+            models = await read_catalog(broker, settings.models, settings.data_dir)
+        gateway = Gateway(settings, models)
         await gateway.start()
     except Exception as exc:
         log.exception("gateway_start_failed")

@@ -22,12 +22,13 @@ from millrace.gateway.prompt_processes.tenant_queue import TenantQueue
 from millrace.gateway.protocols.openai import chat
 from tests.support.models import models_data_dir
 
-WORK = PromptTask(chat.DIALECT, {"m": Target("m", 8192)})
+SPEC = ModelSpec("m", "embedded", "auto")
+WORK = PromptTask(chat.DIALECT, {"m": Target(SPEC.key, 8192)})
 
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, ServedModel]:
-    return dict(load_catalog([ModelSpec("m", "embedded", "auto")], models_data_dir()))
+    return dict(load_catalog([SPEC], models_data_dir()))
 
 
 @pytest_asyncio.fixture
@@ -140,6 +141,6 @@ async def test_a_disconnected_caller_frees_its_place(models: dict[str, ServedMod
 
     next_ = asyncio.create_task(pool.run(1, WORK, b"y"))
     await asyncio.sleep(0)
-    await pool._serve(Idle())  # type: ignore[arg-type]
+    await pool._serve(Idle(), asyncio.Event())  # type: ignore[arg-type]
     assert (await next_).resident_bytes == 2**50
     assert worked == [b"y"]

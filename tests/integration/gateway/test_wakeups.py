@@ -46,7 +46,8 @@ def received(broker: redis.Redis) -> Iterator[queue.SimpleQueue[Any]]:
     tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     @app.task(name=GENERATE)
-    def generate(wakeups: Any) -> None:
+    def generate(wakeups: Any, replica_id: str) -> None:
+        assert replica_id == "r1"
         tasks.put([tuple(wakeup) for wakeup in wakeups])
 
     with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=20):

@@ -47,8 +47,8 @@ class RecordingEngine:
     def close(self) -> None: ...
 
 
-def heartbeat(beat: int) -> Heartbeat:
-    return Heartbeat(beat, "m", True, False, 0, 0, 8, 10, 0)
+def heartbeats(beat: int) -> dict[str, Heartbeat]:
+    return {"r": Heartbeat(beat, "m", True, False, 0, 0, 8, 10, 0)}
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def engine() -> RecordingEngine:
 
 @pytest.fixture
 def control(broker: redis.Redis, engine: RecordingEngine) -> Iterator[Control]:
-    control = Control(broker, "r", engine, heartbeat)  # type: ignore[arg-type]
+    control = Control(broker, "r", engine, heartbeats)  # type: ignore[arg-type]
     yield control
     control.close()
 
@@ -76,7 +76,7 @@ def beat_of(broker: redis.Redis) -> int:
 
 
 def test_heartbeats_are_sent_until_the_end(broker: redis.Redis, engine: RecordingEngine) -> None:
-    control = Control(broker, "r", engine, heartbeat)  # type: ignore[arg-type]
+    control = Control(broker, "r", engine, heartbeats)  # type: ignore[arg-type]
     wait_until(lambda: beat_of(broker))
     first = beat_of(broker)
     wait_until(lambda: beat_of(broker) > first)
@@ -142,7 +142,7 @@ def test_an_execution_past_its_deadline_is_ended(engine: RecordingEngine) -> Non
 def test_a_drained_worker_requeues_its_executions_and_a_cordoned_one_keeps_them(
     broker: redis.Redis, engine: RecordingEngine
 ) -> None:
-    control = Control(broker, "m-0.1f", engine, heartbeat)  # type: ignore[arg-type]
+    control = Control(broker, "m-0.1f", engine, heartbeats)  # type: ignore[arg-type]
     engine.submit(ActiveJob(make_job("req_1"), 1))
     broker.hset(CORDONS_KEY, "m-0", "cordon")
     time.sleep(1.2)

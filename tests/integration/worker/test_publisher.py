@@ -64,7 +64,7 @@ def make_publisher(broker: redis.Redis, folder: Path) -> Publisher:
 
 def begin(broker: redis.Redis, queued: Queued, job: InferenceJob) -> ActiveJob:
     broker.eval(claims.CLAIM, 1, queued(job), 1, "r")
-    return ActiveJob(job, 1)
+    return ActiveJob(job, 1, "r", 32)
 
 
 def tokens(live: ActiveJob, *ids: int) -> Delivery:

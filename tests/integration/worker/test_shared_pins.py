@@ -224,7 +224,9 @@ def test_an_invalid_claim_or_wakeup_does_not_block_the_others(
     assert events.count("broker_command_failed") == MAX_REJECTIONS
     assert "invalid_wakeup" in events
     worker._draining.set()  # in a claim
-    claimed, _ = worker._claim([invalid, late], 0, is_first=True)
+    home = worker.replicas.find(worker.replica_id)
+    assert home is not None
+    claimed, _ = worker._claim(home, [invalid, late], 0, is_first=True)
     assert len(claimed) == 1
 
 
@@ -363,7 +365,10 @@ def test_a_failed_lookup_costs_a_write_and_is_logged_once(replicas: Replicas, mo
         raise redis.ConnectionError("away")
 
     with structlog.testing.capture_logs() as logs, monkeypatch.context() as patched:
-        patched.setattr(two._shared_pins, "_look_up", away)
+        replica = two.replicas.find(two.replica_id)
+        assert replica is not None
+        assert replica.loaded is not None
+        patched.setattr(replica.loaded.pins, "_look_up", away)
         assert replicas.usage_of(two, PROMPT, (96, FIVE)) == WRITTEN
         assert replicas.usage_of(two, distinct(100, 3), (96, FIVE)) == WRITTEN
     assert [log["event"] for log in logs].count("pin_lookup_failed") == 1

@@ -27,7 +27,7 @@ def new_publisher(
     broker: redis.Redis, journal: Journal, on_broken: Callable[[], None] = lambda: None, retention_seconds: int = 50
 ) -> Publisher:
     seconds = {"log_seconds": 100, "retention_seconds": retention_seconds}
-    return Publisher(broker, journal, replica_id="r", block_size=32, on_broken=on_broken, **seconds)
+    return Publisher(broker, journal, on_broken=on_broken, **seconds)
 
 
 def last(live: ActiveJob, *ids: int) -> Delivery:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from inference_worker.contract.encoder_config import EncoderConfig, ModelTask, read_model_config
-from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.settings import ModelSpec, deployment_key
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.models.model_source import ensure_model
 
@@ -29,6 +29,14 @@ class ServedModel:
     input_prompt: str = ""  # embedding models only: precedes every text
     default_max_output: int = DEFAULT_MAX_OUTPUT
     directory: Path = Path()  # with the model's files, for the prompt processes
+    version: str = ""
+    weights: tuple[str, ...] = ()  # source, revision, dtype and quantization of the weights
+    parsers: tuple[str, str] = ("", "")  # as configured, of tool calls and of reasoning
+
+    @property
+    def key(self) -> str:
+        """The name with the version, by which requests are dispatched."""
+        return deployment_key(self.name, self.version)
 
     @property
     def task(self) -> ModelTask:
@@ -39,27 +47,36 @@ class ServedModel:
 
 def load_catalog(specs: Sequence[ModelSpec], data_dir: Path) -> Mapping[str, ServedModel]:
     """Read each model's tokenizer and limits, and return the deployments by name."""
-    tokenizers: dict[tuple[Path, str, str], Tokenizer] = {}  # shared by the deployments of one model
-    return {spec.name: _load(spec, data_dir, tokenizers) for spec in specs}
+    models: dict[str, ServedModel] = {}
+    for spec in specs:
+        models[spec.name] = load_served_model(spec, data_dir, models.values())
+    return models
 
 
-def _load(spec: ModelSpec, data_dir: Path, tokenizers: dict[tuple[Path, str, str], Tokenizer]) -> ServedModel:
+def load_served_model(spec: ModelSpec, data_dir: Path, others: Iterable[ServedModel] = ()) -> ServedModel:
+    """Read a deployment's tokenizer and limits. Deployments of one model share its tokenizer with `others`.
+
+    Raises:
+        ModelError: the source is missing, damaged or not supported.
+    """
     directory = ensure_model(spec, data_dir, None)
     config = read_model_config(directory)
     encoder = config if isinstance(config, EncoderConfig) else None
-    key = directory, spec.tool_parser, spec.reasoning_parser
-    if key not in tokenizers:
-        tokenizers[key] = Tokenizer.from_dir(
-            directory, tool_parser=spec.tool_parser, reasoning_parser=spec.reasoning_parser
-        )
+    parsers = spec.tool_parser, spec.reasoning_parser
+    tokenizer = next(
+        (each.tokenizer for each in others if each.directory == directory and each.parsers == parsers), None
+    )
     return ServedModel(
         name=spec.name,
-        tokenizer=tokenizers[key],
+        tokenizer=tokenizer or Tokenizer.from_dir(directory, tool_parser=parsers[0], reasoning_parser=parsers[1]),
         context_length=min(config.max_model_len, spec.max_model_len or config.max_model_len),
         vocab_size=config.vocab_size,
         vector_sizes=() if encoder is None or encoder.is_cross_encoder else (*encoder.shorter, encoder.hidden_size),
         input_prompt="" if encoder is None else encoder.prompt,
         is_cross_encoder=encoder is not None and encoder.is_cross_encoder,
         directory=directory,
+        version=spec.version,
+        weights=(spec.source, spec.revision, spec.dtype, spec.quantization),
+        parsers=parsers,
         created=int((directory / "config.json").stat().st_mtime),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Collection
 from itertools import chain
 
 import msgspec
@@ -35,6 +36,7 @@ from inference_worker.contract.messages import (
     encode,
 )
 from inference_worker.contract.request import TokenCounts
+from inference_worker.contract.settings import deployment_name
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.commands import Command, CommandConnection
 from millrace.gateway.core.errors import OVERLOADED, ApiError, unavailable
@@ -48,6 +50,7 @@ from millrace.gateway.dispatch.wakeups import WakeupBuilder
 log = structlog.get_logger(__name__)
 
 WRITE_BATCH_SIZE = 64
+LOADING_RETRY_SECONDS = 2.0  # retry time while a model is loaded for the first time
 UNKNOWN_WAIT = 5.0  # the retry time in seconds until durations were measured
 _PACE = 0.1  # the weight of one execution in the moving average of durations
 
@@ -77,9 +80,10 @@ class Dispatcher:
         self._retention_seconds = retention_seconds
         self._max_queued = max_queued
         self.executions: dict[str, Execution] = {}
-        # (model, whether of the batch class) -> queue.
+        # (deployment key, whether of the batch class) -> queue.
         self.queues: dict[tuple[str, bool], FairQueue[Execution]] = {}
-        self._seconds: dict[str, float] = {}  # model -> mean duration of an execution, from being sent to its end
+        # Deployment key -> mean duration of an execution, from being sent to its end.
+        self._seconds: dict[str, float] = {}
         self._outbox: list[Execution] = []
         self._to_send = asyncio.Event()
         self._pending_events: list[bytes] = []  # usage events that could not be written to Valkey yet
@@ -91,6 +95,7 @@ class Dispatcher:
         self._cancel_script = broker.register_script(claims.CANCEL)
         self._withdraw_script = broker.register_script(claims.WITHDRAW)
         self._tasks: list[asyncio.Task[None]] = []
+        self.demands: set[str] = set()  # unloaded deployments that requests need
         self.replicas = ReplicaRegistry()
         self.placement = Placement(self.replicas)
 
@@ -108,24 +113,40 @@ class Dispatcher:
 
     # Executions enter a queue, fair between tenants, and leave it when a replica has capacity.
 
-    def require_capacity(self, model: str, tenant: int, weight: float = 1.0, *, batch: bool = False) -> None:
-        """Check early that the model has a replica and that the wait would not be too long.
+    def require_capacity(self, key: str, tenant: int, weight: float = 1.0, *, batch: bool = False) -> None:
+        """Check early that the deployment has a replica and that the wait would not be too long.
+
+        A request for an unloaded deployment starts its load. It may wait for the load.
 
         Raises:
             ApiError: 503 with a retry time.
         """
-        if not self.replicas.serving(model):
-            raise ApiError("model_loading", f"The model {model!r} is not ready yet. Retry later.", retry_after=2)
-        queue = self._queue(model, batch=False)
+        if not self.replicas.serving(key):
+            wait = self.replicas.load_seconds(key)
+            if wait is not None:
+                self.demands.add(key)
+            if wait is None or wait > self.queue_seconds:
+                raise self.not_loaded(key)
+            return
+        queue = self._queue(key, batch=False)
         if batch or not len(queue):  # batches may wait for any time
             return
-        wait = self._wait(model, tenant, weight)
+        wait = self._wait(key, tenant, weight)
         if queue.full(tenant) or (wait or 0) > self.queue_seconds:
-            raise self.overloaded(model, wait)
+            raise self.overloaded(key, wait)
 
-    def overloaded(self, model: str, wait: float | None) -> ApiError:
+    def overloaded(self, key: str, wait: float | None) -> ApiError:
+        """Return the error of a request that no replica has capacity for."""
+        if not self.replicas.serving(key):
+            return self.not_loaded(key)
         seconds = max(1.0, UNKNOWN_WAIT if wait is None else min(wait, 60.0))
-        return ApiError(OVERLOADED, f"The model {model!r} is busy. Retry later.", retry_after=seconds)
+        return ApiError(OVERLOADED, f"The model {deployment_name(key)!r} is busy. Retry later.", retry_after=seconds)
+
+    def not_loaded(self, key: str) -> ApiError:
+        """Return the error of a request that no replica is ready for. Its retry time is the measured time of a load."""
+        seconds = max(LOADING_RETRY_SECONDS, self.replicas.load_seconds(key) or 0.0)
+        message = f"The model {deployment_name(key)!r} is not ready yet. Retry later."
+        return ApiError("model_loading", message, retry_after=seconds)
 
     def submit(self, execution: Execution) -> None:
         """Put an execution into its queue. Its buffer receives the events.
@@ -133,13 +154,13 @@ class Dispatcher:
         Raises:
             ApiError: 503, the tenant's queue is full.
         """
-        model, tenant, weight = execution.model, execution.tenant, execution.job.weight
+        key, tenant, weight = execution.deployment_key, execution.tenant, execution.job.weight
         try:
-            self._queue(model, execution.batch).put(tenant, weight, execution.cost, execution, long=execution.is_long)
+            self._queue(key, execution.batch).put(tenant, weight, execution.cost, execution, long=execution.is_long)
         except QueueFull:
-            raise self.overloaded(model, self._wait(model, tenant, weight)) from None
+            raise self.overloaded(key, self._wait(key, tenant, weight)) from None
         self.executions[execution.request_id] = execution
-        self.dispatch_ready(model)
+        self.dispatch_ready(key)
 
     def release(self, execution: Execution) -> None:
         """Forget an execution whose events are no longer needed."""
@@ -147,14 +168,14 @@ class Dispatcher:
             del self.executions[execution.request_id]
         self.finish(execution)
 
-    def dispatch_ready(self, model: str) -> None:
+    def dispatch_ready(self, key: str) -> None:
         """Send queued executions to replicas with capacity. Batch requests are sent if no other request waits."""
         for batch in (False, True):
-            self._dispatch_queue(model, self._queue(model, batch))
-            if len(self._queue(model, batch)):
+            self._dispatch_queue(self._queue(key, batch))
+            if len(self._queue(key, batch)):
                 return
 
-    def _dispatch_queue(self, model: str, queue: FairQueue[Execution]) -> None:
+    def _dispatch_queue(self, queue: FairQueue[Execution]) -> None:
         while (execution := queue.peek()) is not None:
             choice = self.placement.choose(execution.job)
             if choice is None:
@@ -173,7 +194,7 @@ class Dispatcher:
                 {
                     "execution": execution.execution,
                     "attempt": execution.attempt,
-                    "model": model,
+                    "model": execution.model,
                     "replica": choice.replica_id,
                     "by": choice.by,
                     "load": choice.load,
@@ -189,9 +210,9 @@ class Dispatcher:
         self._leave_replica(execution)
         if not execution.is_finished:
             execution.queued, execution.waiting_since = True, time.monotonic()
-            queue = self._queue(execution.model, execution.batch)
+            queue = self._queue(execution.deployment_key, execution.batch)
             queue.requeue(execution.tenant, execution.job.weight, execution)
-            self.dispatch_ready(execution.model)
+            self.dispatch_ready(execution.deployment_key)
 
     def restart(self, execution: Execution, attempt: int) -> None:
         """Start another attempt, whose events replace those of the earlier one."""
@@ -211,7 +232,7 @@ class Dispatcher:
         if execution.target != replica_id:  # an earlier wakeup was used after all
             self._leave_replica(execution)
             if execution.queued:
-                self._queue(execution.model, execution.batch).remove(execution.tenant, execution)
+                self._queue(execution.deployment_key, execution.batch).remove(execution.tenant, execution)
                 execution.queued = False
             execution.target = replica_id
             self.placement.sent(replica_id, batch=execution.batch)
@@ -223,7 +244,7 @@ class Dispatcher:
         if execution.is_finished:
             return
         execution.is_finished = True
-        queue = self._queue(execution.model, execution.batch)
+        queue = self._queue(execution.deployment_key, execution.batch)
         if execution.queued:
             queue.remove(execution.tenant, execution)
             execution.queued = False
@@ -231,10 +252,10 @@ class Dispatcher:
             queue.refund(execution.tenant, max(0, execution.cost - used))
         if used is not None and not execution.batch:
             seconds = time.monotonic() - execution.sent_at
-            mean_seconds = self._seconds.setdefault(execution.model, seconds)
-            self._seconds[execution.model] = mean_seconds + _PACE * (seconds - mean_seconds)
+            mean_seconds = self._seconds.setdefault(execution.deployment_key, seconds)
+            self._seconds[execution.deployment_key] = mean_seconds + _PACE * (seconds - mean_seconds)
         self._leave_replica(execution)
-        self.dispatch_ready(execution.model)
+        self.dispatch_ready(execution.deployment_key)
 
     def fail_locally(self, execution: Execution, error: ApiError) -> None:
         """End the execution with a failure that is not in its log."""
@@ -337,19 +358,30 @@ class Dispatcher:
             ExecutionUsage(execution, 0, "cancelled", "never_ran", TokenCounts(), f"gateway.{self.gateway_id}", 0)
         )
 
-    def _queue(self, model: str, batch: bool) -> FairQueue[Execution]:
-        queue = self.queues.get((model, batch))
+    def waiting_keys(self) -> set[str]:
+        """Return the keys of the deployments with queued executions."""
+        return {key for (key, _), queue in self.queues.items() if len(queue)}
+
+    def forget_unused_queues(self, keys: Collection[str]) -> None:
+        """Remove the empty queues of all deployments but these, such as those of replaced versions."""
+        unused = [name for name, queue in self.queues.items() if name[0] not in keys and not len(queue)]
+        for name in unused:
+            del self.queues[name]
+            self._seconds.pop(name[0], None)
+
+    def _queue(self, key: str, batch: bool) -> FairQueue[Execution]:
+        queue = self.queues.get((key, batch))
         if queue is None:
-            queue = self.queues[model, batch] = FairQueue(self._max_queued)
+            queue = self.queues[key, batch] = FairQueue(self._max_queued)
         return queue
 
-    def _wait(self, model: str, tenant: int, weight: float) -> float | None:
+    def _wait(self, key: str, tenant: int, weight: float) -> float | None:
         """Estimate the seconds until a request of the tenant would be sent. None: no duration was measured yet."""
-        seconds = self._seconds.get(model)
-        at_work = sum(self.placement.local_load(replica_id) for replica_id in self.replicas.ready(model))
+        seconds = self._seconds.get(key)
+        at_work = sum(self.placement.local_load(replica_id) for replica_id in self.replicas.ready(key))
         if seconds is None or not at_work:
             return None
-        queue = self._queue(model, batch=False)
+        queue = self._queue(key, batch=False)
         return (queue.waiting(tenant) + 1) * seconds / at_work / queue.share(tenant, weight)
 
     def _leave_replica(self, execution: Execution) -> None:

@@ -44,6 +44,7 @@ class Execution:
         self.request_id = job.billing_context.request_id
         self.execution = job.billing_context.execution
         self.model = job.billing_context.model
+        self.deployment_key = job.deployment_key  # of the replicas that can run it
         self.tenant = job.billing_context.tenant_id
         self.batch = job.service_class == ServiceClass.BATCH
         self.buffer = EventBuffer(broker, self.request_id, first_attempt)

@@ -7,6 +7,7 @@ import hmac
 
 from inference_worker.contract.messages import InferenceJob
 from millrace.gateway.admission.admission import AdmittedRequest
+from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.protocols import tools
 
 
@@ -25,7 +26,7 @@ class InferenceJobBuilder:
             gateway_id=self._gateway_id,
             prompt_token_ids=prompt.ids,
             params=dataclasses.replace(request.sampling, max_tokens=admitted.max_tokens),
-            cache_salt=self._cache_salt(billing_context.tenant_id, billing_context.model, request.cache_key),
+            cache_salt=self._cache_salt(billing_context.tenant_id, demand.model, request.cache_key),
             deadline=demand.admitted_at / 1e6 + self._request_seconds,
             weight=demand.key.weight,
             service_class=request.service_class,
@@ -35,9 +36,13 @@ class InferenceJobBuilder:
             second_starts=prompt.second_starts,
             structured=tools.spec(request, demand.model.tokenizer.tool_format if request.tools else None),
             reasoning=prompt.reasoning,
+            version=demand.model.version,
         )
 
-    def _cache_salt(self, tenant_id: int, model: str, cache_key: str | None) -> bytes:
-        """Derive the cache salt from a secret, so that no tenant can hit or forge another tenant's cached prefixes."""
-        name = f"{tenant_id}\0{model}\0{cache_key or ''}".encode()
+    def _cache_salt(self, tenant_id: int, model: ServedModel, cache_key: str | None) -> bytes:
+        """Derive the cache salt from a secret, so that no tenant can hit or forge another tenant's cached prefixes.
+
+        It depends on the weights, so that pinned prefixes of other weights are not billed as cache reads.
+        """
+        name = "\0".join((str(tenant_id), model.name, *model.weights, cache_key or "")).encode()
         return hmac.digest(self._prefix_cache_secret, name, "sha256")[:16]

@@ -18,6 +18,7 @@ from typing import Any
 import redis.asyncio as redis
 import structlog
 
+from inference_worker.contract.deployments import DEMAND_SECONDS, demand_key
 from inference_worker.contract.messages import (
     CORDONS_KEY,
     EXITS_KEY,
@@ -28,6 +29,7 @@ from inference_worker.contract.messages import (
     encode,
     replica_keys,
 )
+from inference_worker.contract.settings import deployment_name
 from millrace.apps.operations.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
@@ -67,8 +69,9 @@ class DispatchMonitor:
                 lost = await self._exchange_heartbeats()
                 await self._dispatcher.flush_pending_events()
                 self._dispatcher.placement.observe()
-                for model in {model for model, _ in self._dispatcher.queues}:
-                    self._dispatcher.dispatch_ready(model)
+                for key in {key for key, _ in self._dispatcher.queues}:
+                    self._dispatcher.dispatch_ready(key)
+                await self._demand_loads()
                 await self._handle_lost_replicas(lost)
                 await self._end_overdue()
                 await self._renotify()
@@ -101,8 +104,16 @@ class DispatchMonitor:
         )
         return GatewayHeartbeat(self._dispatcher.in_flight, tuple(depths))
 
+    async def _demand_loads(self) -> None:
+        """Request the load of unloaded deployments that requests wait for. Workers read it twice a second."""
+        waiting = {key for key in self._dispatcher.waiting_keys() if self._replicas.load_seconds(key) is not None}
+        demands, self._dispatcher.demands = self._dispatcher.demands | waiting, set()
+        for key in demands:
+            await self._broker.set(demand_key(deployment_name(key)), "", ex=DEMAND_SECONDS)
+
     async def _run_maintenance(self) -> None:
         await self._dispatcher.reader.create()
+        self._dispatcher.forget_unused_queues(self._replicas.keys())
         for queue in self._dispatcher.queues.values():
             queue.forget_idle()
         if forgotten := self._replicas.take_forgotten():
@@ -128,7 +139,7 @@ class DispatchMonitor:
 
     async def _move(self, execution: Execution, owner: str) -> None:
         """Move an execution without an event to another replica, if there is one."""
-        if execution.moves < MAX_MOVES and self._replicas.serving(execution.model):
+        if execution.moves < MAX_MOVES and self._replicas.serving(execution.deployment_key):
             if await self._restart(execution, owner):
                 execution.moves += 1
             else:
@@ -181,7 +192,7 @@ class DispatchMonitor:
         for execution in self._executions():
             is_late = now - execution.waiting_since > dispatcher.queue_seconds
             if is_late and (execution.queued or execution.unclaimed) and await self._withdraw(execution):
-                dispatcher.fail_locally(execution, dispatcher.overloaded(execution.model, None))
+                dispatcher.fail_locally(execution, dispatcher.overloaded(execution.deployment_key, None))
         for execution in list(dispatcher.executions.values()):
             if not execution.overdue and unix_now > execution.job.deadline + OVERDUE_SECONDS:
                 await dispatcher.fail(execution.job, execution.attempt, "timeout")

@@ -108,7 +108,7 @@ class Placement:
 
     def choose(self, job: InferenceJob) -> PlacementChoice | None:
         """Return the replica for the job, or None if no replica has a credit."""
-        ready, batch = self._registry.ready(job.billing_context.model), job.service_class == ServiceClass.BATCH
+        ready, batch = self._registry.ready(job.deployment_key), job.service_class == ServiceClass.BATCH
         credits = {
             replica_id: left
             for replica_id, heartbeat in ready.items()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import redis.asyncio as redis
@@ -25,7 +25,9 @@ from inference_worker.contract.messages import (
     REPLICA_SUSPECT_SECONDS,
     REPLICAS_KEY,
     Heartbeat,
+    ReplicaPhase,
     decode_heartbeat,
+    process_of,
     worker_of,
 )
 
@@ -40,7 +42,7 @@ async def read_present(broker: redis.Redis) -> set[str]:
         pipe.hkeys(REPLICAS_KEY)
         pipe.zrange(EXITS_KEY, 0, -1)
         names, exited = await pipe.execute()
-    return {name.decode() for name in set(names) - set(exited)}
+    return {name.decode() for name in names if process_of(name.decode()).encode() not in set(exited)}
 
 
 @dataclass
@@ -50,6 +52,10 @@ class Replica:
     seen_alive: bool = False  # its heartbeat changed while this gateway watched, so its process runs
     suspected: bool = False
     lost: bool = False
+    deployment_key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.deployment_key = self.heartbeat.deployment_key
 
     @property
     def is_responsive(self) -> bool:
@@ -78,7 +84,9 @@ class ReplicaRegistry:
         now = self._clock()
         self._cordoned = frozenset(name.decode() for name in cordoned)
         self._exited = frozenset(replica_id.decode() for replica_id in exited)
-        present = {name: payload for raw, payload in heartbeats.items() if (name := raw.decode()) not in self._exited}
+        present = {
+            name: payload for raw, payload in heartbeats.items() if process_of(name := raw.decode()) not in self._exited
+        }
         for replica_id, payload in present.items():
             self._record_heartbeat(replica_id, payload, now)
         newly_lost: set[str] = set()
@@ -110,7 +118,7 @@ class ReplicaRegistry:
         if replica is not None:
             self._missing_since.pop(replica_id, None)
             return replica.lost
-        if replica_id in self._exited:
+        if process_of(replica_id) in self._exited:
             return True
         return self._clock() - self._missing_since.setdefault(replica_id, self._clock()) > REPLICA_SUSPECT_SECONDS
 
@@ -140,17 +148,45 @@ class ReplicaRegistry:
             del self._left_at[replica_id]
         return lost_ids + left_ids
 
-    def serving(self, model: str) -> list[Heartbeat]:
-        """Return the heartbeats of the replicas that take requests for `model`."""
-        return list(self.ready(model).values())
+    def serving(self, key: str) -> list[Heartbeat]:
+        """Return the heartbeats of the replicas that take requests for the deployment `key`."""
+        return list(self.ready(key).values())
 
-    def ready(self, model: str) -> dict[str, Heartbeat]:
-        """Return the heartbeats of the replicas that take requests for `model`, by replica ID."""
+    def ready(self, key: str) -> dict[str, Heartbeat]:
+        """Return the heartbeats of the replicas that take requests for the deployment `key`, by replica ID."""
         return {
             replica_id: replica.heartbeat
             for replica_id, replica in self._replicas.items()
-            if replica.seen_alive and replica.heartbeat.model == model and self.takes_work(replica_id)
+            if replica.seen_alive and replica.deployment_key == key and self.takes_work(replica_id)
         }
+
+    def load_seconds(self, key: str) -> float | None:
+        """Return how long a load of the deployment `key` takes.
+
+        Returns:
+            None if no replica is unloaded or being loaded, or no load was measured yet.
+        """
+        seconds = [
+            replica.heartbeat.load_ms / 1000
+            for replica in self._replicas.values()
+            if replica.deployment_key == key
+            and replica.is_responsive
+            and replica.heartbeat.load_ms
+            and replica.heartbeat.phase in (ReplicaPhase.LOADING, ReplicaPhase.UNLOADED)
+        ]
+        return min(seconds, default=None)
+
+    def is_prepared(self, key: str) -> bool:
+        """Return whether a replica of the deployment `key` has loaded its model before."""
+        phases = (ReplicaPhase.READY, ReplicaPhase.DRAINING, ReplicaPhase.UNLOADED)
+        return any(
+            replica.deployment_key == key and replica.seen_alive and replica.heartbeat.phase in phases
+            for replica in self._replicas.values()
+        )
+
+    def keys(self) -> set[str]:
+        """Return the deployment keys of all replicas."""
+        return {replica.deployment_key for replica in self._replicas.values()}
 
     def live(self) -> dict[str, Heartbeat]:
         """Return the heartbeats of the replicas that are not lost, including suspected ones."""

@@ -63,12 +63,12 @@ class WakeupBuilder:
     def make(self, replica_id: str, wakeups: Sequence[Wakeup]) -> Command:
         """Return the command that sends these wakeups to the replica."""
         keys = wakeups_key(replica_id), wakeup_sent_key(replica_id), replica_queue_key(replica_id)
-        message = self._message(replica_queue(replica_id), wakeups)
+        message = self._message(replica_id, wakeups)
         return "EVAL", _WAKE, len(keys), *keys, TASK_LOST_MS, _LIST_MS, message, *map(encode, wakeups)
 
-    def _message(self, queue: str, wakeups: Sequence[Wakeup]) -> bytes:
+    def _message(self, replica_id: str, wakeups: Sequence[Wakeup]) -> bytes:
         task = f"{self._name}-{next(self._numbers)}"
-        body = _encode_json([[wakeups], {}, self._embedded])
+        body = _encode_json([[wakeups, replica_id], {}, self._embedded])
         return _encode_json(
             {
                 "body": base64.b64encode(body).decode(),
@@ -79,7 +79,7 @@ class WakeupBuilder:
                     **self._properties,
                     "correlation_id": task,
                     "delivery_tag": task,
-                    "delivery_info": {"exchange": "", "routing_key": queue},
+                    "delivery_info": {"exchange": "", "routing_key": replica_queue(replica_id)},
                 },
             }
         )

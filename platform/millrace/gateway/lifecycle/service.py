@@ -307,7 +307,7 @@ class InferenceService:
         if model.tokenizer is not active.tokenizer:
             active.prompt, active.tokenizer = await self._tokenize(model, request), model.tokenizer
         batch = request.service_class == ServiceClass.BATCH
-        self._dispatcher.require_capacity(model.name, key.tenant_id, key.weight, batch=batch)
+        self._dispatcher.require_capacity(model.key, key.tenant_id, key.weight, batch=batch)
         demand = AdmissionRequest(
             active.request_id,
             active.admitted_at,

@@ -30,12 +30,13 @@ class ModelFiles(msgspec.Struct, frozen=True):
     input_prompt: str
     tool_parser: str
     reasoning_parser: str
+    version: str = ""
 
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
     """The deployment whose tokenizer is used for a model name."""
 
-    deployment: str
+    deployment: str  # deployment key
     max_tokens: int  # the longest context among the name's deployments
 
 
@@ -44,7 +45,7 @@ class PromptTask(msgspec.Struct, frozen=True):
 
     reader: str
     names: dict[str, Target]  # the model names that the key may use
-    deployment: str | None = None  # used instead of the name's deployment
+    deployment: str | None = None  # deployment key, used instead of the name's deployment
 
 
 class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):

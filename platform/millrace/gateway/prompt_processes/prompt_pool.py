@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import structlog
@@ -54,20 +55,10 @@ class PromptPool:
     """A fixed number of prompt processes with one fair queue."""
 
     def __init__(self, models: Mapping[str, ServedModel], processes: int) -> None:
-        self._files = [
-            ModelFiles(
-                model.name,
-                str(model.directory),
-                model.context_length,
-                model.vocab_size,
-                model.vector_sizes,
-                model.is_cross_encoder,
-                model.input_prompt,
-                model.tokenizer.tool_format.name if model.tokenizer.tool_format else NONE,
-                model.tokenizer.reasoning_format.name if model.tokenizer.reasoning_format else NONE,
-            )
-            for model in models.values()
-        ]
+        self._files = _files_of(models.values())
+        self._replaced = asyncio.Event()  # set when processes with these files must be replaced
+        self._outdated = 0  # ready processes without the current files
+        self._current = 0  # ready processes with the current files
         self._number = processes
         self._queue: TenantQueue[_Job] = TenantQueue(MAX_WAITING)
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,6 +69,19 @@ class PromptPool:
 
     async def stop(self) -> None:
         await cancel_and_wait(self._tasks)
+
+    def replace_models(self, models: Iterable[ServedModel]) -> None:
+        """Replace the processes by processes with these models. Running bodies are completed first."""
+        self._files = _files_of(models)
+        self._replaced.set()
+        self._replaced = asyncio.Event()
+        self._outdated += self._current
+        self._current = 0
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether all ready processes have the current models, and at least one is ready."""
+        return self._current > 0 and not self._outdated
 
     async def run(self, tenant_id: int, work: PromptTask, body: bytes) -> Result:
         """Let a process read the body.
@@ -103,22 +107,41 @@ class PromptPool:
         pause = 0.0
         while True:
             await asyncio.sleep(pause)
+            replaced = self._replaced
             try:
                 async with _Process.running(self._files, self.pids) as process:
                     pause = 0.0
-                    await self._serve(process)
+                    with self._counted(replaced):
+                        await self._serve(process, replaced)
             except (BrokenProcess, OSError) as exc:
                 log.warning("prompt_process_failed", error=str(exc))
                 pause = min(MAX_PAUSE_SECONDS, pause * 2 or 0.1)
 
-    async def _serve(self, process: _Process) -> None:
-        """Handle bodies until the process has grown.
+    @contextlib.contextmanager
+    def _counted(self, replaced: asyncio.Event) -> Iterator[None]:
+        """Count a ready process, which is outdated once `replaced` is set."""
+        if replaced.is_set():
+            self._outdated += 1
+        else:
+            self._current += 1
+        try:
+            yield
+        finally:
+            if replaced.is_set():
+                self._outdated -= 1
+            else:
+                self._current -= 1
+
+    async def _serve(self, process: _Process, replaced: asyncio.Event) -> None:
+        """Handle bodies until the process has grown or `replaced` is set.
 
         Raises:
             BrokenProcess: the process has failed.
         """
         while True:
-            job = await self._next(process)
+            job = await self._next(process, replaced)
+            if job is None:
+                return
             if job.result.done():  # the request was cancelled
                 continue
             job.begun.set()
@@ -134,19 +157,25 @@ class PromptPool:
             if result.resident_bytes > process.resident_bytes + MAX_GROWTH_BYTES:
                 return
 
-    async def _next(self, process: _Process) -> _Job:
-        """Wait for a job while the process runs.
+    async def _next(self, process: _Process, replaced: asyncio.Event) -> _Job | None:
+        """Wait for a job while the process runs. Return None once `replaced` is set.
 
         Raises:
             BrokenProcess: the process has ended.
         """
+        if replaced.is_set():
+            return None
         next_job, exited = asyncio.create_task(self._queue.get()), asyncio.create_task(process.wait())
+        is_replaced = asyncio.create_task(replaced.wait())
+        tasks: list[asyncio.Task[Any]] = [next_job, exited, is_replaced]
         try:
-            await asyncio.wait({next_job, exited}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if next_job.done():
                 return next_job.result()
         finally:
-            await cancel_and_wait([task for task in (next_job, exited) if not task.done()])
+            await cancel_and_wait([task for task in tasks if not task.done()])
+        if is_replaced.done() and not exited.done():
+            return None
         raise BrokenProcess("The process ended.")
 
 
@@ -216,6 +245,24 @@ class _Process:
             raise BrokenProcess(f"The process sent no result within {seconds:g} seconds.") from None
         except (OSError, EOFError, msgspec.MsgspecError) as exc:
             raise BrokenProcess(f"{type(exc).__name__}: {exc}") from None
+
+
+def _files_of(models: Iterable[ServedModel]) -> list[ModelFiles]:
+    return [
+        ModelFiles(
+            model.name,
+            str(model.directory),
+            model.context_length,
+            model.vocab_size,
+            model.vector_sizes,
+            model.is_cross_encoder,
+            model.input_prompt,
+            model.tokenizer.tool_format.name if model.tokenizer.tool_format else NONE,
+            model.tokenizer.reasoning_format.name if model.tokenizer.reasoning_format else NONE,
+            model.version,
+        )
+        for model in models
+    ]
 
 
 def _busy(message: str) -> ApiError:

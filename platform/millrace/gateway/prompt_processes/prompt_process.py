@@ -74,7 +74,7 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
             _resident_bytes(),
             Problem("internal_error", "The server had an internal error. Send the request again.", None),
         )
-    return Result(_resident_bytes(), None, _without_prompts(request), model.name, tuple(prompts))
+    return Result(_resident_bytes(), None, _without_prompts(request), model.key, tuple(prompts))
 
 
 def _single_prompts(request: InferenceRequest) -> list[InferenceRequest]:
@@ -99,7 +99,7 @@ def _load(files: list[ModelFiles]) -> Mapping[str, ServedModel]:
             tokenizers[key] = Tokenizer.from_dir(
                 Path(model_files.directory), tool_parser=parsers[0], reasoning_parser=parsers[1]
             )
-        models[model_files.name] = ServedModel(
+        model = ServedModel(
             model_files.name,
             tokenizers[key],
             model_files.context_length,
@@ -108,7 +108,9 @@ def _load(files: list[ModelFiles]) -> Mapping[str, ServedModel]:
             model_files.vector_sizes,
             model_files.is_cross_encoder,
             model_files.input_prompt,
+            version=model_files.version,
         )
+        models[model.key] = model
     return models
 
 

@@ -73,7 +73,7 @@ class PromptReader:
             await self._admission.charge(key)
         names = self._router.usable_names(key)
         max_tokens = {name: max(model.context_length for model in models) for name, models in names.items()}
-        work = PromptTask(reader, {name: Target(models[0].name, max_tokens[name]) for name, models in names.items()})
+        work = PromptTask(reader, {name: Target(models[0].key, max_tokens[name]) for name, models in names.items()})
         result = await self.run(key, work, body)
         request = result.request
         if request is None:
@@ -124,7 +124,7 @@ class _ProcessedPrompts:
 
     async def prompt(self, model: ServedModel, number: int) -> Prompt:
         if model.tokenizer is not self._tokenizer and self._body is not None:
-            work = msgspec.structs.replace(self._work, deployment=model.name)
+            work = msgspec.structs.replace(self._work, deployment=model.key)
             result = await self._reader.run(self._key, work, self._body)
             self._prompts = [packed.unpack() for packed in result.prompts]
             self._tokenizer = model.tokenizer

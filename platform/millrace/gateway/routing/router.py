@@ -6,7 +6,7 @@ A name is a deployment's name, or a logical name that the tenant's routing polic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +15,8 @@ from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.routing_policies.policy import RoutingFacts, decide
+
+LOADING_RETRY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,15 @@ class Route:
 
 
 class Router:
-    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], loading: Collection[str] = ()) -> None:
+        """Create a router. Its arguments may change later.
+
+        Args:
+            models: the deployments by name.
+            loading: names of further deployments, which no replica serves yet.
+        """
         self._models = models
+        self._loading = loading
 
     def served(self, name: str) -> ServedModel | None:
         """Return the deployment with this name, or None."""
@@ -60,6 +69,9 @@ class Router:
         """
         policy = key.policies.get(name)
         served = [self._models[model] for model in (policy.models if policy else (name,)) if model in self._models]
+        if not served and name in self._loading and (key.models is None or name in key.models):
+            message = f"The model {name!r} is not ready yet. Retry later."
+            raise ApiError("model_loading", message, retry_after=LOADING_RETRY_SECONDS)
         if not served:
             raise ApiError(
                 "model_not_found", f"The model {name!r} does not exist or you do not have access to it.", "model"
@@ -79,6 +91,8 @@ class Router:
         policy = key.policies.get(name)
         decision_record: dict[str, Any] = {"tenant": key.tenant_id, "requested_model": name}
         if policy is None:
+            if name not in self._models:  # removed since the prompt was tokenized
+                raise ApiError("model_not_found", f"The model {name!r} is not served any more.", "model")
             return Route([self._models[name]], (), decision_record)
         decided_at = datetime.now(UTC)
         decision = decide(policy, RoutingFacts(request_id, key.key_id, prompt_tokens, tools, schema, decided_at))

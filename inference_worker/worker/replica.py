@@ -1,0 +1,146 @@
+"""A replica: one deployment in a worker process, from its load to its unload."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.messages import Heartbeat, Machine, ReplicaPhase
+from inference_worker.contract.request import RequestError, ServiceClass
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.worker.engine_client import ActiveJob, EngineClient
+from inference_worker.worker.shared_pins import SharedPins
+
+
+@dataclass(frozen=True)
+class LoadedEngine:
+    """A running engine, and what describes it."""
+
+    client: EngineClient
+    config: EngineConfig
+    machine: Machine
+    pins: SharedPins
+
+
+class LocalReplica:
+    """The state of one deployment in this process.
+
+    The reconciler's thread changes the phase. Other threads read it, and submit executions while they have the lock.
+    """
+
+    def __init__(self, replica_id: str, spec: ModelSpec) -> None:
+        self.id = replica_id
+        self.spec = spec
+        self.version = spec.version
+        self.phase = ReplicaPhase.LOADING
+        self.reason = ""
+        self.loaded_bytes = self.total_bytes = 0
+        self.load_seconds = 0.0
+        self.failures = 0  # consecutive failed loads
+        self.retry_at = 0.0  # of a failed load, on the monotonic clock
+        self.used_at = time.monotonic()  # when it last had an execution
+        self.drained_at: float | None = None
+        self.loaded: LoadedEngine | None = None
+        # Held while executions are claimed and submitted, so that the engine is not closed between the two.
+        self.lock = threading.Lock()
+
+    @property
+    def is_serving(self) -> bool:
+        """Return whether it accepts executions."""
+        return self.phase == ReplicaPhase.READY and self.loaded is not None
+
+    def live(self) -> list[ActiveJob]:
+        """Return the executions that have not ended."""
+        return [] if self.loaded is None else self.loaded.client.live()
+
+    def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None:
+        if self.loaded is not None:
+            self.loaded.client.cancel(live, failure)
+
+    def requeue(self, live: ActiveJob) -> None:
+        if self.loaded is not None:
+            self.loaded.client.requeue(live)
+
+    def note_use(self) -> bool:
+        """Return whether it has executions. If so, its idle time starts again."""
+        is_used = bool(self.live())
+        if is_used:
+            self.used_at = time.monotonic()
+        return is_used
+
+    def start_load(self) -> None:
+        self.phase, self.reason = ReplicaPhase.LOADING, ""
+        self.loaded_bytes = self.total_bytes = 0
+
+    def finish_load(self, loaded: LoadedEngine, seconds: float) -> None:
+        self.loaded, self.load_seconds, self.failures = loaded, seconds, 0
+        self.used_at = time.monotonic()
+        self.phase = ReplicaPhase.READY
+
+    def fail_load(self, reason: str, retry_seconds: float) -> None:
+        self.failures += 1
+        self.retry_at = time.monotonic() + retry_seconds
+        self.reason, self.phase = reason, ReplicaPhase.FAILED
+
+    def take_engine(self) -> EngineClient | None:
+        """Remove the engine and return it, if no execution needs it."""
+        if not self.lock.acquire(blocking=False):
+            return None
+        try:
+            if self.loaded is None or self.loaded.client.live():
+                return None
+            loaded, self.loaded = self.loaded, None
+            self.phase = ReplicaPhase.UNLOADED
+            return loaded.client
+        finally:
+            self.lock.release()
+
+    def heartbeat(self, beat: int, *, accepts: bool, draining: bool, disk_low: bool) -> Heartbeat:
+        """Return the heartbeat.
+
+        Args:
+            accepts: whether the process accepts executions.
+            draining: whether the process shuts down.
+        """
+        loaded = self.loaded
+        common = Heartbeat(
+            beat=beat,
+            model=self.spec.name,
+            ready=accepts and self.is_serving,
+            draining=draining or self.phase == ReplicaPhase.DRAINING,
+            running=0,
+            waiting=0,
+            max_num_seqs=0,
+            kv_blocks=0,
+            kv_blocks_used=0,
+            cpu_seconds=time.process_time(),
+            disk_low=disk_low,
+            version=self.version,
+            spec=self.spec,
+            phase=self.phase,
+            reason=self.reason,
+            loaded_bytes=self.loaded_bytes,
+            total_bytes=self.total_bytes,
+            load_ms=round(self.load_seconds * 1000),
+        )
+        return common if loaded is None else _with_load(common, loaded)
+
+
+def _with_load(beat: Heartbeat, loaded: LoadedEngine) -> Heartbeat:
+    """Return the heartbeat with the engine's counters."""
+    stats = loaded.client.stats()
+    return msgspec.structs.replace(
+        beat,
+        running=stats.num_running,
+        waiting=stats.num_waiting,
+        max_num_seqs=loaded.config.max_num_seqs,
+        kv_blocks=stats.kv_blocks,
+        kv_blocks_used=stats.kv_blocks_used,
+        metrics=loaded.client.metrics(),
+        batch=sum(live.job.service_class == ServiceClass.BATCH for live in loaded.client.live()),
+        machine=loaded.machine,
+    )
