@@ -24,6 +24,8 @@ SINGLETONS = {"billing/profile": "billing_profile"}  # paths of two segments tha
 METHODS = {  # operation -> method, where the path does not give a good name
     "invitation_revoke": "revoke",
     "key_revoke": "revoke",
+    "operator_deployment_draft_price": "draft_price",
+    "operator_deployments_import": "import_list",
     "operator_invoice_credit": "create_credit_note",
     "operator_prices_import": "import_file",
     "operator_prices_propose": "propose",
@@ -36,6 +38,9 @@ METHODS = {  # operation -> method, where the path does not give a good name
     "policy_withdraw": "withdraw",
 }
 TEXTS = {  # operation -> docstring, where the API's description is that of a base class
+    "operator_deployments_drain_create": "Accept no more requests. Running streams end, and the weights stay loaded.",
+    "operator_deployments_load_create": "Load the deployment, or accept requests again after a drain.",
+    "operator_deployments_unload_create": "Drain the deployment, then drop its weights.",
     "operator_invoices_void_create": "Void the invoice.",
     "operator_invoices_write_off_create": "Write off the invoice as uncollectible.",
     "operator_prices_discard_create": "Discard the draft.",

@@ -1,4 +1,4 @@
-"""Management API of operators: all tenants, the models and the workers."""
+"""Management API of operators: all tenants and the workers."""
 
 from __future__ import annotations
 
@@ -118,20 +118,6 @@ class TenantActionView(OperatorView):
         tenant = self.find(pk)
         ACTIONS[self.action_name](tenant)
         return Response(s.TenantOut(self.find(pk)).data)
-
-
-@extend_schema(tags=["operators"])
-class Models(OperatorView):
-    serializer_class = s.ModelOut
-    pagination_class = None
-
-    @extend_schema(operation_id="operator_models", responses=s.ModelOut(many=True))
-    def get(self, request: Request) -> Response:
-        """Return the models this platform serves."""
-        serving = [worker["model"] for worker in _workers() if worker["state"] == "ready"]
-        models = settings.MILLRACE.models
-        rows = [{"name": m.name, "origin": m.source, "workers": serving.count(m.name)} for m in models]
-        return Response(s.ModelOut(rows, many=True).data)
 
 
 @extend_schema(tags=["operators"])

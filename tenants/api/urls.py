@@ -63,6 +63,5 @@ urlpatterns = [
         )
         for action in users.ACTIONS
     ),
-    path("operator/models", operators.Models.as_view(), name="api-operator-models"),
     path("operator/workers", operators.Workers.as_view(), name="api-operator-workers"),
 ]

@@ -17,6 +17,7 @@ from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from inference_worker.contract.encoder_config import ModelTask, model_task
 from inference_worker.contract.settings import ModelSpec
+from millrace.apps.operations.deployments import served_specs
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, ReplicaStatus, read_fleet_status
 from millrace.apps.operations.history import ttft_p95
 from millrace.apps.operations.models import Cordon
@@ -62,7 +63,7 @@ def models(ctx: PageContext) -> dict[str, Any]:
     prices = _prices(ctx.now)
     rows = [
         _model(spec, board) | {"prices": prices.get(spec.name, ()), "traffic": traffic.get(spec.name, (0, None))}
-        for spec in settings.MILLRACE.models
+        for spec in served_specs()
     ]
     return {"rows": rows, "objective_ms": settings.MILLRACE.ttft_slo_ms}
 

@@ -7,12 +7,12 @@ from datetime import date, datetime, time, timedelta, tzinfo
 from typing import Any
 
 from django import forms
-from django.conf import settings
 
 from billing.models import Budget
 from frontend.tenant.budgets.amounts import input_text, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
 from frontend.tenant.keys.key_limits import NAMES
+from millrace.apps.operations.deployments import served_specs
 from tenants.models import LIMITS, LimitSet
 
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
@@ -194,7 +194,7 @@ class NewLimits(LimitsForm):
     def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
         self.fields["owner"].choices = [(value, owner.label) for value, owner in owners.items()]  # type: ignore[attr-defined]
-        models = [(model.name, f"{model.name} only") for model in settings.MILLRACE.models]
+        models = [(model.name, f"{model.name} only") for model in served_specs()]
         self.fields["model"].choices = [("", "All models"), *models]  # type: ignore[attr-defined]
 
 

@@ -7,11 +7,11 @@ from datetime import date, datetime, time, timedelta, tzinfo
 from typing import Any
 
 from django import forms
-from django.conf import settings
 
 from frontend.core.one_time_secrets import OnceForm
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.page import SCOPES, owner
+from millrace.apps.operations.deployments import served_specs
 from tenants.models import ApiKey, Project, RoutingPolicy
 from tenants.permissions import Permission
 
@@ -123,7 +123,7 @@ def _initial(ctx: PageContext, key: ApiKey | None) -> dict[str, Any]:
 def _models(ctx: PageContext) -> list[str]:
     """Return the names that callers may request: the platform's models and the tenant's aliases."""
     own = RoutingPolicy.objects.for_tenant(ctx.tenant).filter(active=True).order_by("name")
-    return [*own.values_list("name", flat=True), *(model.name for model in settings.MILLRACE.models)]
+    return [*own.values_list("name", flat=True), *(model.name for model in served_specs())]
 
 
 def revocation_effect(key: ApiKey, requests: int) -> str:

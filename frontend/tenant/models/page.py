@@ -16,6 +16,7 @@ from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from inference_worker.contract.encoder_config import ModelTask, model_task
 from inference_worker.contract.settings import ModelSpec
+from millrace.apps.operations.deployments import served_specs
 from millrace.apps.operations.fleet_status import FleetStatus, read_fleet_status
 from tenants.models import RoutingPolicy
 from tenants.routing_policies import policy
@@ -92,14 +93,14 @@ def models(ctx: PageContext) -> list[dict[str, Any]]:
     prices, aliases = _prices(ctx), _aliases(ctx)
     return [
         _model(spec, board) | {"prices": prices.get(spec.name, ()), "aliases": aliases.get(spec.name, ())}
-        for spec in settings.MILLRACE.models
+        for spec in served_specs()
     ]
 
 
 def snippets(ctx: PageContext, name: str) -> Snippets | None:
     """Return API examples for the model; None if it does not exist."""
     platform = settings.MILLRACE
-    spec = next((spec for spec in platform.models if spec.name == name), None)
+    spec = next((spec for spec in served_specs() if spec.name == name), None)
     return None if spec is None else Snippets(f"{platform.base_url}/v1", name, model_task(spec.source))
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from django.conf import settings
-
 from frontend.core.page_context import PageContext
 from frontend.tenant.routing import dry_runs, page, positions
 from frontend.tenant.routing.dry_runs import RoutingDryRun
 from frontend.tenant.routing.page import DiffLine, RoutingPanel
 from frontend.tenant.routing.positions import PolicyError
+from millrace.apps.operations.deployments import served_specs
 from tenants import actions
 from tenants.actions import Conflict
 from tenants.isolation.scopes import tenant_scope
@@ -31,7 +30,7 @@ class CheckResult:
 
 def served() -> tuple[str, ...]:
     """Return the names of the platform's models."""
-    return tuple(spec.name for spec in settings.MILLRACE.models)
+    return tuple(spec.name for spec in served_specs())
 
 
 def check(ctx: PageContext, name: str, text: str) -> CheckResult:

@@ -44,6 +44,7 @@ _SECTIONS: dict[str, dict[str, _Entry]] = {
         "users": _Entry("tenants", "users", "Manage users and operators."),
         "prices": _Entry("operators", "prices", "Manage price versions."),
         "billing": _Entry("operators", "billing", "Close billing periods and manage invoices."),
+        "deployments": _Entry("deployments", "deployments", "Manage the models that the platform serves."),
         "fleet": _Entry("operators", "fleet", "Show workers and models."),
         "health": _Entry("operators", "health", "Check whether the platform can serve requests."),
     },

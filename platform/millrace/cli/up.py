@@ -162,6 +162,7 @@ class _Run:
             await run(self._stack.command("django", "migrate", "--no-input"), self._logs)
         async with self._progress.step("operator and demo tenant"):
             output = await run(self._stack.command("django", "bootstrap"), self._logs)
+            await run(self._stack.command("django", "import_models"), self._logs)
             await run(self._stack.command("django", "price_book", "backfill"), self._logs)
         try:
             credentials = json.loads(output[-1])

@@ -25,6 +25,10 @@ from millrace.client.models import (
     Credit,
     CreditInGrantTypeEnum,
     Delivery,
+    Deployment,
+    DeploymentCheck,
+    DeploymentImport,
+    DraftedPrice,
     Endpoint,
     EndpointMade,
     Entity,
@@ -699,6 +703,239 @@ class AsyncMembersResource:
     async def delete(self, id: int) -> None:
         """Remove the member. Keys that the member created remain, because they belong to projects."""
         await self._http.call("DELETE", f"members/{id}")
+
+
+class AsyncOperatorDeploymentsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def list(self) -> builtins.list[Deployment]:
+        """Return all deployments with their states."""
+        return cast("builtins.list[Deployment]", await self._http.call("GET", "operator/deployments"))
+
+    async def create(
+        self,
+        *,
+        name: str,
+        source: str,
+        revision: str | Omit = OMIT,
+        dtype: str | Omit = OMIT,
+        quantization: str | Omit = OMIT,
+        max_model_len: int | Omit | None = OMIT,
+        kv_cache_memory: str | Omit = OMIT,
+        block_size: int | Omit | None = OMIT,
+        tool_parser: str | Omit = OMIT,
+        reasoning_parser: str | Omit = OMIT,
+        default_max_tokens: int | Omit | None = OMIT,
+        pools: Mapping[str, int] | Omit = OMIT,
+        idle_seconds: int | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> Deployment:
+        """Add a deployment. Workers of its pools load it.
+
+        Args:
+            name: The model name that requests use.
+            source: embedded, a model directory or a .gguf file.
+            revision: Of the source.
+            dtype: auto, bfloat16, float16 or float32.
+            quantization: Of the weights; none by default.
+            max_model_len: Tokens of prompt and completion together.
+            kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
+            block_size: Tokens of a KV cache block.
+            default_max_tokens: Of a response whose request sets no limit.
+            pools: Worker pool and number of replicas; 0: one on each of its workers.
+            idle_seconds: Unload after this time without requests; 0: never.
+        """
+        return cast(
+            "Deployment",
+            await self._http.call(
+                "POST",
+                "operator/deployments",
+                body={
+                    "revision": revision,
+                    "dtype": dtype,
+                    "quantization": quantization,
+                    "max_model_len": max_model_len,
+                    "kv_cache_memory": kv_cache_memory,
+                    "block_size": block_size,
+                    "tool_parser": tool_parser,
+                    "reasoning_parser": reasoning_parser,
+                    "default_max_tokens": default_max_tokens,
+                    "pools": pools,
+                    "idle_seconds": idle_seconds,
+                    "name": name,
+                    "source": source,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    async def get(self, name: str) -> Deployment:
+        """Return a deployment with its state."""
+        return cast("Deployment", await self._http.call("GET", f"operator/deployments/{quote(name, safe='')}"))
+
+    async def update(
+        self,
+        name: str,
+        *,
+        revision: str | Omit = OMIT,
+        dtype: str | Omit = OMIT,
+        quantization: str | Omit = OMIT,
+        max_model_len: int | Omit | None = OMIT,
+        kv_cache_memory: str | Omit = OMIT,
+        block_size: int | Omit | None = OMIT,
+        tool_parser: str | Omit = OMIT,
+        reasoning_parser: str | Omit = OMIT,
+        default_max_tokens: int | Omit | None = OMIT,
+        pools: Mapping[str, int] | Omit = OMIT,
+        idle_seconds: int | Omit = OMIT,
+        source: str | Omit = OMIT,
+    ) -> Deployment:
+        """Change a deployment. A new version is loaded beside the old one, which serves until then.
+
+        Args:
+            revision: Of the source.
+            dtype: auto, bfloat16, float16 or float32.
+            quantization: Of the weights; none by default.
+            max_model_len: Tokens of prompt and completion together.
+            kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
+            block_size: Tokens of a KV cache block.
+            default_max_tokens: Of a response whose request sets no limit.
+            pools: Worker pool and number of replicas; 0: one on each of its workers.
+            idle_seconds: Unload after this time without requests; 0: never.
+        """
+        return cast(
+            "Deployment",
+            await self._http.call(
+                "PATCH",
+                f"operator/deployments/{quote(name, safe='')}",
+                body={
+                    "revision": revision,
+                    "dtype": dtype,
+                    "quantization": quantization,
+                    "max_model_len": max_model_len,
+                    "kv_cache_memory": kv_cache_memory,
+                    "block_size": block_size,
+                    "tool_parser": tool_parser,
+                    "reasoning_parser": reasoning_parser,
+                    "default_max_tokens": default_max_tokens,
+                    "pools": pools,
+                    "idle_seconds": idle_seconds,
+                    "source": source,
+                },
+            ),
+        )
+
+    async def delete(self, name: str) -> None:
+        """Remove a deployment after its running streams have ended."""
+        await self._http.call("DELETE", f"operator/deployments/{quote(name, safe='')}")
+
+    async def drain(self, name: str, *, idempotency_key: str | None = None) -> Deployment:
+        """Accept no more requests. Running streams end, and the weights stay loaded."""
+        return cast(
+            "Deployment",
+            await self._http.call(
+                "POST", f"operator/deployments/{quote(name, safe='')}/drain", idempotency_key=idempotency_key
+            ),
+        )
+
+    async def load(self, name: str, *, idempotency_key: str | None = None) -> Deployment:
+        """Load the deployment, or accept requests again after a drain."""
+        return cast(
+            "Deployment",
+            await self._http.call(
+                "POST", f"operator/deployments/{quote(name, safe='')}/load", idempotency_key=idempotency_key
+            ),
+        )
+
+    async def draft_price(self, name: str, *, idempotency_key: str | None = None) -> DraftedPrice:
+        """Draft the offered price of a deployment without one, for another operator to publish."""
+        return cast(
+            "DraftedPrice",
+            await self._http.call(
+                "POST", f"operator/deployments/{quote(name, safe='')}/price", idempotency_key=idempotency_key
+            ),
+        )
+
+    async def unload(self, name: str, *, idempotency_key: str | None = None) -> Deployment:
+        """Drain the deployment, then drop its weights."""
+        return cast(
+            "Deployment",
+            await self._http.call(
+                "POST", f"operator/deployments/{quote(name, safe='')}/unload", idempotency_key=idempotency_key
+            ),
+        )
+
+    async def check(
+        self,
+        *,
+        name: str,
+        source: str,
+        revision: str | Omit = OMIT,
+        dtype: str | Omit = OMIT,
+        quantization: str | Omit = OMIT,
+        max_model_len: int | Omit | None = OMIT,
+        kv_cache_memory: str | Omit = OMIT,
+        block_size: int | Omit | None = OMIT,
+        tool_parser: str | Omit = OMIT,
+        reasoning_parser: str | Omit = OMIT,
+        default_max_tokens: int | Omit | None = OMIT,
+        pools: Mapping[str, int] | Omit = OMIT,
+        idle_seconds: int | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> DeploymentCheck:
+        """Check a deployment's values and its source without adding it.
+
+        Args:
+            name: The model name that requests use.
+            source: embedded, a model directory or a .gguf file.
+            revision: Of the source.
+            dtype: auto, bfloat16, float16 or float32.
+            quantization: Of the weights; none by default.
+            max_model_len: Tokens of prompt and completion together.
+            kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
+            block_size: Tokens of a KV cache block.
+            default_max_tokens: Of a response whose request sets no limit.
+            pools: Worker pool and number of replicas; 0: one on each of its workers.
+            idle_seconds: Unload after this time without requests; 0: never.
+        """
+        return cast(
+            "DeploymentCheck",
+            await self._http.call(
+                "POST",
+                "operator/deployments/check",
+                body={
+                    "revision": revision,
+                    "dtype": dtype,
+                    "quantization": quantization,
+                    "max_model_len": max_model_len,
+                    "kv_cache_memory": kv_cache_memory,
+                    "block_size": block_size,
+                    "tool_parser": tool_parser,
+                    "reasoning_parser": reasoning_parser,
+                    "default_max_tokens": default_max_tokens,
+                    "pools": pools,
+                    "idle_seconds": idle_seconds,
+                    "name": name,
+                    "source": source,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    async def import_list(
+        self, *, deployments: Sequence[Mapping[str, Any]], idempotency_key: str | None = None
+    ) -> DeploymentImport:
+        """Create or update deployments. Others stay as they are; the same call again changes nothing."""
+        return cast(
+            "DeploymentImport",
+            await self._http.call(
+                "POST",
+                "operator/deployments/import",
+                body={"deployments": deployments},
+                idempotency_key=idempotency_key,
+            ),
+        )
 
 
 class AsyncOperatorEntitiesResource:
@@ -1820,6 +2057,7 @@ class AsyncOperatorResources:
     """Resources of operators."""
 
     def __init__(self, http: AsyncHttp) -> None:
+        self.deployments = AsyncOperatorDeploymentsResource(http)
         self.entities = AsyncOperatorEntitiesResource(http)
         self.exchange_rates = AsyncOperatorExchangeRatesResource(http)
         self.invoices = AsyncOperatorInvoicesResource(http)

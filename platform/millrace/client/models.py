@@ -17,6 +17,19 @@ ComponentEnum = Literal[
 CreditInGrantTypeEnum = Literal["prepaid", "promotional"]
 CreditOutGrantTypeEnum = Literal["prepaid", "promotional", "commitment"]
 DeliveryStateEnum = Literal["queued", "sent", "failed"]
+DeploymentOutStateEnum = Literal[
+    "ready",
+    "updating",
+    "loading",
+    "pending",
+    "degraded",
+    "failed",
+    "scaled_to_zero",
+    "draining",
+    "drained",
+    "unloaded",
+    "unknown",
+]
 EventTypesEnum = Literal[
     "budget.threshold_reached",
     "credit_note.finalized",
@@ -42,6 +55,7 @@ StatusEnum = Literal["active", "suspended", "purged"]
 TierEnum = Literal["standard", "batch", "flex", "priority"]
 UnitEnum = Literal["money", "tokens", "requests"]
 UnknownParametersEnum = Literal["default", "reject", "warn"]
+WantedStateEnum = Literal["loaded", "drained", "unloaded"]
 WebhookDeliveryState = Literal["pending", "delivered", "failed"]
 
 
@@ -229,6 +243,67 @@ class Delivery(TypedDict):
     next_attempt_at: str
     created_at: str
     attempts: list[Attempt]
+
+
+class Deployment(TypedDict):
+    """A deployment with its state."""
+
+    name: str
+    source: str
+    revision: str
+    version: str  # Identifies what a replica loads.
+    dtype: str
+    quantization: str
+    max_model_len: int | None
+    kv_cache_memory: str
+    block_size: int | None
+    tool_parser: str
+    reasoning_parser: str
+    default_max_tokens: int | None
+    pools: dict[str, int]
+    idle_seconds: int
+    wanted_state: WantedStateEnum
+    state: DeploymentOutStateEnum
+    reason: str  # Why a replica could not be loaded.
+    progress_percent: int | None  # Of a load.
+    ready_replicas: int
+    wanted_replicas: int | None  # null: one on each worker.
+    replicas: list[DeploymentReplica]
+    has_price: bool  # Without a list price, requests get 503.
+    offered_price: list[OfferedPrice]  # Prices to start from; empty if it has a price.
+
+
+class DeploymentCheck(TypedDict):
+    task: str  # generate, embed or rerank.
+
+
+class DeploymentImport(TypedDict):
+    created: list[str]
+    updated: list[str]
+    unchanged: list[str]
+
+
+class DeploymentReplica(TypedDict):
+    """A replica in one worker."""
+
+    id: str
+    worker: str
+    state: str
+    phase: str
+    version: str
+    running: int
+    waiting: int
+    reason: str
+    loaded_bytes: int
+    total_bytes: int
+    load_ms: int
+
+
+class DraftedPrice(TypedDict):
+    """A draft of the offered price."""
+
+    id: int  # Of the draft, for POST /api/operator/prices/{id}/publish.
+    note: str
 
 
 class Endpoint(TypedDict):
@@ -462,6 +537,14 @@ class NewKey(TypedDict):
     last_used_at: NotRequired[str | None]
     live: bool
     secret: str  # The API key. It is shown only once.
+
+
+class OfferedPrice(TypedDict):
+    """A price to start from, per million tokens."""
+
+    tier: str
+    component: str
+    usd_per_million: str
 
 
 class Payment(TypedDict):

@@ -25,6 +25,10 @@ from millrace.client.models import (
     Credit,
     CreditInGrantTypeEnum,
     Delivery,
+    Deployment,
+    DeploymentCheck,
+    DeploymentImport,
+    DraftedPrice,
     Endpoint,
     EndpointMade,
     Entity,
@@ -697,6 +701,239 @@ class MembersResource:
     def delete(self, id: int) -> None:
         """Remove the member. Keys that the member created remain, because they belong to projects."""
         self._http.call("DELETE", f"members/{id}")
+
+
+class OperatorDeploymentsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(self) -> builtins.list[Deployment]:
+        """Return all deployments with their states."""
+        return cast("builtins.list[Deployment]", self._http.call("GET", "operator/deployments"))
+
+    def create(
+        self,
+        *,
+        name: str,
+        source: str,
+        revision: str | Omit = OMIT,
+        dtype: str | Omit = OMIT,
+        quantization: str | Omit = OMIT,
+        max_model_len: int | Omit | None = OMIT,
+        kv_cache_memory: str | Omit = OMIT,
+        block_size: int | Omit | None = OMIT,
+        tool_parser: str | Omit = OMIT,
+        reasoning_parser: str | Omit = OMIT,
+        default_max_tokens: int | Omit | None = OMIT,
+        pools: Mapping[str, int] | Omit = OMIT,
+        idle_seconds: int | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> Deployment:
+        """Add a deployment. Workers of its pools load it.
+
+        Args:
+            name: The model name that requests use.
+            source: embedded, a model directory or a .gguf file.
+            revision: Of the source.
+            dtype: auto, bfloat16, float16 or float32.
+            quantization: Of the weights; none by default.
+            max_model_len: Tokens of prompt and completion together.
+            kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
+            block_size: Tokens of a KV cache block.
+            default_max_tokens: Of a response whose request sets no limit.
+            pools: Worker pool and number of replicas; 0: one on each of its workers.
+            idle_seconds: Unload after this time without requests; 0: never.
+        """
+        return cast(
+            "Deployment",
+            self._http.call(
+                "POST",
+                "operator/deployments",
+                body={
+                    "revision": revision,
+                    "dtype": dtype,
+                    "quantization": quantization,
+                    "max_model_len": max_model_len,
+                    "kv_cache_memory": kv_cache_memory,
+                    "block_size": block_size,
+                    "tool_parser": tool_parser,
+                    "reasoning_parser": reasoning_parser,
+                    "default_max_tokens": default_max_tokens,
+                    "pools": pools,
+                    "idle_seconds": idle_seconds,
+                    "name": name,
+                    "source": source,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    def get(self, name: str) -> Deployment:
+        """Return a deployment with its state."""
+        return cast("Deployment", self._http.call("GET", f"operator/deployments/{quote(name, safe='')}"))
+
+    def update(
+        self,
+        name: str,
+        *,
+        revision: str | Omit = OMIT,
+        dtype: str | Omit = OMIT,
+        quantization: str | Omit = OMIT,
+        max_model_len: int | Omit | None = OMIT,
+        kv_cache_memory: str | Omit = OMIT,
+        block_size: int | Omit | None = OMIT,
+        tool_parser: str | Omit = OMIT,
+        reasoning_parser: str | Omit = OMIT,
+        default_max_tokens: int | Omit | None = OMIT,
+        pools: Mapping[str, int] | Omit = OMIT,
+        idle_seconds: int | Omit = OMIT,
+        source: str | Omit = OMIT,
+    ) -> Deployment:
+        """Change a deployment. A new version is loaded beside the old one, which serves until then.
+
+        Args:
+            revision: Of the source.
+            dtype: auto, bfloat16, float16 or float32.
+            quantization: Of the weights; none by default.
+            max_model_len: Tokens of prompt and completion together.
+            kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
+            block_size: Tokens of a KV cache block.
+            default_max_tokens: Of a response whose request sets no limit.
+            pools: Worker pool and number of replicas; 0: one on each of its workers.
+            idle_seconds: Unload after this time without requests; 0: never.
+        """
+        return cast(
+            "Deployment",
+            self._http.call(
+                "PATCH",
+                f"operator/deployments/{quote(name, safe='')}",
+                body={
+                    "revision": revision,
+                    "dtype": dtype,
+                    "quantization": quantization,
+                    "max_model_len": max_model_len,
+                    "kv_cache_memory": kv_cache_memory,
+                    "block_size": block_size,
+                    "tool_parser": tool_parser,
+                    "reasoning_parser": reasoning_parser,
+                    "default_max_tokens": default_max_tokens,
+                    "pools": pools,
+                    "idle_seconds": idle_seconds,
+                    "source": source,
+                },
+            ),
+        )
+
+    def delete(self, name: str) -> None:
+        """Remove a deployment after its running streams have ended."""
+        self._http.call("DELETE", f"operator/deployments/{quote(name, safe='')}")
+
+    def drain(self, name: str, *, idempotency_key: str | None = None) -> Deployment:
+        """Accept no more requests. Running streams end, and the weights stay loaded."""
+        return cast(
+            "Deployment",
+            self._http.call(
+                "POST", f"operator/deployments/{quote(name, safe='')}/drain", idempotency_key=idempotency_key
+            ),
+        )
+
+    def load(self, name: str, *, idempotency_key: str | None = None) -> Deployment:
+        """Load the deployment, or accept requests again after a drain."""
+        return cast(
+            "Deployment",
+            self._http.call(
+                "POST", f"operator/deployments/{quote(name, safe='')}/load", idempotency_key=idempotency_key
+            ),
+        )
+
+    def draft_price(self, name: str, *, idempotency_key: str | None = None) -> DraftedPrice:
+        """Draft the offered price of a deployment without one, for another operator to publish."""
+        return cast(
+            "DraftedPrice",
+            self._http.call(
+                "POST", f"operator/deployments/{quote(name, safe='')}/price", idempotency_key=idempotency_key
+            ),
+        )
+
+    def unload(self, name: str, *, idempotency_key: str | None = None) -> Deployment:
+        """Drain the deployment, then drop its weights."""
+        return cast(
+            "Deployment",
+            self._http.call(
+                "POST", f"operator/deployments/{quote(name, safe='')}/unload", idempotency_key=idempotency_key
+            ),
+        )
+
+    def check(
+        self,
+        *,
+        name: str,
+        source: str,
+        revision: str | Omit = OMIT,
+        dtype: str | Omit = OMIT,
+        quantization: str | Omit = OMIT,
+        max_model_len: int | Omit | None = OMIT,
+        kv_cache_memory: str | Omit = OMIT,
+        block_size: int | Omit | None = OMIT,
+        tool_parser: str | Omit = OMIT,
+        reasoning_parser: str | Omit = OMIT,
+        default_max_tokens: int | Omit | None = OMIT,
+        pools: Mapping[str, int] | Omit = OMIT,
+        idle_seconds: int | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> DeploymentCheck:
+        """Check a deployment's values and its source without adding it.
+
+        Args:
+            name: The model name that requests use.
+            source: embedded, a model directory or a .gguf file.
+            revision: Of the source.
+            dtype: auto, bfloat16, float16 or float32.
+            quantization: Of the weights; none by default.
+            max_model_len: Tokens of prompt and completion together.
+            kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
+            block_size: Tokens of a KV cache block.
+            default_max_tokens: Of a response whose request sets no limit.
+            pools: Worker pool and number of replicas; 0: one on each of its workers.
+            idle_seconds: Unload after this time without requests; 0: never.
+        """
+        return cast(
+            "DeploymentCheck",
+            self._http.call(
+                "POST",
+                "operator/deployments/check",
+                body={
+                    "revision": revision,
+                    "dtype": dtype,
+                    "quantization": quantization,
+                    "max_model_len": max_model_len,
+                    "kv_cache_memory": kv_cache_memory,
+                    "block_size": block_size,
+                    "tool_parser": tool_parser,
+                    "reasoning_parser": reasoning_parser,
+                    "default_max_tokens": default_max_tokens,
+                    "pools": pools,
+                    "idle_seconds": idle_seconds,
+                    "name": name,
+                    "source": source,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    def import_list(
+        self, *, deployments: Sequence[Mapping[str, Any]], idempotency_key: str | None = None
+    ) -> DeploymentImport:
+        """Create or update deployments. Others stay as they are; the same call again changes nothing."""
+        return cast(
+            "DeploymentImport",
+            self._http.call(
+                "POST",
+                "operator/deployments/import",
+                body={"deployments": deployments},
+                idempotency_key=idempotency_key,
+            ),
+        )
 
 
 class OperatorEntitiesResource:
@@ -1797,6 +2034,7 @@ class OperatorResources:
     """Resources of operators."""
 
     def __init__(self, http: Http) -> None:
+        self.deployments = OperatorDeploymentsResource(http)
         self.entities = OperatorEntitiesResource(http)
         self.exchange_rates = OperatorExchangeRatesResource(http)
         self.invoices = OperatorInvoicesResource(http)

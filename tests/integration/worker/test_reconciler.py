@@ -13,6 +13,7 @@ import redis
 
 from inference_worker.contract.deployments import (
     ALL_WORKERS,
+    SLOT_SECONDS,
     WANTED_KEY,
     WantedDeployment,
     WantedDeployments,
@@ -217,7 +218,7 @@ def test_a_slot_has_one_worker_until_it_is_free(broker: redis.Redis, want: Calla
     for worker in (first, second, first, second):
         worker.rounds()
     assert (first.loads, second.loads) == ([SPEC.key], [])
-    assert 0 < broker.pttl(slot_key("default/m/0")) <= module.SLOT_SECONDS * 1000
+    assert 0 < broker.pttl(slot_key("default/m/0")) <= SLOT_SECONDS * 1000
     want(wanted(replicas=2))
     for worker in (first, second, first, second):
         worker.rounds()

@@ -19,7 +19,9 @@ from django.utils.timesince import timesince
 from billing.models import CompiledRateCard, InvoiceEmail, Reconciliation, UsageQuarantine, UsageRollup
 from billing.pricing.pricing import Tier
 from inference_worker.contract.disk import FreeSpace
+from inference_worker.contract.messages import ReplicaPhase
 from millrace.apps.operations.budget_usage import tenants_near_limits
+from millrace.apps.operations.deployments import served_specs
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState
 from millrace.apps.operations.models import Cordon, HealthEvent
 from millrace.devserver.disk_reserve import watched_directories
@@ -165,9 +167,14 @@ def _broker_away() -> HealthIssue:
     )
 
 
+def _is_scaled_to_zero(board: FleetStatus, model: str) -> bool:
+    """Return whether a replica of the model is loaded on demand."""
+    return any(each.beat.model == model and each.beat.phase == ReplicaPhase.UNLOADED for each in board.replicas)
+
+
 def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
-    for spec in settings.MILLRACE.models:
-        if board.ready(spec.name):
+    for spec in served_specs(wanted_loaded=True):
+        if board.ready(spec.name) or _is_scaled_to_zero(board, spec.name):
             continue
         there = [
             replica
@@ -316,7 +323,7 @@ def _prices(now: datetime) -> Iterator[HealthIssue]:
             "model", flat=True
         )
     )
-    for spec in settings.MILLRACE.models:
+    for spec in served_specs():
         if spec.name not in priced:
             yield HealthIssue(
                 IssueType.PRICE,

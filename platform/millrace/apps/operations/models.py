@@ -1,4 +1,7 @@
-"""Cordons, machine costs, samples of replicas, and health events. Tenants' database role cannot read these rows."""
+"""Deployments, cordons, machine costs, samples of replicas, and health events.
+
+Tenants' database role cannot read these rows.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,82 @@ from django.db import models
 from django.db.models import Q
 
 from billing.amounts import NANO_A_DOLLAR
+from inference_worker.contract.deployments import WantedDeployment, WantedState
+from inference_worker.contract.output_formats import AUTO
+from inference_worker.contract.settings import ModelSpec, read_kv_cache_memory
 
 MAX_NANO_PER_HOUR = 1_000_000 * NANO_A_DOLLAR  # more is a typing error
+
+
+class Deployment(models.Model):
+    """A model that the platform serves under a name, as operators want it.
+
+    Workers and gateways read a copy in Valkey (millrace.apps.operations.deployments).
+    """
+
+    AUDITED: ClassVar = (
+        "name",
+        "source",
+        "revision",
+        "dtype",
+        "quantization",
+        "max_model_len",
+        "kv_cache_memory",
+        "block_size",
+        "tool_parser",
+        "reasoning_parser",
+        "default_max_tokens",
+        "pools",
+        "idle_seconds",
+        "state",
+    )
+
+    name = models.CharField(max_length=64, unique=True)
+    source = models.CharField(max_length=1024)
+    revision = models.CharField(max_length=128, blank=True)
+    dtype = models.CharField(max_length=16, default="auto")
+    quantization = models.CharField(max_length=16, default="none")
+    max_model_len = models.IntegerField(null=True)
+    kv_cache_memory = models.CharField(max_length=16, blank=True, help_text="bytes or a share; empty: the worker's")
+    block_size = models.IntegerField(null=True)
+    tool_parser = models.CharField(max_length=32, default=AUTO)
+    reasoning_parser = models.CharField(max_length=32, default=AUTO)
+    default_max_tokens = models.IntegerField(null=True)
+    pools = models.JSONField(help_text="worker pool -> number of replicas; 0: one on each worker")
+    idle_seconds = models.IntegerField(default=0, help_text="0: never unloaded")
+    state = models.CharField(max_length=16, choices=[(state.value, state.value) for state in WantedState])
+    imported = models.JSONField(null=True, help_text="what MILLRACE_MODELS said when it was last imported")
+    created_at = models.DateTimeField(auto_now_add=True)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering: ClassVar = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What a replica loads."""
+        return ModelSpec(
+            self.name,
+            self.source,
+            self.dtype,  # type: ignore[arg-type]
+            self.max_model_len,
+            self.tool_parser,
+            self.reasoning_parser,
+            revision=self.revision,
+            quantization=self.quantization,
+            kv_cache_memory=read_kv_cache_memory(self.kv_cache_memory),
+            block_size=self.block_size,
+        )
+
+    @property
+    def wanted(self) -> WantedDeployment:
+        """The deployment as workers and gateways read it."""
+        return WantedDeployment(
+            self.spec, self.pools, WantedState(self.state), self.idle_seconds, self.default_max_tokens
+        )
 
 
 class Cordon(models.Model):

@@ -13,5 +13,10 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
         "options": {"expires": 50},
     },
     "operations-publish-cordons": {"task": "operations.publish_cordons", "schedule": 60.0, "options": {"expires": 50}},
+    "operations-publish-deployments": {
+        "task": "operations.publish_deployments",
+        "schedule": 60.0,
+        "options": {"expires": 50},
+    },
     "operations-purge-expired": {"task": "operations.purge_expired", "schedule": crontab(minute="37")},
 }

@@ -6,7 +6,7 @@ import redis
 import structlog
 from celery import shared_task
 
-from millrace.apps.operations import cordons, health, history
+from millrace.apps.operations import cordons, deployments, health, history
 from millrace.apps.operations.fleet_status import read_fleet_status
 
 log = structlog.get_logger(__name__)
@@ -29,6 +29,16 @@ def publish_cordons() -> int:
     """Write the cordons to Valkey again, in case it has lost them."""
     try:
         return cordons.copy_cordons()
+    except redis.RedisError as exc:
+        log.warning("broker_unreachable", error=str(exc))
+        return 0
+
+
+@shared_task(name="operations.publish_deployments")
+def publish_deployments() -> int:
+    """Write the deployments to Valkey again, in case it has lost them."""
+    try:
+        return deployments.copy_deployments()
     except redis.RedisError as exc:
         log.warning("broker_unreachable", error=str(exc))
         return 0

@@ -1,0 +1,309 @@
+"""Management API of deployments, below /api/operator/deployments."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import redis
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import exceptions, serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.amounts import NANO_DIGITS, decimal
+from billing.models import PriceVersion
+from billing.pricing.price_book import NewPrice
+from billing.pricing.pricing import Tier
+from inference_worker.contract.deployments import MAX_DEPLOYMENTS, WantedState
+from millrace.apps.operations import deployments
+from millrace.apps.operations.deployment_status import DeploymentState, DeploymentStatus, deployment_status
+from millrace.apps.operations.fleet_status import FleetStatus, read_fleet_status
+from millrace.apps.operations.models import Deployment
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.operators import OperatorView
+from tenants.api.serializers import ModelOut, Strict
+from tenants.views import given, person
+
+STATES: dict[str, WantedState] = {
+    "load": WantedState.LOADED,
+    "drain": WantedState.DRAINED,
+    "unload": WantedState.UNLOADED,
+}
+_MAX_INT = 2**31 - 1
+
+
+class DeploymentOptions(Strict):
+    """The options of a deployment. What they do is described in docs/guides/deployments.md."""
+
+    revision = serializers.CharField(required=False, allow_blank=True, max_length=128, help_text="Of the source.")
+    dtype = serializers.CharField(required=False, max_length=16, help_text="auto, bfloat16, float16 or float32.")
+    quantization = serializers.CharField(required=False, max_length=16, help_text="Of the weights; none by default.")
+    max_model_len = serializers.IntegerField(
+        required=False, allow_null=True, max_value=_MAX_INT, help_text="Tokens of prompt and completion together."
+    )
+    kv_cache_memory = serializers.CharField(
+        required=False, allow_blank=True, max_length=16, help_text="A size such as 2GiB, or a share such as 0.9."
+    )
+    block_size = serializers.IntegerField(
+        required=False, allow_null=True, max_value=_MAX_INT, help_text="Tokens of a KV cache block."
+    )
+    tool_parser = serializers.CharField(required=False, max_length=32)
+    reasoning_parser = serializers.CharField(required=False, max_length=32)
+    default_max_tokens = serializers.IntegerField(
+        required=False, allow_null=True, max_value=_MAX_INT, help_text="Of a response whose request sets no limit."
+    )
+    pools = serializers.DictField(
+        child=serializers.IntegerField(min_value=0, max_value=MAX_DEPLOYMENTS),
+        required=False,
+        help_text="Worker pool and number of replicas; 0: one on each of its workers.",
+    )
+    idle_seconds = serializers.IntegerField(
+        required=False, max_value=_MAX_INT, help_text="Unload after this time without requests; 0: never."
+    )
+
+
+class DeploymentIn(DeploymentOptions):
+    name = serializers.CharField(max_length=64, help_text="The model name that requests use.")
+    source = serializers.CharField(max_length=1024, help_text="embedded, a model directory or a .gguf file.")  # type: ignore[assignment]
+
+
+class DeploymentChangesIn(DeploymentOptions):
+    source = serializers.CharField(required=False, max_length=1024)  # type: ignore[assignment]
+
+
+class DeploymentsIn(Strict):
+    deployments = serializers.ListField(child=serializers.DictField(), max_length=MAX_DEPLOYMENTS)
+
+    def validate_deployments(self, value: list[Any]) -> list[dict[str, Any]]:
+        return [dict(given(DeploymentIn, entry)) for entry in value]
+
+
+class DeploymentCheckOut(serializers.Serializer[Any]):
+    task = serializers.CharField(help_text="generate, embed or rerank.")
+
+
+class DeploymentImportOut(serializers.Serializer[Any]):
+    created = serializers.ListField(child=serializers.CharField())
+    updated = serializers.ListField(child=serializers.CharField())
+    unchanged = serializers.ListField(child=serializers.CharField())
+
+
+class DeploymentReplicaOut(serializers.Serializer[Any]):
+    """A replica in one worker."""
+
+    id = serializers.CharField()
+    worker = serializers.CharField()
+    state = serializers.CharField(source="state.value")
+    phase = serializers.CharField(source="beat.phase.value")
+    version = serializers.CharField(source="beat.version")
+    running = serializers.IntegerField(source="beat.running")
+    waiting = serializers.IntegerField(source="beat.waiting")
+    reason = serializers.CharField(source="beat.reason")
+    loaded_bytes = serializers.IntegerField(source="beat.loaded_bytes")
+    total_bytes = serializers.IntegerField(source="beat.total_bytes")
+    load_ms = serializers.IntegerField(source="beat.load_ms")
+
+
+class OfferedPriceOut(serializers.Serializer[NewPrice]):
+    """A price to start from, per million tokens."""
+
+    tier = serializers.CharField()
+    component = serializers.CharField()
+    usd_per_million = serializers.SerializerMethodField()
+
+    def get_usd_per_million(self, price: NewPrice) -> str:
+        return decimal(price.nano_per_million, NANO_DIGITS, 2)
+
+
+class DeploymentOut(serializers.Serializer[DeploymentStatus]):
+    """A deployment with its state."""
+
+    name = serializers.CharField(source="deployment.name")
+    source = serializers.CharField(source="deployment.source")  # type: ignore[assignment]
+    revision = serializers.CharField(source="deployment.revision")
+    version = serializers.CharField(help_text="Identifies what a replica loads.")
+    dtype = serializers.CharField(source="deployment.dtype")
+    quantization = serializers.CharField(source="deployment.quantization")
+    max_model_len = serializers.IntegerField(source="deployment.max_model_len", allow_null=True)
+    kv_cache_memory = serializers.CharField(source="deployment.kv_cache_memory")
+    block_size = serializers.IntegerField(source="deployment.block_size", allow_null=True)
+    tool_parser = serializers.CharField(source="deployment.tool_parser")
+    reasoning_parser = serializers.CharField(source="deployment.reasoning_parser")
+    default_max_tokens = serializers.IntegerField(source="deployment.default_max_tokens", allow_null=True)
+    pools = serializers.DictField(source="deployment.pools", child=serializers.IntegerField())
+    idle_seconds = serializers.IntegerField(source="deployment.idle_seconds")
+    wanted_state = serializers.ChoiceField(
+        [state.value for state in WantedState], source="deployment.state", help_text="What operators want."
+    )
+    state = serializers.ChoiceField([state.value for state in DeploymentState], help_text="What is.")
+    reason = serializers.CharField(help_text="Why a replica could not be loaded.")
+    progress_percent = serializers.IntegerField(allow_null=True, help_text="Of a load.")
+    ready_replicas = serializers.IntegerField(source="ready")
+    wanted_replicas = serializers.IntegerField(source="wanted", allow_null=True, help_text="null: one on each worker.")
+    replicas = DeploymentReplicaOut(many=True)
+    has_price = serializers.SerializerMethodField(help_text="Without a list price, requests get 503.")
+    offered_price = serializers.SerializerMethodField(help_text="Prices to start from; empty if it has a price.")
+
+    def get_has_price(self, status: DeploymentStatus) -> bool:
+        return status.deployment.name not in self.context["unpriced"]
+
+    @extend_schema_field(OfferedPriceOut(many=True))
+    def get_offered_price(self, status: DeploymentStatus) -> Any:
+        offered = self.context["offers"].get(status.deployment.name, ())
+        standard: Any = [price for price in offered if price.tier == Tier.STANDARD]
+        return OfferedPriceOut(standard, many=True).data
+
+
+class DraftedPriceOut(serializers.Serializer[PriceVersion]):
+    """A draft of the offered price."""
+
+    id = serializers.IntegerField(help_text="Of the draft, for POST /api/operator/prices/{id}/publish.")
+    note = serializers.CharField()
+
+
+class _DeploymentView(OperatorView):
+    serializer_class = DeploymentOut
+    pagination_class = None
+
+    def answer(self, rows: list[Deployment], *, many: bool, status: int = 200) -> Response:
+        board = _read_board()
+        with self.scope():
+            unpriced = deployments.unpriced_names(row.name for row in rows)
+            offers = {row.name: deployments.offered_price(row).prices for row in rows if row.name in unpriced}
+        found: Any = [deployment_status(row, board) for row in rows]
+        out = DeploymentOut(found if many else found[0], many=many, context={"unpriced": unpriced, "offers": offers})
+        return Response(out.data, status=status)
+
+    def find_deployment(self, name: str) -> Deployment:
+        with self.scope():
+            row = Deployment.objects.filter(name=name).first()
+        if row is None:
+            raise exceptions.NotFound
+        return row
+
+
+@extend_schema(tags=["operators"])
+class ServedModels(OperatorView):
+    serializer_class = ModelOut
+    pagination_class = None
+
+    @extend_schema(operation_id="operator_models", responses=ModelOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Return the models this platform serves."""
+        board = _read_board()
+        rows: Any = [
+            {"name": spec.name, "origin": spec.source, "workers": 0 if board is None else board.ready(spec.name)}
+            for spec in deployments.served_specs()
+        ]
+        return Response(ModelOut(rows, many=True).data)
+
+
+@extend_schema(tags=["operators"])
+class Deployments(_DeploymentView):
+    @extend_schema(operation_id="operator_deployments", responses=DeploymentOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Return all deployments with their states."""
+        with self.scope():
+            rows = list(Deployment.objects.all())
+        return self.answer(rows, many=True)
+
+    @extend_schema(
+        operation_id="operator_deployments_create",
+        parameters=[HEADER],
+        request=DeploymentIn,
+        responses={201: DeploymentOut},
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Add a deployment. Workers of its pools load it."""
+        fields = given(DeploymentIn, request.data)
+        return self.answer([deployments.do_add_deployment(**fields)], many=False, status=201)
+
+
+@extend_schema(tags=["operators"])
+class DeploymentCheck(_DeploymentView):
+    @extend_schema(
+        operation_id="operator_deployments_check",
+        parameters=[HEADER],
+        request=DeploymentIn,
+        responses=DeploymentCheckOut,
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Check a deployment's values and its source without adding it."""
+        fields = given(DeploymentIn, request.data)
+        found: Any = {"task": deployments.check_deployment(**fields)}
+        return Response(DeploymentCheckOut(found).data)
+
+
+@extend_schema(tags=["operators"])
+class DeploymentImport(_DeploymentView):
+    @extend_schema(
+        operation_id="operator_deployments_import",
+        parameters=[HEADER],
+        request=DeploymentsIn,
+        responses=DeploymentImportOut,
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Create or update deployments. Others stay as they are; the same call again changes nothing."""
+        entries = given(DeploymentsIn, request.data)["deployments"]
+        return Response(DeploymentImportOut(deployments.do_import_deployments(entries)).data)
+
+
+@extend_schema(tags=["operators"])
+class DeploymentOne(_DeploymentView):
+    @extend_schema(operation_id="operator_deployment")
+    def get(self, request: Request, name: str) -> Response:
+        """Return a deployment with its state."""
+        return self.answer([self.find_deployment(name)], many=False)
+
+    @extend_schema(operation_id="operator_deployment_update", request=DeploymentChangesIn)
+    def patch(self, request: Request, name: str) -> Response:
+        """Change a deployment. A new version is loaded beside the old one, which serves until then."""
+        self.find_deployment(name)
+        changes = given(DeploymentChangesIn, request.data, partial=True)
+        return self.answer([deployments.do_update_deployment(name, **changes)], many=False)
+
+    @extend_schema(operation_id="operator_deployment_remove", responses={204: None})
+    def delete(self, request: Request, name: str) -> Response:
+        """Remove a deployment after its running streams have ended."""
+        self.find_deployment(name)
+        deployments.do_remove_deployment(name)
+        return Response(status=204)
+
+
+@extend_schema(tags=["operators"])
+class DeploymentAction(_DeploymentView):
+    """POST /api/operator/deployments/{name}/{action}."""
+
+    action_name: ClassVar[str] = ""
+
+    @extend_schema(parameters=[HEADER], request=None, responses=DeploymentOut)
+    @idempotent
+    def post(self, request: Request, name: str) -> Response:
+        self.find_deployment(name)
+        return self.answer([deployments.do_set_deployment_state(name, STATES[self.action_name])], many=False)
+
+
+@extend_schema(tags=["operators"])
+class DeploymentPrice(_DeploymentView):
+    @extend_schema(
+        operation_id="operator_deployment_draft_price",
+        parameters=[HEADER],
+        request=None,
+        responses={201: DraftedPriceOut},
+    )
+    @idempotent
+    def post(self, request: Request, name: str) -> Response:
+        """Draft the offered price of a deployment without one, for another operator to publish."""
+        self.find_deployment(name)
+        version = deployments.do_draft_offered_price(name, by=person(request))
+        return Response(DraftedPriceOut(version).data, status=201)
+
+
+def _read_board() -> FleetStatus | None:
+    try:
+        return read_fleet_status()
+    except redis.RedisError:
+        return None

@@ -1,0 +1,378 @@
+"""The catalog of deployments.
+
+PostgreSQL contains the deployments, and changes are in the audit log. A key in Valkey is a copy, which workers and
+gateways read twice a second. It is written after each change and once a minute, which repairs a copy that was lost or
+not written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import redis
+import structlog
+from django.conf import settings
+from django.db import connection, transaction
+
+from billing import demo_prices
+from billing.actions.prices import do_propose_prices
+from billing.models import CompiledRateCard, PriceVersion
+from billing.pricing.price_book import NewPrice, Proposal
+from inference_worker.contract import valkey
+from inference_worker.contract.config import DTypeName, ModelError
+from inference_worker.contract.deployments import (
+    ALL_WORKERS,
+    MAX_DEPLOYMENTS,
+    WANTED_KEY,
+    WantedDeployments,
+    WantedState,
+    encode_wanted,
+)
+from inference_worker.contract.encoder_config import model_task, read_model_config
+from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
+from inference_worker.contract.settings import EMBEDDED, MODEL_NAME, ModelSpec, read_kv_cache_memory
+from inference_worker.models.model_source import embedded_source
+from millrace.apps.operations.models import Deployment
+from tenants import audit
+from tenants.actions import ActionRefused, Conflict
+from tenants.actions.common import FieldRefused
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import User
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_POOLS = {"default": 1}
+MAX_POOLS = 32
+MAX_IDLE_SECONDS = 30 * 86_400
+POOL_NAME = MODEL_NAME
+OPTIONS = tuple(name for name in Deployment.AUDITED if name not in ("name", "source", "state"))
+_LOCK = 0x6465706C  # the number of an advisory lock; unique in the database
+_RANGES = {"max_model_len": (16, 1 << 24), "block_size": (1, 256), "default_max_tokens": (1, 1 << 24)}
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "dtype": get_args(DTypeName),
+    "tool_parser": (AUTO, NONE, *TOOL_FORMATS),
+    "reasoning_parser": (AUTO, NONE, *REASONING_FORMATS),
+}
+
+
+def served_specs(*, wanted_loaded: bool = False) -> tuple[ModelSpec, ...]:
+    """Return the deployments of the catalog; those of the settings while the catalog is empty.
+
+    Args:
+        wanted_loaded: without the drained and unloaded ones.
+    """
+    with all_tenants_scope(BypassReason.OPERATOR):
+        rows = list(Deployment.objects.all())
+    if not rows:
+        specs: tuple[ModelSpec, ...] = settings.MILLRACE.models
+        return specs
+    return tuple(row.spec for row in rows if not wanted_loaded or row.state == WantedState.LOADED)
+
+
+def do_add_deployment(name: str, source: str, *, state: WantedState = WantedState.LOADED, **options: Any) -> Deployment:
+    """Add a deployment. Workers of its pools load it.
+
+    Raises:
+        Conflict: the name is taken. ActionRefused: a value is invalid.
+    """
+    row = Deployment(name=name, source=source, state=state, **{"pools": DEFAULT_POOLS, **options})
+    _check(row)
+    with all_tenants_scope(BypassReason.OPERATOR):
+        _lock()
+        if not Deployment.objects.exists() and row.imported is None:  # the models of the settings stay
+            do_import_settings(settings.MILLRACE.models)
+        if Deployment.objects.filter(name=name).exists():
+            raise Conflict(f"The deployment {name!r} exists already. Choose another name, or update it.")
+        if Deployment.objects.count() >= MAX_DEPLOYMENTS:
+            raise Conflict(f"There are {MAX_DEPLOYMENTS} deployments already. Remove one first.")
+        row.save(force_insert=True)
+        audit.record("deployment.created", row, tenant_id=None, after=audit.serialize_for_audit(row))
+        transaction.on_commit(_publish)
+    return row
+
+
+def do_update_deployment(name: str, **changes: Any) -> Deployment:
+    """Change options of a deployment. A change of what replicas load is a new version, which replaces the old one.
+
+    Raises:
+        Conflict: it does not exist. ActionRefused: a value is invalid.
+    """
+    with all_tenants_scope(BypassReason.OPERATOR):
+        row = _locked(name)
+        before = audit.serialize_for_audit(row)
+        for option, value in changes.items():
+            setattr(row, option, value)
+        _check(row)
+        after = audit.serialize_for_audit(row)
+        if before != after:
+            row.save()
+            audit.record("deployment.updated", row, tenant_id=None, before=before, after=after)
+            transaction.on_commit(_publish)
+    return row
+
+
+def do_set_deployment_state(name: str, state: WantedState) -> Deployment:
+    """Set the state that the deployment's replicas reach: loaded, drained or unloaded. Idempotent.
+
+    Raises:
+        Conflict: it does not exist.
+    """
+    return do_update_deployment(name, state=state)
+
+
+def do_remove_deployment(name: str) -> None:
+    """Remove a deployment. Its running streams end, then its replicas are unloaded. Prices and usage stay.
+
+    Raises:
+        Conflict: it does not exist.
+    """
+    with all_tenants_scope(BypassReason.OPERATOR):
+        row = _locked(name)
+        audit.record("deployment.removed", row, tenant_id=None, before=audit.serialize_for_audit(row))
+        row.delete()
+        transaction.on_commit(_publish)
+
+
+def do_import_deployments(entries: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Create or update the deployments of a file, in one transaction. Others stay as they are. Idempotent.
+
+    Returns:
+        The names of the created, updated and unchanged deployments.
+
+    Raises:
+        ActionRefused: an entry is invalid; nothing is changed.
+    """
+    result: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
+    with all_tenants_scope(BypassReason.OPERATOR):
+        _lock()
+        known = {row.name: row for row in Deployment.objects.all()}
+        for entry in entries:
+            options = dict(entry)
+            name = str(options.pop("name", ""))
+            try:
+                if name not in known:
+                    do_add_deployment(name, **options)
+                    result["created"].append(name)
+                    continue
+                before = audit.serialize_for_audit(known[name])
+                after = audit.serialize_for_audit(do_update_deployment(name, **options))
+                result["unchanged" if before == after else "updated"].append(name)
+            except ActionRefused as exc:
+                raise ActionRefused(f"Deployment {name!r}: {exc}") from exc
+    return result
+
+
+def do_import_settings(specs: Iterable[ModelSpec]) -> None:
+    """Import the models of MILLRACE_MODELS when the platform starts. Each has the worker pool of its name.
+
+    A deployment is changed only if its setting has changed since the last import, so that changes by operators stay.
+    One that was imported and is not in the settings any more is removed.
+    """
+    specs = list(specs)
+    with all_tenants_scope(BypassReason.BOOTSTRAP):
+        _lock()
+        known = {row.name: row for row in Deployment.objects.all()}
+        for spec in specs:
+            values = msgspec.to_builtins(spec)
+            row = known.get(spec.name)
+            if row is None:
+                options = _options_of(spec)
+                do_add_deployment(spec.name, pools={spec.name: ALL_WORKERS}, imported=values, **options)
+            elif row.imported != values:
+                do_update_deployment(spec.name, **_options_of(spec))
+                Deployment.objects.filter(pk=row.pk).update(imported=values)
+        names = {spec.name for spec in specs}
+        for row in known.values():
+            if row.imported is not None and row.name not in names:
+                do_remove_deployment(row.name)
+        transaction.on_commit(_publish)
+
+
+def copy_deployments() -> int:
+    """Replace the copy in Valkey. Returns the number of deployments.
+
+    Raises:
+        redis.RedisError: Valkey cannot be reached.
+    """
+    with all_tenants_scope(BypassReason.OPERATOR), valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
+        _lock()  # NOTE: locked while the copy is written, so that an older copy cannot replace a newer one
+        wanted = WantedDeployments(tuple(row.wanted for row in Deployment.objects.all()))
+        if wanted.deployments or broker.exists(WANTED_KEY):  # otherwise workers use their settings
+            broker.set(WANTED_KEY, encode_wanted(wanted))
+    return len(wanted.deployments)
+
+
+def check_deployment(name: str, source: str, **options: Any) -> str:
+    """Check a deployment's values and its source without changing anything.
+
+    Returns:
+        The model's task.
+
+    Raises:
+        Conflict: the name is taken. ActionRefused: a value is invalid, or the source cannot be served.
+    """
+    row = Deployment(name=name, source=source, state=WantedState.LOADED, **{"pools": DEFAULT_POOLS, **options})
+    _check(row)
+    with all_tenants_scope(BypassReason.OPERATOR):
+        if Deployment.objects.filter(name=name).exists():
+            raise Conflict(f"The deployment {name!r} exists already. Choose another name, or update it.")
+    return check_source(row.spec)
+
+
+def check_source(spec: ModelSpec) -> str:
+    """Check on this machine that the source contains a supported model. Nothing is loaded or converted.
+
+    Returns:
+        The model's task.
+
+    Raises:
+        FieldRefused: the source is missing, or its model is not supported.
+    """
+    try:
+        path = embedded_source(spec.source) if spec.source in EMBEDDED else Path(spec.source).expanduser()
+        if not (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
+            message = f"{path} is neither a model directory nor a .gguf file on this machine."
+            raise FieldRefused("source", "invalid", message)
+        if path.is_dir():
+            config = read_model_config(path)
+            if spec.max_model_len and spec.max_model_len > config.max_model_len:
+                message = f"The model's context has {config.max_model_len} tokens. Enter at most that many."
+                raise FieldRefused("max_model_len", "invalid", message)
+    except ModelError as exc:
+        raise FieldRefused("source", "invalid", f"{exc}.") from exc
+    return model_task(spec.source)
+
+
+def unpriced_names(names: Iterable[str]) -> set[str]:
+    """Return the deployments without a list price. Their requests are rejected. Inside `all_tenants_scope(…)`."""
+    wanted = set(names)
+    rows = CompiledRateCard.objects.filter(tenant_id=None, model__in=wanted, effective_from__lte=datetime.now(UTC))
+    return wanted - set(rows.values_list("model", flat=True))
+
+
+def offered_price(deployment: Deployment) -> Proposal:
+    """Return prices to start from: those of a deployment with the same source, else those of the embedded models.
+
+    Inside `all_tenants_scope(…)`.
+    """
+    similar = (
+        Deployment.objects.filter(source=deployment.source).exclude(pk=deployment.pk).values_list("name", flat=True)
+    )
+    for name in similar:
+        if prices := _list_prices(name):
+            return Proposal(tuple(msgspec.structs.replace(price, model=deployment.name) for price in prices))
+    if model_task(deployment.source) == "generate":
+        return demo_prices.proposal([deployment.name])
+    return demo_prices.proposal([], [deployment.name])
+
+
+def do_draft_offered_price(name: str, *, by: User | None) -> PriceVersion:
+    """Draft the offered price of a deployment, for another operator to publish.
+
+    Raises:
+        Conflict: it does not exist, or it has a price.
+    """
+    with all_tenants_scope(BypassReason.OPERATOR):
+        row = _locked(name)
+        if not unpriced_names([name]):
+            raise Conflict(f"The deployment {name!r} has a price already. Change it in the price book.")
+        return do_propose_prices(offered_price(row), note=f"Offered price of {name}", created_by=by)
+
+
+def _list_prices(model: str) -> list[NewPrice]:
+    rows = CompiledRateCard.objects.filter(tenant_id=None, model=model, effective_from__lte=datetime.now(UTC))
+    newest = rows.order_by("tier", "-effective_from", "-pk").distinct("tier")
+    return [
+        NewPrice(
+            model,
+            row.decoded().tier,
+            rate.component,
+            rate.nano_per_million,
+            rate.from_tokens,
+            rate.until_tokens,
+            rate.from_minute,
+            rate.until_minute,
+        )
+        for row in newest
+        for rate in row.decoded().rates
+    ]
+
+
+def _options_of(spec: ModelSpec) -> dict[str, Any]:
+    """Return the options that MILLRACE_MODELS defines."""
+    names = ("source", "dtype", "max_model_len", "tool_parser", "reasoning_parser", "revision", "quantization")
+    return {name: getattr(spec, name) for name in names}
+
+
+def _check(row: Deployment) -> None:
+    """Check the values of a deployment.
+
+    Raises:
+        FieldRefused: names the field.
+    """
+    if not re.fullmatch(MODEL_NAME, row.name):
+        message = "Enter 1 to 64 of a-z 0-9 . _ - that start with a letter or digit."
+        raise FieldRefused("name", "invalid", message)
+    if not row.source or len(row.source) > 1024:
+        raise FieldRefused("source", "invalid", f"Enter {', '.join(EMBEDDED)}, a model directory or a .gguf file.")
+    for field, known in _CHOICES.items():
+        if getattr(row, field) not in known:
+            raise FieldRefused(field, "invalid", f"Enter one of {', '.join(known)}.")
+    for field, (least, most) in _RANGES.items():
+        value = getattr(row, field)
+        if value is not None and not least <= value <= most:
+            raise FieldRefused(field, "invalid", f"Enter a number from {least} to {most}.")
+    if not 0 <= row.idle_seconds <= MAX_IDLE_SECONDS:
+        raise FieldRefused("idle_seconds", "invalid", f"Enter a number from 0 to {MAX_IDLE_SECONDS}.")
+    if len(row.revision) > 128 or len(row.quantization) > 16:
+        raise FieldRefused("revision", "invalid", "Enter at most 128 characters.")
+    try:
+        read_kv_cache_memory(row.kv_cache_memory)
+    except ValueError as exc:
+        raise FieldRefused("kv_cache_memory", "invalid", f"Enter a size or a share: {exc}.") from exc
+    _check_pools(row.pools)
+
+
+def _check_pools(pools: Any) -> None:
+    is_valid = (
+        isinstance(pools, dict)
+        and 0 < len(pools) <= MAX_POOLS
+        and all(
+            re.fullmatch(POOL_NAME, str(pool)) and type(count) is int and 0 <= count <= MAX_DEPLOYMENTS
+            for pool, count in pools.items()
+        )
+    )
+    if not is_valid:
+        message = 'Enter the number of replicas of each worker pool, such as {"default": 1}; 0: one on each worker.'
+        raise FieldRefused("pools", "invalid", message)
+
+
+def _locked(name: str) -> Deployment:
+    """Lock the catalog and return a deployment.
+
+    Raises:
+        Conflict: it does not exist.
+    """
+    _lock()
+    row = Deployment.objects.filter(name=name).first()
+    if row is None:
+        raise Conflict(f"The deployment {name!r} does not exist.")
+    return row
+
+
+def _publish() -> None:
+    try:
+        copy_deployments()
+    except redis.RedisError as exc:
+        log.warning("deployment_sync_failed", error=str(exc))
+
+
+def _lock() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])

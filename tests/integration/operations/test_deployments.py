@@ -1,0 +1,270 @@
+"""The catalog of deployments: in the database, the audit log and Valkey's copy, and its API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings
+from django.core.management import call_command
+from django.db import connection
+from rest_framework.test import APIClient
+
+from inference_worker.contract.deployments import (
+    ALL_WORKERS,
+    WANTED_KEY,
+    WantedDeployments,
+    WantedState,
+    decode_wanted,
+)
+from inference_worker.contract.messages import ReplicaPhase
+from inference_worker.contract.settings import ModelSpec
+from millrace.apps.operations import deployments, tasks
+from millrace.apps.operations.deployment_status import DeploymentState, deployment_status
+from millrace.apps.operations.deployments import (
+    do_add_deployment,
+    do_import_deployments,
+    do_import_settings,
+    do_remove_deployment,
+    do_set_deployment_state,
+    do_update_deployment,
+)
+from millrace.apps.operations.fleet_status import read_fleet_status
+from millrace.apps.operations.models import Deployment
+from tenants.actions import ActionRefused, Conflict
+from tenants.models import AuditEntry, User
+from tests.support.rows import unscoped
+from tests.support.tenants.management_api import by_person
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+URL = "/api/operator/deployments"
+SPECS = (ModelSpec("small", "embedded", "auto"), ModelSpec("small-f32", "embedded", "float32"))
+
+
+def published(broker: redis.Redis) -> WantedDeployments:
+    payload: Any = broker.get(WANTED_KEY)
+    return decode_wanted(payload)
+
+
+def names(broker: redis.Redis) -> list[str]:
+    return [each.spec.name for each in published(broker).deployments]
+
+
+@pytest.fixture
+def catalog(broker: redis.Redis) -> None:
+    do_import_settings(SPECS)
+
+
+@pytest.mark.usefixtures("catalog")
+def test_changes_are_stored_audited_and_published(broker: redis.Redis) -> None:
+    do_add_deployment("llama", "/models/llama", dtype="bfloat16", default_max_tokens=50, idle_seconds=900)
+    wanted = published(broker).find("llama")
+    assert wanted is not None
+    assert (wanted.spec.dtype, wanted.pools, wanted.default_max_tokens) == ("bfloat16", {"default": 1}, 50)
+    version = wanted.spec.version
+    do_update_deployment("llama", revision="v2", kv_cache_memory="0.5")
+    do_update_deployment("llama", revision="v2")  # changes nothing
+    changed = published(broker).find("llama")
+    assert changed is not None
+    assert changed.spec.version != version
+    assert changed.spec.kv_cache_memory == 0.5
+    do_set_deployment_state("llama", WantedState.DRAINED)
+    do_remove_deployment("llama")
+    assert names(broker) == ["small", "small-f32"]
+    entries = [entry for entry in unscoped(AuditEntry).order_by("id") if entry.object_name == "llama"]
+    assert [(entry.action, entry.tenant_id) for entry in entries] == [
+        ("deployment.created", None),
+        ("deployment.updated", None),
+        ("deployment.updated", None),
+        ("deployment.removed", None),
+    ]
+    assert entries[1].after == {"revision": "v2", "kv_cache_memory": "0.5"}
+
+
+def test_the_first_addition_keeps_the_models_of_the_settings(broker: redis.Redis) -> None:
+    do_add_deployment("llama", "/models/llama")
+    assert set(names(broker)) == {"llama", *(spec.name for spec in settings.MILLRACE.models)}
+
+
+@pytest.mark.usefixtures("catalog")
+def test_the_import_of_settings_keeps_operators_changes(broker: redis.Redis) -> None:
+    small = published(broker).find("small")
+    assert small is not None
+    assert (small.spec, small.pools) == (SPECS[0], {"small": ALL_WORKERS})
+    do_update_deployment("small", max_model_len=512)
+    do_add_deployment("llama", "/models/llama")
+    do_import_settings(SPECS)
+    small = published(broker).find("small")
+    assert small is not None
+    assert small.spec.max_model_len == 512
+    do_import_settings((replace(SPECS[0], dtype="float32"),))  # the setting has changed, and a model was removed
+    assert names(broker) == ["llama", "small"]
+    small = published(broker).find("small")
+    assert small is not None
+    assert (small.spec.dtype, small.spec.max_model_len) == ("float32", None)
+
+
+def test_the_command_imports_the_settings(broker: redis.Redis) -> None:
+    for _ in range(2):
+        call_command("import_models")
+    assert names(broker) == sorted(spec.name for spec in settings.MILLRACE.models)
+
+
+@pytest.mark.usefixtures("catalog")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "Not valid"},
+        {"source": ""},
+        {"dtype": "float8"},
+        {"tool_parser": "unknown"},
+        {"max_model_len": 1},
+        {"kv_cache_memory": "much"},
+        {"pools": {}},
+        {"pools": {"default": -1}},
+        {"pools": {"default": True}},
+        {"pools": {"": 1}},
+        {"idle_seconds": -1},
+    ],
+)
+def test_invalid_values_change_nothing(broker: redis.Redis, options: dict[str, Any]) -> None:
+    before = published(broker)
+    with pytest.raises(ActionRefused):
+        do_add_deployment(**{"name": "llama", "source": "/models/llama"} | options)
+    assert published(broker) == before
+    assert unscoped(Deployment).count() == 2
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_taken_name_and_an_unknown_one_are_conflicts(broker: redis.Redis) -> None:
+    with pytest.raises(Conflict):
+        do_add_deployment("small", "embedded")
+    for change in (lambda: do_update_deployment("unknown", revision="2"), lambda: do_remove_deployment("unknown")):
+        with pytest.raises(Conflict):
+            change()
+
+
+@pytest.mark.usefixtures("catalog")
+def test_an_import_is_idempotent_and_complete_or_nothing(broker: redis.Redis) -> None:
+    small = {"name": "small", "dtype": "float32", "source": "embedded"}
+    entries = [small, {"name": "llama", "source": "/models/llama"}]
+    assert do_import_deployments(entries) == {"created": ["llama"], "updated": ["small"], "unchanged": []}
+    assert do_import_deployments(entries) == {"created": [], "updated": [], "unchanged": ["small", "llama"]}
+    with pytest.raises(ActionRefused, match="'bad'"):
+        do_import_deployments([{"name": "good", "source": "/g"}, {"name": "bad", "source": "/b", "dtype": "x"}])
+    assert names(broker) == ["llama", "small", "small-f32"]
+
+
+@pytest.mark.usefixtures("catalog")
+def test_concurrent_changes_are_all_published(broker: redis.Redis) -> None:
+    def add(number: int) -> None:
+        do_add_deployment(f"model-{number}", "/models/m")
+        connection.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(8)))
+    assert len(names(broker)) == 10
+
+
+@pytest.mark.usefixtures("catalog")
+def test_the_copy_is_restored_after_valkey_lost_it(broker: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.flushdb()
+    assert tasks.publish_deployments() == 2
+    assert names(broker) == ["small", "small-f32"]
+
+    def away() -> int:
+        raise redis.ConnectionError
+
+    monkeypatch.setattr(deployments, "copy_deployments", away)
+    do_add_deployment("llama", "/models/llama")
+    monkeypatch.undo()
+    assert names(broker) == ["small", "small-f32"]
+    tasks.publish_deployments()
+    assert names(broker) == ["llama", "small", "small-f32"]
+    for name in ("llama", "small", "small-f32"):
+        do_remove_deployment(name)
+    assert names(broker) == []
+
+
+@pytest.mark.parametrize(
+    ("replicas", "state"),
+    [
+        ((), DeploymentState.PENDING),
+        (("ready",), DeploymentState.READY),
+        (("loading",), DeploymentState.LOADING),
+        (("failed",), DeploymentState.FAILED),
+        (("unloaded",), DeploymentState.SCALED_TO_ZERO),
+        (("old", "loading"), DeploymentState.UPDATING),
+        (("old", "failed"), DeploymentState.DEGRADED),
+        (("old", "ready"), DeploymentState.READY),
+    ],
+)
+@pytest.mark.usefixtures("catalog")
+def test_the_state_follows_from_the_replicas(
+    speak: Callable[..., None], replicas: tuple[str, ...], state: DeploymentState
+) -> None:
+    row = unscoped(Deployment).get(name="small")
+    for number, kind in enumerate(replicas):
+        phase = ReplicaPhase.READY if kind in ("ready", "old") else ReplicaPhase(kind)
+        speak(
+            f"small-0.aa-{number}",
+            model="small",
+            ready=phase == ReplicaPhase.READY,
+            phase=phase,
+            version="old" if kind == "old" else row.spec.version,
+            reason="no memory" if kind == "failed" else "",
+            loaded_bytes=62,
+            total_bytes=100,
+        )
+    status = deployment_status(row, read_fleet_status())
+    assert status.state == state
+    assert status.reason == ("no memory" if "failed" in replicas else "")
+    assert status.progress_percent == (62 if "loading" in replicas else None)
+    assert deployment_status(row, None).state == DeploymentState.UNKNOWN
+
+
+@pytest.fixture
+def operator() -> APIClient:
+    return by_person(User.objects.create_superuser("op@example.com"))
+
+
+def call(client: APIClient, method: str, path: str = "", body: Any = None) -> Any:
+    return getattr(client, method)(f"{URL}{path}", body, format="json")
+
+
+@pytest.mark.usefixtures("catalog")
+def test_the_api_adds_updates_and_removes(operator: APIClient, broker: redis.Redis, tmp_path: Path) -> None:
+    added = call(operator, "post", body={"name": "llama", "source": "embedded", "dtype": "float32"})
+    assert added.status_code == 201, added.content
+    row = added.json()
+    assert (row["state"], row["wanted_state"], row["has_price"]) == ("pending", "loaded", False)
+    assert {price["component"] for price in row["offered_price"]} >= {"uncached", "output"}
+    assert call(operator, "post", body={"name": "llama", "source": "embedded"}).status_code == 409
+    draft = call(operator, "post", "/llama/price")
+    assert draft.status_code == 201, draft.content
+    changed = call(operator, "patch", "/llama", {"revision": "v2"})
+    assert changed.json()["version"] != row["version"]
+    assert call(operator, "patch", "/llama", {"dtype": "float8"}).status_code == 400
+    for action, wanted in (("drain", "drained"), ("unload", "unloaded"), ("load", "loaded")):
+        assert call(operator, "post", f"/llama/{action}").json()["wanted_state"] == wanted
+    assert [each["name"] for each in call(operator, "get").json()] == ["llama", "small", "small-f32"]
+    imported = call(operator, "post", "/import", {"deployments": [{"name": "llama", "source": "embedded"}]})
+    assert imported.json() == {"created": [], "updated": [], "unchanged": ["llama"]}
+    missing = {"name": "new", "source": str(tmp_path / "none")}
+    assert call(operator, "post", "/check", missing).status_code == 400
+    assert call(operator, "post", "/check", {"name": "new", "source": "embedded"}).json() == {"task": "generate"}
+    assert call(operator, "delete", "/llama").status_code == 204
+    assert call(operator, "get", "/llama").status_code == 404
+
+
+@pytest.mark.usefixtures("catalog")
+def test_only_operators_reach_the_api() -> None:
+    other = by_person(User.objects.create_user("user@example.com", "a long password 1", name="User"))
+    assert call(other, "get").status_code == 404
+    assert call(APIClient(), "get").status_code in (401, 403)
