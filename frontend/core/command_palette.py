@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from django.conf import settings
 from django.db.models import Q
 from django.http import HttpResponse
 from django.urls import reverse
@@ -17,6 +16,7 @@ from frontend.core.labels import outcome_label
 from frontend.core.navigation import sections
 from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.rendering import render_page
+from millrace.apps.operations.deployments import served_specs
 from millrace.apps.request_log.models import RequestRecord
 from tenants.models import ApiKey, Tenant, User
 from tenants.permissions import Permission
@@ -91,7 +91,7 @@ def find_users(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
 
 def find_models(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
     """Yield served models by name."""
-    for spec in settings.MILLRACE.models:
+    for spec in served_specs():
         if typed.lower() in spec.name:
             yield SearchResult(spec.name, f"{reverse('operator-fleet')}?model={spec.name}", "models", "fleet")
 

@@ -236,11 +236,15 @@ class Reconciler:
         """Add the deployment's replica if it is missing. Load it again after a failure, or on demand."""
         replica = next((found for found in self._replicas if found.spec.key == each.spec.key), None)
         if replica is None:
-            self._replicas = (*self._replicas, LocalReplica(f"{self._process_id}-{next(self._numbers)}", each.spec))
+            self._replicas = (*self._replicas, self._new_replica(each))
         elif replica.phase == ReplicaPhase.DRAINING:
             replica.phase, replica.drained_at = ReplicaPhase.READY, None
-        elif self._must_load_again(replica, each, is_demanded):
+        elif replica.phase == ReplicaPhase.FAILED and time.monotonic() >= replica.retry_at:
             replica.start_load()
+        elif replica.phase == ReplicaPhase.UNLOADED and (is_demanded or not each.idle_seconds):
+            following = self._new_replica(each)  # since the counters of its engine begin at zero
+            following.load_seconds = replica.load_seconds
+            self._replicas = tuple(following if other is replica else other for other in self._replicas)
         elif self._is_idle(replica, each) and not is_demanded:
             self._unload(replica)
 
@@ -249,10 +253,8 @@ class Reconciler:
             return False
         return 0 < each.idle_seconds <= time.monotonic() - replica.used_at
 
-    def _must_load_again(self, replica: LocalReplica, each: WantedDeployment, is_demanded: bool) -> bool:
-        if replica.phase == ReplicaPhase.FAILED:
-            return time.monotonic() >= replica.retry_at
-        return replica.phase == ReplicaPhase.UNLOADED and (is_demanded or not each.idle_seconds)
+    def _new_replica(self, each: WantedDeployment) -> LocalReplica:
+        return LocalReplica(f"{self._process_id}-{next(self._numbers)}", each.spec)
 
     def _adjust(self, replica: LocalReplica, each: WantedDeployment | None, assigned: Collection[str]) -> None:
         """Drain or remove a replica that is not wanted any more, or that another version replaces."""

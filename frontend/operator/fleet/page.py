@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis
-from django.conf import settings
 
 from frontend.core.charts import Chart, Series, Unit
 from frontend.core.lists import Choice, with_query
 from frontend.core.numbers import Margin
 from frontend.core.page_context import PageContext
 from millrace.apps.operations.costs import ModelCost, costs
+from millrace.apps.operations.deployments import served_specs
 from millrace.apps.operations.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
 from millrace.apps.operations.history import FleetPoint, span
 from millrace.apps.operations.models import ReplicaSample
@@ -51,7 +51,7 @@ def query_of(ctx: PageContext) -> FleetQuery:
     """Return the range and the model of the query string; the defaults for invalid values."""
     name = ctx.query.get("span", DEFAULT_RANGE)
     name = name if name in RANGES else DEFAULT_RANGE
-    known = [spec.name for spec in settings.MILLRACE.models]
+    known = [spec.name for spec in served_specs()]
     model = ctx.query.get("model", "")
     model = model if model in known else ""
     label, length, bucket = RANGES[name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.conf import settings
 from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 
@@ -18,6 +17,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.operator.fleet import page
 from millrace.apps.operations.costs import do_set_machine_cost
+from millrace.apps.operations.deployments import served_specs
 
 PANELS = Panels(
     "operator-fleet-panel",
@@ -55,7 +55,7 @@ def fleet(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM)
 def cost(ctx: PageContext) -> HttpResponse:
     model = ctx.arguments["model"]
-    if model not in {spec.name for spec in settings.MILLRACE.models}:
+    if model not in {spec.name for spec in served_specs()}:
         raise Http404
     back = reverse("operator-fleet")
     return form_view(

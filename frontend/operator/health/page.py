@@ -14,6 +14,7 @@ from billing.models import Reconciliation, UsageQuarantine
 from frontend.core.numbers import duration
 from frontend.core.page_context import PageContext
 from millrace.apps.operations import health
+from millrace.apps.operations.deployments import served_specs
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, read_fleet_status
 from millrace.apps.operations.health import HealthIssue, IssueType
 from tenants.models import Tenant
@@ -58,7 +59,7 @@ def queues(ctx: PageContext) -> dict[str, Any]:
     board = _replica_board()
     if board is None:
         return {"rows": None, "gateways": 0}
-    return {"rows": [_queue(board, spec.name) for spec in settings.MILLRACE.models], "gateways": len(board.gateways)}
+    return {"rows": [_queue(board, spec.name) for spec in served_specs()], "gateways": len(board.gateways)}
 
 
 def reconciliation(ctx: PageContext) -> dict[str, Any]:

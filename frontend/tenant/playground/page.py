@@ -15,6 +15,7 @@ from billing.pricing.price_book import NewPrice, current_prices
 from billing.pricing.pricing import Tier
 from frontend.core.page_context import PageContext
 from inference_worker.contract.encoder_config import model_task
+from millrace.apps.operations.deployments import served_specs
 from millrace.apps.request_log.selectors import stored_content
 from tenants.models import ApiKey, RoutingPolicy
 from tenants.permissions import Permission
@@ -72,7 +73,7 @@ def _usable(ctx: PageContext) -> Any:
 def _models(ctx: PageContext) -> dict[str, str]:
     """Return the names that can be requested, with a description."""
     own = {name: f"Alias for {', '.join(targets)}" for name, targets in _policies(ctx).items()}
-    served = [spec.name for spec in settings.MILLRACE.models if model_task(spec.source) == "generate"]
+    served = [spec.name for spec in served_specs() if model_task(spec.source) == "generate"]
     return {name: "" for name in served if name not in own} | own
 
 
