@@ -11,6 +11,7 @@ from frontend.core import command_palette, preferences
 from frontend.operator.alerts import views as operator_alerts
 from frontend.operator.audit import views as operator_audit
 from frontend.operator.billing import views as operator_billing
+from frontend.operator.deployments import views as operator_deployments
 from frontend.operator.fleet import views as operator_fleet
 from frontend.operator.health import views as operator_health
 from frontend.operator.models import views as operator_models
@@ -81,6 +82,7 @@ urlpatterns = [
     *settings.urlpatterns,
     *routing.urlpatterns,
     *models.urlpatterns,
+    *operator_deployments.urlpatterns,
     *operator_fleet.urlpatterns,
     *operator_alerts.urlpatterns,
     *operator_audit.urlpatterns,

@@ -86,6 +86,7 @@ OPERATOR = (
     NavigationGroup(
         "Infrastructure",
         (
+            NavigationEntry("Deployments", "operator-deployments", "layers", "d"),
             NavigationEntry("Models and workers", "operator-models", "models", "m"),
             NavigationEntry("Fleet", "operator-fleet", "fleet", "f"),
         ),

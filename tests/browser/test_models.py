@@ -12,6 +12,8 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from frontend.operator.models import page as operator_models
 from frontend.tenant.models import page as tenant_models
+from frontend.tenant.playground import page as playground
+from inference_worker.contract.settings import ModelSpec
 from millrace.apps.operations.fleet_status import FleetStatus
 from tests.support.frontend.console import load_screens
 from tests.support.frontend.live_server import LiveServer
@@ -23,13 +25,17 @@ LONG = "a-model-" + "with-a-very-long-name-" * 4
 
 
 def _long_names(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    platform = settings.MILLRACE
-    named = replace(platform.models[0], name=LONG)  # which has neither a price nor a replica
-    settings.MILLRACE = replace(platform, models=(named, *platform.models))
+    specs = settings.MILLRACE.models
+    _serve(monkeypatch, (replace(specs[0], name=LONG), *specs))  # which has neither a price nor a replica
 
 
 def _no_models(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    settings.MILLRACE = replace(settings.MILLRACE, models=())
+    _serve(monkeypatch, ())
+
+
+def _serve(monkeypatch: pytest.MonkeyPatch, specs: tuple[ModelSpec, ...]) -> None:
+    for module in (tenant_models, operator_models, playground):
+        monkeypatch.setattr(module, "served_specs", lambda: specs)
 
 
 def _no_workers(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:

@@ -256,6 +256,12 @@ def unpriced_names(names: Iterable[str]) -> set[str]:
     return wanted - set(rows.values_list("model", flat=True))
 
 
+def has_price(name: str) -> bool:
+    """Return whether the deployment has a list price."""
+    with all_tenants_scope(BypassReason.OPERATOR):
+        return not unpriced_names([name])
+
+
 def offered_price(deployment: Deployment) -> Proposal:
     """Return prices to start from: those of a deployment with the same source, else those of the embedded models.
 

@@ -1,0 +1,1 @@
+"""Deployments: the models that the platform serves, and their states."""
