@@ -12,6 +12,7 @@ after it has been idle for `HANDOVER_SECONDS`, in which a gateway also sends the
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -357,6 +358,7 @@ class Reconciler:
             # Until the end of this block the traceback refers to the weights that were loaded.
             reason = str(exc) or type(exc).__name__
         else:
+            gc.freeze()  # so that full collections do not scan the model and delay a step
             return
         free_memory()
         replica.fail_load(reason[:500], seconds)

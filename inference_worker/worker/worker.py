@@ -237,6 +237,7 @@ class Worker:
         self._draining.set()
         for live in self.live():
             self.requeue(live)
+        self.replicas.close()
         deadline = time.monotonic() + self.settings.shutdown_timeout_seconds
         while self.live() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -247,7 +248,6 @@ class Worker:
 
     def close(self) -> None:
         """Stop permanently; call after `drain`."""
-        self.replicas.close()
         while self.live() and not self.broken.is_set():
             time.sleep(0.02)
         for replica in self.replicas.replicas:

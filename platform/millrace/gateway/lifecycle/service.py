@@ -277,7 +277,8 @@ class InferenceService:
             ApiError: no candidate can run it.
         """
         while True:
-            active.target = active.remaining_candidates.pop(0)
+            candidate = active.remaining_candidates.pop(0)
+            active.target = self._router.served(candidate.name) or candidate  # of the current version
             try:
                 return await self._begin_execution(active, active.target)
             except ApiError as exc:
