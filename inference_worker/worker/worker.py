@@ -297,6 +297,7 @@ class Worker:
             model_dir=ensure_model(self.spec, settings.data_dir, None),
             device=settings.device,
             dtype=self.spec.dtype,
+            quantization=self.spec.quantization,
             max_model_len=self.spec.max_model_len,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
