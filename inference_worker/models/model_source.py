@@ -21,7 +21,7 @@ from inference_worker.models import tokenizer_convert
 from inference_worker.models.checkpoint import read_tensor_entries
 from inference_worker.models.gguf_header import GGUFError, header_of
 
-CONVERTER_VERSION = 1  # of gguf_convert.py; part of the converted directory's name
+CONVERTER_VERSION = 2  # of gguf_convert.py; part of the converted directory's name
 Progress = Callable[[int, int], None]
 
 __all__ = ["ModelError", "ensure_model"]

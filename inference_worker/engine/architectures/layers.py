@@ -136,7 +136,7 @@ class Int8Linear(Linear):
         values, row_scales = to_int8(x, len(self._values))
         out = torch.zeros(len(x), self._scales.shape[1], device=x.device)
         for part, row_scale, weight, scale in zip(
-            values.chunk(len(self._values), 1), row_scales.split(1, 1), self._values, self._scales, strict=True
+            values.chunk(len(self._values), 1), torch.split(row_scales, 1, 1), self._values, self._scales, strict=True
         ):
             out += self._multiply(part, weight).float().mul_(row_scale).mul_(scale)
         return (out if self.bias is None else out.add_(self.bias)).to(x.dtype)
