@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.native.build import BuildError, build_library, cache_directory, find_compilers
+from kernels.native.memory import HugePages
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        self.memory = HugePages()  # of packed weights and caches
 
         def function(name: str, kind: type[ctypes.Structure]) -> Any:
             entry = getattr(library, f"millrace_{name}")

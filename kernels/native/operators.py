@@ -49,7 +49,8 @@ class PackedLinear:
         columns = _COLUMNS // 2 if activation else _COLUMNS
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         self._bias_address = None if self._bias is None else self._bias.data_ptr()
-        self._packed = torch.empty(-(-self._width // columns) * _COLUMNS * inputs, dtype=torch.bfloat16)
+        numbers = -(-self._width // columns) * _COLUMNS * inputs
+        self._packed = library.memory.empty(numbers, dtype=torch.bfloat16)
         weight = weight.contiguous()
         packing = PackingArguments(weight.data_ptr(), self._packed.data_ptr(), outputs, inputs, self._activation)
         library.pack(byref(packing))
