@@ -25,8 +25,8 @@ class LinearArguments(ctypes.Structure):
     """`struct linear` in kernels.h."""
 
     _fields_ = _fields(
-        pointers="x weight bias residual out",
-        sizes="rows inputs outputs x_stride residual_stride out_stride activation",
+        pointers="x weight bias residual out scales offsets codes row_scales",
+        sizes="rows inputs outputs x_stride residual_stride out_stride activation format group",
     )
 
 
