@@ -37,22 +37,33 @@ def convert(file: GGUFFile, directory: Path, progress: Callable[[int, int], None
     Raises:
         GGUFError: the architecture or tokenizer is not supported, or a tensor is missing or has a wrong shape.
     """
+    converter = write_settings(file, directory)
+    converter.write(directory / "model.safetensors", progress)
+
+
+def write_settings(file: GGUFFile, directory: Path) -> TensorConverter:
+    """Write config.json and the tokenizer files to the empty `directory`, and return the converter of the tensors.
+
+    Raises:
+        GGUFError: the architecture or tokenizer is not supported, or a tensor is not part of such a model.
+    """
     fields = Fields(file)
     architecture = architecture_of(fields)
     config = config_of(fields, architecture)
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    converter = TensorConverter(file, architecture, heads if architecture.is_permuted else {})
+    converter.targets()
     _write_json(directory / "config.json", config)
     _write_json(
         directory / "generation_config.json",
         {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
     )
     write_tokenizer(fields, directory)
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    converter = _Converter(file, architecture, heads if architecture.is_permuted else {})
-    converter.write(directory / "model.safetensors", progress)
+    return converter
 
 
 @dataclass(frozen=True)
-class _Converter:
+class TensorConverter:
     """The conversion of a file's tensors. `permuted` has the heads of the parts whose rows change their order."""
 
     file: GGUFFile
@@ -63,20 +74,16 @@ class _Converter:
         """Write the safetensors file in groups of rows, so that memory use does not depend on the model's size."""
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         total = 0
-        sources = [tensor for tensor in self.file.tensors.values() if tensor.name not in ROPE_TENSORS]
-        for tensor in sources:
-            for name, shape in self._targets(tensor):
-                if name in header:
-                    raise GGUFError(f"{self.file.path}: two tensors are {name}")
-                size = 2 * math.prod(shape)
-                header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [total, total + size]}
-                total += size
+        for name, shape in self.targets():
+            size = 2 * math.prod(shape)
+            header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [total, total + size]}
+            total += size
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         done = 0
         with path.open("wb") as out:
             out.write(struct.pack("<Q", len(text)) + text)
-            for tensor in sources:
+            for tensor in self._sources():
                 part = _part(tensor)
                 heads = self.permuted.get(part, 0)
                 rows = tensor.shape[0] if heads else _ROW_BATCH_SIZE
@@ -90,6 +97,20 @@ class _Converter:
                     done += 2 * block.size
                     if progress is not None:
                         progress(done, total)
+
+    def targets(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Return the names and shapes of the converted tensors.
+
+        Raises:
+            GGUFError: a tensor is not part of the model, or two become one.
+        """
+        found = [target for tensor in self._sources() for target in self._targets(tensor)]
+        if len({name for name, _ in found}) < len(found):
+            raise GGUFError(f"{self.file.path}: two tensors have the same place in the model")
+        return found
+
+    def _sources(self) -> list[GGUFTensor]:
+        return [tensor for tensor in self.file.tensors.values() if tensor.name not in ROPE_TENSORS]
 
     def _targets(self, tensor: GGUFTensor) -> list[tuple[str, tuple[int, ...]]]:
         """Return the names and shapes of the tensors that the tensor becomes: one, or one for each expert."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch.nn import functional
@@ -10,10 +11,12 @@ from torch.nn import functional
 from inference_worker.contract.config import ModelConfig, RopeConfig
 from inference_worker.engine.architectures.rope import Rope
 from inference_worker.engine.quantization.quantize import scales_of, to_int8
-from inference_worker.engine.quantization.weights import Fp8Weight, Int8Weight, Weight
+from inference_worker.engine.quantization.weights import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight, Weight
 from kernels import invariant
 from kernels.native import operators
 from kernels.native.library import Library
+
+Product = operators.PackedLinear | operators.PackedLinearInt8 | operators.PackedLinearInt4
 
 
 class Linear:
@@ -94,19 +97,19 @@ class InvariantRMSNorm(RMSNorm):
 
 
 class NativeLinear(Linear):
-    """A linear layer on the C kernels, in bfloat16 on the CPU. Its rows do not depend on the number of rows.
+    """A linear layer on the C kernels. Its rows do not depend on the number of rows.
 
     Only the packed copy of the weight is kept.
     """
 
-    def __init__(self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._product = operators.PackedLinear(library, weight, bias)
+    def __init__(self, product: Product) -> None:
+        self.product = product
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x)
+        return self.product(x)
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return self._product(x, other)
+        return self.product(x, other)
 
 
 class NativeRMSNorm(RMSNorm):
@@ -187,16 +190,14 @@ class Layers:
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """Return the layer of the weight. A quantized weight without a product for its kind is dequantized."""
-        if isinstance(weight, Int8Weight):
+        product = self._native_product(weight, bias)
+        if product is not None:
+            return NativeLinear(product)
+        if not isinstance(weight, torch.Tensor) and self._multiplies(weight):
             self.quantized += 1
-            return Int8Linear(weight, bias)
-        if isinstance(weight, Fp8Weight) and self._multiplies_fp8(weight):
-            self.quantized += 1
-            return Fp8Linear(weight, bias)
-        weight = self._to_tensor(weight)
-        if self._kernels is not None and weight.shape[1] % operators.UNIT == 0:
-            return NativeLinear(self._kernels, weight, bias)
-        return InvariantLinear(weight, bias) if self._invariant else Linear(weight, bias)
+            return Int8Linear(weight, bias) if isinstance(weight, Int8Weight) else Fp8Linear(weight, bias)
+        plain = self._to_tensor(weight)
+        return InvariantLinear(plain, bias) if self._invariant else Linear(plain, bias)
 
     def norm(self, weight: torch.Tensor, eps: float, offset: float = 0.0) -> RMSNorm:
         if self._kernels is not None:
@@ -207,10 +208,9 @@ class Layers:
         self, weight: Weight, bias: torch.Tensor | None = None, activation: str = "silu"
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return a layer that computes activation(gate) · up for the rows of gate before those of up in `weight`."""
-        if not isinstance(weight, Int8Weight) and not self._multiplies_fp8(weight):
-            weight = self._to_tensor(weight)
-        if self._kernels is not None and isinstance(weight, torch.Tensor) and weight.shape[1] % operators.UNIT == 0:
-            return operators.PackedLinear(self._kernels, weight, bias, "silu" if activation == "silu" else "gelu_tanh")
+        native = self._native_product(weight, bias, "silu" if activation == "silu" else "gelu_tanh")
+        if native is not None:
+            return native
         product, gate = self.linear(weight, bias), self.gate(activation)
         return lambda x: gate(product(x))
 
@@ -252,13 +252,35 @@ class Layers:
         """Return cap · tanh(x / cap)."""
         return invariant.limit_softly(x, cap) if self._invariant else torch.tanh(x / cap).mul_(cap)
 
+    def _native_product(
+        self, weight: Weight, bias: torch.Tensor | None, activation: operators.Activation | None = None
+    ) -> Product | None:
+        """Return the product on the C kernels, or None if they do not support it."""
+        if self._kernels is None:
+            return None
+        unit = operators.UNIT
+        if isinstance(weight, Int8Weight) and weight.group_size % unit == 0:
+            self.quantized += 1
+            return operators.PackedLinearInt8(self._kernels, weight.values, weight.scales, bias, activation)
+        if isinstance(weight, Int4Weight) and weight.group_size % unit == 0:
+            self.quantized += 1
+            return operators.PackedLinearInt4(
+                self._kernels, weight.packed, weight.scales, weight.zeros, weight.group_size, bias, activation
+            )
+        if isinstance(weight, Int8Weight) or weight.shape[1] % unit:
+            return None
+        return operators.PackedLinear(self._kernels, self._to_tensor(weight), bias, activation)
+
     def _to_tensor(self, weight: Weight) -> torch.Tensor:
         if isinstance(weight, torch.Tensor):
             return weight
         self.dequantized += 1
         return weight.dequantize()
 
-    def _multiplies_fp8(self, weight: Weight) -> bool:
+    def _multiplies(self, weight: QuantizedWeight) -> TypeGuard[Int8Weight | Fp8Weight]:
+        """Return whether PyTorch multiplies by the weight without converting it."""
+        if isinstance(weight, Int8Weight):
+            return True
         if not isinstance(weight, Fp8Weight) or self._invariant or not weight.values.is_cuda:
             return False
         return torch.cuda.get_device_capability(weight.values.device) >= _MIN_FP8_CAPABILITY

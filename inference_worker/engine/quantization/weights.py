@@ -27,6 +27,11 @@ class Int8Weight:
     def shape(self) -> torch.Size:
         return self.values.shape
 
+    @property
+    def group_size(self) -> int:
+        """Return the inputs that share a scale."""
+        return self.values.shape[1] // self.scales.shape[1]
+
     def dequantize(self) -> torch.Tensor:
         """Return the weight in its dtype."""
         groups = self.values.float().view(*self.scales.shape, -1)

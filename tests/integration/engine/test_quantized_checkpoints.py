@@ -13,9 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference_worker.contract.config import ModelConfig, ModelError
+from inference_worker.contract.config import ModelConfig, ModelError, QuantizationName
+from inference_worker.engine.architectures import load_model
+from inference_worker.engine.architectures.layers import Fp8Linear, Int8Linear, Layers, NativeLinear
 from inference_worker.engine.quantization.linear_weights import LinearWeights
-from inference_worker.engine.quantization.weights import Int4Weight, Int8Weight, Weight, dequantize
+from inference_worker.engine.quantization.quantize import quantize, to_int8
+from inference_worker.engine.quantization.weights import Fp8Weight, Int4Weight, Int8Weight, Weight, dequantize
+from kernels.native import operators
+from kernels.native.library import load_library
 from tests.support.engine.families import CASES, VOCAB, FamilyModel, Generated, generate
 from tests.support.engine.quantized_checkpoints import FORMATS, write_quantized
 
@@ -112,3 +117,83 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     write_quantized(model.directory, "awq", tmp_path / "quantized", tmp_path / "reference")
     with pytest.raises(ModelError, match=r"is already quantized \(awq\): set quantization to none"):
         generate_from(model, tmp_path / "quantized", quantization="int8")
+
+
+@pytest.mark.parametrize(
+    ("name", "product"),
+    [
+        ("awq", operators.PackedLinearInt4),
+        ("gptq-4", operators.PackedLinearInt4),
+        ("compressed-w4a16-zeros", operators.PackedLinearInt4),
+        ("compressed-w8a8", operators.PackedLinearInt8),
+    ],
+)
+def test_the_kernels_keep_weights_quantized(name: str, product: type, model: FamilyModel, tmp_path: Path) -> None:
+    write_quantized(model.directory, name, tmp_path / "quantized", tmp_path / "reference")
+    kept, want = (
+        generate_from(model, tmp_path / part, dtype=dtype)
+        for part, dtype in (("quantized", "bfloat16"), ("reference", "float32"))
+    )
+    position = len(PROMPT)
+    error = (kept.logits[position].float() - want.logits[position]).norm() / want.logits[position].norm()
+    assert error < 0.1
+    library = load_library()
+    assert library is not None
+    form = ModelConfig.from_dir(tmp_path / "quantized").checkpoint_format
+    with LinearWeights(tmp_path / "quantized", torch.bfloat16, torch.device("cpu"), form) as weights:
+        layers = Layers(kernels=library)
+        load_model(ModelConfig.from_dir(tmp_path / "quantized"), weights, layers)
+        layer = layers.linear(weights.take_linear("model.layers.0.self_attn.o_proj", (64, 64)))
+    assert layers.quantized > 0
+    assert layers.dequantized == 0
+    assert isinstance(layer, NativeLinear)
+    assert isinstance(layer.product, product)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_products_of_8_bit_integers_are_exact(groups: int) -> None:
+    x, weight = torch.randn(5, 96), torch.randn(24, 96)
+    bias, other = torch.randn(24), torch.randn(5, 24)
+    values, scales = to_int8(weight, groups)
+    layer = Int8Linear(Int8Weight(values, scales, torch.float32), bias)
+    rows, row_scales = to_int8(x, groups)
+    want = bias.double().repeat(5, 1)
+    for row in range(5):
+        for output in range(24):
+            for group in range(groups):
+                place = slice(group * 96 // groups, (group + 1) * 96 // groups)
+                product = int((rows[row, place].int() * values[output, place].int()).sum())
+                want[row, output] += product * float(row_scales[row, group]) * float(scales[output, group])
+    torch.testing.assert_close(layer(x), want.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer.add(x, other), want.float() + other, rtol=1e-5, atol=1e-5)
+    assert torch.equal(layer(x)[2:3], layer(x[2:3]))
+
+
+def test_products_of_8_bit_floats_are_close() -> None:
+    x, weight, bias = torch.randn(5, 64).bfloat16(), torch.randn(48, 64), torch.randn(48).bfloat16()
+    quantized = quantize(weight.bfloat16(), "fp8")
+    assert isinstance(quantized, Fp8Weight)
+    want = x.float() @ quantized.dequantize().float().T + bias.float()
+    got = Fp8Linear(quantized, bias)(x).float()
+    assert float((got - want).norm() / want.norm()) < 0.05
+
+
+@pytest.mark.parametrize(("name", "error"), [("int8", 0.01), ("int4", 0.1), ("int4-g64", 0.12), ("fp8", 0.05)])
+def test_a_weight_is_quantized_when_it_is_loaded(name: QuantizationName, error: float) -> None:
+    weight = torch.randn(48, 192).bfloat16()
+    got = dequantize(quantize(weight, name)).float()
+    assert float((got - weight.float()).norm() / weight.float().norm()) < error
+    assert torch.equal(dequantize(quantize(torch.zeros_like(weight), name)), torch.zeros_like(weight))
+
+
+def test_a_weight_whose_inputs_do_not_fit_the_groups_stays_as_it_is() -> None:
+    weight = torch.randn(8, 48)
+    assert quantize(weight, "int4") is weight
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "fp8"])
+def test_a_model_that_is_quantized_when_it_is_loaded_is_close(name: QuantizationName, model: FamilyModel) -> None:
+    got, want = (generate_from(model, model.directory, quantization=choice) for choice in (name, "none"))
+    position = len(PROMPT)
+    error = (got.logits[position] - want.logits[position]).norm() / want.logits[position].norm()
+    assert 0 < error < (0.4 if name == "int4" else 0.15)
