@@ -160,7 +160,9 @@ class ModelRunner:
         self._batch = PersistentBatch(config.max_num_seqs, sizing.blocks_for(max_model_len), config.block_size)
         peaks = measure_peaks(self.device, self.dtype) if config.measure_peaks else None
         size = self.dtype.itemsize
-        self.roofline = Roofline.of(model_config, weight_bytes=size, kv_value_bytes=size, peaks=peaks)
+        self.roofline = Roofline.of(
+            model_config, weight_bytes=layers.bytes_per_parameter, kv_value_bytes=size, peaks=peaks
+        )
         log.info("model ready on %s in %s", self.device, self.dtype)
 
     @torch.inference_mode()

@@ -187,6 +187,7 @@ class Layers:
         self._invariant = batch_invariant
         self._kernels = kernels
         self.quantized = self.dequantized = 0  # layers whose quantized weight is kept, or converted
+        self._parameters = self._bytes = 0  # of all weights
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """Return the layer of the weight. A quantized weight without a product for its kind is dequantized."""
@@ -194,7 +195,7 @@ class Layers:
         if product is not None:
             return NativeLinear(product)
         if not isinstance(weight, torch.Tensor) and self._multiplies(weight):
-            self.quantized += 1
+            self._keep(weight)
             return Int8Linear(weight, bias) if isinstance(weight, Int8Weight) else Fp8Linear(weight, bias)
         plain = self._to_tensor(weight)
         return InvariantLinear(plain, bias) if self._invariant else Linear(plain, bias)
@@ -260,10 +261,10 @@ class Layers:
             return None
         unit = operators.UNIT
         if isinstance(weight, Int8Weight) and weight.group_size % unit == 0:
-            self.quantized += 1
+            self._keep(weight)
             return operators.PackedLinearInt8(self._kernels, weight.values, weight.scales, bias, activation)
         if isinstance(weight, Int4Weight) and weight.group_size % unit == 0:
-            self.quantized += 1
+            self._keep(weight)
             return operators.PackedLinearInt4(
                 self._kernels, weight.packed, weight.scales, weight.zeros, weight.group_size, bias, activation
             )
@@ -271,11 +272,25 @@ class Layers:
             return None
         return operators.PackedLinear(self._kernels, self._to_tensor(weight), bias, activation)
 
+    def _keep(self, weight: QuantizedWeight) -> None:
+        self.quantized += 1
+        self._count(weight)
+
     def _to_tensor(self, weight: Weight) -> torch.Tensor:
-        if isinstance(weight, torch.Tensor):
-            return weight
-        self.dequantized += 1
-        return weight.dequantize()
+        if not isinstance(weight, torch.Tensor):
+            self.dequantized += 1
+            weight = weight.dequantize()
+        self._count(weight)
+        return weight
+
+    def _count(self, weight: Weight) -> None:
+        self._parameters += weight.shape.numel()
+        self._bytes += weight.nbytes
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Return the average bytes of a number in the weights that the layers keep."""
+        return self._bytes / max(self._parameters, 1)
 
     def _multiplies(self, weight: QuantizedWeight) -> TypeGuard[Int8Weight | Fp8Weight]:
         """Return whether PyTorch multiplies by the weight without converting it."""

@@ -28,6 +28,10 @@ class Int8Weight:
         return self.values.shape
 
     @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    @property
     def group_size(self) -> int:
         """Return the inputs that share a scale."""
         return self.values.shape[1] // self.scales.shape[1]
@@ -58,6 +62,10 @@ class Int4Weight:
         outputs, half = self.packed.shape
         return torch.Size((outputs, 2 * half))
 
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes + self.scales.nbytes + self.zeros.nbytes
+
     def dequantize(self) -> torch.Tensor:
         """Return the weight in its dtype."""
         values = torch.stack((self.packed & 15, self.packed >> 4), dim=-1).view(*self.scales.shape, self.group_size)
@@ -81,6 +89,10 @@ class Fp8Weight:
     @property
     def shape(self) -> torch.Size:
         return self.values.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
 
     def dequantize(self) -> torch.Tensor:
         """Return the weight in its dtype."""

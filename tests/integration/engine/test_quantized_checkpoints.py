@@ -146,6 +146,7 @@ def test_the_kernels_keep_weights_quantized(name: str, product: type, model: Fam
         layer = layers.linear(weights.take_linear("model.layers.0.self_attn.o_proj", (64, 64)))
     assert layers.quantized > 0
     assert layers.dequantized == 0
+    assert layers.bytes_per_parameter < (1.3 if product is operators.PackedLinearInt8 else 1.1)
     assert isinstance(layer, NativeLinear)
     assert isinstance(layer.product, product)
 
