@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from inference_worker.contract.config import ModelError, read_json
-from inference_worker.models.safetensors_header import TensorEntry, read_header
+from inference_worker.models.safetensors_header import StoredTensor, read_header
 
 MAX_WEIGHT_FILES = 1024
 
@@ -39,13 +39,13 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def read_tensor_entries(directory: Path) -> dict[Path, dict[str, TensorEntry]]:
+def read_tensor_entries(directory: Path) -> dict[Path, dict[str, StoredTensor]]:
     """Return the tensors of each weight file of the model directory, from the files' headers.
 
     Raises:
         ModelError: a file is missing, damaged or incomplete, or two files have the same tensor.
     """
-    entries: dict[Path, dict[str, TensorEntry]] = {}
+    entries: dict[Path, dict[str, StoredTensor]] = {}
     names: set[str] = set()
     for path in weight_files(directory):
         entries[path] = read_header(path)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from inference_worker.contract.config import ModelError
 from inference_worker.models.checkpoint import read_tensor_entries
-from inference_worker.models.safetensors_header import TensorEntry
+from inference_worker.models.safetensors_header import StoredTensor
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Weights:
         self.dtype = dtype
         self.device = device
         self._files: list[Any] = []
-        self._entries: dict[str, tuple[TensorEntry, Any]] = {}
+        self._entries: dict[str, tuple[StoredTensor, Any]] = {}
         for path, entries in read_tensor_entries(directory).items():
             try:
                 file: Any = safe_open(str(path), framework="pt")
@@ -81,7 +81,7 @@ class Weights:
         """Return whether the checkpoint has the tensor `name`."""
         return name in self._entries
 
-    def entry(self, name: str) -> TensorEntry | None:
+    def entry(self, name: str) -> StoredTensor | None:
         """Return the stored dtype and shape of the tensor `name`, or None if the checkpoint does not have it."""
         return self._entries[name][0] if name in self._entries else None
 

@@ -24,7 +24,7 @@ DTYPE_BYTES = {
 
 
 @dataclass(frozen=True, slots=True)
-class TensorEntry:
+class StoredTensor:
     """A tensor as the header describes it."""
 
     dtype: str  # a key of DTYPE_BYTES
@@ -32,7 +32,7 @@ class TensorEntry:
     num_bytes: int
 
 
-def read_header(path: Path) -> dict[str, TensorEntry]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of the file by name, without reading their data.
 
     Raises:
@@ -54,7 +54,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         raise ModelError(f"{path}: not a complete safetensors file: {exc}") from None
 
 
-def parse_header(content: bytes, data_bytes: int) -> dict[str, TensorEntry]:
+def parse_header(content: bytes, data_bytes: int) -> dict[str, StoredTensor]:
     """Return the tensors of a header before `data_bytes` of data.
 
     Raises:
@@ -83,7 +83,7 @@ def parse_header(content: bytes, data_bytes: int) -> dict[str, TensorEntry]:
     return entries
 
 
-def _read_entry(name: str, fields: Any) -> tuple[TensorEntry, int, int]:
+def _read_entry(name: str, fields: Any) -> tuple[StoredTensor, int, int]:
     if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"tensor {name!r:.80} must have dtype, shape and data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
@@ -96,7 +96,7 @@ def _read_entry(name: str, fields: Any) -> tuple[TensorEntry, int, int]:
     begin, end = offsets
     if end - begin != prod(shape) * DTYPE_BYTES[dtype]:
         raise ValueError(f"tensor {name!r:.80} has {end - begin} bytes, which do not fit its shape and dtype")
-    return TensorEntry(dtype, tuple(shape), end - begin), begin, end
+    return StoredTensor(dtype, tuple(shape), end - begin), begin, end
 
 
 def _are_sizes(values: Any) -> bool:

@@ -7,6 +7,7 @@ import torch
 from inference_worker.contract.config import QuantizationName
 from inference_worker.engine.quantization.weights import Fp8Weight, Int4Weight, Int8Weight, Weight, pack_int4
 
+INT8_GROUP_SIZE = 32  # inputs; with one scale for all of them, perplexity grows by 3 % instead of 0.5 %
 GROUP_SIZES: dict[str, int] = {"int4": 32, "int4-g64": 64, "int4-g128": 128}
 _FP8_MAX = 448.0
 _TINY = 1e-12  # of a scale, so that a weight of zeros has one
@@ -15,7 +16,8 @@ _TINY = 1e-12  # of a scale, so that a weight of zeros has one
 def quantize(weight: torch.Tensor, name: QuantizationName) -> Weight:
     """Return the weight [outputs, inputs] quantized as `name`. A weight whose inputs do not fit stays as it is."""
     if name == "int8":
-        values, scales = to_int8(weight, 1)
+        inputs = weight.shape[1]
+        values, scales = to_int8(weight, 1 if inputs % INT8_GROUP_SIZE else inputs // INT8_GROUP_SIZE)
         return Int8Weight(values, scales, weight.dtype)
     if name == "fp8":
         scales = scales_of(weight, _FP8_MAX)

@@ -198,3 +198,39 @@ def test_a_model_that_is_quantized_when_it_is_loaded_is_close(name: Quantization
     position = len(PROMPT)
     error = (got.logits[position] - want.logits[position]).norm() / want.logits[position].norm()
     assert 0 < error < (0.4 if name == "int4" else 0.15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_is_never_in_memory_twice(dtype: torch.dtype, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8}
+    keys = {"vocab_size": 64, "max_position_embeddings": 64, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **sizes, **keys}))
+    shapes = {f"self_attn.{name}_proj": (512, 512) for name in "qkvo"}
+    shapes |= {"mlp.gate_proj": (1536, 512), "mlp.up_proj": (1536, 512), "mlp.down_proj": (512, 1536)}
+    tensors = {"model.embed_tokens.weight": torch.randn(64, 512), "model.norm.weight": torch.ones(512)}
+    for layer in range(8):
+        prefix = f"model.layers.{layer}"
+        tensors |= {f"{prefix}.{name}.weight": torch.randn(shape) for name, shape in shapes.items()}
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}.{name}.weight"] = torch.ones(512)
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    del tensors
+    before, most, total_bytes = anonymous_bytes(), 0, 0
+
+    def watch(_: int, total: int) -> None:
+        nonlocal most, total_bytes
+        most, total_bytes = max(most, anonymous_bytes()), total
+
+    config = ModelConfig.from_dir(tmp_path)
+    kernels = load_library() if dtype == torch.bfloat16 else None
+    with LinearWeights(tmp_path, dtype, torch.device("cpu"), progress=watch) as weights:
+        model = load_model(config, weights, Layers(kernels=kernels))
+    most = max(most, anonymous_bytes())
+    del model
+    assert most - before < 1.5 * total_bytes
+
+
+def anonymous_bytes() -> int:
+    """Return the memory of the process that is not part of a mapped file."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("RssAnon"))) << 10
