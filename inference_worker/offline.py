@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference_worker.contract.config import DeviceName, DTypeName, EngineConfig, ModelConfig, ModelError
+from inference_worker.contract.config import (
+    DeviceName,
+    DTypeName,
+    EngineConfig,
+    ModelConfig,
+    ModelError,
+    QuantizationName,
+)
 from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
 from inference_worker.contract.request import Request, RequestRejected, SamplingParams
 from inference_worker.contract.settings import ModelSpec
@@ -39,6 +46,7 @@ class OfflineOptions:
     temperature: float = 0.0
     seed: int = 0
     dtype: DTypeName = "auto"
+    quantization: QuantizationName = "none"
     device: DeviceName = "auto"
     streams: tuple[int, ...] = (1, 8, 32)
     as_json: bool = False
@@ -77,6 +85,7 @@ class OfflineModel:
             model_dir=self.directory,
             device=options.device,
             dtype=options.dtype,
+            quantization=options.quantization,
             max_num_seqs=max_num_seqs,
             max_model_len=limit,
             prefix_cache=False,

@@ -15,6 +15,7 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
 CpuKernelsName = Literal["auto", "pytorch"]
 ProfileName = Literal["latency", "balanced", "throughput"]
+QuantizationName = Literal["none", "int8", "int4", "int4-g64", "int4-g128", "fp8"]
 
 
 class ModelError(Exception):
@@ -56,6 +57,21 @@ class MoeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointFormat:
+    """The format of a quantized checkpoint's weights."""
+
+    name: str  # "awq", "gptq", "compressed-tensors" or "fp8"
+    bits: int
+    group_size: int = 0  # inputs that share a scale; 0: no groups
+    is_float: bool = False  # 8-bit floating-point numbers, e4m3
+    is_packed: bool = False  # of compressed-tensors: several numbers in 32 bits
+    is_symmetric: bool = True  # of compressed-tensors: without zero points
+    zero_offset: int = 0  # of GPTQ: added to the stored zero points
+    block: tuple[int, int] | None = None  # outputs and inputs that share a scale
+    activation_bits: int = 16  # 8: the inputs of a product are quantized, too
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The shape of a decoder, from config.json and generation_config.json of a Hugging Face directory."""
 
@@ -86,6 +102,7 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logit_divisor: float = 1.0
     moe: MoeConfig | None = None
+    checkpoint_format: CheckpointFormat | None = None  # of quantized weights; None: they are not quantized
 
     @property
     def active_inner_sizes(self) -> list[int]:
@@ -154,6 +171,7 @@ class EngineConfig:
     pin_share: float = 0.5  # maximum share of the blocks that all pins together may take
     tenant_pin_share: float = 0.25  # maximum share for the pins of one tenant
     measure_peaks: bool = True  # measure the device's peak rates at start, for MFU
+    quantization: QuantizationName = "none"  # of the weights of a checkpoint that is not quantized, when it is loaded
     attention: str = "auto"  # a name in the registry of attention backends
     cpu_kernels: CpuKernelsName = "auto"  # on the CPU in bfloat16: the C kernels if they can be built, or PyTorch
     batch_invariant: bool = False  # a request's tokens do not depend on the other requests in its batches

@@ -8,6 +8,7 @@ from math import log, sqrt
 from pathlib import Path
 from typing import Any
 
+from inference_worker.contract.checkpoint_format import read_checkpoint_format
 from inference_worker.contract.config import ConfigReader, ModelConfig, MoeConfig, RopeConfig, token_ids
 
 MAX_LAYERS = 4096
@@ -175,8 +176,6 @@ def read_decoder_config(raw: dict[str, Any], generation: dict[str, Any], path: P
     family = FAMILIES.get(architecture, FamilyKeys(keys=frozenset(_NEUTRAL)))
     raw = {key: value for key, value in {**family.defaults, **raw}.items() if value is not None}
     read = ConfigReader(raw, path)
-    if "quantization_config" in raw:
-        raise read.error("quantized checkpoints are not supported; use an unquantized or a GGUF checkpoint")
     ropes = [part for part in (raw.get("rope_parameters"), raw.get("rope_scaling")) if isinstance(part, dict)]
     for key in _NEUTRAL.keys() - family.keys:
         for part in (raw, *ropes):
@@ -220,6 +219,7 @@ def read_decoder_config(raw: dict[str, Any], generation: dict[str, Any], path: P
         residual_multiplier=read.number("residual_multiplier", 1.0),
         logit_divisor=read.number("logits_scaling", 1.0),
         moe=_moe(raw, read, family, num_layers),
+        checkpoint_format=read_checkpoint_format(raw, read),
     )
 
 

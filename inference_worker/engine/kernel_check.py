@@ -28,6 +28,13 @@ def find_wrong_operator(library: Library) -> str:
     gate, up = product.chunk(2, dim=-1)
     if _differ(operators.PackedLinear(library, weight, bias, "silu")(x), functional.silu(gate) * up):
         return "the gated product"
+    codes, scales = torch.randint(-7, 8, (outputs, inputs), generator=generator), randn(outputs, 3).float().abs()
+    exact = functional.linear(x.float(), (codes.view(outputs, 3, -1) * scales[..., None]).flatten(1), bias.float())
+    if _differ(operators.PackedLinearInt8(library, codes.to(torch.int8), scales, bias)(x), exact):
+        return "the product of 8-bit integers"
+    packed = (codes[:, ::2] + 8 | codes[:, 1::2] + 8 << 4).to(torch.uint8)
+    if _differ(operators.PackedLinearInt4(library, packed, scales, None, operators.UNIT, bias)(x), exact):
+        return "the product with 4-bit weights"
     scale = randn(inputs).float()
     if _differ(operators.rms_norm(library, x, scale, 1e-5), reference.rms_norm(x.float(), scale, 1e-5)):
         return "the norm"

@@ -18,6 +18,7 @@ from inference_worker.engine.attention.registry import make_backend
 from inference_worker.engine.batch import PersistentBatch
 from inference_worker.engine.device import free_memory, pick_device, pick_dtype, pick_kernels
 from inference_worker.engine.kv_cache.block_copies import BlockCopies
+from inference_worker.engine.quantization.linear_weights import LinearWeights
 from inference_worker.engine.sampling.logprobs import RankedTokens, prompt_logprobs
 from inference_worker.engine.sampling.sampler import Sampled, Sampler
 from inference_worker.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
@@ -25,7 +26,7 @@ from inference_worker.engine.telemetry.peaks import measure_peaks
 from inference_worker.engine.telemetry.roofline import Roofline
 from inference_worker.engine.telemetry.sizing import KVSizing, kv_cache_bytes, size_kv_cache
 from inference_worker.engine.tensors import mark, upload_all
-from inference_worker.models.loader import Weights
+from inference_worker.models.loader import Progress, ProgressLog
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class ModelRunner:
         model_config: ModelConfig,
         max_model_len: int,
         eos_token_ids: Collection[int] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.config = config
         self._vocab_size = model_config.vocab_size
@@ -115,10 +117,22 @@ class ModelRunner:
             torch.set_num_threads(config.threads)
         kernels = pick_kernels(config.cpu_kernels, self.device, self.dtype)
         with torch.inference_mode():
-            with Weights(config.model_dir, self.dtype, self.device) as weights:
+            with LinearWeights(
+                config.model_dir,
+                self.dtype,
+                self.device,
+                model_config.checkpoint_format,
+                config.quantization,
+                progress or ProgressLog(),
+            ) as weights:
                 limited = replace(model_config, max_model_len=max_model_len)
                 layers = Layers(batch_invariant=config.batch_invariant, kernels=kernels)
                 self.model = load_model(limited, weights, layers)
+                if layers.quantized or layers.dequantized:
+                    log.info(
+                        "quantized weights: %d products kept, %d converted to %s", layers.quantized, layers.dequantized,
+                        self.dtype,
+                    )  # fmt: skip
             sizing = size_cache()
             log.info("KV cache: %s", sizing)
             self.num_blocks = sizing.num_blocks
@@ -146,7 +160,9 @@ class ModelRunner:
         self._batch = PersistentBatch(config.max_num_seqs, sizing.blocks_for(max_model_len), config.block_size)
         peaks = measure_peaks(self.device, self.dtype) if config.measure_peaks else None
         size = self.dtype.itemsize
-        self.roofline = Roofline.of(model_config, weight_bytes=size, kv_value_bytes=size, peaks=peaks)
+        self.roofline = Roofline.of(
+            model_config, weight_bytes=layers.bytes_per_parameter, kv_value_bytes=size, peaks=peaks
+        )
         log.info("model ready on %s in %s", self.device, self.dtype)
 
     @torch.inference_mode()

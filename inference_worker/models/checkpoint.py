@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from inference_worker.contract.config import ModelError, read_json
+from inference_worker.models.safetensors_header import StoredTensor, read_header
 
 MAX_WEIGHT_FILES = 1024
 
@@ -36,3 +37,19 @@ def weight_files(directory: Path) -> list[Path]:
         if not (directory / name).is_file():
             raise ModelError(f"{directory / name}: no such file, but the index names it")
     return [directory / name for name in names]
+
+
+def read_tensor_entries(directory: Path) -> dict[Path, dict[str, StoredTensor]]:
+    """Return the tensors of each weight file of the model directory, from the files' headers.
+
+    Raises:
+        ModelError: a file is missing, damaged or incomplete, or two files have the same tensor.
+    """
+    entries: dict[Path, dict[str, StoredTensor]] = {}
+    names: set[str] = set()
+    for path in weight_files(directory):
+        entries[path] = read_header(path)
+        if repeated := names & entries[path].keys():
+            raise ModelError(f"{path}: tensor {min(repeated)!r:.80} is in another file, too")
+        names |= entries[path].keys()
+    return entries

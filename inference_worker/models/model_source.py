@@ -13,17 +13,15 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from inference_worker.contract.config import ModelError
 from inference_worker.contract.encoder_config import read_model_config
 from inference_worker.contract.settings import EMBEDDED, ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.models import tokenizer_convert
-from inference_worker.models.checkpoint import weight_files
+from inference_worker.models.checkpoint import read_tensor_entries
 from inference_worker.models.gguf_header import GGUFError, header_of
 
-CONVERTER_VERSION = 1  # of gguf_convert.py; part of the converted directory's name
+CONVERTER_VERSION = 2  # of gguf_convert.py; part of the converted directory's name
 Progress = Callable[[int, int], None]
 
 __all__ = ["ModelError", "ensure_model"]
@@ -85,12 +83,7 @@ def check_directory(directory: Path) -> None:
     """
     read_model_config(directory)
     Tokenizer.from_dir(directory)
-    for path in weight_files(directory):
-        try:
-            with safe_open(str(path), framework="numpy") as file:
-                file.keys()
-        except (SafetensorError, OSError) as exc:
-            raise ModelError(f"{path}: not a complete safetensors file: {exc}") from None
+    read_tensor_entries(directory)
 
 
 def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path:

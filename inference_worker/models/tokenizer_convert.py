@@ -45,6 +45,10 @@ O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+TEKKEN = (  # of Mistral Nemo
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 # File name -> the pattern, and whether texts are normalized to NFC.
 _TIKTOKEN: Mapping[str, tuple[str, bool]] = {
     "tokenizer.model": (LLAMA3, False),
@@ -75,7 +79,10 @@ def convert(source: Path) -> tokenizers.Tokenizer:
             core = _from_merges(source, settings)
         else:
             data = read_bounded(source)
-            core = _from_ranks(source, data) if _is_tiktoken(source, data) else _from_sentencepiece(data, settings)
+            if _is_tiktoken(source, data):
+                core = _from_ranks(source, data)
+            else:
+                core = from_sentencepiece(sentencepiece_file.parse(data), settings)
             _add_frame(core, settings, default_bos=source.name == "tokenizer.model")
         _add_tokens(core, directory, settings)
     except ModelError:
@@ -106,8 +113,18 @@ def _settings(directory: Path) -> dict[str, Any]:
 # SentencePiece
 
 
-def _from_sentencepiece(data: bytes, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    file = sentencepiece_file.parse(data)
+def from_sentencepiece(
+    file: SentencePieceFile, settings: Mapping[str, Any], *, accepts_unused: bool = False
+) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a SentencePiece model.
+
+    Args:
+        settings: tokenizer_config.json.
+        accepts_unused: unused pieces are not part of any merge, so no text gets them.
+
+    Raises:
+        ValueError: the model is damaged or not supported.
+    """
     if not file.escapes_spaces or file.whitespace_is_suffix:
         raise ValueError("only models with escaped spaces before words are supported")
     unknown = [token_id for token_id, piece in enumerate(file.pieces) if piece.type is PieceType.UNKNOWN]
@@ -124,6 +141,8 @@ def _from_sentencepiece(data: bytes, settings: Mapping[str, Any]) -> tokenizers.
         vocab = [(piece.text, piece.score) for piece in file.pieces]
         model: Any = models.Unigram(vocab, unknown[0], byte_fallback=file.byte_fallback)
     elif file.model_type == sentencepiece_file.BPE:
+        if not accepts_unused and any(piece.type is PieceType.UNUSED for piece in file.pieces):
+            raise ValueError("unused pieces are not supported")
         model = _sentencepiece_bpe(file, file.pieces[unknown[0]].text)
     else:
         raise ValueError("its type is not supported; want unigram or BPE")
@@ -147,8 +166,6 @@ def _from_sentencepiece(data: bytes, settings: Mapping[str, Any]) -> tokenizers.
 
 
 def _sentencepiece_bpe(file: SentencePieceFile, unknown: str) -> Any:
-    if any(piece.type is PieceType.UNUSED for piece in file.pieces):
-        raise ValueError("unused pieces are not supported")
     vocab = {piece.text: token_id for token_id, piece in enumerate(file.pieces)}
     scores = {piece.text: -piece.score for piece in file.pieces if piece.type is PieceType.NORMAL}
     merges = _merges(scores, vocab.__getitem__)
@@ -189,7 +206,7 @@ def _from_ranks(source: Path, data: bytes) -> tokenizers.Tokenizer:
     vocab = {spell(token): rank for token, rank in ranks.items()}
     spelled = [(spell(left), spell(right)) for left, right in merges]
     core = tokenizers.Tokenizer(models.BPE(vocab, spelled, ignore_merges=True))
-    _set_byte_level(core, pattern)
+    set_byte_level(core, pattern)
     if is_normalized:
         core.normalizer = normalizers.NFC()
     return core
@@ -216,7 +233,7 @@ def _ranks(data: bytes) -> dict[bytes, int]:
     return ranks
 
 
-def _set_byte_level(core: tokenizers.Tokenizer, pattern: str | None) -> None:
+def set_byte_level(core: tokenizers.Tokenizer, pattern: str | None) -> None:
     """Split by the pattern, or by GPT-2's if there is none, and use bytes as the smallest tokens."""
     if pattern is None:
         core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -246,7 +263,7 @@ def _from_merges(source: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeni
             merges.append((left, right))
     vocab = json.loads(data)
     core = tokenizers.Tokenizer(models.BPE(vocab, merges))
-    _set_byte_level(core, QWEN if class_name == "Qwen2Tokenizer" else None)
+    set_byte_level(core, QWEN if class_name == "Qwen2Tokenizer" else None)
     if class_name == "Qwen2Tokenizer":
         core.normalizer = normalizers.NFC()
     if class_name == "RobertaTokenizer":

@@ -375,13 +375,12 @@ class Worker:
     def _engine_config(self, spec: ModelSpec, progress: Callable[[int, int], None]) -> EngineConfig:
         settings = self.settings
         limits = step_limits(settings)
-        if spec.quantization != "none":
-            raise ModelError(f"model {spec.name}: this release has no quantization {spec.quantization!r}; use none")
         memory = spec.kv_cache_memory
         return EngineConfig(
             model_dir=ensure_model(spec, settings.data_dir, progress),
             device=settings.device,
             dtype=spec.dtype,
+            quantization=spec.quantization,
             max_model_len=spec.max_model_len,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,

@@ -25,7 +25,7 @@ BUILD_SECONDS = 300  # a build that is older was interrupted
 
 _COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 _AVX2 = ("-mavx2", "-mfma")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni")
 # The flags of each variant of kernels.c. No other file may use more than the machine's base instructions.
 _VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.native.build import BuildError, build_library, cache_directory, find_compilers
+from kernels.native.memory import HugePages
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +25,8 @@ class LinearArguments(ctypes.Structure):
     """`struct linear` in kernels.h."""
 
     _fields_ = _fields(
-        pointers="x weight bias residual out",
-        sizes="rows inputs outputs x_stride residual_stride out_stride activation",
+        pointers="x weight bias residual out scales offsets codes row_scales",
+        sizes="rows inputs outputs x_stride residual_stride out_stride activation format group",
     )
 
 
@@ -62,6 +63,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        self.memory = HugePages()  # of packed weights and caches
 
         def function(name: str, kind: type[ctypes.Structure]) -> Any:
             entry = getattr(library, f"millrace_{name}")

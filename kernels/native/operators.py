@@ -24,14 +24,74 @@ MAX_HEAD_DIM = 256
 _PART_ROWS = 32  # queries of one part of attention
 _COLUMNS = 32
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}
+_BFLOAT16, _INT8, _INT4 = range(3)  # formats of weights
+MAX_GROUP = 65_536  # inputs whose products have a 32-bit sum
 
 
-class PackedLinear:
+class _Product:
     """x @ weightᵀ + bias with a weight in the tiles' layout. The given weight is not kept.
 
     With `activation`, the weight's first half is gate and the second half is up, and the result is
     activation(gate) · up.
     """
+
+    def __init__(
+        self,
+        library: Library,
+        shape: tuple[int, int],
+        bias: torch.Tensor | None,
+        activation: Activation | None,
+        weight_format: int,
+        group: int = 0,
+    ) -> None:
+        self._library, self._format = library, weight_format
+        (self._outputs, self._inputs), self._activation = shape, _ACTIVATIONS[activation]
+        self._width = self._outputs // 2 if activation else self._outputs
+        self._groups = self._inputs // group if group else 0
+        self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
+        self._kept: list[torch.Tensor] = []
+        self._template = LinearArguments(
+            bias=_address(self._bias), inputs=self._inputs, outputs=self._outputs, out_stride=self._width,
+            activation=self._activation, format=weight_format, group=group,
+        )  # fmt: skip
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the product for x [rows, inputs], plus `residual` [rows, outputs]."""
+        if x.stride(-1) != 1:
+            x = x.contiguous()
+        rows, inputs = x.shape
+        _require(x.dtype == torch.bfloat16 and inputs == self._inputs)
+        out = x.new_empty(rows, self._width)
+        arguments = LinearArguments.from_buffer_copy(self._template)
+        arguments.x, arguments.x_stride, arguments.rows, arguments.out = x.data_ptr(), x.stride(0), rows, out.data_ptr()
+        if residual is not None:
+            _require(residual.shape == out.shape and residual.stride(-1) == 1 and not self._activation)
+            arguments.residual, arguments.residual_stride = residual.data_ptr(), residual.stride(0)
+        if self._groups:
+            row_scales = torch.empty(rows * self._groups, dtype=torch.float32)
+            codes = torch.empty(rows * inputs if self._format == _INT8 else 0, dtype=torch.uint8)
+            arguments.row_scales, arguments.codes = row_scales.data_ptr(), codes.data_ptr()
+        self._library.linear(byref(arguments))
+        return out
+
+    def _in_tiles(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows of the outputs in the order of the tiles, [tiles, columns, …]. Missing outputs are 0."""
+        columns = _COLUMNS // 2 if self._activation else _COLUMNS
+        tiles = -(-self._width // columns)
+        parts = rows.view(-1, self._width, *rows.shape[1:])  # gate and up, or all outputs
+        padded = parts.new_zeros(len(parts), tiles * columns, *rows.shape[1:])
+        padded[:, : self._width] = parts
+        return padded.view(len(parts), tiles, columns, -1).transpose(0, 1).reshape(tiles, _COLUMNS, *rows.shape[1:])
+
+    def _store(self, name: str, values: torch.Tensor) -> None:
+        """Keep `values` in the library's memory, and set the argument `name` to its address."""
+        kept = self._library.memory.empty(*values.shape, dtype=values.dtype)
+        self._kept.append(kept.copy_(values))
+        setattr(self._template, name, kept.data_ptr())
+
+
+class PackedLinear(_Product):
+    """A product with a weight in bfloat16."""
 
     def __init__(
         self,
@@ -43,33 +103,79 @@ class PackedLinear:
         outputs, inputs = weight.shape
         if weight.dtype != torch.bfloat16 or inputs % UNIT or (activation and outputs % 2):
             raise ValueError(f"a weight [{outputs}, {inputs}] of {weight.dtype} cannot be packed")
-        self._library = library
-        self._inputs, self._outputs, self._activation = inputs, outputs, _ACTIVATIONS[activation]
-        self._width = outputs // 2 if activation else outputs
+        super().__init__(library, (outputs, inputs), bias, activation, _BFLOAT16)
         columns = _COLUMNS // 2 if activation else _COLUMNS
-        self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
-        self._bias_address = None if self._bias is None else self._bias.data_ptr()
-        self._packed = torch.empty(-(-self._width // columns) * _COLUMNS * inputs, dtype=torch.bfloat16)
+        packed = library.memory.empty(-(-self._width // columns) * _COLUMNS * inputs, dtype=torch.bfloat16)
         weight = weight.contiguous()
-        packing = PackingArguments(weight.data_ptr(), self._packed.data_ptr(), outputs, inputs, self._activation)
+        packing = PackingArguments(weight.data_ptr(), packed.data_ptr(), outputs, inputs, self._activation)
         library.pack(byref(packing))
+        self._template.weight = packed.data_ptr()
+        self._kept.append(packed)
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the product for x [rows, inputs], plus `residual` [rows, outputs]."""
-        if x.stride(-1) != 1:
-            x = x.contiguous()
-        out = x.new_empty(len(x), self._width)
-        address, stride = None, 0
-        if residual is not None:
-            _require(residual.shape == out.shape and residual.stride(-1) == 1 and not self._activation)
-            address, stride = residual.data_ptr(), residual.stride(0)
-        _require(x.dtype == torch.bfloat16 and x.shape[1] == self._inputs)
-        arguments = LinearArguments(
-            x.data_ptr(), self._packed.data_ptr(), self._bias_address, address, out.data_ptr(),
-            len(x), self._inputs, self._outputs, x.stride(0), stride, self._width, self._activation,
-        )  # fmt: skip
-        self._library.linear(byref(arguments))
-        return out
+
+class PackedLinearInt8(_Product):
+    """A product of 8-bit integers. x is quantized in each call, with a scale for each row and group of inputs.
+
+    Args:
+        weight: int8 [outputs, inputs], from -127 to 127.
+        scales: [outputs] or [outputs, groups]. Inputs are in consecutive groups of equal size, a multiple of UNIT.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: Activation | None = None,
+    ) -> None:
+        outputs, inputs = weight.shape
+        scales = scales.reshape(outputs, -1).float()
+        groups = scales.shape[1]
+        is_whole = inputs % groups == 0 and inputs // groups % UNIT == 0 and inputs // groups <= MAX_GROUP
+        if weight.dtype != torch.int8 or not is_whole or (activation and outputs % 2):
+            raise ValueError(f"a weight [{outputs}, {inputs}] of {weight.dtype} in {groups} groups cannot be packed")
+        super().__init__(library, (outputs, inputs), bias, activation, _INT8, inputs // groups)
+        tiles = self._in_tiles(weight)
+        self._store("weight", tiles.unflatten(2, (-1, 4)).transpose(1, 2))
+        self._store("offsets", tiles.unflatten(2, (groups, -1)).sum(-1, dtype=torch.int32).mul_(-128).transpose(1, 2))
+        self._store("scales", self._in_tiles(scales).transpose(1, 2))
+
+
+class PackedLinearInt4(_Product):
+    """A product with 4-bit weights: (number - zero) · scale, with a zero and a scale for each output and group.
+
+    Args:
+        packed: uint8 [outputs, inputs / 2], numbers from 0 to 15. The lower 4 bits are the even input.
+        scales: [outputs, groups]. Inputs are in consecutive groups of `group_size`, a multiple of UNIT.
+        zeros: [outputs, groups], or None if all are 8.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        packed: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        group_size: int,
+        bias: torch.Tensor | None = None,
+        activation: Activation | None = None,
+    ) -> None:
+        outputs, inputs = packed.shape[0], 2 * packed.shape[1]
+        is_whole = group_size % UNIT == 0 and scales.shape == (outputs, inputs / group_size)
+        if packed.dtype != torch.uint8 or not is_whole or (activation and outputs % 2):
+            raise ValueError(f"a packed weight {list(packed.shape)} of {packed.dtype} cannot be used")
+        if zeros is not None and zeros.shape != scales.shape:
+            raise ValueError(f"want zeros of the shape {list(scales.shape)}, got {list(zeros.shape)}")
+        super().__init__(library, (outputs, inputs), bias, activation, _INT4, group_size)
+        tiles = self._in_tiles(packed)  # a byte is a pair of inputs, and 4 pairs are a lane of two words of 16 bits
+        pairs = tiles.unflatten(2, (-1, 4)).transpose(1, 2).to(torch.int32)  # [tiles, inputs / 8, columns, pair]
+        shifts = torch.arange(0, 16, 4, dtype=torch.int32)
+        words = ((pairs & 15) << shifts).sum(-1), ((pairs >> 4) << shifts).sum(-1)
+        self._store("weight", torch.stack(words, -1).to(torch.uint16))
+        self._store("scales", self._in_tiles(scales.float()).transpose(1, 2))
+        if zeros is not None:
+            self._store("offsets", self._in_tiles(zeros.float() - 8).transpose(1, 2))
 
 
 def rms_norm(library: Library, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -183,6 +289,10 @@ class AttentionStep:
         arguments.scale, arguments.window, arguments.soft_cap = scale, window, soft_cap
         self._library.attention(byref(arguments))
         return out
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _require(condition: bool) -> None:

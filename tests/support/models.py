@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CONVERTER = tuple(ROOT / "inference_worker" / "models" / name for name in ("gguf_convert.py", "gguf_file.py"))
+CONVERTER = tuple(sorted((ROOT / "inference_worker" / "models").glob("gguf_*.py")))
 
 
 def models_data_dir() -> Path:

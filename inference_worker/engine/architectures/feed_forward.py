@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from inference_worker.contract.config import ModelConfig, MoeConfig
 from inference_worker.engine.architectures.layers import Layers, Linear
+from inference_worker.engine.quantization.linear_weights import take_linear
+from inference_worker.engine.quantization.weights import Weight, concatenate
 from inference_worker.models.loader import Weights
 
 
@@ -142,13 +144,13 @@ def load_gated(
 
 def take_together(
     weights: Weights, names: Sequence[str], outs: Sequence[int], inputs: int, *, bias: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Weight, torch.Tensor | None]:
     """Return the weights `names`, which have the same inputs and `outs` outputs, as one; and their biases."""
-    parts = [weights.take(f"{name}.weight", (out, inputs)) for name, out in zip(names, outs, strict=True)]
+    weight = concatenate([take_linear(weights, name, (out, inputs)) for name, out in zip(names, outs, strict=True)])
     if not bias:
-        return torch.cat(parts), None
+        return weight, None
     biases = [weights.take(f"{name}.bias", (out,)) for name, out in zip(names, outs, strict=True)]
-    return torch.cat(parts), torch.cat(biases)
+    return weight, torch.cat(biases)
 
 
 def load_experts(

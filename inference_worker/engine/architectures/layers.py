@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
 import torch
 from torch.nn import functional
 
 from inference_worker.contract.config import ModelConfig, RopeConfig
 from inference_worker.engine.architectures.rope import Rope
+from inference_worker.engine.quantization.quantize import scales_of, to_int8
+from inference_worker.engine.quantization.weights import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight, Weight
 from kernels import invariant
 from kernels.native import operators
 from kernels.native.library import Library
+
+Product = operators.PackedLinear | operators.PackedLinearInt8 | operators.PackedLinearInt4
 
 
 class Linear:
@@ -92,19 +97,19 @@ class InvariantRMSNorm(RMSNorm):
 
 
 class NativeLinear(Linear):
-    """A linear layer on the C kernels, in bfloat16 on the CPU. Its rows do not depend on the number of rows.
+    """A linear layer on the C kernels. Its rows do not depend on the number of rows.
 
     Only the packed copy of the weight is kept.
     """
 
-    def __init__(self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._product = operators.PackedLinear(library, weight, bias)
+    def __init__(self, product: Product) -> None:
+        self.product = product
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product(x)
+        return self.product(x)
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return self._product(x, other)
+        return self.product(x, other)
 
 
 class NativeRMSNorm(RMSNorm):
@@ -118,6 +123,59 @@ class NativeRMSNorm(RMSNorm):
         return operators.rms_norm(self._library, x, self.weight, self.eps)
 
 
+class Int8Linear(Linear):
+    """x @ weightᵀ + bias in 8-bit integers. Each row and group of x gets a scale.
+
+    Rows do not depend on the number of rows.
+    """
+
+    def __init__(self, weight: Int8Weight, bias: torch.Tensor | None = None) -> None:
+        self.bias = bias
+        groups = weight.scales.shape[1]
+        self._values = [part.T for part in weight.values.chunk(groups, 1)]  # of each group, [inputs, outputs]
+        self._scales = weight.scales.T.contiguous()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        values, row_scales = to_int8(x, len(self._values))
+        out = torch.zeros(len(x), self._scales.shape[1], device=x.device)
+        for part, row_scale, weight, scale in zip(
+            values.chunk(len(self._values), 1), torch.split(row_scales, 1, 1), self._values, self._scales, strict=True
+        ):
+            out += self._multiply(part, weight).float().mul_(row_scale).mul_(scale)
+        return (out if self.bias is None else out.add_(self.bias)).to(x.dtype)
+
+    def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self(x).add_(other)
+
+    def _multiply(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows = len(values)
+        if values.is_cuda and rows < _MIN_CUDA_ROWS:
+            values = functional.pad(values, (0, 0, 0, _MIN_CUDA_ROWS - rows))
+        return torch._int_mm(values.contiguous(), weight)[:rows]
+
+
+class Fp8Linear(Linear):
+    """x @ weightᵀ + bias in 8-bit floating-point numbers. Each row of x gets a scale."""
+
+    def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None = None) -> None:
+        self.bias = bias
+        self._values = weight.values.T  # [inputs, outputs]
+        self._scales = weight.scales[None]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        scales = scales_of(x, 448.0)
+        values = (x.float() / scales).to(self._values.dtype)
+        out = torch._scaled_mm(values, self._values, scale_a=scales, scale_b=self._scales, out_dtype=x.dtype)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self(x).add_(other)
+
+
+_MIN_CUDA_ROWS = 32  # of a product of 8-bit integers
+_MIN_FP8_CAPABILITY = (8, 9)  # of a CUDA device
+
+
 class Layers:
     """The factory of one model's layers, either all standard or all batch-invariant.
 
@@ -128,11 +186,19 @@ class Layers:
     def __init__(self, *, batch_invariant: bool = False, kernels: Library | None = None) -> None:
         self._invariant = batch_invariant
         self._kernels = kernels
+        self.quantized = self.dequantized = 0  # layers whose quantized weight is kept, or converted
+        self._parameters = self._bytes = 0  # of all weights
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        if self._kernels is not None and weight.shape[1] % operators.UNIT == 0:
-            return NativeLinear(self._kernels, weight, bias)
-        return InvariantLinear(weight, bias) if self._invariant else Linear(weight, bias)
+    def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
+        """Return the layer of the weight. A quantized weight without a product for its kind is dequantized."""
+        product = self._native_product(weight, bias)
+        if product is not None:
+            return NativeLinear(product)
+        if not isinstance(weight, torch.Tensor) and self._multiplies(weight):
+            self._keep(weight)
+            return Int8Linear(weight, bias) if isinstance(weight, Int8Weight) else Fp8Linear(weight, bias)
+        plain = self._to_tensor(weight)
+        return InvariantLinear(plain, bias) if self._invariant else Linear(plain, bias)
 
     def norm(self, weight: torch.Tensor, eps: float, offset: float = 0.0) -> RMSNorm:
         if self._kernels is not None:
@@ -140,11 +206,12 @@ class Layers:
         return (InvariantRMSNorm if self._invariant else RMSNorm)(weight, eps, offset)
 
     def gated_linear(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "silu"
+        self, weight: Weight, bias: torch.Tensor | None = None, activation: str = "silu"
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return a layer that computes activation(gate) · up for the rows of gate before those of up in `weight`."""
-        if self._kernels is not None and weight.shape[1] % operators.UNIT == 0:
-            return operators.PackedLinear(self._kernels, weight, bias, "silu" if activation == "silu" else "gelu_tanh")
+        native = self._native_product(weight, bias, "silu" if activation == "silu" else "gelu_tanh")
+        if native is not None:
+            return native
         product, gate = self.linear(weight, bias), self.gate(activation)
         return lambda x: gate(product(x))
 
@@ -185,6 +252,53 @@ class Layers:
     def limit_softly(self, x: torch.Tensor, cap: float) -> torch.Tensor:
         """Return cap · tanh(x / cap)."""
         return invariant.limit_softly(x, cap) if self._invariant else torch.tanh(x / cap).mul_(cap)
+
+    def _native_product(
+        self, weight: Weight, bias: torch.Tensor | None, activation: operators.Activation | None = None
+    ) -> Product | None:
+        """Return the product on the C kernels, or None if they do not support it."""
+        if self._kernels is None:
+            return None
+        unit = operators.UNIT
+        if isinstance(weight, Int8Weight) and weight.group_size % unit == 0:
+            self._keep(weight)
+            return operators.PackedLinearInt8(self._kernels, weight.values, weight.scales, bias, activation)
+        if isinstance(weight, Int4Weight) and weight.group_size % unit == 0:
+            self._keep(weight)
+            return operators.PackedLinearInt4(
+                self._kernels, weight.packed, weight.scales, weight.zeros, weight.group_size, bias, activation
+            )
+        if isinstance(weight, Int8Weight) or weight.shape[1] % unit:
+            return None
+        return operators.PackedLinear(self._kernels, self._to_tensor(weight), bias, activation)
+
+    def _keep(self, weight: QuantizedWeight) -> None:
+        self.quantized += 1
+        self._count(weight)
+
+    def _to_tensor(self, weight: Weight) -> torch.Tensor:
+        if not isinstance(weight, torch.Tensor):
+            self.dequantized += 1
+            weight = weight.dequantize()
+        self._count(weight)
+        return weight
+
+    def _count(self, weight: Weight) -> None:
+        self._parameters += weight.shape.numel()
+        self._bytes += weight.nbytes
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Return the average bytes of a number in the weights that the layers keep."""
+        return self._bytes / max(self._parameters, 1)
+
+    def _multiplies(self, weight: QuantizedWeight) -> TypeGuard[Int8Weight | Fp8Weight]:
+        """Return whether PyTorch multiplies by the weight without converting it."""
+        if isinstance(weight, Int8Weight):
+            return True
+        if not isinstance(weight, Fp8Weight) or self._invariant or not weight.values.is_cuda:
+            return False
+        return torch.cuda.get_device_capability(weight.values.device) >= _MIN_FP8_CAPABILITY
 
     @property
     def is_invariant(self) -> bool:

@@ -23,7 +23,8 @@ class NativeBackend(AttentionBackend):
         library.set_threads(torch.get_num_threads())
         self._library = library
         numbers = 2 * shape.num_kv_heads * shape.block_size * shape.head_dim
-        self._cache = list(torch.zeros(shape.num_layers, shape.num_blocks, numbers, dtype=shape.dtype).unbind(0))
+        cache = library.memory.empty(shape.num_layers, shape.num_blocks, numbers, dtype=shape.dtype)
+        self._cache = list(cache.zero_().unbind(0))
 
     def pages(self) -> list[torch.Tensor]:
         return self._cache

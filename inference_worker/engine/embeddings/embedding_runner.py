@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.config import EngineConfig, ModelError
 from inference_worker.contract.encoder_config import EncoderConfig, Family
 from inference_worker.engine.architectures.bert import BertEncoder
 from inference_worker.engine.architectures.causal_encoder import CausalEncoder
@@ -56,6 +56,8 @@ class EmbeddingRunner:
         self.dtype = torch.float32 if config.dtype == "auto" else pick_dtype(config.dtype, self.device)
         if config.threads:  # else PyTorch uses OMP_NUM_THREADS or the cores of this process
             torch.set_num_threads(config.threads)
+        if config.quantization != "none":
+            raise ModelError("quantization is not supported for embedding models: set it to none")
         with torch.inference_mode(), Weights(config.model_dir, self.dtype, self.device) as weights:
             self._model = _ENCODERS[model_config.family](model_config, weights)
         log.info("embedding model ready on %s in %s", self.device, self.dtype)

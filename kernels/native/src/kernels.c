@@ -7,7 +7,7 @@ Each number is computed by the same sequence of operations, whatever the number 
 #include <math.h>
 #include <string.h>
 
-#if defined(VARIANT_AVX512) || defined(VARIANT_AMX)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -294,6 +294,146 @@ INLINE void multiply(struct tile t, int64_t rows, int accumulate)
 
 #endif
 
+/* Quantized products. A group's sums are added to `c` with the scales of the rows and of the columns.
+
+INT8: 8-bit weights [inputs / 4, COLUMNS, 4], and rows of numbers that are 128 too large. The offsets subtract the excess.
+INT4: weights from -8 to 7, stored as 0 to 15. [inputs / 8, 2, 32] words of 16 bits, in two halves of 16 columns. Lane l has
+column l / 2 and, at bit 4 * j, its input 2 * j + l % 2. */
+
+struct group {
+    const void *a; /* INT8: uint8_t [rows, group], INT4: bf16 [rows, group] */
+    const uint8_t *b;
+    const float *scales, *row_scales;
+    const void *offsets;
+    float *c; /* [rows, COLUMNS] */
+    int64_t a_stride, row_scale_stride, inputs;
+};
+
+#if defined(__AVX512F__)
+enum { QUANTIZED_ROWS = 8 };
+#else
+enum { QUANTIZED_ROWS = LANES == 8 ? 2 : 1 };
+#endif
+
+INLINE ints load_ints(const void *from)
+{
+    ints x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+INLINE uint32_t load_word(const void *from)
+{
+    uint32_t x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+/* Add the products of 4 unsigned numbers with the 4 signed numbers of each lane. */
+INLINE ints multiply_bytes(ints c, uint32_t a, ints b)
+{
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpbusd_epi32((__m512i)c, _mm512_set1_epi32((int)a), (__m512i)b);
+#elif defined(__AVX2__)
+    __m256i x = _mm256_set1_epi32((int)a), mask = _mm256_set1_epi16(0xff), y = (__m256i)b;
+    __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, mask), _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
+    __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
+    return c + (ints)even + (ints)odd;
+#else
+    for (int i = 0; i < 32; i += 8)
+        c += ((ints)((words)b << (24 - i)) >> 24) * (int32_t)(a >> i & 0xff);
+    return c;
+#endif
+}
+
+INLINE void multiply_int8_rows(struct group g, int rows)
+{
+    enum { VECTORS = COLUMNS / LANES };
+    const uint8_t *a = g.a;
+    const int32_t *offsets = g.offsets;
+    ints sums[QUANTIZED_ROWS][VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++)
+            sums[r][v] = load_ints(offsets + v * LANES);
+    for (int64_t i = 0; i < g.inputs; i += 4)
+        for (int v = 0; v < VECTORS; v++) {
+            ints b = load_ints(g.b + i * COLUMNS + v * LANES * 4);
+            for (int r = 0; r < rows; r++)
+                sums[r][v] = multiply_bytes(sums[r][v], load_word(a + r * g.a_stride + i), b);
+        }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            float *c = g.c + r * COLUMNS + v * LANES;
+            floats scale = load(g.scales + v * LANES) * g.row_scales[r * g.row_scale_stride];
+            store(c, load(c) + __builtin_convertvector(sums[r][v], floats) * scale);
+        }
+}
+
+INLINE floats multiply_pair_of(floats c, const bf16 *a, words b, int shift)
+{
+#if defined(__AVX512BF16__)
+    static const bf16 NUMBERS[32] = {
+        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+    };
+    /* The lookup ignores the upper bits of an index, of which bit 4 is a part of the next number: both halves are equal. */
+    __m512i numbers = _mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)b, (unsigned)shift), _mm512_loadu_si512(NUMBERS));
+    return _mm512_dpbf16_ps(c, (__m512bh)_mm512_set1_epi32((int)load_word(a)), (__m512bh)numbers);
+#else
+    ints low = (ints)(b >> shift & 15) - 8, high = (ints)(b >> (16 + shift) & 15) - 8;
+    uint32_t pair = load_word(a);
+    c += __builtin_convertvector(low, floats) * (floats)(((words){0} + pair) << 16);
+    return c + __builtin_convertvector(high, floats) * (floats)(((words){0} + pair) & 0xffff0000);
+#endif
+}
+
+INLINE void multiply_int4_rows(struct group g, int rows)
+{
+    enum { VECTORS = COLUMNS / LANES };
+    const bf16 *a = g.a;
+    const float *offsets = g.offsets;
+    floats sums[QUANTIZED_ROWS][VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++)
+            sums[r][v] = (floats){0};
+    for (int64_t i = 0; i < g.inputs; i += 8)
+        for (int v = 0; v < VECTORS; v++) {
+            words b = (words)load_ints(g.b + i * COLUMNS / 2 + v * LANES * 4);
+            for (int shift = 0; shift < 16; shift += 4)
+                for (int r = 0; r < rows; r++)
+                    sums[r][v] = multiply_pair_of(sums[r][v], a + r * g.a_stride + i + shift / 2, b, shift);
+        }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < VECTORS; v++) {
+            float *c = g.c + r * COLUMNS + v * LANES;
+            floats x = sums[r][v];
+            if (offsets)
+                x -= load(offsets + v * LANES) * g.row_scales[r * g.row_scale_stride];
+            store(c, load(c) + x * load(g.scales + v * LANES));
+        }
+}
+
+INLINE void multiply_group(struct group g, int64_t rows, int format)
+{
+    while (rows) {
+        int count = rows >= QUANTIZED_ROWS ? QUANTIZED_ROWS : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
+#define MULTIPLY(n) (format == INT8 ? multiply_int8_rows(g, n) : multiply_int4_rows(g, n))
+        if (count == QUANTIZED_ROWS)
+            MULTIPLY(QUANTIZED_ROWS);
+        else if (count == 4)
+            MULTIPLY(QUANTIZED_ROWS < 4 ? QUANTIZED_ROWS : 4);
+        else if (count == 2)
+            MULTIPLY(QUANTIZED_ROWS < 2 ? QUANTIZED_ROWS : 2);
+        else
+            MULTIPLY(1);
+#undef MULTIPLY
+        g.a = (const char *)g.a + count * g.a_stride * (format == INT8 ? 1 : 2);
+        g.row_scales += count * g.row_scale_stride;
+        g.c += count * COLUMNS;
+        rows -= count;
+    }
+}
+
 /* Products with packed weights: [tiles, inputs / 2, COLUMNS, 2]. With an activation, the first half of a tile's columns
 are gate and the second half are up of the same outputs. */
 
@@ -335,7 +475,26 @@ static int64_t linear_tiles(const struct linear *l)
     return (width + columns - 1) / columns;
 }
 
-static void linear_part(const void *data, int64_t part)
+/* Compute up to ROWS rows of a tile's columns. */
+INLINE void multiply_quantized(const struct linear *l, int64_t index, int64_t row, int64_t rows, float *sums, int format)
+{
+    int64_t groups = l->inputs / l->group, weight_bits = format == INT8 ? 8 : 4;
+    struct group g = {
+        .a_stride = format == INT8 ? l->inputs : l->x_stride, .row_scale_stride = groups, .inputs = l->group, .c = sums,
+    };
+    memset(sums, 0, (size_t)(rows * COLUMNS) * 4);
+    for (int64_t i = 0; i < groups; i++) {
+        int64_t input = i * l->group, place = (index * groups + i) * COLUMNS;
+        g.a = format == INT8 ? (const void *)(l->codes + row * l->inputs + input) : l->x + row * l->x_stride + input;
+        g.b = (const uint8_t *)l->weight + (index * l->inputs + input) * COLUMNS * weight_bits / 8;
+        g.scales = l->scales + place;
+        g.offsets = l->offsets ? (const char *)l->offsets + place * 4 : NULL;
+        g.row_scales = l->row_scales + row * groups + i;
+        multiply_group(g, rows, format);
+    }
+}
+
+INLINE void linear_part(const void *data, int64_t part, int format)
 {
     const struct linear *l = data;
     int64_t tiles = linear_tiles(l), index = part % tiles, first_row = part / tiles * ROW_BLOCK;
@@ -357,16 +516,20 @@ static void linear_part(const void *data, int64_t part)
         }
     }
     struct tile tile = {
-        .b = l->weight + index * l->inputs * COLUMNS, .b_stride = 2 * COLUMNS, .b_half = COLUMNS,
+        .b = (const bf16 *)l->weight + index * l->inputs * COLUMNS, .b_stride = 2 * COLUMNS, .b_half = COLUMNS,
         .c = sums, .c_stride = COLUMNS, .a_stride = l->x_stride, .pairs = l->inputs / 2,
     };
     int64_t configured = 0;
     for (int64_t row = first_row; row < last_row; row += ROWS) {
         int64_t rows = smaller(ROWS, last_row - row);
-        if (rows != configured)
-            begin_tiles(configured = rows);
-        tile.a = l->x + row * l->x_stride;
-        multiply(tile, rows, 0);
+        if (format == BFLOAT16) {
+            if (rows != configured)
+                begin_tiles(configured = rows);
+            tile.a = l->x + row * l->x_stride;
+            multiply(tile, rows, 0);
+        } else {
+            multiply_quantized(l, index, row, rows, sums, format);
+        }
         for (int64_t r = 0; r < rows; r++) {
             bf16 *out = l->out + (row + r) * l->out_stride + column, *to = count < columns ? result : out;
             if (l->activation) {
@@ -383,17 +546,77 @@ static void linear_part(const void *data, int64_t part)
                 memcpy(out, result, (size_t)count * 2);
         }
     }
-    end_tiles();
+    if (format == BFLOAT16)
+        end_tiles();
+}
+
+static void bfloat16_part(const void *data, int64_t part)
+{
+    linear_part(data, part, BFLOAT16);
+}
+
+static void int8_part(const void *data, int64_t part)
+{
+    linear_part(data, part, INT8);
+}
+
+static void int4_part(const void *data, int64_t part)
+{
+    linear_part(data, part, INT4);
+}
+
+/* Parts of operators that compute each row independently. */
+enum { ROWS_PER_PART = 8 };
+
+typedef uint8_t bytes __attribute__((vector_size(LANES)));
+
+/* Quantize a group of numbers to 8 bits and return its scale. It is NaN if a number is not finite. */
+INLINE float quantize(const bf16 *x, int64_t count, uint8_t *codes)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: the addition rounds to an integer */
+    floats tops = {0}, broken = {0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        floats v = load_bf16(x + i), size = (floats)((words)v & 0x7fffffff);
+        tops = choose(size > tops, size, tops);
+        broken += v - v;
+    }
+    float top = maximum(tops), factor = top > 1e-30f ? 127.0f / top : 0;
+    for (int64_t i = 0; i < count; i += LANES) {
+        words code = (words)(load_bf16(x + i) * factor + magic) - (0x4b400000 - 128);
+        bytes y = __builtin_convertvector(code, bytes);
+        memcpy(codes + i, &y, sizeof y);
+    }
+    return top / 127.0f + sum(broken);
+}
+
+static void quantize_part(const void *data, int64_t part)
+{
+    const struct linear *l = data;
+    int64_t groups = l->inputs / l->group;
+    for (int64_t row = part * ROWS_PER_PART; row < smaller((part + 1) * ROWS_PER_PART, l->rows); row++)
+        for (int64_t i = 0; i < groups; i++) {
+            const bf16 *x = l->x + row * l->x_stride + i * l->group;
+            float *scale = l->row_scales + row * groups + i;
+            if (l->format == INT8) {
+                *scale = quantize(x, l->group, l->codes + row * l->inputs + i * l->group);
+            } else {
+                floats total = {0};
+                for (int64_t k = 0; k < l->group; k += LANES)
+                    total += load_bf16(x + k);
+                *scale = sum(total);
+            }
+        }
 }
 
 static void compute_linear(const struct linear *l)
 {
-    run_parts(linear_part, l, linear_tiles(l) * ((l->rows + ROW_BLOCK - 1) / ROW_BLOCK));
+    int64_t parts = linear_tiles(l) * ((l->rows + ROW_BLOCK - 1) / ROW_BLOCK);
+    if (l->format == INT8 || (l->format == INT4 && l->offsets))
+        run_parts(quantize_part, l, (l->rows + ROWS_PER_PART - 1) / ROWS_PER_PART);
+    run_parts(l->format == INT8 ? int8_part : l->format == INT4 ? int4_part : bfloat16_part, l, parts);
 }
 
 /* Norms and rotations. */
-
-enum { ROWS_PER_PART = 8 };
 
 static void norm_row(const bf16 *x, const float *weight, float eps, int64_t width, bf16 *out)
 {

@@ -46,7 +46,8 @@ static struct features detect(void)
     if (a >= 1)
         __get_cpuid_count(7, 1, &extended, &unused_b, &unused_c, &unused_d);
     unsigned wanted = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW and VL */
-    found.avx512 = found.avx2 && (low & 0xe6) == 0xe6 && (b & wanted) == wanted && (extended >> 5 & 1);
+    found.avx512 = found.avx2 && (low & 0xe6) == 0xe6 && (b & wanted) == wanted && (c >> 11 & 1) &&
+        (extended >> 5 & 1); /* VNNI and bfloat16 */
     if (found.avx512 && (d >> 24 & 1) && (d >> 22 & 1) && (low & 0x60000) == 0x60000) {
         enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
         found.amx = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;

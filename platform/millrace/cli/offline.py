@@ -15,6 +15,7 @@ from millrace.devserver import INSTALL_SERVER
 
 _PACKAGES = ("torch", "safetensors", "tokenizers", "gguf", "msgspec")
 _DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])
+_QUANTIZATIONS = click.Choice(["none", "int8", "int4", "int4-g64", "int4-g128", "fp8"])
 _DEVICES = click.Choice(["auto", "cpu", "cuda"])
 
 
@@ -34,6 +35,9 @@ class _Bench(ApiCommand):
 @click.option("--temperature", type=click.FloatRange(0, 2), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampling.")
 @click.option("--dtype", type=_DTYPES, default="auto", show_default=True, help="Number format of the weights.")
+@click.option(
+    "--quantization", type=_QUANTIZATIONS, default="none", show_default=True, help="Quantize the weights when loading."
+)
 @click.option("--device", type=_DEVICES, default="auto", show_default=True, help="Where to compute.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with token IDs, logprobs and times.")
 def generate(prompt: str | None, prompt_ids: str | None, **options: Any) -> None:
@@ -53,6 +57,9 @@ def generate(prompt: str | None, prompt_ids: str | None, **options: Any) -> None
 @click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True, help="Of each stream.")
 @click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="Output of each stream.")
 @click.option("--dtype", type=_DTYPES, default="auto", show_default=True, help="Number format of the weights.")
+@click.option(
+    "--quantization", type=_QUANTIZATIONS, default="none", show_default=True, help="Quantize the weights when loading."
+)
 @click.option("--device", type=_DEVICES, default="auto", show_default=True, help="Where to compute.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(streams: str, **options: Any) -> None:

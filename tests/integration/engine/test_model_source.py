@@ -7,12 +7,14 @@ import multiprocessing
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from inference_worker.contract.config import EngineConfig, ModelConfig, ModelError
@@ -25,6 +27,7 @@ from inference_worker.models.gguf_file import GGUFFile
 from inference_worker.models.gguf_header import GGUFError
 from inference_worker.models.loader import Weights
 from inference_worker.models.model_source import embedded_source, ensure_model
+from inference_worker.models.safetensors_header import read_header
 from millrace.gateway.core.catalog import load_catalog
 
 EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
@@ -158,6 +161,84 @@ def test_an_error_names_damaged_safetensors(content: bytes, copy: Path, tmp_path
         assert "safetensors" in str(exc)
     else:
         assert content.endswith(b"{}      ")  # a complete file without tensors
+
+
+def header_of(**tensors: Any) -> bytes:
+    text = json.dumps(tensors).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+def tensor_of(begin: int, end: int, shape: Any, dtype: Any = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (struct.pack("<Q", 1 << 25) + bytes(1 << 25), "exceeds the limit"),
+        (header_of(a=tensor_of(0, 8, [2]), b=tensor_of(4, 12, [2])) + bytes(12), "overlaps"),
+        (header_of(a=tensor_of(0, 8, [2]), b=tensor_of(16, 24, [2])) + bytes(24), "leaves a gap"),
+        (header_of(a=tensor_of(0, 8, [2])) + bytes(7), "is the download complete"),
+        (header_of(a=tensor_of(0, 8, [2])) + bytes(9), "after the last tensor"),
+        (header_of(a=tensor_of(0, 8, [3])) + bytes(8), "do not fit its shape"),
+        (header_of(a=tensor_of(8, 0, [2])) + bytes(8), "do not fit its shape"),
+        (header_of(a=tensor_of(-8, 0, [2])) + bytes(8), "invalid data_offsets"),
+        (header_of(a=tensor_of(0, 8, [1 << 60, 1 << 60])) + bytes(8), "invalid shape"),
+        (header_of(a=tensor_of(0, 8, [2], "F12")) + bytes(8), "unknown dtype"),
+        (header_of(a=tensor_of(0, 8, [2], ["F32"])) + bytes(8), "unknown dtype"),
+        (header_of(a=tensor_of(0, 8, True)) + bytes(8), "invalid shape"),
+        (header_of(a=[]), "must have dtype"),
+        (struct.pack("<Q", 14) + b'{"a":{},"a":0}', "occurs twice"),
+        (struct.pack("<Q", 100_000) + b"[" * 100_000, "safetensors"),
+        (struct.pack("<Q", 4) + b"\xff" * 4, "safetensors"),
+    ],
+    ids=str,
+)
+def test_an_invalid_safetensors_header_is_rejected(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        read_header(path)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_damaged_safetensors_file_is_rejected_or_read(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
+    save_file({"a": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.int8)}, path)
+    content = bytearray(path.read_bytes())
+    del content[data.draw(st.integers(0, len(content))) :]
+    for place, value in data.draw(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4)):
+        if place < len(content):
+            content[place] = value
+    path.write_bytes(content)
+    try:
+        entries = read_header(path)
+    except ModelError:
+        return
+    with safe_open(str(path), framework="pt") as file:  # what our reader accepts, the library reads
+        assert {name: tuple(file.get_tensor(name).shape) for name in file.keys()} == {  # noqa: SIM118
+            name: entry.shape for name, entry in entries.items()
+        }
+
+
+def test_two_files_with_one_tensor_are_rejected(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        save_file({"a": torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(ModelError, match="tensor 'a' is in another file, too"):
+        Weights(tmp_path, torch.float32, torch.device("cpu"))
+
+
+def test_the_progress_reaches_the_bytes_of_all_tensors(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2), "b": torch.zeros(3, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    steps: list[tuple[int, int]] = []
+    progress = lambda read, total: steps.append((read, total))  # noqa: E731
+    with Weights(tmp_path, torch.float32, torch.device("cpu"), progress) as weights:
+        for name, shape in (("a", (2,)), ("b", (3,)), ("a", (2,))):
+            weights.take(name, shape)
+    assert steps == [(8, 14), (14, 14)]
 
 
 @pytest.mark.parametrize(

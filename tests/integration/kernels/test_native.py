@@ -25,6 +25,7 @@ from kernels import reference
 from kernels.native import build, operators
 from kernels.native import library as native
 from kernels.native.library import Library, load_library
+from kernels.native.memory import MAPPING_BYTES
 
 ROOT = Path(__file__).resolve().parents[3]
 VARIANTS = ("amx", "avx512", "avx2", "generic")
@@ -94,6 +95,131 @@ def test_a_gated_product_equals_the_reference(
     gated = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
     got = operators.PackedLinear(kernels, weight, bias, activation)(x)
     assert_near(got, gated * up)
+
+
+def apply_gate(both: torch.Tensor, activation: operators.Activation | None) -> torch.Tensor:
+    if activation is None:
+        return both
+    gate, up = both.chunk(2, -1)
+    gated = functional.silu(gate) if activation == "silu" else functional.gelu(gate, approximate="tanh")
+    return gated * up
+
+
+QUANTIZED_SHAPES = (
+    st.integers(0, 80),
+    st.integers(1, 90),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.booleans(),
+    st.sampled_from([None, "silu", "gelu_tanh"]),
+)
+
+
+@few
+@given(*QUANTIZED_SHAPES)
+def test_a_product_of_8_bit_integers_equals_the_reference(
+    kernels: Library,
+    rows: int,
+    width: int,
+    groups: int,
+    units: int,
+    biased: bool,
+    activation: operators.Activation | None,
+) -> None:
+    size, outputs = units * operators.UNIT, 2 * width if activation else width
+    weight = torch.randint(-127, 128, (outputs, groups * size), dtype=torch.int8)
+    scales, bias = torch.rand(outputs, groups) / 100, randn(outputs) if biased else None
+    wide = 3 * randn(rows, groups * size + 1)
+    x = wide[:, : groups * size]
+    grouped = x.float().view(rows, groups, size)
+    factors = grouped.abs().amax(-1, keepdim=True) / 127
+    codes = (grouped / factors).nan_to_num(0).round()
+    by_group = torch.einsum("rgi,ogi->rgo", codes, weight.float().view(outputs, groups, size))
+    want = (by_group * factors * scales.T).sum(1) + (0 if bias is None else bias.float())
+    product = operators.PackedLinearInt8(kernels, weight, scales, bias, activation)
+    residual = randn(rows, outputs) if activation is None else None
+    got = product(x, residual)
+    assert got.shape == (rows, width)
+    if rows:
+        # A number on the border between two codes may have either of them.
+        assert_near(got, apply_gate(want, activation) + (0 if residual is None else residual.float()))
+        some = slice(rows // 2, None)
+        assert torch.equal(got[some], product(x[some], None if residual is None else residual[some]))
+
+
+@few
+@given(*QUANTIZED_SHAPES, st.booleans())
+def test_a_product_with_4_bit_weights_equals_the_reference(
+    kernels: Library,
+    rows: int,
+    width: int,
+    groups: int,
+    units: int,
+    biased: bool,
+    activation: operators.Activation | None,
+    has_zeros: bool,
+) -> None:
+    size, outputs = units * operators.UNIT, 2 * width if activation else width
+    numbers = torch.randint(0, 16, (outputs, groups, size))
+    scales, bias = torch.rand(outputs, groups) / 10, randn(outputs) if biased else None
+    zeros = 15 * torch.rand(outputs, groups) if has_zeros else None
+    weight = (numbers - (8 if zeros is None else zeros[..., None])) * scales[..., None]
+    flat = numbers.view(outputs, -1)
+    packed = (flat[:, ::2] | flat[:, 1::2] << 4).to(torch.uint8)
+    x = randn(rows, groups * size)
+    product = operators.PackedLinearInt4(kernels, packed, scales, zeros, size, bias, activation)
+    got = product(x)
+    assert got.shape == (rows, width)
+    if rows:
+        want = functional.linear(x.float(), weight.view(outputs, -1), None if bias is None else bias.float())
+        assert_near(got, apply_gate(want, activation))
+        assert torch.equal(got[rows // 2 :], product(x[rows // 2 :]))
+
+
+def test_quantized_products_keep_numbers_that_are_not_finite(kernels: Library) -> None:
+    x = randn(4, 64)
+    x[1, 5], x[2, 40], x[3] = float("nan"), float("-inf"), 0
+    ones = torch.ones(40, 64, dtype=torch.int8)
+    got = operators.PackedLinearInt8(kernels, ones, torch.ones(40, 2))(x)
+    assert got[0].isfinite().all() and got[1:3].isnan().all() and not got[3].any()
+    packed = torch.full((40, 32), 0x99, dtype=torch.uint8)
+    for zeros in (None, torch.ones(40, 2)):
+        got = operators.PackedLinearInt4(kernels, packed, torch.ones(40, 2), zeros, 32)(x)
+        assert got[0].isfinite().all() and not got[1:3].isfinite().any() and not got[3].any()
+
+
+def test_quantized_weights_of_other_shapes_and_types_are_rejected(kernels: Library) -> None:
+    weight, scales = torch.ones(4, 64, dtype=torch.int8), torch.ones(4, 2)
+    packed = torch.ones(4, 32, dtype=torch.uint8)
+    for wrong in (
+        lambda: operators.PackedLinearInt8(kernels, weight.short(), scales),
+        lambda: operators.PackedLinearInt8(kernels, weight, torch.ones(4, 4)),
+        lambda: operators.PackedLinearInt8(kernels, weight[:3], scales[:3], None, "silu"),
+        lambda: operators.PackedLinearInt4(kernels, packed.char(), scales, None, 32),
+        lambda: operators.PackedLinearInt4(kernels, packed, scales, None, 64),
+        lambda: operators.PackedLinearInt4(kernels, packed, scales, torch.ones(4), 32),
+    ):
+        with pytest.raises(ValueError, match=r"weight|zeros"):
+            wrong()
+
+
+def test_memory_is_returned_when_its_tensors_are_freed() -> None:
+    library = load_library()
+    assert library is not None
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) << 10
+
+    size = 2 * MAPPING_BYTES
+    before = resident()
+    tensors = [library.memory.empty(3, 5, dtype=torch.float32), library.memory.empty(size, dtype=torch.uint8)]
+    assert all(tensor.data_ptr() % 64 == 0 and not tensor.any() for tensor in tensors)
+    tensors[1].fill_(1)
+    assert resident() - before > 0.9 * size
+    assert tensors[0].shape == (3, 5) and not tensors[0].any()
+    tensors.clear()
+    assert resident() - before < 0.2 * size
 
 
 @few

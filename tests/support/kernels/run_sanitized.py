@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from ctypes import byref, c_float, c_int32, c_uint16
+from ctypes import byref, c_float, c_int32, c_uint8, c_uint16
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,9 @@ class Memory:
     def factors(self, count: int) -> int:
         return self.of(c_float, [random.uniform(-1, 1) for _ in range(count)])
 
+    def bytes(self, count: int) -> int:
+        return self.of(c_uint8, [random.randrange(256) for _ in range(count)])
+
     def sizes(self, values: list[int]) -> int:
         return self.of(c_int32, values)
 
@@ -63,11 +66,24 @@ def run_linear(library: Library, memory: Memory, rows: int, inputs: int, outputs
     columns = 16 if activation else 32
     packed = memory.numbers(-(-width // columns) * 32 * inputs)
     library.pack(byref(PackingArguments(memory.numbers(outputs * inputs), packed, outputs, inputs, activation)))
-    library.linear(byref(LinearArguments(
+    arguments = LinearArguments(
         memory.numbers(rows * inputs), packed, memory.numbers(outputs),
         None if activation else memory.numbers(rows * outputs), memory.numbers(rows * width),
-        rows, inputs, outputs, inputs, outputs, width, activation,
-    )))  # fmt: skip
+        rows=rows, inputs=inputs, outputs=outputs, x_stride=inputs, residual_stride=outputs, out_stride=width,
+        activation=activation,
+    )  # fmt: skip
+    library.linear(byref(arguments))
+    arguments.group = 32
+    groups, tiles = inputs // 32, -(-width // columns)
+    arguments.scales, arguments.row_scales = memory.factors(tiles * groups * 32), memory.factors(rows * groups)
+    arguments.offsets = memory.sizes([random.randrange(-999, 999) for _ in range(tiles * groups * 32)])
+    arguments.codes, arguments.weight = memory.bytes(rows * inputs), memory.bytes(tiles * inputs * 32)
+    arguments.format = 1
+    library.linear(byref(arguments))
+    arguments.format, arguments.weight = 2, memory.bytes(tiles * inputs * 16)
+    for offsets in (memory.factors(tiles * groups * 32), None):
+        arguments.offsets = offsets
+        library.linear(byref(arguments))
 
 
 def run_attention(library: Library, memory: Memory, share: int, head_dim: int, size: int, window: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def test_a_multimodal_file_replaces_keys_of_its_decoder(tmp_path: Path) -> None:
     assert (outer.tie_word_embeddings, outer.eos_token_ids) == (False, (1, 2))
     quantized: dict[str, Any] = {"quantization_config": {}}
     for decoder, keys in ((quantized, {}), ({}, quantized)):
-        with pytest.raises(ModelError, match="quantized checkpoints are not supported"):
+        with pytest.raises(ModelError, match="quant_method None is not supported"):
             read(decoder, **keys)
 
 
@@ -91,3 +92,50 @@ def test_a_null_local_theta_is_the_global_one(tmp_path: Path) -> None:
 
     assert thetas(global_rope_theta=5e5) == (5e5, 1e4)
     assert thetas(global_rope_theta=5e5, local_rope_theta=None) == (5e5, 5e5)
+
+
+_COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+_INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, ("awq", 4, 128, 16)),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, ("gptq", 8, 0, 16)),
+        (_COMPRESSED | {"config_groups": {"group_0": {"weights": _INT4}}}, ("compressed-tensors", 4, 128, 16)),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, ("fp8", 8, 0, 16)),
+    ],
+)
+def test_the_format_of_a_quantized_checkpoint_is_read(
+    config: dict[str, Any], expected: tuple[str, int, int, int], tmp_path: Path
+) -> None:
+    form = read_config(tmp_path, "LlamaForCausalLM", quantization_config=config).checkpoint_format
+    assert form is not None
+    assert (form.name, form.bits, form.group_size, form.activation_bits) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (7, "quantization_config is 7"),
+        ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported; want awq, gptq"),
+        ({"quant_method": ["awq"]}, "is not supported"),
+        ({"quant_method": "awq", "bits": 3, "group_size": 128}, "bits of AWQ is 3"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "marlin"}, "version of AWQ is 'marlin'"),
+        ({"quant_method": "awq", "bits": 4, "group_size": True}, "group_size is True"),
+        ({"quant_method": "awq", "bits": [4], "group_size": 128}, "bits of AWQ"),
+        ({"quant_method": "gptq", "bits": 2, "group_size": 128}, "bits of GPTQ is 2"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 10**9}, "group_size is 1000000000"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt of FP8"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "block of FP8 scales"),
+        (_COMPRESSED | {"config_groups": {"a": {}, "b": {}}}, "exactly one group"),
+        (_COMPRESSED | {"config_groups": {"a": {"weights": None}}}, "object of weights"),
+        (_COMPRESSED | {"config_groups": {"a": {"weights": _INT4 | {"num_bits": 2}}}}, "num_bits of weights is 2"),
+        (_COMPRESSED | {"format": "marlin-24", "config_groups": {"a": {"weights": _INT4}}}, "'marlin-24'"),
+    ],
+    ids=str,
+)
+def test_an_error_names_an_unsupported_format(config: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=re.escape(message)):
+        read_config(tmp_path, "LlamaForCausalLM", quantization_config=config)

@@ -155,7 +155,7 @@ def test_tiktoken_ranks(tmp_path: Path, name: str, pattern: str, normalize: Call
 )
 def test_vocabulary_and_merges(tmp_path: Path, class_name: str, pattern: str | None) -> None:
     original = Tokenizer(models.BPE())
-    tokenizer_convert._set_byte_level(original, pattern)
+    tokenizer_convert.set_byte_level(original, pattern)
     special = ["<s>", "</s>", "<unk>", "<pad>", "<mask>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(

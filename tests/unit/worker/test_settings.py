@@ -73,6 +73,13 @@ def test_a_models_context_can_be_lowered() -> None:
         parse_models("a=embedded?length=3")
 
 
+def test_a_model_has_a_quantization() -> None:
+    plain, quantized = parse_models("a=embedded,b=embedded?quantization=int4-g64")
+    assert (plain.quantization, quantized.quantization) == ("none", "int4-g64")
+    with pytest.raises(ValueError, match="want one of none, int8, int4, int4-g64, int4-g128, fp8"):
+        parse_models("a=embedded?quantization=int3")
+
+
 def test_the_parsers_of_a_model() -> None:
     (spec,) = parse_models("a=embedded?tool_parser=mistral&reasoning_parser=none")
     assert (spec.tool_parser, spec.reasoning_parser) == ("mistral", "none")

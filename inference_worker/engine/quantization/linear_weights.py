@@ -1,0 +1,78 @@
+"""The weights of linear layers in a checkpoint, quantized or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from inference_worker.contract.config import CheckpointFormat, ModelError, QuantizationName
+from inference_worker.engine.quantization import awq, compressed_tensors, fp8, gptq
+from inference_worker.engine.quantization.quantize import quantize
+from inference_worker.engine.quantization.weights import Weight, dequantize
+from inference_worker.models.loader import Progress, Weights
+
+Loader = Callable[[Weights, str, tuple[int, int], CheckpointFormat], Weight]
+# By the format's name. A layer without one of the marks is not quantized.
+_FORMATS: dict[str, tuple[Loader, tuple[str, ...]]] = {
+    "awq": (awq.load, (awq.MARK,)),
+    "gptq": (gptq.load, (gptq.MARK,)),
+    "compressed-tensors": (compressed_tensors.load, (compressed_tensors.MARK,)),
+    "fp8": (fp8.load, (fp8.MARK, "weight_scale")),
+}
+_WEIGHT = ".weight"
+
+
+class LinearWeights(Weights):
+    """The tensors of a checkpoint, with the weights of its linear layers in their format.
+
+    Args:
+        form: the checkpoint's format; None if it is not quantized.
+        quantization: quantizes the weights of the layers of a checkpoint that is not quantized.
+
+    Raises:
+        ModelError: a file is invalid, or the checkpoint is quantized and `quantization` is given, too.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        form: CheckpointFormat | None = None,
+        quantization: QuantizationName = "none",
+        progress: Progress | None = None,
+    ) -> None:
+        if form is not None and quantization != "none":
+            raise ModelError(f"{directory}: is already quantized ({form.name}): set quantization to none")
+        super().__init__(directory, dtype, device, progress)
+        self._form, self._quantization = form, quantization
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        layer = name.removesuffix(_WEIGHT)
+        if name.endswith(_WEIGHT) and len(shape) == 2 and self._is_quantized(layer):
+            return dequantize(self._load(layer, (shape[0], shape[1])))
+        return super().take(name, shape)
+
+    def take_linear(self, name: str, shape: tuple[int, int]) -> Weight:
+        """Return the weight of the layer `name`, [outputs, inputs], dequantized or not."""
+        if self._is_quantized(name):
+            return self._load(name, shape)
+        weight = super().take(f"{name}{_WEIGHT}", shape)
+        return weight if self._quantization == "none" else quantize(weight, self._quantization)
+
+    def _is_quantized(self, layer: str) -> bool:
+        return self._form is not None and any(self.has(f"{layer}.{mark}") for mark in _FORMATS[self._form.name][1])
+
+    def _load(self, layer: str, shape: tuple[int, int]) -> Weight:
+        if self._form is None:
+            raise RuntimeError("the checkpoint is not quantized")
+        return _FORMATS[self._form.name][0](self, layer, shape, self._form)
+
+
+def take_linear(weights: Weights, name: str, shape: tuple[int, int]) -> Weight:
+    """Return the weight of the layer `name`, [outputs, inputs], in its format if `weights` supports formats."""
+    if isinstance(weights, LinearWeights):
+        return weights.take_linear(name, shape)
+    return weights.take(f"{name}{_WEIGHT}", shape)

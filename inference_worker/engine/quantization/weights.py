@@ -1,0 +1,149 @@
+"""Quantized weights as linear layers keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """A weight of 8-bit integers with a scale for each output and group of inputs.
+
+    The inputs of its products are quantized, too, with a scale for each row and group.
+
+    values: int8 [outputs, inputs], from -127 to 127.
+    scales: float32 [outputs, groups]. Groups are consecutive and of equal size.
+    dtype: of the dequantized weight.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    @property
+    def group_size(self) -> int:
+        """Return the inputs that share a scale."""
+        return self.values.shape[1] // self.scales.shape[1]
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the weight in its dtype."""
+        groups = self.values.float().view(*self.scales.shape, -1)
+        return (groups * self.scales[..., None]).view(self.shape).to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Weight:
+    """A weight of 4-bit integers with a scale and a zero point for each group of inputs: (value - zero) · scale.
+
+    packed: uint8 [outputs, inputs / 2]. The lower 4 bits are the input with the even index.
+    scales, zeros: float32 [outputs, inputs / group_size].
+    dtype: of the dequantized weight.
+    """
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    group_size: int
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        outputs, half = self.packed.shape
+        return torch.Size((outputs, 2 * half))
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.nbytes + self.scales.nbytes + self.zeros.nbytes
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the weight in its dtype."""
+        values = torch.stack((self.packed & 15, self.packed >> 4), dim=-1).view(*self.scales.shape, self.group_size)
+        return ((values - self.zeros[..., None]) * self.scales[..., None]).view(self.shape).to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A weight of 8-bit floating-point numbers with a scale for each output. The inputs of its products are
+    quantized, too.
+
+    values: float8_e4m3fn [outputs, inputs].
+    scales: float32 [outputs].
+    dtype: of the dequantized weight.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    def dequantize(self) -> torch.Tensor:
+        """Return the weight in its dtype."""
+        return (self.values.float() * self.scales[:, None]).to(self.dtype)
+
+
+QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight
+Weight = torch.Tensor | QuantizedWeight
+
+
+def concatenate(parts: Sequence[Weight]) -> Weight:
+    """Return the weights, which have the same inputs, as one. If their kinds differ, they are dequantized."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Int8Weight):
+        int8 = [part for part in parts if isinstance(part, Int8Weight)]
+        if len(int8) == len(parts):
+            return Int8Weight(_join([p.values for p in int8]), _join([p.scales for p in int8]), first.dtype)
+    if isinstance(first, Fp8Weight):
+        fp8 = [part for part in parts if isinstance(part, Fp8Weight)]
+        if len(fp8) == len(parts):
+            values = _join([p.values.view(torch.uint8) for p in fp8]).view(first.values.dtype)
+            return Fp8Weight(values, _join([p.scales for p in fp8]), first.dtype)
+    if isinstance(first, Int4Weight):
+        int4 = [part for part in parts if isinstance(part, Int4Weight) and part.group_size == first.group_size]
+        if len(int4) == len(parts):
+            packed, scales, zeros = (_join([getattr(p, name) for p in int4]) for name in ("packed", "scales", "zeros"))
+            return Int4Weight(packed, scales, zeros, first.group_size, first.dtype)
+    return torch.cat([dequantize(part) for part in parts])
+
+
+def dequantize(weight: Weight) -> torch.Tensor:
+    """Return the weight as a floating-point tensor."""
+    return weight if isinstance(weight, torch.Tensor) else weight.dequantize()
+
+
+def pack_int4(values: torch.Tensor) -> torch.Tensor:
+    """Return numbers from 0 to 15, [outputs, inputs], packed as in `Int4Weight`."""
+    values = values.to(torch.uint8)
+    return values[:, ::2] | (values[:, 1::2] << 4)
+
+
+def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return the unsigned numbers of `bits` bits in int32 [..., n], as uint8 [..., n · 32 / bits].
+
+    The lowest bits are the first number.
+    """
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
+
+
+def _join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(list(parts))
