@@ -10,6 +10,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+import zstandard
 
 from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 
@@ -162,10 +163,16 @@ def test_compressed_bodies_and_responses(stack: Stack) -> None:
     bomb = gzip.compress(b"\0" * 2**26)
     assert httpx.post(url, content=bomb, headers=headers, timeout=60).status_code == 413
     assert httpx.post(url, content=bomb, headers={**headers, "authorization": "x"}, timeout=60).status_code == 401
-    zstd = httpx.post(url, content=b"x", headers={**headers, "content-encoding": "zstd"}, timeout=60)
-    assert zstd.status_code == 415
+    by_zstd = {**headers, "content-encoding": "zstd"}
+    assert (
+        httpx.post(url, content=zstandard.compress(json.dumps(body).encode()), headers=by_zstd, timeout=60).status_code
+        == 200
+    )
+    assert httpx.post(url, content=zstandard.compress(b"\0" * 2**26), headers=by_zstd, timeout=60).status_code == 413
+    other = httpx.post(url, content=b"x", headers={**headers, "content-encoding": "br"}, timeout=60)
+    assert other.status_code == 415
     vectors = {"model": EMBEDDING_MODEL, "input": "Hello"}
-    for encoding, used in (("gzip, deflate", "gzip"), ("identity", None)):
+    for encoding, used in (("gzip, deflate", "gzip"), ("gzip, zstd", "zstd"), ("identity", None)):
         named = {**stack.headers, "accept-encoding": encoding}
         answer = httpx.post(f"{stack.url}/v1/embeddings", json=vectors, headers=named, timeout=60)
         assert answer.headers.get("content-encoding") == used

@@ -24,7 +24,7 @@ from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.core import tracing
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.body_memory import BodyLease
-from millrace.gateway.core.content_encoding import MIN_COMPRESSED_BYTES, accepts_gzip, compressed, decoded_pieces
+from millrace.gateway.core.content_encoding import MIN_COMPRESSED_BYTES, accepted_encoding, compressed, decoded_pieces
 from millrace.gateway.core.cors import is_preflight
 from millrace.gateway.core.errors import ApiError, unavailable
 from millrace.gateway.core.ids import new_request_id
@@ -269,9 +269,9 @@ class HttpConsumer(AsyncConsumer):
             # A stored response of an idempotent call may be replayed to a client that accepts no compression.
             if len(body) >= MIN_COMPRESSED_BYTES and self.idempotent_call is None:
                 head.append((b"vary", b"accept-encoding"))
-                if accepts_gzip(self.headers):
-                    body = await compressed(body)
-                    head.append((b"content-encoding", b"gzip"))
+                if encoding := accepted_encoding(self.headers):
+                    body = await compressed(body, encoding)
+                    head.append((b"content-encoding", encoding.encode()))
             head += [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
         await self._start(status, head)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
