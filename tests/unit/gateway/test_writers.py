@@ -78,16 +78,23 @@ def test_continuous_usage_increases() -> None:
     assert all(chunk["usage"]["prompt_tokens"] == 10 for chunk in chunks if chunk.get("usage"))
 
 
-@pytest.mark.parametrize(("code", "tokens"), [("worker_lost", 0), ("cancelled", 1)])
-def test_an_interrupted_stream_ends_with_the_billed_usage(code: str, tokens: int) -> None:
-    """Nothing is billed for a request that failed."""
+@pytest.mark.parametrize(
+    ("code", "usage", "tokens"),
+    [
+        ("worker_lost", TokenCounts(), 0),
+        ("cancelled", None, 1),
+        ("invalid_api_key", TokenCounts(uncached=10, output=3), 3),
+    ],
+)
+def test_an_interrupted_stream_ends_with_the_billed_usage(code: str, usage: TokenCounts | None, tokens: int) -> None:
+    """Nothing is billed for a request that failed. The usage so far is sent if the billed usage is not known."""
     for writer_type in (ChatWriter, CompletionWriter):
         writer = writer_type(form(include_usage=True), TOKENIZER)
         writer.stream(EVENTS[0])
-        (data,) = writer.interrupted(code)
+        (data,) = writer.interrupted(code, usage)
         chunk = msgspec.json.decode(data)
         assert (chunk["choices"], chunk["usage"]["completion_tokens"]) == ([], tokens)
-        assert writer_type(form(), TOKENIZER).interrupted(code) == []
+        assert writer_type(form(), TOKENIZER).interrupted(code, usage) == []
 
 
 def test_an_interrupted_stream_counts_all_tokens_that_were_sent() -> None:
@@ -96,7 +103,7 @@ def test_an_interrupted_stream_counts_all_tokens_that_were_sent() -> None:
         writer = writer_type(form(include_usage=True), TOKENIZER)
         for event in events:
             writer.stream(event)
-        (data,) = writer.interrupted("cancelled")
+        (data,) = writer.interrupted("cancelled", None)
         assert msgspec.json.decode(data)["usage"]["completion_tokens"] == 10
 
 

@@ -18,6 +18,7 @@ import structlog
 from channels.consumer import AsyncConsumer
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.idempotency import IdempotentCall, Replay, StoredResponse
 from millrace.gateway.app import Gateway, running_gateway
 from millrace.gateway.connections import mark_authenticated
@@ -30,6 +31,7 @@ from millrace.gateway.core.errors import ApiError, unavailable
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_body import ClientGone, RequestBody
+from millrace.gateway.core.types import Writer
 from millrace.gateway.http.client_paths import DEPLOYMENT
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.protocols.dialects import OPENAI, Dialect
@@ -77,7 +79,7 @@ class HttpConsumer(AsyncConsumer):
         self.key_error: ApiError | None = None  # set if the key was revoked during the request
         self.limit_statuses: Sequence[LimitStatus] | None = None  # of the key's limits, once they are known
         self._events_sent = 0
-        self.stream_tail: Sequence[bytes] = ()  # data of the events before the error that ends a stream
+        self.writer: Writer | None = None  # of the stream that is sent
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.http_method: str = scope["method"]
@@ -248,7 +250,7 @@ class HttpConsumer(AsyncConsumer):
             self.trace.error = error
         if self._responding:
             self.record_status(f"stream_{error.code}")
-            tail = self.stream_tail
+            tail = [] if self.writer is None else self.writer.interrupted(error.code, await self._billed_usage(error))
             body = b"".join(map(sse, tail)) + sse(
                 self.api_dialect.event(error, self.stream_id, self._events_sent + len(tail))
             )
@@ -259,6 +261,18 @@ class HttpConsumer(AsyncConsumer):
             await self.respond_json(
                 self.api_dialect.status(error), self.api_dialect.body(error, self.request_id), error.headers()
             )
+
+    async def _billed_usage(self, error: ApiError) -> TokenCounts | None:
+        """Return the usage that is billed for a stream that this error ends; None if it is not known.
+
+        Failed requests are not billed. Cancelled requests are, also those of a key that was revoked.
+        """
+        is_billed = error.code == "cancelled" or error is self.key_error
+        return await self.final_usage() if is_billed else TokenCounts()
+
+    async def final_usage(self) -> TokenCounts | None:
+        """Wait shortly for the usage of a cancelled request, and return it; None if it is not known."""
+        return None
 
     async def respond_json(self, status: int, content: Any, headers: Headers | None = None) -> None:
         await self.respond(status, msgspec.json.encode(content), b"application/json", headers)

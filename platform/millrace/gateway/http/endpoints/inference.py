@@ -11,6 +11,7 @@ import structlog
 from billing.amounts import FEMTO_DIGITS, decimal
 from billing.pricing.pricing import price
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.idempotency import IdempotentCall
 from millrace.gateway.core.content_encoding import decoded_pieces
 from millrace.gateway.core.errors import ApiError
@@ -81,6 +82,7 @@ class InferenceConsumer(PromptConsumer):
 
     dialect = ""
     recorded = True
+    _active: ActiveRequest | None = None  # set when it was admitted
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
@@ -88,8 +90,12 @@ class InferenceConsumer(PromptConsumer):
         if self.idempotent_call is None or not await self._resume(key, self.idempotent_call, request):
             await self._begin(key, request)
 
+    async def final_usage(self) -> TokenCounts | None:
+        return None if self._active is None else await self._active.final_usage()
+
     async def _begin(self, key: ApiKeySnapshot, request: InferenceRequest) -> None:
         active = await self.gateway.service.begin(key, request, self.dialect, self.request_id, self.trace)
+        self._active = active
         try:
             events = self.gateway.service.events(active)
             # The status is sent with the first token. Until then a failure is still an HTTP status.
@@ -148,7 +154,7 @@ class InferenceConsumer(PromptConsumer):
     async def _stream(
         self, writer: Writer, headers: Headers, event: AnswerEvent, events: AsyncIterator[AnswerEvent]
     ) -> None:
-        sent = 0
+        sent, self.writer = 0, writer
         await self.start_stream(headers)
         while True:
             chunks = writer.stream(event)
@@ -157,11 +163,7 @@ class InferenceConsumer(PromptConsumer):
                 sent += len(chunks)
             if isinstance(event, End):
                 return
-            try:
-                event = await anext(events)
-            except ApiError as exc:
-                self.stream_tail = writer.interrupted(exc.code)
-                raise
+            event = await anext(events)
 
 
 def _headers(model: str, first: AnswerEvent) -> Headers:

@@ -10,7 +10,7 @@ import msgspec
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import ServiceClass, TokenCounts
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
+from millrace.gateway.core.types import ResponseSpec, usage_so_far
 from millrace.gateway.protocols.tool_parsers.base import AnswerText, CallArguments, CallStart, Piece
 from millrace.gateway.protocols.tool_parsers.registry import make_parser
 from millrace.gateway.protocols.tools import call_id
@@ -71,10 +71,11 @@ class MessagesWriter:
         calls = any(block["type"] == "tool_use" for block in blocks)
         return self._message(blocks, self._reason(end, calls), end.usage)
 
-    def interrupted(self, code: str) -> list[bytes]:
+    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         if not self._spec.continuous_usage:
             return []
-        usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
+        if usage is None:
+            usage = usage_so_far(self._spec, self._prompt, self._output_tokens)
         delta = {"stop_reason": None, "stop_sequence": None}
         return [_encode({"type": "message_delta", "delta": delta, "usage": usage_object(usage)})]
 

@@ -12,7 +12,7 @@ import msgspec
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
 from inference_worker.contract.request import FinishReason, ServiceClass, TokenCounts, TokenLogprobs
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
+from millrace.gateway.core.types import ResponseSpec, usage_so_far
 from millrace.gateway.protocols.openai.logprobs import chat_logprobs, completion_logprobs
 from millrace.gateway.protocols.openai.usage import usage_object
 from millrace.gateway.protocols.tool_parsers.base import AnswerText, CallArguments, CallStart, Piece
@@ -66,11 +66,13 @@ class OpenAIWriter(ABC):
         self._reasoning_tokens = sum(event.reasoning_tokens for event in events if isinstance(event, Tokens))
         return {**self._head(False), "choices": choices, "usage": self._usage(end)}
 
-    def interrupted(self, code: str) -> list[bytes]:
+    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         if not (self._spec.include_usage or self._spec.continuous_usage):
             return []
-        usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
-        return [_encode({**self._head(True), "choices": [], "usage": usage_object(usage, self._reasoning_tokens)})]
+        if usage is None:
+            usage = usage_so_far(self._spec, self._prompt, self._output_tokens)
+        written = usage_object(usage, min(self._reasoning_tokens, usage.output))
+        return [_encode({**self._head(True), "choices": [], "usage": written})]
 
     def _count(self, event: Tokens) -> None:
         self._prompt = event.prompt or self._prompt
