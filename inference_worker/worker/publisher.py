@@ -163,6 +163,7 @@ class Publisher:
 
     def _add_outputs(self, round_: _OutputBatch, live: ActiveJob, outputs: list[RequestOutput]) -> None:
         request_id, attempt = live.job.billing_context.request_id, live.attempt
+        live.reasoning_tokens += sum(output.reasoning_tokens for output in outputs)
         for index in dict.fromkeys(output.index for output in outputs):
             answer = [output for output in outputs if output.index == index]
             if any(output.token_ids or output.text or output.reasoning for output in answer):
@@ -219,6 +220,7 @@ class Publisher:
             miss_reason=self._miss_reason(live, cache.miss),
             changed_at=cache.changed_at,
             unpinned_tokens=cache.unpinned_tokens,
+            reasoning_tokens=min(live.reasoning_tokens, usage.output),
         )
 
     def _miss_reason(self, live: ActiveJob, miss: MissReason | None) -> str:

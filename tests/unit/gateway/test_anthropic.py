@@ -257,7 +257,13 @@ def test_any_body_is_parsed_or_rejected(fields: dict[str, Any], messages: list[A
 # Responses.
 
 USAGE = TokenCounts(uncached=1, cache_read=2, cache_write_5m=3, cache_write_1h=4, output=5)
-USAGE_JSON = {"input_tokens": 1, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 2, "output_tokens": 5}
+USAGE_JSON = {
+    "input_tokens": 1,
+    "cache_creation_input_tokens": 7,
+    "cache_read_input_tokens": 2,
+    "output_tokens": 5,
+    "output_tokens_details": {"thinking_tokens": 0},
+}
 
 
 def events(text: str, *, reason: Any = "stop", stop: str | None = None) -> list[AnswerEvent]:

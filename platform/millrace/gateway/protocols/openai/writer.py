@@ -71,7 +71,7 @@ class OpenAIWriter(ABC):
             return []
         if usage is None:
             usage = usage_so_far(self._spec, self._prompt, self._output_tokens)
-        written = usage_object(usage, min(self._reasoning_tokens, usage.output))
+        written = usage_object(usage, self._reasoning_tokens)
         return [_encode({**self._head(True), "choices": [], "usage": written})]
 
     def _count(self, event: Tokens) -> None:

@@ -25,7 +25,7 @@ def usage_object(usage: TokenCounts, reasoning_tokens: int = 0) -> dict[str, Any
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
         "output_tokens": usage.output,
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": min(reasoning_tokens, usage.output)},
         "total_tokens": usage.total,
     }
 
@@ -63,7 +63,7 @@ class ResponsesWriter:
             usage = usage_so_far(self._spec, self._prompt, self._output_tokens)
         failed = self._response("failed", None)
         failed |= {"error": {"code": "server_error", "message": f"The response ended with the error {code}."}}
-        failed |= {"output": self._items, "usage": usage_object(usage, min(self._reasoning_tokens, usage.output))}
+        failed |= {"output": self._items, "usage": usage_object(usage, self._reasoning_tokens)}
         return [self._numbered({"type": "response.failed", "response": failed})]
 
     def _numbered(self, event: Event) -> bytes:
