@@ -430,7 +430,11 @@ def _tokens(live: ActiveJob, outputs: list[RequestOutput]) -> Tokens:
         outputs[0].index,
         None
         if live.job.params.logprobs is None
-        else [logprob for output in outputs for logprob in _text_logprobs(output)],
+        else [
+            logprob
+            for output in outputs
+            for logprob in _text_logprobs(output, include_stop=live.job.params.include_stop)
+        ],
         prompt if live.next_seq == 0 else None,
         next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),
         "".join(output.reasoning for output in outputs),
@@ -438,10 +442,13 @@ def _tokens(live: ActiveJob, outputs: list[RequestOutput]) -> Tokens:
     )
 
 
-def _text_logprobs(output: RequestOutput) -> list[TokenLogprobs]:
-    """Return the log-probabilities of the tokens in the text. A token that ended the output is not part of the text."""
+def _text_logprobs(output: RequestOutput, *, include_stop: bool) -> list[TokenLogprobs]:
+    """Return the log-probabilities of the tokens in the text.
+
+    A token that ended the output is part of the text only with `include_stop`.
+    """
     ended_by_token = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
-    return output.logprobs[:-1] if ended_by_token else output.logprobs
+    return output.logprobs[:-1] if ended_by_token and not include_stop else output.logprobs
 
 
 def _log_end(usage: ExecutionUsage) -> None:

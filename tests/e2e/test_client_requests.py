@@ -187,6 +187,11 @@ def test_tokenization_as_in_vllm(stack: Stack) -> None:
     made = call("/tokenize", prompt=text, return_token_strs=True).json()
     assert (made["count"], "".join(made["token_strs"])) == (len(made["tokens"]), text)
     assert call("/detokenize", tokens=made["tokens"]).json() == {"prompt": text}
+    for path, body in (("/tokenize", {"prompt": text}), ("/detokenize", {"tokens": made["tokens"]})):  # as lm-eval
+        found = httpx.post(f"{stack.url}{path}", json=body, headers=stack.headers, timeout=60).json()
+        assert found == call(path, **body).json()
+    empty = httpx.post(f"{stack.url}/tokenize", json={}, headers=stack.headers, timeout=60).json()
+    assert empty["error"]["param"] == "prompt"
     long = call("/tokenize", prompt=text * 1000).json()  # read by a prompt process
     assert long["count"] > 1000
     chat = call("/tokenize", messages=HELLO).json()

@@ -125,8 +125,8 @@ def test_the_usage_event_contains_the_reasoning_tokens_of_all_sequences(
     )
     publisher.deliver([(live, last)])
     assert live.ended.wait(60)
-    (usage,) = usage_events(broker)
-    assert usage.reasoning_tokens == 3
+    (event,) = usage_events(broker)
+    assert event.reasoning_tokens == 3
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,25 @@ def test_equal_events_give_equal_streams(writer: type[OpenAIWriter]) -> None:
     )
 
 
+def test_log_probabilities_of_prompts() -> None:
+    def part(index: int, logprob: float) -> Tokens:
+        found = [TokenLogprobs(1, logprob, 3, ((0, -0.5),))]
+        return Tokens("req_1", 1, index, [1], "Hi", index, prompt=TokenCounts(2), prompt_logprobs=found)
+
+    end = End("req_1", 1, 2, "stop", None, TokenCounts(2, output=2))
+    wanted = [None, {"0": _ranked(-0.5, 1, "<s>"), "1": _ranked(-2.0, 3, "Hi")}]
+    options: dict[str, Any] = {"echoed_parameters": {"prompt_logprobs": True}}
+    assert ChatWriter(form(**options), SPELLING).whole([part(0, -2.0), end])["prompt_logprobs"] == wanted
+    assert "prompt_logprobs" not in ChatWriter(form(), SPELLING).whole([part(0, -2.0), end])
+    parts = [part(0, -2.0), msgspec.structs.replace(part(1, 0.0), prompt_logprobs=None), part(2, -3.0)]
+    choices = CompletionWriter(form(n=2, prompts=2, **options), SPELLING).whole([*parts, end])["choices"]
+    assert [choice["prompt_logprobs"][1]["1"]["logprob"] for choice in choices] == [-2.0, -2.0, -3.0, -3.0]
+
+
+def _ranked(logprob: float, rank: int, text: str) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": text}
+
+
 class Spelling:
     """A tokenizer with four tokens; the last two are halves of one character."""
 

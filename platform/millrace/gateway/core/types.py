@@ -124,6 +124,8 @@ class InferenceRequest:
     parts: int = 0  # content parts of all messages
     ignored: tuple[str, ...] = ()  # fields that were accepted without effect, for the response header and the record
     unknown: tuple[str, ...] = ()  # those of them that are unknown, and rejected if `unknown_parameters` is reject
+    # The JSON schema of the answer, if keywords of it were removed from `structured` because they cannot be enforced.
+    checked_schema: str | None = None
     # Set if a prompt process has read the request. Then its prompts, inputs and queries are placeholders.
     tokenized: TokenizedPrompts | None = None
     number: int = 0  # of this prompt among the request's prompts

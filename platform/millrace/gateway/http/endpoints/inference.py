@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -148,8 +149,9 @@ class InferenceConsumer(PromptConsumer):
         if request.stream:
             await self._stream(writer, headers, first, events)
         else:
-            response = writer.whole([first, *[later async for later in events]])
-            await self.respond_json(200, response, headers + cost())
+            all_events = [first, *[later async for later in events]]
+            headers += await _schema_headers(request, all_events)
+            await self.respond_json(200, writer.whole(all_events), headers + cost())
 
     async def _stream(
         self, writer: Writer, headers: Headers, event: AnswerEvent, events: AsyncIterator[AnswerEvent]
@@ -187,6 +189,21 @@ def _with_model(body: bytes, deployment: str | None) -> bytes:
 def ignored_headers(request: InferenceRequest) -> Headers:
     """Return the header that names the request's ignored fields, if there are any."""
     return [(b"x-millrace-ignored", ", ".join(request.ignored).encode())] if request.ignored else []
+
+
+async def _schema_headers(request: InferenceRequest, events: Sequence[AnswerEvent]) -> Headers:
+    """Return the header with the validity of the answers, if their schema could not be enforced completely."""
+    if request.checked_schema is None or request.tools:
+        return []
+    from millrace.gateway.protocols.schema_check import are_valid  # few requests need its libraries
+
+    texts: dict[int, list[str]] = {}
+    for event in events:
+        if isinstance(event, Tokens):
+            texts.setdefault(event.index, []).append(event.text)
+    answers = ["".join(parts) for parts in texts.values()]
+    valid = await asyncio.to_thread(are_valid, request.checked_schema, answers)
+    return [] if valid is None else [(b"x-millrace-schema-valid", b"true" if valid else b"false")]
 
 
 def _cost(active: ActiveRequest) -> Headers:
