@@ -283,6 +283,19 @@ def test_the_log_probabilities_of_a_prompt(sdk: Sdk) -> None:
     assert len(chat.prompt_logprobs) == chat.usage.prompt_tokens
 
 
+@pytest.mark.parametrize(("count", "valid"), [(1, "true"), (2, "false")])
+def test_an_answer_is_validated_under_keywords_that_cannot_be_enforced(stack: Stack, count: int, valid: str) -> None:
+    schema = {"type": "array", "items": {"const": 1}, "minItems": count, "maxItems": count, "uniqueItems": True}
+    raw = stack.client().chat.completions.with_raw_response.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Numbers?"}],
+        response_format={"type": "json_schema", "json_schema": {"name": "numbers", "schema": schema}},
+    )
+    assert json.loads(raw.parse().choices[0].message.content or "") == [1] * count
+    assert raw.headers["x-millrace-ignored"] == "response_format.json_schema.schema.uniqueItems"
+    assert raw.headers["x-millrace-schema-valid"] == valid
+
+
 def test_the_end_and_special_tokens_of_an_output(sdk: Sdk) -> None:
     whole = sdk.complete(prompt="One, two, three,", max_tokens=12, temperature=0).choices[0].text
     stop = whole[3:6]
