@@ -197,6 +197,7 @@ class CountsOut(serializers.Serializer[Any]):
     unpinned_tokens = serializers.IntegerField(
         help_text="Marked for caching, but not pinned because a limit was reached."
     )
+    reasoning_tokens = serializers.IntegerField(help_text="The part of the output before the answers.")
     cost = CostOut(source="*")
 
 
@@ -281,6 +282,7 @@ class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
             "miss_reason",
             "changed_at",
             "unpinned_tokens",
+            "reasoning_tokens",
             "cost",
             "lines",
             "queue_us",

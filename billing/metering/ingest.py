@@ -52,6 +52,7 @@ _EVENT_COLUMNS = {
     "attempt": "bigint",
     **dict.fromkeys(("outcome", "finish_reason", "replica_id", "miss_reason"), "text"),
     **dict.fromkeys(("block_size", "queue_us", "ttft_us", "duration_us", "changed_at", "unpinned_tokens"), "bigint"),
+    "reasoning_tokens": "bigint",
 }
 _COLUMNS = {
     "admitted_at": "timestamptz",

@@ -12,7 +12,7 @@ from tenants.isolation.scopes import TenantManager
 SUMMED = (
     *("completed", "cancelled", "failed"),
     *TOKEN_COLUMNS,
-    *("unpinned_tokens", "cost_femto", "saved_femto"),
+    *("unpinned_tokens", "reasoning_tokens", "cost_femto", "saved_femto"),
 )
 GROUPED = ("tenant_id", "project_id", "key_id", "model", "tier", "miss_reason")
 
@@ -43,6 +43,7 @@ class _Summed(models.Model):
     answer_hit_input = models.BigIntegerField()
     answer_hit_output = models.BigIntegerField()
     unpinned_tokens = models.BigIntegerField()
+    reasoning_tokens = models.BigIntegerField(db_default=0, help_text="part of output")
     cost_femto = models.DecimalField(max_digits=38, decimal_places=0)
     saved_femto = models.DecimalField(max_digits=38, decimal_places=0)
 

@@ -100,6 +100,7 @@ class UsageEvent(models.Model):
     unpinned_tokens = models.IntegerField(
         db_default=0, help_text="requested to be pinned and not pinned for lack of space"
     )
+    reasoning_tokens = models.IntegerField(db_default=0, help_text="part of output")
     settled_at = models.DateTimeField()
     released_by = models.CharField(
         max_length=8,

@@ -16,7 +16,7 @@ class TokenText(Protocol):
         """Return the UTF-8 bytes of one token, or None if the token's text depends on its neighbors."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` without special tokens."""
+        """Return the text of `ids`."""
 
     @property
     def is_byte_level(self) -> bool:
@@ -30,18 +30,25 @@ _MAX_PENDING_TOKENS = 8
 class Detokenizer:
     """The incremental detokenizer of one request. Its result is that of one `decode` over all tokens.
 
-    `push` returns the text that cannot change any more. `flush` returns the rest after the last token. With a
+    `push` returns the text that cannot change any more. The text ends before the stop string, or after it with
+    `include_stop`. `flush` returns the rest after the last token. With a
     `splitter`, both return only the answer's text, and `reasoning` is the reasoning's text of the last call.
     """
 
     def __init__(
-        self, tokenizer: TokenText, stop: Sequence[str] = (), splitter: ReasoningSplitter | None = None
+        self,
+        tokenizer: TokenText,
+        stop: Sequence[str] = (),
+        splitter: ReasoningSplitter | None = None,
+        *,
+        include_stop: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
         self._ids: list[int] = []  # recent tokens, because a token's text can depend on its neighbors
         self._read = 0  # number of recent tokens whose text was returned
         self._stop = tuple(s for s in stop if s)
+        self._include_stop = include_stop
         self._splitter = splitter
         self.reasoning = ""
         self._withheld = ""
@@ -105,7 +112,7 @@ class Detokenizer:
         found = min(((at, s) for s in self._stop if (at := text.find(s, max(0, old - len(s) + 1))) >= 0), default=None)
         if found is not None and self._may_stop:
             self._withheld, self.stopped_by = "", found[1]
-            return text[: found[0]]
+            return text[: found[0] + len(found[1]) * self._include_stop]
         overlap = max(_overlap(text, s) for s in self._stop)
         self._withheld = text[len(text) - overlap :]
         return text[: len(text) - overlap]

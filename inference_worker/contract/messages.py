@@ -182,6 +182,7 @@ class ExecutionUsage(msgspec.Struct, frozen=True, dict=True):
     miss_reason: str = ""  # why the prompt was not cached completely; empty: it was
     changed_at: int | None = None  # first token that differs from the previously cached prompt ("prefix_changed")
     unpinned_tokens: int = 0  # before breakpoints, but not pinned because of a limit on pins
+    reasoning_tokens: int = 0  # of the output
 
     @cached_property
     def encoded(self) -> bytes:

@@ -68,6 +68,8 @@ class SamplingParams:
     logprobs: int | None = None  # number of most likely tokens, in addition to the chosen one; None: off
     prompt_logprobs: int | None = None  # the same for each prompt token except the first
     n: int = 1  # outputs for one prompt; output i has the seed `seed + i`
+    include_stop: bool = False  # the text includes the stop string, or the text of the stop token, that ended it
+    skip_special_tokens: bool = True  # the text leaves out special tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from inference_worker.contract.output_formats import (
     choose_tool_format,
 )
 from inference_worker.contract.reasoning import ReasoningSplitter
+from inference_worker.contract.request import SamplingParams
 
 __all__ = ["ChatTemplateError", "Detokenizer", "Tokenizer"]
 
@@ -159,9 +160,10 @@ class Tokenizer:
         """Return whether the chat template includes tools in the prompt."""
         return self._chat is not None and self._chat.takes_tools
 
-    def detokenizer(self, stop: Sequence[str] = (), splitter: ReasoningSplitter | None = None) -> Detokenizer:
-        """Return a detokenizer for one output, whose answer ends before the first of the strings `stop`."""
-        return Detokenizer(self, stop, splitter)
+    def detokenizer(self, params: SamplingParams, splitter: ReasoningSplitter | None = None) -> Detokenizer:
+        """Return a detokenizer for one output."""
+        text = self if params.skip_special_tokens else _SpecialTokenText(self)
+        return Detokenizer(text, params.stop, splitter, include_stop=params.include_stop)
 
     @property
     def is_byte_level(self) -> bool:
@@ -200,6 +202,18 @@ class Tokenizer:
             else:
                 table.append(text.encode())
         return table
+
+
+class _SpecialTokenText:
+    """The text of tokens with that of special tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.is_byte_level = tokenizer.is_byte_level
+        self.token_bytes = tokenizer.spell
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -119,7 +119,7 @@ class LLMEngine:
             seq.grammar, seq.reasoning = grammars[index], reasonings[index]
             if self.tokenizer is not None:
                 splitter = seq.reasoning.splitter if seq.reasoning else None
-                seq.detokenizer = self.tokenizer.detokenizer(request.params.stop, splitter)
+                seq.detokenizer = self.tokenizer.detokenizer(request.params, splitter)
             self.scheduler.add(seq, self._clock())
 
     def abort(self, request_id: str, *, billed: bool = True) -> RequestOutput | None:

@@ -41,11 +41,12 @@ def append_token(
     if params.prompt_logprobs is not None and seq.index == 0 and seq.num_output_tokens == 1:
         output.prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, []
     may_stop = seq.num_output_tokens > params.min_tokens
-    # A token that ends the output is not part of its text.
-    if token_id in params.stop_token_ids and may_stop and not is_reasoning:
-        return end(seq, output, "stop", token_id)
-    if token_id in eos_token_ids and not params.ignore_eos and may_stop:
-        return end(seq, output, "stop")
+    # A token that ends the output is part of its text only with `include_stop`.
+    is_stop_token = token_id in params.stop_token_ids and may_stop and not is_reasoning
+    if is_stop_token or (token_id in eos_token_ids and not params.ignore_eos and may_stop):
+        if params.include_stop and text is not None:
+            output.text, output.reasoning = text.push(token_id, may_stop=False), text.reasoning
+        return end(seq, output, "stop", token_id if is_stop_token else None)
     if text is not None:
         output.text = text.push(token_id, may_stop=may_stop)
         output.reasoning = text.reasoning

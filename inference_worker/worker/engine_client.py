@@ -47,6 +47,7 @@ class ActiveJob:
     first_token_at: float | None = None
     paid: PinnedPrefixes = field(default_factory=PinnedPrefixes)  # paid pins of the prompt's blocks, on any replica
     next_seq: int = 0  # number of the next stream event, set by the publisher
+    reasoning_tokens: int = 0  # of its outputs, set by the publisher
     pins_reported: bool = False  # whether the broker has the execution's pins, set by the publisher
     ended: threading.Event = field(default_factory=threading.Event)
 

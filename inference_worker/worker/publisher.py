@@ -159,6 +159,7 @@ class Publisher:
 
     def _add_outputs(self, round_: _OutputBatch, live: ActiveJob, outputs: list[RequestOutput]) -> None:
         request_id, attempt = live.job.billing_context.request_id, live.attempt
+        live.reasoning_tokens += sum(output.reasoning_tokens for output in outputs)
         for index in dict.fromkeys(output.index for output in outputs):
             answer = [output for output in outputs if output.index == index]
             if any(output.token_ids or output.text or output.reasoning for output in answer):
@@ -215,6 +216,7 @@ class Publisher:
             miss_reason=self._miss_reason(live, cache.miss),
             changed_at=cache.changed_at,
             unpinned_tokens=cache.unpinned_tokens,
+            reasoning_tokens=min(live.reasoning_tokens, usage.output),
         )
 
     def _miss_reason(self, live: ActiveJob, miss: MissReason | None) -> str:
@@ -424,7 +426,11 @@ def _tokens(live: ActiveJob, outputs: list[RequestOutput]) -> Tokens:
         outputs[0].index,
         None
         if live.job.params.logprobs is None
-        else [logprob for output in outputs for logprob in _text_logprobs(output)],
+        else [
+            logprob
+            for output in outputs
+            for logprob in _text_logprobs(output, include_stop=live.job.params.include_stop)
+        ],
         prompt if live.next_seq == 0 else None,
         next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),
         "".join(output.reasoning for output in outputs),
@@ -432,10 +438,13 @@ def _tokens(live: ActiveJob, outputs: list[RequestOutput]) -> Tokens:
     )
 
 
-def _text_logprobs(output: RequestOutput) -> list[TokenLogprobs]:
-    """Return the log-probabilities of the tokens in the text. A token that ended the output is not part of the text."""
+def _text_logprobs(output: RequestOutput, *, include_stop: bool) -> list[TokenLogprobs]:
+    """Return the log-probabilities of the tokens in the text.
+
+    A token that ended the output is part of the text only with `include_stop`.
+    """
     ended_by_token = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
-    return output.logprobs[:-1] if ended_by_token else output.logprobs
+    return output.logprobs[:-1] if ended_by_token and not include_stop else output.logprobs
 
 
 def _log_end(usage: ExecutionUsage) -> None:

@@ -30,7 +30,12 @@ def platform() -> Iterator[Stack]:
     folder = Path(tempfile.mkdtemp(prefix="millrace-clients-"))
     folder.chmod(0o711)
     scripted = _scripted_model(folder / SCRIPTED_MODEL)
-    models = f"{MODEL}=embedded?dtype=float32,{EMBEDDING_MODEL}=embedded:minilm,{SCRIPTED_MODEL}={scripted}"
+    served = {
+        MODEL: "embedded?dtype=float32",
+        EMBEDDING_MODEL: "embedded:minilm",
+        SCRIPTED_MODEL: f"{scripted}?reasoning_parser=think",
+    }
+    models = ",".join(f"{name}={source}" for name, source in served.items())
     with running(folder, MILLRACE_MODELS=models, PYTHONPATH=str(SITE)) as stack:
         _publish_prices(stack)
         yield stack

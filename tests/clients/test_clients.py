@@ -58,6 +58,8 @@ def test_client(platform: Stack, runs: dict[str, Future[Run]], client: Client) -
     assert failed.keys() == client.failing.keys(), log
     if "abort" in client.features and "abort" not in failed:
         eventually(lambda: platform.events(key=key_id, outcome="cancelled"))
+    if "reasoning" in client.features and "reasoning" not in failed:
+        eventually(lambda: any(event["reasoning_tokens"] for event in platform.events(key=key_id)))
 
 
 def _command(client: Client) -> list[str]:

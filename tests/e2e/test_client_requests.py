@@ -10,6 +10,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+import zstandard
 
 from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 
@@ -162,10 +163,16 @@ def test_compressed_bodies_and_responses(stack: Stack) -> None:
     bomb = gzip.compress(b"\0" * 2**26)
     assert httpx.post(url, content=bomb, headers=headers, timeout=60).status_code == 413
     assert httpx.post(url, content=bomb, headers={**headers, "authorization": "x"}, timeout=60).status_code == 401
-    zstd = httpx.post(url, content=b"x", headers={**headers, "content-encoding": "zstd"}, timeout=60)
-    assert zstd.status_code == 415
+    by_zstd = {**headers, "content-encoding": "zstd"}
+    assert (
+        httpx.post(url, content=zstandard.compress(json.dumps(body).encode()), headers=by_zstd, timeout=60).status_code
+        == 200
+    )
+    assert httpx.post(url, content=zstandard.compress(b"\0" * 2**26), headers=by_zstd, timeout=60).status_code == 413
+    other = httpx.post(url, content=b"x", headers={**headers, "content-encoding": "br"}, timeout=60)
+    assert other.status_code == 415
     vectors = {"model": EMBEDDING_MODEL, "input": "Hello"}
-    for encoding, used in (("gzip, deflate", "gzip"), ("identity", None)):
+    for encoding, used in (("gzip, deflate", "gzip"), ("gzip, zstd", "zstd"), ("identity", None)):
         named = {**stack.headers, "accept-encoding": encoding}
         answer = httpx.post(f"{stack.url}/v1/embeddings", json=vectors, headers=named, timeout=60)
         assert answer.headers.get("content-encoding") == used
@@ -180,6 +187,11 @@ def test_tokenization_as_in_vllm(stack: Stack) -> None:
     made = call("/tokenize", prompt=text, return_token_strs=True).json()
     assert (made["count"], "".join(made["token_strs"])) == (len(made["tokens"]), text)
     assert call("/detokenize", tokens=made["tokens"]).json() == {"prompt": text}
+    for path, body in (("/tokenize", {"prompt": text}), ("/detokenize", {"tokens": made["tokens"]})):  # as lm-eval
+        found = httpx.post(f"{stack.url}{path}", json=body, headers=stack.headers, timeout=60).json()
+        assert found == call(path, **body).json()
+    empty = httpx.post(f"{stack.url}/tokenize", json={}, headers=stack.headers, timeout=60).json()
+    assert empty["error"]["param"] == "prompt"
     long = call("/tokenize", prompt=text * 1000).json()  # read by a prompt process
     assert long["count"] > 1000
     chat = call("/tokenize", messages=HELLO).json()

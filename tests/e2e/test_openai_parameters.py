@@ -267,6 +267,47 @@ def test_an_echo_with_log_probabilities(sdk: Sdk) -> None:
     assert completion_texts(sdk.complete(**options, stream=True)) == {c.index: c.text for c in whole.choices}
 
 
+def test_the_log_probabilities_of_a_prompt(sdk: Sdk) -> None:
+    prompts = ["The capital of France", "One"]
+    echo = sdk.complete(prompt=prompts, echo=True, logprobs=1, max_tokens=1)
+    found = sdk.complete(prompt=prompts, max_tokens=1, extra_body={"prompt_logprobs": 1})
+    for choice, echoed in zip(found.choices, echo.choices, strict=True):
+        assert choice.prompt_logprobs[0] is None
+        tokens = echoed.logprobs.tokens[1 : len(choice.prompt_logprobs)]
+        expected = echoed.logprobs.token_logprobs[1 : len(choice.prompt_logprobs)]
+        for ranked, token, logprob in zip(choice.prompt_logprobs[1:], tokens, expected, strict=True):
+            (own,) = [each for each in ranked.values() if each["decoded_token"] == token]
+            assert own["logprob"] == pytest.approx(logprob, abs=1e-4)
+            assert own["rank"] >= 1
+    chat = sdk.chat(max_tokens=1, extra_body={"prompt_logprobs": 0})
+    assert len(chat.prompt_logprobs) == chat.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(("count", "valid"), [(1, "true"), (2, "false")])
+def test_an_answer_is_validated_under_keywords_that_cannot_be_enforced(stack: Stack, count: int, valid: str) -> None:
+    schema = {"type": "array", "items": {"const": 1}, "minItems": count, "maxItems": count, "uniqueItems": True}
+    raw = stack.client().chat.completions.with_raw_response.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Numbers?"}],
+        response_format={"type": "json_schema", "json_schema": {"name": "numbers", "schema": schema}},
+    )
+    assert json.loads(raw.parse().choices[0].message.content or "") == [1] * count
+    assert raw.headers["x-millrace-ignored"] == "response_format.json_schema.schema.uniqueItems"
+    assert raw.headers["x-millrace-schema-valid"] == valid
+
+
+def test_the_end_and_special_tokens_of_an_output(sdk: Sdk) -> None:
+    whole = sdk.complete(prompt="One, two, three,", max_tokens=12, temperature=0).choices[0].text
+    stop = whole[3:6]
+    options = {"prompt": "One, two, three,", "max_tokens": 12, "temperature": 0, "stop": [stop]}
+    ended = sdk.complete(**options, extra_body={"include_stop_str_in_output": True})
+    assert ended.choices[0].text == whole[: whole.index(stop) + len(stop)]
+    shown = {"skip_special_tokens": False, "include_stop_str_in_output": True}
+    eos = sdk.chat(temperature=0, logit_bias={"2": 100}, extra_body=shown)
+    assert (eos.choices[0].message.content, eos.choices[0].finish_reason) == ("<|im_end|>", "stop")
+    assert sdk.chat(temperature=0, logit_bias={"2": 100}).choices[0].message.content == ""
+
+
 def events_of(response: httpx.Response) -> Iterator[tuple[str, str]]:
     event_id = ""
     for line in response.iter_lines():

@@ -6,10 +6,13 @@ import asyncio
 from decimal import Decimal
 
 import httpx
+import msgspec
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
+from tests.support.e2e.keys import make_key, revoke_key
+from tests.support.e2e.streams import Stream, sse_events
 from tests.support.stack import EMBEDDING_MODEL, MODEL, RERANK_MODEL, Stack, eventually
 
 FRANCE: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
@@ -207,3 +210,28 @@ async def test_a_disconnected_clients_request_is_cancelled_and_metered(stack: St
     event = stack.event(request_id(raw.headers))
     assert event["outcome"] == "cancelled"
     assert 4 <= event["output"] < 500
+
+
+def test_streams_of_a_revoked_key_end_with_the_billed_usage(stack: Stack) -> None:
+    """Also a stream that another connection resumed."""
+    secret = make_key(stack, "for a stream")
+    stream = Stream(stack, max_tokens=2000, authorization=f"Bearer {secret}")
+    stream.read(5)
+    resumed = httpx.Client(timeout=60)
+    request = resumed.build_request(
+        "GET", f"{stack.url}/v1/streams/{stream.request_id}", headers={"authorization": f"Bearer {secret}"}
+    )
+    response = resumed.send(request, stream=True)
+    events = sse_events(response)
+    next(events)
+    revoke_key(stack, secret)
+    stream.read()
+    datas = [data for _, data in events]
+    for received in (stream.datas, datas):
+        assert msgspec.json.decode(received[-1])["error"]["code"] == "invalid_api_key"
+    event = stack.event(stream.request_id)
+    assert event["outcome"] == "cancelled"
+    assert msgspec.json.decode(stream.datas[-2])["usage"]["completion_tokens"] == event["output"]
+    assert 1 <= msgspec.json.decode(datas[-2])["usage"]["completion_tokens"] <= event["output"]
+    resumed.close()
+    stream.close()

@@ -13,11 +13,11 @@ import websockets
 from openai.types.chat import ChatCompletionChunk
 from websockets.sync.client import connect
 
-from tests.support.e2e.keys import make_key
+from tests.support.e2e.keys import make_key, revoke_key
 from tests.support.e2e.websocket import FRANCE, Client, socket
 from tests.support.stack import MODEL, Stack, eventually
 
-ENDLESS = {"max_tokens": 2000, "ignore_eos": True}
+ENDLESS = {"max_tokens": 2000, "ignore_eos": True, "stream_options": {"include_usage": True}}
 
 
 @pytest.fixture
@@ -62,6 +62,7 @@ def test_concurrent_requests_and_a_cancelled_one(stack: Stack, client: Client) -
     event = stack.event(messages["b"][0]["request_id"])
     assert event["outcome"] == "cancelled"
     assert 1 <= event["output"] < 500
+    assert messages["b"][-2]["chunk"]["usage"]["completion_tokens"] == event["output"]  # of the billed request
     client.submit("b")  # the ID can be used again
     assert client.receive_all("b")[-1]["type"] == "done"
 
@@ -143,9 +144,7 @@ def test_a_revoked_key_ends_running_requests_and_rejects_new_ones(stack: Stack) 
         client.receive()
         client.submit("a", **ENDLESS)
         assert client.receive()["type"] == "started"
-        keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers, timeout=60).json()["results"]
-        (id_,) = [key["id"] for key in keys if key["name"] == "for a socket" and secret.startswith(key["prefix"])]
-        assert httpx.delete(f"{stack.url}/api/keys/{id_}", headers=stack.headers, timeout=60).status_code == 204
+        revoke_key(stack, secret)
         revoked = time.monotonic()
         assert client.receive_all("a")[-1]["error"]["code"] == "invalid_api_key"
         assert time.monotonic() - revoked < 5

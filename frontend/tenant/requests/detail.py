@@ -187,6 +187,9 @@ def _execution(execution: RequestExecution) -> dict[str, Any]:
         (_place_reason(adjustment), adjustment.created_at, Money(int(adjustment.cost_femto)))
         for adjustment in execution.adjustments
     ]
+    tokens = [(COMPONENTS[name], getattr(event, name)) for name in TOKEN_CLASSES]
+    if event.reasoning_tokens:
+        tokens.append(("of that, reasoning", event.reasoning_tokens))
     cost = Money(int(event.cost_femto) + sum(cost.femto for _, _, cost in adjustments))
     return {
         "event": event,
@@ -194,7 +197,7 @@ def _execution(execution: RequestExecution) -> dict[str, Any]:
         "finish": event.finish_reason.replace("_", " "),
         "whole_us": max(event.duration_us, 1),
         "steps": (("Queue", event.queue_us), ("Prefill", execution.prefill_us), ("Decode", execution.decode_us)),
-        "tokens": [(COMPONENTS[name], getattr(event, name)) for name in TOKEN_CLASSES],
+        "tokens": tokens,
         "miss": _miss(event),
         "lines": lines,
         "adjustments": adjustments,

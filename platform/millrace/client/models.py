@@ -206,6 +206,7 @@ class Counts(TypedDict):
     tokens: Tokens
     answer_hits: AnswerHits
     unpinned_tokens: int  # Marked for caching, but not pinned because a limit was reached.
+    reasoning_tokens: int  # The part of the output before the answers.
     cost: Cost
 
 
@@ -732,6 +733,7 @@ class RequestExecution(TypedDict):
     cache_write_5m: int
     cache_write_1h: int
     output: int
+    reasoning_tokens: int  # The part of the output before the answer.
     miss_reason: str  # Why the prefix cache was missed; empty: it was not.
     reserved_nano: int | None
     price_version: int | None
@@ -918,6 +920,7 @@ class UsageEvent(TypedDict):
     miss_reason: str  # The reason of a prefix cache miss; empty without one.
     changed_at: int | None  # the prompt's first token that differs from a known prefix
     unpinned_tokens: int  # requested to be pinned and not pinned for lack of space
+    reasoning_tokens: int  # part of output
     cost: Cost
     lines: list[RatedLine]  # Empty if not billed.
     queue_us: int
@@ -933,6 +936,7 @@ class UsageRow(TypedDict):
     tokens: Tokens
     answer_hits: AnswerHits
     unpinned_tokens: int  # Marked for caching, but not pinned because a limit was reached.
+    reasoning_tokens: int  # The part of the output before the answers.
     cost: Cost
     start: NotRequired[str]  # The bucket's first instant.
     model: NotRequired[str]

@@ -50,6 +50,11 @@ export function chatFeatures(make, { city = "city", ...options } = {}) {
     m.equal(await answer.text, "It is sunny in Paris and in Rome.");
   }
 
+  async function reasoning() {
+    const answer = streamText({ ...usual, model: model(m.SCRIPTED), prompt: m.script("reasoning") });
+    m.equal([await answer.reasoningText, await answer.text], m.REASONING);
+  }
+
   async function structured() {
     const output = Output.object({ schema: City });
     const answer = await generateText({ ...usual, model: model(m.SCRIPTED), prompt: m.script(city), output });
@@ -69,7 +74,7 @@ export function chatFeatures(make, { city = "city", ...options } = {}) {
     generateText({ ...usual, model: make(key)(name), prompt, maxOutputTokens: maxTokens });
 
   return {
-    plain, stream, tools, "parallel tools": parallel, "structured output": structured, ...m.errors(call), abort,
+    plain, stream, tools, "parallel tools": parallel, "structured output": structured, reasoning, ...m.errors(call), abort,
   };
 }
 

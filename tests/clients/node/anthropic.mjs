@@ -29,6 +29,13 @@ async function stream() {
   m.equal([message.usage.output_tokens, message.stop_reason], [8, "max_tokens"]);
 }
 
+async function reasoning() {
+  const thinking = { type: "enabled", budget_tokens: 1024 };
+  const options = { model: m.SCRIPTED, messages: m.user(m.script("reasoning")), max_tokens: 2000, thinking };
+  const { content } = await client.messages.stream(options).finalMessage();
+  m.equal([content[0].thinking, content[1].text], m.REASONING);
+}
+
 async function tools() {
   const messages = m.user(m.script("weather"));
   const options = { model: m.SCRIPTED, messages, tools: [TOOL], max_tokens: 100 };
@@ -71,5 +78,5 @@ const call = ({ key, model, prompt, maxTokens }) =>
   make(key).messages.create({ model, messages: m.user(prompt), max_tokens: maxTokens });
 
 await m.run({
-  plain, stream, tools, "parallel tools": parallel, "structured output": structured, ...m.errors(call), abort,
+  plain, stream, tools, "parallel tools": parallel, "structured output": structured, reasoning, ...m.errors(call), abort,
 });

@@ -3,9 +3,9 @@
 import { agentFeatures, lines } from "./agents.mjs";
 import * as m from "./features.mjs";
 
-async function ask(prompt, { key = m.KEY, model = m.SCRIPTED, killAfter } = {}) {
+async function ask(prompt, { key = m.KEY, model = m.SCRIPTED, url = m.URL, killAfter } = {}) {
   const environ = {
-    ANTHROPIC_BASE_URL: m.URL,
+    ANTHROPIC_BASE_URL: url,
     ANTHROPIC_AUTH_TOKEN: key,
     ANTHROPIC_MODEL: model,
     ANTHROPIC_SMALL_FAST_MODEL: model,

@@ -9,6 +9,7 @@ export const MODEL = process.env.MATRIX_MODEL; // answers by itself
 export const SCRIPTED = process.env.MATRIX_SCRIPTED_MODEL; // plays scripts
 export const EMBEDDING_MODEL = process.env.MATRIX_EMBEDDING_MODEL;
 export const HELLO = "Tell me a long story about a river.";
+export const REASONING = ["Paris is in France.", "Paris is the capital of France."]; // of the script `reasoning`
 export const PARAMETERS = {
   type: "object",
   properties: { city: { type: "string" } },
@@ -76,7 +77,7 @@ export async function run(features) {
       failed = String(error).slice(0, 2000);
     }
     clearTimeout(timer);
-    console.log(JSON.stringify({ feature: name, failed }));
+    console.log(`\n${JSON.stringify({ feature: name, failed })}`); // after unfinished lines
   }
   process.exit(0);
 }

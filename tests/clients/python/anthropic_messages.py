@@ -42,6 +42,17 @@ def stream():
     assert (message.usage.output_tokens, message.stop_reason) == (8, "max_tokens")
 
 
+def reasoning():
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    options = {"model": SCRIPTED, "max_tokens": 2000, "thinking": thinking}
+    with client.messages.stream(messages=user(script("reasoning")), **options) as events:
+        message = events.get_final_message()
+    assert (message.content[0].thinking, message.content[1].text) == REASONING
+    assert message.usage.output_tokens_details.thinking_tokens > 1
+    messages = [{"role": "assistant", "content": message.content}, *user(script("plain"))]
+    assert client.messages.create(messages=user("Hello") + messages, **options).content[0].text
+
+
 def tools():
     messages = user(script("weather"))
     with client.messages.stream(model=SCRIPTED, messages=messages, tools=[TOOL], max_tokens=100) as events:
@@ -93,6 +104,7 @@ run(
         "tools": tools,
         "parallel tools": parallel,
         "structured output": structured,
+        "reasoning": reasoning,
         **errors(call),
         "abort": abort,
     }

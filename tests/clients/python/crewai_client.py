@@ -31,9 +31,20 @@ def plain():
     assert make(MODEL, max_tokens=8).call(HELLO)
 
 
+def stream():
+    llm = make(MODEL, max_tokens=8, stream=True)
+    assert llm.call(HELLO)
+    assert llm.get_token_usage_summary().completion_tokens == 8
+
+
 def tools():
     agent = Agent(role="guide", goal="answer", backstory="-", llm=make(), tools=[get_weather])
     assert "It is sunny in Paris." in agent.kickoff(script("weather")).raw
+
+
+def parallel():
+    agent = Agent(role="guide", goal="answer", backstory="-", llm=make(), tools=[get_weather])
+    assert "It is sunny in Paris and in Rome." in agent.kickoff(script("parallel")).raw
 
 
 def structured():
@@ -46,4 +57,13 @@ def call(key, model, prompt, max_tokens):
     make(model, key, max_tokens=max_tokens).call(prompt)
 
 
-run({"plain": plain, "tools": tools, "structured output": structured, **errors(call, statuses=(400, 404))})
+run(
+    {
+        "plain": plain,
+        "stream": stream,
+        "tools": tools,
+        "parallel tools": parallel,
+        "structured output": structured,
+        **errors(call),
+    }
+)

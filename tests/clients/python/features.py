@@ -25,6 +25,7 @@ EMBEDDING_MODEL = os.environ["MATRIX_EMBEDDING_MODEL"]
 FEATURE_SECONDS = 60
 HELLO = "Tell me a long story about a river."
 CALLS = [("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Rome"})]  # of the script `parallel`
+REASONING = ("Paris is in France.", "Paris is the capital of France.")  # of the script `reasoning`, with its answer
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string"}},
@@ -93,7 +94,7 @@ def run(features: dict[str, Callable[[], Any]]) -> None:
             traceback.print_exc()
         finally:
             signal.alarm(0)
-        print(json.dumps({"feature": name, "failed": reason}), flush=True)  # noqa: T201
+        print(f"\n{json.dumps({'feature': name, 'failed': reason})}", flush=True)  # noqa: T201  (after unfinished lines)
 
 
 async def _wait(result: Any) -> Any:
@@ -105,7 +106,9 @@ def _raise_timeout(*_: Any) -> None:
 
 
 def _chain(exc: BaseException | None) -> Iterator[BaseException]:
-    while exc is not None:
+    seen = set()
+    while exc is not None and id(exc) not in seen:  # CrewAI's errors are their own contexts
+        seen.add(id(exc))
         yield exc
         exc = exc.__cause__ or exc.__context__
 

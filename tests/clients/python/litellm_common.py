@@ -43,7 +43,9 @@ def chat_features(provider, base, city="city"):
     def stream():
         answer = streamed(HELLO, model=MODEL, max_tokens=8)
         assert answer.choices[0].message.content
-        assert answer.usage.completion_tokens == 8
+        usage = ask(HELLO, model=MODEL, max_tokens=8).usage
+        counts = (answer.usage.prompt_tokens, answer.usage.completion_tokens)
+        assert counts == (usage.prompt_tokens, usage.completion_tokens)
 
     def tools():
         messages = [{"role": "user", "content": script("weather")}]
@@ -56,6 +58,11 @@ def chat_features(provider, base, city="city"):
     def parallel():
         for answer in (ask(script("parallel"), tools=[TOOL]), streamed(script("parallel"), tools=[TOOL])):
             assert calls_of(answer) == CALLS
+
+    def reasoning():
+        answers = (ask(script("reasoning")), streamed(script("reasoning")))
+        for message in (answer.choices[0].message for answer in answers):
+            assert (message.reasoning_content, message.content) == REASONING
 
     def structured():
         answer = ask(script(city), response_format=City)
@@ -79,6 +86,7 @@ def chat_features(provider, base, city="city"):
         "tools": tools,
         "parallel tools": parallel,
         "structured output": structured,
+        "reasoning": reasoning,
         **errors(call),
         "abort": abort,
     }

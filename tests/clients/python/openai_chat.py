@@ -55,6 +55,20 @@ def parallel():
         assert len({c.id for c in message.tool_calls}) == 2
 
 
+def reasoning():
+    messages = user(script("reasoning"))
+    whole = client.chat.completions.create(model=SCRIPTED, messages=messages)
+    with client.chat.completions.stream(model=SCRIPTED, messages=messages) as events:
+        deltas = [event.chunk.choices[0].delta for event in events if event.type == "chunk" and event.chunk.choices]
+    streamed = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+    message = whole.choices[0].message
+    assert (message.reasoning_content, message.content) == REASONING
+    assert streamed == REASONING[0]
+    assert whole.usage.completion_tokens_details.reasoning_tokens > 1
+    messages += [message, *user(script("plain"))]  # the answer can be sent back
+    assert client.chat.completions.create(model=SCRIPTED, messages=messages).choices[0].message.content
+
+
 def structured():
     answer = client.chat.completions.parse(model=SCRIPTED, messages=user(script("city")), response_format=City)
     assert answer.choices[0].message.parsed.model_dump() == CITY
@@ -84,6 +98,7 @@ run(
         "tools": tools,
         "parallel tools": parallel,
         "structured output": structured,
+        "reasoning": reasoning,
         "embeddings": embeddings,
         **errors(call),
         "abort": abort,

@@ -39,6 +39,16 @@ def tools():
     assert client.responses.create(model=SCRIPTED, input=items, tools=[TOOL]).output_text == "It is sunny in Paris."
 
 
+def reasoning():
+    with client.responses.stream(model=SCRIPTED, input=script("reasoning"), reasoning={"effort": "high"}) as events:
+        final = events.get_final_response()
+    item = final.output[0]
+    assert (item.content[0].text, final.output_text) == REASONING
+    assert final.usage.output_tokens_details.reasoning_tokens > 1
+    items = [*final.output, {"role": "user", "content": script("plain")}]  # the answer can be sent back
+    assert client.responses.create(model=SCRIPTED, input=items).output_text
+
+
 def parallel():
     with client.responses.stream(model=SCRIPTED, input=script("parallel"), tools=[TOOL]) as events:
         streamed = events.get_final_response()
@@ -73,6 +83,7 @@ run(
         "tools": tools,
         "parallel tools": parallel,
         "structured output": structured,
+        "reasoning": reasoning,
         **errors(call),
         "abort": abort,
     }

@@ -42,6 +42,11 @@ def chat_features(make):
         assert [(call.tool_name, call.args_as_dict()) for call in calls] == CALLS
         assert result.output == "It is sunny in Paris and in Rome."
 
+    def reasoning():
+        result = Agent(make(SCRIPTED)).run_sync(script("reasoning"))
+        thoughts = [p.content for p in result.all_messages()[-1].parts if p.part_kind == "thinking"]
+        assert (*thoughts, result.output) == REASONING
+
     def structured():
         outputs = {"city": NativeOutput(City), "final_result": ToolOutput(City)}
         for name, output in outputs.items():
@@ -65,6 +70,7 @@ def chat_features(make):
         "tools": tools,
         "parallel tools": parallel,
         "structured output": structured,
+        "reasoning": reasoning,
         **errors(call),
         "abort": abort,
     }

@@ -61,7 +61,8 @@ def some_events(event, seed: int, count: int = 60) -> list[Any]:
             key_id=chance.choice((3, 4)),
             tenant_id=chance.choice((1, 1, 2)),
             outcome=chance.choice(("completed", "completed", "cancelled", "failed")),
-            output=chance.randrange(100),
+            output=chance.randrange(50, 100),
+            reasoning_tokens=chance.randrange(50),
             miss_reason=chance.choice(("", "first_use")),
         )
         for _ in range(count)
@@ -71,7 +72,7 @@ def some_events(event, seed: int, count: int = 60) -> list[Any]:
 def test_results_are_equal_before_and_after_a_rollup(event):
     store(*some_events(event, 1))
     before = answers()
-    assert before[0][0]["output"] > 0
+    assert before[0][0]["output"] > before[0][0]["reasoning_tokens"] > 0
     rollups.build()
     assert unscoped(UsageRollup).count() > 10
     assert answers() == before
@@ -108,7 +109,7 @@ def test_rollups_are_independent_of_order_and_repetition(event):
 
 
 def test_a_correction_moves_the_sums(event):
-    one = event(at=NOON, output=5, uncached=10, cache_read=0, miss_reason="first_use")
+    one = event(at=NOON, output=5, reasoning_tokens=3, uncached=10, cache_read=0, miss_reason="first_use")
     store(one)
     rollups.build()
     fields = {
@@ -139,6 +140,7 @@ def test_a_correction_moves_the_sums(event):
     for _ in range(2):
         (row,) = answers()[0]
         assert (row["completed"], row["failed"], row["uncached"], row["output"]) == (0, 1, 0, 0)
+        assert row["reasoning_tokens"] == 0
         rollups.build()
 
 

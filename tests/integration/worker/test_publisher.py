@@ -115,6 +115,20 @@ def test_the_usage_event_contains_the_cache_miss_reason(
     assert (usage.miss_reason, usage.changed_at, usage.unpinned_tokens) == ("prefix_changed", 40, 64)
 
 
+def test_the_usage_event_contains_the_reasoning_tokens_of_all_sequences(
+    broker: redis.Redis, queued: Queued, publisher: Publisher
+) -> None:
+    live = begin(broker, queued, make_job())
+    publisher.deliver([(live, RequestOutput(live.engine_id, [7], index=index, reasoning_tokens=1)) for index in (0, 1)])
+    last = RequestOutput(
+        live.engine_id, [8], "<8>", finish_reason="stop", usage=TokenCounts(2, output=5), reasoning_tokens=1
+    )
+    publisher.deliver([(live, last)])
+    assert live.ended.wait(60)
+    (event,) = usage_events(broker)
+    assert event.reasoning_tokens == 3
+
+
 @pytest.mark.parametrize(
     ("miss", "replicas_with_prefix", "reported"),
     [

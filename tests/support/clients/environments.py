@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 CLIENTS = ROOT / "tests" / "clients"
 INSTALLED = ROOT / "build" / "clients"
 INSTALL_SECONDS = 900
+# Their locks leave out torch, whose wheels from PyPI take 5 GB. They use the platform's, as the last entry of sys.path.
+WITH_TORCH = ("python-guidellm",)
 _PIP = ("--disable-pip-version-check", "--no-input", "--quiet", "install", "--no-compile")
 
 
@@ -27,6 +30,9 @@ def python_environment(name: str) -> Path:
         _run(sys.executable, "-m", "venv", "--without-pip", str(directory))
         target = ("--python", str(interpreter))
         _run(sys.executable, "-m", "pip", *target, *_PIP, "--no-deps", "--require-hashes", "--requirement", str(lock))
+        if name in WITH_TORCH:
+            packages = Path(sysconfig.get_path("purelib", vars={"base": str(directory)}))
+            (packages / "torch.pth").write_text(sysconfig.get_path("purelib"))
 
     _install(name, lock.read_bytes(), install)
     return interpreter

@@ -13,7 +13,17 @@ from tests.support.clients.environments import ROOT
 from tests.support.clients.matrix import CLIENTS, FEATURES, Client
 
 PAGE = ROOT / "docs" / "reference" / "clients.md"
-_COLUMNS = ("plain", "stream", "tools", "parallel tools", "structured output", "embeddings", "errors", "abort")
+_COLUMNS = (
+    "plain",
+    "stream",
+    "tools",
+    "parallel tools",
+    "structured output",
+    "reasoning",
+    "embeddings",
+    "errors",
+    "abort",
+)
 
 
 def clients_page() -> str:

@@ -10,6 +10,7 @@ FEATURES = {
     "tools": "a tool call, streamed if the client can, and the answer after its result",
     "parallel tools": "two calls in one answer",
     "structured output": "an answer that follows a JSON schema",
+    "reasoning": "reasoning that is separate from the answer",
     "embeddings": "vectors of texts",
     "error 400": "`max_tokens` above the model's context",
     "error 401": "a wrong key",
@@ -32,27 +33,71 @@ class Client:
     failing: dict[str, str] = field(default_factory=dict)  # feature -> why it does not work
     note: str = ""  # what a user must set
     is_core: bool = False  # runs in the short form, `make test-clients-quick`
+    shows_reasoning: bool = False
 
     @property
     def features(self) -> set[str]:
         """Return the features that the program reports."""
-        return FEATURES.keys() - set(self.missing)
+        return FEATURES.keys() - set(self.missing) - (set() if self.shows_reasoning else {"reasoning"})
 
 
 _EMBEDDINGS = ("embeddings",)
 _ESTIMATE = "LiteLLM reports its own estimate of the usage"
+_NOT_ANSWERS = ("tools", "parallel tools", "structured output", "embeddings", "abort")
+_ERRORS = tuple(name for name in FEATURES if name.startswith("error "))
 _AGENT = ("plain", "structured output", "embeddings", "error 400")
 _CLAUDE = "set `ANTHROPIC_BASE_URL`, `ANTHROPIC_AUTH_TOKEN`, `ANTHROPIC_MODEL` and `ANTHROPIC_SMALL_FAST_MODEL`"
+_SUMMARIES = "it reads only summaries of reasoning, and the platform writes the reasoning itself"
 _STORE = "set the provider option `store: false`"
 
 CLIENTS = (
-    Client("openai (Python), chat completions", "openai", "python-core", "openai_chat.py", is_core=True),
-    Client("openai (Python), responses", "openai", "python-core", "openai_responses.py", _EMBEDDINGS, is_core=True),
-    Client("anthropic (Python)", "anthropic", "python-core", "anthropic_messages.py", _EMBEDDINGS, is_core=True),
+    Client(
+        "openai (Python), chat completions",
+        "openai",
+        "python-core",
+        "openai_chat.py",
+        is_core=True,
+        shows_reasoning=True,
+    ),
+    Client(
+        "openai (Python), responses",
+        "openai",
+        "python-core",
+        "openai_responses.py",
+        _EMBEDDINGS,
+        is_core=True,
+        shows_reasoning=True,
+    ),
+    Client(
+        "anthropic (Python)",
+        "anthropic",
+        "python-core",
+        "anthropic_messages.py",
+        _EMBEDDINGS,
+        is_core=True,
+        shows_reasoning=True,
+    ),
     Client("openai (Node), chat completions", "openai", "node", "openai.mjs", is_core=True),
     Client("openai (Node), responses", "openai", "node", "openai_responses.mjs", _EMBEDDINGS, is_core=True),
-    Client("Anthropic (Node)", "@anthropic-ai/sdk", "node", "anthropic.mjs", _EMBEDDINGS, is_core=True),
-    Client("AI SDK, OpenAI", "@ai-sdk/openai", "node", "ai_sdk_openai.mjs", note=_STORE, is_core=True),
+    Client(
+        "Anthropic (Node)",
+        "@anthropic-ai/sdk",
+        "node",
+        "anthropic.mjs",
+        _EMBEDDINGS,
+        is_core=True,
+        shows_reasoning=True,
+    ),
+    Client(
+        "AI SDK, OpenAI",
+        "@ai-sdk/openai",
+        "node",
+        "ai_sdk_openai.mjs",
+        note=_STORE,
+        is_core=True,
+        failing={"reasoning": _SUMMARIES},
+        shows_reasoning=True,
+    ),
     Client(
         "AI SDK, OpenAI-compatible",
         "@ai-sdk/openai-compatible",
@@ -60,8 +105,17 @@ CLIENTS = (
         "ai_sdk_compatible.mjs",
         note="set `includeUsage` and `supportsStructuredOutputs`",
         is_core=True,
+        shows_reasoning=True,
     ),
-    Client("AI SDK, Anthropic", "@ai-sdk/anthropic", "node", "ai_sdk_anthropic.mjs", _EMBEDDINGS, is_core=True),
+    Client(
+        "AI SDK, Anthropic",
+        "@ai-sdk/anthropic",
+        "node",
+        "ai_sdk_anthropic.mjs",
+        _EMBEDDINGS,
+        is_core=True,
+        shows_reasoning=True,
+    ),
     Client(
         "LangChain and LangGraph (Python), OpenAI",
         "langchain-openai",
@@ -79,9 +133,18 @@ CLIENTS = (
         is_core=True,
     ),
     Client("LangChain and LangGraph (Node)", "@langchain/openai", "node", "langchain.mjs", is_core=True),
-    Client("LiteLLM, `openai/`", "litellm", "python-core", "litellm_openai.py", is_core=True),
-    Client("LiteLLM, `anthropic/`", "litellm", "python-core", "litellm_anthropic.py", _EMBEDDINGS),
-    Client("LiteLLM, `hosted_vllm/`", "litellm", "python-core", "litellm_vllm.py", failing={"stream": _ESTIMATE}),
+    Client("LiteLLM, `openai/`", "litellm", "python-core", "litellm_openai.py", is_core=True, shows_reasoning=True),
+    Client(
+        "LiteLLM, `anthropic/`", "litellm", "python-core", "litellm_anthropic.py", _EMBEDDINGS, shows_reasoning=True
+    ),
+    Client(
+        "LiteLLM, `hosted_vllm/`",
+        "litellm",
+        "python-core",
+        "litellm_vllm.py",
+        failing={"stream": _ESTIMATE},
+        shows_reasoning=True,
+    ),
     Client(
         "Instructor",
         "instructor",
@@ -96,6 +159,7 @@ CLIENTS = (
         "pydantic_ai_openai.py",
         _EMBEDDINGS,
         note="for structured output, set `supports_json_schema_output` in the profile",
+        shows_reasoning=True,
     ),
     Client(
         "Pydantic AI, Anthropic",
@@ -104,6 +168,7 @@ CLIENTS = (
         "pydantic_ai_anthropic.py",
         _EMBEDDINGS,
         note="needs anthropic below 1; for structured output, set `supports_json_schema_output` in the profile",
+        shows_reasoning=True,
     ),
     Client("OpenAI Agents, responses", "openai-agents", "python-frameworks", "openai_agents_responses.py", _EMBEDDINGS),
     Client(
@@ -121,8 +186,25 @@ CLIENTS = (
         "crewai",
         "python-crewai",
         "crewai_client.py",
-        ("stream", "parallel tools", "embeddings", "error 401", "error 429", "error 503", "abort"),
-        note="it retries errors 401, 429 and 503 for more than a minute",
+        ("embeddings", "abort"),
+    ),
+    Client(
+        "lm-eval",
+        "lm-eval",
+        "python-lm-eval",
+        "lm_eval_client.py",
+        ("stream", *_NOT_ANSWERS),
+        note="generation and log-likelihoods of `local-completions`, with the platform's tokenizer",
+    ),
+    Client("guidellm", "guidellm", "python-guidellm", "guidellm_client.py", (*_NOT_ANSWERS, *_ERRORS)),
+    Client(
+        "Open WebUI",
+        "aiohttp",
+        "python-core",
+        "open_webui.py",
+        ("structured output",),
+        note="its server's requests, replayed with aiohttp; the version is aiohttp's",
+        shows_reasoning=True,
     ),
     Client("Codex CLI", "@openai/codex", "node-cli", "codex.mjs", _AGENT, note='set `wire_api = "responses"`'),
     Client("Claude Code", "@anthropic-ai/claude-code", "node-cli", "claude_code.mjs", _AGENT, note=_CLAUDE),

@@ -9,6 +9,12 @@ import httpx
 from tests.support.stack import Stack
 
 
+def revoke_key(stack: Stack, secret: str) -> None:
+    keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers, timeout=60).json()["results"]
+    (id_,) = [key["id"] for key in keys if secret.startswith(key["prefix"])]
+    assert httpx.delete(f"{stack.url}/api/keys/{id_}", headers=stack.headers, timeout=60).status_code == 204
+
+
 def make_key(stack: Stack, name: str, limits: dict[str, int] | None = None, **fields: Any) -> str:
     """Create a key of the demo tenant with its own limits and return its secret."""
     sent = {"name": name, "scopes": ["inference", "models"], **fields}

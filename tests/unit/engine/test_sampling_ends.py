@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from inference_worker.contract.detokenizer import Detokenizer
-from inference_worker.contract.request import RequestOutput, TokenLogprobs
+from inference_worker.contract.request import RequestOutput, SamplingParams, TokenLogprobs
+from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.output import append_token
 from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
@@ -56,14 +59,13 @@ def test_before_min_tokens_neither_a_stop_token_nor_eos_ends_the_output() -> Non
         assert end_of(answer(script, max_tokens=4, min_tokens=3, stop_token_ids=(42,))) == (script, "length", None)
 
 
-def text_of(text: str, least: int, *stop: str) -> tuple[str, str | int | None]:
+def text_of(text: str, least: int, *stop: str, **params: Any) -> tuple[str, str | int | None]:
     """Return the output for `text`, with one token per character, and its end."""
-    seq = EngineSequence(
-        request("x", 1, max_tokens=len(text), min_tokens=least, stop=stop), Detokenizer(Letters(), stop)
-    )
+    detokenizer = Detokenizer(Letters(), stop, include_stop=params.get("include_stop", False))
+    seq = EngineSequence(request("x", 1, max_tokens=len(text), min_tokens=least, stop=stop, **params), detokenizer)
     found = ""
     for char in text:
-        output = append_token(seq, ord(char), ())
+        output = append_token(seq, ord(char), [ord("$")])
         found += output.text
         if output.finished:
             return found, output.stop_reason
@@ -76,6 +78,25 @@ def test_a_stop_string_before_min_tokens_is_text() -> None:
     assert text_of("one. two. three", 5, ". ") == ("one. two", ". ")
     assert text_of("one. two. three", 15, ". ") == ("one. two. three", None)
     assert text_of("the end", 7, "end") == ("the end", None)
+
+
+def test_the_text_includes_its_end_if_requested() -> None:
+    assert text_of("one. two", 0, ". ", include_stop=True) == ("one. ", ". ")
+    for include_stop, wanted in ((False, "one"), (True, "one$")):
+        assert text_of("one$ two", 0, ". ", include_stop=include_stop) == (wanted, None)
+        stop_token: dict[str, Any] = {"stop_token_ids": (ord("$"),), "include_stop": include_stop}
+        assert text_of("one$ two", 0, **stop_token) == (wanted, ord("$"))
+
+
+def test_special_tokens_are_text_if_requested() -> None:
+    core = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    core.add_special_tokens(["<s>"])
+    for decoder in (decoders.ByteLevel(), decoders.Fuse()):
+        core.decoder = decoder
+        tokenizer = Tokenizer(core, chat_template=None, special_tokens={}, eos_token_ids=(2,), model_max_length=9)
+        for skips, wanted in ((True, "ab"), (False, "a<s>b")):
+            text = tokenizer.detokenizer(SamplingParams(skip_special_tokens=skips))
+            assert "".join([text.push(token) for token in (0, 2, 1)] + [text.flush()]) == wanted
 
 
 @given(st.text("ab", min_size=1, max_size=12), st.integers(0, 12), st.lists(st.text("ab", min_size=1, max_size=4)))

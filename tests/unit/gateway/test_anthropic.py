@@ -257,7 +257,13 @@ def test_any_body_is_parsed_or_rejected(fields: dict[str, Any], messages: list[A
 # Responses.
 
 USAGE = TokenCounts(uncached=1, cache_read=2, cache_write_5m=3, cache_write_1h=4, output=5)
-USAGE_JSON = {"input_tokens": 1, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 2, "output_tokens": 5}
+USAGE_JSON = {
+    "input_tokens": 1,
+    "cache_creation_input_tokens": 7,
+    "cache_read_input_tokens": 2,
+    "output_tokens": 5,
+    "output_tokens_details": {"thinking_tokens": 0},
+}
 
 
 def events(text: str, *, reason: Any = "stop", stop: str | None = None) -> list[AnswerEvent]:
@@ -395,12 +401,12 @@ def test_exact_usage_in_every_delta() -> None:
 def test_an_interrupted_stream_ends_with_the_billed_usage() -> None:
     writer = MessagesWriter(form(continuous_usage=True), TOKENIZER)
     writer.stream(events("Good morning")[0])
-    (data,) = writer.interrupted("worker_lost")
+    (data,) = writer.interrupted("worker_lost", TokenCounts())
     event = msgspec.json.decode(data)
     EVENT.validate_python(event)
     assert (event["type"], event["usage"]["output_tokens"]) == ("message_delta", 0)
-    assert msgspec.json.decode(writer.interrupted("cancelled")[0])["usage"]["output_tokens"] == 1
-    assert MessagesWriter(form(), TOKENIZER).interrupted("cancelled") == []
+    assert msgspec.json.decode(writer.interrupted("cancelled", None)[0])["usage"]["output_tokens"] == 1
+    assert MessagesWriter(form(), TOKENIZER).interrupted("cancelled", None) == []
 
 
 def test_input_tokens_are_0_if_the_whole_prompt_was_read_or_written() -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable
 
 import pytest
+import zstandard
 
-from millrace.gateway.core.content_encoding import SLICE_BYTES, accepts_gzip, compressed, decoded_pieces
+from millrace.gateway.core.content_encoding import SLICE_BYTES, accepted_encoding, compressed, decoded_pieces
 from millrace.gateway.core.errors import ApiError
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstandard.compress}
+DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.decompress, "zstd": zstandard.decompress}
+encodings = pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 
 
 async def pieces(body: bytes, size: int = 1000) -> AsyncIterator[bytes]:
@@ -20,35 +26,74 @@ async def decoded(body: bytes, encoding: bytes = b"gzip", max_bytes: int = 2**20
     return [piece async for piece in decoded_pieces({b"content-encoding": encoding}, pieces(body), max_bytes)]
 
 
+@encodings
 @pytest.mark.parametrize("size", [0, 1, 100_000, 3 * SLICE_BYTES])
-async def test_a_body_is_decompressed_in_slices(size: int) -> None:
-    body = b"x" * size
-    found = await decoded(gzip.compress(body))
+async def test_a_body_is_decompressed_in_slices(size: int, encoding: str) -> None:
+    body = os.urandom(size // 2) + b"x" * (size - size // 2)
+    found = await decoded(COMPRESS[encoding](body), encoding.encode())
     assert b"".join(found) == body
     assert max(map(len, found), default=0) <= SLICE_BYTES
     assert b"".join(await decoded(body, b"identity")) == body
 
 
-async def test_the_limit_counts_decompressed_bytes() -> None:
-    bomb = gzip.compress(b"\0" * 2**24)
+@encodings
+async def test_the_limit_counts_decompressed_bytes(encoding: str) -> None:
+    bomb = COMPRESS[encoding](b"\0" * 2**24)
     received = 0
     with pytest.raises(ApiError) as exc_info:
-        async for piece in decoded_pieces({b"content-encoding": b"gzip"}, pieces(bomb), 2**17):
+        async for piece in decoded_pieces({b"content-encoding": encoding.encode()}, pieces(bomb), 2**17):
             received += len(piece)
     assert (exc_info.value.status, exc_info.value.code) == (413, "request_too_large")
     assert received <= 2**17
 
 
-@pytest.mark.parametrize(
-    "body", [b"{}", gzip.compress(b"{}", mtime=0)[:-3], gzip.compress(b"{}", mtime=0) + b"more", b""]
-)
-async def test_a_damaged_body_is_rejected(body: bytes) -> None:
-    with pytest.raises(ApiError) as exc_info:
-        await decoded(body)
-    assert (exc_info.value.status, exc_info.value.code) == (400, "invalid_encoding")
+async def test_a_zstd_bomb_is_decompressed_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decompressor has no limit of its output, so its input is limited."""
+    sizes: list[int] = []
+    decoder = zstandard.ZstdDecompressor().decompressobj()
+
+    class Recorder:
+        def decompress(self, data: bytes) -> bytes:
+            part = decoder.decompress(data)
+            sizes.append(len(part))
+            return part
+
+    class Decompressor:
+        def __init__(self, **_: int) -> None:
+            pass
+
+        def decompressobj(self) -> Recorder:
+            return Recorder()
+
+    monkeypatch.setattr("millrace.gateway.core.content_encoding.zstandard.ZstdDecompressor", Decompressor)
+    with pytest.raises(ApiError, match="larger than"):
+        await decoded(zstandard.compress(b"\0" * 2**28), b"zstd")
+    assert sizes
+    assert sum(sizes) <= 2**23
 
 
-@pytest.mark.parametrize("encoding", [b"zstd", b"br", b"gzip, gzip"])
+async def test_a_zstd_body_may_not_need_much_memory() -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=27)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    with pytest.raises(ApiError, match="not one complete"):
+        await decoded(compressor.compress(b"{}") + compressor.flush(), b"zstd")
+
+
+@encodings
+@pytest.mark.parametrize("cut", [slice(0, 0), slice(0, -3), None])
+async def test_a_damaged_body_is_rejected(encoding: str, cut: slice | None) -> None:
+    complete = COMPRESS[encoding](b"{}")
+    for body in (complete + b"more", complete * 2, b"{}") if cut is None else (complete[cut],):
+        for size in (1, 1000):
+            with pytest.raises(ApiError) as exc_info:
+                [
+                    each
+                    async for each in decoded_pieces({b"content-encoding": encoding.encode()}, pieces(body, size), 99)
+                ]
+            assert (exc_info.value.status, exc_info.value.code) == (400, "invalid_encoding")
+
+
+@pytest.mark.parametrize("encoding", [b"br", b"gzip, gzip"])
 async def test_other_encodings_are_rejected(encoding: bytes) -> None:
     with pytest.raises(ApiError) as exc_info:
         await decoded(b"", encoding)
@@ -58,20 +103,25 @@ async def test_other_encodings_are_rejected(encoding: bytes) -> None:
 @pytest.mark.parametrize(
     ("header", "accepted"),
     [
-        (b"", False),
-        (b"gzip", True),
-        (b"gzip, deflate, br", True),
-        (b"br;q=1.0, gzip;q=0.8", True),
-        (b"*", True),
-        (b"gzip;q=0", False),
-        (b"gzip;q=0.0, br", False),
-        (b"deflate", False),
+        (b"", None),
+        (b"gzip", "gzip"),
+        (b"x-gzip", "gzip"),
+        (b"gzip, deflate, br", "gzip"),
+        (b"gzip, deflate, br, zstd", "zstd"),
+        (b"br;q=1.0, gzip;q=0.8, zstd;q=0.5", "gzip"),
+        (b"*", "zstd"),
+        (b"*, zstd;q=0", "gzip"),
+        (b"gzip;q=0", None),
+        (b"gzip;q=0.0, br", None),
+        (b"deflate", None),
+        (b"identity;q=1, *;q=0", None),
     ],
 )
-def test_accepted_encodings(header: bytes, accepted: bool) -> None:
-    assert accepts_gzip({b"accept-encoding": header}) is accepted
+def test_accepted_encodings(header: bytes, accepted: str | None) -> None:
+    assert accepted_encoding({b"accept-encoding": header}) == accepted
 
 
-async def test_responses_are_compressed() -> None:
+@encodings
+async def test_responses_are_compressed(encoding: str) -> None:
     for size in (2000, 200_000):
-        assert gzip.decompress(await compressed(b"x" * size)) == b"x" * size
+        assert DECOMPRESS[encoding](await compressed(b"x" * size, encoding)) == b"x" * size

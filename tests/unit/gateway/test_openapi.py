@@ -39,7 +39,8 @@ OURS: dict[str, Any] = yaml.safe_load(document.DOCUMENT.read_text(encoding="utf-
 EXTENSIONS = {  # vLLM's names, not in OpenAI's description
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "priority"),
-    *("add_special_tokens", "truncate_prompt_tokens"),
+    *("add_special_tokens", "truncate_prompt_tokens", "skip_special_tokens"),
+    *("include_stop_str_in_output", "prompt_logprobs"),
     *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
     "thinking_token_budget",
 }

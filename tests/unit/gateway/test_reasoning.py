@@ -217,6 +217,8 @@ def test_messages(display: str | None) -> None:
             (key,) = delta.keys() - {"type"}
             blocks[event["index"]][key] += delta[key]
     assert blocks == whole["content"]
+    assert whole["usage"]["output_tokens_details"] == {"thinking_tokens": 4}
+    assert events[-2]["usage"]["output_tokens_details"] == {"thinking_tokens": 4}
     # The answer can be sent back, with its thinking.
     turns = [*HELLO, {"role": "assistant", "content": whole["content"]}, *HELLO]
     sent = read_count(json.dumps({"model": "m", "messages": turns}).encode())

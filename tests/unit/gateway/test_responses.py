@@ -319,7 +319,7 @@ def test_an_interrupted_stream_ends_with_the_billed_usage() -> None:
     spec = form(stream=True, stream_options={"continuous_usage_stats": True})
     writer = ResponsesWriter(spec, TOKENIZER)
     sent = [data for event in events("Good morning")[:2] for data in writer.stream(event)]
-    (data,) = writer.interrupted("worker_lost")
+    (data,) = writer.interrupted("worker_lost", TokenCounts())
     event = msgspec.json.decode(data)
     EVENT.validate_python(event)
     assert (event["type"], event["sequence_number"]) == ("response.failed", len(sent))

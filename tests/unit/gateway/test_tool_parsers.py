@@ -256,6 +256,34 @@ def test_a_call_that_is_rendered_as_text_is_parsed(form: str) -> None:
     assert decoded(parse(form, write_call(TOOL_FORMATS[form], *PARIS))) == [PARIS]
 
 
+A, B = '{"name": "weather", "arguments": {"days": 1}}', '{"arguments": {"days": 2}, "name": "time"}'
+UNKNOWN = '{"name": "other", "arguments": {}}'
+TWO: Found = [("weather", {"days": 1}), ("time", {"days": 2})]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "wanted"),
+    [
+        ("hermes", f"<tool_call>{A}\n{B}</tool_call>", TWO),  # several calls between two marks
+        ("hermes", f"<tool_call>{A}, {B}\n</tool_call>.", [*TWO, ("", ".")]),
+        ("hermes", f"<tool_call>{B}\n{A}</tool_call>", TWO[::-1]),
+        ("hermes", f"<tool_call>[{A}, {B}]</tool_call>", TWO),
+        ("hermes", f"<tool_call>{A}\n{B}", TWO),
+        ("hermes", f"<tool_call>{A[:-1]}</tool_call>.", [TWO[0], ("", ".")]),  # without the last brace
+        # A call of an unknown tool is text, unless another call precedes it.
+        ("hermes", f"<tool_call>{UNKNOWN}</tool_call>", [("", f"<tool_call>{UNKNOWN}</tool_call>")]),
+        ("hermes", f"<tool_call>{A}</tool_call>\n<tool_call>{UNKNOWN}</tool_call>", TWO[:1]),
+        ("hermes", f"<tool_call>{A}\n{UNKNOWN}\n{B}</tool_call>", TWO),
+        ("mistral_args", '[TOOL_CALLS]weather{"days": 1}[TOOL_CALLS]other{"a": {}}[TOOL_CALLS]time{"days": 2}', TWO),
+        ("gemma", "".join(f"<|tool_call>call:{each}{{days:1}}<tool_call|>" for each in ("weather", "other")), TWO[:1]),
+    ],
+)
+def test_further_calls_have_no_markup(form: str, text: str, wanted: Found) -> None:
+    for size in (1, 3, 1000):
+        parts = [text[start : start + size] for start in range(0, len(text), size)]
+        assert decoded(parse(form, *parts)) == wanted
+
+
 def test_every_format_has_a_parser() -> None:
     assert TOOL_PARSERS.keys() == TOOL_FORMATS.keys()
 

@@ -78,16 +78,23 @@ def test_continuous_usage_increases() -> None:
     assert all(chunk["usage"]["prompt_tokens"] == 10 for chunk in chunks if chunk.get("usage"))
 
 
-@pytest.mark.parametrize(("code", "tokens"), [("worker_lost", 0), ("cancelled", 1)])
-def test_an_interrupted_stream_ends_with_the_billed_usage(code: str, tokens: int) -> None:
-    """Nothing is billed for a request that failed."""
+@pytest.mark.parametrize(
+    ("code", "usage", "tokens"),
+    [
+        ("worker_lost", TokenCounts(), 0),
+        ("cancelled", None, 1),
+        ("invalid_api_key", TokenCounts(uncached=10, output=3), 3),
+    ],
+)
+def test_an_interrupted_stream_ends_with_the_billed_usage(code: str, usage: TokenCounts | None, tokens: int) -> None:
+    """Nothing is billed for a request that failed. The usage so far is sent if the billed usage is not known."""
     for writer_type in (ChatWriter, CompletionWriter):
         writer = writer_type(form(include_usage=True), TOKENIZER)
         writer.stream(EVENTS[0])
-        (data,) = writer.interrupted(code)
+        (data,) = writer.interrupted(code, usage)
         chunk = msgspec.json.decode(data)
         assert (chunk["choices"], chunk["usage"]["completion_tokens"]) == ([], tokens)
-        assert writer_type(form(), TOKENIZER).interrupted(code) == []
+        assert writer_type(form(), TOKENIZER).interrupted(code, usage) == []
 
 
 def test_an_interrupted_stream_counts_all_tokens_that_were_sent() -> None:
@@ -96,7 +103,7 @@ def test_an_interrupted_stream_counts_all_tokens_that_were_sent() -> None:
         writer = writer_type(form(include_usage=True), TOKENIZER)
         for event in events:
             writer.stream(event)
-        (data,) = writer.interrupted("cancelled")
+        (data,) = writer.interrupted("cancelled", None)
         assert msgspec.json.decode(data)["usage"]["completion_tokens"] == 10
 
 
@@ -121,6 +128,25 @@ def test_equal_events_give_equal_streams(writer: type[OpenAIWriter]) -> None:
     assert streamed(writer(form(include_usage=True), TOKENIZER)) == streamed(
         writer(form(include_usage=True), TOKENIZER)
     )
+
+
+def test_log_probabilities_of_prompts() -> None:
+    def part(index: int, logprob: float) -> Tokens:
+        found = [TokenLogprobs(1, logprob, 3, ((0, -0.5),))]
+        return Tokens("req_1", 1, index, [1], "Hi", index, prompt=TokenCounts(2), prompt_logprobs=found)
+
+    end = End("req_1", 1, 2, "stop", None, TokenCounts(2, output=2))
+    wanted = [None, {"0": _ranked(-0.5, 1, "<s>"), "1": _ranked(-2.0, 3, "Hi")}]
+    options: dict[str, Any] = {"echoed_parameters": {"prompt_logprobs": True}}
+    assert ChatWriter(form(**options), SPELLING).whole([part(0, -2.0), end])["prompt_logprobs"] == wanted
+    assert "prompt_logprobs" not in ChatWriter(form(), SPELLING).whole([part(0, -2.0), end])
+    parts = [part(0, -2.0), msgspec.structs.replace(part(1, 0.0), prompt_logprobs=None), part(2, -3.0)]
+    choices = CompletionWriter(form(n=2, prompts=2, **options), SPELLING).whole([*parts, end])["choices"]
+    assert [choice["prompt_logprobs"][1]["1"]["logprob"] for choice in choices] == [-2.0, -2.0, -3.0, -3.0]
+
+
+def _ranked(logprob: float, rank: int, text: str) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
 
 class Spelling:

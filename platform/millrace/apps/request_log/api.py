@@ -167,6 +167,9 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
     cache_write_5m = serializers.IntegerField(source="event.cache_write_5m")
     cache_write_1h = serializers.IntegerField(source="event.cache_write_1h")
     output = serializers.IntegerField(source="event.output")
+    reasoning_tokens = serializers.IntegerField(
+        source="event.reasoning_tokens", help_text="The part of the output before the answer."
+    )
     miss_reason = serializers.CharField(
         source="event.miss_reason", help_text="Why the prefix cache was missed; empty: it was not."
     )

@@ -1,11 +1,14 @@
-"""Compressed request bodies and responses (gzip). Limits of bodies apply to the decompressed bytes."""
+"""Compressed request bodies and responses (gzip, zstd). Limits of bodies apply to the decompressed bytes."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Protocol
+
+import zstandard
 
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import too_large
@@ -15,7 +18,11 @@ MIN_COMPRESSED_BYTES = 1024  # smaller responses are not compressed
 MAX_INLINE_BYTES = 2**16  # larger responses are compressed in a thread
 LEVEL = 1  # further levels take several times as long for a few percent
 _GZIP = 16 + zlib.MAX_WBITS
-_ACCEPTS_GZIP = re.compile(rb"(?:^|,)\s*(?:x-)?(?:gzip|\*)\s*(?:;\s*q=(?!0(?:\.0*)?\s*(?:,|$))[\d.]+\s*)?(?=,|$)", re.I)
+# A zstd decompressor has no limit of its output. Each block of up to 128 KiB has a header of 3 bytes and at least one
+# byte, so an input of this size becomes at most 8 MiB.
+_ZSTD_INPUT_BYTES = 256
+_ZSTD_WINDOW_BYTES = 2**23  # the largest window of HTTP bodies (RFC 9659)
+_QUALITY = re.compile(r"q=([01](?:\.\d{0,3})?)")
 
 
 def decoded_pieces(
@@ -30,51 +37,106 @@ def decoded_pieces(
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding in (b"identity", b""):
         return pieces
-    if encoding not in (b"gzip", b"x-gzip"):
-        raise ApiError(
-            "unsupported_encoding",
-            f"The content encoding {encoding[:40].decode('latin-1')!r} is not supported. Use gzip, or none.",
-        )
-    return _decompressed(pieces, max_bytes)
+    if encoding in (b"gzip", b"x-gzip"):
+        return _decompressed(pieces, max_bytes, _GzipDecoder())
+    if encoding == b"zstd":
+        return _decompressed(pieces, max_bytes, _ZstdDecoder())
+    raise ApiError(
+        "unsupported_encoding",
+        f"The content encoding {encoding[:40].decode('latin-1')!r} is not supported. Use gzip or zstd, or none.",
+    )
 
 
-async def _decompressed(pieces: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
-    decoder, size = zlib.decompressobj(_GZIP), 0
+class _Decoder(Protocol):
+    """A decompressor of one body, as it arrives."""
+
+    def parts(self, piece: bytes) -> Iterator[bytes]:
+        """Yield the decompressed bytes of the next piece, in parts of at most `SLICE_BYTES`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the body has ended, with nothing after it."""
+
+
+class _GzipDecoder:
+    def __init__(self) -> None:
+        self._decoder = zlib.decompressobj(_GZIP)
+
+    def parts(self, piece: bytes) -> Iterator[bytes]:
+        while piece:
+            yield self._decoder.decompress(piece, SLICE_BYTES)
+            piece = self._decoder.unconsumed_tail
+            if self._decoder.unused_data:
+                raise zlib.error
+
+    @property
+    def is_complete(self) -> bool:
+        return self._decoder.eof
+
+
+class _ZstdDecoder:
+    def __init__(self) -> None:
+        self._decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
+
+    def parts(self, piece: bytes) -> Iterator[bytes]:
+        for start in range(0, len(piece), _ZSTD_INPUT_BYTES):
+            part = self._decoder.decompress(piece[start : start + _ZSTD_INPUT_BYTES])
+            for at in range(0, len(part), SLICE_BYTES):
+                yield part[at : at + SLICE_BYTES]
+
+    @property
+    def is_complete(self) -> bool:
+        return self._decoder.eof and not self._decoder.unused_data
+
+
+async def _decompressed(pieces: AsyncIterator[bytes], max_bytes: int, decoder: _Decoder) -> AsyncIterator[bytes]:
+    size = in_iteration = 0
     try:
         async for piece in pieces:
-            while piece:
-                part = decoder.decompress(piece, SLICE_BYTES)
-                piece = decoder.unconsumed_tail
-                if decoder.unused_data:
-                    raise _damaged()
+            in_iteration = 0
+            for part in decoder.parts(piece):
                 size += len(part)
                 if size > max_bytes:
                     raise too_large(max_bytes)
+                if in_iteration + len(part) > SLICE_BYTES:
+                    in_iteration = 0
+                    await asyncio.sleep(0)
+                in_iteration += len(part)
                 if part:
                     yield part
-                if piece:
-                    await asyncio.sleep(0)
-    except zlib.error:
+    except (zlib.error, zstandard.ZstdError):
         raise _damaged() from None
-    if not decoder.eof:
+    if not decoder.is_complete:
         raise _damaged()
 
 
-def accepts_gzip(headers: Mapping[bytes, bytes]) -> bool:
-    return _ACCEPTS_GZIP.search(headers.get(b"accept-encoding", b"")) is not None
+def accepted_encoding(headers: Mapping[bytes, bytes]) -> str | None:
+    """Return the encoding of a compressed response that the client prefers; None if it accepts none."""
+    accepted: dict[str, float] = {}
+    for item in headers.get(b"accept-encoding", b"").decode("latin-1").lower().split(","):
+        name, _, parameters = item.partition(";")
+        quality = _QUALITY.search(parameters)
+        accepted[name.strip().removeprefix("x-")] = float(quality.group(1)) if quality else 1.0
+    others = accepted.get("*", 0.0)
+    quality_of = {name: accepted.get(name, others) for name in ("zstd", "gzip")}  # zstd takes less time and space
+    best = max(quality_of, key=quality_of.__getitem__)
+    return best if quality_of[best] else None
 
 
-async def compressed(body: bytes) -> bytes:
-    """Return the body compressed with gzip."""
-    if len(body) <= MAX_INLINE_BYTES:
-        return _compress(body)
-    return await asyncio.to_thread(_compress, body)
+async def compressed(body: bytes, encoding: str) -> bytes:
+    """Return the body compressed with gzip or zstd."""
+    compress = _zstd if encoding == "zstd" else _gzip
+    return compress(body) if len(body) <= MAX_INLINE_BYTES else await asyncio.to_thread(compress, body)
 
 
-def _compress(body: bytes) -> bytes:
+def _gzip(body: bytes) -> bytes:
     encoder = zlib.compressobj(LEVEL, wbits=_GZIP)
     return encoder.compress(body) + encoder.flush()
 
 
+def _zstd(body: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=LEVEL).compress(body)
+
+
 def _damaged() -> ApiError:
-    return ApiError("invalid_encoding", "The request body is not one complete gzip stream. Compress it again.")
+    return ApiError("invalid_encoding", "The request body is not one complete gzip or zstd stream. Compress it again.")

@@ -124,6 +124,8 @@ class InferenceRequest:
     parts: int = 0  # content parts of all messages
     ignored: tuple[str, ...] = ()  # fields that were accepted without effect, for the response header and the record
     unknown: tuple[str, ...] = ()  # those of them that are unknown, and rejected if `unknown_parameters` is reject
+    # The JSON schema of the answer, if keywords of it were removed from `structured` because they cannot be enforced.
+    checked_schema: str | None = None
     # Set if a prompt process has read the request. Then its prompts, inputs and queries are placeholders.
     tokenized: TokenizedPrompts | None = None
     number: int = 0  # of this prompt among the request's prompts
@@ -182,13 +184,13 @@ class Writer(Protocol):
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         """Return the complete response for a request without streaming. The last event is the end."""
 
-    def interrupted(self, code: str) -> list[bytes]:
-        """Return the data of the events with the billed usage, if requested, for a stream that an error ends."""
+    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
+        """Return the data of the events with the usage, if requested, for a stream that an error ends.
 
-
-def billed_usage(code: str, so_far: TokenCounts) -> TokenCounts:
-    """Return the usage that is billed for a stream that ended with this error: only cancelled requests are billed."""
-    return so_far if code == "cancelled" else TokenCounts()
+        Args:
+            code: of the error.
+            usage: that is billed; None: the usage so far.
+        """
 
 
 def usage_so_far(spec: ResponseSpec, prompt: TokenCounts | None, output_tokens: int) -> TokenCounts:

@@ -18,18 +18,20 @@ import structlog
 from channels.consumer import AsyncConsumer
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.idempotency import IdempotentCall, Replay, StoredResponse
 from millrace.gateway.app import Gateway, running_gateway
 from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.core import tracing
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.body_memory import BodyLease
-from millrace.gateway.core.content_encoding import MIN_COMPRESSED_BYTES, accepts_gzip, compressed, decoded_pieces
+from millrace.gateway.core.content_encoding import MIN_COMPRESSED_BYTES, accepted_encoding, compressed, decoded_pieces
 from millrace.gateway.core.cors import is_preflight
 from millrace.gateway.core.errors import ApiError, unavailable
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_body import ClientGone, RequestBody
+from millrace.gateway.core.types import Writer
 from millrace.gateway.http.client_paths import DEPLOYMENT
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.protocols.dialects import OPENAI, Dialect
@@ -77,7 +79,7 @@ class HttpConsumer(AsyncConsumer):
         self.key_error: ApiError | None = None  # set if the key was revoked during the request
         self.limit_statuses: Sequence[LimitStatus] | None = None  # of the key's limits, once they are known
         self._events_sent = 0
-        self.stream_tail: Sequence[bytes] = ()  # data of the events before the error that ends a stream
+        self.writer: Writer | None = None  # of the stream that is sent
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.http_method: str = scope["method"]
@@ -248,7 +250,7 @@ class HttpConsumer(AsyncConsumer):
             self.trace.error = error
         if self._responding:
             self.record_status(f"stream_{error.code}")
-            tail = self.stream_tail
+            tail = [] if self.writer is None else self.writer.interrupted(error.code, await self._billed_usage(error))
             body = b"".join(map(sse, tail)) + sse(
                 self.api_dialect.event(error, self.stream_id, self._events_sent + len(tail))
             )
@@ -260,6 +262,18 @@ class HttpConsumer(AsyncConsumer):
                 self.api_dialect.status(error), self.api_dialect.body(error, self.request_id), error.headers()
             )
 
+    async def _billed_usage(self, error: ApiError) -> TokenCounts | None:
+        """Return the usage that is billed for a stream that this error ends; None if it is not known.
+
+        Failed requests are not billed. Cancelled requests are, also those of a key that was revoked.
+        """
+        is_billed = error.code == "cancelled" or error is self.key_error
+        return await self.final_usage() if is_billed else TokenCounts()
+
+    async def final_usage(self) -> TokenCounts | None:
+        """Wait shortly for the usage of a cancelled request, and return it; None if it is not known."""
+        return None
+
     async def respond_json(self, status: int, content: Any, headers: Headers | None = None) -> None:
         await self.respond(status, msgspec.json.encode(content), b"application/json", headers)
 
@@ -269,9 +283,9 @@ class HttpConsumer(AsyncConsumer):
             # A stored response of an idempotent call may be replayed to a client that accepts no compression.
             if len(body) >= MIN_COMPRESSED_BYTES and self.idempotent_call is None:
                 head.append((b"vary", b"accept-encoding"))
-                if accepts_gzip(self.headers):
-                    body = await compressed(body)
-                    head.append((b"content-encoding", b"gzip"))
+                if encoding := accepted_encoding(self.headers):
+                    body = await compressed(body, encoding)
+                    head.append((b"content-encoding", encoding.encode()))
             head += [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
         await self._start(status, head)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})

@@ -8,6 +8,7 @@ request: it cancels a running execution and closes the admission lease.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Coroutine
@@ -40,6 +41,8 @@ log = structlog.get_logger(__name__)
 
 RESUME_SECONDS = 30.0  # how long an execution continues without a reader, for a client that intends to return
 POLL_SECONDS = 1.0
+USAGE_SECONDS = 0.5  # how long an error event waits for the usage of a cancelled request
+USAGE_POLL_SECONDS = 0.01
 END_SECONDS = 30.0  # how long to wait for the end of a cancelled execution
 LOCAL_FAILURES = ("stream_lost", "timeout")  # failures seen only by this gateway; the execution may have completed
 # Failure -> condition in a routing policy. Other failures depend on the request and are the same for every model. A
@@ -93,6 +96,16 @@ class ActiveRequest:
 
     def writer(self) -> Writer:
         return make_writer(self.execution.response_spec, self.execution.admitted.demand.model.tokenizer)
+
+    async def final_usage(self) -> TokenCounts | None:
+        """Wait shortly until a cancelled request's usage is known, and return it with that of its further prompts."""
+        executions = [part.execution for part in (self, *self.further_prompts)]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(USAGE_SECONDS):
+                while any(execution.usage is None for execution in executions):
+                    await asyncio.sleep(USAGE_POLL_SECONDS)
+        usages = [execution.usage for execution in executions if execution.usage is not None]
+        return sum(usages, TokenCounts()) if len(usages) == len(executions) else None
 
     def may_fall_back(self, error: ApiError) -> bool:
         """Return whether another candidate may be tried after this failure."""

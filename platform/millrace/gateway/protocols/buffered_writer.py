@@ -32,7 +32,7 @@ class BufferedWriter(ABC):
         self._events.append(event)
         return [msgspec.json.encode(self.whole(self._events)), DONE] if isinstance(event, End) else []
 
-    def interrupted(self, code: str) -> list[bytes]:
+    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         return []
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class IgnoredFields:
 
     unknown: dict[str, None] = field(default_factory=dict)  # subject to `unknown_parameters`
     known: dict[str, None] = field(default_factory=dict)  # hints, and features that are off
+    checked_schema: str | None = None  # a JSON schema with keywords that cannot be enforced
     _seen: set[str] = field(default_factory=set)  # unknown paths that are named or omitted
 
     def add_unknown(self, path: str) -> None:
@@ -50,14 +51,17 @@ class IgnoredFields:
         if strict:
             return schema
         removed: set[str] = set()
-        schema = without_unenforceable(schema, removed)
+        whole, schema = schema, without_unenforceable(schema, removed)
+        if removed:
+            self.checked_schema = msgspec.json.encode(whole).decode()
         for keyword in sorted(removed):
             self.add_known(f"{path}.{keyword}")
         return schema
 
     def request_fields(self) -> dict[str, Any]:
         """Return the fields of `InferenceRequest` that name the ignored fields."""
-        return {"ignored": (*self.known, *self.unknown)[:MAX_NAMED], "unknown": tuple(self.unknown)}
+        ignored = (*self.known, *self.unknown)[:MAX_NAMED]
+        return {"ignored": ignored, "unknown": tuple(self.unknown), "checked_schema": self.checked_schema}
 
 
 def check_unknown(mode: UnknownParameters, unknown: Collection[str]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import structlog
 from billing.amounts import FEMTO_DIGITS, decimal
 from billing.pricing.pricing import price
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.idempotency import IdempotentCall
 from millrace.gateway.core.content_encoding import decoded_pieces
 from millrace.gateway.core.errors import ApiError
@@ -81,6 +83,7 @@ class InferenceConsumer(PromptConsumer):
 
     dialect = ""
     recorded = True
+    _active: ActiveRequest | None = None  # set when it was admitted
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
@@ -88,8 +91,12 @@ class InferenceConsumer(PromptConsumer):
         if self.idempotent_call is None or not await self._resume(key, self.idempotent_call, request):
             await self._begin(key, request)
 
+    async def final_usage(self) -> TokenCounts | None:
+        return None if self._active is None else await self._active.final_usage()
+
     async def _begin(self, key: ApiKeySnapshot, request: InferenceRequest) -> None:
         active = await self.gateway.service.begin(key, request, self.dialect, self.request_id, self.trace)
+        self._active = active
         try:
             events = self.gateway.service.events(active)
             # The status is sent with the first token. Until then a failure is still an HTTP status.
@@ -142,13 +149,14 @@ class InferenceConsumer(PromptConsumer):
         if request.stream:
             await self._stream(writer, headers, first, events)
         else:
-            response = writer.whole([first, *[later async for later in events]])
-            await self.respond_json(200, response, headers + cost())
+            all_events = [first, *[later async for later in events]]
+            headers += await _schema_headers(request, all_events)
+            await self.respond_json(200, writer.whole(all_events), headers + cost())
 
     async def _stream(
         self, writer: Writer, headers: Headers, event: AnswerEvent, events: AsyncIterator[AnswerEvent]
     ) -> None:
-        sent = 0
+        sent, self.writer = 0, writer
         await self.start_stream(headers)
         while True:
             chunks = writer.stream(event)
@@ -157,11 +165,7 @@ class InferenceConsumer(PromptConsumer):
                 sent += len(chunks)
             if isinstance(event, End):
                 return
-            try:
-                event = await anext(events)
-            except ApiError as exc:
-                self.stream_tail = writer.interrupted(exc.code)
-                raise
+            event = await anext(events)
 
 
 def _headers(model: str, first: AnswerEvent) -> Headers:
@@ -185,6 +189,21 @@ def _with_model(body: bytes, deployment: str | None) -> bytes:
 def ignored_headers(request: InferenceRequest) -> Headers:
     """Return the header that names the request's ignored fields, if there are any."""
     return [(b"x-millrace-ignored", ", ".join(request.ignored).encode())] if request.ignored else []
+
+
+async def _schema_headers(request: InferenceRequest, events: Sequence[AnswerEvent]) -> Headers:
+    """Return the header with the validity of the answers, if their schema could not be enforced completely."""
+    if request.checked_schema is None or request.tools:
+        return []
+    from millrace.gateway.protocols.schema_check import are_valid  # few requests need its libraries
+
+    texts: dict[int, list[str]] = {}
+    for event in events:
+        if isinstance(event, Tokens):
+            texts.setdefault(event.index, []).append(event.text)
+    answers = ["".join(parts) for parts in texts.values()]
+    valid = await asyncio.to_thread(are_valid, request.checked_schema, answers)
+    return [] if valid is None else [(b"x-millrace-schema-valid", b"true" if valid else b"false")]
 
 
 def _cost(active: ActiveRequest) -> Headers:

@@ -53,7 +53,8 @@ class ResumeStream(HttpConsumer):
             events = self._follower.events()
             event = await anext(events)
             response_spec = await self._follower.response_spec()
-            writer, sent = self.gateway.service.writer(response_spec), 0
+            self.writer = writer = self.gateway.service.writer(response_spec)
+            sent = 0
             await self.start_stream([(b"x-millrace-model", response_spec.model.encode())])
             while True:
                 chunks = writer.stream(event)

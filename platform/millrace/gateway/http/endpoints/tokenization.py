@@ -7,6 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
@@ -14,9 +16,23 @@ from millrace.gateway.http.endpoints.inference import PromptConsumer, ignored_he
 from millrace.gateway.http.queries import read_query
 from millrace.gateway.protocols.openai.parameters import read_body
 from millrace.gateway.protocols.tokenization import DIALECT, DetokenizeBody
+from tenants.keys.snapshot import ApiKeySnapshot
 
 
-class Tokenize(PromptConsumer):
+class _TokenizationConsumer(PromptConsumer):
+    """Base class of endpoints whose bodies may leave out the model."""
+
+    async def read_body(self) -> bytes:
+        body = await super().read_body()
+        text, model = body.lstrip(), None if self.key is None else _default_model(self, self.key)
+        if model is None or not text.startswith(b"{"):
+            return body
+        separator = b"" if text[1:].lstrip().startswith(b"}") else b","
+        # A `model` in the body comes later and replaces this one.
+        return b'{"model":%s%s%s' % (msgspec.json.encode(model.name), separator, text[1:])
+
+
+class Tokenize(_TokenizationConsumer):
     endpoint = "tokenize"
     reader = DIALECT
 
@@ -32,7 +48,7 @@ class Tokenize(PromptConsumer):
         await self.respond_json(200, answer, ignored_headers(request))
 
 
-class Detokenize(PromptConsumer):
+class Detokenize(_TokenizationConsumer):
     endpoint = "detokenize"
     reader = DIALECT
 
@@ -60,12 +76,17 @@ class TokenizerInfo(HttpConsumer):
         if name is not None:
             model = self.gateway.router.measure(key, name)
         else:
-            visible = self.gateway.router.visible(key).values()
-            chat_model = next((each for each in visible if each.task == "generate"), None)
-            if chat_model is None:
+            default_model = _default_model(self, key)
+            if default_model is None:
                 raise ApiError("model_not_found", "Your key may not use any model that generates text.", "model")
-            model = chat_model
+            model = default_model
         await self.respond_json(200, await asyncio.to_thread(_tokenizer_info, model))
+
+
+def _default_model(consumer: HttpConsumer, key: ApiKeySnapshot) -> ServedModel | None:
+    """Return the key's first model that generates text."""
+    visible = consumer.gateway.router.visible(key).values()
+    return next((each for each in visible if each.task == "generate"), None)
 
 
 def _check_length(parameter: str, ids: Sequence[int], model: ServedModel) -> None:

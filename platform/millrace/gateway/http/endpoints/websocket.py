@@ -19,6 +19,7 @@ import redis
 import structlog
 
 from inference_worker.contract.messages import AnswerEvent, End
+from inference_worker.contract.request import TokenCounts
 from millrace.gateway.app import running_gateway
 from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.core import tracing
@@ -26,6 +27,7 @@ from millrace.gateway.core.asyncio_utils import RETRY_SECONDS, cancel_and_wait
 from millrace.gateway.core.errors import OVERLOADED, ApiError, invalid, unavailable
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.request_body import too_large
+from millrace.gateway.core.types import Writer
 from millrace.gateway.http.consumer import STALLED_SECONDS
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.lifecycle.service import ActiveRequest
@@ -83,6 +85,7 @@ class Socket:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._errors: dict[str, ApiError] = {}  # requests that are cancelled or whose key was revoked -> error to send
+        self._streams: dict[str, tuple[Writer, ActiveRequest]] = {}
         self._stalled = False
 
     async def run(self) -> None:
@@ -247,8 +250,10 @@ class Socket:
             error = self._errors.pop(name, None)
             if error is None:
                 raise
+            await self._send_billed_usage(name, error, is_billed=True)
             status = await self._send_error(name, error, trace)
         except ApiError as exc:
+            await self._send_billed_usage(name, exc, is_billed=exc.code == "cancelled")
             status = await self._send_error(name, exc, trace)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
@@ -259,8 +264,8 @@ class Socket:
                 name, ApiError("internal_error", "The server had an internal error. Send the request again."), trace
             )
         finally:
-            self._tasks.pop(name, None)
-            self._errors.pop(name, None)
+            for requests in (self._tasks, self._errors, self._streams):
+                requests.pop(name, None)
             self._gateway.metrics.requests.labels(ENDPOINT, status).inc()
             log.info("request", request_id=request_id, endpoint=ENDPOINT, status=status)
             if trace is not None:
@@ -289,6 +294,7 @@ class Socket:
         events = self._gateway.service.events(active)
         event: AnswerEvent = await anext(events)
         writer = active.writer()
+        self._streams[name] = writer, active
         started = {"type": "started", "id": name, "request_id": active.request_id, "model": active.model}
         await self._send({**started, **({"ignored": ignored} if ignored else {})})
         while True:
@@ -301,6 +307,13 @@ class Socket:
         await self._send({"type": "done", "id": name})
 
     # Sending.
+
+    async def _send_billed_usage(self, name: str, error: ApiError, *, is_billed: bool) -> None:
+        """Send the usage of a stream that this error ends, if the request asked for usage."""
+        if name in self._streams:
+            writer, active = self._streams[name]
+            for data in writer.interrupted(error.code, await active.final_usage() if is_billed else TokenCounts()):
+                await self._send({"type": "chunk", "id": name, "chunk": msgspec.Raw(data)})
 
     async def _send_error(self, name: str | None, error: ApiError, trace: RequestTrace | None = None) -> str:
         """Send the error and return its status for the metrics."""

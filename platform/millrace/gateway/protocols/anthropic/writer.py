@@ -10,7 +10,7 @@ import msgspec
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import ServiceClass, TokenCounts
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
+from millrace.gateway.core.types import ResponseSpec, usage_so_far
 from millrace.gateway.protocols.tool_parsers.base import AnswerText, CallArguments, CallStart, Piece
 from millrace.gateway.protocols.tool_parsers.registry import make_parser
 from millrace.gateway.protocols.tools import call_id
@@ -19,13 +19,14 @@ _TIERS = {ServiceClass.PRIORITY: "priority", ServiceClass.BATCH: "batch"}
 _encode = msgspec.json.Encoder().encode
 
 
-def usage_object(usage: TokenCounts) -> dict[str, Any]:
+def usage_object(usage: TokenCounts, reasoning_tokens: int = 0) -> dict[str, Any]:
     """Return Anthropic's usage object. Its input_tokens exclude tokens that were read from or written to the cache."""
     return {
         "input_tokens": usage.uncached,
         "cache_creation_input_tokens": usage.cache_write,
         "cache_read_input_tokens": usage.cache_read,
         "output_tokens": usage.output,
+        "output_tokens_details": {"thinking_tokens": min(reasoning_tokens, usage.output)},
     }
 
 
@@ -37,7 +38,7 @@ class MessagesWriter:
         self._parser = make_parser(spec.tool_format, spec.tools, spec.max_calls)
         self._is_started = False
         self._prompt: TokenCounts | None = None
-        self._output_tokens = 0
+        self._output_tokens = self._reasoning_tokens = 0
         self._block = -1  # index of the last content block
         self._open: type[Piece] | Literal["thinking"] | None = None  # its type, while it is open
 
@@ -45,6 +46,7 @@ class MessagesWriter:
         if isinstance(event, Tokens):
             self._prompt = event.prompt or self._prompt
             self._output_tokens += len(event.token_ids)
+            self._reasoning_tokens += event.reasoning_tokens
             started = self._begin(usage_so_far(self._spec, self._prompt, self._output_tokens))
             started += self._write_reasoning(event.reasoning)
             return started + self._write_pieces(self._parser.push(event.text))
@@ -57,7 +59,7 @@ class MessagesWriter:
         delta = self._reason(event, bool(self._parser.calls))
         return [
             *events,
-            _encode({"type": "message_delta", "delta": delta, "usage": usage_object(event.usage)}),
+            _encode({"type": "message_delta", "delta": delta, "usage": self._usage(event.usage)}),
             _encode({"type": "message_stop"}),
         ]
 
@@ -66,17 +68,23 @@ class MessagesWriter:
         pieces = self._parser.push(
             "".join(event.text for event in events if isinstance(event, Tokens))
         ) + self._parser.close(is_truncated=end.finish_reason == "length")
-        reasoning = "".join(event.reasoning for event in events if isinstance(event, Tokens))
+        parts = [event for event in events if isinstance(event, Tokens)]
+        reasoning = "".join(part.reasoning for part in parts)
+        self._reasoning_tokens = sum(part.reasoning_tokens for part in parts)
         blocks = self._thinking(reasoning) + self._blocks(pieces)
         calls = any(block["type"] == "tool_use" for block in blocks)
         return self._message(blocks, self._reason(end, calls), end.usage)
 
-    def interrupted(self, code: str) -> list[bytes]:
+    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         if not self._spec.continuous_usage:
             return []
-        usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
+        if usage is None:
+            usage = usage_so_far(self._spec, self._prompt, self._output_tokens)
         delta = {"stop_reason": None, "stop_sequence": None}
-        return [_encode({"type": "message_delta", "delta": delta, "usage": usage_object(usage)})]
+        return [_encode({"type": "message_delta", "delta": delta, "usage": self._usage(usage)})]
+
+    def _usage(self, usage: TokenCounts) -> dict[str, Any]:
+        return usage_object(usage, self._reasoning_tokens)
 
     def _message(self, content: list[Any], reason: dict[str, Any], usage: TokenCounts) -> dict[str, Any]:
         spec = self._spec
@@ -88,7 +96,7 @@ class MessagesWriter:
             "content": content,
             **reason,
             "usage": {
-                **usage_object(usage),
+                **self._usage(usage),
                 "cache_creation": {
                     "ephemeral_5m_input_tokens": usage.cache_write_5m,
                     "ephemeral_1h_input_tokens": usage.cache_write_1h,
@@ -187,7 +195,7 @@ class MessagesWriter:
     def _delta(self, delta: dict[str, Any]) -> bytes:
         event = {"type": "content_block_delta", "index": self._block, "delta": delta}
         if self._spec.continuous_usage:
-            event["usage"] = usage_object(usage_so_far(self._spec, self._prompt, self._output_tokens))
+            event["usage"] = self._usage(usage_so_far(self._spec, self._prompt, self._output_tokens))
         return _encode(event)
 
     def _stop(self) -> list[bytes]:

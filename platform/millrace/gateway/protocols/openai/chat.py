@@ -144,8 +144,14 @@ def read_chat(body: bytes) -> InferenceRequest:
         structured=structured,
         breakpoints=_breakpoints(chat),
         parts=count_parts(chat.messages),
-        echoed_parameters={"functions": True} if chat.functions else {},
+        echoed_parameters=_echoed_parameters(chat),
     )
+
+
+def _echoed_parameters(chat: ChatBody) -> dict[str, Any]:
+    """Return the parameters that determine the form of the response."""
+    functions = {"functions": True} if chat.functions else {}
+    return functions if chat.prompt_logprobs is None else {**functions, "prompt_logprobs": True}
 
 
 def _max_tokens(chat: ChatBody) -> int | None:

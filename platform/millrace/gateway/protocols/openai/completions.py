@@ -46,6 +46,8 @@ def read_completion(body: bytes) -> InferenceRequest:
     echo, logprobs = bool(completion.echo), completion.logprobs
     if echo and logprobs is not None and (completion.n or 1) > 1:
         raise ApiError("unsupported_parameter", "echo with logprobs requires n to be 1.", "n")
+    if echo and completion.prompt_logprobs is not None:
+        raise ApiError("unsupported_parameter", "echo and prompt_logprobs cannot be combined.", "prompt_logprobs")
     return InferenceRequest(
         **common_fields(completion),
         **ignored.request_fields(),
@@ -55,6 +57,7 @@ def read_completion(body: bytes) -> InferenceRequest:
         max_tokens=completion.max_tokens or DEFAULT_MAX_TOKENS,
         structured=guided(completion),
         echo=echo,
+        echoed_parameters={} if completion.prompt_logprobs is None else {"prompt_logprobs": True},
         template=TemplateOptions(
             special_tokens=completion.add_special_tokens, max_tokens=completion.truncate_prompt_tokens
         ),

@@ -49,6 +49,26 @@ def completion_logprobs(
     return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}, offset
 
 
+def prompt_logprobs(tokenizer: Tokenizer, items: Sequence[TokenLogprobs]) -> list[dict[str, Any] | None]:
+    """Return the log-probabilities of a prompt's tokens in vLLM's format. The first token has none."""
+    found: list[dict[str, Any] | None] = [None]
+    for item in items:
+        ranked = [(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(item.top, 1)]
+        candidates = {token_id: (logprob, rank) for token_id, logprob, rank in ranked}
+        candidates[item.token_id] = item.logprob, item.rank
+        found.append(
+            {
+                str(token_id): {
+                    "logprob": max(MIN_LOGPROB, logprob),
+                    "rank": rank,
+                    "decoded_token": _name(tokenizer.spell(token_id)),
+                }
+                for token_id, (logprob, rank) in candidates.items()
+            }
+        )
+    return found
+
+
 def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
     spelling = tokenizer.spell(token_id)
     return {"token": _name(spelling), "logprob": max(MIN_LOGPROB, logprob), "bytes": list(spelling)}

@@ -16,7 +16,13 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from inference_worker.contract.request import RequestRejected, SamplingParams, ServiceClass
-from inference_worker.contract.validation import MAX_ANSWERS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, check_sampling
+from inference_worker.contract.validation import (
+    MAX_ANSWERS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
+    check_sampling,
+)
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.protocols.documented import (
     MAX_LABEL_CHARACTERS,
@@ -64,10 +70,7 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in_memory", "in-memory"),
     "prompt_cache_options": ({},),
     # vLLM's names.
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "prompt_logprobs": (),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "chat_template_kwargs": ({},),
@@ -87,6 +90,7 @@ TIERS: Mapping[str, ServiceClass] = {
 RESULT_NAMES = frozenset(
     {
         *("n", "stop", "stop_sequences", "stop_token_ids", "seed", "logprobs", "top_logprobs", "logit_bias", "echo"),
+        *("prompt_logprobs", "include_stop_str_in_output", "skip_special_tokens"),
         *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
         *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "ignore_eos", "dimensions"),
         *("truncate", "truncate_prompt_tokens"),
@@ -127,6 +131,9 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
     add_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     truncate_prompt_tokens: int | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = None
@@ -263,7 +270,9 @@ def sampling_params(body: Common, *, logprobs: int | None, prompt_logprobs: int 
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=tuple((body.logit_bias or {}).items()),
         logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=body.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
         **{name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None},
     )
     check_ranges(dataclasses.replace(params, max_tokens=body.max_tokens or MAX_TOKENS))
@@ -297,6 +306,8 @@ def common_fields(body: Common) -> dict[str, Any]:
         raise invalid("stream_options", "stream_options are only allowed when stream is true.")
     if options is not None and options.include_obfuscation:
         raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
+    if body.stream and body.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", "prompt_logprobs are only allowed when stream is false.")
     metadata = body.metadata or {}
     check_labels(metadata, {name: getattr(body, name) for name in LABELS})
     return {

@@ -17,7 +17,7 @@ def usage_object(usage: TokenCounts, reasoning_tokens: int = 0) -> dict[str, Any
             "cache_write_tokens": usage.cache_write,
         },
         "completion_tokens_details": {
-            "reasoning_tokens": reasoning_tokens,
+            "reasoning_tokens": min(reasoning_tokens, usage.output),
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         },

@@ -12,8 +12,8 @@ import msgspec
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
 from inference_worker.contract.request import FinishReason, ServiceClass, TokenCounts, TokenLogprobs
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
-from millrace.gateway.protocols.openai.logprobs import chat_logprobs, completion_logprobs
+from millrace.gateway.core.types import ResponseSpec, usage_so_far
+from millrace.gateway.protocols.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from millrace.gateway.protocols.openai.usage import usage_object
 from millrace.gateway.protocols.tool_parsers.base import AnswerText, CallArguments, CallStart, Piece
 from millrace.gateway.protocols.tool_parsers.registry import make_parser
@@ -64,13 +64,18 @@ class OpenAIWriter(ABC):
             parts = [event for event in events if isinstance(event, Tokens) and event.index == index]
             choices.append(self._choice(index, parts, reasons.get(index, end.finish_reason)))
         self._reasoning_tokens = sum(event.reasoning_tokens for event in events if isinstance(event, Tokens))
-        return {**self._head(False), "choices": choices, "usage": self._usage(end)}
+        answer = {**self._head(False), "choices": choices, "usage": self._usage(end)}
+        if self._spec.echoed_parameters.get("prompt_logprobs"):
+            self._add_prompt_logprobs(answer, [event for event in events if isinstance(event, Tokens)])
+        return answer
 
-    def interrupted(self, code: str) -> list[bytes]:
+    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         if not (self._spec.include_usage or self._spec.continuous_usage):
             return []
-        usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
-        return [_encode({**self._head(True), "choices": [], "usage": usage_object(usage, self._reasoning_tokens)})]
+        if usage is None:
+            usage = usage_so_far(self._spec, self._prompt, self._output_tokens)
+        written = usage_object(usage, self._reasoning_tokens)
+        return [_encode({**self._head(True), "choices": [], "usage": written})]
 
     def _count(self, event: Tokens) -> None:
         self._prompt = event.prompt or self._prompt
@@ -84,6 +89,15 @@ class OpenAIWriter(ABC):
     def _finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
         del self._unfinished[index]
         return self._last_deltas(index, reason)
+
+    @abstractmethod
+    def _add_prompt_logprobs(self, answer: dict[str, Any], parts: list[Tokens]) -> None:
+        """Add the log-probabilities of the prompts' tokens to a complete response."""
+
+    def _prompt_logprobs(self, parts: list[Tokens], index: int) -> list[dict[str, Any] | None]:
+        """Return the log-probabilities of the prompt whose first completion has this index."""
+        found = (part.prompt_logprobs for part in parts if part.index == index and part.prompt_logprobs is not None)
+        return prompt_logprobs(self._tokenizer, next(found, []))
 
     @abstractmethod
     def _head(self, streamed: bool) -> dict[str, Any]:
@@ -145,6 +159,9 @@ class ChatWriter(OpenAIWriter):
             "model": spec.model,
             "service_tier": TIERS.get(spec.service_class, "default"),
         }
+
+    def _add_prompt_logprobs(self, answer: dict[str, Any], parts: list[Tokens]) -> None:
+        answer["prompt_logprobs"] = self._prompt_logprobs(parts, 0)
 
     def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
         index = event.index
@@ -236,6 +253,12 @@ class CompletionWriter(OpenAIWriter):
             "created": spec.created,
             "model": spec.model,
         }
+
+    def _add_prompt_logprobs(self, answer: dict[str, Any], parts: list[Tokens]) -> None:
+        n = self._spec.n
+        found = [self._prompt_logprobs(parts, number * n) for number in range(self._spec.prompts)]
+        for choice in answer["choices"]:
+            choice["prompt_logprobs"] = found[choice["index"] // n]
 
     def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
         has_echo = bool(self._spec.echo) and event.index not in self._offsets

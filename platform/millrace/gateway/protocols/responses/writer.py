@@ -10,7 +10,7 @@ import msgspec
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import FinishReason, TokenCounts
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.types import ResponseSpec, billed_usage, usage_so_far
+from millrace.gateway.core.types import ResponseSpec, usage_so_far
 from millrace.gateway.protocols.openai.writer import TIERS
 from millrace.gateway.protocols.tool_parsers.base import CallArguments, CallStart, Piece
 from millrace.gateway.protocols.tool_parsers.registry import make_parser
@@ -25,7 +25,7 @@ def usage_object(usage: TokenCounts, reasoning_tokens: int = 0) -> dict[str, Any
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
         "output_tokens": usage.output,
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": min(reasoning_tokens, usage.output)},
         "total_tokens": usage.total,
     }
 
@@ -56,10 +56,11 @@ class ResponsesWriter:
         response: dict[str, Any] = written[-1]["response"]
         return response
 
-    def interrupted(self, code: str) -> list[bytes]:
+    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         if not self._spec.continuous_usage:
             return []
-        usage = billed_usage(code, usage_so_far(self._spec, self._prompt, self._output_tokens))
+        if usage is None:
+            usage = usage_so_far(self._spec, self._prompt, self._output_tokens)
         failed = self._response("failed", None)
         failed |= {"error": {"code": "server_error", "message": f"The response ended with the error {code}."}}
         failed |= {"output": self._items, "usage": usage_object(usage, self._reasoning_tokens)}

@@ -18,6 +18,8 @@ from millrace.gateway.protocols.tool_parsers.base import (
 
 _CLOSING, _QUOTE = "<tool_call|>", '<|"|>'
 _STRING_END = re.compile(r'<\|"\|>')
+_CALL = re.compile(r"\s{0,64}call:[\w.-]{1,64}\{")
+_CALL_START = re.compile(r"\s{0,64}call:[\w.-]{0,64}")
 _KEY_END = re.compile(r'[{}\[\],:]|<\|"\|>|<tool_call\|>')
 _VALUE_END = re.compile(r'[{}\[\],]|<\|"\|>|<tool_call\|>')  # a value may have colons, as in 12:30
 
@@ -44,6 +46,10 @@ class GemmaParser(ToolCallParser):
             self._add_arguments(pieces, "{")
             self._pending, self._state = self._pending[head.end :], self._in_arguments
             self._open, self._expected, self._prefix, self._scanned = ["}"], "key", "", 0
+        elif self.calls and _CALL_START.fullmatch(self._pending):
+            return False
+        elif self.calls and _CALL.match(self._pending):
+            self._space, self._state = "", self._after_arguments  # a call of an unknown tool is dropped
         else:
             self._leave_as_text(pieces)
         return True

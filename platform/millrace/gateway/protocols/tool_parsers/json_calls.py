@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from millrace.gateway.protocols.tool_parsers.base import (
     MAX_SPACE,
@@ -19,6 +20,7 @@ from millrace.gateway.protocols.tool_parsers.base import (
     match_steps,
 )
 
+_SEPARATORS = f"{SPACE},;"
 _KEYS = ('"arguments"', '"parameters"')
 
 
@@ -82,7 +84,7 @@ class JsonCallParser(ToolCallParser):
     def _begin_call(self, pieces: list[Piece], head: CallHead, text: str) -> None:
         self._start_call(pieces, json.loads(head.found[-5]))
         self._pending, self._state = text[head.end - 1 :], self._in_arguments
-        self._braces = BraceCounter()
+        self._braces, self._scanned = BraceCounter(), 0
 
     def _in_closed_call(self, pieces: list[Piece]) -> bool:
         """Parse a call up to its closing mark, because its arguments cannot be streamed."""
@@ -94,11 +96,26 @@ class JsonCallParser(ToolCallParser):
         end, mark = found
         body, after = self._pending[:end], end + len(mark) if mark == self._closing else end
         text, self._pending = self._pending[:after], self._pending[after:]
-        if self._add_whole(pieces, body):
+        if self._add_block(pieces, body):
             self._leave_calls()
         else:
             self._leave_as_text(pieces, text)
         return True
+
+    def _add_block(self, pieces: list[Piece], body: str) -> bool:
+        """Add the calls between two marks: one object, several, or a list. Return False if these are text.
+
+        After another call, a call of an unknown tool is dropped.
+        """
+        try:
+            values = _json_values(body)
+        except (ValueError, RecursionError):
+            return False
+        calls = [call for value in values for call in (value if isinstance(value, list) else [value])]
+        if self.calls and calls and all(map(_is_call, calls)):
+            calls = [call for call in calls if call["name"] in self._names]
+            return self._add_calls(pieces, calls) or not calls
+        return self._add_calls(pieces, calls)
 
     def _in_arguments(self, pieces: list[Piece]) -> bool:
         end = self._braces.end(self._pending)
@@ -112,16 +129,25 @@ class JsonCallParser(ToolCallParser):
 
     def _after_arguments(self, pieces: list[Piece]) -> bool:
         if self._closing:
-            mark = self._drop_until((self._closing, *self._openings))
-            if mark:
-                self._pending = self._pending.removeprefix(self._closing)
-                self._leave_calls()
-            return bool(mark)
+            return self._in_rest_of_block(pieces)
         end = self._braces.end(self._pending)
         self._pending = "" if end is None else self._pending[end:]
         if end is not None:
             self._state = self._between_calls
         return end is not None
+
+    def _in_rest_of_block(self, pieces: list[Piece]) -> bool:
+        """Parse the text between a call and its closing mark, which may have further calls."""
+        marks = (self._closing, *self._openings)
+        found = find_first(self._pending, marks, self._scanned)
+        if found is None:
+            self._scanned = max(0, len(self._pending) - max(map(len, marks)))
+            return False
+        end, _ = found
+        body, self._pending, self._scanned = self._pending[:end], self._pending[end:].removeprefix(self._closing), 0
+        self._add_block(pieces, body.strip(SPACE).removeprefix("}"))
+        self._leave_calls()
+        return True
 
     def _between_calls(self, pieces: list[Piece]) -> bool:
         text = self._pending.lstrip(SPACE)
@@ -174,15 +200,17 @@ class JsonCallParser(ToolCallParser):
         return end is not None
 
     def _leave_calls(self) -> None:
-        self._opening, self._state, self._is_list = "", self._in_text, False
+        self._space, self._opening, self._state, self._is_list = "", "", self._in_text, False
 
     def _close_call(self, pieces: list[Piece], is_truncated: bool) -> None:
         if self._state == self._in_object and not self._is_list and not is_truncated:
             pieces.append(AnswerText(self._pending))
+        if self._closing and self._state == self._after_arguments and not is_truncated:
+            self._add_block(pieces, self._pending.strip(SPACE).removeprefix("}"))
         if self._state != self._in_call:
             return
         body = self._pending.strip(SPACE)
-        if self._opening and self._add_whole(pieces, body):
+        if self._opening and (self._add_block if self._closing else self._add_whole)(pieces, body):
             return
         if not is_truncated or (body and (body[0] not in "{[" or _is_json(body))):
             self._leave_as_text(pieces, self._pending)
@@ -191,20 +219,48 @@ class JsonCallParser(ToolCallParser):
         """Add the calls in a complete body. Return False if it is not a valid call, or list of calls."""
         try:
             value = json.loads(body)
-            calls = value if isinstance(value, list) and not self._closing else [value]
-            found = []
-            for call in calls:
-                name = call.get("name") if isinstance(call, dict) else None
-                arguments = call.get("arguments", call.get("parameters")) if isinstance(call, dict) else None
-                if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
-                    return False
-                found.append((name, encode_arguments(arguments)))
         except (ValueError, RecursionError):
             return False
+        return self._add_calls(pieces, value if isinstance(value, list) else [value])
+
+    def _add_calls(self, pieces: list[Piece], calls: Sequence[Any]) -> bool:
+        """Add decoded calls. Return False, without a change, if there are none or one of them is no valid call."""
+        found = []
+        for call in calls:
+            if not _is_call(call) or call["name"] not in self._names:
+                return False
+            try:
+                found.append((call["name"], encode_arguments(call.get("arguments", call.get("parameters")))))
+            except (ValueError, RecursionError):
+                return False
         for name, encoded in found:
             self._start_call(pieces, name)
             self._add_arguments(pieces, encoded)
         return bool(found)
+
+
+def _is_call(value: Any) -> bool:
+    """Return whether a JSON value has the form of a call, of any tool."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return False
+    return isinstance(value.get("arguments", value.get("parameters")), dict)
+
+
+def _json_values(text: str) -> list[Any]:
+    """Return the JSON values in a text, which whitespace, commas or semicolons separate.
+
+    Raises:
+        ValueError: the text has something else.
+    """
+    decoder, at = json.JSONDecoder(), 0
+    values: list[Any] = []
+    while True:
+        while at < len(text) and text[at] in _SEPARATORS:
+            at += 1
+        if at == len(text):
+            return values
+        value, at = decoder.raw_decode(text, at)
+        values.append(value)
 
 
 def _is_json(text: str) -> bool:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection
 
-from millrace.gateway.protocols.tool_parsers.base import MAX_SPACE, SPACE, BraceCounter, Piece
+from millrace.gateway.protocols.tool_parsers.base import MAX_SPACE, SPACE, BraceCounter, Piece, Scanner
 from millrace.gateway.protocols.tool_parsers.json_calls import JsonCallParser
 
 _S = rf"[ \t\r\n]{{0,{MAX_SPACE}}}"
@@ -29,6 +29,10 @@ class MistralParser(JsonCallParser):
             self._start_call(pieces, match.group(1))
             self._pending, self._state, self._braces = text[match.end() :], self._in_arguments, BraceCounter()
             self._is_named = True
+            return True
+        if match is not None and self.calls:  # a call of an unknown tool is dropped
+            self._space, self._pending, self._state = "", text[match.end() :], self._in_object
+            self._scanner = Scanner("}", "{}", '"', at=1)
             return True
         if match is None and len(text) <= _MAX_HEAD and _NAME_START.fullmatch(text):
             return False
