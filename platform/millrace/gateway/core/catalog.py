@@ -26,7 +26,9 @@ class ServedModel:
     # Embedding models only: the possible numbers of dimensions, the largest last.
     vector_sizes: tuple[int, ...] = ()
     is_cross_encoder: bool = False
-    input_prompt: str = ""  # embedding models only: precedes every text
+    input_prompt: str = ""  # embedding models: precedes every text; cross-encoders that render pairs: the instruction
+    # Cross-encoders that render pairs: the template, or empty for the model's chat template.
+    pair_template: str | None = None
     default_max_output: int = DEFAULT_MAX_OUTPUT
     directory: Path = Path()  # with the model's files, for the prompt processes
 
@@ -47,10 +49,14 @@ def _load(spec: ModelSpec, data_dir: Path, tokenizers: dict[tuple[Path, str, str
     directory = ensure_model(spec, data_dir, None)
     config = read_model_config(directory)
     encoder = config if isinstance(config, EncoderConfig) else None
+    scoring = None if encoder is None else encoder.pair_scoring
     key = directory, spec.tool_parser, spec.reasoning_parser
     if key not in tokenizers:
         tokenizers[key] = Tokenizer.from_dir(
-            directory, tool_parser=spec.tool_parser, reasoning_parser=spec.reasoning_parser
+            directory,
+            tool_parser=spec.tool_parser,
+            reasoning_parser=spec.reasoning_parser,
+            chat_template=scoring.template if scoring else "",
         )
     return ServedModel(
         name=spec.name,
@@ -60,6 +66,7 @@ def _load(spec: ModelSpec, data_dir: Path, tokenizers: dict[tuple[Path, str, str
         vector_sizes=() if encoder is None or encoder.is_cross_encoder else (*encoder.shorter, encoder.hidden_size),
         input_prompt="" if encoder is None else encoder.prompt,
         is_cross_encoder=encoder is not None and encoder.is_cross_encoder,
+        pair_template=scoring.template if scoring else None,
         directory=directory,
         created=int((directory / "config.json").stat().st_mtime),
     )

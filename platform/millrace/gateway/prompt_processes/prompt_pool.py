@@ -63,6 +63,7 @@ class PromptPool:
                 model.vector_sizes,
                 model.is_cross_encoder,
                 model.input_prompt,
+                model.pair_template,
                 model.tokenizer.tool_format.name if model.tokenizer.tool_format else NONE,
                 model.tokenizer.reasoning_format.name if model.tokenizer.reasoning_format else NONE,
             )
