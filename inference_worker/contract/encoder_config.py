@@ -142,7 +142,10 @@ class EncoderConfig:
         """Read a decoder with the files of sentence-transformers, or that scores pairs."""
         decoder = ModelConfig.from_dir(directory)
         scoring = read_pair_scoring(directory, raw, _modules(directory))
-        pooling, normalize = ("last", False) if scoring else _pooling(directory)
+        pooling: Pooling = "last"
+        normalize = False
+        if scoring is None:
+            pooling, normalize = _pooling(directory)
         return cls(
             architecture=decoder.architecture,
             family="decoder",

@@ -240,7 +240,8 @@ def read_core(path: Path) -> tokenizers.Tokenizer:
     """
     if not path.is_file():
         raise ModelError(
-            f"{path}: no such file; want it, or a tokenizer.model, a .tiktoken file or vocab.json with merges.txt"
+            f"{path}: no such file; want it, or a tokenizer.model, sentencepiece.bpe.model, .tiktoken file, "
+            "vocab.json with merges.txt, or vocab.txt"
         )
     if path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ModelError(f"{path}: too large for a tokenizer")
