@@ -86,6 +86,7 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logit_divisor: float = 1.0
     moe: MoeConfig | None = None
+    unrotated: tuple[bool, ...] = ()  # layers without rotary embedding; no entries: none
 
     @property
     def active_inner_sizes(self) -> list[int]:
