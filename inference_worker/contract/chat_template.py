@@ -8,24 +8,31 @@ are the ones that the model was trained on.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from datetime import UTC, datetime
-from types import MappingProxyType
+from types import BuiltinMethodType, MappingProxyType
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.filters
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+import jinja2.visitor
 
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_OUTPUT_CHARS = 1 << 25
 MAX_LOOP_ROUNDS = 1_000_000  # of all loops in one rendering
-MAX_VALUE_CHARS = 1 << 25  # of the result of one operator or method
-_GROWING_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
-_GROWING_FILTERS = ("center", "format", "indent", "wordwrap")
+MAX_VALUE_CHARS = 1 << 25  # of the result of one operator, filter or method
+MAX_WIDTH = 1000  # characters to which a format pads a value
+_FORBIDDEN_METHODS = frozenset({"center", "encode", "expandtabs", "format_map", "ljust", "rjust", "translate", "zfill"})
+# A width and a precision in a format of the operator %. A star is an argument's.
+_PERCENT = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\*|\d*)(?:\.(\*|\d*))?")
+_BRACES = re.compile(r"\{[^{}]*:([^{}]*\{?)")  # the specification of a value in `str.format`, up to a nested one
+_WIDTHS = re.compile(r"\d+|\{")
 
 
 class ChatTemplateError(ValueError):
@@ -57,32 +64,158 @@ class _Bounds:
             raise jinja2.TemplateError("the chat template loops too long")
 
 
+class _Limiter(jinja2.visitor.NodeTransformer):
+    """The replacement of loops and concatenations in a template's tree by calls that check limits."""
+
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802 - the base class has such names
+        self.generic_visit(node)
+        node.iter = jinja2.nodes.Call(_name("__bounded", node), [node.iter], [], None, None, lineno=node.lineno)
+        return node
+
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return jinja2.nodes.Call(_name("__concatenated", node), node.nodes, [], None, None, lineno=node.lineno)
+
+
+def _name(name: str, node: jinja2.nodes.Node) -> jinja2.nodes.Name:
+    return jinja2.nodes.Name(name, "load", lineno=node.lineno)
+
+
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """Jinja's sandbox with limits on loop iterations and on the size of values."""
 
-    intercepted_binops = frozenset(["*", "**", "%"])
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         tree = super()._parse(source, name, filename)
-        for loop in list(tree.find_all(jinja2.nodes.For)):
-            counter = jinja2.nodes.Name("__bounded", "load", lineno=loop.lineno)
-            loop.iter = jinja2.nodes.Call(counter, [loop.iter], [], None, None, lineno=loop.lineno)
+        _Limiter().visit(tree)
         tree.set_environment(self)
         return tree
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":
+            if isinstance(left, _SIZED) and isinstance(right, _SIZED):
+                _check_size(len(left) + len(right))
+            return left + right
         if operator == "*" and (_sized(left) or _sized(right)):
             size, times = (left, right) if _sized(left) else (right, left)
-            if isinstance(times, int) and len(size) * times > MAX_VALUE_CHARS:
-                raise jinja2.TemplateError("the chat template makes a value that is too large")
-        elif operator == "**" or (operator == "%" and isinstance(left, (str, bytes))):
+            _check_size(len(size) * times if isinstance(times, int) else 0)
+        elif operator == "%" and isinstance(left, str):
+            _check_percent(left, right if isinstance(right, tuple | Mapping) else (right,))
+        elif operator == "**" or (operator == "%" and isinstance(left, bytes)):
             raise jinja2.TemplateError(f"the operator {operator} is not allowed in a chat template")
         return super().call_binop(context, operator, left, right)
 
+    def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        if (
+            type(__obj) is BuiltinMethodType
+            and __obj.__name__ in ("join", "replace")
+            and isinstance(__obj.__self__, str)
+        ):
+            text, name = __obj.__self__, __obj.__name__
+            args = (list(args[0]),) if name == "join" and args else args  # an iterator can be read only once
+            _check_size(_joined_size(text, *args) if name == "join" else _replaced_size(text, *args, **kwargs))
+        return super().call(__context, __obj, *args, **kwargs)
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, (str, bytes)) and attr in _GROWING_METHODS:
+        if isinstance(obj, (str, bytes, int)) and attr in (*_FORBIDDEN_METHODS, "to_bytes"):
             return False
         return super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        function = super().wrap_str_format(value)
+        if function is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            _check_widths(width for spec in _BRACES.findall(value.__self__) for width in _WIDTHS.findall(spec))
+            _check_size(value.__self__.count("{") * (MAX_WIDTH + _longest((*args, *kwargs.values()))))
+            return str(function(*args, **kwargs))
+
+        return checked
+
+
+def _check_size(size: int) -> None:
+    """Check the size of a value before it is made."""
+    if size > MAX_VALUE_CHARS:
+        raise jinja2.TemplateError("the chat template makes a value that is too large")
+
+
+def _check_percent(form: str, values: tuple[Any, ...] | Mapping[str, Any]) -> None:
+    """Check the size of a text that the operator % makes."""
+    found = _PERCENT.findall(form)
+    _check_widths(width for pair in found for width in pair if width)
+    longest = _longest(values.values() if isinstance(values, Mapping) else values)
+    _check_size(len(form) + len(found) * (MAX_WIDTH + longest))
+
+
+def _check_widths(widths: Iterable[str]) -> None:
+    for width in widths:
+        if not width.isdecimal() or len(width) > 4 or int(width) > MAX_WIDTH:
+            raise jinja2.TemplateError(f"a format in the chat template pads to {width[:9]}; at most {MAX_WIDTH}")
+
+
+def _longest(values: Iterable[Any]) -> int:
+    return max((len(str(value)) for value in values), default=0)
+
+
+def _joined_size(separator: str, values: Any = ()) -> int:
+    values = list(values)
+    return sum(len(value) if isinstance(value, str) else len(str(value)) for value in values) + len(values) * len(
+        separator
+    )
+
+
+def _replaced_size(text: str, old: str = "", new: str = "", count: Any = None, **_: Any) -> int:
+    return len(text) + (text.count(old) + 1) * len(new)
+
+
+def _concatenated(*values: Any) -> str:
+    texts = [str(value) for value in values]
+    _check_size(sum(map(len, texts)))
+    return "".join(texts)
+
+
+def _format_filter(value: str, *args: Any, **kwargs: Any) -> str:
+    _check_percent(str(value), kwargs or args)
+    return str(jinja2.filters.do_format(value, *args, **kwargs))
+
+
+def _center_filter(value: str, width: int = 80) -> str:
+    _check_size(width)
+    return jinja2.filters.do_center(value, width)
+
+
+def _indent_filter(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    _check_size(len(s) + (len(s.splitlines()) + 1) * (width if isinstance(width, int) else len(width)))
+    return jinja2.filters.do_indent(s, width, first, blank)
+
+
+@jinja2.pass_eval_context
+def _join_filter(
+    eval_ctx: jinja2.nodes.EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None
+) -> str:
+    values = list(value)
+    if attribute is None:
+        _check_size(_joined_size(d, values))
+    return str(jinja2.filters.do_join(eval_ctx, values, d, attribute))
+
+
+@jinja2.pass_eval_context
+def _replace_filter(eval_ctx: jinja2.nodes.EvalContext, s: str, old: str, new: str, count: int | None = None) -> str:
+    _check_size(_replaced_size(str(s), str(old), str(new)))
+    return jinja2.filters.do_replace(eval_ctx, s, old, new, count)
+
+
+# Filters that make large values from small ones, with a check. Those that no template needs are removed.
+_CHECKED_FILTERS: Mapping[str, Callable[..., Any]] = {
+    "center": _center_filter,
+    "format": _format_filter,
+    "indent": _indent_filter,
+    "join": _join_filter,
+    "replace": _replace_filter,
+}
+_REMOVED_FILTERS = ("batch", "slice", "wordwrap")
 
 
 class _Generation(jinja2.ext.Extension):
@@ -96,8 +229,11 @@ class _Generation(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+_SIZED = (str, bytes, list, tuple)
+
+
 def _sized(value: Any) -> bool:
-    return isinstance(value, (str, bytes, list, tuple))
+    return isinstance(value, _SIZED)
 
 
 def _raise_exception(message: str) -> None:
@@ -126,9 +262,10 @@ class ChatTemplate:
         environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
-        for name in _GROWING_FILTERS:
+        for name in _REMOVED_FILTERS:
             environment.filters.pop(name)
-        environment.filters["tojson"] = _to_json
+        environment.filters.update({**_CHECKED_FILTERS, "tojson": _to_json})
+        environment.globals.pop("lipsum")
         functions: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         environment.globals.update(functions)
         try:
@@ -164,6 +301,7 @@ class ChatTemplate:
                     "documents": None,
                     "add_generation_prompt": add_prompt,
                     "__bounded": _Bounds().loop,
+                    "__concatenated": _concatenated,
                 }
             ):
                 room -= len(piece)

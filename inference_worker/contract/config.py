@@ -103,6 +103,7 @@ class ModelConfig:
     logit_divisor: float = 1.0
     moe: MoeConfig | None = None
     checkpoint_format: CheckpointFormat | None = None  # of quantized weights; None: they are not quantized
+    unrotated: tuple[bool, ...] = ()  # layers without rotary embedding; no entries: none
 
     @property
     def active_inner_sizes(self) -> list[int]:

@@ -70,6 +70,19 @@ def _every_full_layer(default: int) -> Callable[[Mapping[str, Any], int], list[b
     return windows
 
 
+def _unrotated_windows(raw: Mapping[str, Any], num_layers: int) -> list[bool]:
+    """Return SmolLM3's pattern: windows in the layers without rotary embedding."""
+    return [not rotates for rotates in _rotated(raw, num_layers)]
+
+
+def _rotated(raw: Mapping[str, Any], num_layers: int) -> list[Any]:
+    """Return which layers have a rotary embedding, by default all but one in `no_rope_layer_interval`."""
+    every = raw.get("no_rope_layer_interval", 4)
+    default = [int(not isinstance(every, int) or every < 1 or (layer + 1) % every > 0) for layer in range(num_layers)]
+    found = raw.get("no_rope_layers") or default
+    return found if isinstance(found, list) else []
+
+
 @dataclass(frozen=True, slots=True)
 class FamilyKeys:
     """The keys of one family.
@@ -83,6 +96,7 @@ class FamilyKeys:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     windows: Callable[[Mapping[str, Any], int], list[bool]] = _no_windows
     qkv_bias: bool = False  # always, without a key
+    output_bias: bool = True  # attention_bias is also that of the attention's output
     normalize_experts: bool = False  # always, without a key
 
 
@@ -114,6 +128,14 @@ FAMILIES: dict[str, FamilyKeys] = {
     ),
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Glm4ForCausalLM": FamilyKeys(
+        keys=frozenset({"attention_bias", "partial_rotary_factor"}),
+        defaults={
+            "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-07, "partial_rotary_factor": 0.5,
+            "attention_bias": True,
+        },
+        output_bias=False,
+    ),
     "GraniteForCausalLM": FamilyKeys(
         keys=frozenset({
             "attention_bias", "attention_multiplier", "embedding_multiplier", "logits_scaling", "mlp_bias",
@@ -158,6 +180,14 @@ FAMILIES: dict[str, FamilyKeys] = {
         defaults=_QWEN | {"num_experts": 128, "num_experts_per_tok": 8},
         windows=_all_windows,
     ),
+    "SmolLM3ForCausalLM": FamilyKeys(
+        keys=frozenset({"attention_bias", "mlp_bias", "no_rope_layers", "sliding_window", "layer_types"}),
+        defaults={
+            "use_sliding_window": False, "num_key_value_heads": 4, "rope_theta": 2_000_000.0,
+            "tie_word_embeddings": True,
+        },
+        windows=_unrotated_windows,
+    ),
 }  # fmt: skip
 
 
@@ -190,6 +220,7 @@ def read_decoder_config(raw: dict[str, Any], generation: dict[str, Any], path: P
     if heads % kv_heads or head_dim % 2:
         raise read.error(f"{heads} heads, {kv_heads} KV heads and head_dim {head_dim} do not fit together")
     num_layers = read.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    attention_bias = read.flag("attention_bias", False)
     rope, local_rope = _ropes(raw, read, head_dim)
     return ModelConfig(
         architecture=architecture,
@@ -203,14 +234,14 @@ def read_decoder_config(raw: dict[str, Any], generation: dict[str, Any], path: P
         max_model_len=read.integer("max_position_embeddings"),
         rms_norm_eps=read.number("rms_norm_eps", 1e-6),
         tie_word_embeddings=read.flag("tie_word_embeddings", False),
-        attention_bias=read.flag("attention_bias", False),
+        attention_bias=attention_bias and family.output_bias,
         mlp_bias=read.flag("mlp_bias", False),
         dtype=read.dtype(),
         rope=rope,
         local_rope=local_rope,
         eos_token_ids=token_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
         activation=activation,
-        qkv_bias=family.qkv_bias and read.flag("qkv_bias", True),
+        qkv_bias=(family.qkv_bias and read.flag("qkv_bias", True)) or (attention_bias and not family.output_bias),
         windows=_windows(raw, read, family, num_layers),
         attention_scale=_attention_scale(raw, read, head_dim),
         attention_soft_cap=read.number("attn_logit_softcapping", 0.0) if "attn_logit_softcapping" in raw else 0.0,
@@ -220,6 +251,7 @@ def read_decoder_config(raw: dict[str, Any], generation: dict[str, Any], path: P
         logit_divisor=read.number("logits_scaling", 1.0),
         moe=_moe(raw, read, family, num_layers),
         checkpoint_format=read_checkpoint_format(raw, read),
+        unrotated=_unrotated(raw, read, num_layers) if "no_rope_layers" in family.keys else (),
     )
 
 
@@ -250,6 +282,13 @@ def _windows(raw: Mapping[str, Any], read: ConfigReader, family: FamilyKeys, num
     else:
         raise read.error(f"layer_types must have {num_layers} entries, each {_FULL} or {_SLIDING}")
     return tuple(window if slide else 0 for slide in slides) if any(slides) else ()
+
+
+def _unrotated(raw: Mapping[str, Any], read: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+    rotated = _rotated(raw, num_layers)
+    if len(rotated) < num_layers or any(each not in (0, 1) for each in rotated):
+        raise read.error(f"no_rope_layers must have a 0 or 1 for each of {num_layers} layers")
+    return tuple(not each for each in rotated[:num_layers])
 
 
 def _moe(raw: Mapping[str, Any], read: ConfigReader, family: FamilyKeys, num_layers: int) -> MoeConfig | None:

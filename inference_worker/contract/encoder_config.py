@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from inference_worker.contract.config import ConfigReader, ModelConfig, ModelError, read_json
+from inference_worker.contract.pair_scoring import PairScoring, read_pair_scoring
 from inference_worker.contract.settings import EMBEDDED, EMBEDDED_ENCODER
 
 ModelTask = Literal["generate", "embed", "rerank"]
@@ -24,7 +25,7 @@ _POOLING_FLAGS: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "last",
 }
 MAX_PROMPT_CHARACTERS = 1000
-_MODULES = ("Transformer", "Pooling", "Normalize")
+_MODULES = ("Transformer", "Pooling", "Normalize", "LogitScore")
 _ACTIVATIONS = {"Sigmoid": True, "Identity": False}  # whether it is the sigmoid
 
 
@@ -66,7 +67,7 @@ class EncoderConfig:
     is_cross_encoder: bool  # it scores pairs of texts
     sigmoid: bool  # a cross-encoder's scores are the sigmoid of its output
     dtype: str  # of the checkpoint: "bfloat16", "float16" or "float32"
-    prompt: str = ""  # precedes every text of an embedding request
+    prompt: str = ""  # precedes every text of an embedding request; for a decoder that scores pairs, its instruction
     # BERT and RoBERTa
     num_positions: int = 0  # rows of the position table
     first_position: int = 0  # of the first token
@@ -78,7 +79,8 @@ class EncoderConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     classifier_bias: bool = False
-    decoder: ModelConfig | None = None  # of a decoder that is served as an embedding model
+    decoder: ModelConfig | None = None  # of a decoder that is an embedding model or a cross-encoder
+    pair_scoring: PairScoring | None = None  # of a decoder that is a cross-encoder
 
     @classmethod
     def from_dir(cls, path: str | Path) -> EncoderConfig:
@@ -137,11 +139,15 @@ class EncoderConfig:
 
     @classmethod
     def _of_decoder(cls, directory: Path, raw: dict[str, Any]) -> EncoderConfig:
-        """Read a decoder with the files of sentence-transformers."""
+        """Read a decoder with the files of sentence-transformers, or that scores pairs."""
         decoder = ModelConfig.from_dir(directory)
         if decoder.checkpoint_format is not None:
             raise ModelError(f"{directory / 'config.json'}: quantized embedding models are not supported")
-        pooling, normalize = _pooling(directory)
+        scoring = read_pair_scoring(directory, raw, _modules(directory))
+        pooling: Pooling = "last"
+        normalize = False
+        if scoring is None:
+            pooling, normalize = _pooling(directory)
         return cls(
             architecture=decoder.architecture,
             family="decoder",
@@ -155,25 +161,29 @@ class EncoderConfig:
             max_model_len=min(decoder.max_model_len, _max_seq_length(directory) or decoder.max_model_len),
             pooling=pooling,
             normalize=normalize,
-            shorter=_shorter_dimensions(raw, decoder.hidden_size),
-            is_cross_encoder=False,
-            sigmoid=False,
+            shorter=() if scoring else _shorter_dimensions(raw, decoder.hidden_size),
+            is_cross_encoder=scoring is not None,
+            sigmoid=scoring is not None and _is_sigmoid(_settings(directory), directory),
             dtype=decoder.dtype,
             prompt=_default_prompt(directory),
             decoder=decoder,
+            pair_scoring=scoring,
         )
 
 
 def read_model_config(directory: Path) -> ModelConfig | EncoderConfig:
     """Read the configuration in the model directory: a decoder, which generates text, or an encoder.
 
-    A decoder with the files of sentence-transformers is an encoder: its hidden states are pooled.
+    A decoder with the files of sentence-transformers is an encoder: its hidden states are pooled. So is a decoder that
+    scores pairs.
 
     Raises:
         ModelError: the engine does not support the model.
     """
-    architecture = ConfigReader(read_json(directory / "config.json"), directory / "config.json").architecture()
+    raw = read_json(directory / "config.json")
+    architecture = ConfigReader(raw, directory / "config.json").architecture()
     is_encoder = architecture in _ARCHITECTURES or (directory / "modules.json").exists()
+    is_encoder = is_encoder or read_pair_scoring(directory, raw, {}) is not None
     return (EncoderConfig if is_encoder else ModelConfig).from_dir(directory)
 
 
@@ -264,10 +274,16 @@ def _classifier(raw: dict[str, Any], read: ConfigReader, family: Family) -> tupl
         pooling = "mean"
     settings = raw.get("sentence_transformers")
     name = settings.get("activation_fn") if isinstance(settings, dict) else None
-    name = str(name or raw.get("sbert_ce_default_activation_function") or "Sigmoid")
+    name = name or raw.get("sbert_ce_default_activation_function")
+    return pooling, False, _is_sigmoid({"activation_fn": name}, read.path)
+
+
+def _is_sigmoid(settings: dict[str, Any], path: Path) -> bool:
+    """Return whether the activation is the sigmoid, which is the default for one label."""
+    name = str(settings.get("activation_fn") or "Sigmoid")
     if (activation := name.rpartition(".")[2]) not in _ACTIVATIONS:
-        raise read.error(f"the activation {name!r} is not supported; want {' or '.join(_ACTIVATIONS)}")
-    return pooling, False, _ACTIVATIONS[activation]
+        raise ModelError(f"{path}: the activation {name!r} is not supported; want {' or '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[activation]
 
 
 def _padding_token(raw: dict[str, Any]) -> int:
@@ -286,18 +302,27 @@ def _max_seq_length(directory: Path) -> int | None:
     return ConfigReader(settings, path).integer("max_seq_length") if settings.get("max_seq_length") else None
 
 
-def _pooling(directory: Path) -> tuple[Pooling, bool]:
-    """Return the pooling, and whether vectors are normalized. As in sentence-transformers, the default is the mean."""
+def _modules(directory: Path) -> dict[str, str]:
+    """Return the directories of the modules of sentence-transformers by their types; none without modules.json."""
     path = directory / "modules.json"
-    if not path.exists():
-        return "mean", False
-    module_paths = {}
-    for module in _read_list(path):
+    found = {}
+    for module in _read_list(path) if path.exists() else ():
         module_type = str(module.get("type", "")).rpartition(".")[2]
         if module_type not in _MODULES:
             raise ModelError(f"{path}: the module {module_type!r} is not supported; want one of {', '.join(_MODULES)}")
-        module_paths[module_type] = str(module.get("path", ""))
-    if not re.fullmatch(r"\w+", module_paths.get("Pooling", "")):
+        found[module_type] = str(module.get("path", ""))
+    for module_type in ("Pooling", "LogitScore"):
+        if module_type in found and not re.fullmatch(r"\w+", found[module_type]):
+            raise ModelError(f"{path}: names no directory for {module_type}")
+    return found
+
+
+def _pooling(directory: Path) -> tuple[Pooling, bool]:
+    """Return the pooling, and whether vectors are normalized. As in sentence-transformers, the default is the mean."""
+    path, module_paths = directory / "modules.json", _modules(directory)
+    if not path.exists():
+        return "mean", False
+    if "Pooling" not in module_paths:
         raise ModelError(f"{path}: names no directory for Pooling")
     settings = read_json(directory / module_paths["Pooling"] / "config.json")
     if settings.get("include_prompt") is False:
@@ -310,8 +335,7 @@ def _pooling(directory: Path) -> tuple[Pooling, bool]:
 
 def _default_prompt(directory: Path) -> str:
     """Return the prompt that sentence-transformers adds to a text if none is named; empty: none."""
-    path = directory / "config_sentence_transformers.json"
-    settings = read_json(path) if path.exists() else {}
+    path, settings = directory / _SETTINGS, _settings(directory)
     name, prompts = settings.get("default_prompt_name"), settings.get("prompts")
     if name is None:
         return ""
@@ -319,6 +343,15 @@ def _default_prompt(directory: Path) -> str:
     if not isinstance(prompt, str) or len(prompt) > MAX_PROMPT_CHARACTERS:
         raise ModelError(f"{path}: prompts has no text of up to {MAX_PROMPT_CHARACTERS} characters for {name!r}")
     return prompt
+
+
+_SETTINGS = "config_sentence_transformers.json"
+
+
+def _settings(directory: Path) -> dict[str, Any]:
+    """Return the settings of sentence-transformers; none without their file."""
+    path = directory / _SETTINGS
+    return read_json(path) if path.exists() else {}
 
 
 def _read_list(path: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,20 @@ from typing import Literal
 
 AUTO, NONE = "auto", "none"  # parser names: chosen from the template; no parser
 
-CallSyntax = Literal["json", "json_list", "named_json", "python", "gemma"]
+CallSyntax = Literal["json", "json_list", "named_json", "python", "gemma", "tags"]
+
+
+@dataclass(frozen=True)
+class CallTags:
+    """The texts around the parts of a call that is written as tags.
+
+    An argument's value is the plain text of a string, or else JSON.
+    """
+
+    name: tuple[str, str]
+    key: tuple[str, str]
+    value: tuple[str, str]
+    end: str = ""  # after the arguments; empty: the call's closing mark
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,7 @@ class ToolFormat:
     - "named_json": the name and an object of arguments.
     - "python": a list of Python calls with keyword arguments.
     - "gemma": the name and an object with unquoted keys and strings in marks.
+    - "tags": the name, the keys and the values between `tags`.
     """
 
     name: str
@@ -34,6 +48,7 @@ class ToolFormat:
     closing: str = ""  # after it
     separator: str = ""  # between the name and the arguments ("named_json"), or between calls without an opening
     arguments_key: str = "arguments"  # of a JSON call
+    tags: CallTags | None = None  # of a call in tags
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,10 @@ class ReasoningFormat:
     answer_marks: tuple[str, ...] = ()  # marks around the answer, which are not part of its text
 
 
+_FUNCTION_TAGS = CallTags(
+    ("\n<function=", ">\n"), ("<parameter=", ">"), ("\n", "\n</parameter>\n"), end="</function>\n"
+)
+_ARGUMENT_TAGS = CallTags(("", "\n"), ("<arg_key>", "</arg_key>"), ("\n<arg_value>", "</arg_value>\n"))
 HERMES = ToolFormat("hermes", "json", "<tool_call>", "</tool_call>")
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     each.name: each
@@ -59,6 +78,8 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat("mistral_args", "named_json", "[TOOL_CALLS]", separator="[ARGS]"),
         ToolFormat("granite", "json_list", "<|tool_call|>"),
         ToolFormat("gemma", "gemma", "<|tool_call>", "<tool_call|>"),
+        ToolFormat("qwen3_coder", "tags", "<tool_call>", "</tool_call>", tags=_FUNCTION_TAGS),
+        ToolFormat("glm4", "tags", "<tool_call>", "</tool_call>", tags=_ARGUMENT_TAGS),
     )
 }
 # Marks in a template, and the format of a template that has all of them. The first match is used.
@@ -67,8 +88,8 @@ _TOOL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("[TOOL_CALLS]",), "mistral"),
     (("<|tool_call|>",), "granite"),
     (("<|tool_call>", "<tool_call|>"), "gemma"),
-    (("<tool_call>", "<function="), NONE),  # calls in XML, which no parser reads
-    (("<tool_call>", "<arg_key>"), NONE),
+    (("<tool_call>", "<function=", "<parameter="), "qwen3_coder"),
+    (("<tool_call>", "<arg_key>"), "glm4"),
     (("<tool_call>", "<think>"), "qwen3"),
     (("<tool_call>",), "hermes"),
     (("[func_name1(",), "pythonic"),
@@ -108,6 +129,7 @@ MARK_TOKENS = frozenset(
         *("<tool_call>", "</tool_call>", "<|python_tag|>", "<|python_start|>", "<|python_end|>", "<|tool_call|>"),
         *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call>", "<tool_call|>", '<|"|>'),
         *("<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>", "<response>", "</response>"),
+        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     }
 )
 

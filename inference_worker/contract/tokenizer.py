@@ -60,18 +60,21 @@ class Tokenizer:
         self.reasoning_format = choose_reasoning_format(reasoning_parser, chat_template)
 
     @classmethod
-    def from_dir(cls, path: str | Path, *, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> Tokenizer:
+    def from_dir(
+        cls, path: str | Path, *, tool_parser: str = AUTO, reasoning_parser: str = AUTO, chat_template: str = ""
+    ) -> Tokenizer:
         """Read the tokenizer of the model directory `path`.
 
         Args:
             tool_parser: a name in `TOOL_FORMATS`, "none", or "auto" for the chat template's format.
             reasoning_parser: the same in `REASONING_FORMATS`.
+            chat_template: replaces the directory's template.
 
         Raises:
             ModelError: a file is missing or damaged.
         """
         directory = Path(path)
-        core = _read_core(directory / "tokenizer.json")
+        core = read_core(directory / "tokenizer.json")
         settings = _optional(directory / "tokenizer_config.json")
         special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
         config, generation = _optional(directory / "config.json"), _optional(directory / "generation_config.json")
@@ -85,7 +88,7 @@ class Tokenizer:
         try:
             return cls(
                 core,
-                chat_template=_chat_template(directory, settings),
+                chat_template=chat_template or _chat_template(directory, settings),
                 special_tokens=special,
                 eos_token_ids=tuple(eos),
                 model_max_length=int(limit),
@@ -116,6 +119,26 @@ class Tokenizer:
         pair = self._core.post_process(head, tail)
         types = pair.type_ids
         return list(pair.ids), types.index(1) if 1 in types else len(types)
+
+    def encode_rendered_pair(
+        self, instruction: str, query: str, document: str, max_document_tokens: int | None = None
+    ) -> list[int]:
+        """Return the ids of a pair of texts in the chat template, with the roles query and document.
+
+        Args:
+            instruction: the system message; empty: none.
+            max_document_tokens: truncates the document.
+
+        Raises:
+            ChatTemplateError: the template cannot render the pair.
+        """
+        if max_document_tokens is not None:
+            (encoding,) = self._core.encode_batch([document], add_special_tokens=False)
+            if len(encoding) > max_document_tokens:
+                document = document[: encoding.offsets[max_document_tokens - 1][1]]
+        messages = [{"role": "system", "content": instruction}] if instruction else []
+        messages += [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        return self.encode(self.render_chat(messages), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
@@ -223,10 +246,16 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
-def _read_core(path: Path) -> tokenizers.Tokenizer:
+def read_core(path: Path) -> tokenizers.Tokenizer:
+    """Return the tokenizer in the file tokenizer.json.
+
+    Raises:
+        ModelError: the file is missing, too large or damaged.
+    """
     if not path.is_file():
         raise ModelError(
-            f"{path}: no such file; want it, or a tokenizer.model, a .tiktoken file or vocab.json with merges.txt"
+            f"{path}: no such file; want it, or a tokenizer.model, sentencepiece.bpe.model, .tiktoken file, "
+            "vocab.json with merges.txt, or vocab.txt"
         )
     if path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise ModelError(f"{path}: too large for a tokenizer")

@@ -1,7 +1,8 @@
 """Conversion of other tokenizer files to tokenizer.json, without downloads and without the original libraries.
 
-Supported are SentencePiece models (`tokenizer.model`), tiktoken's ranks (`*.tiktoken`, and Llama 3's
-`tokenizer.model`), and GPT-2's `vocab.json` with `merges.txt`. Increment `CONVERTER_VERSION` when the output changes.
+Supported are SentencePiece models (`tokenizer.model`, and XLM-RoBERTa's `sentencepiece.bpe.model`), tiktoken's ranks
+(`*.tiktoken`, and Llama 3's `tokenizer.model`), GPT-2's `vocab.json` with `merges.txt`, and BERT's `vocab.txt`.
+Increment `CONVERTER_VERSION` when the output changes.
 
 Token ids equal those of the original libraries, with one exception: where a SentencePiece rule changes a letter that a
 combining mark follows, the tokenizers library drops the mark.
@@ -33,6 +34,7 @@ MAX_TOKENS = 1 << 20
 MAX_TOKEN_BYTES = 1 << 10
 OTHER_FILES = ("tokenizer_config.json", "added_tokens.json", "merges.txt")  # that determine the result
 SPACE = "▁"
+_XLM_ROBERTA_FILE = "sentencepiece.bpe.model"
 # The patterns by which tiktoken's encodings split a text before merging.
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -62,7 +64,8 @@ def find_source(directory: Path) -> Path | None:
     """Return the file to convert, or None if there is none or a tokenizer.json exists."""
     if (directory / "tokenizer.json").exists():
         return None
-    candidates = [directory / "tokenizer.model", *sorted(directory.glob("*.tiktoken")), directory / "vocab.json"]
+    names = (_XLM_ROBERTA_FILE, "vocab.json", "vocab.txt")
+    candidates = [directory / "tokenizer.model", *sorted(directory.glob("*.tiktoken")), *map(directory.joinpath, names)]
     return next((path for path in candidates if path.is_file()), None)
 
 
@@ -77,6 +80,10 @@ def convert(source: Path) -> tokenizers.Tokenizer:
     try:
         if source.name == "vocab.json":
             core = _from_merges(source, settings)
+        elif source.name == "vocab.txt":
+            core = _from_words(read_bounded(source), settings)
+        elif source.name == _XLM_ROBERTA_FILE:
+            core = _from_xlm_roberta(read_bounded(source), settings)
         else:
             data = read_bounded(source)
             if _is_tiktoken(source, data):
@@ -162,6 +169,34 @@ def from_sentencepiece(
     special = (PieceType.CONTROL, PieceType.UNKNOWN)
     core.add_special_tokens([piece.text for piece in file.pieces if piece.type in special])
     core.add_tokens([AddedToken(text, normalized=False) for text in own_pieces])
+    return core
+
+
+def _from_xlm_roberta(data: bytes, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Return XLM-RoBERTa's tokenizer. Four special tokens precede the pieces, and replace the model's first three."""
+    _check_class(settings, "XLMRobertaTokenizer")
+    file = sentencepiece_file.parse(data)
+    if file.model_type != sentencepiece_file.UNIGRAM or not file.escapes_spaces or file.byte_fallback:
+        raise ValueError("its type is not supported; want unigram without bytes")
+    if {piece.text for piece in file.pieces[:3]} != {"<s>", "</s>", "<unk>"}:
+        raise ValueError("its first three pieces are not <unk>, <s> and </s>")
+    vocab = [(text, 0.0) for text in ("<s>", "<pad>", "</s>", "<unk>")]
+    vocab += [(piece.text, piece.score) for piece in file.pieces[3:]]
+    vocab.append(("<mask>", 0.0))
+    if len({text for text, _ in vocab}) < len(vocab) or not all(math.isfinite(score) for _, score in vocab):
+        raise ValueError("it has two equal pieces, or a score that is not a number")
+    core = tokenizers.Tokenizer(models.Unigram(vocab, 3, byte_fallback=False))
+    if file.charsmap:
+        core.normalizer = normalizers.Precompiled(file.charsmap)
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")]
+    )
+    core.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
+    core.add_special_tokens([text for text, _ in vocab[:4]])
+    core.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+    core.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
     return core
 
 
@@ -251,9 +286,7 @@ def set_byte_level(core: tokenizers.Tokenizer, pattern: str | None) -> None:
 
 
 def _from_merges(source: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    class_name = str(settings.get("tokenizer_class", "GPT2Tokenizer")).removesuffix("Fast")
-    if class_name not in ("GPT2Tokenizer", "Qwen2Tokenizer", "RobertaTokenizer"):
-        raise ValueError(f"the tokenizer class {class_name!r} is not supported with this file")
+    class_name = _check_class(settings, "GPT2Tokenizer", "Qwen2Tokenizer", "RobertaTokenizer")
     merges_path = source.with_name("merges.txt")
     data, lines = read_bounded(source), read_bounded(merges_path).decode().splitlines()
     merges: list[tuple[str, str]] = []
@@ -278,7 +311,51 @@ def _from_merges(source: Path, settings: Mapping[str, Any]) -> tokenizers.Tokeni
     return core
 
 
+# vocab.txt
+
+
+def _from_words(data: bytes, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    _check_class(settings, "BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+    lines = data.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    if not lines[-1]:
+        lines.pop()
+    if len(lines) > MAX_TOKENS:
+        raise ValueError("it has too many tokens")
+    vocab = {token: token_id for token_id, token in enumerate(lines)}
+    names = {name: _text(settings.get(f"{name}_token"), f"[{name.upper()}]") for name in ("unk", "cls", "sep")}
+    for name, text in names.items():
+        if text not in vocab:
+            raise ValueError(f"it has no token {text}, which is the {name}_token")
+    core = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=names["unk"]))
+    accents = settings.get("strip_accents")
+    core.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
+        strip_accents=accents if isinstance(accents, bool) else None,
+        lowercase=bool(settings.get("do_lower_case", True)),
+    )
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    core.decoder = decoders.WordPiece(prefix="##")
+    start, end = names["cls"], names["sep"]
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}",
+        pair=f"{start} $A {end} $B:1 {end}:1",
+        special_tokens=[(start, vocab[start]), (end, vocab[end])],
+    )
+    others = (_text(settings.get(f"{name}_token"), f"[{name.upper()}]") for name in ("pad", "mask"))
+    core.add_special_tokens([*names.values(), *(text for text in others if text in vocab)])
+    return core
+
+
 # Special tokens
+
+
+def _check_class(settings: Mapping[str, Any], *supported: str) -> str:
+    """Return the tokenizer's class in tokenizer_config.json, by default the first supported one."""
+    name = str(settings.get("tokenizer_class") or supported[0]).removesuffix("Fast")
+    if name not in supported:
+        raise ValueError(f"the tokenizer class {name!r} is not supported with this file; want {' or '.join(supported)}")
+    return name
 
 
 def _add_frame(core: tokenizers.Tokenizer, settings: Mapping[str, Any], *, default_bos: bool) -> None:

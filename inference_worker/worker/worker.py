@@ -20,7 +20,7 @@ import torch
 from redis.exceptions import NoScriptError
 
 from inference_worker.contract import claims, valkey
-from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ModelError
+from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile
 from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, WantedState, decode_wanted
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.encoder_config import EncoderConfig, read_model_config

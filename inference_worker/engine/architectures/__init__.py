@@ -7,6 +7,7 @@ from collections.abc import Callable
 from inference_worker.contract.config import ModelConfig, ModelError
 from inference_worker.engine.architectures.base import CausalModel
 from inference_worker.engine.architectures.gemma import Gemma2Model, Gemma3Model
+from inference_worker.engine.architectures.glm4 import Glm4Model
 from inference_worker.engine.architectures.granite import GraniteModel
 from inference_worker.engine.architectures.layers import Layers
 from inference_worker.engine.architectures.llama import LlamaModel
@@ -14,12 +15,14 @@ from inference_worker.engine.architectures.mistral import MistralModel, MixtralM
 from inference_worker.engine.architectures.olmo2 import Olmo2Model
 from inference_worker.engine.architectures.phi3 import Phi3Model
 from inference_worker.engine.architectures.qwen import Qwen2Model, Qwen2MoeModel, Qwen3Model, Qwen3MoeModel
+from inference_worker.engine.architectures.smollm3 import SmolLM3Model
 from inference_worker.models.loader import Weights
 
 _MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], CausalModel]] = {
     "Gemma2ForCausalLM": Gemma2Model,
     "Gemma3ForCausalLM": Gemma3Model,
     "Gemma3ForConditionalGeneration": Gemma3Model,
+    "Glm4ForCausalLM": Glm4Model,
     "GraniteForCausalLM": GraniteModel,
     "LlamaForCausalLM": LlamaModel,
     "MistralForCausalLM": MistralModel,
@@ -30,6 +33,7 @@ _MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], CausalModel]] = {
     "Qwen2MoeForCausalLM": Qwen2MoeModel,
     "Qwen3ForCausalLM": Qwen3Model,
     "Qwen3MoeForCausalLM": Qwen3MoeModel,
+    "SmolLM3ForCausalLM": SmolLM3Model,
 }
 
 

@@ -1,4 +1,4 @@
-"""Decoders as embedding models: an input's vector is the hidden state of its last token. There is no KV cache."""
+"""Decoders as embedding models and cross-encoders, by the hidden state of the last token. There is no KV cache."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from inference_worker.contract.config import ModelError
+from inference_worker.contract.config import ModelConfig, ModelError
 from inference_worker.contract.encoder_config import EncoderConfig
+from inference_worker.contract.pair_scoring import PairScoring
 from inference_worker.engine.architectures import load_model
 from inference_worker.engine.architectures.encoder import Packing
 from inference_worker.engine.architectures.layers import Layers
@@ -32,6 +33,7 @@ class CausalEncoder:
         if any(spec.soft_cap for spec in specs):
             raise ModelError(f"{config.architecture}: embedding models with a soft cap are not supported")
         self._attention = _PackedAttention(config, specs, weights)
+        self._score = _score_weight(config.decoder, config.pair_scoring, weights) if config.pair_scoring else None
 
     def forward(self, token_ids: torch.Tensor, packing: Packing) -> torch.Tensor:
         nothing = packing.starts.new_empty(0)
@@ -52,7 +54,23 @@ class CausalEncoder:
         return self._model.normalize(self._model.forward(token_ids, self._attention, metadata))
 
     def score(self, pooled: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("decoders are not cross-encoders")
+        assert self._score is not None  # noqa: S101  (the runner calls it only for cross-encoders)
+        return pooled @ self._score
+
+
+def _score_weight(decoder: ModelConfig, scoring: PairScoring, weights: Weights) -> torch.Tensor:
+    """Return the weight of the score [hidden, 1]: the head's row of the token, less that of the other token."""
+    if decoder.logit_soft_cap:
+        raise ModelError(f"{decoder.architecture}: cross-encoders with a soft cap are not supported")
+    name = f"{_PREFIX}embed_tokens.weight" if decoder.tie_word_embeddings else "lm_head.weight"
+    tokens = [scoring.token] if scoring.other_token is None else [scoring.token, scoring.other_token]
+    if not 0 <= min(tokens) <= max(tokens) < decoder.vocab_size:
+        raise ModelError(f"the score's tokens {tokens} are not in the vocabulary of {decoder.vocab_size} tokens")
+    head = _WithoutPrefix(weights).take(name, (decoder.vocab_size, decoder.hidden_size))
+    row = head[scoring.token].clone()
+    if scoring.other_token is not None:
+        row -= head[scoring.other_token]
+    return row[:, None] / decoder.logit_divisor
 
 
 class _PackedAttention(AttentionBackend):

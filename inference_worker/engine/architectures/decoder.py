@@ -17,8 +17,9 @@ from inference_worker.engine.architectures.feed_forward import (
     take_together,
 )
 from inference_worker.engine.architectures.layers import Layers, Linear, RMSNorm
-from inference_worker.engine.architectures.rope import Rope, Rotation
+from inference_worker.engine.architectures.rope import NoRotation, Rope, Rotation
 from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, StepMetadata
+from inference_worker.engine.quantization.weights import select_outputs
 from inference_worker.models.loader import Weights
 
 
@@ -49,6 +50,7 @@ class Decoder:
     experts: ClassVar[ExpertNames | None] = None
     prefixes: ClassVar[tuple[str, ...]] = ("model",)  # of the weights' names; the first one that exists
     scales_embedding: ClassVar[bool] = False  # by the square root of the hidden size
+    rotates_neighbors: ClassVar[bool] = False  # the rotary embedding pairs dimensions 0 and 1, 2 and 3, and so on
 
     def __init__(self, config: ModelConfig, weights: Weights, layers: Layers) -> None:
         prefix = next((p for p in self.prefixes if weights.has(f"{p}.embed_tokens.weight")), self.prefixes[0])
@@ -68,7 +70,11 @@ class Decoder:
             DecoderLayer(self, config, weights, layers, f"{prefix}.layers.{index}", index)
             for index in range(config.num_layers)
         ]
-        self._layer_ropes = [len(ropes) - 1 if window else 0 for window in windows]
+        unrotated = config.unrotated or (False,) * config.num_layers
+        self._layer_ropes = [
+            len(ropes) if plain else len(ropes) - 1 if window else 0
+            for window, plain in zip(windows, unrotated, strict=True)
+        ]
         norm = weights.take(f"{prefix}.norm.weight", (config.hidden_size,))
         self._norm = layers.norm(norm, config.rms_norm_eps, self.norm_offset)
         self._head = layers.linear(self._embedding if config.tie_word_embeddings else weights.take(_HEAD, shape))
@@ -79,7 +85,8 @@ class Decoder:
         hidden = functional.embedding(token_ids, self._embedding)
         if self._multiplier != 1:
             hidden = hidden * self._multiplier
-        rotations = [rope.at(metadata.positions) for rope in self._ropes]
+        rotations: list[Rotation] = [rope.at(metadata.positions) for rope in self._ropes]
+        rotations.append(NoRotation())
         for layer, rope in zip(self._layers, self._layer_ropes, strict=True):
             hidden = layer.forward(hidden, rotations[rope], attention, metadata)
         return hidden
@@ -124,7 +131,12 @@ class DecoderLayer:
         qkv, bias = [f"{prefix}.self_attn.{name}" for name in family.qkv_names], config.attention_bias
         outs = widths if len(qkv) == 3 else [sum(widths)]
         hidden, out = config.hidden_size, [f"{prefix}.self_attn.o_proj"]
-        self._qkv = layers.linear(*take_together(weights, qkv, outs, hidden, bias=bias or config.qkv_bias))
+        qkv_weight, qkv_bias = take_together(weights, qkv, outs, hidden, bias=bias or config.qkv_bias)
+        if family.rotates_neighbors:
+            rows = self._rows_by_halves(config.rope.rotary_dim or config.head_dim)
+            qkv_weight = select_outputs(qkv_weight, rows)
+            qkv_bias = None if qkv_bias is None else qkv_bias[rows.to(qkv_bias.device)]
+        self._qkv = layers.linear(qkv_weight, qkv_bias)
         self._out = layers.linear(*take_together(weights, out, [hidden], widths[0], bias=bias))
         self._qk_norms: list[RMSNorm] = []
         if family.qk_norm:
@@ -133,6 +145,16 @@ class DecoderLayer:
                 weight = weights.take(f"{prefix}.self_attn.{name}.weight", (size,))
                 self._qk_norms.append(layers.norm(weight, config.rms_norm_eps, family.norm_offset))
         self._mlp = _load_mlp(family, config, weights, layers, prefix, index)
+
+    def _rows_by_halves(self, rotary: int) -> torch.Tensor:
+        """Return the order of the rows of queries, keys and values in which rotation pairs halves, not neighbors.
+
+        Scores do not depend on the order of a head's dimensions, if it is that of both queries and keys.
+        """
+        dimensions = torch.arange(self._head_dim)
+        swapped = torch.cat((dimensions[:rotary:2], dimensions[1:rotary:2], dimensions[rotary:]))
+        orders = torch.stack([swapped] * sum(self._heads[:2]) + [dimensions] * self._heads[2])
+        return (orders + self._head_dim * torch.arange(len(orders))[:, None]).flatten()
 
     def forward(
         self, hidden: torch.Tensor, rotation: Rotation, attention: AttentionBackend, metadata: StepMetadata

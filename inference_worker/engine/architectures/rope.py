@@ -21,6 +21,13 @@ class Rotation(Protocol):
         """Return qkv, [num_tokens, heads, head_dim], with queries and keys rotated. It may be overwritten."""
 
 
+class NoRotation:
+    """The rotation of layers without rotary embedding."""
+
+    def apply(self, qkv: torch.Tensor) -> torch.Tensor:
+        return qkv
+
+
 @dataclass(frozen=True, slots=True)
 class NativeRotation:
     """The rotation by the C kernels, in place."""

@@ -125,6 +125,18 @@ def concatenate(parts: Sequence[Weight]) -> Weight:
     return torch.cat([dequantize(part) for part in parts])
 
 
+def select_outputs(weight: Weight, outputs: torch.Tensor) -> Weight:
+    """Return the weight with these outputs, integer [n], in their order."""
+    if isinstance(weight, torch.Tensor):
+        return weight[outputs.to(weight.device)]
+    if isinstance(weight, Int4Weight):
+        rows = outputs.to(weight.packed.device)
+        parts = weight.packed[rows], weight.scales[rows], weight.zeros[rows]
+        return Int4Weight(*parts, weight.group_size, weight.dtype)
+    rows = outputs.to(weight.values.device)
+    return type(weight)(weight.values[rows], weight.scales[rows], weight.dtype)
+
+
 def dequantize(weight: Weight) -> torch.Tensor:
     """Return the weight as a floating-point tensor."""
     return weight if isinstance(weight, torch.Tensor) else weight.dequantize()

@@ -7,13 +7,16 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from inference_worker.contract.output_formats import HERMES, TOOL_FORMATS, ToolFormat
+from inference_worker.contract.output_formats import HERMES, MARK_TOKENS, TOOL_FORMATS, CallTags, ToolFormat
 from inference_worker.contract.request import RequestRejected
+from inference_worker.contract.schema_keywords import resolve, value_types
 from inference_worker.engine.structured_output.schemas import Schema, enforceable
 
 ANY_OBJECT: Schema = {"type": "object"}
 TokenOf = Callable[[str], int | None]  # the id of a mark that is one token; None: the mark is text
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TAG_KEY = re.compile(r"[^<>\s]{1,128}")
+_MARK = re.compile("(" + "|".join(map(re.escape, sorted(MARK_TOKENS, key=len, reverse=True))) + ")")
 _QUOTE = '<|"|>'  # around Gemma's strings
 _ANNOTATIONS = frozenset({"type", "description", "title", "default", "examples"})  # they do not constrain a value
 _COMMON = r"""
@@ -67,13 +70,24 @@ class _ToolRules:
             if not is_token:
                 self._rules.append(f"rest[lazy]: TEXT {quote}")
             self._rules.append(_ANY_GEMMA_VALUE)
+        if form.tags is not None:
+            # The text of a string, with the tag that ends it. The tag is a token, or else the first one in the text.
+            end = form.tags.value[1].strip()
+            is_lazy = token_of(end) is None
+            self._rules.append(f"text_and_end{'[lazy]' if is_lazy else ''}: TEXT {self._mark(end)}")
+            self._rules.append(r'string: text_and_end "\n"')
 
     def add(self, name: str, schema: Schema | None) -> None:
         """Add the rule of a tool's call. Without a schema, its arguments may be any object."""
         rule = f"tool_{len(self._calls)}"
         self._calls.append(rule)
         literal, syntax = json.dumps(name), self._form.syntax
-        if syntax == "python":
+        if self._form.tags is not None:
+            before, after = self._form.tags.name
+            arguments = self._tagged_arguments(rule, self._form.tags, schema)
+            end = f" {self._marked(self._form.tags.end)}" if self._form.tags.end else ""
+            self._rules.append(f"{rule}: {self._marked(before + name + after)} {arguments}{end}")
+        elif syntax == "python":
             arguments = self._python_arguments(rule, schema)
             self._rules.append(f'{rule}: {literal} "(" {arguments} ")"')
         elif syntax == "gemma":
@@ -123,18 +137,30 @@ class _ToolRules:
         token = self._token_of(text)
         return json.dumps(text) if token is None else f"<[{token}]>"
 
+    def _marked(self, text: str) -> str:
+        """Return the rule of a text in which marks may be tokens."""
+        return " ".join(self._mark(part) for part in _MARK.split(text) if part)
+
     def _python_arguments(self, rule: str, schema: Schema | None) -> str:
         if schema is None or "properties" not in schema:
             return '(NAME "=" %json {} ("," WS? NAME "=" %json {})*)?'
-        return self._fields(rule, schema, "=", self._python_value)
+        return self._fields(rule, schema, lambda name: json.dumps(f"{name}="), self._python_value)
 
     def _gemma_object(self, rule: str, schema: Schema) -> str:
         if "properties" not in schema:
             self._require_only(schema, "additionalProperties")
             return "any_object"
-        return '"{" ' + self._fields(rule, schema, ":", self._gemma_value) + ' "}"'
+        return '"{" ' + self._fields(rule, schema, lambda name: json.dumps(f"{name}:"), self._gemma_value) + ' "}"'
 
-    def _fields(self, rule: str, schema: Schema, sign: str, value: Callable[[str, Schema], str]) -> str:
+    def _fields(
+        self,
+        rule: str,
+        schema: Schema,
+        key: Callable[[str], str],
+        value: Callable[[str, Schema], str],
+        separator: str = '"," WS? ',
+        names_pattern: re.Pattern[str] = _IDENTIFIER,
+    ) -> str:
         """Return the rule of an object's properties in their order, without braces."""
         self._require_only(schema, "properties", "required", "additionalProperties", "$defs", "definitions")
         definitions: dict[str, Any] = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -144,17 +170,50 @@ class _ToolRules:
             raise self._unsupported("a required property without a schema")
         self._rules.append(f'{rule}_first_{len(names)}: ""\n{rule}_rest_{len(names)}: ""')
         for number, name in enumerate(names):
-            if not _IDENTIFIER.fullmatch(name):
+            if not names_pattern.fullmatch(name):
                 raise self._unsupported(f"the property name {name[:64]!r}")
             found = schema["properties"][name]
             item = value(f"{rule}_{number}", {**found, **definitions} if isinstance(found, dict) else {})
-            self._rules.append(f"{rule}_arg_{number}: {json.dumps(name + sign)} {item}")
+            self._rules.append(f"{rule}_arg_{number}: {key(name)} {item}")
             first, rest = f"{rule}_first_{number + 1}", f"{rule}_rest_{number + 1}"
             with_it = f"{rule}_arg_{number} {rest}"
             skipped = ("", "") if name in required else (f" | {first}", f" | {rest}")
             self._rules.append(f"{rule}_first_{number}: {with_it}{skipped[0]}")
-            self._rules.append(f'{rule}_rest_{number}: "," WS? {with_it}{skipped[1]}')
+            self._rules.append(f"{rule}_rest_{number}: {separator}{with_it}{skipped[1]}")
         return f"{rule}_first_0"
+
+    def _tagged_arguments(self, rule: str, tags: CallTags, schema: Schema | None) -> str:
+        def key(name: str) -> str:
+            return self._marked(tags.key[0] + name + tags.key[1] + tags.value[0])
+
+        if schema is None or "properties" not in schema:
+            if schema is not None:
+                self._require_only(schema, "additionalProperties")
+            before, after = self._marked(tags.key[0]), self._marked(tags.key[1] + tags.value[0])
+            return f"({before} NAME {after} string)*"
+        return self._fields(rule, schema, key, self._tagged_value, "", _TAG_KEY)
+
+    def _tagged_value(self, _: str, schema: Schema) -> str:
+        definitions: Schema = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        resolved = resolve(schema, definitions)
+        found: Schema = {**definitions, **resolved} if isinstance(resolved, dict) else definitions
+        types = value_types(found, definitions)
+        tags = self._form.tags
+        assert tags is not None  # noqa: S101  (checked by the caller)
+        end = self._marked(tags.value[1])
+        if types == {"boolean"} and "enum" not in found and "const" not in found:
+            return f'("True" | "False" | "true" | "false") {end}'
+        if types and "string" not in types:
+            return f"%json {json.dumps(enforceable(found, self._param))} {end}"
+        choices = found.get("enum", [found["const"]] if "const" in found else None)
+        if isinstance(choices, list) and all(isinstance(each, str) for each in choices):
+            self._require_only(found, "enum", "const", *definitions)
+            return "(" + " | ".join(json.dumps(each) for each in choices) + f") {end}"
+        parts = found.get("anyOf", found.get("oneOf", ()))
+        for part in parts if isinstance(parts, list) else ():
+            self._require_only(part if isinstance(part, dict) else {})
+        self._require_only(found, "anyOf", "oneOf", *definitions)
+        return "string"
 
     def _python_value(self, _: str, schema: Schema) -> str:
         if schema.get("type") == "boolean":

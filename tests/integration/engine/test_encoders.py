@@ -32,12 +32,14 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from inference_worker.contract.config import EngineConfig, ModelError
+from inference_worker.contract.config import EngineConfig, ModelConfig, ModelError
 from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
 from inference_worker.contract.request import Request, RequestRejected
+from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.architectures import encoder
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.embeddings.embedding_runner import EmbeddingRunner
+from tests.support.engine.tiny_tokenizer import write_tokenizer
 
 SMALL = {"vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 BERT = BertConfig(**SMALL, num_hidden_layers=2, max_position_embeddings=64)
@@ -164,6 +166,82 @@ def test_a_decoder_with_a_soft_cap_is_rejected(tmp_path: Path) -> None:
     pool(tmp_path, "pooling_mode_lasttoken")
     with pytest.raises(ModelError, match="soft cap"):
         runner(tmp_path)
+
+
+INSTRUCTED = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
+)
+
+
+def causal_cross_encoder(folder: Path, *, tied: bool) -> Any:
+    """Save a small decoder with a byte tokenizer in which the words yes and no are tokens."""
+    settings: dict[str, Any] = {**SMALL, "vocab_size": 320, "num_hidden_layers": 2, "num_key_value_heads": 2}
+    config = Qwen3Config(**settings, head_dim=16, tie_word_embeddings=tied)
+    model = save(folder, Qwen3ForCausalLM, config)
+    write_tokenizer(folder, ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no"], INSTRUCTED)
+    return model
+
+
+def scores_of(model: Any, pairs: Sequence[Sequence[int]], yes: int, no: int | None) -> torch.Tensor:
+    found = []
+    for ids in pairs:
+        with torch.inference_mode():
+            logits = model(torch.tensor([list(ids)])).logits[0, -1]
+        found.append(logits[yes] - (0 if no is None else logits[no]))
+    return torch.stack(found)[:, None]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_decoder_scores_pairs_by_the_logits_of_yes_and_no(tmp_path: Path, tied: bool) -> None:
+    """Qwen3-Reranker's files are those of a chat model, so the model card decides."""
+    model = causal_cross_encoder(tmp_path, tied=tied)
+    assert isinstance(read_model_config(tmp_path), ModelConfig)
+    (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\npipeline_tag: text-ranking\n---\n# Model\n")
+    read = read_model_config(tmp_path)
+    assert isinstance(read, EncoderConfig)
+    assert read.pair_scoring is not None
+    assert (read.is_cross_encoder, read.sigmoid, read.pooling) == (True, True, "last")
+    tokenizer = Tokenizer.from_dir(tmp_path, chat_template=read.pair_scoring.template)
+    yes, no = tokenizer.mark_id("yes"), tokenizer.mark_id("no")
+    assert yes is not None
+    pairs = [tokenizer.encode_rendered_pair("", "capital?", text) for text in ("Paris.", "A long text, no?", "é")]
+    assert tokenizer.decode(pairs[0], skip_special_tokens=False) == (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+        "<Query>: capital?\n<Document>: Paris.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    ours = torch.from_numpy(runner(tmp_path).embed(pairs, [len(ids) for ids in pairs]))
+    torch.testing.assert_close(ours, scores_of(model, pairs, yes, no).sigmoid(), atol=1e-5, rtol=1e-5)
+    assert ours.std() > 1e-4
+
+
+def test_a_decoder_with_the_module_logit_score_is_a_cross_encoder(tmp_path: Path) -> None:
+    model = causal_cross_encoder(tmp_path, tied=True)
+    modules = [{"type": "a.Transformer", "path": ""}, {"type": "a.LogitScore", "path": "1_LogitScore"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_LogitScore").mkdir()
+    settings = tmp_path / "1_LogitScore/config.json"
+    settings.write_text(json.dumps({"true_token_id": 7, "false_token_id": None}))
+    names = {"activation_fn": "torch.nn.modules.linear.Identity", "prompts": {"q": "Rank."}, "default_prompt_name": "q"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(names))
+    read = EncoderConfig.from_dir(tmp_path)
+    assert read.pair_scoring is not None
+    assert (read.pair_scoring.template, read.prompt, read.sigmoid) == ("", "Rank.", False)
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    pair = tokenizer.encode_rendered_pair(read.prompt, "a", "bcd", max_document_tokens=2)
+    assert tokenizer.decode(pair) == "<system>Rank.<query>a<document>bc<answer>"
+    ours = torch.from_numpy(runner(tmp_path).embed([pair], [len(pair)]))
+    torch.testing.assert_close(ours, scores_of(model, [pair], 7, None), atol=1e-5, rtol=1e-5)
+    settings.write_text(json.dumps({"true_token_id": 7, "false_token_id": 2}))
+    ours = torch.from_numpy(runner(tmp_path).embed([pair], [len(pair)]))
+    torch.testing.assert_close(ours, scores_of(model, [pair], 7, 2), atol=1e-5, rtol=1e-5)
+    settings.write_text(json.dumps({"true_token_id": 1000}))
+    with pytest.raises(ModelError, match="not in the vocabulary"):
+        runner(tmp_path)
+    settings.write_text(json.dumps({"true_token_id": "yes"}))
+    with pytest.raises(ModelError, match="must be token ids"):
+        EncoderConfig.from_dir(tmp_path)
 
 
 def test_token_types_change_the_scores_of_bert(tmp_path: Path) -> None:

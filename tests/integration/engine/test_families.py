@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import sys
 
 import pytest
 import torch
+from click.testing import CliRunner
 
-from inference_worker.offline import OfflineOptions
-from inference_worker.offline import generate as offline_generate
+from inference_worker import offline
+from millrace import cli
 from tests.support.engine.families import CASES, VOCAB, WINDOW, FamilyModel, Generated, generate
 
 NEW = 10
@@ -69,12 +73,20 @@ def test_bfloat16_is_close_to_transformers(model: FamilyModel) -> None:
         assert error < 0.06
 
 
-@pytest.mark.parametrize("model", ["gemma3", "phi4-mini-short", "qwen3-moe"], indirect=True)
-def test_a_directory_without_a_tokenizer_generates_from_token_ids(model: FamilyModel) -> None:
-    options = OfflineOptions(
-        str(model.directory), prompt_ids=tuple(PROMPTS["c"]), max_tokens=3, dtype="float32", as_json=True
-    )
-    result = offline_generate(options)
-    logprobs = model.logits(PROMPTS["c"] + result["token_ids"])[len(PROMPTS["c"]) - 1 : -1].log_softmax(-1)
-    assert result["token_ids"] == logprobs.argmax(-1).tolist()
-    torch.testing.assert_close(torch.tensor(result["logprobs"]), logprobs.amax(-1), atol=1e-4, rtol=0)
+def test_the_command_generates_from_token_ids(model: FamilyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory has no tokenizer. The command runs in this process instead of replacing it."""
+
+    def execute(_: str, arguments: list[str]) -> None:
+        monkeypatch.setattr(sys, "argv", arguments[2:])
+        sys.exit(offline.main())
+
+    monkeypatch.setattr(os, "execv", execute)
+    options = ["--prompt-ids", "1,2,3", "--max-tokens", "16", "--dtype", "float32", "--json"]
+    outcome = CliRunner().invoke(cli.root, ["generate", str(model.directory), *options])
+    assert outcome.exit_code == 0, outcome.output
+    result = json.loads(outcome.stdout)
+    assert (result["prompt_ids"], len(result["token_ids"]), result["finish_reason"]) == ([1, 2, 3], 16, "length")
+    logprobs = model.logits([1, 2, 3] + result["token_ids"])[2:-1].log_softmax(-1)
+    chosen = logprobs.gather(1, torch.tensor(result["token_ids"])[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(result["logprobs"]), chosen, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logprobs.amax(-1), chosen, atol=1e-4, rtol=0)

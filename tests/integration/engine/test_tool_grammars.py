@@ -69,7 +69,10 @@ def test_calls(grammars: GrammarCompiler, form: str) -> None:
     assert not is_accepted(grammars, form, joined(form, paris, time), parallel=False)
     assert not is_accepted(grammars, form, time, "weather")
     assert not is_accepted(grammars, form, "text")
-    for wrong in ({}, {"city": "x", "days": "y"}, {"city": "x", "other": 1}, {"city": 5}):
+    wrongs: list[dict[str, Any]] = [{}, {"city": "x", "days": "y"}, {"city": "x", "other": 1}]
+    if style.tags is None:  # between tags, 5 is the text of a string
+        wrongs.append({"city": 5})
+    for wrong in wrongs:
         assert not is_accepted(grammars, form, call("weather", **wrong)), wrong
     assert not is_accepted(grammars, form, call("rm"))
     # With "auto", text may precede the first call. Once a call has begun, it must be valid.
@@ -82,7 +85,7 @@ def test_calls(grammars: GrammarCompiler, form: str) -> None:
     assert not is_accepted(grammars, form, "Text.", "auto", answer={"type": "object"})
 
 
-@pytest.mark.parametrize("form", ["gemma", "pythonic"])
+@pytest.mark.parametrize("form", ["gemma", "glm4", "pythonic", "qwen3_coder"])
 def test_schemas_that_a_format_cannot_enforce(grammars: GrammarCompiler, form: str) -> None:
     """A tool that is not strict may then have any arguments. A strict one is rejected."""
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "minProperties": 1}
@@ -108,3 +111,40 @@ def test_nested_arguments_in_gemmas_format(grammars: GrammarCompiler) -> None:
     assert not accepts(tags=["c"])
     assert not accepts(at={})
     assert not accepts(at={"x": "y"})
+
+
+KINDS = {
+    "at": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]},
+    "unit": {"$ref": "#/$defs/Unit"},
+    "note": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
+    "any": {"description": "anything"},
+    "count": {"type": "integer", "minimum": 3},
+    "dotted.name": {"const": "on"},
+}
+TYPED = {
+    "name": "f",
+    "parameters": {
+        "type": "object",
+        "properties": KINDS,
+        "$defs": {"Unit": {"type": "string", "enum": ["m", "km"]}},
+        "required": ["unit"],
+    },
+}
+
+
+@pytest.mark.parametrize("form", ["qwen3_coder", "glm4"])
+def test_values_between_tags(grammars: GrammarCompiler, form: str) -> None:
+    """A string has no quotes. Another value is JSON."""
+
+    def accepts(**arguments: Any) -> bool:
+        return is_accepted(grammars, form, write_call(TOOL_FORMATS[form], "f", arguments), tools=[TYPED])
+
+    assert accepts(unit="km")
+    assert accepts(at={"x": 1.5}, unit="m", note="a\n<b>\n", any=[1, {"k": "v"}], count=3, **{"dotted.name": "on"})
+    assert accepts(unit="m", note=None, any="text")
+    assert not accepts(unit="mile")
+    assert not accepts(at={}, unit="m")
+    assert not accepts(at={"x": "y"}, unit="m")
+    assert not accepts(unit="m", count=2)
+    assert not accepts(unit="m", **{"dotted.name": "off"})
+    assert not accepts(at={"x": 1})

@@ -101,6 +101,14 @@ CASES = {
             "logits_scaling": 8.0, "tie_word_embeddings": True,
         },
     ),
+    "smollm3": FamilyCase(
+        "SmolLM3",
+        {
+            "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": WINDOW,
+            "num_hidden_layers": 3, "attention_bias": True, "mlp_bias": True,
+        },
+    ),
+    "glm4": FamilyCase("Glm4", {"head_dim": 16, "partial_rotary_factor": 0.5}),
 }  # fmt: skip
 
 

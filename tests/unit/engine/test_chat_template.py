@@ -44,6 +44,22 @@ TEMPLATES = {
 {%- endfor -%}
 {{ ns.n }}{{ messages | map(attribute='role') | join(',') }}{{ (messages | first).role }}{{ 3 * 'ab' }}""",
     "generation": """{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}{% endfor %}""",
+    "formats": """{{ '%5.2f|%-4s|%%|%d' | format(3.14159, 'ab', 7) }}{{ '%(a)s-%(b)03d' | format(a='x', b=7) }}
+{{- '%s and %r' % ('x', 'y') }}{{ '{:>5}|{x:.2f}|{{}}'.format('a', x=1.5) }}{{ 'a\nb' | indent(2, true) }}
+{{- 'a' | center(5) }}{{ [1, 'b'] | join(', ') }}{{ messages | join('-', attribute='role') }}
+{{- 'aXa' | replace('X', 'y') }}{{ 'aXaXa'.replace('X', 'y', 1) }}{{ ', '.join(['a', 'b']) }}
+{{- 1 ~ none ~ missing ~ 'b' }}{{ ('a' ~ 'b') | upper }}{{ '%s' | format(messages[0].content) }}""",
+    "set": """{% set notes %}[{{ messages[0].role }}]{% endset %}{{ notes }}
+{%- for m in messages | selectattr('role', 'in', ['user', 'tool']) | list %}{{ m.role | capitalize }}
+{%- else %}-{% endfor %}
+{%- for m in messages | rejectattr('role', 'equalto', 'user') %}{{ loop.cycle('a', 'b') }}{{ m.role | title }}
+{%- endfor %}
+{%- if tools is not none and tools is iterable %}{{ tools | length }}{% endif %}{{ [3, 1, 2] | sort | reverse | list }}
+{%- macro wrapped() %}{{ caller('in') }}{% endmacro %}{% call(x) wrapped() %}<{{ x }}>{% endcall %}
+{{- {'b': 1, 'a': 2} | dictsort | first | string }}{{ messages[0].get('content') | default('none', true) | trim }}""",
+    "json": """{{ {'b': 'é<', 'a': [1, none]} | tojson }}{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}
+{{- [1, {'a': 'é'}] | tojson(indent=4, ensure_ascii=true) }}{{ [1, 2] | tojson(separators=(',', ':')) }}""",
+    "time": """{{ strftime_now('%Y') }}{{ strftime_now('%d %B %Y') is string }}""",
     "slices": """{{ messages[1:] | length }}{{ messages[0].content.split('.')[0] | trim | upper }}{{ undefined_name }}
 {%- for key, value in {'b': 1, 'a': 2}.items() %}{{ key }}{{ value }}{% endfor %}
 {%- macro turn(m) %}[{{ m.role }}]{% endmacro %}{{ turn(messages[1]) }}{% for i in range(3) %}{{ i }}{% endfor %}""",
@@ -103,8 +119,23 @@ def test_a_template_can_reject_its_messages() -> None:
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{% include 'x' %}",
         "{{ messages[0].role + 1 }}",
+        "{{ '%99999d' | format(1) }}",
+        "{{ '%*d' % (99999, 1) }}",
+        "{{ ('%(a)s' * 1000) | format(a='x' * 100000) }}",
+        "{{ '{:>99999999}'.format(1) }}",
+        "{{ '{:{}}'.format('a', 99999999) }}",
+        "{{ ('a' * 10000).replace('a', 'x' * 100000) }}",
+        "{{ ('a' * 10000) | replace('a', 'x' * 100000) }}",
+        "{{ (['a' * 10000] * 10000) | join('x') }}",
+        "{{ ('a' * 10000).join('b' * 10000) }}",
+        "{{ ('a\\n' * 10000) | indent(99999) }}",
+        "{{ (1).to_bytes(999999999) }}",
+        "{{ ('a' * 9999999).translate({97: 'b' * 100}) }}",
+        "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{{ lipsum(9999) }}",
     ],
-    ids=range(14),
+    ids=range(29),
 )
 def test_a_malicious_template_fails_fast(source: str) -> None:
     template = ChatTemplate(source, {})
@@ -118,7 +149,7 @@ def test_a_templates_output_is_limited() -> None:
         template.render([{"role": "user", "content": "x" * 1000}], None, True)
 
 
-@pytest.mark.parametrize("source", ["{% if %}", "{{ 'x' | center(99) }}", "{% unknown %}", "x" * 300_000], ids=range(4))
+@pytest.mark.parametrize("source", ["{% if %}", "{{ [1] | batch(99) }}", "{% unknown %}", "x" * 300_000], ids=range(4))
 def test_a_template_that_cannot_be_compiled_is_an_error(source: str) -> None:
     with pytest.raises(ChatTemplateError):
         ChatTemplate(source, {})

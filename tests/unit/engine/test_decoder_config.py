@@ -43,6 +43,28 @@ def test_windows_have_the_defaults_of_transformers(tmp_path: Path) -> None:
         read_config(tmp_path, "Qwen2MoeForCausalLM", use_sliding_window=True)
 
 
+def test_layers_without_rotary_embedding(tmp_path: Path) -> None:
+    def read(**keys: Any) -> ModelConfig:
+        return read_config(tmp_path, "SmolLM3ForCausalLM", **{"num_hidden_layers": 4, **keys})
+
+    assert read().unrotated == (False, False, False, True)
+    assert read(no_rope_layer_interval=2).unrotated == (False, True, False, True)
+    assert read(no_rope_layers=[1, 0, 0, 1, 1], no_rope_layer_interval=2).unrotated == (False, True, True, False)
+    windowed = read(use_sliding_window=True, sliding_window=9)
+    assert (windowed.windows, read(sliding_window=9).windows) == ((0, 0, 0, 9), ())
+    for layers in ([1, 0, 0], [1, 0, 2, 1], "1010"):
+        with pytest.raises(ModelError, match="no_rope_layers must have a 0 or 1 for each of 4 layers"):
+            read(no_rope_layers=layers)
+    with pytest.raises(ModelError, match="no_rope_layers"):
+        read_config(tmp_path, "LlamaForCausalLM", no_rope_layers=[1, 0])
+
+
+def test_the_bias_of_glm4_is_not_that_of_the_output(tmp_path: Path) -> None:
+    for keys, expected in (({}, True), ({"attention_bias": False}, False)):
+        read = read_config(tmp_path, "Glm4ForCausalLM", **keys)
+        assert (read.qkv_bias, read.attention_bias, read.rope.rotary_dim) == (expected, False, 64)
+
+
 def test_a_multimodal_file_replaces_keys_of_its_decoder(tmp_path: Path) -> None:
     def read(decoder: dict[str, Any], **keys: Any) -> ModelConfig:
         text = SIZES | {"dtype": "float16"} | decoder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import random
 import unicodedata
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 import sentencepiece
 import tiktoken
+import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from inference_worker.contract.config import ModelError
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer as ModelTokenizer
 from inference_worker.contract.tokenizer import byte_alphabet
-from inference_worker.models import tokenizer_convert
+from inference_worker.models import sentencepiece_file, tokenizer_convert
 from inference_worker.models.model_source import ensure_model
 from inference_worker.models.tokenizer_convert import LLAMA3, O200K, QWEN, convert, find_source
 from tests.support.engine.tiny_models import make_cross_encoder
@@ -174,6 +176,66 @@ def test_vocabulary_and_merges(tmp_path: Path, class_name: str, pattern: str | N
         assert ids(core, "a<mask>") == [*a, 4]
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, id="uncased"),
+        pytest.param({"do_lower_case": False, "tokenizer_class": "BertTokenizer"}, id="cased"),
+        pytest.param({"strip_accents": False, "tokenize_chinese_chars": False}, id="accents"),
+        pytest.param({"cls_token": "<cls>", "sep_token": "<sep>", "do_lower_case": False}, id="names"),
+    ],
+)
+def test_a_vocabulary_of_bert(tmp_path: Path, settings: dict[str, Any]) -> None:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<cls>", "<sep>"]
+    trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trained.train_from_iterator(
+        texts(), trainers.WordPieceTrainer(vocab_size=600, special_tokens=special, show_progress=False)
+    )
+    tokens = sorted(trained.get_vocab().items(), key=lambda item: item[1])
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in tokens))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert find_source(tmp_path) == tmp_path / "vocab.txt"
+    core, original = convert(tmp_path / "vocab.txt"), transformers.BertTokenizer.from_pretrained(tmp_path)
+    check_equal(core, original, "[MASK]")
+
+
+def test_a_sentencepiece_model_of_xlm_roberta(tmp_path: Path) -> None:
+    trained = train_sentencepiece(tmp_path, model_type="unigram", normalization_rule_name="nmt_nfkc")
+    path = (tmp_path / "tokenizer.model").rename(tmp_path / "sentencepiece.bpe.model")
+    assert find_source(tmp_path) == path
+    # transformers reads such files with protobuf, which is not installed.
+    pieces = [(trained.id_to_piece(number), trained.get_score(number)) for number in range(3, len(trained))]
+    special = [(text, 0.0) for text in ("<s>", "<pad>", "</s>", "<unk>")]
+    original = transformers.XLMRobertaTokenizer(
+        vocab=[*special, *pieces, ("<mask>", 0.0)],
+        _spm_precompiled_charsmap=sentencepiece_file.parse(path.read_bytes()).charsmap,
+    )
+    core = convert(path)
+    assert core.token_to_id("<mask>") == core.get_vocab_size() - 1
+    check_equal(core, original, "<mask>")
+    for settings, message in (
+        ({"tokenizer_class": "CamembertTokenizer"}, "Camembert"),
+        ({"added_tokens_decoder": {"3": {"content": "<mask>"}}}, "has the id 3"),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        with pytest.raises(ModelError, match=message):
+            convert(path)
+
+
+def check_equal(core: Tokenizer, original: Any, mask: str) -> None:
+    """Check that single texts, pairs and special tokens have the ids of transformers' fast tokenizer."""
+    assert original.is_fast
+    for first, second in itertools.pairwise([*texts(), f"a {mask} b{mask}", "x"]):
+        assert ids(core, first) == original.encode(first, add_special_tokens=False), first
+        single, pair = original(first), original(first, second := second or "y")  # transformers takes "" for no text
+        assert core.encode(first).ids == single["input_ids"]
+        assert core.encode(first, second).ids == pair["input_ids"]
+        if "token_type_ids" in pair:
+            assert core.encode(first, second).type_ids == pair["token_type_ids"]
+        assert core.decode(single["input_ids"]) == original.decode(single["input_ids"], skip_special_tokens=True)
+
+
 def test_a_tokenizer_json_is_used_unchanged(tmp_path: Path) -> None:
     assert find_source(tmp_path) is None
     (tmp_path / "tokenizer.model").write_bytes(b"")
@@ -219,6 +281,9 @@ def test_a_damaged_sentencepiece_file_is_rejected_or_read_completely(tmp_path: P
         pytest.param("qwen.tiktoken", b"AA== 0\nAA== 1\n", "line 2", id="repeated"),
         pytest.param("qwen.tiktoken", b"AA== 0\n", "each byte", id="bytes"),
         pytest.param("vocab.json", b"{}", "merges.txt", id="no merges"),
+        pytest.param("vocab.txt", b"[UNK]\n[CLS]\n", r"no token \[SEP\], which is the sep_token", id="no separator"),
+        pytest.param("vocab.txt", b"\xff", "decode", id="not UTF-8"),
+        pytest.param("sentencepiece.bpe.model", b"\x0a\x03\x0a\x01a", "first three pieces", id="one piece"),
     ],
 )
 def test_an_error_names_the_file(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import struct
 from pathlib import Path
@@ -115,6 +116,22 @@ async def test_a_pair_is_tokenized_as_by_the_library() -> None:
     assert prompt.input_lengths == tuple(len(pair.ids) for pair in pairs)
     assert prompt.second_starts == (4, 4)
     assert PackedPrompt.pack(prompt).unpack() == prompt
+
+
+async def test_a_pair_is_rendered_if_the_model_has_a_template_for_it() -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    tokenizer = Tokenizer(CORE, chat_template=template, special_tokens={}, eos_token_ids=(), model_max_length=64)
+    model = dataclasses.replace(
+        MODEL, tokenizer=tokenizer, context_length=64, pair_template=template, input_prompt="rank"
+    )
+    prompt = await tokenize(model, rerank(query="ab", documents=["cde", "f"], max_tokens_per_doc=2))
+    texts = ["[system]rank[query]ab[document]cd", "[system]rank[query]ab[document]f"]
+    assert prompt.ids == [token for text in texts for token in CORE.encode(text, add_special_tokens=False).ids]
+    assert prompt.second_starts == prompt.input_lengths
+    broken = Tokenizer(CORE, chat_template="{{ 1 / 0 }}", special_tokens={}, eos_token_ids=(), model_max_length=64)
+    with pytest.raises(ApiError) as exc_info:
+        await tokenize(dataclasses.replace(model, tokenizer=broken), rerank())
+    assert (exc_info.value.status, exc_info.value.param) == (400, "documents[0]")
 
 
 async def test_documents_are_truncated_only_on_request() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from inference_worker.contract.chat_template import ChatTemplate
 from inference_worker.contract.output_formats import TOOL_FORMATS, choose_reasoning_format, choose_tool_format
-from millrace.gateway.protocols.tool_parsers.base import CallArguments, CallStart, Piece
+from millrace.gateway.protocols.tool_parsers.base import CallArguments, CallStart, Piece, ToolCallParser
 from millrace.gateway.protocols.tool_parsers.registry import TOOL_PARSERS, make_parser
 from millrace.gateway.protocols.tools import write_call
 
@@ -38,8 +38,15 @@ def collect(pieces: list[Piece]) -> list[tuple[str, str]]:
     return found
 
 
+# Of parameters in the samples; others may have any type.
+TYPES = {
+    "weather": {"city": ["string"], "days": ["integer"]},
+    "get": {"code": ["string"], "maybe": ["null", "string"], "ratio": ["number"], "list": ["array"]},
+}
+
+
 def parse(form: str, *texts: str, is_truncated: bool = False) -> list[tuple[str, str]]:
-    parser = make_parser(form, NAMES)
+    parser = make_parser(form, NAMES, parameter_types=TYPES)
     return collect([piece for text in texts for piece in parser.push(text)] + parser.close(is_truncated=is_truncated))
 
 
@@ -105,6 +112,46 @@ SAMPLES: list[tuple[str, str, Found]] = [
     ("gemma", "Hm. <|tool_call>call:time{}<tool_call|>ok", [("", "Hm."), ("time", {}), ("", "ok")]),
     ("gemma", "<|tool_call>nothing<tool_call|>", [("", "<|tool_call>nothing<tool_call|>")]),
     ("qwen3", '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>', [("time", {})]),
+    (
+        "qwen3_coder",
+        'Let me see.\n\n<tool_call>\n<function=weather>\n<parameter=city>\nParis, "FR" (é)\n</parameter>\n'
+        "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=time>\n</function>\n"
+        "</tool_call>",
+        [("", "Let me see."), PARIS, ("time", {})],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=get>\n<parameter=code>\n  if a < b:\n    print('<tool_call>')\n\n</parameter>\n"
+        '<parameter=list>\n["</parameter>", {"a": 1}]\n</parameter>\n<parameter=ratio>\n2\n</parameter>\n</function>\n'
+        "</tool_call> Done",
+        [
+            (
+                "get",
+                {"code": "  if a < b:\n    print('<tool_call>')\n", "list": ["</parameter>", {"a": 1}], "ratio": 2},
+            ),
+            ("", " Done"),
+        ],
+    ),
+    (
+        "qwen3_coder",
+        "<function=get><parameter=maybe>null</parameter><parameter=code>null</parameter><parameter=x>True</parameter>"
+        "<parameter=y>12:30</parameter><parameter=list>none</parameter></function>ok",
+        [("get", {"maybe": None, "code": "null", "x": True, "y": "12:30", "list": "none"}), ("", "ok")],
+    ),
+    ("qwen3_coder", "<function=rm>\n</function>", [("", "<function=rm>\n</function>")]),
+    (
+        "glm4",
+        '<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris, "FR" (é)</arg_value>\n'
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>time\n</tool_call>",
+        [PARIS, ("time", {})],
+    ),
+    (
+        "glm4",  # as of version 4.7, without line breaks
+        "<tool_call>get<arg_key>maybe</arg_key><arg_value>3</arg_value><arg_key>list</arg_key>"
+        '<arg_value>["</arg_value>"]</arg_value></tool_call><tool_call>get_time</tool_call>',
+        [("get", {"maybe": "3", "list": ["</arg_value>"]}), ("get_time", {})],
+    ),
+    ("glm4", "<tool_call>times</tool_call>", [("", "<tool_call>times</tool_call>")]),
 ]
 
 
@@ -159,6 +206,12 @@ MALFORMED: list[tuple[str, str, Found]] = [
         '[TOOL_CALLS][{"name": "time", "arguments": {}}, {"name": "rm"}, {"arguments": {}, "name": "get"}, 1] ok',
         [("time", {}), ("get", {}), ("", " ok")],
     ),
+    ("qwen3_coder", "<tool_call>\n<function=get>\n<parameter=code>\nx", [("get", {"code": "x"})]),
+    ("qwen3_coder", "<tool_call>\n<function=get>\n<parameter=ratio>\n1.5", [("get", {"ratio": 1.5})]),
+    ("qwen3_coder", "<tool_call>\n<function=get>\nx = 1\n</function>\n</tool_call> ok", [("get", {}), ("", " ok")]),
+    ("qwen3_coder", f"<function=get><parameter={'x' * 300}> </function> ok", [("get", {}), ("", " ok")]),
+    ("qwen3_coder", "<function=get><parameter=list>[1</parameter>", [("get", {"list": "[1"})]),
+    ("glm4", "<tool_call>get\n<arg_key>maybe</tool_call>", [("get", {})]),
     ("hermes", '<tool_call>{"arguments": {}, "name": "time"}', [("time", {})]),
     (
         "hermes",
@@ -182,13 +235,18 @@ LONG_TEXTS = [
     ("llama3_json", "{" + " " * 4000 + "!"),
     ("llama3_json", " " * 4000 + "{"),
     ("hermes", "<tool_call>" + " " * 4000),
+    ("qwen3_coder", "<tool_call>" + " " * 4000),
+    ("qwen3_coder", "<function=get>" + " " * 4000 + "</function>" + " " * 4000),
+    ("qwen3_coder", "<function=get><parameter=ratio>" + " " * 4000),
+    ("qwen3_coder", "<function=get><parameter=code>" + " " * 4000),
 ]
 
 
 @pytest.mark.parametrize(("form", "text"), LONG_TEXTS)
 def test_long_whitespace_is_not_withheld(form: str, text: str) -> None:
     """The pending text, which each push searches, stays short."""
-    parser = TOOL_PARSERS[form](NAMES)
+    parser = make_parser(form, NAMES, parameter_types=TYPES)
+    assert isinstance(parser, ToolCallParser)
     pieces = []
     for char in text:
         pieces += parser.push(char)
@@ -202,7 +260,7 @@ def test_calls_after_the_maximum_are_dropped(form: str) -> None:
     text = write_call(TOOL_FORMATS[form], *PARIS)
     text = f"{text[:-1]}, time()]" if form == "pythonic" else text + (text if opening else f"; {text}")
     assert len(decoded(parse(form, text))) == 2
-    parser = make_parser(form, NAMES, 1)
+    parser = make_parser(form, NAMES, 1, TYPES)
     pieces = [piece for char in text for piece in parser.push(char)] + parser.close()
     assert decoded(collect(pieces)) == [PARIS]
 
@@ -221,6 +279,8 @@ _fragment = st.sampled_from(
             "call:get{",
             "call:rm{",
         ),
+        *("<function=get>", "<function=", "<parameter=code>", "<parameter=list>", "</parameter>", "</function>"),
+        *("<arg_key>", "code", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>get\n"),
         *("[", "]", "{", "}", "(", ")", ",", ";", ":", "=", '"', "'", "\\", " ", "\n", "x", "1", "get", "time", "a="),
         *(
             '{"name": "get", "arguments": {',
@@ -247,7 +307,7 @@ def test_any_text_gives_the_same_pieces_however_it_is_split(form: str, parts: li
     assert parse(form, *(text[start:end] for start, end in itertools.pairwise(edges))) == found
     if not any(name for name, _ in found):
         assert "".join(part for _, part in found) == text
-    if form in ("pythonic", "gemma"):  # the arguments of other formats are the model's JSON
+    if form in ("pythonic", "gemma", "qwen3_coder", "glm4"):  # the arguments of other formats are the model's JSON
         assert all(isinstance(arguments, dict) for name, arguments in decoded(found) if name)
 
 
@@ -297,6 +357,8 @@ FAMILIES = [
     ("mistral_small_3.2", "mistral_args", None, "[/INST]", "</s>"),
     ("gemma4", "gemma", "gemma", "<|turn>model\n", "<|tool_response>"),
     ("llama3.2_json", "llama3_json", None, "assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    ("qwen3_coder", "qwen3_coder", None, "<|im_start|>assistant\n", "<|im_end|>"),
+    ("glm4.5", "glm4", "qwen3", "</think>\n", "<|observation|>"),
 ]
 
 
@@ -332,7 +394,6 @@ def test_formats_of_other_templates() -> None:
     ]
     assert choose_tool_format("auto", "[func_name1(params_name1=params_value1)]") is TOOL_FORMATS["pythonic"]
     assert choose_tool_format("auto", "{{ messages }}") is TOOL_FORMATS["hermes"]
-    assert choose_tool_format("auto", "<tool_call>\n<function=f>") is None  # no parser reads this format
     assert choose_tool_format("none", granite) is None
     assert choose_tool_format("pythonic", granite) is TOOL_FORMATS["pythonic"]
     assert choose_reasoning_format("auto", "{{ messages }}") is None

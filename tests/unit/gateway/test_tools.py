@@ -97,6 +97,37 @@ def test_a_response_has_only_the_calls_that_the_request_allows(tmp_path: Path) -
     assert tools.response_fields(limited, tokenizer) == {"tools": ["time"], "tool_format": "hermes", "max_calls": 1}
 
 
+def test_a_response_in_tags_has_the_types_of_the_parameters(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, [], "{{ tools }} <tool_call><function=f><parameter=x>")
+    schema = {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "unit": {"$ref": "#/$defs/Unit"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "choice": {"enum": [1, 2.5, True, None]},
+            "both": {"allOf": [{"description": "a list"}, {"type": ["array"]}]},
+            "any": {"oneOf": [{"type": "string"}, {}]},
+            "loop": {"$ref": "#/$defs/Loop"},
+            "unknown": {"$ref": "https://example.com/schema"},
+        },
+        "$defs": {"Unit": {"const": "km"}, "Loop": {"$ref": "#/$defs/Loop"}},
+    }
+    request = InferenceRequest("m", [], SamplingParams(), 1, tools=(Tool("f", None, schema), Tool("time", None, {})))
+    fields = tools.response_fields(request, Tokenizer.from_dir(tmp_path))
+    assert fields["tool_format"] == "qwen3_coder"
+    assert fields["parameter_types"] == {
+        "f": {
+            "text": ["string"],
+            "unit": ["string"],
+            "note": ["null", "string"],
+            "choice": ["boolean", "integer", "null", "number"],
+            "both": ["array"],
+        },
+        "time": {},
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

@@ -24,7 +24,7 @@ from billing.actions.prices import do_propose_prices
 from billing.models import CompiledRateCard, PriceVersion
 from billing.pricing.price_book import NewPrice, Proposal
 from inference_worker.contract import valkey
-from inference_worker.contract.config import DTypeName, ModelError
+from inference_worker.contract.config import DTypeName, ModelError, QuantizationName
 from inference_worker.contract.deployments import (
     ALL_WORKERS,
     MAX_DEPLOYMENTS,
@@ -56,6 +56,7 @@ _LOCK = 0x6465706C  # the number of an advisory lock; unique in the database
 _RANGES = {"max_model_len": (16, 1 << 24), "block_size": (1, 256), "default_max_tokens": (1, 1 << 24)}
 _CHOICES: Mapping[str, Sequence[str]] = {
     "dtype": get_args(DTypeName),
+    "quantization": get_args(QuantizationName),
     "tool_parser": (AUTO, NONE, *TOOL_FORMATS),
     "reasoning_parser": (AUTO, NONE, *REASONING_FORMATS),
 }
@@ -336,7 +337,7 @@ def _check(row: Deployment) -> None:
             raise FieldRefused(field, "invalid", f"Enter a number from {least} to {most}.")
     if not 0 <= row.idle_seconds <= MAX_IDLE_SECONDS:
         raise FieldRefused("idle_seconds", "invalid", f"Enter a number from 0 to {MAX_IDLE_SECONDS}.")
-    if len(row.revision) > 128 or len(row.quantization) > 16:
+    if len(row.revision) > 128:
         raise FieldRefused("revision", "invalid", "Enter at most 128 characters.")
     try:
         read_kv_cache_memory(row.kv_cache_memory)

@@ -78,7 +78,7 @@ class Deployment(models.Model):
             self.tool_parser,
             self.reasoning_parser,
             revision=self.revision,
-            quantization=self.quantization,
+            quantization=self.quantization,  # type: ignore[arg-type]
             kv_cache_memory=read_kv_cache_memory(self.kv_cache_memory),
             block_size=self.block_size,
         )

@@ -26,7 +26,9 @@ class ServedModel:
     # Embedding models only: the possible numbers of dimensions, the largest last.
     vector_sizes: tuple[int, ...] = ()
     is_cross_encoder: bool = False
-    input_prompt: str = ""  # embedding models only: precedes every text
+    input_prompt: str = ""  # embedding models: precedes every text; cross-encoders that render pairs: the instruction
+    # Cross-encoders that render pairs: the template, or empty for the model's chat template.
+    pair_template: str | None = None
     default_max_output: int = DEFAULT_MAX_OUTPUT
     directory: Path = Path()  # with the model's files, for the prompt processes
     version: str = ""
@@ -62,18 +64,26 @@ def load_served_model(spec: ModelSpec, data_dir: Path, others: Iterable[ServedMo
     directory = ensure_model(spec, data_dir, None)
     config = read_model_config(directory)
     encoder = config if isinstance(config, EncoderConfig) else None
+    scoring = None if encoder is None else encoder.pair_scoring
     parsers = spec.tool_parser, spec.reasoning_parser
     tokenizer = next(
         (each.tokenizer for each in others if each.directory == directory and each.parsers == parsers), None
     )
     return ServedModel(
         name=spec.name,
-        tokenizer=tokenizer or Tokenizer.from_dir(directory, tool_parser=parsers[0], reasoning_parser=parsers[1]),
+        tokenizer=tokenizer
+        or Tokenizer.from_dir(
+            directory,
+            tool_parser=parsers[0],
+            reasoning_parser=parsers[1],
+            chat_template=scoring.template if scoring else "",
+        ),
         context_length=min(config.max_model_len, spec.max_model_len or config.max_model_len),
         vocab_size=config.vocab_size,
         vector_sizes=() if encoder is None or encoder.is_cross_encoder else (*encoder.shorter, encoder.hidden_size),
         input_prompt="" if encoder is None else encoder.prompt,
         is_cross_encoder=encoder is not None and encoder.is_cross_encoder,
+        pair_template=scoring.template if scoring else None,
         directory=directory,
         version=spec.version,
         weights=(spec.source, spec.revision, spec.dtype, spec.quantization),

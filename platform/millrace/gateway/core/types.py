@@ -158,6 +158,8 @@ class ResponseSpec(msgspec.Struct, frozen=True):
     prompts: int = 1
     tools: list[str] = []  # names of the tools that the model may call
     tool_format: str = "hermes"  # of their calls
+    # JSON types of the tools' parameters, if the format of the calls does not distinguish them
+    parameter_types: dict[str, dict[str, list[str]]] = {}
     max_calls: int = 0  # further calls of an answer are dropped; 0: no limit
     echo: list[list[int]] | None = None  # the prompts' tokens, if the completions begin with them
     echoed_parameters: dict[str, Any] = {}

@@ -28,6 +28,7 @@ class ModelFiles(msgspec.Struct, frozen=True):
     vector_sizes: tuple[int, ...]
     is_cross_encoder: bool
     input_prompt: str
+    pair_template: str | None
     tool_parser: str
     reasoning_parser: str
     version: str = ""

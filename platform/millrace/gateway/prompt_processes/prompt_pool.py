@@ -257,6 +257,7 @@ def _files_of(models: Iterable[ServedModel]) -> list[ModelFiles]:
             model.vector_sizes,
             model.is_cross_encoder,
             model.input_prompt,
+            model.pair_template,
             model.tokenizer.tool_format.name if model.tokenizer.tool_format else NONE,
             model.tokenizer.reasoning_format.name if model.tokenizer.reasoning_format else NONE,
             model.version,

@@ -97,7 +97,10 @@ def _load(files: list[ModelFiles]) -> Mapping[str, ServedModel]:
         key = model_files.directory, *parsers
         if key not in tokenizers:
             tokenizers[key] = Tokenizer.from_dir(
-                Path(model_files.directory), tool_parser=parsers[0], reasoning_parser=parsers[1]
+                Path(model_files.directory),
+                tool_parser=parsers[0],
+                reasoning_parser=parsers[1],
+                chat_template=model_files.pair_template or "",
             )
         model = ServedModel(
             model_files.name,
@@ -108,6 +111,7 @@ def _load(files: list[ModelFiles]) -> Mapping[str, ServedModel]:
             model_files.vector_sizes,
             model_files.is_cross_encoder,
             model_files.input_prompt,
+            model_files.pair_template,
             version=model_files.version,
         )
         models[model.key] = model

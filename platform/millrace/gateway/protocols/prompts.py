@@ -110,7 +110,7 @@ def _tokenize_pairs(model: ServedModel, request: InferenceRequest) -> Prompt:
         longest = max(len(query), len(text))
         if longest > max_characters(model):
             raise ApiError("context_length_exceeded", f"{limit}, but one has {longest} characters.", name)
-        pair, start = model.tokenizer.encode_pair(query, str(text), request.max_input_tokens)
+        pair, start = _encode_pair(model, query, str(text), request.max_input_tokens, name)
         if not pair:
             raise invalid(name, "The pair of texts is empty. It must have at least one token.")
         if len(pair) > model.context_length:
@@ -121,6 +121,19 @@ def _tokenize_pairs(model: ServedModel, request: InferenceRequest) -> Prompt:
         starts.append(start)
     _check_ids(model, ids, request.input_param)
     return Prompt(ids, input_lengths=tuple(lengths), second_starts=tuple(starts))
+
+
+def _encode_pair(
+    model: ServedModel, query: str, text: str, max_text_tokens: int | None, param: str
+) -> tuple[list[int], int]:
+    """Return the ids of a pair, and the position of the second text; the length if the model does not use it."""
+    if model.pair_template is None:
+        return model.tokenizer.encode_pair(query, text, max_text_tokens)
+    try:
+        ids = model.tokenizer.encode_rendered_pair(model.input_prompt, query, text, max_text_tokens)
+    except ChatTemplateError as exc:
+        raise invalid(param, str(exc)) from None
+    return ids, len(ids)
 
 
 def _check_ids(model: ServedModel, ids: list[int], param: str) -> None:

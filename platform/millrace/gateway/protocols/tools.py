@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from inference_worker.contract.output_formats import ToolFormat
+from inference_worker.contract.output_formats import CallTags, ToolFormat
 from inference_worker.contract.request import StructuredSpec
+from inference_worker.contract.schema_keywords import value_types
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, Tool
@@ -93,7 +94,18 @@ def response_fields(request: InferenceRequest, tokenizer: Tokenizer) -> dict[str
         return {}
     names = [tool.name for tool in request.tools] if request.allowed_tools is None else list(request.allowed_tools)
     max_calls = 0 if request.parallel_tools else 1
-    return {"tools": names, "tool_format": tokenizer.tool_format.name, "max_calls": max_calls}
+    fields = {"tools": names, "tool_format": tokenizer.tool_format.name, "max_calls": max_calls}
+    if tokenizer.tool_format.tags is not None:
+        fields["parameter_types"] = {tool.name: _parameter_types(tool) for tool in request.tools if tool.name in names}
+    return fields
+
+
+def _parameter_types(tool: Tool) -> dict[str, list[str]]:
+    """Return the JSON types of the tool's parameters that have some."""
+    properties = tool.parameters.get("properties")
+    found = properties.items() if isinstance(properties, dict) else ()
+    types = {name: sorted(value_types(schema, tool.parameters)) for name, schema in found}
+    return {name: names for name, names in types.items() if names}
 
 
 def spec(request: InferenceRequest, form: ToolFormat | None) -> StructuredSpec | None:
@@ -182,10 +194,23 @@ def write_call(form: ToolFormat, name: str, arguments: Any) -> str:
     if form.syntax == "gemma":
         fields = "{<argument>:<value>}" if arguments is None else _gemma_value(values)
         return f"{form.opening}call:{name}{fields}{form.closing}"
+    if form.tags is not None:
+        return form.opening + _call_in_tags(form.tags, name, arguments) + form.closing
     body = f'{{"name": {json.dumps(name)}, "{form.arguments_key}": {encoded}}}'
     if form.syntax == "json_list":
         return f"{form.opening}[{body}]"
     return f"{form.opening}\n{body}\n{form.closing}" if form.opening else body
+
+
+def _call_in_tags(tags: CallTags, name: str, arguments: Any) -> str:
+    values = {"<argument>": "<value>"} if arguments is None else arguments if isinstance(arguments, dict) else {}
+    texts = {
+        key: each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for key, each in values.items()
+    }
+    written = "".join(
+        tags.key[0] + key + tags.key[1] + tags.value[0] + text + tags.value[1] for key, text in texts.items()
+    )
+    return tags.name[0] + name + tags.name[1] + written + tags.end
 
 
 def _gemma_value(value: Any) -> str:

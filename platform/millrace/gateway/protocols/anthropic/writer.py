@@ -35,7 +35,7 @@ class MessagesWriter:
 
     def __init__(self, spec: ResponseSpec, _: Tokenizer) -> None:
         self._spec = spec
-        self._parser = make_parser(spec.tool_format, spec.tools, spec.max_calls)
+        self._parser = make_parser(spec.tool_format, spec.tools, spec.max_calls, spec.parameter_types)
         self._is_started = False
         self._prompt: TokenCounts | None = None
         self._output_tokens = self._reasoning_tokens = 0

@@ -129,7 +129,9 @@ class ChatWriter(OpenAIWriter):
         self._is_legacy = bool(spec.echoed_parameters.get("functions"))  # answers use `function_call`
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # choice -> the chunk of a text, before and after the text
         indexes = range(spec.answers if spec.tools else 0)
-        self._parsers = {index: make_parser(spec.tool_format, spec.tools, spec.max_calls) for index in indexes}
+        self._parsers = {
+            index: make_parser(spec.tool_format, spec.tools, spec.max_calls, spec.parameter_types) for index in indexes
+        }
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
         if not isinstance(event, Tokens) or event.reasoning or event.logprobs or not event.text:

@@ -39,7 +39,7 @@ class ResponsesWriter:
 
     def __init__(self, spec: ResponseSpec, _: Tokenizer) -> None:
         self._spec = spec
-        self._parser = make_parser(spec.tool_format, spec.tools, spec.max_calls)
+        self._parser = make_parser(spec.tool_format, spec.tools, spec.max_calls, spec.parameter_types)
         self._sequence = 0
         self._is_started = False
         self._prompt: TokenCounts | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from inference_worker.contract.reasoning import beginning_length
@@ -59,6 +59,8 @@ class ToolCallParser(ABC):
         self._state: State = self._at_start if at_start else self._in_text
         self.calls = 0  # number of calls so far
         self.max_calls = 0  # further calls are dropped; 0: no limit
+        # JSON types of each tool's parameters, for formats that do not distinguish a string from other values
+        self.parameter_types: Mapping[str, Mapping[str, Collection[str]]] = {}
 
     def push(self, text: str) -> list[Piece]:
         """Parse the next part of the text and return the new pieces."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import MappingProxyType
 
 from inference_worker.contract.output_formats import TOOL_FORMATS
 from millrace.gateway.protocols.tool_parsers.base import PlainTextParser, ToolCallParser
@@ -12,6 +14,7 @@ from millrace.gateway.protocols.tool_parsers.hermes import HermesParser
 from millrace.gateway.protocols.tool_parsers.llama3_json import Llama3JsonParser
 from millrace.gateway.protocols.tool_parsers.mistral import MistralParser
 from millrace.gateway.protocols.tool_parsers.pythonic import PythonicParser
+from millrace.gateway.protocols.tool_parsers.tags import TagsParser
 
 TOOL_PARSERS: Mapping[str, Callable[[Collection[str]], ToolCallParser]] = {
     "hermes": HermesParser,
@@ -22,18 +25,26 @@ TOOL_PARSERS: Mapping[str, Callable[[Collection[str]], ToolCallParser]] = {
     "mistral_args": MistralParser,
     "granite": GraniteParser,
     "gemma": GemmaParser,
+    "qwen3_coder": partial(TagsParser, TOOL_FORMATS["qwen3_coder"]),
+    "glm4": partial(TagsParser, TOOL_FORMATS["glm4"]),
 }
 assert TOOL_PARSERS.keys() == TOOL_FORMATS.keys()  # noqa: S101  (a format without a parser could be configured)
 
 
-def make_parser(tool_format: str, names: Collection[str], max_calls: int = 0) -> ToolCallParser | PlainTextParser:
+def make_parser(
+    tool_format: str,
+    names: Collection[str],
+    max_calls: int = 0,
+    parameter_types: Mapping[str, Mapping[str, Collection[str]]] = MappingProxyType({}),
+) -> ToolCallParser | PlainTextParser:
     """Return a parser for a completion in which these tools may be called.
 
     Args:
         max_calls: number of calls after which further ones are dropped; 0: no limit.
+        parameter_types: JSON types of each tool's parameters; other parameters may have any type.
     """
     if not names:
         return PlainTextParser()
     parser = TOOL_PARSERS[tool_format](names)
-    parser.max_calls = max_calls
+    parser.max_calls, parser.parameter_types = max_calls, parameter_types
     return parser
