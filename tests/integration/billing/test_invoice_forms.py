@@ -57,7 +57,7 @@ def furnish(tenant: Tenant, category: str = "AE", rate: int = 0) -> None:
             postcode="1015 CS",
             city="Amsterdam",
             country="NL",
-            vat_id="NL861204118B01",
+            vat_id="NL123456789B13",
         )
         TaxRule.objects.create(entity=entity, category=category, rate_ppm=rate, starts_on=date(2026, 1, 1))
         BillingProfile.objects.create(
@@ -68,7 +68,7 @@ def furnish(tenant: Tenant, category: str = "AE", rate: int = 0) -> None:
             postcode="10969",
             city="Berlin",
             country="DE",
-            vat_id="DE301774912",
+            vat_id="DE136695976",
             emails=["bills@acme.example"],
             po_number="4500-88213",
         )

@@ -252,7 +252,7 @@ def test_credit_expires_only_when_no_invoice_can_use_it(acme):
 
 def profile(tenant: Tenant, **fields) -> BillingProfile:
     with all_tenants_scope(BypassReason.BILLING):
-        given = {"name": "Acme GmbH", "country": "DE", "vat_id": "DE301774912"} | fields
+        given = {"name": "Acme GmbH", "country": "DE", "vat_id": "DE136695976"} | fields
         return BillingProfile.objects.create(tenant=tenant, entity=default_entity(), **given)
 
 
@@ -270,18 +270,21 @@ def test_the_most_specific_tax_rule_is_used():
         ):
             TaxRule.objects.create(entity=entity, country=country, buyer=buyer, category=category, rate_ppm=rate,
                                    starts_on=start)  # fmt: skip
-        found = {
-            (country, vat): tax_for(entity.pk, {"country": country, "region": "", "vat_id": vat}, date(2026, 10, 31))
-            for country in ("NL", "DE", "JP")
-            for vat in ("", "X1")
-        }
-        assert {key: rule["category"] for key, rule in found.items()} == {
-            **{("NL", ""): "S", ("NL", "X1"): "S", ("DE", ""): "S", ("DE", "X1"): "AE"},
-            **{("JP", ""): "G", ("JP", "X1"): "G"},
-        }
-        assert "Reverse charge" in found["DE", "X1"]["note"]
+        valid = {"NL": "NL123456789B13", "DE": "DE136695976", "JP": "7000012050002"}
+        seller = {"country": "IE", "vat_id": "IE0000000W"}
+
+        def rule(country: str, vat_id: str, seller=seller, on=date(2026, 10, 31)):
+            return tax_for(entity.pk, seller, {"country": country, "region": "", "vat_id": vat_id}, on)
+
+        for country, consumer, business in (("NL", "S", "S"), ("DE", "S", "AE"), ("JP", "G", "G")):
+            assert rule(country, "")["category"] == consumer
+            assert rule(country, "x")["category"] == consumer  # stored before VAT IDs were validated
+            assert rule(country, valid[country])["category"] == business
+        assert "Reverse charge" in rule("DE", valid["DE"])["note"]
         with pytest.raises(NoTaxRule):
-            tax_for(entity.pk, {"country": "NL", "region": "", "vat_id": ""}, date(2025, 1, 1))
+            rule("NL", "", on=date(2025, 1, 1))
+        with pytest.raises(NoTaxRule, match="VAT ID of the billing entity"):
+            rule("DE", valid["DE"], seller={"country": "IE", "vat_id": ""})
 
 
 def test_tax_is_rounded_once_on_its_base(acme):
