@@ -152,8 +152,40 @@ def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
     )
 
 
+def rounding(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
+    """Return the line, if any, that bills the rounding of the tenant's earlier invoices in whole cents.
+
+    The rest, and the rounding of the invoice itself, are carried to the next invoice. An invoice of a tenant whose
+    deletion is scheduled also bills its own rounding. The invoice's subtotal does not become negative.
+    """
+    if invoice.is_credit_note:
+        return []
+    billed_more = 0  # femto-USD
+    final = Invoice.objects.for_tenant(invoice.tenant_id).filter(number__isnull=False)
+    for row in final.exclude(state=Invoice.State.VOID).exclude(pk=invoice.pk).only("invoice_type", "rounding_femto"):
+        billed_more += int(row.rounding_femto) * (-1 if row.is_credit_note else 1)
+    if invoice.tenant.purge_after is not None or invoice.tenant.status == Tenant.Status.PURGED:
+        billed_more += sum(line.cents * FEMTO_A_CENT - int(line.femto) for line in lines)
+    whole = abs(billed_more) // FEMTO_A_CENT
+    cents = max(-whole if billed_more > 0 else whole, -sum(line.cents for line in lines))
+    if not cents:
+        return []
+    return [
+        InvoiceLine(
+            invoice=invoice,
+            tenant_id=invoice.tenant_id,
+            position=len(lines) + 1,
+            line_type=InvoiceLine.LineType.ROUNDING,
+            description="Rounding of earlier invoices",
+            femto=0,
+            cents=cents,
+        )
+    ]
+
+
 def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
     address(invoice)
+    lines = [*lines, *rounding(invoice, lines)]
     with suppress(NoTaxRule):  # a draft may lack it; finalizing then fails
         total(invoice, lines)
     invoice.save()
@@ -183,7 +215,8 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
     Raises:
         NoTaxRule: no tax rule matches the buyer.
     """
-    use = sum(line.cents for line in lines if line.line_type == InvoiceLine.LineType.USAGE)
+    creditable = (InvoiceLine.LineType.USAGE, InvoiceLine.LineType.ROUNDING)
+    use = sum(line.cents for line in lines if line.line_type in creditable)
     invoice.subtotal = sum(line.cents for line in lines)
     invoice.rounding_femto = sum(line.cents * FEMTO_A_CENT - int(line.femto) for line in lines)
     applied: list[tuple[CreditGrant, int]] = []

@@ -9,7 +9,7 @@ from django.db import connection
 
 from billing.actions import credits
 from billing.actions.common import booking
-from billing.actions.drafts import address, notes_on, returned_credit, total, zone
+from billing.actions.drafts import address, notes_on, returned_credit, rounding, total, zone
 from billing.actions.payments import match_deposits, note_balance, outstanding, written_off
 from billing.amounts import NANO_A_CENT
 from billing.invoicing import document, pdf
@@ -52,7 +52,7 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         if not row.complete:
             raise Conflict("The period was still open when this draft was created. Close the period and draft again.")
         address(row)
-        lines = list(lines_of(row))
+        lines = _with_rounding(row)
         try:
             applied = total(row, lines)
         except NoTaxRule as exc:
@@ -65,6 +65,15 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         audit.record("invoice.finalized", row, tenant_id=row.tenant_id, after=audit.serialize_for_audit(row))
         InvoiceEmail.objects.create(invoice=row, tenant_id=row.tenant_id, email_type=InvoiceEmail.EmailType.ISSUED)
     return row
+
+
+def _with_rounding(invoice: Invoice) -> list[InvoiceLine]:
+    """Return the lines of a draft, with the rounding of the invoices that are final now."""
+    lines_of(invoice).filter(line_type=InvoiceLine.LineType.ROUNDING).delete()
+    lines = list(lines_of(invoice))
+    carried = rounding(invoice, lines)
+    InvoiceLine.objects.all_tenants().bulk_create(carried)
+    return [*lines, *carried]
 
 
 def _issue(invoice: Invoice, now: datetime) -> None:

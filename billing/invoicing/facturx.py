@@ -85,8 +85,8 @@ def _line(parent: Element, line: Mapping[str, Any], tax: Mapping[str, Any]) -> N
     price = _add(_add(parent, "ram:SpecifiedLineTradeAgreement"), "ram:NetPriceProductTradePrice")
     quantity = line["tokens"]
     if line["nano_per_million"] is None:
-        quantity = 1
-        _add(price, "ram:ChargeAmount", decimal(line["cents"], 2, 2))
+        quantity = 1 if line["cents"] >= 0 else -1  # a price must not be negative
+        _add(price, "ram:ChargeAmount", decimal(abs(line["cents"]), 2, 2))
     else:
         _add(price, "ram:ChargeAmount", decimal(line["nano_per_million"], NANO_DIGITS, 2))
         _add(price, "ram:BasisQuantity", str(TOKENS_A_PRICE), unitCode="C62")

@@ -133,6 +133,11 @@ class Migration(migrations.Migration):
             field=models.CharField(blank=True, max_length=200, validators=[billing.models.invoicing.check_line]),
         ),
         migrations.AlterField(
+            model_name='invoiceline',
+            name='line_type',
+            field=models.CharField(choices=[('usage', 'Usage'), ('commitment', 'Commitment'), ('credit', 'Credit'), ('rounding', 'Rounding')], default='usage', max_length=10),
+        ),
+        migrations.AlterField(
             model_name='taxrule',
             name='country',
             field=models.CharField(blank=True, max_length=2, validators=[billing.models.invoicing.check_country]),

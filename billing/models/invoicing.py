@@ -283,12 +283,14 @@ class Invoice(models.Model):
 
 
 class InvoiceLine(models.Model):
-    """The usage of one price in the period, a commitment or a credit. `femto` is exact; `cents` is rounded once."""
+    """The usage of one price in the period, a commitment, a credit or carried rounding. `femto` is exact; `cents` is
+    rounded once."""
 
     class LineType(models.TextChoices):
         USAGE = "usage"
         COMMITMENT = "commitment"
         CREDIT = "credit"  # on credit notes
+        ROUNDING = "rounding"  # whole cents of the rounding of earlier invoices, may be negative
 
     invoice = models.ForeignKey(Invoice, on_delete=models.CASCADE, related_name="lines")
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)

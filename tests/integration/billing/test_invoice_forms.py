@@ -116,6 +116,18 @@ def test_the_xml_is_valid_against_schema_and_schematron(acme, category, rate):
         assert failed_rules(xml) == []
 
 
+def test_a_negative_line_of_carried_rounding_is_valid(acme):
+    furnish(acme, "S", 210_000)
+    for number in range(3):
+        use(acme, OCTOBER, (price("0.006", model=f"m{number}"), 10**6))
+    invoiced(acme, OCTOBER)
+    use(acme, NOVEMBER, (price("1", model="n", number=2), 10**6))
+    _, xml = attached(invoiced(acme, NOVEMBER))
+    assert b">-0.01<" in xml
+    assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
+    assert failed_rules(xml) == []
+
+
 def test_a_tenant_without_a_profile_is_billed_too(acme):
     invoice = month(acme)
     _, xml = attached(invoice)

@@ -30,7 +30,7 @@ from billing.models import (
 )
 from billing.periods import default_entity
 from millrace.conf.environment import platform_settings
-from tenants.actions import Conflict, do_create_tenant
+from tenants.actions import Conflict, do_create_tenant, do_delete_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -85,6 +85,62 @@ def test_lines_that_end_in_half_a_cent_are_rounded_up(acme):
     assert [line.cents for line in lines(invoice)] == [1, 2, 3]
     assert (invoice.subtotal, invoice.total) == (6, 6)
     assert invoice.rounding_femto == 6 * 10**13 - 45 * 10**12
+
+
+def test_rounding_is_carried_to_the_next_invoice(acme):
+    """A hundred lines of 0.49 cents are billed, one month later."""
+    for number in range(100):
+        use(acme, OCTOBER, (price("0.0049", model=f"m{number}"), MILLION))
+    assert invoiced(acme, OCTOBER).total == 0
+    use(acme, NOVEMBER, (price("1.006", model="n", number=2), MILLION))  # rounded up by 0.4 cents
+    november = invoiced(acme, NOVEMBER)
+    last = lines(november)[-1]
+    assert (last.line_type, last.cents, int(last.femto)) == ("rounding", 49, 0)
+    assert (november.subtotal, november.total) == (101 + 49, 150)
+    use(acme, DECEMBER, (price("0.006", model="d", number=3), MILLION))  # 0.6 cents: 0.8 too much so far
+    assert [line.cents for line in lines(invoiced(acme, DECEMBER))] == [1]
+
+
+def test_too_much_billed_by_rounding_is_returned(acme):
+    for number in range(3):
+        use(acme, OCTOBER, (price("0.006", model=f"m{number}"), MILLION))
+    assert invoiced(acme, OCTOBER).total == 3  # for 1.8 cents
+    furnish_tax()
+    use(acme, NOVEMBER, (price("1", model="n", number=2), MILLION))
+    november = invoiced(acme, NOVEMBER)
+    assert [(line.line_type, line.cents) for line in lines(november)] == [("usage", 100), ("rounding", -1)]
+    assert (november.subtotal, november.total) == (99, 119)
+    with all_tenants_scope(BypassReason.BILLING):
+        row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=november.pk)
+        found = checks.check(row)
+    assert (found.ledger_difference, found.same_data, found.same_pdf) == (0, True, True)
+
+
+def test_concurrent_drafts_bill_rounding_once(acme):
+    """Both drafts show the carried cents. Only the invoice that is finalized first bills them."""
+    for number in range(3):
+        use(acme, OCTOBER, (price("0.004", model=f"m{number}"), MILLION))
+    invoiced(acme, OCTOBER)
+    for month in (NOVEMBER, DECEMBER):
+        use(acme, month, (price("1", model=f"n{month.month}"), MILLION))
+    drafts = []
+    for month in map(period, (NOVEMBER, DECEMBER)):
+        do_close_period(month, now=over(month))
+        drafts += do_draft(month)
+    assert [draft.subtotal for draft in drafts] == [101, 101]
+    assert [do_finalize(draft).subtotal for draft in drafts] == [101, 100]
+
+
+def test_the_last_invoice_bills_its_own_rounding(acme):
+    for number in range(3):
+        use(acme, OCTOBER, (price("0.004", model=f"m{number}"), MILLION))
+    do_delete_tenant(acme)
+    assert invoiced(acme, OCTOBER).total == 1
+
+
+def furnish_tax() -> None:
+    with all_tenants_scope(BypassReason.BILLING):
+        TaxRule.objects.create(entity=default_entity(), category="S", rate_ppm=200_000, starts_on=date(2026, 1, 1))
 
 
 def test_a_price_change_makes_two_lines(acme):
