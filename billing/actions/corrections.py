@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from billing.actions import credits
 from billing.actions.common import booking
-from billing.actions.drafts import notes_on, write
+from billing.actions.drafts import notes_on, returned_credit, write
 from billing.actions.invoices import do_finalize
-from billing.actions.payments import outstanding
+from billing.actions.payments import next_key, outstanding
 from billing.amounts import FEMTO_A_CENT, NANO_A_CENT, dollars
 from billing.ledger import PostedEntry, post
 from billing.models import Account, Invoice, InvoiceLine, LedgerEntry
@@ -45,8 +45,9 @@ def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], r
         )
         lines = [_credit(note, number, *amount) for number, amount in enumerate(amounts, 1)]
         write(note, lines)
-        if note.taxable < note.subtotal:
-            raise Conflict(f"Only {dollars(note.taxable)} of this invoice can still be credited.")
+        left = note.taxable + returned_credit(note)
+        if left < note.subtotal:
+            raise Conflict(f"Only {dollars(left)} of this invoice can still be credited.")
         return do_finalize(note)
 
 
@@ -63,14 +64,16 @@ def _credit(note: Invoice, position: int, description: str, cents: int) -> Invoi
 
 
 def do_void(invoice: Invoice, reason: str) -> Invoice:
-    """Void an invoice that was neither paid nor credited. It keeps its number, and may be drafted again.
+    """Void an invoice without payments or credit notes. It keeps its number, and may be drafted again.
 
     Raises:
         Conflict: it is not open, or something was.
     """
     with booking(invoice.tenant_id):
         row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
-        if row.state != Invoice.State.OPEN or outstanding(row) != row.total or notes_on(row).exists():
+        paid_by_credit = row.state == Invoice.State.PAID and row.total == 0
+        is_unpaid = row.state == Invoice.State.OPEN and outstanding(row) == row.total
+        if row.is_credit_note or not (is_unpaid or paid_by_credit) or notes_on(row).exists():
             raise Conflict("Only open invoices without payments or credits can be voided. Issue a credit note instead.")
         credits.do_give_back(row)
         booked = LedgerEntry.objects.for_tenant(row.tenant_id).filter(transaction__key=f"invoice:{row.pk}")
@@ -92,7 +95,7 @@ def do_write_off(invoice: Invoice, reason: str) -> Invoice:
             raise Conflict("Only open invoices can be written off.")
         nano = outstanding(row) * NANO_A_CENT
         entries = [PostedEntry(Account.BAD_DEBT, nano, row.pk), PostedEntry(Account.RECEIVABLE, -nano, row.pk)]
-        post(row.tenant_id, f"bad-debt:{row.pk}", entries)
+        post(row.tenant_id, next_key(row, "bad-debt"), entries)
         _end(row, Invoice.State.UNCOLLECTIBLE, "invoice.written_off", reason)
     return row
 

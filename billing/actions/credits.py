@@ -65,10 +65,10 @@ def do_grant_credit(
     return grant
 
 
-def _grant(grant: CreditGrant) -> None:
+def _grant(grant: CreditGrant, source: Account | None = None) -> None:
     check(grant)
     grant.save(force_insert=True)
-    source = _SOURCE[CreditGrant.GrantType(grant.grant_type)]
+    source = source or _SOURCE[CreditGrant.GrantType(grant.grant_type)]
     post(
         grant.tenant_id,
         f"grant:{grant.pk}",
@@ -138,6 +138,38 @@ def apply_credit(invoice: Invoice, applied: Iterable[tuple[CreditGrant, int]]) -
         CreditApplication(grant=grant, tenant_id=invoice.tenant_id, invoice=invoice, nano=cents * NANO_A_CENT)
         for grant, cents in applied
     )
+
+
+def applied_nano(invoice: Invoice) -> int:
+    """Return the credit applied to the invoice, in nano-USD."""
+    uses = CreditApplication.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
+    return int(uses.aggregate(sum=Sum("nano"))["sum"] or 0)
+
+
+def return_credit(invoice: Invoice, cents: int, returned_before: int, note: str) -> None:
+    """Grant the credit that a credit note returns: prepaid as prepaid, other credit as promotional, without an end.
+
+    Args:
+        invoice: the invoice to which the credit was applied. The credit applied last is returned first.
+        returned_before: cents that earlier credit notes returned.
+    """
+    skip, rest = returned_before * NANO_A_CENT, cents * NANO_A_CENT
+    parts: dict[CreditGrant.GrantType, int] = {}
+    uses = CreditApplication.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
+    for grant_type, nano in uses.order_by("-pk").values_list("grant__grant_type", "nano"):
+        left = max(0, nano - skip)
+        skip -= nano - left
+        is_prepaid = grant_type == CreditGrant.GrantType.PREPAID
+        kept = CreditGrant.GrantType.PREPAID if is_prepaid else CreditGrant.GrantType.PROMOTIONAL
+        parts[kept] = parts.get(kept, 0) + min(left, rest)
+        rest -= min(left, rest)
+    for grant_type, nano in parts.items():
+        if nano:
+            grant = CreditGrant(
+                tenant_id=invoice.tenant_id, grant_type=grant_type, nano=nano, starts_at=datetime.now(UTC), note=note
+            )
+            _grant(grant, Account.REVENUE)
+            audit.record("credit.returned", grant, tenant_id=invoice.tenant_id, after=audit.serialize_for_audit(grant))
 
 
 def do_give_back(invoice: Invoice) -> int:

@@ -10,11 +10,11 @@ from zoneinfo import ZoneInfo
 import structlog
 from django.conf import settings
 from django.db import connection
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from billing.actions import credits
 from billing.actions.common import booking
-from billing.amounts import FEMTO_A_CENT
+from billing.amounts import FEMTO_A_CENT, NANO_A_CENT
 from billing.budgets.reservations import open_before
 from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, used, wanted
 from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
@@ -28,6 +28,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
+RETURNED_CREDIT = "Returned as credit"
 SETTLING = timedelta(minutes=10)  # to settle the usage of a request that ran to its deadline
 
 
@@ -88,36 +89,47 @@ def _committed(period: Period, tenant_id: int | None) -> list[int]:
 
 
 def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) -> list[Invoice]:
-    """Return a tenant's drafts: the invoice, and a correction if usage was reversed."""
+    """Return a tenant's drafts: the invoice, and a correction of each invoice whose usage was reversed."""
     found = []
     with booking(tenant_id) as tenant:
         commitments = credits.grant_commitments(period, tenant_id)
-        taken, back = wanted(Invoice.InvoiceType.INVOICE, uses), wanted(Invoice.InvoiceType.CORRECTION, uses)
+        taken = wanted(Invoice.InvoiceType.INVOICE, uses)
         if (taken or commitments) and (invoice := _blank(period, tenant, Invoice.InvoiceType.INVOICE)):
             invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
             lines = [line(invoice, number, use) for number, use in enumerate(taken, 1)]
             lines += [fee(invoice, number, commitment) for number, commitment in enumerate(commitments, len(lines) + 1)]
             found.append(write(invoice, lines))
-        if back and (note := _blank(period, tenant, Invoice.InvoiceType.CORRECTION)):
-            note.reason = "Corrections to invoiced usage"
-            note.refers_to = _standing(tenant_id, max(use.usage_month for use in back))
-            found.append(write(note, [line(note, number, use) for number, use in enumerate(back, 1)]))
+        found += _draft_corrections(period, tenant, [use for use in uses if use.femto < 0])
     return found
 
 
-def _blank(period: Period, tenant: Tenant, invoice_type: Invoice.InvoiceType) -> Invoice | None:
-    """Return the draft of this type to fill. None: there is a final document that was not voided."""
-    newest = (
-        Invoice.objects.for_tenant(tenant)
-        .filter(period=period, invoice_type=invoice_type)
-        .order_by("-revision")
-        .first()
+def _draft_corrections(period: Period, tenant: Tenant, back: list[UsageLine]) -> list[Invoice]:
+    """Return a draft for each invoice that billed some of the usage. Usage that no invoice billed is not credited."""
+    found = []
+    billed = Invoice.objects.for_tenant(tenant).filter(
+        Q(period__in=[use.billed_period for use in back]) | Q(period__label__in=[use.usage_month for use in back]),
+        invoice_type=Invoice.InvoiceType.INVOICE,
+        period__ends_at__lt=period.ends_at,
     )
+    for invoice in billed.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).order_by("period__starts_at"):
+        uses = wanted(Invoice.InvoiceType.CORRECTION, back, invoice.period)
+        if uses and (note := _blank(period, tenant, Invoice.InvoiceType.CORRECTION, invoice)):
+            note.reason, note.refers_to = "Corrections to invoiced usage", invoice
+            found.append(write(note, [line(note, number, use) for number, use in enumerate(uses, 1)]))
+    return found
+
+
+def _blank(
+    period: Period, tenant: Tenant, invoice_type: Invoice.InvoiceType, corrected: Invoice | None = None
+) -> Invoice | None:
+    """Return the draft of this type to fill. None: there is a final document that was not voided."""
+    documents = Invoice.objects.for_tenant(tenant).filter(period=period, invoice_type=invoice_type)
+    newest = documents.filter(refers_to=corrected).order_by("-revision").first()
     if newest is not None and newest.state == Invoice.State.DRAFT:
         draft = newest
         lines_of(draft).delete()
     elif newest is None or newest.state == Invoice.State.VOID:
-        revision = 1 if newest is None else newest.revision + 1
+        revision = documents.count() + 1
         draft = Invoice(
             tenant=tenant, entity=period.entity, period=period, invoice_type=invoice_type, revision=revision
         )
@@ -125,12 +137,6 @@ def _blank(period: Period, tenant: Tenant, invoice_type: Invoice.InvoiceType) ->
         return None
     draft.period, draft.complete = period, period.closed_at is not None
     return draft
-
-
-def _standing(tenant_id: int, month: str) -> Invoice | None:
-    """Return the invoice of that month."""
-    rows = Invoice.objects.for_tenant(tenant_id).filter(invoice_type=Invoice.InvoiceType.INVOICE, period__label=month)
-    return rows.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).first()
 
 
 def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
@@ -146,8 +152,40 @@ def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
     )
 
 
+def rounding(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
+    """Return the line, if any, that bills the rounding of the tenant's earlier invoices in whole cents.
+
+    The rest, and the rounding of the invoice itself, are carried to the next invoice. An invoice of a tenant whose
+    deletion is scheduled also bills its own rounding. The invoice's subtotal does not become negative.
+    """
+    if invoice.is_credit_note:
+        return []
+    billed_more = 0  # femto-USD
+    final = Invoice.objects.for_tenant(invoice.tenant_id).filter(number__isnull=False)
+    for row in final.exclude(state=Invoice.State.VOID).exclude(pk=invoice.pk).only("invoice_type", "rounding_femto"):
+        billed_more += int(row.rounding_femto) * (-1 if row.is_credit_note else 1)
+    if invoice.tenant.purge_after is not None or invoice.tenant.status == Tenant.Status.PURGED:
+        billed_more += sum(line.cents * FEMTO_A_CENT - int(line.femto) for line in lines)
+    whole = abs(billed_more) // FEMTO_A_CENT
+    cents = max(-whole if billed_more > 0 else whole, -sum(line.cents for line in lines))
+    if not cents:
+        return []
+    return [
+        InvoiceLine(
+            invoice=invoice,
+            tenant_id=invoice.tenant_id,
+            position=len(lines) + 1,
+            line_type=InvoiceLine.LineType.ROUNDING,
+            description="Rounding of earlier invoices",
+            femto=0,
+            cents=cents,
+        )
+    ]
+
+
 def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
     address(invoice)
+    lines = [*lines, *rounding(invoice, lines)]
     with suppress(NoTaxRule):  # a draft may lack it; finalizing then fails
         total(invoice, lines)
     invoice.save()
@@ -177,14 +215,17 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
     Raises:
         NoTaxRule: no tax rule matches the buyer.
     """
-    use = sum(line.cents for line in lines if line.line_type == InvoiceLine.LineType.USAGE)
+    creditable = (InvoiceLine.LineType.USAGE, InvoiceLine.LineType.ROUNDING)
+    use = sum(line.cents for line in lines if line.line_type in creditable)
     invoice.subtotal = sum(line.cents for line in lines)
     invoice.rounding_femto = sum(line.cents * FEMTO_A_CENT - int(line.femto) for line in lines)
     applied: list[tuple[CreditGrant, int]] = []
     if invoice.is_credit_note:
         invoice.taxable, invoice.taxes = _given_back(invoice)
         rest = invoice.subtotal - invoice.taxable
-        invoice.credits = [{"label": "Returned as credit", "cents": rest}] if rest else []
+        returned = min(rest, _credit_left(invoice))
+        shares = ((RETURNED_CREDIT, returned), ("Credited before", rest - returned))
+        invoice.credits = [{"label": label, "cents": cents} for label, cents in shares if cents]
     else:
         usable = credits.usable(invoice.tenant_id, invoice.period) if grants is None else grants
         applied = credits.applied_credit(usable, use)
@@ -203,7 +244,7 @@ def _given_back(note: Invoice) -> tuple[int, list[dict[str, Any]]]:
     billed = note.refers_to
     if billed is None:
         return 0, [taxed(_rule(note), 0)]
-    earlier = list(notes_on(billed).exclude(state=Invoice.State.DRAFT).exclude(pk=note.pk))
+    earlier = _earlier_notes(note)
     left = billed.taxable - sum(other.taxable for other in earlier)
     base = min(note.subtotal, left)
     taxes = []
@@ -215,13 +256,32 @@ def _given_back(note: Invoice) -> tuple[int, list[dict[str, Any]]]:
     return base, taxes
 
 
+def _credit_left(note: Invoice) -> int:
+    """Return the cents of credit that were applied to the note's invoice and not returned by earlier notes."""
+    if note.refers_to is None:
+        return 0
+    applied = credits.applied_nano(note.refers_to) // NANO_A_CENT
+    return max(0, applied - sum(returned_credit(other) for other in _earlier_notes(note)))
+
+
+def returned_credit(note: Invoice) -> int:
+    """Return the cents that a credit note returns as credit."""
+    return sum(item["cents"] for item in note.credits if item["label"] == RETURNED_CREDIT)
+
+
+def _earlier_notes(note: Invoice) -> list[Invoice]:
+    if note.refers_to is None:
+        return []
+    return list(notes_on(note.refers_to).exclude(state=Invoice.State.DRAFT).exclude(pk=note.pk))
+
+
 def notes_on(invoice: Invoice) -> QuerySet[Invoice]:
     return Invoice.objects.for_tenant(invoice.tenant_id).filter(refers_to=invoice)
 
 
 def _rule(invoice: Invoice) -> dict[str, Any]:
     last_day = (invoice.period.ends_at - timedelta(microseconds=1)).astimezone(zone(invoice)).date()
-    return tax_for(invoice.entity_id, invoice.buyer, last_day)
+    return tax_for(invoice.entity_id, invoice.seller, invoice.buyer, last_day)
 
 
 def zone(invoice: Invoice) -> ZoneInfo:

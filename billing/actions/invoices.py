@@ -9,8 +9,8 @@ from django.db import connection
 
 from billing.actions import credits
 from billing.actions.common import booking
-from billing.actions.drafts import address, total, zone
-from billing.actions.payments import match_deposits, note_balance, outstanding
+from billing.actions.drafts import address, notes_on, returned_credit, rounding, total, zone
+from billing.actions.payments import match_deposits, note_balance, outstanding, written_off
 from billing.amounts import NANO_A_CENT
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
@@ -20,7 +20,6 @@ from billing.ledger import PostedEntry, post
 from billing.models import (
     Account,
     BillingProfile,
-    CreditGrant,
     ExchangeRate,
     Invoice,
     InvoiceEmail,
@@ -53,7 +52,7 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         if not row.complete:
             raise Conflict("The period was still open when this draft was created. Close the period and draft again.")
         address(row)
-        lines = list(lines_of(row))
+        lines = _with_rounding(row)
         try:
             applied = total(row, lines)
         except NoTaxRule as exc:
@@ -66,6 +65,15 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         audit.record("invoice.finalized", row, tenant_id=row.tenant_id, after=audit.serialize_for_audit(row))
         InvoiceEmail.objects.create(invoice=row, tenant_id=row.tenant_id, email_type=InvoiceEmail.EmailType.ISSUED)
     return row
+
+
+def _with_rounding(invoice: Invoice) -> list[InvoiceLine]:
+    """Return the lines of a draft, with the rounding of the invoices that are final now."""
+    lines_of(invoice).filter(line_type=InvoiceLine.LineType.ROUNDING).delete()
+    lines = list(lines_of(invoice))
+    carried = rounding(invoice, lines)
+    InvoiceLine.objects.all_tenants().bulk_create(carried)
+    return [*lines, *carried]
 
 
 def _issue(invoice: Invoice, now: datetime) -> None:
@@ -117,22 +125,27 @@ def _book(invoice: Invoice) -> None:
 
 
 def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
-    """Apply a credit note to its invoice: excess payments become a deposit, and applied credit is restored."""
-    owed = 0 if note.refers_to is None else outstanding(note.refers_to) * NANO_A_CENT
-    part = min(owed, nano["total"])
+    """Apply a credit note to its invoice: to its balance, then to its written-off amount; the rest was paid and becomes
+    a deposit. Applied credit is returned as credit.
+    """
+    billed = note.refers_to
+    owed = lost = 0
+    if billed is not None:
+        owed = min(outstanding(billed) * NANO_A_CENT, nano["total"])
+        lost = min(written_off(billed), nano["total"] - owed)
     entries = [
         PostedEntry(Account.REVENUE, nano["taxable"], note.pk),
         PostedEntry(Account.TAX, tax, note.pk),
-        PostedEntry(Account.RECEIVABLE, -part, note.refers_to_id),
-        PostedEntry(Account.DEPOSITS, part - nano["total"]),
+        PostedEntry(Account.RECEIVABLE, -owed, note.refers_to_id),
+        PostedEntry(Account.BAD_DEBT, -lost, note.refers_to_id),
+        PostedEntry(Account.DEPOSITS, owed + lost - nano["total"]),
     ]
     post(note.tenant_id, f"invoice:{note.pk}", entries)
     note.state = Invoice.State.PAID
     note.save(update_fields=["state"])
-    if rest := nano["subtotal"] - nano["taxable"]:
-        credits.do_grant_credit(
-            note.tenant_id, CreditGrant.GrantType.PROMOTIONAL, rest, note=f"Credit note {note.number}"
-        )
-    if note.refers_to is not None:
-        note_balance(note.refers_to)
+    if billed is not None:
+        if cents := returned_credit(note):
+            before = sum(returned_credit(other) for other in notes_on(billed).exclude(pk=note.pk) if other.number)
+            credits.return_credit(billed, cents, before, f"Credit note {note.number}")
+        note_balance(billed)
     match_deposits(note.tenant_id)

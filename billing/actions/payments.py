@@ -9,7 +9,7 @@ from django.db.models import Sum
 
 from billing.actions.common import booking
 from billing.actions.credits import do_grant_credit
-from billing.amounts import NANO_A_CENT
+from billing.amounts import NANO_A_CENT, dollars
 from billing.invoicing.webhook_events import emit_paid
 from billing.ledger import PostedEntry, balance, post
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
@@ -38,11 +38,17 @@ def outstanding(invoice: Invoice) -> int:
     return balance(invoice.tenant_id, Account.RECEIVABLE, invoice.pk) // NANO_A_CENT
 
 
+def written_off(invoice: Invoice) -> int:
+    """Return the nano-USD of an invoice that were written off and not paid later."""
+    return balance(invoice.tenant_id, Account.BAD_DEBT, invoice.pk)
+
+
 def do_record_payment(received: Received) -> tuple[Payment, bool]:
     """Book a payment and match it with open invoices, the named one first. Return the payment and whether it is new.
 
     Raises:
-        Conflict: it names no tenant or invoice of ours, or says otherwise than when it was recorded.
+        Conflict: it names no known tenant or invoice, it was recorded with other values, or a refund exceeds the
+            payments of the tenant.
     """
     tenant_id, invoice_id = _payer(received)
     with booking(tenant_id) as tenant:
@@ -51,6 +57,8 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
             if (known.tenant_id, known.cents) != (tenant.pk, received.cents):
                 raise Conflict(f"Payment {received.reference} was already recorded with another amount or tenant.")
             return known, False
+        if received.cents < 0:
+            _require_payments(tenant.pk, -received.cents)
         payment = Payment.objects.create(
             tenant=tenant,
             provider=received.provider,
@@ -88,35 +96,63 @@ def _payer(received: Received) -> tuple[int, int | None]:
     raise Conflict(f"Payment {received.reference} has no known tenant or invoice.")
 
 
+def _require_payments(tenant_id: int, cents: int) -> None:
+    payments = Payment.objects.for_tenant(tenant_id)
+    received = payments.aggregate(sum=Sum("cents"))["sum"] or 0
+    if cents > received:
+        raise Conflict(
+            f"The refund exceeds the tenant’s payments of {dollars(received)}. Record the refunded payment first."
+        )
+
+
 def match_deposits(tenant_id: int, first: int | None = None) -> None:
-    """Pay open invoices from the tenant's deposits: the one with the id `first`, then the oldest."""
+    """Pay invoices from the tenant's deposits: the one with the id `first`, then open, then written-off ones, each from
+    the oldest.
+    """
     deposits = -balance(tenant_id, Account.DEPOSITS)
+    lost = Invoice.State.UNCOLLECTIBLE
     invoices = Invoice.objects.for_tenant(tenant_id).filter(
-        invoice_type=Invoice.InvoiceType.INVOICE, state=Invoice.State.OPEN
+        invoice_type=Invoice.InvoiceType.INVOICE, state__in=[Invoice.State.OPEN, lost]
     )
-    for invoice in sorted(invoices, key=lambda invoice: (invoice.pk != first, invoice.issued_at, invoice.pk)):
-        part = min(deposits, outstanding(invoice) * NANO_A_CENT)
+    for invoice in sorted(invoices, key=lambda row: (row.pk != first, row.state == lost, row.issued_at, row.pk)):
+        due = written_off(invoice) if invoice.state == lost else outstanding(invoice) * NANO_A_CENT
+        part = min(deposits, due)
         if part > 0:
+            if invoice.state == lost:
+                _reinstate(invoice, part)
             _pay(invoice, part)
             deposits -= part
 
 
+def next_key(invoice: Invoice, name: str) -> str:
+    """Return the key of the invoice's next ledger transaction of that name."""
+    start = f"{name}:{invoice.pk}:"
+    transactions = LedgerTransaction.objects.for_tenant(invoice.tenant_id).filter(key__startswith=start)
+    return f"{start}{transactions.count()}"
+
+
+def _reinstate(invoice: Invoice, nano: int) -> None:
+    """Make a written-off amount outstanding again; a negative amount is written off again."""
+    entries = [PostedEntry(Account.RECEIVABLE, nano, invoice.pk), PostedEntry(Account.BAD_DEBT, -nano, invoice.pk)]
+    post(invoice.tenant_id, next_key(invoice, "recovery"), entries)
+
+
 def _pay(invoice: Invoice, nano: int) -> None:
     """Move deposits to the invoice, or back if negative."""
-    start = f"match:{invoice.pk}:"
-    number = LedgerTransaction.objects.for_tenant(invoice.tenant_id).filter(key__startswith=start).count()
     entries = [PostedEntry(Account.DEPOSITS, nano), PostedEntry(Account.RECEIVABLE, -nano, invoice.pk)]
-    post(invoice.tenant_id, f"{start}{number}", entries)
+    post(invoice.tenant_id, next_key(invoice, "match"), entries)
     note_balance(invoice)
 
 
 def note_balance(invoice: Invoice) -> None:
-    """Mark an invoice as paid if nothing is outstanding, else as open."""
+    """Mark an invoice as paid if nothing is outstanding or written off, and a paid one as open if that changed."""
     owed = outstanding(invoice)
-    state = {Invoice.State.OPEN: Invoice.State.PAID, Invoice.State.PAID: Invoice.State.OPEN}.get(
-        Invoice.State(invoice.state)
-    )
-    if state is None or (owed == 0) != (state == Invoice.State.PAID):
+    state = Invoice.State(invoice.state)
+    if state == Invoice.State.PAID and owed:
+        state = Invoice.State.OPEN
+    elif state in (Invoice.State.OPEN, Invoice.State.UNCOLLECTIBLE) and owed == 0 and written_off(invoice) == 0:
+        state = Invoice.State.PAID
+    if state == invoice.state:
         return
     before = audit.serialize_for_audit(invoice)
     invoice.state = state
@@ -129,16 +165,21 @@ def note_balance(invoice: Invoice) -> None:
 
 
 def _reopen(payment: Payment) -> None:
-    """Reopen invoices after a refund that deposits do not cover: the payment's invoice, then the newest paid one."""
+    """Reopen invoices after a refund that deposits do not cover: the payment's invoice, then the newest paid one.
+
+    The refunded part of a written-off invoice is written off again.
+    """
     missing = balance(payment.tenant_id, Account.DEPOSITS)
     paid = Invoice.objects.for_tenant(payment.tenant_id).filter(
-        invoice_type=Invoice.InvoiceType.INVOICE, state__in=["paid", "open"]
+        invoice_type=Invoice.InvoiceType.INVOICE, state__in=["paid", "open", "uncollectible"]
     )
     for invoice in sorted(paid, key=lambda row: (row.pk != payment.invoice_id, -row.pk)):
         matched = _matched(invoice)
         part = min(missing, matched)
         if part > 0:
             _pay(invoice, -part)
+            if invoice.state == Invoice.State.UNCOLLECTIBLE:
+                _reinstate(invoice, -part)
             missing -= part
 
 

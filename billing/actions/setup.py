@@ -5,21 +5,24 @@ from __future__ import annotations
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from django.db import models
-
 from billing.actions.common import booking
-from billing.models import BillingEntity, BillingProfile, ExchangeRate, Invoice, Period, TaxRule, UsageEvent
+from billing.invoicing import vat_ids
+from billing.models import BillingEntity, BillingProfile, ExchangeRate, Invoice, Party, Period, TaxRule, UsageEvent
 from billing.periods import default_entity
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
-from tenants.actions.common import check, insert
+from tenants.actions.common import FieldRefused, check, insert
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 
 def do_set_profile(tenant: Tenant, **fields: Any) -> BillingProfile:
-    """Update a tenant's billing profile, for the next invoices. Fields that are not named do not change."""
+    """Update a tenant's billing profile, for the next invoices. Fields that are not named do not change.
+
+    Raises:
+        ActionRefused: a value is not valid, such as a VAT ID that is none of the country.
+    """
     with booking(tenant.pk) as locked:
         row = BillingProfile.objects.for_tenant(locked).select_related("entity").first()
         before = None if row is None else audit.serialize_for_audit(row)
@@ -55,10 +58,11 @@ def do_add_entity(**fields: Any) -> BillingEntity:
     """Create a billing entity.
 
     Raises:
-        ActionRefused: its slug is taken, or its time zone unknown.
+        ActionRefused: its slug is taken, or a value is not valid.
     """
     entity = BillingEntity(**fields)
     _check_zone(entity.time_zone)
+    _check_vat_id(entity)
     with all_tenants_scope(BypassReason.BILLING):
         insert(entity, f"An entity with the slug {entity.slug!r} already exists.")
         audit.record("billing_entity.created", entity, tenant_id=None, after=audit.serialize_for_audit(entity))
@@ -114,11 +118,19 @@ def do_add_exchange_rate(**fields: Any) -> ExchangeRate:
     return rate
 
 
-def _change(row: models.Model, fields: dict[str, Any]) -> None:
+def _change(row: Party, fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         setattr(row, name, value)
     check(row)
+    if {"country", "vat_id"} & fields.keys():
+        _check_vat_id(row)
     row.save()
+
+
+def _check_vat_id(party: Party) -> None:
+    if party.vat_id and not vat_ids.is_valid(party.country, party.vat_id):
+        message = f"{party.vat_id!r} is not a VAT ID of {party.country}. Check the number, or leave the field empty."
+        raise FieldRefused("vat_id", "invalid", message)
 
 
 def _check_zone(name: str) -> None:

@@ -65,7 +65,8 @@ def recomputed(invoice: Invoice, uses: Iterable[UsageLine], count: Count) -> dic
 
     What was decided at issue (number, dates, parties, fees, credits, tax rule) is taken from the invoice.
     """
-    lines = [line(invoice, number, use) for number, use in enumerate(wanted(invoice.invoice_type, uses), 1)]
+    billed = None if invoice.refers_to is None else invoice.refers_to.period
+    lines = [line(invoice, number, use) for number, use in enumerate(wanted(invoice.invoice_type, uses, billed), 1)]
     lines += [item for item in lines_of(invoice) if item.price_id is None]
     made = Invoice(**{field.attname: getattr(invoice, field.attname) for field in Invoice._meta.concrete_fields})
     made.period, made.entity, made.refers_to = invoice.period, invoice.entity, invoice.refers_to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -20,6 +21,7 @@ _NAMESPACES = {
 for _prefix, _uri in _NAMESPACES.items():
     register_namespace(_prefix, _uri)
 _INVOICE, _CREDIT_NOTE = "380", "381"
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NO_VAT = "O"  # an invoice out of scope must not contain VAT IDs or rates
 
 
@@ -48,7 +50,7 @@ def _name(prefixed: str) -> str:
 
 def _add(parent: Element, name: str, text: str | None = None, **attributes: str) -> Element:
     child = SubElement(parent, _name(name), attributes)
-    child.text = text
+    child.text = None if text is None else _NOT_XML.sub(" ", text)
     return child
 
 
@@ -83,8 +85,8 @@ def _line(parent: Element, line: Mapping[str, Any], tax: Mapping[str, Any]) -> N
     price = _add(_add(parent, "ram:SpecifiedLineTradeAgreement"), "ram:NetPriceProductTradePrice")
     quantity = line["tokens"]
     if line["nano_per_million"] is None:
-        quantity = 1
-        _add(price, "ram:ChargeAmount", decimal(line["cents"], 2, 2))
+        quantity = 1 if line["cents"] >= 0 else -1  # a price must not be negative
+        _add(price, "ram:ChargeAmount", decimal(abs(line["cents"]), 2, 2))
     else:
         _add(price, "ram:ChargeAmount", decimal(line["nano_per_million"], NANO_DIGITS, 2))
         _add(price, "ram:BasisQuantity", str(TOKENS_A_PRICE), unitCode="C62")

@@ -1,7 +1,7 @@
 """Invoice lines from priced usage: one statement for all tenants of a period.
 
-A line is the usage of one price in one month of admission. `invoice_period` of events selects the period. A price with
-a negative sum, from adjustments of an earlier month, goes to a credit note.
+A line is the usage of one price in one month of admission. `invoice_period` of events selects the period. Adjustments
+of usage that an earlier period billed are separate lines; those with a negative sum go to a credit note on its invoice.
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ from billing.models import Invoice, InvoiceLine, Period, UsageEvent
 from billing.pricing.pricing import COMPONENTS
 
 _USED = """
-WITH used AS (
-    SELECT tenant_id, price_id, usage_month, count(*) AS events, sum(tokens)::bigint AS tokens, sum(femto) AS femto,
-        min(admitted_at) AS first_at, max(admitted_at) AS last_at
+WITH billed_before AS (
+    SELECT DISTINCT admitted_at, request_id, execution, e.invoice_period AS billed_period
+    FROM billing_adjustment a JOIN billing_usageevent e USING (admitted_at, request_id, execution)
+    WHERE a.invoice_period = %(period)s AND e.invoice_period <> %(period)s
+        AND (%(tenant)s::bigint IS NULL OR a.tenant_id = %(tenant)s)
+), used AS (
+    SELECT tenant_id, price_id, usage_month, billed_period, count(*) AS events,
+        sum(tokens)::bigint AS tokens, sum(femto) AS femto, min(admitted_at) AS first_at, max(admitted_at) AS last_at
     FROM (
-        SELECT tenant_id, price_id, tokens, femto, admitted_at, CASE WHEN admitted_at < %(starts_at)s
+        SELECT tenant_id, price_id, tokens, femto, admitted_at, billed_period, CASE WHEN admitted_at < %(starts_at)s
             THEN to_char(admitted_at AT TIME ZONE %(zone)s, 'YYYY-MM') ELSE '' END AS usage_month
-        FROM billing_rated_line
+        FROM billing_rated_line LEFT JOIN billed_before USING (admitted_at, request_id, execution)
         WHERE invoice_period = %(period)s AND (%(tenant)s::bigint IS NULL OR tenant_id = %(tenant)s)
-    ) line GROUP BY tenant_id, price_id, usage_month
+    ) line GROUP BY tenant_id, price_id, usage_month, billed_period
 )
 SELECT used.*, p.model, p.tier, p.component, p.from_tokens AS prompt_length_band, p.from_minute, p.until_minute,
     p.nano_per_million,
@@ -41,11 +46,12 @@ WHERE invoice_period = %s AND (%s::bigint IS NULL OR tenant_id = %s) GROUP BY te
 
 
 class UsageLine(NamedTuple):
-    """The usage of one price by a tenant in one month."""
+    """The usage of one price by a tenant in one month. `billed_period`: the period whose invoice it corrects."""
 
     tenant_id: int
     price_id: int
     usage_month: str
+    billed_period: int | None
     events: int
     tokens: int
     femto: int
@@ -73,7 +79,12 @@ class UsageLine(NamedTuple):
             self.from_minute,
             self.version,
             self.price_id,
+            self.billed_period or 0,
         )
+
+    def corrects(self, billed: Period) -> bool:
+        """Return whether the invoice of a period billed the usage. Archived usage was billed in its month."""
+        return billed.label == self.usage_month if self.billed_period is None else billed.pk == self.billed_period
 
     @property
     def window(self) -> str:
@@ -130,11 +141,17 @@ def events_of(invoice: Invoice, line: InvoiceLine | None) -> QuerySet[UsageEvent
     return rows.filter(price_ids__contains=[line.price_id], **time)
 
 
-def wanted(invoice_type: str, uses: Iterable[UsageLine]) -> list[UsageLine]:
-    """Return the usage that belongs on a document of this type."""
+def wanted(invoice_type: str, uses: Iterable[UsageLine], billed: Period | None = None) -> list[UsageLine]:
+    """Return the usage that belongs on a document of this type.
+
+    Args:
+        billed: of a correction, the period of the invoice that it corrects.
+    """
     if invoice_type == Invoice.InvoiceType.INVOICE:
         return [use for use in uses if use.femto >= 0 and use.tokens]
-    return [use for use in uses if use.femto < 0] if invoice_type == Invoice.InvoiceType.CORRECTION else []
+    if invoice_type == Invoice.InvoiceType.CORRECTION and billed is not None:
+        return [use for use in uses if use.femto < 0 and use.corrects(billed)]
+    return []
 
 
 def line(invoice: Invoice, position: int, use: UsageLine) -> InvoiceLine:

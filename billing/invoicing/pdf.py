@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from billing.invoicing.document import in_words
 
 _TEMPLATE = Path(__file__).with_name("invoice.typ")
 _UNSHOWN = re.compile(r"the text `\"(.+?)\"` could not be displayed", re.DOTALL)
+_CHARACTER = re.compile(r"\\u\{([0-9a-f]+)\}|\\(.)|.", re.DOTALL)
 _FX = "urn:factur-x:pdfa:CrossIndustryDocument:invoice:1p0#"
 _PROPERTIES = {
     "DocumentFileName": ("factur-x.xml", "name of the embedded XML invoice file"),
@@ -33,7 +34,7 @@ _PROPERTIES = {
 
 def rendered(document: Mapping[str, Any]) -> bytes:
     """Return the PDF of a final invoice."""
-    made = _typeset(json.dumps(in_words(document)), facturx.xml(document).decode(), document["issued_at"])
+    made = _typeset(in_words(document), facturx.xml(document).decode(), document["issued_at"])
     with pikepdf.open(io.BytesIO(made)) as file:
         metadata = file.Root.Metadata
         metadata.write(_with_factur_x(metadata.read_bytes().decode()).encode())
@@ -42,25 +43,42 @@ def rendered(document: Mapping[str, Any]) -> bytes:
     return out.getvalue()
 
 
-def _typeset(words: str, xml: str, issued_at: str) -> bytes:
+def _typeset(words: dict[str, Any], xml: str, issued_at: str) -> bytes:
     """Typeset the document. PDF/A requires a glyph for every character, so missing ones become question marks."""
     moment = int(datetime.fromisoformat(issued_at).timestamp())
+    missing: set[str] = set()
     while True:
         try:
             return typst.compile(
                 _TEMPLATE.read_bytes(),
                 format="pdf",
-                sys_inputs={"words": words, "xml": xml},
+                sys_inputs={"words": json.dumps(_without(words, missing)), "xml": xml},
                 pdf_standards="a-3b",
                 font_paths=_fonts(),
                 timestamp=moment,
             )
         except typst.TypstError as exc:
             unshown = _UNSHOWN.search(str(exc))
-            if unshown is None:
+            found = set() if unshown is None else _unescaped(unshown[1]) - missing
+            if not found:
                 raise
-            for character in unshown[1]:
-                words = words.replace(json.dumps(character)[1:-1], "?")
+            missing |= found
+
+
+def _unescaped(text: str) -> set[str]:
+    """Return the characters of a text as printed in the typesetter's errors, where some are escaped by number."""
+    return {chr(int(match[1], 16)) if match[1] else match[2] or match[0] for match in _CHARACTER.finditer(text)}
+
+
+def _without(value: Any, characters: Collection[str]) -> Any:
+    """Return the texts of `value` with a question mark for each of the characters."""
+    if isinstance(value, str):
+        return value.translate(dict.fromkeys(map(ord, characters), "?"))
+    if isinstance(value, dict):
+        return {key: _without(item, characters) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without(item, characters) for item in value]
+    return value
 
 
 @cache

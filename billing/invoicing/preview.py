@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from billing.actions import credits
-from billing.actions.drafts import address, fee, total
+from billing.actions.drafts import address, fee, rounding, total
 from billing.invoicing.lines import Count, counted, line, used, wanted
 from billing.invoicing.taxes import NoTaxRule
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceLine, Period
@@ -38,6 +38,7 @@ def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] 
         lines = [line(invoice, number, use) for number, use in enumerate(uses, 1)]
         commitments = credits.active_commitments(period, tenant.pk)
         lines += [fee(invoice, number, commitment) for number, commitment in enumerate(commitments, len(lines) + 1)]
+        lines += rounding(invoice, lines)
         address(invoice)
         with suppress(NoTaxRule):
             total(invoice, lines, _usable(period, tenant.pk))

@@ -9,6 +9,7 @@ from typing import Any
 from django.db.models import Q
 
 from billing.amounts import tax
+from billing.invoicing import vat_ids
 from billing.models import TaxCategory, TaxRule
 
 _NOTES = {
@@ -21,17 +22,19 @@ _OUT_OF_SCOPE = {"category": TaxCategory.OUT_OF_SCOPE.value, "rate_ppm": 0, "lab
 
 
 class NoTaxRule(Exception):
-    """The entity has tax rules, but none matches the buyer."""
+    """No tax rule of the entity can be applied to the buyer."""
 
 
-def tax_for(entity_id: int, buyer: Mapping[str, Any], on: date) -> dict[str, Any]:
+def tax_for(entity_id: int, seller: Mapping[str, Any], buyer: Mapping[str, Any], on: date) -> dict[str, Any]:
     """Return the category, rate and texts of the rule for a buyer on a day. An entity without rules charges no tax.
 
+    A buyer with a valid VAT ID is a business.
+
     Raises:
-        NoTaxRule: see there.
+        NoTaxRule: no rule matches, or the rule is reverse charge and a party has no valid VAT ID.
     """
     rules = TaxRule.objects.filter(entity_id=entity_id)
-    buyer_type = TaxRule.Buyer.BUSINESS if buyer["vat_id"] else TaxRule.Buyer.CONSUMER
+    buyer_type = TaxRule.Buyer.BUSINESS if _has_vat_id(buyer) else TaxRule.Buyer.CONSUMER
     fitting = rules.filter(
         Q(ends_on__isnull=True) | Q(ends_on__gte=on),
         country__in=["", buyer["country"]],
@@ -41,11 +44,23 @@ def tax_for(entity_id: int, buyer: Mapping[str, Any], on: date) -> dict[str, Any
     )
     rule = max(fitting, key=_precision, default=None)
     if rule is not None:
+        if rule.category == TaxCategory.REVERSE_CHARGE:
+            _require_vat_ids(seller, buyer)
         shown = {"category": rule.category, "rate_ppm": rule.rate_ppm, "label": rule.label}
         return {**shown, "note": rule.note or _NOTES.get(TaxCategory(rule.category), "")}
     if rules.exists():
         raise NoTaxRule(f"No tax rule for a {buyer_type.value} in {buyer['country']} on {on}.")
     return {**_OUT_OF_SCOPE, "note": _NOTES[TaxCategory.OUT_OF_SCOPE]}
+
+
+def _has_vat_id(party: Mapping[str, Any]) -> bool:
+    return bool(party["vat_id"]) and vat_ids.is_valid(party["country"], party["vat_id"])
+
+
+def _require_vat_ids(seller: Mapping[str, Any], buyer: Mapping[str, Any]) -> None:
+    for role, party in (("buyer", buyer), ("billing entity", seller)):
+        if not _has_vat_id(party):
+            raise NoTaxRule(f"Reverse charge requires a valid VAT ID of the {role}. Set it, or change the tax rule.")
 
 
 def _precision(rule: TaxRule) -> tuple[object, ...]:

@@ -2,32 +2,74 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
-from django.core.validators import MaxValueValidator, RegexValidator
+from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator
 from django.db import models
 from django.db.models import F, Q
 
 from billing.amounts import PPM
+from billing.iso_codes import COUNTRIES, CURRENCIES
 from tenants.isolation.scopes import TenantManager
 from tenants.models import OutboxRow, Tenant
 
 ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
-_country = RegexValidator(r"^[A-Z]{2}\Z", "Give the two letters of ISO 3166, for example DE.")
-_currency = RegexValidator(r"^[A-Z]{3}\Z", "Give the three letters of ISO 4217, for example EUR.")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]")
+
+
+def check_line(text: str) -> None:
+    """Validate a text of one line.
+
+    Raises:
+        ValidationError: it has line breaks or control characters, which documents cannot contain.
+    """
+    if _CONTROL.search(text):
+        raise ValidationError("Remove line breaks and control characters.", code="control_characters")
+
+
+def check_lines(text: str) -> None:
+    """Validate a text that may have several lines.
+
+    Raises:
+        ValidationError: it has control characters, which documents cannot contain.
+    """
+    for line in text.splitlines():
+        check_line(line)
+
+
+def check_country(code: str) -> None:
+    """Validate a country code.
+
+    Raises:
+        ValidationError: ISO 3166 has no such code.
+    """
+    if code not in COUNTRIES:
+        raise ValidationError("Use a two-letter country code of ISO 3166, for example DE.", code="country")
+
+
+def check_currency(code: str) -> None:
+    """Validate a currency code.
+
+    Raises:
+        ValidationError: ISO 4217 has no such code.
+    """
+    if code not in CURRENCIES:
+        raise ValidationError("Use a three-letter currency code of ISO 4217, for example EUR.", code="currency")
 
 
 class Party(models.Model):
     """A name and address as printed on invoices."""
 
-    name = models.CharField(max_length=200)
-    street = models.CharField(max_length=200, blank=True)
-    postcode = models.CharField(max_length=20, blank=True)
-    city = models.CharField(max_length=100, blank=True)
-    region = models.CharField(max_length=100, blank=True)
-    country = models.CharField(max_length=2, validators=[_country])
-    vat_id = models.CharField(max_length=20, blank=True)
+    name = models.CharField(max_length=200, validators=[check_line])
+    street = models.CharField(max_length=200, blank=True, validators=[check_line])
+    postcode = models.CharField(max_length=20, blank=True, validators=[check_line])
+    city = models.CharField(max_length=100, blank=True, validators=[check_line])
+    region = models.CharField(max_length=100, blank=True, validators=[check_line])
+    country = models.CharField(max_length=2, validators=[check_country])
+    vat_id = models.CharField(max_length=20, blank=True, validators=[check_line])
 
     class Meta:
         abstract = True
@@ -46,13 +88,13 @@ class BillingEntity(Party):
     AUDITED: ClassVar = ("slug", *ADDRESS, "registration", "email", "time_zone", "terms_days", "payment_details")
 
     slug = models.SlugField(max_length=50, unique=True)
-    registration = models.CharField(max_length=50, blank=True)
+    registration = models.CharField(max_length=50, blank=True, validators=[check_line])
     email = models.EmailField(blank=True)
     time_zone = models.CharField(max_length=64, default="UTC")
     invoice_prefix = models.CharField(max_length=16, default="INV")
     credit_note_prefix = models.CharField(max_length=16, default="CN")
     terms_days = models.PositiveSmallIntegerField(default=14)
-    payment_details = models.TextField(blank=True)
+    payment_details = models.TextField(blank=True, validators=[check_lines])
 
 
 class BillingProfile(Party):
@@ -63,9 +105,9 @@ class BillingProfile(Party):
     tenant = models.OneToOneField(Tenant, on_delete=models.PROTECT)
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
     emails = ArrayField(models.EmailField(), default=list, blank=True)
-    po_number = models.CharField(max_length=100, blank=True)
+    po_number = models.CharField(max_length=100, blank=True, validators=[check_line])
     currency = models.CharField(
-        max_length=3, default="USD", validators=[_currency], help_text="shown in addition to USD"
+        max_length=3, default="USD", validators=[check_currency], help_text="shown in addition to USD"
     )
 
     objects = TenantManager()
@@ -93,7 +135,7 @@ class TaxRule(models.Model):
         CONSUMER = "consumer"
 
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
-    country = models.CharField(max_length=2, blank=True, validators=[_country])
+    country = models.CharField(max_length=2, blank=True, validators=[check_country])
     region = models.CharField(max_length=100, blank=True)
     buyer = models.CharField(max_length=10, blank=True, choices=Buyer)
     category = models.CharField(max_length=2, choices=TaxCategory)
@@ -119,7 +161,7 @@ class TaxRule(models.Model):
 class ExchangeRate(models.Model):
     """The value of a dollar in another currency, in millionths, from a day on. Only for display."""
 
-    currency = models.CharField(max_length=3, validators=[_currency])
+    currency = models.CharField(max_length=3, validators=[check_currency])
     on = models.DateField()
     micro_per_usd = models.BigIntegerField()
 
@@ -197,7 +239,7 @@ class Invoice(models.Model):
     revision = models.SmallIntegerField(default=1)
     state = models.CharField(max_length=14, choices=State, default=State.DRAFT)
     refers_to = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="credit_notes")
-    reason = models.CharField(max_length=200, blank=True)
+    reason = models.CharField(max_length=200, blank=True, validators=[check_line])
     number = models.CharField(max_length=40, null=True)
     complete = models.BooleanField(default=False, help_text="drafted after its billing period was closed")
     issued_at = models.DateTimeField(null=True)
@@ -241,12 +283,14 @@ class Invoice(models.Model):
 
 
 class InvoiceLine(models.Model):
-    """The usage of one price in the period, a commitment or a credit. `femto` is exact; `cents` is rounded once."""
+    """The usage of one price in the period, a commitment, a credit or carried rounding. `femto` is exact; `cents` is
+    rounded once."""
 
     class LineType(models.TextChoices):
         USAGE = "usage"
         COMMITMENT = "commitment"
         CREDIT = "credit"  # on credit notes
+        ROUNDING = "rounding"  # whole cents of the rounding of earlier invoices, may be negative
 
     invoice = models.ForeignKey(Invoice, on_delete=models.CASCADE, related_name="lines")
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)

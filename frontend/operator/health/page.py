@@ -8,7 +8,7 @@ from typing import Any
 import redis
 from django.conf import settings
 from django.db import connection
-from django.urls import reverse
+from django.urls import reverse, reverse_lazy
 
 from billing.models import Reconciliation, UsageQuarantine
 from frontend.core.numbers import duration
@@ -37,6 +37,7 @@ _SCREENS: dict[IssueType, tuple[str, str]] = {
     IssueType.WEBHOOK: ("Webhooks", "webhooks"),
 }
 _PLACES = {
+    IssueType.INVOICE: ("Billing", reverse_lazy("operator-billing")),
     IssueType.QUARANTINE: ("Quarantine", "#panel-quarantine"),
     IssueType.RECONCILIATION: ("Report", "#panel-reconciliation"),
 }
@@ -104,7 +105,8 @@ def _link(issue: HealthIssue) -> tuple[str, str]:
     if issue.issue_type in _SCREENS:
         label, name = _SCREENS[issue.issue_type]
         return label, reverse(name, args=[] if issue.tenant is None else [issue.tenant.slug])
-    return _PLACES.get(issue.issue_type, ("", ""))
+    label, url = _PLACES.get(issue.issue_type, ("", ""))
+    return label, str(url)
 
 
 def _board_stats(board: FleetStatus | None) -> tuple[Stat, ...]:

@@ -109,6 +109,9 @@ def _totals(invoice: Invoice) -> Iterable[tuple[str, Money]]:
         yield (f"{label} {decimal(tax['rate_ppm'], 4)} %", Money.cents(tax["tax"]))
 
 
+_MOVEMENTS = {"void": "Reversed", "bad-debt": "Written off", "recovery": "Write-off reversed"}
+
+
 def _movements(invoice: Invoice, invoice_url: Callable[[int], str]) -> list[tuple[Any, ...]]:
     """Return the changes of the balance due after the invoice was issued: time, label, amount and URL."""
     entries = LedgerEntry.objects.for_tenant(invoice.tenant_id).filter(account=Account.RECEIVABLE, invoice=invoice)
@@ -128,7 +131,7 @@ def _movement(entry: LedgerEntry, notes: dict[int, Invoice], invoice_url: Callab
     elif kind == "match":
         label = "Payment" if entry.nano < 0 else "Payment reversed"
     else:
-        label = {"void": "Reversed", "bad-debt": "Written off"}.get(kind, "Correction")
+        label = _MOVEMENTS.get(kind, "Correction")
     return at, label, amount, url
 
 

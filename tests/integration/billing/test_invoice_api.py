@@ -102,10 +102,17 @@ def test_the_billing_profile(acme, client):
     }
     assert client.patch(url, {"country": "DE"}).status_code == 403  # a key cannot
     billing = by_role(acme, "billing")
-    changed = billing.patch(url, {"country": "DE", "vat_id": "DE301774912", "emails": ["a@acme.example"]})
+    changed = billing.patch(url, {"country": "DE", "vat_id": "DE136695976", "emails": ["a@acme.example"]})
     assert (changed.status_code, changed.json()["country"], changed.json()["name"]) == (200, "DE", "Acme")
-    for wrong in ({"country": "Germany"}, {"emails": ["x"]}, {"nmae": "x"}, {"currency": "euro"}):
-        assert billing.patch(url, wrong).status_code == 400, wrong
+    for wrong in (
+        *({"country": "Germany"}, {"country": "ZZ"}, {"currency": "euro"}, {"currency": "XXX"}),
+        *({"emails": ["x"]}, {"nmae": "x"}, {"name": "Acme\a"}, {"street": "1 Mill Lane\nBerlin"}),
+        *({"vat_id": "x"}, {"vat_id": "DE123456789"}, {"country": "FR"}),
+    ):
+        answer = billing.patch(url, wrong)
+        assert answer.status_code == 400, wrong
+        if "vat_id" in wrong:
+            assert "vat_id" in answer.content.decode()
     assert unscoped(AuditEntry).filter(action="billing_profile.updated")[0].after["country"] == "DE"
 
 
@@ -115,8 +122,10 @@ def test_operators_set_up_billing_entities_and_taxes(operator, acme):
     )
     assert response.status_code == 201, response.content
     url = f"/api/operator/entities/{response.json()['id']}"
-    assert operator.patch(url, {"vat_id": "NL1", "time_zone": "Mars/Base"}).status_code == 400
-    assert operator.patch(url, {"vat_id": "NL1"}).json()["vat_id"] == "NL1"
+    assert operator.patch(url, {"vat_id": "NL123456789B13", "time_zone": "Mars/Base"}).status_code == 400
+    assert operator.patch(url, {"vat_id": "NL1"}).status_code == 400
+    changed = operator.patch(url, {"vat_id": "NL123456789B13"})
+    assert (changed.status_code, changed.json().get("vat_id")) == (200, "NL123456789B13"), changed.content
     rule = {"entity": "nl", "country": "NL", "category": "S", "rate_ppm": 210_000, "starts_on": "2026-01-01"}
     assert operator.post("/api/operator/tax-rules", rule).status_code == 201
     assert operator.post("/api/operator/tax-rules", rule).status_code in (400, 409)

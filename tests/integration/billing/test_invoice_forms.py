@@ -57,7 +57,7 @@ def furnish(tenant: Tenant, category: str = "AE", rate: int = 0) -> None:
             postcode="1015 CS",
             city="Amsterdam",
             country="NL",
-            vat_id="NL861204118B01",
+            vat_id="NL123456789B13",
         )
         TaxRule.objects.create(entity=entity, category=category, rate_ppm=rate, starts_on=date(2026, 1, 1))
         BillingProfile.objects.create(
@@ -68,7 +68,7 @@ def furnish(tenant: Tenant, category: str = "AE", rate: int = 0) -> None:
             postcode="10969",
             city="Berlin",
             country="DE",
-            vat_id="DE301774912",
+            vat_id="DE136695976",
             emails=["bills@acme.example"],
             po_number="4500-88213",
         )
@@ -114,6 +114,18 @@ def test_the_xml_is_valid_against_schema_and_schematron(acme, category, rate):
         _, xml = attached(row)
         assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
         assert failed_rules(xml) == []
+
+
+def test_a_negative_line_of_carried_rounding_is_valid(acme):
+    furnish(acme, "S", 210_000)
+    for number in range(3):
+        use(acme, OCTOBER, (price("0.006", model=f"m{number}"), 10**6))
+    invoiced(acme, OCTOBER)
+    use(acme, NOVEMBER, (price("1", model="n", number=2), 10**6))
+    _, xml = attached(invoiced(acme, NOVEMBER))
+    assert b">-0.01<" in xml
+    assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
+    assert failed_rules(xml) == []
 
 
 def test_a_tenant_without_a_profile_is_billed_too(acme):

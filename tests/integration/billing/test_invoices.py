@@ -30,7 +30,7 @@ from billing.models import (
 )
 from billing.periods import default_entity
 from millrace.conf.environment import platform_settings
-from tenants.actions import Conflict, do_create_tenant
+from tenants.actions import Conflict, do_create_tenant, do_delete_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -85,6 +85,62 @@ def test_lines_that_end_in_half_a_cent_are_rounded_up(acme):
     assert [line.cents for line in lines(invoice)] == [1, 2, 3]
     assert (invoice.subtotal, invoice.total) == (6, 6)
     assert invoice.rounding_femto == 6 * 10**13 - 45 * 10**12
+
+
+def test_rounding_is_carried_to_the_next_invoice(acme):
+    """A hundred lines of 0.49 cents are billed, one month later."""
+    for number in range(100):
+        use(acme, OCTOBER, (price("0.0049", model=f"m{number}"), MILLION))
+    assert invoiced(acme, OCTOBER).total == 0
+    use(acme, NOVEMBER, (price("1.006", model="n", number=2), MILLION))  # rounded up by 0.4 cents
+    november = invoiced(acme, NOVEMBER)
+    last = lines(november)[-1]
+    assert (last.line_type, last.cents, int(last.femto)) == ("rounding", 49, 0)
+    assert (november.subtotal, november.total) == (101 + 49, 150)
+    use(acme, DECEMBER, (price("0.006", model="d", number=3), MILLION))  # 0.6 cents: 0.8 too much so far
+    assert [line.cents for line in lines(invoiced(acme, DECEMBER))] == [1]
+
+
+def test_too_much_billed_by_rounding_is_returned(acme):
+    for number in range(3):
+        use(acme, OCTOBER, (price("0.006", model=f"m{number}"), MILLION))
+    assert invoiced(acme, OCTOBER).total == 3  # for 1.8 cents
+    furnish_tax()
+    use(acme, NOVEMBER, (price("1", model="n", number=2), MILLION))
+    november = invoiced(acme, NOVEMBER)
+    assert [(line.line_type, line.cents) for line in lines(november)] == [("usage", 100), ("rounding", -1)]
+    assert (november.subtotal, november.total) == (99, 119)
+    with all_tenants_scope(BypassReason.BILLING):
+        row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=november.pk)
+        found = checks.check(row)
+    assert (found.ledger_difference, found.same_data, found.same_pdf) == (0, True, True)
+
+
+def test_concurrent_drafts_bill_rounding_once(acme):
+    """Both drafts show the carried cents. Only the invoice that is finalized first bills them."""
+    for number in range(3):
+        use(acme, OCTOBER, (price("0.004", model=f"m{number}"), MILLION))
+    invoiced(acme, OCTOBER)
+    for month in (NOVEMBER, DECEMBER):
+        use(acme, month, (price("1", model=f"n{month.month}"), MILLION))
+    drafts = []
+    for month in map(period, (NOVEMBER, DECEMBER)):
+        do_close_period(month, now=over(month))
+        drafts += do_draft(month)
+    assert [draft.subtotal for draft in drafts] == [101, 101]
+    assert [do_finalize(draft).subtotal for draft in drafts] == [101, 100]
+
+
+def test_the_last_invoice_bills_its_own_rounding(acme):
+    for number in range(3):
+        use(acme, OCTOBER, (price("0.004", model=f"m{number}"), MILLION))
+    do_delete_tenant(acme)
+    assert invoiced(acme, OCTOBER).total == 1
+
+
+def furnish_tax() -> None:
+    with all_tenants_scope(BypassReason.BILLING):
+        TaxRule.objects.create(entity=default_entity(), category="S", rate_ppm=200_000, starts_on=date(2026, 1, 1))
 
 
 def test_a_price_change_makes_two_lines(acme):
@@ -252,7 +308,7 @@ def test_credit_expires_only_when_no_invoice_can_use_it(acme):
 
 def profile(tenant: Tenant, **fields) -> BillingProfile:
     with all_tenants_scope(BypassReason.BILLING):
-        given = {"name": "Acme GmbH", "country": "DE", "vat_id": "DE301774912"} | fields
+        given = {"name": "Acme GmbH", "country": "DE", "vat_id": "DE136695976"} | fields
         return BillingProfile.objects.create(tenant=tenant, entity=default_entity(), **given)
 
 
@@ -270,18 +326,21 @@ def test_the_most_specific_tax_rule_is_used():
         ):
             TaxRule.objects.create(entity=entity, country=country, buyer=buyer, category=category, rate_ppm=rate,
                                    starts_on=start)  # fmt: skip
-        found = {
-            (country, vat): tax_for(entity.pk, {"country": country, "region": "", "vat_id": vat}, date(2026, 10, 31))
-            for country in ("NL", "DE", "JP")
-            for vat in ("", "X1")
-        }
-        assert {key: rule["category"] for key, rule in found.items()} == {
-            **{("NL", ""): "S", ("NL", "X1"): "S", ("DE", ""): "S", ("DE", "X1"): "AE"},
-            **{("JP", ""): "G", ("JP", "X1"): "G"},
-        }
-        assert "Reverse charge" in found["DE", "X1"]["note"]
+        valid = {"NL": "NL123456789B13", "DE": "DE136695976", "JP": "7000012050002"}
+        seller = {"country": "IE", "vat_id": "IE0000000W"}
+
+        def rule(country: str, vat_id: str, seller=seller, on=date(2026, 10, 31)):
+            return tax_for(entity.pk, seller, {"country": country, "region": "", "vat_id": vat_id}, on)
+
+        for country, consumer, business in (("NL", "S", "S"), ("DE", "S", "AE"), ("JP", "G", "G")):
+            assert rule(country, "")["category"] == consumer
+            assert rule(country, "x")["category"] == consumer  # stored before VAT IDs were validated
+            assert rule(country, valid[country])["category"] == business
+        assert "Reverse charge" in rule("DE", valid["DE"])["note"]
         with pytest.raises(NoTaxRule):
-            tax_for(entity.pk, {"country": "NL", "region": "", "vat_id": ""}, date(2025, 1, 1))
+            rule("NL", "", on=date(2025, 1, 1))
+        with pytest.raises(NoTaxRule, match="VAT ID of the billing entity"):
+            rule("DE", valid["DE"], seller={"country": "IE", "vat_id": ""})
 
 
 def test_tax_is_rounded_once_on_its_base(acme):

@@ -14,7 +14,7 @@ import redis
 
 from billing.actions.budgets import do_make_budget
 from billing.metering import status
-from billing.models import BudgetPeriod, Reconciliation, UsageQuarantine
+from billing.models import BudgetPeriod, Invoice, Period, Reconciliation, UsageQuarantine
 from inference_worker.contract.messages import encode
 from millrace.apps.operations import health, tasks
 from millrace.apps.operations.fleet_status import read_fleet_status
@@ -28,7 +28,7 @@ from tenants.actions import do_create_tenant, do_suspend_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import OutboxEmail, Tenant, WebhookEndpoint
-from tests.support.billing.books import rate_card
+from tests.support.billing.books import draft_for, rate_card
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
@@ -164,6 +164,19 @@ def test_quarantine_and_reconciliation() -> None:
         (IssueType.RECONCILIATION, "differences"),
     ]
     assert found()[1].title.startswith("2 usage records are in quarantine (refused)")
+
+
+@pytest.mark.usefixtures("well")
+def test_an_invoice_that_cannot_be_finalized() -> None:
+    tenant = do_create_tenant("acme", "Acme")
+    draft = draft_for(tenant)
+    with all_tenants_scope(BypassReason.COMMAND):
+        Invoice.objects.all_tenants().filter(pk=draft.pk).update(complete=True)
+    assert found() == []  # the period was not closed
+    with all_tenants_scope(BypassReason.COMMAND):
+        Period.objects.filter(pk=draft.period_id).update(closed_at=NOW - timedelta(minutes=61))
+    assert (only().issue_type, only().urgent) == (IssueType.INVOICE, True)
+    assert only().title == "Acme: invoice of 2026-10 not finalized"
 
 
 @pytest.mark.usefixtures("well")

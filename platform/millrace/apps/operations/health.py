@@ -16,7 +16,7 @@ from django.db import connection
 from django.db.models import Count, Min, Q, Sum
 from django.utils.timesince import timesince
 
-from billing.models import CompiledRateCard, InvoiceEmail, Reconciliation, UsageQuarantine, UsageRollup
+from billing.models import CompiledRateCard, Invoice, InvoiceEmail, Reconciliation, UsageQuarantine, UsageRollup
 from billing.pricing.pricing import Tier
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.messages import ReplicaPhase
@@ -34,6 +34,7 @@ SETTLEMENT_LATE_MS = 60_000
 RECONCILED_LATE = timedelta(minutes=20)
 CORDONED_LONG = timedelta(hours=1)
 EMAIL_LATE = timedelta(hours=1)
+INVOICE_LATE = timedelta(hours=1)  # since its period was closed
 QUEUE_SHARE = 3  # a request waits too long after a third of the maximum wait
 LOOKBACK = timedelta(hours=1)  # for requests
 MIN_REQUESTS = 20  # fewer are not evaluated
@@ -52,6 +53,7 @@ class IssueType(StrEnum):
     DISK = "disk"
     FAILURES = "failures"
     EMAIL = "email"
+    INVOICE = "invoice"
     MODEL = "model"
     OBJECTIVE = "objective"
     PRICE = "price"
@@ -299,6 +301,22 @@ def _quarantine(now: datetime) -> Iterator[HealthIssue]:
         )
 
 
+def _invoices(now: datetime) -> Iterator[HealthIssue]:
+    """Yield tenants whose invoices of a closed period could not be finalized."""
+    drafts = Invoice.objects.all_tenants().filter(
+        state=Invoice.State.DRAFT, complete=True, period__closed_at__lt=now - INVOICE_LATE
+    )
+    for draft in drafts.select_related("tenant", "period").order_by("tenant_id", "-pk").distinct("tenant_id"):
+        yield HealthIssue(
+            IssueType.INVOICE,
+            str(draft.tenant_id),
+            urgent=True,
+            title=f"{draft.tenant.name}: invoice of {draft.period.label} not finalized",
+            todo="Finalize the draft to see what is missing, such as a tax rule or a VAT ID.",
+            tenant=draft.tenant,
+        )
+
+
 def _since(first: datetime, now: datetime) -> str:
     return "" if now - first < timedelta(minutes=1) else f", oldest {timesince(first, now, depth=1)}"
 
@@ -447,5 +465,5 @@ _OF_BOARD: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] 
 )
 _OF_ROWS: tuple[Callable[[datetime], Iterable[HealthIssue]], ...] = (
     *(_quarantine, _reconciliation, _requests, _budgets, _unrated, _prices),
-    *(_cordons, _webhooks, _mails),
+    *(_cordons, _webhooks, _mails, _invoices),
 )

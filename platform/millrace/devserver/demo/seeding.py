@@ -193,7 +193,7 @@ def create_billing(demo_tenants: list[DemoTenant], models: DemoModels, first_day
         postcode="00000",
         city="Exampleton",
         country="IE",
-        vat_id="IE0000000AA",
+        vat_id="IE0000000W",
         email="billing@millrace-demo.example",
         invoice_prefix="DEMO",
         credit_note_prefix="DEMO-CN",

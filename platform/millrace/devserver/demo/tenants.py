@@ -164,7 +164,7 @@ COPPER = TenantSpec(
     ),
     budgets=(BudgetSpec("Pilot", "money", "lifetime", 0.97, of="ever"),),
     volume=0.8,
-    vat_id="FR00000000000",
+    vat_id="FR12000000000",
 )
 MEADOW = TenantSpec(
     slug="demo-meadow",
@@ -195,7 +195,7 @@ MEADOW = TenantSpec(
     ),
     budgets=(BudgetSpec("Requests a day", "requests", "day", 1_000),),
     limits={"concurrency": 64, "long_prompt_threshold": 6000, "long_prompt_concurrency": 4},
-    vat_id="NL000000000B00",
+    vat_id="NL123456789B13",
 )
 BLANK = TenantSpec(
     slug="demo-blank",

@@ -1,0 +1,237 @@
+"""Corrections of invoiced usage, credit notes, voids, write-offs and refunds: which invoice, and who receives money."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from billing.actions import credits
+from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
+from billing.actions.drafts import do_close_period, do_draft
+from billing.actions.invoices import do_finalize
+from billing.actions.payments import Received, do_record_payment, outstanding
+from billing.actions.setup import do_set_profile
+from billing.invoicing import checks
+from billing.invoicing.runs import invoice_months
+from billing.ledger import balance
+from billing.models import Account, CreditGrant, Invoice, LedgerEntry, Payment, TaxRule, UsageEvent
+from billing.periods import default_entity
+from tenants.actions import Conflict, do_create_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Tenant
+from tests.support.billing.books import (
+    DECEMBER,
+    NOVEMBER,
+    OCTOBER,
+    invoiced,
+    make_months,
+    over,
+    period,
+    price,
+    take_back,
+    use,
+)
+from tests.support.rows import unscoped
+
+pytestmark = pytest.mark.django_db
+MILLION = 10**6
+CENT = 10**7  # nano-USD
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    make_months()
+    return do_create_tenant("acme", "Acme")
+
+
+def pay(cents: int, reference: str = "p1", **fields) -> Payment:
+    return do_record_payment(Received("manual", reference, cents, NOVEMBER, tenant="acme", **fields))[0]
+
+
+def on(account: Account, tenant: Tenant) -> int:
+    """Return the balance of an account in cents, which is whole."""
+    with all_tenants_scope(BypassReason.BILLING):
+        cents, rest = divmod(balance(tenant.pk, account), CENT)
+    assert rest == 0
+    return cents
+
+
+def state(invoice: Invoice) -> tuple[str, int]:
+    with all_tenants_scope(BypassReason.BILLING):
+        row = Invoice.objects.all_tenants().get(pk=invoice.pk)
+        return row.state, outstanding(row)
+
+
+def corrections(tenant: Tenant, at) -> list[Invoice]:
+    """Close the month and finalize the corrections of the tenant."""
+    month = period(at)
+    do_close_period(month, now=over(month))
+    drafts = [row for row in do_draft(month, tenant) if row.invoice_type == Invoice.InvoiceType.CORRECTION]
+    return [do_finalize(draft, now=month.ends_at) for draft in drafts]
+
+
+def tax(percent: int, since: date) -> None:
+    with all_tenants_scope(BypassReason.BILLING):
+        TaxRule.objects.create(entity=default_entity(), category="S", rate_ppm=percent * 10_000, starts_on=since)
+
+
+def events(tenant: Tenant, model: str) -> list[UsageEvent]:
+    return [row for row in unscoped(UsageEvent).all() if row.model == model]
+
+
+def test_a_correction_for_each_corrected_invoice_with_its_tax(acme):
+    """October's usage that November billed is credited on November's invoice."""
+    tax(10, date(2026, 1, 1))
+    tax(20, date(2026, 11, 1))
+    early, late = price("1", model="early"), price("4", model="late")
+    use(acme, OCTOBER, (early, MILLION))
+    october = invoiced(acme, OCTOBER)
+    use(acme, OCTOBER, (late, MILLION))  # settled after October was closed
+    use(acme, NOVEMBER, (price("2", model="now"), MILLION))
+    november = invoiced(acme, NOVEMBER)
+    assert (october.total, november.total) == (110, 720)
+    for model in ("early", "late", "now"):
+        (event,) = events(acme, model)
+        take_back(event, DECEMBER)
+    notes = corrections(acme, DECEMBER)
+    assert [(note.refers_to_id, note.subtotal, note.total) for note in notes] == [
+        *((october.pk, 100, 110), (november.pk, 600, 720)),
+    ]
+    assert [state(row) for row in (october, november)] == [("paid", 0), ("paid", 0)]
+    assert on(Account.REVENUE, acme) == on(Account.TAX, acme) == on(Account.DEPOSITS, acme) == 0
+    assert corrections(acme, DECEMBER) == []  # a second run drafts nothing
+    for note in notes:
+        with all_tenants_scope(BypassReason.BILLING):
+            rows = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to__period")
+            result = checks.check(rows.get(pk=note.pk))
+        assert (result.ledger_difference, result.same_data, result.same_pdf) == (0, True, True)
+
+
+def test_usage_of_a_voided_invoice_is_not_credited(acme):
+    use(acme, OCTOBER, (price("1"), MILLION))
+    do_void(invoiced(acme, OCTOBER), "wrong address")
+    take_back(unscoped(UsageEvent).all()[0], NOVEMBER)
+    assert corrections(acme, NOVEMBER) == []
+    assert on(Account.CREDITS, acme) == on(Account.DEPOSITS, acme) == 0
+
+
+def test_a_correction_of_a_written_off_invoice_reduces_the_loss(acme):
+    one = price("1")
+    use(acme, OCTOBER, (one, MILLION), times=4)
+    october = invoiced(acme, OCTOBER)
+    pay(100)
+    do_write_off(october, "insolvent")
+    for event in unscoped(UsageEvent).all():
+        take_back(event, NOVEMBER)
+    corrections(acme, NOVEMBER)
+    assert on(Account.BAD_DEBT, acme) == 0
+    assert on(Account.DEPOSITS, acme) == -100  # the part that was paid
+    assert state(october) == ("paid", 0)
+
+
+def test_an_invoice_that_credit_paid_can_be_credited_and_returns_the_credit(acme):
+    pay(300)
+    credits.do_grant_credit(acme, CreditGrant.GrantType.PREPAID, 300 * CENT, starts_at=OCTOBER)
+    credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 100 * CENT, starts_at=OCTOBER, priority=1)
+    use(acme, OCTOBER, (price("4"), MILLION))
+    invoice = invoiced(acme, OCTOBER)
+    assert (invoice.total, state(invoice)) == (0, ("paid", 0))
+    for number, cents in enumerate((50, 300)):
+        note = do_issue_credit_note(invoice, [("SLA credit", cents)], "SLA")
+        assert (note.total, note.credits) == (0, [{"label": "Returned as credit", "cents": cents}]), number
+    with pytest.raises(Conflict, match=r"Only \$0\.50"):
+        do_issue_credit_note(invoice, [("SLA credit", 51)], "SLA")
+    returned = unscoped(CreditGrant).all()[2:]
+    assert [(grant.grant_type, grant.nano // CENT) for grant in returned] == [
+        *(("prepaid", 50), ("prepaid", 250), ("promotional", 50)),
+    ]
+    assert on(Account.REVENUE, acme) == -50
+    assert on(Account.CREDITS, acme) == -350
+
+
+def test_an_invoice_that_credit_paid_can_be_voided(acme):
+    credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 200 * CENT, starts_at=OCTOBER)
+    use(acme, OCTOBER, (price("2"), MILLION))
+    invoice = invoiced(acme, OCTOBER)
+    do_void(invoice, "wrong address")
+    assert state(invoice) == ("void", 0)
+    assert on(Account.CREDITS, acme) == -200
+    with pytest.raises(Conflict, match="Only open invoices"):
+        do_void(invoice, "again")
+
+
+def test_no_more_than_the_invoice_is_credited(acme):
+    """A correction after credit notes over the whole amount returns nothing."""
+    use(acme, OCTOBER, (price("1"), MILLION))
+    october = invoiced(acme, OCTOBER)
+    pay(100)
+    do_issue_credit_note(october, [("SLA credit", 70)], "SLA")
+    take_back(unscoped(UsageEvent).all()[0], NOVEMBER)
+    (note,) = corrections(acme, NOVEMBER)
+    assert (note.subtotal, note.total, note.credits) == (100, 30, [{"label": "Credited before", "cents": 70}])
+    assert on(Account.DEPOSITS, acme) == -100
+    assert on(Account.REVENUE, acme) == on(Account.CREDITS, acme) == 0
+
+
+def test_a_payment_after_a_write_off_pays_the_invoice(acme):
+    use(acme, OCTOBER, (price("2"), MILLION))
+    invoice = invoiced(acme, OCTOBER)
+    do_write_off(invoice, "insolvent")
+    pay(50)
+    assert (state(invoice), on(Account.BAD_DEBT, acme)) == (("uncollectible", 0), 150)
+    pay(-20, "r1")
+    assert (state(invoice), on(Account.BAD_DEBT, acme)) == (("uncollectible", 0), 170)
+    pay(170, "p2")
+    assert (state(invoice), on(Account.BAD_DEBT, acme), on(Account.DEPOSITS, acme)) == (("paid", 0), 0, 0)
+    pay(-10, "r2")
+    assert state(invoice) == ("open", 10)
+    do_write_off(invoice, "again")
+    assert on(Account.BAD_DEBT, acme) == 10
+    assert sum(entry.nano for entry in unscoped(LedgerEntry).all()) == 0
+
+
+def test_open_invoices_are_paid_before_written_off_ones(acme):
+    use(acme, OCTOBER, (price("2"), MILLION))
+    lost = invoiced(acme, OCTOBER)
+    do_write_off(lost, "insolvent")
+    use(acme, NOVEMBER, (price("3", model="b"), MILLION))
+    due = invoiced(acme, NOVEMBER)
+    pay(350)
+    assert (state(due), state(lost), on(Account.BAD_DEBT, acme)) == (("paid", 0), ("uncollectible", 0), 150)
+
+
+def test_a_refund_without_a_payment_is_rejected(acme):
+    with pytest.raises(Conflict, match="exceeds"):
+        pay(-1, "r1")
+    pay(100)
+    with pytest.raises(Conflict, match=r"\$1\.00"):
+        pay(-101, "r1")
+    pay(-100, "r1")
+    with pytest.raises(Conflict, match="exceeds"):
+        pay(-1, "r2")
+    assert on(Account.CASH, acme) == 0
+
+
+@pytest.mark.parametrize("name", ["Bell \a", "{u7}", "Line\x0bbreak", "東京 {x} 7", 'Quote " and \\ \u200b'])
+def test_no_name_blocks_an_invoice(acme, name):
+    """Names that were stored before they were validated."""
+    with all_tenants_scope(BypassReason.COMMAND):
+        Tenant.objects.all_tenants().filter(pk=acme.pk).update(name=name)
+    use(acme, OCTOBER, (price("1"), MILLION))
+    assert invoiced(acme, OCTOBER).number
+
+
+def test_one_failing_invoice_does_not_stop_the_others(acme):
+    other = do_create_tenant("globex", "Globex")
+    one = price("1")
+    for tenant in (acme, other):
+        use(tenant, OCTOBER, (one, MILLION))
+    tax(10, date(2026, 1, 1))
+    with all_tenants_scope(BypassReason.BILLING):
+        TaxRule.objects.update(region="Bavaria")
+    do_set_profile(other, region="Bavaria")
+    report = invoice_months(month="2026-10", now=over(period(OCTOBER)))
+    assert len(report.finalized) == 1
+    assert [text.partition(":")[0] for text in report.left] == ["acme 2026-10"]
