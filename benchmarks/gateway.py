@@ -6,7 +6,8 @@ Millrace: one gateway process with authentication, limits, metering and settleme
 Celery worker whose engine responds immediately. LiteLLM: one process with a master key; behind it a server that
 responds immediately. It is also measured with its beta setting `rust` on `/v1/messages`, if its Rust path answers.
 Portkey: one process of its open gateway in front of the same server; it has no keys, limits or metering. All are
-measured in turn with 1, 16 and 64 connections; the results are medians over the rounds.
+measured in turn with 1, 16 and 64 connections; the results are medians over the rounds, the columns `max` the longest
+latencies of all rounds.
 The CPU time of Millrace's processes is printed per request. Then many streams of 50 tokens per second each run through
 one gateway. Every token must arrive in time, and clients that stop reading must not affect the others. The load, the
 databases and all systems share the machine's cores. The exit status is 1 if a request failed.
@@ -153,7 +154,7 @@ def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str
     bare = median(figures["mock"][1], lambda run: statistics.median(run.latencies))
     print(
         f"{'':12} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10}"
-        f" {'p50, 16':>9} {'req/s, 64':>10} {'p50, 64':>9} errors"
+        f" {'p50, 16':>9} {'p99, 16':>9} {'max, 16':>9} {'req/s, 64':>10} {'p50, 64':>9} {'max, 64':>9} errors"
     )
     for name in names:
         single, parallel, many = (figures[name][connections] for connections in CONNECTIONS)
@@ -162,8 +163,11 @@ def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str
             "p99_ms": 1e3 * median(single, lambda run: percentile(run.latencies, 0.99)),
             "rate_16": median(parallel, lambda run: run.rate),
             "p50_16_ms": 1e3 * median(parallel, lambda run: statistics.median(run.latencies)),
+            "p99_16_ms": 1e3 * median(parallel, lambda run: percentile(run.latencies, 0.99)),
+            "max_16_ms": 1e3 * max(max(run.latencies) for run in parallel),
             "rate_64": median(many, lambda run: run.rate),
             "p50_64_ms": 1e3 * median(many, lambda run: statistics.median(run.latencies)),
+            "max_64_ms": 1e3 * max(max(run.latencies) for run in many),
             "errors": sum(len(run.errors) for run in single + parallel + many),
         }
         # Millrace includes its worker. For the other gateways, the latency of the mock server is subtracted.
@@ -171,8 +175,9 @@ def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str
         rows[name] = row
         print(
             f"{name:12} {row['p50_ms']:>9.2f} ms {row['added_ms']:>6.2f} ms {row['p99_ms']:>9.2f} ms"
-            f" {row['rate_16']:>10.0f} {row['p50_16_ms']:>6.2f} ms {row['rate_64']:>10.0f} {row['p50_64_ms']:>6.2f} ms"
-            f" {row['errors']:>6.0f}"
+            f" {row['rate_16']:>10.0f} {row['p50_16_ms']:>6.2f} ms"
+            f" {row['p99_16_ms']:>6.1f} ms {row['max_16_ms']:>6.0f} ms"
+            f" {row['rate_64']:>10.0f} {row['p50_64_ms']:>6.2f} ms {row['max_64_ms']:>6.0f} ms {row['errors']:>6.0f}"
         )
     if "litellm" in rows:
         rate = rows["millrace"]["rate_16"] / rows["litellm"]["rate_16"]

@@ -13,7 +13,8 @@ import pytest
 import redis
 
 from inference_worker.contract import claims
-from inference_worker.contract.journal import Journal, execution_key
+from inference_worker.contract import journal as journal_module
+from inference_worker.contract.journal import RECORD_BYTES, Journal, execution_key
 from inference_worker.contract.messages import (
     USAGE_GROUP,
     USAGE_STREAM,
@@ -279,6 +280,29 @@ def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
     assert len(journal.open_events()) == 1  # delivered to the settler is not settled
     broker.xack(USAGE_STREAM, USAGE_GROUP, entries[0][0])
     eventually(lambda: not journal.open_events())
+    publisher.close()
+
+
+def test_journal_space_is_reserved_before_the_next_trim(
+    broker: redis.Redis, queued: Queued, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker without space claims nothing, so many short executions must not use it up until the trim."""
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 2 * RECORD_BYTES)
+    journal = Journal(tmp_path / "journal")
+    publisher = new_publisher(broker, journal)
+    publisher._trim_at = time.monotonic() + 3600
+    for number in range(12):
+        live = begin(broker, queued, make_job(f"req_{number}"))
+        publisher.deliver([last(live, 1)])
+        assert live.ended.wait(60)
+    assert len(journal.segments) > 2
+
+    def is_reserved() -> bool:
+        publisher.deliver([])  # another round
+        return journal.is_reserved
+
+    eventually(is_reserved)
+    assert journal.room >= journal_module.SEGMENT_BYTES
     publisher.close()
 
 
