@@ -297,9 +297,12 @@ def platform(pace: float) -> Iterator[tuple[ChatEndpoint, Processes]]:
 
 
 def set_up(stack: Stack, state: Path) -> str:
-    """Create the tables, and a tenant whose account, project and key have limits. Return the key."""
-    for words in (("migrate", "--no-input"), ("shell", "-c", _SET_UP)):
-        command = stack.command("django", *words)
+    """Create the tables, a tenant whose account, project and key have limits, and the model's files. Return the key.
+
+    As with `millrace up`, the gateway does not convert the model. Otherwise its memory includes the converter.
+    """
+    django = (("django", "migrate", "--no-input"), ("django", "shell", "-c", _SET_UP))
+    for command in (stack.command(*words) for words in (*django, ("millrace.cli.convert",))):
         with (state / "django.log").open("ab") as log:
             subprocess.run(command.argv, env=dict(command.environ), stdout=log, stderr=log, check=True)  # noqa: S603
     credentials = json.loads((state / "credentials.json").read_text(encoding="utf-8"))
