@@ -46,7 +46,6 @@ class ActiveJob:
     paid: PinnedPrefixes = field(default_factory=PinnedPrefixes)  # paid pins of the prompt's blocks, on any replica
     next_seq: int = 0  # number of the next stream event, set by the publisher
     pins_reported: bool = False  # whether the broker has the execution's pins, set by the publisher
-    ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def engine_id(self) -> str:

@@ -133,12 +133,6 @@ class Publisher:
             round_ = self._group_outputs([item for item in items if item is not None])
             self._until_done(lambda: self._journal_ends(round_))  # noqa: B023 - called before round_ changes
             self._until_done(lambda: self._write(round_))  # noqa: B023
-            for live in [
-                *(end[0] for end in round_.ends),
-                *(failure[0] for failure in round_.failures),
-                *round_.requeued,
-            ]:
-                live.ended.set()
             self._run_maintenance()
 
     def _gather(self) -> list[Sequence[Delivery] | None]:
