@@ -287,7 +287,7 @@ def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
 def test_journal_space_is_reserved_before_the_next_trim(
     broker: redis.Redis, queued: Queued, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker without space claims nothing, so many short executions must not use it up until the trim."""
+    """A worker without space claims nothing. Short executions must not use up the space before the trim."""
     monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 2 * RECORD_BYTES)
     journal = Journal(tmp_path / "journal")
     publisher = new_publisher(broker, journal)
