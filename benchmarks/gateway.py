@@ -6,10 +6,12 @@ Millrace: one gateway process with authentication, limits, metering and settleme
 Celery worker whose engine responds immediately. LiteLLM: one process with a master key; behind it a server that
 responds immediately. It is also measured with its beta setting `rust` on `/v1/messages`, if its Rust path answers.
 Portkey: one process of its open gateway in front of the same server; it has no keys, limits or metering. All are
-measured in turn with 1, 16 and 64 connections; the results are medians over the rounds.
-The CPU time of Millrace's processes is printed per request. Then many streams of 50 tokens per second each run through
-one gateway. Every token must arrive in time, and clients that stop reading must not affect the others. The load, the
-databases and all systems share the machine's cores. The exit status is 1 if a request failed.
+measured in turn with 1, 16 and 64 connections. The results are medians over the rounds, and `max` is the longest
+latency of all rounds. The CPU time per request is printed for Millrace's processes and for each other gateway.
+
+Then many streams of 50 tokens per second each run through one gateway. Every token must arrive in time, and clients
+that stop reading must not affect the others. The load, the databases and all systems share the machine's cores. The
+exit status is 1 if a request failed.
 
 The other gateways are optional: `pip install 'litellm[proxy]'` in a separate virtual environment, and
 `npm install @portkey-ai/gateway` or npx.
@@ -30,7 +32,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as with_changes
 from functools import partial
@@ -69,6 +71,7 @@ class ChatEndpoint:
     url: str
     key: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    pid: int = 0  # of a gateway's first process, which leads their session; 0 for Millrace, which has several programs
 
     def request(self, **more: Any) -> bytes:
         return request_bytes(self.url, self.key, BODY | more, self.headers)
@@ -127,19 +130,21 @@ def compare(
     figures: dict[str, dict[int, list[ClosedLoopResult]]] = {
         server.name: {connections: [] for connections in CONNECTIONS} for server in servers
     }
-    costs: dict[str, list[float]] = {name: [] for name in processes}  # CPU microseconds per request
+    others = {server.name: server.pid for server in servers if server.pid}
+    costs: dict[str, list[float]] = {name: [] for name in (*processes, *others)}  # CPU microseconds per request
     for server in servers:  # warm up
         measured = asyncio.run(closed_loop(server.url, server.request(), 16, min(3.0, options.seconds)))
         assert not measured.errors, (server.name, measured.errors[:3])
     for _ in range(options.rounds):
         for connections in CONNECTIONS:
             for server in servers:
-                before = cpu_times(processes)
+                before = cpu_times(processes) if server is millrace else {server.name: session_cpu_seconds(server.pid)}
                 result = asyncio.run(closed_loop(server.url, server.request(), connections, options.seconds))
                 figures[server.name][connections].append(result)
-                if server is millrace and connections == 16:
-                    for name, seconds in cpu_times(processes).items():
-                        costs[name].append(1e6 * (seconds - before[name]) / max(1, len(result.latencies)))
+                after = cpu_times(processes) if server is millrace else {server.name: session_cpu_seconds(server.pid)}
+                if connections == 16:
+                    for name in after.keys() & costs.keys():
+                        costs[name].append(1e6 * (after[name] - before[name]) / max(1, len(result.latencies)))
     rows = table(figures, [server.name for server in servers])
     medians = {name: statistics.median(values) for name, values in costs.items()}
     print("CPU per request at 16 connections: " + ", ".join(f"{name} {cost:.0f} us" for name, cost in medians.items()))
@@ -153,7 +158,7 @@ def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str
     bare = median(figures["mock"][1], lambda run: statistics.median(run.latencies))
     print(
         f"{'':12} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10}"
-        f" {'p50, 16':>9} {'req/s, 64':>10} {'p50, 64':>9} errors"
+        f" {'p50, 16':>9} {'p99, 16':>9} {'max, 16':>9} {'req/s, 64':>10} {'p50, 64':>9} {'max, 64':>9} errors"
     )
     for name in names:
         single, parallel, many = (figures[name][connections] for connections in CONNECTIONS)
@@ -162,8 +167,11 @@ def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str
             "p99_ms": 1e3 * median(single, lambda run: percentile(run.latencies, 0.99)),
             "rate_16": median(parallel, lambda run: run.rate),
             "p50_16_ms": 1e3 * median(parallel, lambda run: statistics.median(run.latencies)),
+            "p99_16_ms": 1e3 * median(parallel, lambda run: percentile(run.latencies, 0.99)),
+            "max_16_ms": 1e3 * max(max(run.latencies) for run in parallel),
             "rate_64": median(many, lambda run: run.rate),
             "p50_64_ms": 1e3 * median(many, lambda run: statistics.median(run.latencies)),
+            "max_64_ms": 1e3 * max(max(run.latencies) for run in many),
             "errors": sum(len(run.errors) for run in single + parallel + many),
         }
         # Millrace includes its worker. For the other gateways, the latency of the mock server is subtracted.
@@ -171,8 +179,9 @@ def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str
         rows[name] = row
         print(
             f"{name:12} {row['p50_ms']:>9.2f} ms {row['added_ms']:>6.2f} ms {row['p99_ms']:>9.2f} ms"
-            f" {row['rate_16']:>10.0f} {row['p50_16_ms']:>6.2f} ms {row['rate_64']:>10.0f} {row['p50_64_ms']:>6.2f} ms"
-            f" {row['errors']:>6.0f}"
+            f" {row['rate_16']:>10.0f} {row['p50_16_ms']:>6.2f} ms"
+            f" {row['p99_16_ms']:>6.1f} ms {row['max_16_ms']:>6.0f} ms"
+            f" {row['rate_64']:>10.0f} {row['p50_64_ms']:>6.2f} ms {row['max_64_ms']:>6.0f} ms {row['errors']:>6.0f}"
         )
     if "litellm" in rows:
         rate = rows["millrace"]["rate_16"] / rows["litellm"]["rate_16"]
@@ -243,6 +252,16 @@ def cpu_times(processes: Processes) -> dict[str, float]:
     return {name: cpu_seconds(process.pid) for name, process in processes.items()}
 
 
+def session_cpu_seconds(pid: int) -> float:
+    """Return the CPU time in seconds of the session that the process leads, without processes that have ended."""
+    seconds = 0.0
+    for path in Path("/proc").glob("[0-9]*/stat") if pid else ():
+        with suppress(OSError, IndexError):
+            if int(path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[3]) == pid:
+                seconds += cpu_seconds(int(path.parent.name))
+    return seconds
+
+
 def memory(processes: Processes) -> dict[str, float]:
     """Return the resident memory of each process in MiB."""
     result = {}
@@ -292,9 +311,12 @@ def platform(pace: float) -> Iterator[tuple[ChatEndpoint, Processes]]:
 
 
 def set_up(stack: Stack, state: Path) -> str:
-    """Create the tables, and a tenant whose account, project and key have limits. Return the key."""
-    for words in (("migrate", "--no-input"), ("shell", "-c", _SET_UP)):
-        command = stack.command("django", *words)
+    """Create the tables, a tenant whose account, project and key have limits, and the model's files. Return the key.
+
+    As with `millrace up`, the gateway does not convert the model. Otherwise its memory includes the converter.
+    """
+    django = (("django", "migrate", "--no-input"), ("django", "shell", "-c", _SET_UP))
+    for command in (stack.command(*words) for words in (*django, ("millrace.cli.convert",))):
         with (state / "django.log").open("ab") as log:
             subprocess.run(command.argv, env=dict(command.environ), stdout=log, stderr=log, check=True)  # noqa: S603
     credentials = json.loads((state / "credentials.json").read_text(encoding="utf-8"))
@@ -338,8 +360,8 @@ def upstream() -> Iterator[ChatEndpoint]:
 def litellm(python: str, mock: ChatEndpoint) -> Iterator[ChatEndpoint]:
     """Run LiteLLM's proxy in one process, in front of the mock server."""
     upstream = {"model": f"openai/{MODEL}", "api_base": mock.url.removesuffix("/chat/completions")}
-    with litellm_proxy(python, upstream, "/v1/chat/completions") as url:
-        yield ChatEndpoint("litellm", url, MASTER_KEY)
+    with litellm_proxy(python, upstream, "/v1/chat/completions") as (url, pid):
+        yield ChatEndpoint("litellm", url, MASTER_KEY, pid=pid)
 
 
 @contextmanager
@@ -349,18 +371,18 @@ def litellm_rust(python: str, mock: ChatEndpoint) -> Iterator[list[ChatEndpoint]
     Only `/v1/messages` for Anthropic has a Rust path. Without the header of that path, there is no endpoint.
     """
     upstream = {"model": f"anthropic/{MODEL}", "api_base": mock.url.removesuffix("/v1/chat/completions")}
-    with litellm_proxy(python, upstream, "/v1/messages", LITELLM_RUST="true") as url:
+    with litellm_proxy(python, upstream, "/v1/messages", LITELLM_RUST="true") as (url, pid):
         headers = answer_headers(url, MASTER_KEY)
         if headers is not None and headers.get("x-litellm-rust") == "true":
-            yield [ChatEndpoint("litellm-rust", url, MASTER_KEY)]
+            yield [ChatEndpoint("litellm-rust", url, MASTER_KEY, pid=pid)]
         else:
             print("Without LiteLLM's Rust path: its response does not have the header `x-litellm-rust`.\n")
             yield []
 
 
 @contextmanager
-def litellm_proxy(python: str, upstream: dict[str, str], path: str, **environ: str) -> Iterator[str]:
-    """Run a LiteLLM proxy with one model and return the URL of its endpoint."""
+def litellm_proxy(python: str, upstream: dict[str, str], path: str, **environ: str) -> Iterator[tuple[str, int]]:
+    """Run a LiteLLM proxy with one model. Return the URL of its endpoint, and its process ID."""
     port = free_port()
     with ExitStack() as running:
         state = Path(running.enter_context(tempfile.TemporaryDirectory()))
@@ -375,8 +397,8 @@ def litellm_proxy(python: str, upstream: dict[str, str], path: str, **environ: s
         environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", **environ}
         environ.pop("PYTHONPATH", None)
         ready = partial(answers, url, MASTER_KEY)
-        start(Program("litellm", argv, environ=environ, ready=ready, ready_seconds=180.0), state, running)
-        yield url
+        program = Program("litellm", argv, environ=environ, ready=ready, ready_seconds=180.0)
+        yield url, start(program, state, running).pid
 
 
 @contextmanager
@@ -390,8 +412,8 @@ def portkey(command: str, mock: ChatEndpoint) -> Iterator[ChatEndpoint]:
         argv = (*shlex.split(command), f"--port={port}", "--headless")
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         ready = partial(answers, url, "none", headers)
-        start(Program("portkey", argv, environ=dict(os.environ), ready=ready, ready_seconds=180.0), state, running)
-        yield ChatEndpoint("portkey", url, "none", headers)
+        program = Program("portkey", argv, environ=dict(os.environ), ready=ready, ready_seconds=180.0)
+        yield ChatEndpoint("portkey", url, "none", headers, start(program, state, running).pid)
 
 
 def answers(url: str, key: str, headers: Mapping[str, str] | None = None) -> bool:

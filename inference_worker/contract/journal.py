@@ -109,6 +109,11 @@ class Journal:
         left = 0 if self._file is None else max(0, SEGMENT_BYTES - self._position)
         return left + (SEGMENT_BYTES if self._spare is not None else 0)
 
+    @property
+    def is_reserved(self) -> bool:
+        """Return whether the current and the next segment exist."""
+        return self._file is not None and self._spare is not None
+
     def reserve(self) -> None:
         """Create the current and the next segment, if the disk has space for them."""
         with contextlib.suppress(OSError):

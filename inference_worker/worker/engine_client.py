@@ -49,7 +49,6 @@ class ActiveJob:
     next_seq: int = 0  # number of the next stream event, set by the publisher
     reasoning_tokens: int = 0  # of its outputs, set by the publisher
     pins_reported: bool = False  # whether the broker has the execution's pins, set by the publisher
-    ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def engine_id(self) -> str:

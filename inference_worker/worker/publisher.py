@@ -54,6 +54,7 @@ log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.2
 TRIM_SECONDS = 5.0
+RESERVE_SECONDS = 0.2  # between attempts to reserve journal space, which fail while the disk is full
 VECTORS_SECONDS = 60  # short, because vectors are large and a caller can send the request again
 # Miss reasons that become "other_worker" if another replica has the prefix.
 _ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")
@@ -97,6 +98,7 @@ class Publisher:
         self._scripts_loaded = False
         self._resend = False
         self._trim_at = 0.0
+        self._reserve_at = 0.0
         self._run_id: str | None = None  # of the broker's process at the last check
         self._replay_journal()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -127,12 +129,6 @@ class Publisher:
             round_ = self._group_outputs([item for item in items if item is not None])
             self._until_done(lambda: self._journal_ends(round_))  # noqa: B023 - called before round_ changes
             self._until_done(lambda: self._write(round_))  # noqa: B023
-            for live in [
-                *(end[0] for end in round_.ends),
-                *(failure[0] for failure in round_.failures),
-                *round_.requeued,
-            ]:
-                live.ended.set()
             self._run_maintenance()
 
     def _gather(self) -> list[Sequence[Delivery] | None]:
@@ -376,12 +372,15 @@ class Publisher:
         return End(billing_context.request_id, usage.attempt, int(seq), reason, None, usage.usage)  # type: ignore[arg-type]
 
     def _run_maintenance(self) -> None:
-        """Resend ends after an outage, and remove settled events from the journal."""
+        """Reserve journal space, resend ends after an outage, and remove settled events from the journal."""
+        # Under load, two segments last less than TRIM_SECONDS. Without space the worker claims nothing.
+        if not self._journal.is_reserved and time.monotonic() >= self._reserve_at:
+            self._reserve_at = time.monotonic() + RESERVE_SECONDS
+            self._journal.reserve()
         try:
             self._resend_confirmed()
             if time.monotonic() >= self._trim_at:
                 self._trim_at = time.monotonic() + TRIM_SECONDS
-                self._journal.reserve()
                 settled = self._settled_watermark()
                 # NOTE: the order matters: a watermark read after a restart would drop events that the broker has lost.
                 if self._restarted():

@@ -13,7 +13,8 @@ import pytest
 import redis
 
 from inference_worker.contract import claims
-from inference_worker.contract.journal import Journal, execution_key
+from inference_worker.contract import journal as journal_module
+from inference_worker.contract.journal import RECORD_BYTES, Journal, execution_key
 from inference_worker.contract.messages import (
     USAGE_GROUP,
     USAGE_STREAM,
@@ -42,22 +43,21 @@ from inference_worker.contract.request import (
     TokenLogprobs,
 )
 from inference_worker.worker.engine_client import ActiveJob, Delivery, Requeued
-from inference_worker.worker.publisher import Publisher
 from tests.support.worker.jobs import make_job, make_usage
-from tests.support.worker.publishing import USAGE, eventually, last, new_publisher, usage_events
+from tests.support.worker.publishing import USAGE, ObservedPublisher, eventually, last, new_publisher, usage_events
 
 Queued = Callable[[InferenceJob], str]
 
 
 @pytest.fixture
-def publisher(broker: redis.Redis, tmp_path: Path) -> Iterator[Publisher]:
+def publisher(broker: redis.Redis, tmp_path: Path) -> Iterator[ObservedPublisher]:
     broker.xadd(gateway_stream("gw-a"), {"e": encode([])})
     publisher = make_publisher(broker, tmp_path)
     yield publisher
     publisher.close()
 
 
-def make_publisher(broker: redis.Redis, folder: Path) -> Publisher:
+def make_publisher(broker: redis.Redis, folder: Path) -> ObservedPublisher:
     journal = Journal(folder / "journal")
     return new_publisher(broker, journal)
 
@@ -80,14 +80,14 @@ def log_of(broker: redis.Redis, request_id: str, attempt: int = 1) -> list[Strea
     return [decode_event(payload) for payload in broker.lrange(event_log_key(request_id, attempt), 0, -1)]
 
 
-def test_outputs_are_published_and_metered(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+def test_outputs_are_published_and_metered(broker: redis.Redis, queued: Queued, publisher: ObservedPublisher) -> None:
     job = make_job()
     claimed = encode([Claimed("req_1", 1, "r")])
     broker.eval(claims.CLAIM, 1, queued(job), 1, "r", "call", claimed)
     live = ActiveJob(job, 1)
     publisher.deliver([tokens(live, 7)])
     publisher.deliver([last(live, 8)])
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
 
     reported = gateway_events(broker)
     assert reported[0] == Claimed("req_1", 1, "r")
@@ -104,13 +104,13 @@ def test_outputs_are_published_and_metered(broker: redis.Redis, queued: Queued, 
 
 
 def test_the_usage_event_contains_the_cache_miss_reason(
-    broker: redis.Redis, queued: Queued, publisher: Publisher
+    broker: redis.Redis, queued: Queued, publisher: ObservedPublisher
 ) -> None:
     live = begin(broker, queued, make_job())
     report = CacheReport("prefix_changed", changed_at=40, unpinned_tokens=64)
     output = RequestOutput(live.engine_id, [7], "<7>", finish_reason="stop", usage=USAGE, cache=report)
     publisher.deliver([(live, output)])
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     (usage,) = usage_events(broker)
     assert (usage.miss_reason, usage.changed_at, usage.unpinned_tokens) == ("prefix_changed", 40, 64)
 
@@ -144,7 +144,7 @@ def test_the_usage_event_contains_the_reasoning_tokens_of_all_sequences(
 def test_a_miss_that_another_replica_would_have_avoided_is_reported(
     broker: redis.Redis,
     queued: Queued,
-    publisher: Publisher,
+    publisher: ObservedPublisher,
     miss: Any,
     replicas_with_prefix: tuple[str, ...],
     reported: str,
@@ -152,7 +152,7 @@ def test_a_miss_that_another_replica_would_have_avoided_is_reported(
     live = begin(broker, queued, msgspec.structs.replace(make_job(), replicas_with_prefix=replicas_with_prefix))
     cache = CacheReport(miss)
     publisher.deliver([(live, RequestOutput(live.engine_id, [7], "7", finish_reason="stop", usage=USAGE, cache=cache))])
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     assert [usage.miss_reason for usage in usage_events(broker)] == [reported]
 
 
@@ -165,14 +165,14 @@ def test_accumulated_steps_become_one_event(broker: redis.Redis, queued: Queued,
         publisher.deliver([tokens(live, token)])
         time.sleep(0.005)
     publisher.deliver([last(live)])
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     publisher.close()
     events = [event for event in log_of(broker, "req_1") if isinstance(event, Tokens)]
     assert [token for event in events for token in event.token_ids] == list(range(20))
     assert len(events) <= 3
 
 
-def test_choices_have_an_index(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+def test_choices_have_an_index(broker: redis.Redis, queued: Queued, publisher: ObservedPublisher) -> None:
     """Each choice's tokens and end have its index. Only the request's last output contains the usage and ends it."""
     params = SamplingParams(n=2, logprobs=0, prompt_logprobs=0)
     live = begin(broker, queued, msgspec.structs.replace(make_job(), params=params))
@@ -192,7 +192,7 @@ def test_choices_have_an_index(broker: redis.Redis, queued: Queued, publisher: P
             output(1, 8, finish_reason="stop", usage=USAGE),  # ended by a token that is not part of its text
         ]
     )
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     first, second, third, finished, end = log_of(broker, "req_1")
     assert first == Tokens(
         "req_1", 1, 0, [5], "<5>", 0, [TokenLogprobs(5, -1.0, 1)], prompt, [TokenLogprobs(2, -2.0, 1)]
@@ -205,45 +205,47 @@ def test_choices_have_an_index(broker: redis.Redis, queued: Queued, publisher: P
 
 
 def test_an_error_ends_the_execution_without_a_charge(
-    broker: redis.Redis, queued: Queued, publisher: Publisher
+    broker: redis.Redis, queued: Queued, publisher: ObservedPublisher
 ) -> None:
     live = begin(broker, queued, make_job())
     publisher.deliver([(live, RequestError("context_length_exceeded", "too long", "messages"))])
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     failed = Failed("req_1", 1, 0, "context_length_exceeded", "too long", "messages")
     assert gateway_events(broker) == log_of(broker, "req_1") == [failed]
     (usage,) = usage_events(broker)
     assert (usage.outcome, usage.usage) == ("failed", TokenCounts())
 
 
-def test_a_requeued_execution_returns_to_its_gateway(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+def test_a_requeued_execution_returns_to_its_gateway(
+    broker: redis.Redis, queued: Queued, publisher: ObservedPublisher
+) -> None:
     live = begin(broker, queued, make_job())
     publisher.deliver([(live, Requeued())])
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     assert gateway_events(broker) == [Released("req_1", 2)]
     assert broker.hmget(claim_key("req_1", 0), "attempt", "state") == [b"2", b"queued"]
     assert usage_events(broker) == []
 
 
 def test_a_superseded_end_is_neither_published_nor_metered(
-    broker: redis.Redis, queued: Queued, publisher: Publisher
+    broker: redis.Redis, queued: Queued, publisher: ObservedPublisher
 ) -> None:
     live = begin(broker, queued, make_job())
     broker.eval(claims.ABANDON, 1, claim_key("req_1", 0), 1, "r")
     publisher.deliver([last(live, 1)])
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     assert usage_events(broker) == []
     assert not any(isinstance(event, End) for event in gateway_events(broker))
 
 
-def test_an_end_survives_a_broker_outage(broker: redis.Redis, queued: Queued, publisher: Publisher) -> None:
+def test_an_end_survives_a_broker_outage(broker: redis.Redis, queued: Queued, publisher: ObservedPublisher) -> None:
     live = begin(broker, queued, make_job())
     for _ in range(3):
         broker.client_kill_filter(_type="normal", skipme=True)
         publisher.deliver([tokens(live, 1)])
         time.sleep(0.05)
     publisher.deliver([last(live, 2)])
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     assert len(usage_events(broker)) == 1
     seqs = {event.seq for event in log_of(broker, "req_1") if isinstance(event, Tokens | End)}
     assert seqs == set(range(len(seqs)))
@@ -287,12 +289,35 @@ def test_the_journal_is_trimmed_by_the_settlers_acknowledgement(
     live = begin(broker, queued, make_job())
     broker.xgroup_create(USAGE_STREAM, USAGE_GROUP, id="0", mkstream=True)
     publisher.deliver([last(live, 1)])
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     ((_, entries),) = broker.xreadgroup(USAGE_GROUP, "s", {USAGE_STREAM: ">"})
     time.sleep(0.3)
     assert len(journal.open_events()) == 1  # delivered to the settler is not settled
     broker.xack(USAGE_STREAM, USAGE_GROUP, entries[0][0])
     eventually(lambda: not journal.open_events())
+    publisher.close()
+
+
+def test_journal_space_is_reserved_before_the_next_trim(
+    broker: redis.Redis, queued: Queued, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker without space claims nothing. Short executions must not use up the space before the trim."""
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 2 * RECORD_BYTES)
+    journal = Journal(tmp_path / "journal")
+    publisher = new_publisher(broker, journal)
+    publisher._trim_at = time.monotonic() + 3600
+    for number in range(12):
+        live = begin(broker, queued, make_job(f"req_{number}"))
+        publisher.deliver([last(live, 1)])
+        assert publisher.has_ended(live)
+    assert len(journal.segments) > 2
+
+    def is_reserved() -> bool:
+        publisher.deliver([])  # another round
+        return journal.is_reserved
+
+    eventually(is_reserved)
+    assert journal.room >= journal_module.SEGMENT_BYTES
     publisher.close()
 
 
@@ -309,9 +334,9 @@ def test_a_full_disk_delays_the_end_and_loses_nothing(
     with monkeypatch.context() as patched:
         patched.setattr("os.fdatasync", full)
         publisher.deliver([last(live, 1)])
-        assert not live.ended.wait(0.5)
+        assert not publisher.has_ended(live, 0.5)
         assert usage_events(broker) == []
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     assert len(usage_events(broker)) == 1
     publisher.close()
     again = Journal(tmp_path / "journal")
@@ -333,7 +358,7 @@ def test_vectors_are_only_in_the_log_and_expire_soon(broker: redis.Redis, queued
     live, usage = begin(broker, queued, job), TokenCounts(uncached=3)
     publisher = new_publisher(broker, Journal(tmp_path / "journal"), retention_seconds=500)
     publisher.deliver([(live, RequestOutput(live.engine_id, finish_reason="stop", usage=usage, vectors=b"1234"))])
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     publisher.close()
     end = End("req_1", 1, 1, "stop", None, usage)
     assert log_of(broker, "req_1") == [Vectors("req_1", 1, 0, b"1234"), end]

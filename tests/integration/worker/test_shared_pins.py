@@ -85,8 +85,8 @@ class Replicas:
 
     def run(self, worker: Worker, job: InferenceJob) -> None:
         """Run a request at the worker until its end is published."""
-        for live in worker.serve([self.queue(job)]):
-            assert live.ended.wait(60)
+        assert worker.serve([self.queue(job)])
+        eventually(lambda: self.is_billed(job))
 
     def usage_of(self, worker: Worker, prompt: list[int], *points: tuple[int, int], tenant: int = 1) -> TokenCounts:
         """Run a request and return its usage, which is also billed."""
