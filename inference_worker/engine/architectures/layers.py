@@ -203,7 +203,7 @@ class Layers:
         """Return the lookup of the rows of `weight`. It reads the packed weight of a tied head, not a second copy."""
         if isinstance(head, NativeLinear) and isinstance(head.product, operators.PackedLinear):
             return head.product.rows
-        return partial(_look_up, weight)
+        return partial(_look_up, weight.clone())  # a view would keep the whole file mapped
 
     def norm(self, weight: torch.Tensor, eps: float, offset: float = 0.0) -> RMSNorm:
         if self._kernels is not None:
