@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 
 from inference_worker.contract.env import SettingsError
+from inference_worker.contract.malloc import reuse_freed_memory
 
 
 def main() -> None:
     if len(sys.argv) > 1:
         sys.exit(f"{__doc__}\nTakes no arguments." if sys.argv[1] not in ("-h", "--help") else __doc__)
+    reuse_freed_memory()
     try:
         from inference_worker.worker.app import app
     except SettingsError as exc:

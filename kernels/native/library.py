@@ -52,6 +52,23 @@ class RotationArguments(ctypes.Structure):
     _fields_ = _fields(pointers="x cos sin", sizes="rows heads head_dim rotated stride")
 
 
+class LayerArguments(ctypes.Structure):
+    """`struct layer` in kernels.h."""
+
+    _fields_ = _fields(
+        pointers="x out narrow wide middle cache before_attention before_mlp qkv projection gated down rotation "
+        "attention codes row_scales",
+        sizes="rows window",
+        floats="scale soft_cap",
+    )
+
+
+class LookupArguments(ctypes.Structure):
+    """`struct lookup` in kernels.h."""
+
+    _fields_ = _fields(pointers="packed indexes out", sizes="count inputs")
+
+
 class PackingArguments(ctypes.Structure):
     """`struct packing` in kernels.h."""
 
@@ -74,6 +91,8 @@ class Library:
         self.attention = function("attention", AttentionArguments)
         self.norm = function("norm", NormArguments)
         self.rotation = function("rotation", RotationArguments)
+        self.layer = function("layer", LayerArguments)
+        self.lookup = function("lookup", LookupArguments)
         self.pack = function("pack", PackingArguments)
         self._choose = library.millrace_choose
         self._choose.argtypes, self._choose.restype = [c_char_p], c_int

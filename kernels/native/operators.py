@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from ctypes import byref
+from ctypes import addressof, byref
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 import torch
 
 from kernels.native.library import (
     AttentionArguments,
+    LayerArguments,
     Library,
     LinearArguments,
+    LookupArguments,
     NormArguments,
     PackingArguments,
     RotationArguments,
@@ -28,7 +32,7 @@ _BFLOAT16, _INT8, _INT4 = range(3)  # formats of weights
 MAX_GROUP = 65_536  # inputs whose products have a 32-bit sum
 
 
-class _Product:
+class Product:
     """x @ weightᵀ + bias with a weight in the tiles' layout. The given weight is not kept.
 
     With `activation`, the weight's first half is gate and the second half is up, and the result is
@@ -48,6 +52,8 @@ class _Product:
         (self._outputs, self._inputs), self._activation = shape, _ACTIVATIONS[activation]
         self._width = self._outputs // 2 if activation else self._outputs
         self._groups = self._inputs // group if group else 0
+        # Numbers for each row: the output, and if the weight is quantized, the codes and scales of the input.
+        self.row_sizes = self._width, self._inputs if weight_format == _INT8 else 0, self._groups
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         self._kept: list[torch.Tensor] = []
         self._template = LinearArguments(
@@ -68,11 +74,17 @@ class _Product:
             _require(residual.shape == out.shape and residual.stride(-1) == 1 and not self._activation)
             arguments.residual, arguments.residual_stride = residual.data_ptr(), residual.stride(0)
         if self._groups:
-            row_scales = torch.empty(rows * self._groups, dtype=torch.float32)
-            codes = torch.empty(rows * inputs if self._format == _INT8 else 0, dtype=torch.uint8)
+            _, code_count, scale_count = self.row_sizes
+            row_scales = torch.empty(rows * scale_count, dtype=torch.float32)
+            codes = torch.empty(rows * code_count, dtype=torch.uint8)
             arguments.row_scales, arguments.codes = row_scales.data_ptr(), codes.data_ptr()
         self._library.linear(byref(arguments))
         return out
+
+    @property
+    def template(self) -> LinearArguments:
+        """Return the arguments without those of a call."""
+        return self._template
 
     def _in_tiles(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows of the outputs in the order of the tiles, [tiles, columns, …]. Missing outputs are 0."""
@@ -90,7 +102,7 @@ class _Product:
         setattr(self._template, name, kept.data_ptr())
 
 
-class PackedLinear(_Product):
+class PackedLinear(Product):
     """A product with a weight in bfloat16."""
 
     def __init__(
@@ -112,8 +124,21 @@ class PackedLinear(_Product):
         self._template.weight = packed.data_ptr()
         self._kept.append(packed)
 
+    def rows(self, indexes: torch.Tensor) -> torch.Tensor:
+        """Return the rows of the weight, which has no activation, with these indexes: [count, inputs]."""
+        indexes = indexes.long().contiguous()
+        _require(not self._activation and indexes.ndim == 1)
+        if len(indexes) and not 0 <= int(indexes.min()) <= int(indexes.max()) < self._outputs:
+            raise IndexError(f"an index is not in [0, {self._outputs})")
+        out = torch.empty(len(indexes), self._inputs, dtype=torch.bfloat16)
+        arguments = LookupArguments(
+            self._template.weight, indexes.data_ptr(), out.data_ptr(), len(indexes), self._inputs
+        )
+        self._library.lookup(byref(arguments))
+        return out
 
-class PackedLinearInt8(_Product):
+
+class PackedLinearInt8(Product):
     """A product of 8-bit integers. x is quantized in each call, with a scale for each row and group of inputs.
 
     Args:
@@ -137,12 +162,13 @@ class PackedLinearInt8(_Product):
             raise ValueError(f"a weight [{outputs}, {inputs}] of {weight.dtype} in {groups} groups cannot be packed")
         super().__init__(library, (outputs, inputs), bias, activation, _INT8, inputs // groups)
         tiles = self._in_tiles(weight)
-        self._store("weight", tiles.unflatten(2, (-1, 4)).transpose(1, 2))
-        self._store("offsets", tiles.unflatten(2, (groups, -1)).sum(-1, dtype=torch.int32).mul_(-128).transpose(1, 2))
+        self._store("weight", tiles.view(len(tiles), _COLUMNS, -1, 4).transpose(1, 2))
+        by_group = tiles.view(len(tiles), _COLUMNS, groups, -1)
+        self._store("offsets", by_group.sum(-1, dtype=torch.int32).mul_(-128).transpose(1, 2))
         self._store("scales", self._in_tiles(scales).transpose(1, 2))
 
 
-class PackedLinearInt4(_Product):
+class PackedLinearInt4(Product):
     """A product with 4-bit weights: (number - zero) · scale, with a zero and a scale for each output and group.
 
     Args:
@@ -169,13 +195,69 @@ class PackedLinearInt4(_Product):
             raise ValueError(f"want zeros of the shape {list(scales.shape)}, got {list(zeros.shape)}")
         super().__init__(library, (outputs, inputs), bias, activation, _INT4, group_size)
         tiles = self._in_tiles(packed)  # a byte is a pair of inputs, and 4 pairs are a lane of two words of 16 bits
-        pairs = tiles.unflatten(2, (-1, 4)).transpose(1, 2).to(torch.int32)  # [tiles, inputs / 8, columns, pair]
+        pairs = tiles.view(len(tiles), _COLUMNS, -1, 4).transpose(1, 2).int()  # [tiles, inputs / 8, columns, pair]
         shifts = torch.arange(0, 16, 4, dtype=torch.int32)
         words = ((pairs & 15) << shifts).sum(-1), ((pairs >> 4) << shifts).sum(-1)
         self._store("weight", torch.stack(words, -1).to(torch.uint16))
         self._store("scales", self._in_tiles(scales.float()).transpose(1, 2))
         if zeros is not None:
             self._store("offsets", self._in_tiles(zeros.float() - 8).transpose(1, 2))
+
+
+class LayerOperator:
+    """A layer of a decoder in one call: attention and a gated feed-forward block, each with a norm before it and a
+    residual addition after it.
+
+    Args:
+        norms: the weights, float32, of the norms before attention and before the block.
+        products: of query, key and value; of attention's result; of gate and up; of the block's result.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        norms: tuple[torch.Tensor, torch.Tensor],
+        eps: float,
+        products: tuple[Product, Product, Product, Product],
+    ) -> None:
+        width = len(norms[0])
+        qkv, projection, gated, down = products
+        self._library, self._kept = library, (norms, products)
+        self._norms = [NormArguments(weight=weight.data_ptr(), width=width, eps=eps) for weight in norms]
+        before_attention, before_mlp = map(addressof, self._norms)
+        self._template = LayerArguments(
+            before_attention=before_attention, before_mlp=before_mlp, qkv=addressof(qkv.template),
+            projection=addressof(projection.template), gated=addressof(gated.template), down=addressof(down.template),
+        )  # fmt: skip
+        # Bytes for each row in the memory of a call: narrow, wide, middle, codes and scales of rows.
+        outputs, codes, scales = zip(*(product.row_sizes for product in products), strict=True)
+        self._attended = projection.template.inputs
+        narrow, wide = max(width, self._attended), max(outputs[0], outputs[2])
+        sizes = (2 * narrow, 2 * wide, 2 * width, max(codes), 4 * max(scales))
+        self._offsets = [0, *accumulate(-(-size // 64) * 64 for size in sizes)]
+        self._qkv_width, self._width = outputs[0], width
+        matches = (qkv.template.inputs, gated.template.inputs, down.template.inputs) == (width, width, outputs[2])
+        _require(matches and outputs[1] == outputs[3] == width and all(len(weight) == width for weight in norms))
+
+    def __call__(self, x: torch.Tensor, rotation: RotationStep, attention: LayerAttention) -> torch.Tensor:
+        """Return the layer's output for x [tokens, width]."""
+        rows, step = len(x), attention.step
+        _require(x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape[1] == self._width)
+        _require(rows == rotation.arguments.rows == step.arguments.tokens)
+        _require((step.query_width, step.total_width) == (self._attended, self._qkv_width))
+        out = torch.empty_like(x)
+        memory = torch.empty(rows * self._offsets[-1] + 64, dtype=torch.uint8)
+        start = memory.data_ptr()
+        start += -start % 64
+        arguments = LayerArguments.from_buffer_copy(self._template)
+        arguments.x, arguments.out, arguments.cache = x.data_ptr(), out.data_ptr(), attention.cache.data_ptr()
+        narrow, wide, middle, codes, scales, _ = (start + rows * offset for offset in self._offsets)
+        arguments.narrow, arguments.wide, arguments.middle = narrow, wide, middle
+        arguments.codes, arguments.row_scales, arguments.rows = codes, scales, rows
+        arguments.rotation, arguments.attention = addressof(rotation.arguments), addressof(step.arguments)
+        arguments.scale, arguments.window, arguments.soft_cap = attention.scale, attention.window, attention.soft_cap
+        self._library.layer(byref(arguments))
+        return out
 
 
 def rms_norm(library: Library, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -189,22 +271,35 @@ def rms_norm(library: Library, x: torch.Tensor, weight: torch.Tensor, eps: float
     return out
 
 
-def rotate(library: Library, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Rotate x [rows, heads, head_dim] in place by halves of its first 2 · n numbers of each head.
+class RotationStep:
+    """The rotation of a step's tokens, by halves of the first 2 · n numbers of each head.
 
     Args:
-        x: heads are contiguous.
-        cos, sin: float32 [rows, n], contiguous.
+        cos, sin: float32 [tokens, n].
     """
-    rows, heads, head_dim = x.shape
-    _require(x.dtype == torch.bfloat16 and x.stride()[1:] == (head_dim, 1))
-    for factors in (cos, sin):
-        _require(factors.dtype == torch.float32 and factors.is_contiguous() and factors.shape == (rows, cos.shape[1]))
-    _require(2 * cos.shape[1] <= head_dim)
-    arguments = RotationArguments(
-        x.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, heads, head_dim, 2 * cos.shape[1], x.stride(0)
-    )
-    library.rotation(byref(arguments))
+
+    def __init__(self, library: Library, cos: torch.Tensor, sin: torch.Tensor, heads: int, head_dim: int) -> None:
+        rows, half = cos.shape
+        for factors in (cos, sin):
+            _require(factors.dtype == torch.float32 and factors.is_contiguous() and factors.shape == (rows, half))
+        _require(2 * half <= head_dim)
+        self._library, self._kept = library, (cos, sin)
+        self.arguments = RotationArguments(
+            cos=cos.data_ptr(), sin=sin.data_ptr(), rows=rows, heads=heads, head_dim=head_dim, rotated=2 * half
+        )
+
+    def apply(self, x: torch.Tensor) -> None:
+        """Rotate x [tokens, heads, head_dim] in place. Its heads are contiguous."""
+        arguments = RotationArguments.from_buffer_copy(self.arguments)
+        _require(x.dtype == torch.bfloat16 and x.shape == (arguments.rows, arguments.heads, arguments.head_dim))
+        _require(x.stride()[1:] == (arguments.head_dim, 1))
+        arguments.x, arguments.stride = x.data_ptr(), x.stride(0)
+        self._library.rotation(byref(arguments))
+
+
+def rotate(library: Library, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Rotate x [rows, heads, head_dim] in place, as `RotationStep` does."""
+    RotationStep(library, cos, sin, x.shape[1], x.shape[2]).apply(x)
 
 
 class AttentionStep:
@@ -239,7 +334,8 @@ class AttentionStep:
         torch.cumsum((rows + (_PART_ROWS - 1)).div_(_PART_ROWS, rounding_mode="floor") * kv_heads, 0, out=parts[1:])
         self._kept = (*sizes, parts)
         self._shape = (heads, kv_heads, head_dim)
-        self._arguments = AttentionArguments(
+        self.query_width, self.total_width = heads * head_dim, (heads + 2 * kv_heads) * head_dim
+        self.arguments = AttentionArguments(
             slots=slot_mapping.data_ptr(),
             table=block_table.data_ptr(),
             starts=query_start_loc.data_ptr(),
@@ -274,7 +370,7 @@ class AttentionStep:
             soft_cap: scores are limited to ±soft_cap with tanh; 0: no limit.
         """
         heads, kv_heads, head_dim = self._shape
-        tokens = self._arguments.tokens
+        tokens = self.arguments.tokens
         _require(query.shape == (tokens, heads, head_dim) and key.shape == value.shape == (tokens, kv_heads, head_dim))
         if key.stride() != value.stride():
             key, value = key.contiguous(), value.contiguous()
@@ -282,13 +378,24 @@ class AttentionStep:
             _require(x.dtype == torch.bfloat16 and (x.stride()[1:] == (head_dim, 1)))
         _require(cache.is_contiguous() and cache.dtype == torch.bfloat16)
         out = query.new_empty(tokens, heads * head_dim)
-        arguments = self._arguments
+        arguments = self.arguments
         arguments.query, arguments.key, arguments.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
         arguments.out, arguments.cache = out.data_ptr(), cache.data_ptr()
         arguments.query_stride, arguments.kv_stride = query.stride(0), key.stride(0)
         arguments.scale, arguments.window, arguments.soft_cap = scale, window, soft_cap
         self._library.attention(byref(arguments))
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """The attention of one layer in one step, as the arguments of `AttentionStep.attend`."""
+
+    step: AttentionStep
+    cache: torch.Tensor
+    scale: float
+    window: int = 0
+    soft_cap: float = 0.0
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

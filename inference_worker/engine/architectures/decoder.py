@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch.nn import functional
 
 from inference_worker.contract.config import ModelConfig
 from inference_worker.engine.architectures.feed_forward import (
     ExpertNames,
     FeedForward,
+    GatedFeedForward,
     load_experts,
     load_gated,
     take_together,
 )
 from inference_worker.engine.architectures.layers import Layers, Linear, RMSNorm
-from inference_worker.engine.architectures.rope import NoRotation, Rope, Rotation
+from inference_worker.engine.architectures.rope import NativeRotation, NoRotation, Rope, Rotation
 from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, StepMetadata
 from inference_worker.engine.quantization.weights import select_outputs
 from inference_worker.models.loader import Weights
+from kernels.native.operators import LayerAttention, RotationStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights, layers: Layers) -> None:
         prefix = next((p for p in self.prefixes if weights.has(f"{p}.embed_tokens.weight")), self.prefixes[0])
         shape = (config.vocab_size, config.hidden_size)
-        self._embedding = weights.take(f"{prefix}.embed_tokens.weight", shape)
-        dtype, device = self._embedding.dtype, self._embedding.device
+        embedding = weights.take(f"{prefix}.embed_tokens.weight", shape)
+        dtype, device = embedding.dtype, embedding.device
         scale = config.hidden_size**0.5 if self.scales_embedding else config.embedding_multiplier
         self._multiplier = torch.tensor(scale).to(dtype).item()
         ropes = [layers.rope(config.rope, config, dtype, device)]
@@ -77,12 +79,14 @@ class Decoder:
         ]
         norm = weights.take(f"{prefix}.norm.weight", (config.hidden_size,))
         self._norm = layers.norm(norm, config.rms_norm_eps, self.norm_offset)
-        self._head = layers.linear(self._embedding if config.tie_word_embeddings else weights.take(_HEAD, shape))
+        is_tied = config.tie_word_embeddings
+        self._head = layers.linear(embedding if is_tied else weights.take(_HEAD, shape))
+        self._embed = layers.embedding(embedding, self._head if is_tied else None)
         self._logit_divisor, self._logit_soft_cap = config.logit_divisor, config.logit_soft_cap
         self._limit_softly = layers.limit_softly
 
     def forward(self, token_ids: torch.Tensor, attention: AttentionBackend, metadata: StepMetadata) -> torch.Tensor:
-        hidden = functional.embedding(token_ids, self._embedding)
+        hidden = self._embed(token_ids)
         if self._multiplier != 1:
             hidden = hidden * self._multiplier
         rotations: list[Rotation] = [rope.at(metadata.positions) for rope in self._ropes]
@@ -145,6 +149,7 @@ class DecoderLayer:
                 weight = weights.take(f"{prefix}.self_attn.{name}.weight", (size,))
                 self._qk_norms.append(layers.norm(weight, config.rms_norm_eps, family.norm_offset))
         self._mlp = _load_mlp(family, config, weights, layers, prefix, index)
+        self._fused = self._fuse(layers)
 
     def _rows_by_halves(self, rotary: int) -> torch.Tensor:
         """Return the order of the rows of queries, keys and values in which rotation pairs halves, not neighbors.
@@ -159,6 +164,9 @@ class DecoderLayer:
     def forward(
         self, hidden: torch.Tensor, rotation: Rotation, attention: AttentionBackend, metadata: StepMetadata
     ) -> torch.Tensor:
+        native = self._fused and attention.native(self._index, metadata)
+        if self._fused and native and isinstance(rotation, NativeRotation):
+            return self._fused(hidden, rotation.step, native)
         x = self._before_attention(hidden) if self._before_attention else hidden
         qkv = self._qkv(x).view(len(x), -1, self._head_dim)
         if self._qk_norms:
@@ -168,6 +176,14 @@ class DecoderLayer:
         hidden = self._add(self._out, attended, self._after_attention, hidden)
         x = self._before_mlp(hidden) if self._before_mlp else hidden
         return self._add(self._mlp, x, self._after_mlp, hidden)
+
+    def _fuse(self, layers: Layers) -> Callable[[torch.Tensor, RotationStep, LayerAttention], torch.Tensor] | None:
+        """Return the whole layer as one call of the C kernels, or None if the layer has other parts."""
+        is_plain = not (self._qk_norms or self._after_attention or self._after_mlp) and self._multiplier == 1
+        if not is_plain or not isinstance(self._mlp, GatedFeedForward):
+            return None
+        products = (self._qkv, self._out, self._mlp.gated, self._mlp.down)
+        return layers.fuse((self._before_attention, self._before_mlp), products)
 
     def _add(
         self, block: Linear | FeedForward, x: torch.Tensor, norm: RMSNorm | None, hidden: torch.Tensor

@@ -30,13 +30,13 @@ class GatedFeedForward:
     """down(activation(gate(x)) · up(x)). `gated` computes the input of `down`."""
 
     def __init__(self, gated: Callable[[torch.Tensor], torch.Tensor], down: Linear) -> None:
-        self._gated, self._down = gated, down
+        self.gated, self.down = gated, down
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._down(self._gated(x))
+        return self.down(self.gated(x))
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return self._down.add(self._gated(x), other)
+        return self.down.add(self.gated(x), other)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeGuard
 
 import torch
@@ -15,8 +16,6 @@ from inference_worker.engine.quantization.weights import Fp8Weight, Int4Weight, 
 from kernels import invariant
 from kernels.native import operators
 from kernels.native.library import Library
-
-Product = operators.PackedLinear | operators.PackedLinearInt8 | operators.PackedLinearInt4
 
 
 class Linear:
@@ -102,7 +101,7 @@ class NativeLinear(Linear):
     Only the packed copy of the weight is kept.
     """
 
-    def __init__(self, product: Product) -> None:
+    def __init__(self, product: operators.Product) -> None:
         self.product = product
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -200,6 +199,12 @@ class Layers:
         plain = self._to_tensor(weight)
         return InvariantLinear(plain, bias) if self._invariant else Linear(plain, bias)
 
+    def embedding(self, weight: torch.Tensor, head: Linear | None) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the lookup of the rows of `weight`. It reads the packed weight of a tied head, not a second copy."""
+        if isinstance(head, NativeLinear) and isinstance(head.product, operators.PackedLinear):
+            return head.product.rows
+        return partial(_look_up, weight.clone())  # a view would keep the whole file mapped
+
     def norm(self, weight: torch.Tensor, eps: float, offset: float = 0.0) -> RMSNorm:
         if self._kernels is not None:
             return NativeRMSNorm(self._kernels, weight, eps, offset)
@@ -214,6 +219,24 @@ class Layers:
             return native
         product, gate = self.linear(weight, bias), self.gate(activation)
         return lambda x: gate(product(x))
+
+    def fuse(
+        self, norms: Sequence[RMSNorm | None], products: Sequence[Callable[[torch.Tensor], torch.Tensor]]
+    ) -> operators.LayerOperator | None:
+        """Return the layer of these parts in one call of the C kernels, or None if they do not compute all of them.
+
+        Args:
+            norms: before attention and before the feed-forward block.
+            products: of query, key and value; of attention's result; of gate and up; of the block's result.
+        """
+        found = [part.product if isinstance(part, NativeLinear) else part for part in products]
+        native = [part for part in found if isinstance(part, operators.Product)]
+        first, second = norms
+        if self._kernels is None or first is None or second is None or len(native) != 4 or first.eps != second.eps:
+            return None
+        qkv, projection, gated, down = native
+        weights = first.weight, second.weight
+        return operators.LayerOperator(self._kernels, weights, first.eps, (qkv, projection, gated, down))
 
     def rope(self, rope: RopeConfig, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Rope:
         rotated, plain = config.num_heads + config.num_kv_heads, config.num_kv_heads
@@ -255,7 +278,7 @@ class Layers:
 
     def _native_product(
         self, weight: Weight, bias: torch.Tensor | None, activation: operators.Activation | None = None
-    ) -> Product | None:
+    ) -> operators.Product | None:
         """Return the product on the C kernels, or None if they do not support it."""
         if self._kernels is None:
             return None
@@ -303,6 +326,10 @@ class Layers:
     @property
     def is_invariant(self) -> bool:
         return self._invariant
+
+
+def _look_up(weight: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    return functional.embedding(token_ids, weight)
 
 
 def _softmax(logits: torch.Tensor) -> torch.Tensor:

@@ -32,13 +32,11 @@ class NoRotation:
 class NativeRotation:
     """The rotation by the C kernels, in place."""
 
-    library: Library
-    cos: torch.Tensor  # [num_tokens, rotated dimensions / 2], float32
-    sin: torch.Tensor
+    step: operators.RotationStep
     heads: int  # of queries and keys, the first ones
 
     def apply(self, qkv: torch.Tensor) -> torch.Tensor:
-        operators.rotate(self.library, qkv[:, : self.heads], self.cos, self.sin)
+        self.step.apply(qkv[:, : self.heads])
         return qkv
 
 
@@ -91,7 +89,8 @@ class Rope:
         """Return the rotation of tokens at integer positions [num_tokens]."""
         cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
         if self._kernels is not None:
-            return NativeRotation(self._kernels, cos, sin, self._heads)
+            step = operators.RotationStep(self._kernels, cos, sin, self._heads, self._head_dim)
+            return NativeRotation(step, self._heads)
         return PlainRotation(
             self._widen(torch.cat((cos, cos), dim=-1), 1.0),
             self._widen(torch.cat((-sin, sin), dim=-1), 0.0),

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kernels import reference
+from kernels.native.operators import LayerAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,10 @@ class AttentionBackend(ABC):
         Returns:
             [num_tokens, num_heads × head_dim].
         """
+
+    def native(self, _layer: int, _metadata: StepMetadata) -> LayerAttention | None:
+        """Return the attention of a layer for a call of the C kernels that includes it, or None to call `attend`."""
+        return None
 
 
 class ReferenceBackend(AttentionBackend):

@@ -43,6 +43,10 @@ class NativeBackend(AttentionBackend):
         spec = self.specs[layer]
         return plan.attend(query, key, value, self._cache[layer], spec.scale, spec.window, spec.soft_cap)
 
+    def native(self, layer: int, metadata: StepMetadata) -> operators.LayerAttention:
+        spec = self.specs[layer]
+        return operators.LayerAttention(metadata.plan, self._cache[layer], spec.scale, spec.window, spec.soft_cap)
+
 
 def find_native_limit(shape: CacheShape) -> str:
     """Return the property of a cache that the backend does not support, or an empty text."""

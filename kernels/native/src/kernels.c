@@ -130,6 +130,31 @@ struct tile {
     int64_t a_stride, b_stride, b_half, c_stride, pairs;
 };
 
+/* Call `function` with a constant number of rows, which lets the compiler keep the sums in registers. */
+#define WITH_ROWS(count, maximum, function, ...) \
+    switch (count) { \
+    FOR_ROWS(1, maximum, function, __VA_ARGS__) \
+    FOR_ROWS(2, maximum, function, __VA_ARGS__) \
+    FOR_ROWS(3, maximum, function, __VA_ARGS__) \
+    FOR_ROWS(4, maximum, function, __VA_ARGS__) \
+    FOR_ROWS(5, maximum, function, __VA_ARGS__) \
+    FOR_ROWS(6, maximum, function, __VA_ARGS__) \
+    FOR_ROWS(7, maximum, function, __VA_ARGS__) \
+    FOR_ROWS(8, maximum, function, __VA_ARGS__) \
+    }
+#define FOR_ROWS(n, maximum, function, ...) \
+    case n: \
+        if ((n) <= (maximum)) \
+            function(__VA_ARGS__, (n) <= (maximum) ? (n) : 1); \
+        break;
+
+/* Return the rows of the next group, so that all groups have similar sizes. */
+INLINE int next_group(int64_t rows, int maximum)
+{
+    int64_t groups = (rows + maximum - 1) / maximum;
+    return (int)((rows + groups - 1) / groups);
+}
+
 #if defined(VARIANT_AMX)
 
 #define TILE_ZERO(tile) __asm__ volatile("tilezero %%tmm" #tile ::)
@@ -253,7 +278,7 @@ INLINE floats multiply_pair(floats c, uint32_t a, const bf16 *b)
 
 #endif
 
-INLINE void multiply_rows(struct tile t, int rows, int accumulate)
+INLINE void multiply_rows(struct tile t, int accumulate, const int rows)
 {
     enum { VECTORS = COLUMNS / LANES };
     floats sums[GROUP][VECTORS];
@@ -276,16 +301,8 @@ INLINE void multiply_rows(struct tile t, int rows, int accumulate)
 INLINE void multiply(struct tile t, int64_t rows, int accumulate)
 {
     while (rows) {
-        /* A constant number of rows lets the compiler keep the sums in registers. */
-        int group = rows >= GROUP ? GROUP : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
-        if (group == GROUP)
-            multiply_rows(t, GROUP, accumulate);
-        else if (group == 4)
-            multiply_rows(t, GROUP < 4 ? GROUP : 4, accumulate);
-        else if (group == 2)
-            multiply_rows(t, GROUP < 2 ? GROUP : 2, accumulate);
-        else
-            multiply_rows(t, 1, accumulate);
+        int group = next_group(rows, GROUP);
+        WITH_ROWS(group, GROUP, multiply_rows, t, accumulate)
         t.a += group * t.a_stride;
         t.c += group * t.c_stride;
         rows -= group;
@@ -309,10 +326,11 @@ struct group {
     int64_t a_stride, row_scale_stride, inputs;
 };
 
+/* Rows whose sums fit into the registers, with the tables of the 4-bit weights. */
 #if defined(__AVX512F__)
-enum { QUANTIZED_ROWS = 8 };
+enum { QUANTIZED_ROWS = 8, INT4_ROWS = 5 };
 #else
-enum { QUANTIZED_ROWS = LANES == 8 ? 2 : 1 };
+enum { QUANTIZED_ROWS = LANES == 8 ? 2 : 1, INT4_ROWS = QUANTIZED_ROWS };
 #endif
 
 INLINE ints load_ints(const void *from)
@@ -416,17 +434,11 @@ INLINE void multiply_int4_rows(struct group g, int rows)
 INLINE void multiply_group(struct group g, int64_t rows, int format)
 {
     while (rows) {
-        int count = rows >= QUANTIZED_ROWS ? QUANTIZED_ROWS : rows >= 4 ? 4 : rows >= 2 ? 2 : 1;
-#define MULTIPLY(n) (format == INT8 ? multiply_int8_rows(g, n) : multiply_int4_rows(g, n))
-        if (count == QUANTIZED_ROWS)
-            MULTIPLY(QUANTIZED_ROWS);
-        else if (count == 4)
-            MULTIPLY(QUANTIZED_ROWS < 4 ? QUANTIZED_ROWS : 4);
-        else if (count == 2)
-            MULTIPLY(QUANTIZED_ROWS < 2 ? QUANTIZED_ROWS : 2);
+        int count = next_group(rows, format == INT8 ? QUANTIZED_ROWS : INT4_ROWS);
+        if (format == INT8)
+            WITH_ROWS(count, QUANTIZED_ROWS, multiply_int8_rows, g)
         else
-            MULTIPLY(1);
-#undef MULTIPLY
+            WITH_ROWS(count, INT4_ROWS, multiply_int4_rows, g)
         g.a = (const char *)g.a + count * g.a_stride * (format == INT8 ? 1 : 2);
         g.row_scales += count * g.row_scale_stride;
         g.c += count * COLUMNS;
@@ -871,4 +883,58 @@ static void compute_attention(const struct attention *a)
     run_parts(attention_part, a, a->parts[a->sequences]);
 }
 
-const struct variant VARIANT = {NAME, compute_linear, compute_attention, compute_norm, compute_rotation};
+/* Layers. */
+
+static void multiply_in_layer(
+    const struct layer *layer, const struct linear *template, const bf16 *x, const bf16 *residual, bf16 *out
+)
+{
+    struct linear l = *template;
+    l.x = x;
+    l.x_stride = l.inputs;
+    l.residual = residual;
+    l.residual_stride = l.out_stride;
+    l.out = out;
+    l.codes = layer->codes;
+    l.row_scales = layer->row_scales;
+    l.rows = layer->rows;
+    compute_linear(&l);
+}
+
+static void normalize_in_layer(const struct layer *layer, const struct norm *template, const bf16 *x)
+{
+    struct norm n = *template;
+    n.x = x;
+    n.out = layer->narrow;
+    n.rows = layer->rows;
+    compute_norm(&n);
+}
+
+static void compute_layer(const struct layer *layer)
+{
+    struct attention a = *layer->attention;
+    struct rotation r = *layer->rotation;
+    normalize_in_layer(layer, layer->before_attention, layer->x);
+    multiply_in_layer(layer, layer->qkv, layer->narrow, NULL, layer->wide);
+    r.x = layer->wide;
+    r.stride = layer->qkv->out_stride;
+    compute_rotation(&r);
+    a.query = layer->wide;
+    a.key = a.query + a.heads * a.head_dim;
+    a.value = a.key + a.kv_heads * a.head_dim;
+    a.query_stride = a.kv_stride = r.stride;
+    a.out = layer->narrow;
+    a.cache = layer->cache;
+    a.window = layer->window;
+    a.scale = layer->scale;
+    a.soft_cap = layer->soft_cap;
+    compute_attention(&a);
+    multiply_in_layer(layer, layer->projection, layer->narrow, layer->x, layer->middle);
+    normalize_in_layer(layer, layer->before_mlp, layer->middle);
+    multiply_in_layer(layer, layer->gated, layer->narrow, NULL, layer->wide);
+    multiply_in_layer(layer, layer->down, layer->wide, layer->middle, layer->out);
+}
+
+const struct variant VARIANT = {
+    NAME, compute_linear, compute_attention, compute_norm, compute_rotation, compute_layer,
+};

@@ -70,6 +70,32 @@ struct rotation {
     int64_t rows, heads, head_dim, rotated, stride;
 };
 
+/* One layer of a decoder: norm, query, key and value, rotation, attention, output and residual, norm, gate and up, down
+and residual. Its members contain what is the same in all steps, except `rotation` and `attention`. */
+struct layer {
+    const bf16 *x; /* [rows, width] */
+    bf16 *out;     /* [rows, width] */
+    bf16 *narrow;  /* memory for [rows, the inputs of `projection` or of `qkv`] */
+    bf16 *wide;    /* memory for [rows, the outputs of `qkv` or of `gated`] */
+    bf16 *middle;  /* memory for [rows, width] */
+    bf16 *cache;
+    const struct norm *before_attention, *before_mlp;
+    const struct linear *qkv, *projection, *gated, *down;
+    const struct rotation *rotation;
+    const struct attention *attention;
+    uint8_t *codes;    /* memory for the largest one of the products */
+    float *row_scales; /* the same */
+    int64_t rows, window;
+    float scale, soft_cap;
+};
+
+struct lookup {
+    const bf16 *packed; /* a weight that is not gated */
+    const int64_t *indexes;
+    bf16 *out; /* [count, inputs] */
+    int64_t count, inputs;
+};
+
 struct packing {
     const bf16 *weight; /* [outputs, inputs] */
     bf16 *packed;
@@ -83,6 +109,7 @@ struct variant {
     void (*attention)(const struct attention *);
     void (*norm)(const struct norm *);
     void (*rotation)(const struct rotation *);
+    void (*layer)(const struct layer *);
 };
 
 #define EXPORT __attribute__((visibility("default")))

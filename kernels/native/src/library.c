@@ -112,6 +112,23 @@ EXPORT void millrace_rotation(const struct rotation *arguments)
     chosen->rotation(arguments);
 }
 
+EXPORT void millrace_layer(const struct layer *arguments)
+{
+    chosen->layer(arguments);
+}
+
+/* Copy rows of a packed weight. */
+EXPORT void millrace_lookup(const struct lookup *l)
+{
+    for (int64_t i = 0; i < l->count; i++) {
+        int64_t index = l->indexes[i];
+        const bf16 *from = l->packed + index / COLUMNS * l->inputs * COLUMNS + index % COLUMNS * 2;
+        bf16 *to = l->out + i * l->inputs;
+        for (int64_t k = 0; k < l->inputs; k += 2)
+            memcpy(to + k, from + k * COLUMNS, 4);
+    }
+}
+
 /* Packing: a tile has COLUMNS outputs, or 16 gates and the 16 ups of the same outputs. Missing outputs are 0. */
 static void pack_part(const void *data, int64_t index)
 {

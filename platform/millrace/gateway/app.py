@@ -20,6 +20,7 @@ from billing.budgets.budget_leases import BudgetLeaseStore
 from billing.metering import status
 from inference_worker.contract import valkey
 from inference_worker.contract.deployments import WantedState
+from inference_worker.contract.malloc import return_freed_memory, trim_heap
 from millrace.apps.batches.storage import Storage
 from millrace.conf.environment import PlatformSettings, platform_settings
 from millrace.gateway.admission.budget_admission import BudgetAdmission, RequestAdmission
@@ -31,7 +32,6 @@ from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.cors import CrossOrigin
-from millrace.gateway.core.malloc import return_freed_memory, trim_heap
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder

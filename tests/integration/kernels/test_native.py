@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from inference_worker.engine.architectures.layers import Layers, NativeLinear
 from inference_worker.engine.attention.base import AttentionSpec, CacheShape, ReferenceBackend, StepMetadata
 from inference_worker.engine.attention.native import NativeBackend, find_native_limit
 from inference_worker.engine.device import pick_kernels
@@ -375,6 +376,90 @@ def test_a_score_that_is_not_finite_gives_nan_from_its_key_on(kernels: Library, 
         assert got[140:].isfinite().all()
     else:
         assert got[140:].isnan().all()
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.sampled_from([(1, 1, 32), (2, 3, 64), (1, 5, 96)]),
+    st.integers(1, 3),
+    st.lists(st.integers(1, 90), min_size=1, max_size=4),
+    st.sampled_from([operators.PackedLinear, operators.PackedLinearInt8]),
+    st.booleans(),
+)
+def test_a_layer_in_one_call_equals_its_operators(
+    kernels: Library,
+    heads_of: tuple[int, int, int],
+    units: int,
+    lengths: list[int],
+    kind: type[operators.Product],
+    biased: bool,
+) -> None:
+    kv_heads, share, head_dim = heads_of
+    heads, width, inner = kv_heads * share, units * operators.UNIT, 96
+    total = heads + 2 * kv_heads
+
+    def make_product(outputs: int, inputs: int, activation: operators.Activation | None = None) -> operators.Product:
+        bias = randn(outputs) if biased else None
+        if kind is operators.PackedLinear:
+            return operators.PackedLinear(kernels, randn(outputs, inputs) / inputs**0.5, bias, activation)
+        weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
+        scales = torch.rand(outputs, inputs // operators.UNIT) / 100
+        return operators.PackedLinearInt8(kernels, weight, scales, bias, activation)
+
+    norms = torch.rand(width) + 0.5, torch.rand(width) + 0.5
+    qkv, out = make_product(total * head_dim, width), make_product(width, heads * head_dim)
+    gated, down = make_product(2 * inner, width, "silu"), make_product(width, inner)
+    shape = CacheShape(1, 20, 32, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"))
+    backends = [NativeBackend(shape, heads, [AttentionSpec(head_dim**-0.5, 40)]) for _ in range(2)]
+    sequences = Sequences(shape, lengths)
+    layer = operators.LayerOperator(kernels, norms, 1e-5, (qkv, out, gated, down))
+    for spans in ({i: range(length) for i, length in enumerate(lengths)}, {0: range(lengths[0] - 1, lengths[0])}):
+        metadata = sequences.metadata(spans)
+        tokens = metadata.num_tokens
+        x, angles = randn(tokens, width), torch.rand(tokens, head_dim // 2)
+        rotation = operators.RotationStep(kernels, angles.cos(), angles.sin(), heads + kv_heads, head_dim)
+        for backend in backends:
+            backend.prepare(metadata)
+        got = layer(x, rotation, backends[0].native(0, metadata))
+        mixed = qkv(operators.rms_norm(kernels, x, norms[0], 1e-5)).view(tokens, total, head_dim)
+        rotation.apply(mixed[:, : heads + kv_heads])
+        middle = out(backends[1].attend(0, *split_heads(mixed, kv_heads), metadata), x)
+        want = down(gated(operators.rms_norm(kernels, middle, norms[1], 1e-5)), middle)
+        assert torch.equal(got, want)
+
+
+def test_a_layer_of_other_shapes_is_rejected(kernels: Library) -> None:
+    def product(outputs: int, inputs: int) -> operators.Product:
+        return operators.PackedLinear(kernels, randn(outputs, inputs))
+
+    norms = torch.ones(32), torch.ones(32)
+    products = product(96, 32), product(32, 32), product(64, 32), product(32, 64)
+    operators.LayerOperator(kernels, norms, 1e-5, products)
+    for place, wrong in enumerate((product(96, 64), product(64, 32), product(32, 32), product(32, 32))):
+        with pytest.raises(ValueError, match="documented shapes"):
+            operators.LayerOperator(kernels, norms, 1e-5, (*products[:place], wrong, *products[place + 1 :]))  # type: ignore[arg-type]
+
+
+@few
+@given(st.integers(1, 90), st.integers(1, 3), st.integers(0, 20))
+def test_rows_of_a_packed_weight_equal_the_weight(kernels: Library, outputs: int, units: int, count: int) -> None:
+    weight = randn(outputs, units * operators.UNIT)
+    product, indexes = operators.PackedLinear(kernels, weight), torch.randint(0, outputs, (count,))
+    assert torch.equal(product.rows(indexes), weight[indexes])
+    for wrong in (-1, outputs):
+        with pytest.raises(IndexError, match="not in"):
+            product.rows(torch.tensor([0, wrong]))
+
+
+def test_a_tied_embedding_is_stored_once(kernels: Library) -> None:
+    weight, ids = randn(70, 64), torch.tensor([3, 69, 3])
+    for layers in (Layers(kernels=kernels), Layers()):
+        head = layers.linear(weight)
+        for shared in (head, None):
+            embed = layers.embedding(weight, shared)
+            assert torch.equal(embed(ids), weight[ids])
+            is_shared = isinstance(getattr(embed, "__self__", None), operators.PackedLinear)
+            assert is_shared == (isinstance(head, NativeLinear) and shared is not None)
 
 
 def test_the_backend_names_what_it_does_not_support() -> None:

@@ -20,10 +20,10 @@ from typing import IO
 
 import msgspec
 
+from inference_worker.contract.malloc import return_freed_memory
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.malloc import return_freed_memory
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.prompt_processes.prompt_frames import (
     LENGTH,

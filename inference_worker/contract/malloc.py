@@ -1,0 +1,40 @@
+"""Settings of the C library's allocator (glibc only). Other C libraries ignore them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+
+# Numbers from glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+
+
+def return_freed_memory() -> None:
+    """Make the allocator return the memory of large objects once they are freed.
+
+    By default glibc raises its thresholds when large objects are freed. Request bodies of 2 MB then come from the heap,
+    which keeps hundreds of MB after a burst.
+    """
+    _set(mmap_threshold=2**17, trim_threshold=2**20)
+
+
+def reuse_freed_memory() -> None:
+    """Make the allocator reuse the memory of a step's tensors, without an arena for each thread.
+
+    By default each thread may get an arena of 64 MB, and the heap keeps what the load of a model has freed.
+    """
+    _set(mmap_threshold=2**25, trim_threshold=2**26)
+
+
+def trim_heap() -> None:
+    """Return the heap's free memory to the system. Loading a tokenizer leaves several MB."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _set(*, mmap_threshold: int, trim_threshold: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_ARENA_MAX, 2)
+        mallopt(_MMAP_THRESHOLD, mmap_threshold)
+        mallopt(_TRIM_THRESHOLD, trim_threshold)
