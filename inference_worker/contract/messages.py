@@ -285,6 +285,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     machine: Machine | None = None
     cpu_seconds: float = 0.0  # CPU time of the process
     disk_low: bool = False  # the disk is almost full, so the replica accepts no new requests
+    kv_tokens: int = 0  # of the longest sequence that fits into the KV cache
 
 
 Wakeup = tuple[str, int, int]  # request id, execution, attempt

@@ -328,6 +328,7 @@ class Worker:
             machine=self._machine,
             cpu_seconds=time.process_time(),
             disk_low=disk_low,
+            kv_tokens=stats.kv_tokens,
         )
 
     def _on_broken(self) -> None:

@@ -78,3 +78,12 @@ def test_a_directory_without_a_tokenizer_generates_from_token_ids(model: FamilyM
     logprobs = model.logits(PROMPTS["c"] + result["token_ids"])[len(PROMPTS["c"]) - 1 : -1].log_softmax(-1)
     assert result["token_ids"] == logprobs.argmax(-1).tolist()
     torch.testing.assert_close(torch.tensor(result["logprobs"]), logprobs.amax(-1), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("model", ["mistral", "phi3"], indirect=True)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_sequence_longer_than_the_cache_equals_transformers(model: FamilyModel, async_scheduling: bool) -> None:
+    engine = model.engine(num_blocks=8, async_scheduling=async_scheduling)  # 64 tokens; all layers have a window
+    prompt = [_RANDOM.randrange(3, VOCAB) for _ in range(140)]
+    assert_equals_transformers(model, generate(engine, {"long": prompt}, NEW)["long"])
+    engine.check_integrity()

@@ -14,6 +14,7 @@ import torch
 from inference_worker.contract.config import EngineConfig, ModelConfig
 from inference_worker.contract.request import Request, SamplingParams, ServiceClass
 from inference_worker.engine.engine import LLMEngine
+from inference_worker.engine.kv_cache.layer_groups import group_layers
 from inference_worker.engine.model_runner import ModelRunner
 from inference_worker.engine.sampling.sampler import Sampled, Sampler
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
@@ -127,12 +128,14 @@ class FamilyModel:
 
     def engine(self, **changes: Any) -> LLMEngine:
         """Return an engine in float32 with short chunks, and too few blocks for three sequences."""
+        model = ModelConfig.from_dir(self.directory)
+        groups = group_layers(model.windows, model.num_layers, model.max_model_len).windows
         settings = {
-            "max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": 8, "num_blocks": 13, "threads": 1,
+            "max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": 8,
+            "num_blocks": 9 * len(groups) if any(groups) else 13, "threads": 1,
             "measure_peaks": False, "max_model_len": self.case.max_model_len, "dtype": "float32", "device": "cpu",
         }  # fmt: skip
         config = EngineConfig(self.directory, **(settings | changes))
-        model = ModelConfig.from_dir(self.directory)
         runner = ModelRunner(config, model, config.max_model_len or model.max_model_len)
         return LLMEngine(config, runner=runner, model_config=model)
 
