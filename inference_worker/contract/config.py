@@ -25,7 +25,7 @@ class ModelError(Exception):
 class RopeConfig:
     """Parameters of rotary position embeddings.
 
-    `rope_type` is "default", "linear", "llama3", "yarn" or "longrope".
+    `rope_type` is "default", "dynamic", "linear", "llama3", "yarn" or "longrope".
     """
 
     theta: float = 10_000.0

@@ -49,6 +49,7 @@ def _longrope() -> dict[str, Any]:
 
 
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
 _GEMMA = {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24}
 _EXPERTS = {"num_experts_per_tok": 2}
 
@@ -63,6 +64,7 @@ CASES = {
             }
         },
     ),
+    "llama-dynamic": FamilyCase("Llama", {"rope_parameters": _DYNAMIC, "max_position_embeddings": 52}),
     "mistral": FamilyCase("Mistral", {"sliding_window": WINDOW}),
     "mixtral": FamilyCase("Mixtral", {"num_local_experts": 6, **_EXPERTS}),
     "qwen2": FamilyCase("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
