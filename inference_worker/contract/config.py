@@ -26,7 +26,7 @@ class ModelError(Exception):
 class RopeConfig:
     """Parameters of rotary position embeddings.
 
-    `rope_type` is "default", "linear", "llama3", "yarn" or "longrope".
+    `rope_type` is "default", "dynamic", "linear", "llama3", "yarn" or "longrope".
     """
 
     theta: float = 10_000.0
@@ -176,6 +176,11 @@ class EngineConfig:
     attention: str = "auto"  # a name in the registry of attention backends
     cpu_kernels: CpuKernelsName = "auto"  # on the CPU in bfloat16: the C kernels if they can be built, or PyTorch
     batch_invariant: bool = False  # a request's tokens do not depend on the other requests in its batches
+
+    @property
+    def max_tokens_in_flight(self) -> int:
+        """Return the maximum new tokens of a sequence in the steps that have not ended, which are at most two."""
+        return 2 * self.max_num_batched_tokens
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):

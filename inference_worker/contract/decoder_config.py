@@ -336,8 +336,10 @@ def _rope(given: Mapping[str, Any], raw: Mapping[str, Any], outer: ConfigReader,
     read = ConfigReader(merged, outer.path)
     kind = merged.get("rope_type", merged.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # the first name in Phi-3's files
-    if kind not in ("default", "linear", "llama3", "yarn", "longrope"):
-        raise read.error(f"rope type {kind!r} is not supported; want default, linear, llama3, yarn or longrope")
+    if kind not in ("default", "dynamic", "linear", "llama3", "yarn", "longrope"):
+        raise read.error(
+            f"rope type {kind!r} is not supported; want default, dynamic, linear, llama3, yarn or longrope"
+        )
     rotary = int(head_dim * read.number("partial_rotary_factor", 1.0))
     if not 2 <= rotary <= head_dim or rotary % 2:
         raise read.error(f"partial_rotary_factor rotates {rotary} of {head_dim} dimensions; want an even number")

@@ -324,6 +324,8 @@ class Heartbeat(msgspec.Struct, frozen=True):
     def deployment_key(self) -> str:
         return deployment_key(self.model, self.version)
 
+    kv_tokens: int = 0  # of the longest sequence that fits into the KV cache
+
 
 Wakeup = tuple[str, int, int]  # request id, execution, attempt
 encode = msgspec.msgpack.Encoder().encode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Entries
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +24,10 @@ class StepInputs:
     lengths: list[int]  # tokens of each sequence, including the new ones
     token_ids: Indexes  # [num_tokens]; −1 − i: the token that the previous step sampled as its i-th
     positions: Indexes  # [num_tokens]
-    slot_mapping: Indexes  # [num_tokens], block × block_size + offset
+    slot_mapping: Indexes  # [num_tokens], block × block_size + offset; with several groups of layers [groups, …]
     query_start_loc: Indexes  # [num_seqs + 1]
     seq_lens: Indexes  # [num_seqs]
-    block_table: Indexes  # [num_seqs, blocks], padded with block 0
+    block_table: Indexes  # [num_seqs, blocks], padded with block 0; with several groups of layers [groups, …]
     sampled: Indexes  # rows of the tokens whose logits are sampled
     has_in_flight: bool  # some token ids are those of the previous step
 
@@ -43,8 +43,9 @@ class StepInputs:
 class _Row:
     index: int  # in the block table
     epoch: int  # of the sequence; after a preemption it has other blocks
-    num_blocks: int = 0
-    last_block: int = 0
+    num_blocks: int = 0  # in each group, as the next two
+    last_block: int = 0  # of the first group
+    num_released: list[int] = field(default_factory=list)
     place: int = -1  # of its token among the tokens that the previous step sampled
 
 
@@ -57,11 +58,13 @@ class PersistentBatch:
         num_rows: maximum number of running sequences.
         max_blocks: maximum number of blocks of a sequence.
         block_size: tokens of a block.
+        num_groups: groups of layers, each with its own block table.
     """
 
-    def __init__(self, num_rows: int, max_blocks: int, block_size: int) -> None:
+    def __init__(self, num_rows: int, max_blocks: int, block_size: int, num_groups: int = 1) -> None:
         self._block_size = block_size
-        self._table = np.zeros((num_rows, _table_width(max_blocks)), dtype=np.int32)
+        self._tables = np.zeros((num_groups, num_rows, _table_width(max_blocks)), dtype=np.int32)
+        self._table = self._tables[0] if num_groups == 1 else self._tables
         self._free = list(range(num_rows))[::-1]
         self._rows: dict[Sequence, _Row] = {}
 
@@ -84,7 +87,7 @@ class PersistentBatch:
         # The position of a token is its sequence's start plus its index among the sequence's new tokens.
         positions = np.arange(output.num_tokens, dtype=np.int32) + np.repeat(starts - query_start_loc[:-1], query_lens)
         indexes = np.array([row.index for row in rows])
-        blocks = self._table[np.repeat(indexes, query_lens), positions // self._block_size]
+        blocks = self._table[..., np.repeat(indexes, query_lens), positions // self._block_size]
         width = _table_width(-(-int(seq_lens.max()) // self._block_size))
         samples = [s.samples for s in scheduled]
         for place, index in enumerate(np.flatnonzero(samples).tolist()):
@@ -97,7 +100,7 @@ class PersistentBatch:
             slot_mapping=blocks * self._block_size + positions % self._block_size,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            block_table=self._table[indexes, :width],
+            block_table=self._table[..., indexes, :width],
             sampled=query_start_loc[1:][samples] - 1,
             has_in_flight=any(s.in_flight for s in scheduled),
         )
@@ -109,13 +112,15 @@ class PersistentBatch:
             RuntimeError: it differs.
         """
         used = [row.index for row in self._rows.values()]
-        if sorted(used + self._free) != list(range(len(self._table))):
+        if sorted(used + self._free) != list(range(self._tables.shape[1])):
             raise RuntimeError("batch integrity: a row is used twice or lost")
-        rebuilt = np.zeros_like(self._table)
+        rebuilt = np.zeros_like(self._tables)
         for seq, row in self._rows.items():
-            blocks = seq.block_ids if _is_current(seq, row) else self._table[row.index, : row.num_blocks].tolist()
-            rebuilt[row.index, : len(blocks)] = blocks
-        if not np.array_equal(self._table, rebuilt):
+            tables = seq.block_tables if _is_current(seq, row) else self._tables[:, row.index, : row.num_blocks]
+            rebuilt[:, row.index, : len(tables[0])] = tables
+            for group, num_released in enumerate(seq.num_released):  # rows of sequences that rest are not updated
+                rebuilt[group, row.index, :num_released] = self._tables[group, row.index, :num_released]
+        if not np.array_equal(self._tables, rebuilt):
             raise RuntimeError("batch integrity: the block table differs from the sequences' blocks")
 
     def _remove_ended(self, scheduled: Entries[ScheduledSequence]) -> None:
@@ -128,7 +133,7 @@ class PersistentBatch:
             if len(scheduled) == len(self._rows):
                 return
         for seq, row in [entry for entry in self._rows.items() if not _is_current(*entry)]:
-            self._table[row.index, : row.num_blocks] = 0
+            self._tables[:, row.index, : row.num_blocks] = 0
             self._free.append(row.index)
             del self._rows[seq]
 
@@ -136,13 +141,21 @@ class PersistentBatch:
         row = self._rows.get(s.seq)
         if row is None:
             row = self._rows[s.seq] = _Row(self._free.pop(), s.epoch)
-        blocks = s.seq.block_ids
-        if s.num_new_tokens == 1 and blocks and len(blocks) == row.num_blocks and blocks[-1] == row.last_block:
+        tables = s.seq.block_tables
+        if not tables:  # it ended after its scheduling
+            return row
+        if row.num_released != s.seq.num_released:
+            for table, num_released in zip(self._tables, s.seq.num_released, strict=True):
+                table[row.index, :num_released] = 0
+            row.num_released = list(s.seq.num_released)
+        count, last_block = len(tables[0]), tables[0][-1]
+        if s.num_new_tokens == 1 and count == row.num_blocks and last_block == row.last_block:
             return row
         # New tokens are written to new blocks, to the last one, or to a copy that replaces a shared one.
         first = min(row.num_blocks, s.start // self._block_size)
-        self._table[row.index, first : len(blocks)] = blocks[first:]
-        row.num_blocks, row.last_block = len(blocks), blocks[-1] if blocks else 0
+        for group, blocks in enumerate(tables):
+            self._tables[group, row.index, first:count] = blocks[first:]
+        row.num_blocks, row.last_block = count, last_block
         return row
 
 

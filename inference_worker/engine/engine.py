@@ -12,6 +12,7 @@ from inference_worker.contract.request import Request, RequestOutput, RequestRej
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.contract.validation import check_sampling
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
+from inference_worker.engine.kv_cache.layer_groups import group_layers
 from inference_worker.engine.model_runner import LaunchedStep, ModelRunner, Runner, StepResult
 from inference_worker.engine.output import append_token, end, fail, note_prompt_logprobs
 from inference_worker.engine.reasoning import ReasoningTracker
@@ -39,6 +40,7 @@ class EngineStats:
     preemptions: int
     kv_blocks: int
     kv_blocks_used: int  # used by running requests
+    kv_tokens: int  # of the longest sequence that fits
     schedule_seconds: float
     forward_seconds: float
     output_seconds: float
@@ -81,9 +83,12 @@ class LLMEngine:
         self._eos = frozenset(self.tokenizer.eos_token_ids if self.tokenizer else self.model_config.eos_token_ids)
         self.grammars = GrammarCompiler(self.tokenizer, self.model_config.vocab_size)
         self._runner = runner or ModelRunner(config, self.model_config, self.max_model_len, self._eos)
+        groups = group_layers(self.model_config.windows, self.model_config.num_layers, self.max_model_len)
         cache = KVCacheManager(
             self._runner.num_blocks,
             config.block_size,
+            windows=groups.windows,
+            tokens_in_flight=config.max_tokens_in_flight,
             prefix_cache=config.prefix_cache,
             num_host_blocks=self._runner.num_host_blocks,
             pin_share=config.pin_share,
@@ -96,6 +101,7 @@ class LLMEngine:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             max_long_partial_prefills=config.max_long_partial_prefills,
         )
+        self._kv_tokens = cache.demand.max_tokens(cache.pool.num_blocks, self.max_model_len)
         self._groups: dict[str, RequestGroup] = {}
         self._in_flight: _Launched | None = None
         self._computed_at = self._ended_at = 0.0  # timer when the last step returned, and when it was recorded
@@ -199,6 +205,7 @@ class LLMEngine:
             preemptions=self.scheduler.preemptions,
             kv_blocks=pool.num_blocks,
             kv_blocks_used=pool.num_held,
+            kv_tokens=self._kv_tokens,
             schedule_seconds=metrics.schedule_seconds,
             forward_seconds=metrics.forward_seconds,
             output_seconds=metrics.output_seconds,
@@ -231,8 +238,7 @@ class LLMEngine:
         if request.structured and params.ignore_eos:
             message = "ignore_eos cannot be combined with structured output, which determines the end of the output"
             raise RequestRejected("invalid_value", message, "ignore_eos")
-        pool = self.scheduler.cache.pool.num_blocks * self.config.block_size
-        limit = min(self.max_model_len, pool)
+        limit = min(self.max_model_len, self._kv_tokens)
         if len(prompt) + params.max_tokens > limit:
             alone = len(prompt) >= limit
             requested = f"the prompt has {len(prompt)} tokens"
@@ -278,7 +284,8 @@ class LLMEngine:
         """Enable restores from CPU memory only if they are faster than computing the tokens, as measured."""
         if num_tokens >= _MEASURED_TOKENS:  # a step of decodes does not show the cost of a prompt token
             block_seconds = self.config.block_size * seconds / num_tokens
-            self.scheduler.cache.restores = self._runner.restore_seconds <= block_seconds
+            cache = self.scheduler.cache
+            cache.restores = self._runner.restore_seconds * cache.num_groups <= block_seconds
 
     def _step_failed(self, batch: SchedulerOutput) -> list[RequestOutput]:
         self.scheduler.cache.operations_failed(batch.operations)

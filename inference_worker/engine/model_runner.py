@@ -14,10 +14,12 @@ from inference_worker.contract.request import TokenLogprobs
 from inference_worker.engine.architectures import load_model
 from inference_worker.engine.architectures.layers import Layers
 from inference_worker.engine.attention.base import BackendChoice, CacheShape, StepMetadata
+from inference_worker.engine.attention.grouped import GroupedBackend
 from inference_worker.engine.attention.registry import make_backend
 from inference_worker.engine.batch import PersistentBatch
 from inference_worker.engine.device import free_memory, pick_device, pick_dtype, pick_kernels
 from inference_worker.engine.kv_cache.block_copies import BlockCopies
+from inference_worker.engine.kv_cache.layer_groups import group_layers
 from inference_worker.engine.quantization.linear_weights import LinearWeights
 from inference_worker.engine.sampling.logprobs import RankedTokens, prompt_logprobs
 from inference_worker.engine.sampling.sampler import Sampled, Sampler
@@ -136,20 +138,24 @@ class ModelRunner:
             sizing = size_cache()
             log.info("KV cache: %s", sizing)
             self.num_blocks = sizing.num_blocks
+            groups = group_layers(model_config.windows, model_config.num_layers, max_model_len)
             shape = CacheShape(
-                num_layers=model_config.num_layers,
+                num_layers=groups.layers_per_block,
                 num_blocks=self.num_blocks + 1,  # block 0 is padding
                 block_size=config.block_size,
                 num_kv_heads=model_config.num_kv_heads,
                 head_dim=model_config.head_dim,
                 dtype=self.dtype,
                 device=self.device,
+                places=groups.places,
             )
             name = "invariant" if config.batch_invariant else config.attention
             specs = self.model.attention_specs
             self.attention, self.attention_choice = make_backend(
                 name, shape, model_config.num_heads, specs, native=kernels is not None
             )
+            if len(groups.windows) > 1:
+                self.attention = GroupedBackend(self.attention, groups.groups)
             self.num_host_blocks = config.kv_offload_bytes // sizing.block_bytes
             self._copies = BlockCopies(self.attention.pages(), self.num_host_blocks)
         self.restore_seconds = self._copies.restore_seconds
@@ -157,7 +163,8 @@ class ModelRunner:
             self.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
         )
         self._last_tokens = torch.empty(0, dtype=torch.int32, device=self.device)  # sampled by the last step
-        self._batch = PersistentBatch(config.max_num_seqs, sizing.blocks_for(max_model_len), config.block_size)
+        max_blocks = sizing.demand.blocks_per_group(max_model_len)
+        self._batch = PersistentBatch(config.max_num_seqs, max_blocks, config.block_size, len(groups.windows))
         peaks = measure_peaks(self.device, self.dtype) if config.measure_peaks else None
         size = self.dtype.itemsize
         self.roofline = Roofline.of(

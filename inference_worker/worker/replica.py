@@ -140,6 +140,7 @@ def _with_load(beat: Heartbeat, loaded: LoadedEngine) -> Heartbeat:
         max_num_seqs=loaded.config.max_num_seqs,
         kv_blocks=stats.kv_blocks,
         kv_blocks_used=stats.kv_blocks_used,
+        kv_tokens=stats.kv_tokens,
         metrics=loaded.client.metrics(),
         batch=sum(live.job.service_class == ServiceClass.BATCH for live in loaded.client.live()),
         machine=loaded.machine,

@@ -47,5 +47,5 @@ def require_cache(query: torch.Tensor, key_cache: torch.Tensor, value_cache: tor
     _, block_size, num_kv_heads, cache_dim = key_cache.shape
     require(cache_dim == head_dim, f"the cache's head_dim is {cache_dim}, the query's {head_dim}")
     require(heads % num_kv_heads == 0, f"{heads} query heads are not a multiple of {num_kv_heads} KV heads")
-    require(head_dim in (16, 32, 64, 128, 256), f"head_dim must be a power of two from 16 to 256, not {head_dim}")
+    require(head_dim % 16 == 0 and head_dim <= 256, f"head_dim must be a multiple of 16, at most 256, not {head_dim}")
     require(block_size & (block_size - 1) == 0, f"block_size must be a power of two, not {block_size}")

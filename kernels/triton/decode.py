@@ -51,6 +51,7 @@ def _decode_kernel(
     tile_rows: tl.constexpr,
     block_size: tl.constexpr,
     head_dim: tl.constexpr,
+    tile_dim: tl.constexpr,
     tile_keys: tl.constexpr,
     direct: tl.constexpr,
     window: tl.constexpr,
@@ -70,13 +71,12 @@ def _decode_kernel(
         return  # an empty split; the combine kernel does not read it
 
     rows = tl.arange(0, tile_rows)
-    dims = tl.arange(0, head_dim)
+    dims = tl.arange(0, tile_dim)
     heads = kv_head * group + rows
     in_group = rows < group
-    query = tl.load(
-        query_ptr + seq * query_stride + heads[:, None] * head_dim + dims[None, :], mask=in_group[:, None], other=0.0
-    )
-    acc = tl.zeros([tile_rows, head_dim], tl.float32)
+    used = in_group[:, None] & (dims < head_dim)[None, :]
+    query = tl.load(query_ptr + seq * query_stride + heads[:, None] * head_dim + dims[None, :], mask=used, other=0.0)
+    acc = tl.zeros([tile_rows, tile_dim], tl.float32)
     total = tl.zeros([tile_rows], tl.float32)
     top = tl.full([tile_rows], float("-inf"), tl.float32)
     last_key = tl.zeros([tile_rows], tl.int32) + (seq_len - 1)  # a split ends with a tile or with the sequence
@@ -87,7 +87,7 @@ def _decode_kernel(
         acc, total, top = attend_tile(
             acc, total, top, query, last_key, start, seq_len,
             block, key_ptr + kv_head * head_dim, value_ptr + kv_head * head_dim,
-            block_stride, token_stride, scale_log2, block_size, head_dim, tile_keys, True, window, soft_cap,
+            block_stride, token_stride, scale_log2, block_size, head_dim, tile_dim, tile_keys, True, window, soft_cap,
         )  # fmt: skip
         block = next_block
     result = acc / tl.where(total > 0, total, 1.0)[:, None]  # a padding row (length 0) gives zeros
@@ -95,10 +95,10 @@ def _decode_kernel(
     row = seq * num_heads + heads
     if direct:
         out = out_ptr + row[:, None] * head_dim + dims[None, :]
-        tl.store(out, result.to(out_ptr.dtype.element_ty), mask=in_group[:, None])
+        tl.store(out, result.to(out_ptr.dtype.element_ty), mask=used)
     else:
         slot = row * num_splits + split
-        tl.store(partial_ptr + slot[:, None] * head_dim + dims[None, :], result, mask=in_group[:, None])
+        tl.store(partial_ptr + slot[:, None] * head_dim + dims[None, :], result, mask=used)
         tl.store(lse_ptr + slot, top + tl.log2(total), mask=in_group)
 
 
@@ -111,6 +111,7 @@ def _combine_kernel(
     num_splits: tl.tensor,
     split_tokens: tl.tensor,
     head_dim: tl.constexpr,
+    tile_dim: tl.constexpr,
     tile_keys: tl.constexpr,
     tile_splits: tl.constexpr,
     window: tl.constexpr,
@@ -123,8 +124,9 @@ def _combine_kernel(
     length = seq_len - first_tile(seq_len - 1, window, tile_keys)
     split_len = _split_length(length, num_splits, split_tokens, tile_keys)
     used = tl.cdiv(length, tl.maximum(split_len, 1))
-    dims = tl.arange(0, head_dim)
-    acc = tl.zeros([head_dim], tl.float32)
+    dims = tl.arange(0, tile_dim)
+    in_head = dims < head_dim
+    acc = tl.zeros([tile_dim], tl.float32)
     total = 0.0
     top = float("-inf")
     # A tile of fixed size, from split 0 on: the order of the sum does not depend on num_splits.
@@ -132,7 +134,8 @@ def _combine_kernel(
         split = first + tl.arange(0, tile_splits)
         slot = row * num_splits + split
         lse = tl.load(lse_ptr + slot, mask=split < used, other=float("-inf"))
-        part = tl.load(partial_ptr + slot[:, None] * head_dim + dims[None, :], mask=(split < used)[:, None], other=0.0)
+        readable = (split < used)[:, None] & in_head[None, :]
+        part = tl.load(partial_ptr + slot[:, None] * head_dim + dims[None, :], mask=readable, other=0.0)
         new_top = tl.maximum(top, tl.max(lse, 0))
         weight = tl.exp2(lse - new_top)
         fade = tl.exp2(top - new_top)
@@ -140,7 +143,7 @@ def _combine_kernel(
         total = total * fade + tl.sum(weight, 0)
         top = new_top
     result = acc / tl.where(total > 0, total, 1.0)
-    tl.store(out_ptr + row * head_dim + dims, result.to(out_ptr.dtype.element_ty))
+    tl.store(out_ptr + row * head_dim + dims, result.to(out_ptr.dtype.element_ty), mask=in_head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,17 +247,19 @@ def paged_decode(
     require(
         direct or (partial.shape == (*splits, head_dim) and lse.shape == splits), "workspace belongs to another plan"
     )
-    group = num_heads // num_kv_heads
+    group, tile_dim = num_heads // num_kv_heads, triton.next_power_of_2(head_dim)
     _decode_kernel[(num_kv_heads, plan.num_splits, num_seqs)](
         query, key_cache, value_cache, block_table, seq_lens, out, partial, lse,
         scale * LOG2_E, query.stride(0), key_cache.stride(0), key_cache.stride(1), block_table.stride(0),
         plan.num_splits, plan.split_tokens,
         group=group, tile_rows=max(16, triton.next_power_of_2(group)), block_size=block_size, head_dim=head_dim,
-        tile_keys=TILE_KEYS, direct=direct, window=window, soft_cap=soft_cap, num_warps=4, num_stages=3,
+        tile_dim=tile_dim, tile_keys=TILE_KEYS, direct=direct, window=window, soft_cap=soft_cap,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     if not direct:
         _combine_kernel[(num_heads, num_seqs)](
             partial, lse, seq_lens, out, plan.num_splits, plan.split_tokens,
-            head_dim=head_dim, tile_keys=TILE_KEYS, tile_splits=COMBINE_SPLITS, window=window, num_warps=4,
+            head_dim=head_dim, tile_dim=tile_dim, tile_keys=TILE_KEYS, tile_splits=COMBINE_SPLITS, window=window,
+            num_warps=4,
         )  # fmt: skip
     return out

@@ -78,6 +78,7 @@ def _prefill_kernel(
     group: tl.constexpr,
     block_size: tl.constexpr,
     head_dim: tl.constexpr,
+    tile_dim: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_keys: tl.constexpr,
     window: tl.constexpr,
@@ -97,14 +98,15 @@ def _prefill_kernel(
     first_position = seq_len - query_len + first
 
     rows = tl.arange(0, tile_rows)
-    dims = tl.arange(0, head_dim)
+    dims = tl.arange(0, tile_dim)
     token = first + rows // group
     valid = (token < query_len) & (rows < tile_tokens * group)
     index = (query_begin + token).to(tl.int64)
     column = (kv_head * group + rows % group)[:, None] * head_dim + dims[None, :]
-    query = tl.load(query_ptr + index[:, None] * query_stride + column, mask=valid[:, None], other=0.0)
+    used = valid[:, None] & (dims < head_dim)[None, :]
+    query = tl.load(query_ptr + index[:, None] * query_stride + column, mask=used, other=0.0)
     last_key = first_position + rows // group
-    acc = tl.zeros([tile_rows, head_dim], tl.float32)
+    acc = tl.zeros([tile_rows, tile_dim], tl.float32)
     total = tl.zeros([tile_rows], tl.float32)
     top = tl.full([tile_rows], float("-inf"), tl.float32)
     table = table_ptr + seq.to(tl.int64) * table_stride
@@ -121,7 +123,7 @@ def _prefill_kernel(
         next_block = tile_blocks(table, start + tile_keys, seq_len, block_size, tile_keys)
         acc, total, top = attend_tile(
             acc, total, top, query, last_key, start, seq_len, block, keys, values,
-            block_stride, token_stride, scale_log2, block_size, head_dim, tile_keys, False, 0, soft_cap,
+            block_stride, token_stride, scale_log2, block_size, head_dim, tile_dim, tile_keys, False, 0, soft_cap,
         )  # fmt: skip
         block = next_block
     end = tl.minimum(first_position + tile_tokens, seq_len)
@@ -129,11 +131,11 @@ def _prefill_kernel(
         next_block = tile_blocks(table, start + tile_keys, seq_len, block_size, tile_keys)
         acc, total, top = attend_tile(
             acc, total, top, query, last_key, start, seq_len, block, keys, values,
-            block_stride, token_stride, scale_log2, block_size, head_dim, tile_keys, True, window, soft_cap,
+            block_stride, token_stride, scale_log2, block_size, head_dim, tile_dim, tile_keys, True, window, soft_cap,
         )  # fmt: skip
         block = next_block
     result = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + index[:, None] * out_stride + column, result, mask=valid[:, None])
+    tl.store(out_ptr + index[:, None] * out_stride + column, result, mask=used)
 
 
 def paged_prefill(
@@ -193,7 +195,8 @@ def paged_prefill(
     _prefill_kernel[(tiles, num_kv_heads)](
         query, key_cache, value_cache, block_table, seq_lens, query_start_loc, out, num_seqs,
         scale * LOG2_E, query.stride(0), out.stride(0), key_cache.stride(0), key_cache.stride(1), block_table.stride(0),
-        group=group, block_size=block_size, head_dim=head_dim, tile_rows=config.tile_rows, tile_keys=config.tile_keys,
+        group=group, block_size=block_size, head_dim=head_dim, tile_dim=triton.next_power_of_2(head_dim),
+        tile_rows=config.tile_rows, tile_keys=config.tile_keys,
         window=window, soft_cap=soft_cap, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out

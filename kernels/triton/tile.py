@@ -37,11 +37,19 @@ def first_tile(position: tl.tensor, window: tl.constexpr, tile_keys: tl.constexp
 
 
 @triton.jit
+def _load_rows(pointers: tl.tensor, dims: tl.tensor, head_dim: tl.constexpr, tile_dim: tl.constexpr) -> tl.tensor:
+    """Return a tile's keys or values, [tile_keys, tile_dim]; 0 after `head_dim` dimensions."""
+    if tile_dim == head_dim:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=(dims < head_dim)[None, :], other=0.0)
+
+
+@triton.jit
 def attend_tile(
-    acc: tl.tensor,  # [rows, head_dim] float32: the weighted sum of values so far, relative to `top`
+    acc: tl.tensor,  # [rows, tile_dim] float32: the weighted sum of values so far, relative to `top`
     total: tl.tensor,  # [rows] float32: the sum of weights so far, relative to `top`
     top: tl.tensor,  # [rows] float32: the largest score so far, in powers of two
-    query: tl.tensor,  # [rows, head_dim]
+    query: tl.tensor,  # [rows, tile_dim], 0 after head_dim dimensions
     last_key: tl.tensor,  # [rows] int32: the last position each row may see; read only when `masked`
     start: tl.tensor,  # position of the tile's first key
     seq_len: tl.tensor,
@@ -53,6 +61,7 @@ def attend_tile(
     scale_log2: tl.tensor,
     block_size: tl.constexpr,
     head_dim: tl.constexpr,
+    tile_dim: tl.constexpr,  # head_dim, rounded up to a power of two
     tile_keys: tl.constexpr,
     masked: tl.constexpr,
     window: tl.constexpr,  # tokens that a token attends to, itself included; 0: all. Needs `masked`.
@@ -67,8 +76,8 @@ def attend_tile(
     readable = _readable(start, seq_len, tile_keys) if masked else positions
     # int64: a big cache has over 2³¹ elements.
     rows = block.to(tl.int64) * block_stride + (readable % block_size) * token_stride
-    dims = tl.arange(0, head_dim)
-    key = tl.load(key_ptr + rows[:, None] + dims[None, :])
+    dims = tl.arange(0, tile_dim)
+    key = _load_rows(key_ptr + rows[:, None] + dims[None, :], dims, head_dim, tile_dim)
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
     if soft_cap > 0:
         cap: tl.constexpr = soft_cap * 1.4426950408889634  # scores are in powers of two
@@ -84,7 +93,7 @@ def attend_tile(
         base = tl.where(new_top == float("-inf"), 0.0, new_top)  # −inf − −inf is not a number
     weights = tl.exp2(scores - base[:, None])
     fade = tl.exp2(top - base)
-    value = tl.load(value_ptr + rows[:, None] + dims[None, :])
+    value = _load_rows(value_ptr + rows[:, None] + dims[None, :], dims, head_dim, tile_dim)
     acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
     total = total * fade + tl.sum(weights, 1)
     return acc, total, new_top

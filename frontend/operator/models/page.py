@@ -133,7 +133,7 @@ def _replica(status: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> d
         "cordon": cordon,
         "badge": _BADGES[status.state],
         "device": device,
-        "kv_tokens": None if machine is None or not beat.kv_blocks else beat.kv_blocks * machine.block_size,
+        "kv_tokens": beat.kv_tokens,
         "p95_us": p95,
         "is_silent": status.state == ReplicaState.SILENT,
     }

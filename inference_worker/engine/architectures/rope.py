@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from math import ceil, floor, log, pi
 from typing import Protocol
@@ -112,7 +113,8 @@ def inverse_frequencies(config: RopeConfig, rotary: int, max_positions: int) -> 
     """Return the angle per position of each pair of dimensions, float32 [rotary / 2].
 
     Longrope has two sets of factors, for short and for long contexts. The model's limit of tokens chooses between them,
-    because keys in the cache must not depend on the length that their sequence reaches later.
+    because keys in the cache must not depend on the length that their sequence reaches later. For the same reason,
+    sequences cannot be longer than max_position_embeddings, up to which "dynamic" has no effect.
     """
     exponents = torch.arange(0, rotary, 2, dtype=torch.int64).float() / rotary
     frequencies = 1.0 / (config.theta**exponents)
@@ -144,7 +146,8 @@ def _yarn(frequencies: torch.Tensor, config: RopeConfig, rotary: int) -> torch.T
 
     def dimension(turns: float) -> float:
         """Return the dimension whose frequency makes `turns` turns in the original context."""
-        return rotary * log(config.original_max_position / (turns * 2 * pi)) / (2 * log(config.theta))
+        positions_per_radian = min(config.original_max_position / (turns * 2 * pi), sys.float_info.max)
+        return rotary * log(positions_per_radian) / (2 * log(config.theta))
 
     low, high = dimension(config.beta_fast), dimension(config.beta_slow)
     if config.truncate:

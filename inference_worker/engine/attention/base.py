@@ -37,7 +37,11 @@ class BackendChoice:
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The shape of a KV cache: blocks (block 0 is padding and is never read), tokens per block, heads and head size."""
+    """The shape of a KV cache: blocks (block 0 is padding and is never read), tokens per block, heads and head size.
+
+    A block has places for the keys and values of `num_layers` layers. If layers of several groups use the same blocks,
+    `places` has the place of each layer of the model.
+    """
 
     num_layers: int
     num_blocks: int
@@ -46,6 +50,11 @@ class CacheShape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    places: tuple[int, ...] = ()  # empty: layer i has place i
+
+    def by_layer(self, pages: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the entry of `pages` for each layer, from those of the places."""
+        return [pages[place] for place in self.places] if self.places else list(pages)
 
 
 @dataclass(slots=True)
@@ -110,11 +119,12 @@ class ReferenceBackend(AttentionBackend):
     def __init__(self, shape: CacheShape, num_heads: int, specs: Sequence[AttentionSpec]) -> None:
         super().__init__(shape, num_heads, specs)
         pages = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.key_cache = torch.zeros(pages, dtype=shape.dtype, device=shape.device)
-        self.value_cache = torch.zeros_like(self.key_cache)
+        self._keys = torch.zeros(pages, dtype=shape.dtype, device=shape.device)
+        self._values = torch.zeros_like(self._keys)
+        self.key_cache, self.value_cache = shape.by_layer(self._keys.unbind(0)), shape.by_layer(self._values.unbind(0))
 
     def pages(self) -> list[torch.Tensor]:
-        return [self.key_cache.transpose(0, 1), self.value_cache.transpose(0, 1)]
+        return [self._keys.transpose(0, 1), self._values.transpose(0, 1)]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: StepMetadata

@@ -20,24 +20,26 @@ class InvariantBackend(AttentionBackend):
         rows = 2 * shape.num_kv_heads * shape.num_blocks
         width = shape.block_size * shape.head_dim
         cache = torch.zeros(shape.num_layers, rows, width, dtype=shape.dtype, device=shape.device)
-        self._cache = list(cache.unbind(0))
+        self._memory = cache.unbind(0)
+        self._cache = shape.by_layer(self._memory)
         self._workspace = invariant.Workspace(self._pages, shape.dtype, shape.device)
 
     def pages(self) -> list[torch.Tensor]:
         heads = 2 * self.shape.num_kv_heads
-        return [layer.view(heads, self.shape.num_blocks, -1).transpose(0, 1) for layer in self._cache]
+        return [layer.view(heads, self.shape.num_blocks, -1).transpose(0, 1) for layer in self._memory]
 
     def prepare(self, metadata: StepMetadata) -> None:
-        query_lens, lengths, table = metadata.query_lens, metadata.lengths, metadata.block_table
-        windows = {spec.window for spec in self.specs}
-        metadata.plan = {w: invariant.plan(query_lens, lengths, table, self._pages, window=w) for w in windows}
+        metadata.plan = {}  # by window
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: StepMetadata
     ) -> torch.Tensor:
-        pages, spec = self._cache[layer], self.specs[layer]
+        pages, window, spec = self._cache[layer], self.specs[layer].window, self.specs[layer]
+        if window not in metadata.plan:
+            query_lens, lengths, table = metadata.query_lens, metadata.lengths, metadata.block_table
+            metadata.plan[window] = invariant.plan(query_lens, lengths, table, self._pages, window=window)
         # A weight of 0 does not keep out what is not finite: it must not lie where others' keys may come to lie.
         cpu.write(key.nan_to_num(), value.nan_to_num(), pages, metadata.slot_mapping)
         return invariant.attend(
-            query, pages, metadata.plan[spec.window], self._pages, spec.scale, self._workspace, soft_cap=spec.soft_cap
+            query, pages, metadata.plan[window], self._pages, spec.scale, self._workspace, soft_cap=spec.soft_cap
         )

@@ -18,27 +18,32 @@ class CpuBackend(AttentionBackend):
         self._pages = cpu.PageShape(shape.num_blocks, shape.block_size, num_heads, shape.num_kv_heads, shape.head_dim)
         rows = 2 * shape.num_kv_heads * shape.num_blocks
         cache = torch.zeros(shape.num_layers, rows, shape.block_size * shape.head_dim, dtype=shape.dtype)
-        self._cache = list(cache.unbind(0))
+        self._memory = cache.unbind(0)
+        self._cache = shape.by_layer(self._memory)
         self._workspace = torch.empty(0, dtype=shape.dtype)
-        self._windows = {spec.window for spec in self.specs}
 
     def pages(self) -> list[torch.Tensor]:
         heads = 2 * self.shape.num_kv_heads
-        return [layer.view(heads, self.shape.num_blocks, -1).transpose(0, 1) for layer in self._cache]
+        return [layer.view(heads, self.shape.num_blocks, -1).transpose(0, 1) for layer in self._memory]
 
     def prepare(self, metadata: StepMetadata) -> None:
-        dtype, pages = self.shape.dtype, self._pages
-        query_lens, lengths, table = metadata.query_lens, metadata.lengths, metadata.block_table
-        plans = {w: cpu.plan(query_lens, lengths, table, pages, dtype, window=w) for w in self._windows}
-        needed = max(cpu.workspace_size(groups, pages) for groups in plans.values())
-        if needed > self._workspace.numel():
-            self._workspace = torch.empty(needed + needed // 4, dtype=dtype)
-        metadata.plan = plans
+        metadata.plan = {}  # by window
+
+    def _plan(self, metadata: StepMetadata, window: int) -> list[cpu.AttentionGroup]:
+        groups: list[cpu.AttentionGroup] | None = metadata.plan.get(window)
+        if groups is None:
+            dtype, pages, table = self.shape.dtype, self._pages, metadata.block_table
+            groups = cpu.plan(metadata.query_lens, metadata.lengths, table, pages, dtype, window=window)
+            needed = cpu.workspace_size(groups, pages)
+            if needed > self._workspace.numel():
+                self._workspace = torch.empty(needed + needed // 4, dtype=dtype)
+            metadata.plan[window] = groups
+        return groups
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: StepMetadata
     ) -> torch.Tensor:
         pages, spec = self._cache[layer], self.specs[layer]
         cpu.write(key, value, pages, metadata.slot_mapping)
-        groups = metadata.plan[spec.window]
+        groups = self._plan(metadata, spec.window)
         return cpu.attend(query, pages, groups, self._pages, spec.scale, self._workspace, soft_cap=spec.soft_cap)

@@ -23,11 +23,12 @@ class NativeBackend(AttentionBackend):
         library.set_threads(torch.get_num_threads())
         self._library = library
         numbers = 2 * shape.num_kv_heads * shape.block_size * shape.head_dim
-        cache = library.memory.empty(shape.num_layers, shape.num_blocks, numbers, dtype=shape.dtype)
-        self._cache = list(cache.zero_().unbind(0))
+        pages = library.memory.empty(shape.num_layers, shape.num_blocks, numbers, dtype=shape.dtype)
+        self._pages = list(pages.zero_().unbind(0))
+        self._cache = shape.by_layer(self._pages)
 
     def pages(self) -> list[torch.Tensor]:
-        return self._cache
+        return self._pages
 
     def prepare(self, metadata: StepMetadata) -> None:
         shape = self.shape

@@ -36,7 +36,7 @@ def _triton(shape: CacheShape, num_heads: int, specs: Sequence[AttentionSpec]) -
 
 
 def _triton_limit(shape: CacheShape, _specs: Sequence[AttentionSpec]) -> str:
-    if shape.head_dim not in (16, 32, 64, 128, 256):
+    if shape.head_dim % 16 or shape.head_dim > 256:
         return f"head_dim {shape.head_dim}"
     if shape.block_size & (shape.block_size - 1):
         return f"block_size {shape.block_size}"

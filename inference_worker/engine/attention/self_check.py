@@ -37,7 +37,7 @@ def check_backend(make: BackendFactory, shape: CacheShape, num_heads: int, specs
     """
     distinct = [replace(spec, window=min(spec.window, _MAX_WINDOW)) for spec in dict.fromkeys(specs)]
     tables = _block_tables(shape.block_size)
-    small = replace(shape, num_layers=len(distinct), num_blocks=max(map(max, tables)) + 1)
+    small = replace(shape, num_layers=len(distinct), num_blocks=max(map(max, tables)) + 1, places=())
     tested, reference = make(small, num_heads, distinct), ReferenceBackend(small, num_heads, distinct)
     heads = [num_heads, small.num_kv_heads, small.num_kv_heads]
     generator = torch.Generator().manual_seed(0)

@@ -25,13 +25,14 @@ class TritonBackend(AttentionBackend):
     def __init__(self, shape: CacheShape, num_heads: int, specs: Sequence[AttentionSpec]) -> None:
         super().__init__(shape, num_heads, specs)
         pages = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.key_cache = torch.zeros(pages, dtype=shape.dtype, device=shape.device)
-        self.value_cache = torch.zeros_like(self.key_cache)
+        self._keys = torch.zeros(pages, dtype=shape.dtype, device=shape.device)
+        self._values = torch.zeros_like(self._keys)
+        self.key_cache, self.value_cache = shape.by_layer(self._keys.unbind(0)), shape.by_layer(self._values.unbind(0))
         cuda = shape.device.type == "cuda"
         self._num_sms = torch.cuda.get_device_properties(shape.device).multi_processor_count if cuda else 1
 
     def pages(self) -> list[torch.Tensor]:
-        return [self.key_cache.transpose(0, 1), self.value_cache.transpose(0, 1)]
+        return [self._keys.transpose(0, 1), self._values.transpose(0, 1)]
 
     def prepare(self, metadata: StepMetadata) -> None:
         decodes, shape, device = metadata.num_decodes, self.shape, self.shape.device

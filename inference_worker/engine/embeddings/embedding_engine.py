@@ -124,6 +124,7 @@ class EmbeddingEngine:
             preemptions=0,
             kv_blocks=0,
             kv_blocks_used=0,
+            kv_tokens=0,
             schedule_seconds=metrics.schedule_seconds,
             forward_seconds=metrics.forward_seconds,
             output_seconds=metrics.output_seconds,

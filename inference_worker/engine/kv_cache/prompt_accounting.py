@@ -4,21 +4,27 @@ torch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from inference_worker.contract.request import CacheReport, TokenCounts
-from inference_worker.engine.kv_cache.block_pool import BlockPool
 from inference_worker.engine.kv_cache.pins import Pins
 from inference_worker.engine.kv_cache.prefix_history import PrefixHistory
 from inference_worker.engine.scheduling.sequence import Sequence
 
 
 class PromptAccounting:
-    """The accounting of the prompts of one KV cache, whose blocks, pins and history it uses."""
+    """The accounting of the prompts of one KV cache, whose pins and history it uses.
 
-    def __init__(self, block_size: int, pool: BlockPool, pins: Pins, history: PrefixHistory) -> None:
+    Args:
+        pin_blocks: pins the blocks of a hash that are on the device.
+    """
+
+    def __init__(
+        self, block_size: int, pin_blocks: Callable[[bytes], None], pins: Pins, history: PrefixHistory
+    ) -> None:
         self._block_size = block_size
-        self._pool = pool
+        self._pin_blocks = pin_blocks
         self._pins = pins
         self._history = history
 
@@ -65,11 +71,10 @@ class PromptAccounting:
         seconds = max(seconds, paid)
         if self._pins.add(block_hash, request.tenant, seconds, index, now):
             seconds = self._pins[block_hash].seconds
-            block_id = self._pool.find(block_hash) if is_new else None
-            if block_id is not None:
-                self._pool.pin(block_id)
-            if is_new and not paid:
-                seq.new_pins.append(block_hash)
+            if is_new:
+                self._pin_blocks(block_hash)
+                if not paid:
+                    seq.new_pins.append(block_hash)
         elif not paid:
             return False
         seq.group.pins[block_hash] = seconds

@@ -103,13 +103,14 @@ class Claims:
             cached_blocks: cached blocks that `seq` will use. Preempting their other users does not free them.
         """
         own_tenant, pool = self._tenants[seq.request.tenant], self._cache.pool
+        spare = self._cache.num_groups  # reserved blocks of a running request
         holdings = self._holdings
         lower = [s for s in self._left if s.rank > seq.rank and s.group is not seq.group]
-        under_share = holdings.is_under(own_tenant, self._cache.num_blocks_for(seq.num_tokens))
+        under_share = holdings.is_under(own_tenant, self._cache.demand.blocks_for(seq.num_tokens))
         over_share = (
             [s for s in self._over_share_requests(own_tenant, seq.rank) if s.rank == seq.rank] if under_share else []
         )
-        if shortage > 0 and shortage > sum(len(s.block_ids) + 1 for s in lower + over_share):
+        if shortage > 0 and shortage > sum(s.num_blocks + spare for s in lower + over_share):
             return []
         victims = list[Sequence]()
         while shortage > 0 or needs_slot:
@@ -125,9 +126,9 @@ class Claims:
             victim = max(candidates, key=lambda s: (s.rank, excess[s.request.tenant], s.request.arrival, s.number))
             candidates.remove(victim)
             victims.append(victim)
-            # A shared block is not freed. One running request less needs one spare block less.
+            # A shared block is not freed. One running request less needs fewer spare blocks.
             own_blocks = (block_id for block_id in victim.block_ids if block_id not in cached_blocks)
-            shortage -= sum(pool.references(block_id) == 1 for block_id in own_blocks) + 1
+            shortage -= sum(pool.references(block_id) == 1 for block_id in own_blocks) + spare
             needs_slot = False
         return victims
 
@@ -178,7 +179,7 @@ class _Holdings:
     def change(self, seq: Sequence, sign: int) -> None:
         """Add (sign 1) or remove (sign -1) a running request."""
         self._slots[seq.request.tenant] += sign
-        self._blocks[seq.request.tenant] += sign * len(seq.block_ids)
+        self._blocks[seq.request.tenant] += sign * seq.num_blocks
 
     def update(self, tenant: str) -> None:
         """Recompute by how much the tenant is over its share."""
@@ -206,5 +207,5 @@ class _Holdings:
 def _blocks_by_tenant(running: Iterable[Sequence]) -> Counter[str]:
     blocks: Counter[str] = Counter()
     for seq in running:
-        blocks[seq.request.tenant] += len(seq.block_ids)
+        blocks[seq.request.tenant] += seq.num_blocks
     return blocks

@@ -161,7 +161,7 @@ class Scheduler:
         """
         waiting = list(self.waiting)
         wrong = [seq for seq in self.running if seq.status is not SequenceStatus.RUNNING]
-        wrong += [seq for seq in waiting if seq.status is not SequenceStatus.WAITING or seq.block_ids]
+        wrong += [seq for seq in waiting if seq.status is not SequenceStatus.WAITING or seq.block_tables]
         if wrong or len(self.running) > self.max_num_seqs:
             raise RuntimeError(f"scheduler integrity: {wrong or self.running}")
         counted = Counter(seq.request.tenant for seq in self.running), Counter(seq.request.tenant for seq in waiting)
@@ -209,7 +209,7 @@ class Scheduler:
         needs_slot = len(self.running) >= self.max_num_seqs
         if lacking <= 0 and not needs_slot:
             return 0  # it needs no preemption
-        cached_blocks = {block_id for block_id in start_point.block_ids if block_id is not None}
+        cached_blocks = set(start_point.block_ids)
         victims = claims.choose_victims(seq, needs_slot=needs_slot, shortage=lacking, cached_blocks=cached_blocks)
         if not victims:
             return 0
@@ -319,15 +319,18 @@ class Scheduler:
         if seq.index and not seq.preemptions and first.status is not SequenceStatus.FINISHED:
             # The first of `n` sequences computes the prompt for all; the others start in a later step.
             computed = next((s.start for s in output.scheduled if s.seq is first), first.num_computed_tokens)
-            return first if computed >= first.num_prompt_tokens else None
+            if computed < first.num_prompt_tokens:
+                return None
+            if self.cache.can_fork(first, seq):
+                return first
         hit = self.cache.lookup(seq)
         return None if hit.pending else hit
 
     def _shortage(self, seq: Sequence, start_point: PrefixHit | Sequence) -> int:
-        # One block per running sequence is reserved; otherwise the new sequence would be preempted next.
+        # A block of each group is reserved for each running sequence; otherwise the new one would be preempted next.
         spare = len(self.running)
         if isinstance(start_point, Sequence):
-            return 1 + spare - self.cache.num_available
+            return self.cache.fork_shortage(spare)
         return self.cache.shortage(seq, start_point, spare)
 
     def _start(

@@ -75,7 +75,8 @@ class Sequence:
         self.num_prompt_tokens = len(self.tokens)
         self.num_in_flight = 0  # tokens of steps in flight
         self.num_computed_tokens = 0
-        self.block_ids: list[int] = []
+        self.block_tables: list[list[int]] = []  # of each group of layers; 0 in place of a released block
+        self.num_released: list[int] = []  # leading blocks of each table that were released, behind a window
         self.block_hashes: list[bytes] = []  # of full blocks, computed on demand
         self.num_published = 0  # number of leading blocks that are published
         self.awaited: bytes | None = None  # hash of a block that another sequence computes
@@ -113,6 +114,16 @@ class Sequence:
     def num_missing_tokens(self) -> int:
         """Return the number of tokens that are not computed yet; 1 for a decoding sequence."""
         return len(self.tokens) + self.num_in_flight - self.num_computed_tokens
+
+    @property
+    def block_ids(self) -> list[int]:
+        """Return the KV cache blocks of the sequence, of all groups of layers."""
+        return [block_id for table in self.block_tables for block_id in table if block_id]
+
+    @property
+    def num_blocks(self) -> int:
+        """Return the length of `block_ids`."""
+        return sum(map(len, self.block_tables)) - sum(self.num_released)
 
     @property
     def cache_read(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.engine.kv_cache.layer_groups import BlockDemand, group_layers
 
 # A request of median length, of the Azure conversation trace of 2023: Patel et al., "Splitwise: Efficient Generative
 # LLM Inference Using Phase Splitting", ISCA 2024.
@@ -23,13 +24,10 @@ class KVSizing:
     """The capacity of a KV cache."""
 
     token_bytes: int  # keys and values of one token in all layers
-    block_size: int  # tokens
+    block_bytes: int  # of a block, which has the layers of one group
     num_blocks: int
     max_model_len: int  # tokens of the longest request, prompt and output
-
-    @property
-    def block_bytes(self) -> int:
-        return self.token_bytes * self.block_size
+    demand: BlockDemand
 
     @property
     def num_bytes(self) -> int:
@@ -37,7 +35,8 @@ class KVSizing:
 
     @property
     def num_tokens(self) -> int:
-        return self.num_blocks * self.block_size
+        """Return the tokens of the longest sequence that fits. It may exceed `max_model_len`."""
+        return self.demand.max_tokens(self.num_blocks, self.max_model_len)
 
     @property
     def median_requests(self) -> int:
@@ -50,14 +49,11 @@ class KVSizing:
         return self._fit(self.max_model_len)
 
     def _fit(self, num_tokens: int) -> int:
-        return self.num_blocks // self.blocks_for(num_tokens)
-
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        return self.num_blocks // self.demand.blocks_for(num_tokens)
 
     def __str__(self) -> str:
         return (
-            f"{self.token_bytes:,} bytes a token, {self.num_blocks:,} blocks of {self.block_size},"
+            f"{self.token_bytes:,} bytes a token, {self.num_blocks:,} blocks of {self.demand.block_size},"
             f" {self.num_tokens:,} tokens ({_size(self.num_bytes)}); fits"
             f" {self.median_requests:,} requests of median length ({MEDIAN_PROMPT_TOKENS:,} + {MEDIAN_OUTPUT_TOKENS}),"
             f" {self.longest_requests:,} of maximum length ({self.max_model_len:,})"
@@ -97,10 +93,12 @@ def size_kv_cache(
         KVMemoryError: `num_bytes` are too few for one request of `max_model_len` tokens.
     """
     token_bytes = model.kv_values_per_token * value_bytes
-    num_blocks = config.num_blocks or num_bytes // (token_bytes * config.block_size)
-    sizing = KVSizing(token_bytes, config.block_size, num_blocks, max_model_len)
+    groups = group_layers(model.windows, model.num_layers, max_model_len)
+    block_bytes = token_bytes // model.num_layers * groups.layers_per_block * config.block_size
+    demand = BlockDemand(config.block_size, groups.windows, config.max_tokens_in_flight)
+    sizing = KVSizing(token_bytes, block_bytes, config.num_blocks or num_bytes // block_bytes, max_model_len, demand)
     if config.num_blocks is None and not sizing.longest_requests:
-        needed = -(-sizing.blocks_for(max_model_len) * sizing.block_bytes // (1 << 20))
+        needed = -(-demand.blocks_for(max_model_len) * sizing.block_bytes // (1 << 20))
         advice = f"give it {needed} MiB or more (MILLRACE_KV_CACHE_MEMORY={needed}MiB)"
         if sizing.num_blocks:
             advice += (

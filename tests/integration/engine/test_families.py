@@ -90,3 +90,12 @@ def test_the_command_generates_from_token_ids(model: FamilyModel, monkeypatch: p
     chosen = logprobs.gather(1, torch.tensor(result["token_ids"])[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(result["logprobs"]), chosen, atol=1e-4, rtol=0)
     torch.testing.assert_close(logprobs.amax(-1), chosen, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("model", ["mistral", "phi3"], indirect=True)
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_a_sequence_longer_than_the_cache_equals_transformers(model: FamilyModel, async_scheduling: bool) -> None:
+    engine = model.engine(num_blocks=8, async_scheduling=async_scheduling)  # 64 tokens; all layers have a window
+    prompt = [_RANDOM.randrange(3, VOCAB) for _ in range(140)]
+    assert_equals_transformers(model, generate(engine, {"long": prompt}, NEW)["long"])
+    engine.check_integrity()

@@ -13,6 +13,7 @@ from inference_worker.engine.scheduling.scheduler import SchedulerOutput
 from tests.support.engine.fakes import Clock, MemoryRunner, fake_engine, request
 
 BLOCK = 4
+MAX_LENGTH = 80  # tokens of a request, also if any length fits
 _CLASSES = st.sampled_from([ServiceClass.DEFAULT, ServiceClass.DEFAULT, *ServiceClass])
 
 
@@ -27,12 +28,26 @@ class Engine(RuleBasedStateMachine):
         tokens=st.sampled_from([5, 8, 16, 64]),
         cap=st.sampled_from([0, 3, 7]),
         async_scheduling=st.booleans(),
+        windows=st.sampled_from([(0,), (0,), (6,), (0, 9), (0, 3, 3)]),
     )
-    def start(self, blocks: int, host: int, batch: int, tokens: int, cap: int, async_scheduling: bool) -> None:
+    def start(
+        self,
+        blocks: int,
+        host: int,
+        batch: int,
+        tokens: int,
+        cap: int,
+        async_scheduling: bool,
+        windows: tuple[int, ...],
+    ) -> None:
         self.clock = Clock()
-        self.runner = MemoryRunner(blocks, BLOCK, num_host_blocks=host, async_scheduling=async_scheduling)
+        blocks *= len(windows)
+        self.runner = MemoryRunner(
+            blocks, BLOCK, num_host_blocks=host, async_scheduling=async_scheduling, windows=windows
+        )
         self.engine, _ = fake_engine(
             runner=self.runner,
+            windows=windows,
             clock=self.clock,
             block_size=BLOCK,
             max_num_seqs=batch,
@@ -41,7 +56,8 @@ class Engine(RuleBasedStateMachine):
             max_long_partial_prefills=min(cap, 1),
         )
         self.budget = tokens
-        self.room = blocks * BLOCK
+        demand = self.engine.scheduler.cache.demand
+        self.room = min(demand.max_tokens(blocks, MAX_LENGTH), MAX_LENGTH)
         self.asked: dict[str, tuple[int, int, int]] = {}  # prompt tokens, maximum output tokens, choices
         self.got: dict[str, int] = {}
         self.ended: dict[str, RequestOutput] = {}

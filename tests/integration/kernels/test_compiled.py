@@ -22,7 +22,8 @@ from kernels.triton import (
 from tests.support.kernels.compiler import Compiled, compiled
 
 BLOCK_SIZE = 32
-SHAPES = [(9, 3, 64), (32, 8, 64), (28, 4, 128), (32, 8, 128), (32, 32, 128)]  # heads, KV heads, head_dim
+# Heads, KV heads and head_dim. Head sizes of 80 and 96 are computed in tiles of 128.
+SHAPES = [(9, 3, 64), (32, 8, 64), (28, 4, 128), (32, 8, 128), (32, 32, 128), (32, 32, 80), (32, 32, 96)]
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

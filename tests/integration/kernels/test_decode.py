@@ -42,7 +42,7 @@ def expected(query: torch.Tensor, cache: Paged, **limits: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (4, 128), (8, 128), (24, 64)])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (4, 128), (8, 128), (24, 64), (1, 96), (4, 80)])
 def test_attention_equals_the_reference(interpreter: Interpreter, group: int, head_dim: int, splits: int) -> None:
     cache = paged([1, 130, 200], num_kv_heads=2, head_dim=head_dim)
     query = query_for(cache, 2 * group)

@@ -39,7 +39,7 @@ def expected(query: torch.Tensor, starts: torch.Tensor, cache: Paged, **limits: 
     )
 
 
-@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (4, 128), (8, 64), (12, 64)])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 64), (4, 128), (8, 64), (12, 64), (1, 96), (4, 80)])
 def test_attention_equals_the_reference(interpreter: Interpreter, group: int, head_dim: int) -> None:
     cache = paged([90, 33], num_kv_heads=2, head_dim=head_dim)
     query, starts = chunks_for(cache, [40, 33], 2 * group)

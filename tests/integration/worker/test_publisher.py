@@ -116,7 +116,7 @@ def test_the_usage_event_contains_the_cache_miss_reason(
 
 
 def test_the_usage_event_contains_the_reasoning_tokens_of_all_sequences(
-    broker: redis.Redis, queued: Queued, publisher: Publisher
+    broker: redis.Redis, queued: Queued, publisher: ObservedPublisher
 ) -> None:
     live = begin(broker, queued, make_job())
     publisher.deliver([(live, RequestOutput(live.engine_id, [7], index=index, reasoning_tokens=1)) for index in (0, 1)])
@@ -124,7 +124,7 @@ def test_the_usage_event_contains_the_reasoning_tokens_of_all_sequences(
         live.engine_id, [8], "<8>", finish_reason="stop", usage=TokenCounts(2, output=5), reasoning_tokens=1
     )
     publisher.deliver([(live, last)])
-    assert live.ended.wait(60)
+    assert publisher.has_ended(live)
     (event,) = usage_events(broker)
     assert event.reasoning_tokens == 3
 

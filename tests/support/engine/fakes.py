@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from inference_worker.contract.config import EngineConfig, ModelConfig
@@ -80,35 +81,43 @@ class MemoryRunner(FakeRunner):
     """A fake device with a memory. Each block holds the tokens written to it, and each step checks that the blocks of
     every request contain exactly its tokens. Each launch also checks the inputs that a real runner would use.
 
-    Work is done in the order of its launch, when its result is requested.
+    Work is done in the order of its launch, when its result is requested. `windows` are those of the groups of layers.
+    A block contains tokens of one group, and only the tokens in the windows of a step's tokens are checked.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, num_host_blocks: int = 0, async_scheduling: bool = False
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        num_host_blocks: int = 0,
+        async_scheduling: bool = False,
+        windows: tuple[int, ...] = (0,),
     ) -> None:
         super().__init__(num_blocks)
         self.num_host_blocks = num_host_blocks
         self.async_scheduling = async_scheduling
         self.block_size = block_size
+        self.windows = windows
         self.blocks: dict[int, list[int | None]] = {i: [None] * block_size for i in range(1, num_blocks + 1)}
         self.slots: dict[int, list[int | None]] = {i: [None] * block_size for i in range(num_host_blocks)}
         self._sampled: dict[Sequence, int] = {}  # the last token of each request
         self._queue: list[Callable[[], None]] = []
         self.errors: list[str] = []  # the engine survives them as failed steps, but a test must fail
-        self._batch = PersistentBatch(MAX_ROWS, num_blocks, block_size)
+        self._batch = PersistentBatch(MAX_ROWS, TINY.max_model_len // block_size, block_size, len(windows))
         self._previous = SchedulerOutput()
 
     def launch(self, output: SchedulerOutput) -> FakeStep:
         self.steps.append({s.seq.request_id: s.num_new_tokens for s in output.scheduled})
         self._check_inputs(output)
-        tables = [list(s.seq.block_ids) for s in output.scheduled]  # their values at the launch
+        tables = [[list(table) for table in s.seq.block_tables] for s in output.scheduled]  # their values at the launch
         known = [list(s.seq.tokens) for s in output.scheduled]
         result = StepResult()
 
         def work() -> None:
             self._copy(output)
-            for s, table, tokens in zip(output.scheduled, tables, known, strict=True):
-                self._compute(s, table, tokens)
+            for s, groups, tokens in zip(output.scheduled, tables, known, strict=True):
+                self._compute(s, groups, tokens)
             result.tokens = [self._sampled[s.seq] for s in output.scheduled if s.samples]
 
         self._queue.append(work)
@@ -123,7 +132,7 @@ class MemoryRunner(FakeRunner):
 
     def _check_inputs(self, output: SchedulerOutput) -> None:
         try:
-            check_inputs(self._batch.update(output), output, self._previous, self.block_size)
+            check_inputs(self._batch.update(output), output, self._previous, self.block_size, len(self.windows))
             self._batch.check()
         except RuntimeError as exc:
             self.errors.append(str(exc))
@@ -136,17 +145,20 @@ class MemoryRunner(FakeRunner):
             goal = self.slots if kind == "save" else self.blocks
             goal[target] = list(origin[source])
 
-    def _compute(self, scheduled: ScheduledSequence, table: list[int], tokens: list[int]) -> None:
+    def _compute(self, scheduled: ScheduledSequence, tables: list[list[int]], tokens: list[int]) -> None:
         end = scheduled.start + scheduled.num_new_tokens
         if scheduled.in_flight:
             tokens = [*tokens, self._sampled[scheduled.seq]]
-        for position in range(scheduled.start, end):
-            block = self.blocks[table[position // self.block_size]]
-            block[position % self.block_size] = tokens[position]
-        held = [token for block_id in table for token in self.blocks[block_id]]
-        if held[:end] != tokens[:end]:
-            self.errors.append(f"{scheduled.seq} finds other tokens than its own")
-            raise RuntimeError(self.errors[-1])
+        for group, (table, window) in enumerate(zip(tables, self.windows, strict=True)):
+            own = [token + group * TINY.vocab_size for token in tokens]
+            for position in range(scheduled.start, end):
+                block = self.blocks[table[position // self.block_size]]
+                block[position % self.block_size] = own[position]
+            first = max(0, scheduled.start - window + 1) if window else 0
+            held = [self.blocks[table[p // self.block_size]][p % self.block_size] for p in range(first, end)]
+            if held != own[first:end]:
+                self.errors.append(f"{scheduled.seq} finds other tokens than its own")
+                raise RuntimeError(self.errors[-1])
         if scheduled.samples:
             self._sampled[scheduled.seq] = 100 + (end - scheduled.seq.num_prompt_tokens) % 800
 
@@ -168,11 +180,13 @@ def fake_engine(
     choose: Callable[[Sequence], int] = counting,
     clock: Callable[[], float] | None = None,
     runner: FakeRunner | None = None,
+    windows: tuple[int, ...] = (),
     **settings: float,
 ) -> tuple[LLMEngine, FakeRunner]:
     config = EngineConfig(model_dir=Path(), block_size=block_size, **settings)  # type: ignore[arg-type]
     runner = runner or FakeRunner(num_blocks, choose)
-    return LLMEngine(config, runner=runner, model_config=TINY, clock=clock or Clock()), runner
+    model = replace(TINY, windows=windows, num_layers=len(windows) or 1)
+    return LLMEngine(config, runner=runner, model_config=model, clock=clock or Clock()), runner
 
 
 def request(

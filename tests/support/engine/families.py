@@ -14,6 +14,7 @@ import torch
 from inference_worker.contract.config import EngineConfig, ModelConfig
 from inference_worker.contract.request import Request, SamplingParams, ServiceClass
 from inference_worker.engine.engine import LLMEngine
+from inference_worker.engine.kv_cache.layer_groups import group_layers
 from inference_worker.engine.model_runner import ModelRunner
 from inference_worker.engine.sampling.sampler import Sampled, Sampler
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
@@ -48,6 +49,7 @@ def _longrope() -> dict[str, Any]:
 
 
 _YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
 _GEMMA = {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 24}
 _EXPERTS = {"num_experts_per_tok": 2}
 
@@ -62,6 +64,7 @@ CASES = {
             }
         },
     ),
+    "llama-dynamic": FamilyCase("Llama", {"rope_parameters": _DYNAMIC, "max_position_embeddings": 52}),
     "mistral": FamilyCase("Mistral", {"sliding_window": WINDOW}),
     "mixtral": FamilyCase("Mixtral", {"num_local_experts": 6, **_EXPERTS}),
     "qwen2": FamilyCase("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
@@ -135,12 +138,14 @@ class FamilyModel:
 
     def engine(self, **changes: Any) -> LLMEngine:
         """Return an engine in float32 with short chunks, and too few blocks for three sequences."""
+        model = ModelConfig.from_dir(self.directory)
+        groups = group_layers(model.windows, model.num_layers, model.max_model_len).windows
         settings = {
-            "max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": 8, "num_blocks": 13, "threads": 1,
+            "max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": 8,
+            "num_blocks": 9 * len(groups) if any(groups) else 13, "threads": 1,
             "measure_peaks": False, "max_model_len": self.case.max_model_len, "dtype": "float32", "device": "cpu",
         }  # fmt: skip
         config = EngineConfig(self.directory, **(settings | changes))
-        model = ModelConfig.from_dir(self.directory)
         runner = ModelRunner(config, model, config.max_model_len or model.max_model_len)
         return LLMEngine(config, runner=runner, model_config=model)
 

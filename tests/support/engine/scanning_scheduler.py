@@ -176,7 +176,7 @@ class ScanningScheduler(Scheduler):
         needs_slot = len(self.running) >= self.max_num_seqs
         if lacking <= 0 and not needs_slot:
             return 0
-        cached_blocks = {block_id for block_id in start_point.block_ids if block_id is not None}
+        cached_blocks = set(start_point.block_ids)
         victims = self.victims(seq, needs_slot, lacking, cached_blocks, {s.seq for s in output.scheduled})
         for victim in victims:
             victim.fairness_preemptions += victim.rank <= seq.rank
@@ -201,7 +201,7 @@ class ScanningScheduler(Scheduler):
         def excess(tenant: str) -> float:
             return max(slots[tenant] / self.max_num_seqs, blocks[tenant] / pool.num_blocks) / share(tenant)
 
-        more_blocks = self.cache.num_blocks_for(seq.num_tokens)
+        more_blocks = self.cache.demand.blocks_for(seq.num_tokens)
         under_share = not slots[mine.name] or (
             slots[mine.name] + 1 <= share(mine.name) * self.max_num_seqs
             and blocks[mine.name] + more_blocks <= share(mine.name) * pool.num_blocks

@@ -36,6 +36,7 @@ def heartbeat(**changes: Any) -> Heartbeat:
         "max_num_seqs": 8,
         "kv_blocks": 100,
         "kv_blocks_used": 25,
+        "kv_tokens": 3200,
         "metrics": metrics(),
         "machine": MACHINE,
     }

@@ -79,7 +79,7 @@ def test_the_check_has_a_sequence_of_several_key_blocks() -> None:
     [
         (BackendEntry(OffByOneWindow), "mismatch", "differ from the reference by up to"),
         (BackendEntry(BrokenCompiler), "error", "ptxas failed"),
-        (BackendEntry(ReferenceBackend, lambda _shape, _specs: "head_dim 80"), "unsupported", "support head_dim 80"),
+        (BackendEntry(ReferenceBackend, lambda _shape, _specs: "head_dim 72"), "unsupported", "support head_dim 72"),
     ],
     ids=["mismatch", "error", "unsupported"],
 )
@@ -111,7 +111,7 @@ def test_the_c_kernels_are_replaced_by_the_backend_without_them(
 
 
 def test_a_named_backend_that_does_not_support_the_model_is_rejected() -> None:
-    with pytest.raises(ValueError, match="triton does not support head_dim 80; set attention to auto"):
-        make_backend("triton", replace(SHAPE, head_dim=80), 6, SPECS)
+    with pytest.raises(ValueError, match="triton does not support head_dim 72; set attention to auto"):
+        make_backend("triton", replace(SHAPE, head_dim=72), 6, SPECS)
     with pytest.raises(ValueError, match="'flash' is not known; want one of cpu, invariant, native, reference, triton"):
         make_backend("flash", SHAPE, 6, SPECS)

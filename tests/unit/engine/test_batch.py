@@ -15,7 +15,7 @@ BLOCK = 4
 
 def running(tokens: int, *block_ids: int) -> Sequence:
     seq = Sequence(Request("x", list(range(tokens)), SamplingParams()), None)
-    seq.status, seq.block_ids = SequenceStatus.RUNNING, list(block_ids)
+    seq.status, seq.block_tables, seq.num_released = SequenceStatus.RUNNING, [list(block_ids)], [0]
     return seq
 
 
@@ -37,21 +37,21 @@ def update(batch: PersistentBatch, output: SchedulerOutput) -> list[list[int]]:
 def test_a_shared_block_that_is_replaced_by_a_copy() -> None:
     batch, seq = PersistentBatch(2, 8, BLOCK), running(7, 5, 6)
     assert update(batch, step((seq, 0, 6))) == [[5, 6]]
-    seq.block_ids[1] = 9
+    seq.block_tables[0][1] = 9
     assert update(batch, step((seq, 6, 1))) == [[5, 9]]
 
 
 def test_a_row_is_reused_after_its_sequence_has_ended() -> None:
     batch, first, second = PersistentBatch(1, 8, BLOCK), running(20, 5, 6, 7, 8, 9), running(6, 3, 2)
     assert update(batch, step((first, 0, 20))) == [[5, 6, 7, 8, 9]]
-    first.status, first.block_ids = SequenceStatus.FINISHED, []
+    first.status, first.block_tables = SequenceStatus.FINISHED, []
     assert update(batch, step((second, 0, 6))) == [[3, 2]]
 
 
 def test_a_preempted_sequence_gets_other_blocks() -> None:
     batch, seq = PersistentBatch(1, 8, BLOCK), running(9, 5, 6, 7)
     update(batch, step((seq, 0, 9)))
-    seq.epoch, seq.block_ids = 1, [4, 3]
+    seq.epoch, seq.block_tables = 1, [[4, 3]]
     assert update(batch, step((seq, 0, 8))) == [[4, 3]]
 
 
@@ -67,7 +67,7 @@ def test_a_sequence_that_ended_after_its_scheduling_writes_to_the_padding_block(
     """Its blocks may already belong to another sequence."""
     batch, ended, other = PersistentBatch(2, 8, BLOCK), running(9, 5, 6, 7), running(6, 3, 2)
     update(batch, step((ended, 0, 4), (other, 0, 5)))
-    ended.status, ended.block_ids = SequenceStatus.FINISHED, []
+    ended.status, ended.block_tables = SequenceStatus.FINISHED, []
     assert update(batch, step((ended, 4, count), (other, 5, 1))) == [[], [3, 2]]
     assert batch.update(step((ended, 4, count))).block_table.size  # attention reads the padding block
 
@@ -75,6 +75,6 @@ def test_a_sequence_that_ended_after_its_scheduling_writes_to_the_padding_block(
 def test_the_check_finds_a_changed_table() -> None:
     batch, seq = PersistentBatch(2, 8, BLOCK), running(9, 5, 6, 7)
     update(batch, step((seq, 0, 9)))
-    seq.block_ids[0] = 1
+    seq.block_tables[0][0] = 1
     with pytest.raises(RuntimeError, match="differs"):
         batch.check()

@@ -153,7 +153,7 @@ def test_without_the_prefix_cache_no_block_is_shared() -> None:
 def test_the_integrity_check_detects_a_lost_block(cache: KVCacheManager) -> None:
     seq = sequence("first", SHARED)
     compute(cache, seq)
-    seq.block_ids.pop()
+    seq.block_tables[0].pop()
     with pytest.raises(RuntimeError, match="integrity"):
         cache.check_integrity([seq])
 
