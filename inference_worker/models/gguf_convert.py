@@ -65,9 +65,21 @@ def convert(file: GGUFFile, directory: Path, progress: Callable[[int, int], None
     Raises:
         GGUFError: the architecture or tokenizer is not supported, or a tensor is missing or has a wrong shape.
     """
+    write_settings(file, directory)
+    _write_weights(file, _Fields(file), directory / "model.safetensors", progress)
+
+
+def write_settings(file: GGUFFile, directory: Path) -> None:
+    """Write config.json and the tokenizer files to the empty `directory`.
+
+    Raises:
+        GGUFError: the architecture or tokenizer is not supported, or a tensor is not part of such a model.
+    """
     fields = _Fields(file)
     if (architecture := fields.text("general.architecture")) != "llama":
         raise GGUFError(f"{file.path}: architecture {architecture!r} is not supported; want llama")
+    for tensor in file.tensors.values():
+        _target_name(file, tensor)
     _write_json(directory / "config.json", _config(file, fields))
     generation = {key: fields.token(key) for key in ("bos", "eos", "padding")}
     _write_json(
@@ -75,7 +87,6 @@ def convert(file: GGUFFile, directory: Path, progress: Callable[[int, int], None
         {"bos_token_id": generation["bos"], "eos_token_id": generation["eos"], "pad_token_id": generation["padding"]},
     )
     _write_tokenizer(fields, directory)
-    _write_weights(file, fields, directory / "model.safetensors", progress)
 
 
 class _Fields:

@@ -119,12 +119,19 @@ def _with_tokenizer(directory: Path, models: Path) -> Path:
         if path == source or path.name in tokenizer_convert.OTHER_FILES:
             digest.update(tokenizer_convert.read_bounded(path))
 
-    def build(partial: Path) -> None:
-        for path in directory.iterdir():
-            (partial / path.name).symlink_to(path.resolve())
-        tokenizer_convert.convert(source).save(str(partial / "tokenizer.json"))
+    target = models / f"{_stem(directory.resolve().name)}-{digest.hexdigest()}"
+    return _build_once(target, lambda partial: link_with_tokenizer(source, partial))
 
-    return _build_once(models / f"{_stem(directory.resolve().name)}-{digest.hexdigest()}", build)
+
+def link_with_tokenizer(source: Path, target: Path) -> None:
+    """Fill the empty directory `target` with links to the files beside the tokenizer `source`, and a tokenizer.json.
+
+    Raises:
+        ModelError: the tokenizer is damaged or not supported.
+    """
+    for path in source.parent.iterdir():
+        (target / path.name).symlink_to(path.resolve())
+    tokenizer_convert.convert(source).save(str(target / "tokenizer.json"))
 
 
 def _build_once(target: Path, build: Callable[[Path], None]) -> Path:

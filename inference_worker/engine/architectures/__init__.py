@@ -16,7 +16,7 @@ from inference_worker.engine.architectures.phi3 import Phi3Model
 from inference_worker.engine.architectures.qwen import Qwen2Model, Qwen2MoeModel, Qwen3Model, Qwen3MoeModel
 from inference_worker.models.loader import Weights
 
-_MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], CausalModel]] = {
+MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], CausalModel]] = {
     "Gemma2ForCausalLM": Gemma2Model,
     "Gemma3ForCausalLM": Gemma3Model,
     "Gemma3ForConditionalGeneration": Gemma3Model,
@@ -39,7 +39,7 @@ def load_model(config: ModelConfig, weights: Weights, layers: Layers) -> CausalM
     Raises:
         ModelError: the architecture is not supported, or a weight is missing or has another shape.
     """
-    if config.architecture not in _MODELS:
-        known = ", ".join(sorted(_MODELS))
+    if config.architecture not in MODELS:
+        known = ", ".join(sorted(MODELS))
         raise ModelError(f"architecture {config.architecture!r} is not supported; want one of {known}")
-    return _MODELS[config.architecture](config, weights, layers)
+    return MODELS[config.architecture](config, weights, layers)
