@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from inference_worker.contract.config import ModelError
 from inference_worker.contract.encoder_config import read_model_config
-from inference_worker.contract.settings import EMBEDDED, ModelSpec
+from inference_worker.contract.settings import EMBEDDED, HUB_PREFIX, ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.models import tokenizer_convert
 from inference_worker.models.checkpoint import weight_files
@@ -42,6 +42,11 @@ def ensure_model(spec: ModelSpec, data_dir: Path, progress: Progress | None = No
     Raises:
         ModelError: the source is missing, damaged or not supported.
     """
+    if spec.source.startswith(HUB_PREFIX):
+        raise ModelError(
+            f"model {spec.name}: {spec.source} is on the hub: run `millrace models pull"
+            f" {spec.source.removeprefix(HUB_PREFIX)}` and name the directory that it prints"
+        )
     source = embedded_source(spec.source) if spec.source in EMBEDDED else Path(spec.source).expanduser()
     if source.is_dir():
         directory = _with_tokenizer(source, data_dir / "models")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from millrace.cli.app import ApiCommand, server_packages
+from millrace.cli.app import ApiCommand, fail, server_packages
 
 _SHELLS = click.Choice(["bash", "zsh", "fish"])  # bash 4.4 or newer
 
@@ -39,16 +39,30 @@ class _Completion(ApiCommand):
 @click.command(cls=_Up)
 @click.option("--data-dir", metavar="DIR", help="Directory of all data and logs (MILLRACE_DATA_DIR).")
 @click.option("--port", metavar="N", help="Port that the gateway listens on (MILLRACE_PORT).")
+@click.option(
+    "--model", "models", multiple=True, metavar="SOURCE", help="Serve this model, not MILLRACE_MODELS; repeatable."
+)
 @click.option("--check", is_flag=True, help="Only run the checks and start nothing.")
-def up(data_dir: str | None, port: str | None, check: bool) -> None:
-    """Start the platform on this machine and stop it on Ctrl-C."""
+def up(data_dir: str | None, port: str | None, models: tuple[str, ...], check: bool) -> None:
+    """Start the platform on this machine and stop it on Ctrl-C.
+
+    SOURCE is a model directory, a .gguf file, `embedded`, or organization/name on the Hugging Face hub. A model on the
+    hub is pulled first.
+    """
     if data_dir:
         os.environ["MILLRACE_DATA_DIR"] = str(Path(data_dir).expanduser().absolute())
     if port:
         os.environ["MILLRACE_PORT"] = port
     with server_packages():
+        from inference_worker.contract.config import ModelError
         from millrace.cli.up import up as run_platform
+        from millrace.devserver.model_option import as_setting
 
+        if models:
+            try:
+                os.environ["MILLRACE_MODELS"] = as_setting(models)
+            except (ModelError, ValueError) as exc:
+                fail(f"--model: {exc}")
         sys.exit(run_platform(check_only=check))
 
 

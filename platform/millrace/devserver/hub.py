@@ -20,9 +20,10 @@ from huggingface_hub.utils.logging import get_logger
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from inference_worker.models.model_store import ModelStore, StoredFile, StoredModel, check_files
-from millrace.devserver.hub_errors import HubError, as_hub_errors, disk_full
+from millrace.devserver.hub_errors import as_hub_errors, disk_full
 from millrace.devserver.hub_files import TIMEOUT_SECONDS, FileFetcher
 from millrace.devserver.hub_source import (
+    HubError,
     HubSource,
     RemoteFile,
     RemoteModel,

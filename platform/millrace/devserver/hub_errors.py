@@ -6,7 +6,6 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import httpx2
 from huggingface_hub.errors import (
@@ -19,19 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from inference_worker.contract.config import ModelError
-
-HubErrorCode = Literal[
-    "not_found", "no_access", "offline", "unreachable", "checksum_mismatch", "disk_full", "unsupported", "damaged_file"
-]
-
-
-class HubError(ModelError):
-    """An error of a download. The message says what to do."""
-
-    def __init__(self, code: HubErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
+from millrace.devserver.hub_source import HubError
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from huggingface_hub.utils._headers import build_hf_headers
 
 from inference_worker.models.gguf_header import MAX_HEADER_BYTES, GGUFError, header_of
 from inference_worker.models.model_store import CHUNK_BYTES, StoredFile, sync
-from millrace.devserver.hub_errors import HubError
-from millrace.devserver.hub_source import RemoteFile, RemoteModel
+from millrace.devserver.hub_source import HubError, RemoteFile, RemoteModel
 
 Report = Callable[[int], None]  # called with the bytes of a file that are done
 

@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Literal
 
 from inference_worker.contract.config import ModelError, read_json
 from inference_worker.models.checkpoint import MAX_WEIGHT_FILES
 from inference_worker.models.model_store import check_file, check_repository
-from millrace.devserver.hub_errors import HubError
+
+HubErrorCode = Literal[
+    "not_found", "no_access", "offline", "unreachable", "checksum_mismatch", "disk_full", "unsupported", "damaged_file"
+]
 
 DEFAULT_REVISION = "main"
 MAX_SETTINGS_BYTES = 256 << 20  # of one configuration or tokenizer file, as the tokenizer's limit
@@ -27,6 +31,14 @@ _MODULE_CONFIG = re.compile(r"\w{1,64}/config\.json")  # of sentence-transformer
 _SOURCE = re.compile(r"(?P<repository>[^@#]+)(?:@(?P<revision>[^#]+))?(?:#(?P<file>.+))?")
 _REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,255}")
 _GGUF_PARTS = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+
+
+class HubError(ModelError):
+    """An error of a download. The message says what to do."""
+
+    def __init__(self, code: HubErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from inference_worker.models.model_source import embedded_source
 from inference_worker.models.model_store import ModelStore
 from millrace.devserver import hub_files
 from millrace.devserver.hub import Hub
-from millrace.devserver.hub_errors import HubError
-from millrace.devserver.hub_source import HubSource
+from millrace.devserver.hub_source import HubError, HubSource
 from tests.support.engine.tiny_qwen3 import write_qwen3
 from tests.support.hub_server import TOKEN, HubServer, running_hub
 
