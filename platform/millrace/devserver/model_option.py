@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from inference_worker.contract.settings import EMBEDDED, EMBEDDED_ENCODER, HUB_PREFIX, ModelSpec, format_models
+from inference_worker.contract.settings import EMBEDDED, EMBEDDED_ENCODER, HUB_PREFIX, format_models, parse_models
 from millrace.devserver.hub_source import HubSource
 
 MAX_NAME_LETTERS = 64
@@ -14,31 +14,26 @@ _EMBEDDED_NAMES = {"embedded": "smollm2-135m", EMBEDDED_ENCODER: "all-minilm-l6-
 
 
 def as_setting(sources: Sequence[str]) -> str:
-    """Return MILLRACE_MODELS with a deployment for each directory, .gguf file, embedded model, or id on the hub.
+    """Return MILLRACE_MODELS with a deployment for each source, which may have options as in MILLRACE_MODELS.
+
+    A source is a directory, a .gguf file, an embedded model, or an id on the hub.
 
     Raises:
         ModelError: a source is none of them.
-        ValueError: two models have the same name, or a path has a separator of the setting.
+        ValueError: an option is invalid, two models have the same name, or a path has a separator of the setting.
     """
-    specs = [_spec(source) for source in sources]
-    names = [spec.name for spec in specs]
-    if len(set(names)) < len(names):
-        raise ValueError(f"two models have the same name ({', '.join(names)}); name them with MILLRACE_MODELS")
-    return format_models(specs)
+    return format_models(parse_models(",".join(map(_setting, sources))))
 
 
-def _spec(source: str) -> ModelSpec:
-    path = Path(source).expanduser()
+def _setting(text: str) -> str:
+    source, question_mark, options = text.partition("?")
+    path = Path(source).expanduser().resolve()
     if source in EMBEDDED:
-        return ModelSpec(_EMBEDDED_NAMES[source], source, "auto")
-    if path.exists():
-        return ModelSpec(
-            _name(path.resolve().stem if path.is_file() else path.resolve().name), str(path.resolve()), "auto"
-        )
-    found = HubSource.parse(source.removeprefix(HUB_PREFIX))
-    return ModelSpec(_name(found.repository.rpartition("/")[2]), f"{HUB_PREFIX}{found}", "auto")
-
-
-def _name(text: str) -> str:
-    """Return a deployment's name: letters, digits and . _ -, the first one a letter or digit."""
-    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:MAX_NAME_LETTERS] or "model"
+        name = _EMBEDDED_NAMES[source]
+    elif path.exists():
+        name, source = path.stem if path.is_file() else path.name, str(path)
+    else:
+        found = HubSource.parse(source.removeprefix(HUB_PREFIX))
+        name, source = found.repository.rpartition("/")[2], f"{HUB_PREFIX}{found}"
+    name = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._")[:MAX_NAME_LETTERS] or "model"
+    return f"{name}={source}{question_mark}{options}"

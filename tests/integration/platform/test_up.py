@@ -189,11 +189,15 @@ def test_an_error_names_an_invalid_id_of_the_hub(tmp_path: Path) -> None:
 def test_the_option_model_becomes_the_setting(tmp_path: Path) -> None:
     directory = tmp_path / "My Model_v2"
     directory.mkdir()
-    text = as_setting([str(directory), "embedded", "Qwen/Qwen3-0.6B@main"])
-    assert text == f"my-model_v2={directory},smollm2-135m=embedded,qwen3-0.6b=hub:Qwen/Qwen3-0.6B@main"
+    text = as_setting([f"{directory}?max_model_len=4096", "embedded", "Qwen/Qwen3-0.6B"])
+    assert text == (
+        f"my-model_v2={directory}?max_model_len=4096,smollm2-135m=embedded,qwen3-0.6b=hub:Qwen/Qwen3-0.6B@main"
+    )
     assert [spec.source for spec in parse_models(text)] == [str(directory), "embedded", "hub:Qwen/Qwen3-0.6B@main"]
     with pytest.raises(ValueError, match="same name"):
         as_setting(["a/x", "b/x"])
+    with pytest.raises(ValueError, match="unknown option"):
+        as_setting(["embedded?size=3"])
     with pytest.raises(ModelError):
         as_setting(["no-model"])
 
