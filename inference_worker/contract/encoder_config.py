@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from inference_worker.contract.config import ConfigReader, ModelConfig, ModelError, read_json
+from inference_worker.contract.decoder_config import FAMILIES
 from inference_worker.contract.pair_scoring import PairScoring, read_pair_scoring
 from inference_worker.contract.settings import EMBEDDED, EMBEDDED_ENCODER
 
@@ -35,7 +36,7 @@ class _Architecture(NamedTuple):
     is_cross_encoder: bool
 
 
-_ARCHITECTURES = {
+ENCODER_ARCHITECTURES = {
     "BertModel": _Architecture("bert", "", False),
     "RobertaModel": _Architecture("roberta", "", False),
     "XLMRobertaModel": _Architecture("roberta", "", False),
@@ -93,9 +94,9 @@ class EncoderConfig:
         raw = read_json(directory / "config.json")
         read = ConfigReader(raw, directory / "config.json")
         architecture = read.architecture()
-        if architecture not in _ARCHITECTURES:
+        if architecture not in ENCODER_ARCHITECTURES:
             return cls._of_decoder(directory, raw)
-        family, prefix, is_cross_encoder = _ARCHITECTURES[architecture]
+        family, prefix, is_cross_encoder = ENCODER_ARCHITECTURES[architecture]
         activation = "hidden_activation" if family == "modernbert" else "hidden_act"
         for key, expected in ((activation, "gelu"), ("position_embedding_type", "absolute")):
             if (value := raw.get(key, expected)) != expected:
@@ -182,9 +183,14 @@ def read_model_config(directory: Path) -> ModelConfig | EncoderConfig:
     """
     raw = read_json(directory / "config.json")
     architecture = ConfigReader(raw, directory / "config.json").architecture()
-    is_encoder = architecture in _ARCHITECTURES or (directory / "modules.json").exists()
+    is_encoder = architecture in ENCODER_ARCHITECTURES or (directory / "modules.json").exists()
     is_encoder = is_encoder or read_pair_scoring(directory, raw, {}) is not None
     return (EncoderConfig if is_encoder else ModelConfig).from_dir(directory)
+
+
+def supported_architectures() -> frozenset[str]:
+    """Return the names in config.json of the architectures that the engine supports."""
+    return frozenset(FAMILIES.keys() | ENCODER_ARCHITECTURES.keys())
 
 
 def model_task(source: str) -> ModelTask:

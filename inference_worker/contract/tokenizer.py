@@ -189,6 +189,17 @@ class Tokenizer:
         return Detokenizer(text, params.stop, splitter, include_stop=params.include_stop)
 
     @property
+    def has_chat_template(self) -> bool:
+        """Return whether messages can be rendered."""
+        return self._chat is not None
+
+    @property
+    def kind(self) -> str:
+        """Return the algorithm, such as "BPE (bytes)", "Unigram" or "WordPiece"."""
+        name = type(self._core.model).__name__
+        return f"{name} (bytes)" if self.is_byte_level else name
+
+    @property
     def is_byte_level(self) -> bool:
         """Return whether a text is the concatenation of its tokens' bytes, so that tokens can be decoded one by one."""
         return isinstance(self._core.decoder, tokenizers.decoders.ByteLevel)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from inference_worker.contract.config import ModelError
 from inference_worker.contract.encoder_config import read_model_config
-from inference_worker.contract.settings import EMBEDDED, ModelSpec
+from inference_worker.contract.settings import EMBEDDED, HUB_PREFIX, ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.models import tokenizer_convert
 from inference_worker.models.checkpoint import read_tensor_entries
@@ -40,6 +40,11 @@ def ensure_model(spec: ModelSpec, data_dir: Path, progress: Progress | None = No
     Raises:
         ModelError: the source is missing, damaged or not supported.
     """
+    if spec.source.startswith(HUB_PREFIX):
+        raise ModelError(
+            f"model {spec.name}: {spec.source} is on the hub: run `millrace models pull"
+            f" {spec.source.removeprefix(HUB_PREFIX)}` and name the directory that it prints"
+        )
     source = embedded_source(spec.source) if spec.source in EMBEDDED else Path(spec.source).expanduser()
     if source.is_dir():
         directory = _with_tokenizer(source, data_dir / "models")
@@ -112,12 +117,19 @@ def _with_tokenizer(directory: Path, models: Path) -> Path:
         if path == source or path.name in tokenizer_convert.OTHER_FILES:
             digest.update(tokenizer_convert.read_bounded(path))
 
-    def build(partial: Path) -> None:
-        for path in directory.iterdir():
-            (partial / path.name).symlink_to(path.resolve())
-        tokenizer_convert.convert(source).save(str(partial / "tokenizer.json"))
+    target = models / f"{_stem(directory.resolve().name)}-{digest.hexdigest()}"
+    return _build_once(target, lambda partial: link_with_tokenizer(source, partial))
 
-    return _build_once(models / f"{_stem(directory.resolve().name)}-{digest.hexdigest()}", build)
+
+def link_with_tokenizer(source: Path, target: Path) -> None:
+    """Fill the empty directory `target` with links to the files beside the tokenizer `source`, and a tokenizer.json.
+
+    Raises:
+        ModelError: the tokenizer is damaged or not supported.
+    """
+    for path in source.parent.iterdir():
+        (target / path.name).symlink_to(path.resolve())
+    tokenizer_convert.convert(source).save(str(target / "tokenizer.json"))
 
 
 def _build_once(target: Path, build: Callable[[Path], None]) -> Path:

@@ -106,3 +106,13 @@ def replacements_for(url: str) -> dict[str, str]:
         "http://127.0.0.1:8000": url,
         ".venv/bin/": f"{Path(sys.executable).parent}/",
     }
+
+
+def run_blocks(page: Path, session: Session) -> None:
+    """Run the runnable blocks of a page in order, and compare their outputs with the expected ones."""
+    blocks = blocks_of(page.read_text(encoding="utf-8"))
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        if block.is_runnable:
+            output = session.run(block)
+            if following is not None and following.is_output:
+                assert matches(following.code, output), f"line {following.line}: {output}"

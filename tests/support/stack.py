@@ -119,12 +119,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(data_dir: Path, port: int, log: Path, **settings: str) -> subprocess.Popen[bytes]:
+def start(data_dir: Path, port: int, log: Path, *arguments: str, **settings: str) -> subprocess.Popen[bytes]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
     environ |= {"MILLRACE_DATA_DIR": str(data_dir), "MILLRACE_PORT": str(port), **settings}
     with log.open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "millrace.cli", "up"],
+            [sys.executable, "-m", "millrace.cli", "up", *arguments],
             env=environ,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -135,8 +135,6 @@ def start(data_dir: Path, port: int, log: Path, **settings: str) -> subprocess.P
 @contextmanager
 def running(folder: Path, **settings: str) -> Iterator[Stack]:
     """Run a platform with its state and its log in a directory until the block ends."""
-    folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
-    log, port = folder / "up.log", free_port()
     make_cross_encoder(folder / RERANK_MODEL)
     settings = {
         # One generating model is enough. In float32, its greedy output is the same on every CPU. In bfloat16, outputs
@@ -149,7 +147,16 @@ def running(folder: Path, **settings: str) -> Iterator[Stack]:
         "MILLRACE_STREAM_RETENTION_SECONDS": "120",
     } | settings
     share_models(folder / "state")
-    process = start(folder / "state", port, log, **settings)
+    with running_with(folder, **settings) as stack:
+        yield stack
+
+
+@contextmanager
+def running_with(folder: Path, *arguments: str, **settings: str) -> Iterator[Stack]:
+    """Run `millrace up` with these arguments until the block ends."""
+    folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
+    log, port = folder / "up.log", free_port()
+    process = start(folder / "state", port, log, *arguments, **settings)
     try:
         give_up_at = time.monotonic() + START_SECONDS
         while f"http://127.0.0.1:{port}" not in log.read_text():

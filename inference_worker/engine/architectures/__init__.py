@@ -18,7 +18,7 @@ from inference_worker.engine.architectures.qwen import Qwen2Model, Qwen2MoeModel
 from inference_worker.engine.architectures.smollm3 import SmolLM3Model
 from inference_worker.models.loader import Weights
 
-_MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], CausalModel]] = {
+MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], CausalModel]] = {
     "Gemma2ForCausalLM": Gemma2Model,
     "Gemma3ForCausalLM": Gemma3Model,
     "Gemma3ForConditionalGeneration": Gemma3Model,
@@ -43,7 +43,7 @@ def load_model(config: ModelConfig, weights: Weights, layers: Layers) -> CausalM
     Raises:
         ModelError: the architecture is not supported, or a weight is missing or has another shape.
     """
-    if config.architecture not in _MODELS:
-        known = ", ".join(sorted(_MODELS))
+    if config.architecture not in MODELS:
+        known = ", ".join(sorted(MODELS))
         raise ModelError(f"architecture {config.architecture!r} is not supported; want one of {known}")
-    return _MODELS[config.architecture](config, weights, layers)
+    return MODELS[config.architecture](config, weights, layers)

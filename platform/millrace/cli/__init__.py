@@ -50,6 +50,7 @@ _SECTIONS: dict[str, dict[str, _Entry]] = {
     },
     "This machine": {
         "up": _Entry("platform", "up", "Start the platform until Ctrl-C."),
+        "models": _Entry("models", "models", "Pull, inspect and remove models of this machine."),
         "generate": _Entry("offline", "generate", "Generate once with a model, without services."),
         "bench": _Entry("offline", "bench", "Measure a model's tokens per second."),
         "config": _Entry("platform", "config", "List all settings."),

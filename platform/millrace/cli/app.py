@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -14,6 +15,7 @@ import click
 from millrace.cli import output
 from millrace.cli.output import Column
 from millrace.cli.profiles import Connection, NotSignedIn, config_path, find_connection
+from millrace.devserver import INSTALL_SERVER
 
 if TYPE_CHECKING:
     from millrace.client import Client, StatusError
@@ -151,6 +153,15 @@ def with_exit_codes(run: Callable[[], None]) -> None:
         fail(f"{exc}{_advice(exc)}", _exit_code(exc))
     except errors.ConnectionFailed as exc:
         fail(f"{exc}. Check the URL, and that the platform runs.", TRY_AGAIN)
+
+
+@contextlib.contextmanager
+def server_packages() -> Iterator[None]:
+    """Name the extra to install if a package of the platform is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as exc:
+        fail(f"the package {exc.name} is not installed; {INSTALL_SERVER}")
 
 
 def fail(text: str, status: int = FAILED) -> NoReturn:

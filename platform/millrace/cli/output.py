@@ -40,6 +40,14 @@ def number(value: int) -> str:
     return f"{value:,}"
 
 
+def size(num_bytes: int) -> str:
+    """Return a number of bytes in the largest unit below it."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} bytes"
+
+
 def usd(text: str) -> str:
     """Return an amount that the API gives as decimal text, with at least two decimals."""
     whole, _, part = text.partition(".")

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
-from millrace.cli.app import ApiCommand, fail
-from millrace.devserver import INSTALL_SERVER
+from millrace.cli.app import ApiCommand, fail, server_packages
 
 _SHELLS = click.Choice(["bash", "zsh", "fish"])  # bash 4.4 or newer
-
-
-@contextmanager
-def _server_packages() -> Iterator[None]:
-    """Name the extra to install if a package of the platform is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as exc:
-        fail(f"the package {exc.name} is not installed; {INSTALL_SERVER}")
 
 
 class _Up(ApiCommand):
@@ -30,7 +18,7 @@ class _Up(ApiCommand):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
-        with _server_packages():
+        with server_packages():
             from millrace.cli.reference import as_text
 
             formatter.write(f"\n{as_text()}\n")
@@ -51,16 +39,30 @@ class _Completion(ApiCommand):
 @click.command(cls=_Up)
 @click.option("--data-dir", metavar="DIR", help="Directory of all data and logs (MILLRACE_DATA_DIR).")
 @click.option("--port", metavar="N", help="Port that the gateway listens on (MILLRACE_PORT).")
+@click.option(
+    "--model", "models", multiple=True, metavar="SOURCE", help="Serve this model, not MILLRACE_MODELS; repeatable."
+)
 @click.option("--check", is_flag=True, help="Only run the checks and start nothing.")
-def up(data_dir: str | None, port: str | None, check: bool) -> None:
-    """Start the platform on this machine and stop it on Ctrl-C."""
+def up(data_dir: str | None, port: str | None, models: tuple[str, ...], check: bool) -> None:
+    """Start the platform on this machine and stop it on Ctrl-C.
+
+    SOURCE is a model directory, a .gguf file, `embedded`, or organization/name on the Hugging Face hub. A model on the
+    hub is pulled first.
+    """
     if data_dir:
         os.environ["MILLRACE_DATA_DIR"] = str(Path(data_dir).expanduser().absolute())
     if port:
         os.environ["MILLRACE_PORT"] = port
-    with _server_packages():
+    with server_packages():
+        from inference_worker.contract.config import ModelError
         from millrace.cli.up import up as run_platform
+        from millrace.devserver.model_option import as_setting
 
+        if models:
+            try:
+                os.environ["MILLRACE_MODELS"] = as_setting(models)
+            except (ModelError, ValueError) as exc:
+                fail(f"--model: {exc}")
         sys.exit(run_platform(check_only=check))
 
 
@@ -69,7 +71,7 @@ def up(data_dir: str | None, port: str | None, check: bool) -> None:
 @click.option("--write", metavar="FILE", help="Replace the table between its marks in this document.")
 def config(markdown: bool, write: str | None) -> None:
     """List all settings."""
-    with _server_packages():
+    with server_packages():
         from millrace.cli.reference import as_markdown, as_text, replace_table
 
         if write:
@@ -83,7 +85,7 @@ def config(markdown: bool, write: str | None) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def manage(arguments: tuple[str, ...]) -> None:
     """Run an administration command of the platform, like manage.py in a checkout."""
-    with _server_packages():
+    with server_packages():
         from millrace.conf.management import run
 
         run(["millrace manage", *arguments])

@@ -66,6 +66,7 @@ class _Run:
         self._stack = stack
         self._logs = stack.data_dir / "logs"
         self._progress = Progress()
+        self._sources: dict[str, str] = {}  # of models on the hub, by their names
         self._states = ProcessFile(stack.data_dir)
         self._supervisor = Supervisor(
             self._logs, lambda line: self._progress.print_line(f"  ! {line}"), self._states.publish
@@ -103,6 +104,7 @@ class _Run:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._models())
             group.create_task(self._services())
+        self._stack.use_sources(self._sources)
         self._supervisor.add(self._stack.programs())
         for name in self._stack.worker_names:  # workers need no database, so they load models during the migration
             await self._supervisor.start(name)
@@ -134,7 +136,8 @@ class _Run:
                 await self._install_packages()
         names = ", ".join(spec.name for spec in models)
         async with self._progress.step(f"model {names}") as step:
-            await run(self._stack.command("millrace.cli.convert"), self._logs, lambda line: _show(step, line))
+            program = self._stack.command("millrace.cli.convert", tokens=True)
+            await run(program, self._logs, lambda line: _show(step, self._sources, json.loads(line)))
 
     async def _install_packages(self) -> None:
         try:
@@ -184,8 +187,10 @@ def _on_signal(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
     stop.set()
 
 
-def _show(step: Step, line: str) -> None:
-    """Update the step from a line of cli.convert: `<model> <bytes done> <bytes in total>`."""
-    name, done, total = line.split()
-    step.title = f"model {name}: converting"
-    step.done = int(done) / max(1, int(total))
+def _show(step: Step, sources: dict[str, str], line: dict[str, Any]) -> None:
+    """Update the step, or the sources of models, from a line of cli.convert."""
+    if "source" in line:
+        sources[line["model"]] = line["source"]
+    else:
+        step.title = f"model {line['model']}: {line['step']}"
+        step.done = line["done"] / max(1, line["total"])

@@ -12,9 +12,11 @@ import stat
 from pathlib import Path
 from typing import TextIO
 
+from inference_worker.contract.config import ModelError
 from inference_worker.contract.disk import RESUME_PERCENT
-from inference_worker.contract.settings import EMBEDDED, ModelSpec
+from inference_worker.contract.settings import EMBEDDED, HUB_PREFIX, ModelSpec
 from millrace.devserver import INSTALL_SERVER, embedded_models
+from millrace.devserver.hub_source import HubSource
 
 _PACKAGES = ("celery", "channels", "django", "gguf", "psycopg", "redis", "tokenizers", "torch", "uvicorn")
 _FREE_BYTES = 2**30
@@ -102,9 +104,15 @@ def port_free(host: str, port: int) -> None:
 
 
 def models_available(models: tuple[ModelSpec, ...]) -> None:
-    """Check that each model's source can be read."""
+    """Check that each model's source can be read. Of a model on the hub, only its id is checked."""
     for spec in models:
         if spec.source in EMBEDDED:
+            continue
+        if spec.source.startswith(HUB_PREFIX):
+            try:
+                HubSource.parse(spec.source.removeprefix(HUB_PREFIX))
+            except ModelError as exc:
+                raise CheckFailed(f"MILLRACE_MODELS: {spec.name}: {exc}") from None
             continue
         path = Path(spec.source).expanduser()
         try:

@@ -6,18 +6,20 @@ import http.client
 import secrets
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from http import HTTPStatus
 
 from inference_worker.contract import env
 from inference_worker.contract.exits import report_last_exit
-from inference_worker.contract.settings import ModelSpec, WorkerSettings
+from inference_worker.contract.settings import ModelSpec, WorkerSettings, format_models
 from millrace.conf import environment
 from millrace.devserver.postgres import Postgres
-from millrace.devserver.program import Program
+from millrace.devserver.program import Program, ServiceError
 from millrace.devserver.state_file import write_private
 from millrace.devserver.valkey import Valkey
 
 SECRETS = ("MILLRACE_SECRET_KEY", "MILLRACE_PREFIX_CACHE_SECRET", "MILLRACE_KEY_PEPPERS")
+MODELS = "MILLRACE_MODELS"
 OWNER = "MILLRACE_MIGRATION_DATABASE_URL"
 # Variables that workers do not receive: a worker uses only Valkey.
 NOT_FOR_WORKERS = (
@@ -27,6 +29,8 @@ NOT_FOR_WORKERS = (
     "MILLRACE_OIDC_CLIENT_SECRET",
     *SECRETS,
 )
+# Variables with a token of the hub, which only the process that pulls models receives.
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 READY_SECONDS = 600.0
 STOP_GRACE_SECONDS = 10.0
 HTTP_PROTOCOL = "millrace.gateway.connections.http:GatewayHttpProtocol"
@@ -79,6 +83,23 @@ class Stack:
         self._write()
         return programs
 
+    def use_sources(self, sources: Mapping[str, str]) -> None:
+        """Replace the sources of models, by their names, for all programs that are created later.
+
+        Raises:
+            ServiceError: a path cannot be written to MILLRACE_MODELS.
+        """
+        if not sources:
+            return
+        models = tuple(replace(spec, source=sources.get(spec.name, spec.source)) for spec in self.settings.models)
+        try:
+            self._generated[MODELS] = format_models(models)
+        except ValueError as exc:
+            raise ServiceError(str(exc)) from None
+        self._environ.pop(f"{MODELS}_FILE", None)
+        self.settings = replace(self.settings, models=models)
+        self._write()
+
     def make_roles(self) -> None:
         """Create the roles of the embedded PostgreSQL, which must be running. Other servers are not changed."""
         if self.postgres:
@@ -93,7 +114,7 @@ class Stack:
     def environ(self) -> dict[str, str]:
         """Return the environment of the platform's processes."""
         return (
-            self._environ
+            {name: value for name, value in self._environ.items() if name not in HUB_TOKENS}
             | self._generated
             | {
                 "MILLRACE_DATA_DIR": str(self.data_dir),
@@ -130,9 +151,11 @@ class Stack:
     def worker_names(self) -> list[str]:
         return [f"worker-{spec.name}" for spec in self.settings.models]
 
-    def command(self, module: str, *arguments: str) -> Program:
-        """Return the program of a short-lived `python -m module`."""
-        return self._platform(module, module, *arguments)
+    def command(self, module: str, *arguments: str, tokens: bool = False) -> Program:
+        """Return the program of a short-lived `python -m module`, with the hub's tokens if it needs them."""
+        program = self._platform(module, module, *arguments)
+        given = {name: self._environ[name] for name in HUB_TOKENS if name in self._environ}
+        return replace(program, environ={**program.environ, **given}) if tokens else program
 
     def _platform(self, name: str, module: str, *arguments: str) -> Program:
         """Return a process of the platform. Only migrations receive the URL with the owner of the tables."""

@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 
+from inference_worker.contract.config import ModelError
 from inference_worker.contract.env import load
+from inference_worker.contract.settings import parse_models
 from millrace.cli.startup_message import greeting
 from millrace.cli.up import _Run, up
 from millrace.conf import environment
 from millrace.devserver import checks, embedded_models
 from millrace.devserver import supervisor as supervising
-from millrace.devserver.program import Program, free_port
+from millrace.devserver.model_option import as_setting
+from millrace.devserver.program import Program, ServiceError, free_port
 from millrace.devserver.stack import NOT_FOR_WORKERS, Stack
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -154,10 +157,61 @@ def test_workers_receive_neither_the_database_url_nor_secrets(tmp_path: Path) ->
     assert worker.environ["MILLRACE_WORKER_NAME"] == f"{worker.environ['MILLRACE_WORKER_MODEL']}-0"
 
 
+def test_models_on_the_hub_are_replaced_by_the_pulled_directories(tmp_path: Path) -> None:
+    models = "a=hub:tiny/qwen3@v1?dtype=float32,b=embedded"
+    stack = Stack(dict(os.environ) | {"MILLRACE_DATA_DIR": str(tmp_path), "MILLRACE_MODELS": models})
+    stack.use_sources({"a": "/data/a b"})
+    assert [spec.source for spec in stack.settings.models] == ["/data/a b", "embedded"]
+    for program in stack.programs():
+        assert program.environ["MILLRACE_MODELS"] == "a=/data/a b?dtype=float32,b=embedded"
+    assert environment.read_env_file(tmp_path / "env")["MILLRACE_MODELS"] == "a=/data/a b?dtype=float32,b=embedded"
+    with pytest.raises(ServiceError, match="comma"):
+        stack.use_sources({"a": "/data/a,b"})
+
+
+def test_only_the_process_that_pulls_models_receives_the_token() -> None:
+    stack = Stack(dict(os.environ) | {"HF_TOKEN": "hf_secret"})
+    assert stack.command("millrace.cli.convert", tokens=True).environ["HF_TOKEN"] == "hf_secret"
+    for program in (*stack.programs(), stack.command("django", "migrate")):
+        assert "hf_secret" not in program.environ.values(), program.name
+
+
+def test_an_error_names_an_invalid_id_of_the_hub(tmp_path: Path) -> None:
+    status, said = check(tmp_path, MILLRACE_MODELS="a=hub:../x")
+    assert status == 1
+    assert "MILLRACE_MODELS: a: '../x' is not the id of a model on the hub" in said
+    status, said = check(tmp_path, "--model", "/nowhere/model")
+    assert status == 1
+    assert "--model: '/nowhere/model'" in said
+    assert check(tmp_path, "--model", "tiny/qwen3")[0] == 0
+
+
+def test_the_option_model_becomes_the_setting(tmp_path: Path) -> None:
+    directory = tmp_path / "My Model_v2"
+    directory.mkdir()
+    text = as_setting([f"{directory}?max_model_len=4096", "embedded", "Qwen/Qwen3-0.6B"])
+    assert text == (
+        f"my-model_v2={directory}?max_model_len=4096,smollm2-135m=embedded,qwen3-0.6b=hub:Qwen/Qwen3-0.6B@main"
+    )
+    assert [spec.source for spec in parse_models(text)] == [str(directory), "embedded", "hub:Qwen/Qwen3-0.6B@main"]
+    with pytest.raises(ValueError, match="same name"):
+        as_setting(["a/x", "b/x"])
+    with pytest.raises(ValueError, match="unknown option"):
+        as_setting(["embedded?size=3"])
+    with pytest.raises(ModelError):
+        as_setting(["no-model"])
+
+
 FOUND = (
     '{"operator_email": "o@example.com", "operator_password": "pw", "owner_email": "t@example.com",'
     ' "owner_password": "pw2", "demo_key": "sk-mr-x", "tenant": "demo"}'
 )
+
+
+OUTPUTS = {
+    "convert": '{"model": "m", "step": "pulling", "done": 5, "total": 10}\n{"model": "m", "source": "/models/m"}',
+    "bootstrap": FOUND,
+}
 
 
 class TinyStack:
@@ -186,9 +240,13 @@ class TinyStack:
         names = ("settler", "worker-m", "web", "beat", "gateway")
         return [self._program(name, f"echo {name} >> {{state}}/started; exec sleep 60") for name in names]
 
-    def command(self, module: str, *arguments: str) -> Program:
+    def use_sources(self, sources: dict[str, str]) -> None:
+        (self.data_dir / "sources").write_text(json.dumps(sources))
+
+    def command(self, module: str, *arguments: str, tokens: bool = False) -> Program:
+        assert tokens == (not arguments)
         name = arguments[0] if arguments else "convert"
-        says = {"convert": "m 5 10", "bootstrap": FOUND.replace("{", "{{").replace("}", "}}")}
+        says = {name: text.replace("{", "{{").replace("}", "}}") for name, text in OUTPUTS.items()}
         keep = "> {state}/credentials.json; cat {state}/credentials.json" if name == "bootstrap" else ""
         program = self._program(name, f"echo '{says.get(name, '')}'{keep}")
         return Program(module, (*program.argv[:3], name), environ=program.environ)
@@ -223,6 +281,7 @@ async def test_up_starts_prints_instructions_and_stops_on_ctrl_c(
     for text in ("o@example.com", "t@example.com", "credentials.json", "curl -s http://127.0.0.1:", "python3 - <<"):
         assert text in said
     assert re.search(r"✓ database schema +\d+\.\d s", said)
+    assert json.loads((tmp_path / "sources").read_text()) == {"m": "/models/m"}
     assert sorted((tmp_path / "started").read_text().split()) == ["beat", "gateway", "settler", "web", "worker-m"]
 
 

@@ -1,0 +1,57 @@
+"""The machine that a worker would compute on, as a line of JSON. `millrace models inspect` runs this module.
+
+python -m inference_worker.machine '{"dtype": "auto", "device": "auto", "checkpoint_dtype": "bfloat16"}'
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from inference_worker.contract.config import DeviceName, DTypeName
+from inference_worker.engine.device import free_memory, pick_device, pick_dtype
+from inference_worker.engine.telemetry.fit import ComputeDevice
+from inference_worker.engine.telemetry.peaks import measure_peaks
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def measure_machine(dtype: DTypeName, device: DeviceName, checkpoint_dtype: str) -> ComputeDevice:
+    """Return the device that a worker would use, its free memory, and its peak rates, measured now.
+
+    Raises:
+        ValueError: the device is not available.
+    """
+    found = pick_device(device)
+    chosen = pick_dtype(dtype, found, checkpoint_dtype)
+    free_bytes = free_memory(found)  # before the measurement takes some
+    name = torch.cuda.get_device_name(found) if found.type == "cuda" else _cpu_name()
+    return ComputeDevice(found.type, name, free_bytes, str(chosen).removeprefix("torch."), measure_peaks(found, chosen))
+
+
+def _cpu_name() -> str:
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def main() -> int:
+    """Print the machine, and return the exit status."""
+    try:
+        print(json.dumps(asdict(measure_machine(**json.loads(sys.argv[1])))))  # noqa: T201  (the output)
+    except ValueError as exc:
+        print(exc, file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
