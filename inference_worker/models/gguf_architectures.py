@@ -111,7 +111,7 @@ def config_of(fields: Fields, architecture: Architecture) -> Keys:
         "intermediate_size": fields.size("feed_forward_length", hidden),  # absent if all layers have experts
         "max_position_embeddings": fields.size("context_length"),
         "num_attention_heads": heads,
-        "num_hidden_layers": fields.size("block_count"),
+        "num_hidden_layers": fields.layers,
         "num_key_value_heads": fields.size("attention.head_count_kv", heads),
         "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon", 1e-5),
         "rope_theta": fields.number("rope.freq_base", 10_000.0),
@@ -169,7 +169,7 @@ def _mixtral(fields: Fields) -> Keys:
 
 
 def _experts(fields: Fields) -> Keys:
-    layers = range(fields.size("block_count"))
+    layers = range(fields.layers)
     return {
         "num_experts": fields.size("expert_count"),
         "num_experts_per_tok": fields.size("expert_used_count"),
@@ -193,7 +193,7 @@ def _gemma2(fields: Fields) -> Keys:
 
 
 def _gemma3(fields: Fields) -> Keys:
-    layers = fields.size("block_count")
+    layers = fields.layers
     pattern = fields.file.fields.get("gemma3.attention.sliding_window_pattern", _GEMMA3_PATTERN)
     if isinstance(pattern, list):
         slides = [bool(slide) for slide in pattern]
@@ -211,7 +211,7 @@ def _gemma(fields: Fields, layers_27b: int) -> Keys:
     """Return the keys of Gemma. The file does not have the divisor of scores, which differs for the model of 27B."""
     head_dim = fields.size("attention.key_length", 256)
     hidden, heads = fields.size("embedding_length"), fields.size("attention.head_count")
-    is_27b = fields.size("block_count") == layers_27b
+    is_27b = fields.layers == layers_27b
     return {
         "hidden_act": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": hidden // heads if is_27b and heads else head_dim,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inference_worker.contract.decoder_config import MAX_LAYERS
 from inference_worker.models.gguf_file import GGUFFile
 from inference_worker.models.gguf_header import GGUFError
 
@@ -35,6 +36,14 @@ class Fields:
 
     def size(self, key: str, default: int | None = None) -> int:
         return int(self.get(f"{self.architecture}.{key}", int, default))
+
+    @property
+    def layers(self) -> int:
+        """Return the number of layers."""
+        count = self.size("block_count")
+        if not 1 <= count <= MAX_LAYERS:
+            raise self.error(f"block_count is {count}; want 1 to {MAX_LAYERS}")
+        return count
 
     def number(self, key: str, default: float) -> float:
         # The value is a float32, so 1e-05 reads as 9.9999997e-06. Seven digits restore it.

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
+from inference_worker.contract.config import ModelError
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.models.gguf_file import GGUFFile
 from inference_worker.models.model_source import ensure_model
@@ -64,3 +65,20 @@ def test_each_architecture_generates_as_its_checkpoint(name: str, tmp_path: Path
     for position, logits in want.logits.items():
         assert float((got.logits[position] - logits).abs().max()) < 2e-3 * float(logits.abs().max())
     assert got.tokens == want.tokens
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen3moe"])
+def test_a_file_with_too_many_layers_is_rejected_in_bounded_time(architecture: str, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", architecture)
+    for add in (writer.add_embedding_length, writer.add_head_count, writer.add_context_length):
+        add(64)
+    for add in (writer.add_expert_count, writer.add_expert_used_count, writer.add_expert_feed_forward_length):
+        add(0 if architecture == "llama" else 8)
+    writer.add_token_list(["a"])
+    writer.add_block_count((1 << 32) - 1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match="block_count is 4294967295; want 1 to 4096"):
+        ensure_model(ModelSpec("m", str(tmp_path / "a.gguf"), "auto"), tmp_path)
