@@ -48,6 +48,8 @@ CONFIGURATIONS: dict[str, tuple[DTypeName, QuantizationName]] = {
     "int4-g128": ("bfloat16", "int4-g128"),
     "fp8": ("bfloat16", "fp8"),
 }
+# Maximum change of the perplexity of the embedded model with --check, in percent.
+MAX_CHANGES = {"bfloat16": 0.1, "int8": 0.5, "int4": 0.5}
 STREAMS = 8  # that generate the text of a model with random weights
 
 
@@ -178,6 +180,13 @@ def main() -> None:
         text = "sampled" if options.random_weights else "alice"
         result = {"model": source, "text": text, "context": options.context, "results": [asdict(row) for row in found]}
         print(json.dumps(result))
+    if options.check and (failed := [row.configuration for row in found if exceeds(row)]):
+        raise SystemExit(f"the perplexity changed too much: {', '.join(failed)}")
+
+
+def exceeds(row: Quality) -> bool:
+    """Return whether the perplexity changed by more than the configuration's maximum."""
+    return abs(row.change_percent) > MAX_CHANGES.get(row.configuration, math.inf)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -189,6 +198,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--random-weights", action="store_true", help="replace the matrices by random ones")
     parser.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"), help="default cpu")
     parser.add_argument("--threads", type=int, default=0, help="0: one for each core (default)")
+    parser.add_argument("--check", action="store_true", help="fail if a perplexity changes by more than its maximum")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parse(parser, {"tokens": 120, "context": 64, "configurations": "bfloat16,int4"})
 

@@ -1,0 +1,29 @@
+"""The quality of quantization at load, on a part of the text of benchmarks/quality.py."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.quality import Quality, compare, exceeds, read_text
+
+
+def test_quantization_hardly_changes_the_perplexity(model_dir: Path) -> None:
+    options = argparse.Namespace(
+        tokens=500, context=256, configurations="bfloat16,int8,int4", device="cpu", threads=1, json=True
+    )
+    prompts = read_text(model_dir, options)
+    assert [len(prompt) for prompt in prompts] == [256, 256]
+    reference, *found = compare(model_dir, prompts, options)
+    assert (reference.tokens, reference.change_percent, reference.agreement_percent) == (510, 0, 100)
+    assert [row.configuration for row in found] == ["bfloat16", "int8", "int4"]
+    for row in found:
+        assert abs(row.change_percent) < 2, row
+        assert row.agreement_percent > 92, row
+        assert row.perplexity != reference.perplexity
+
+
+def test_a_change_above_the_maximum_is_found() -> None:
+    assert exceeds(Quality("int8", 1, 1.0, 0.6, 100.0, 0.0))
+    assert not exceeds(Quality("int8", 1, 1.0, 0.4, 100.0, 0.0))
+    assert not exceeds(Quality("int4-g128", 1, 1.0, 9.0, 100.0, 0.0))
