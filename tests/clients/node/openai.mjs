@@ -35,6 +35,12 @@ async function stream() {
   if (completion) m.equal(completion.choices[0].message.content, text);
 }
 
+async function reasoning() {
+  const options = { model: m.SCRIPTED, messages: m.user(m.script("reasoning")) };
+  const { message } = (await client.chat.completions.create(options)).choices[0];
+  m.equal([message.reasoning_content, message.content], m.REASONING);
+}
+
 async function tools() {
   const messages = m.user(m.script("weather"));
   const events = client.chat.completions.stream({ model: m.SCRIPTED, messages, tools: [TOOL] });
@@ -85,5 +91,6 @@ const call = ({ key, model, prompt, maxTokens }) =>
   make(key).chat.completions.create({ model, messages: m.user(prompt), max_tokens: maxTokens });
 
 await m.run({
-  plain, stream, tools, "parallel tools": parallel, "structured output": structured, embeddings, ...m.errors(call), abort,
+  plain, stream, tools, "parallel tools": parallel, "structured output": structured, reasoning, embeddings,
+  ...m.errors(call), abort,
 });

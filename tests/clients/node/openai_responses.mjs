@@ -28,6 +28,11 @@ async function stream() {
   m.check(final.usage.output_tokens > 1, "no usage");
 }
 
+async function reasoning() {
+  const final = await client.responses.stream({ model: m.SCRIPTED, input: m.script("reasoning") }).finalResponse();
+  m.equal([final.output[0].content[0].text, final.output_text], m.REASONING);
+}
+
 async function tools() {
   const input = m.user(m.script("weather"));
   const final = await client.responses.stream({ model: m.SCRIPTED, input, tools: [TOOL] }).finalResponse();
@@ -64,5 +69,5 @@ const call = ({ key, model, prompt, maxTokens }) =>
   make(key).responses.create({ model, input: prompt, max_output_tokens: maxTokens });
 
 await m.run({
-  plain, stream, tools, "parallel tools": parallel, "structured output": structured, ...m.errors(call), abort,
+  plain, stream, tools, "parallel tools": parallel, "structured output": structured, reasoning, ...m.errors(call), abort,
 });

@@ -77,8 +77,16 @@ CLIENTS = (
         is_core=True,
         shows_reasoning=True,
     ),
-    Client("openai (Node), chat completions", "openai", "node", "openai.mjs", is_core=True),
-    Client("openai (Node), responses", "openai", "node", "openai_responses.mjs", _EMBEDDINGS, is_core=True),
+    Client("openai (Node), chat completions", "openai", "node", "openai.mjs", is_core=True, shows_reasoning=True),
+    Client(
+        "openai (Node), responses",
+        "openai",
+        "node",
+        "openai_responses.mjs",
+        _EMBEDDINGS,
+        is_core=True,
+        shows_reasoning=True,
+    ),
     Client(
         "Anthropic (Node)",
         "@anthropic-ai/sdk",

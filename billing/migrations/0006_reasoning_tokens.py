@@ -40,7 +40,7 @@ OLD_VIEW = VIEW.format(event="", adjustment="")
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('billing', '0004_outbox'),
+        ('billing', '0005_invoice_rules'),
     ]
 
     operations = [
