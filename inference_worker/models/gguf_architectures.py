@@ -231,6 +231,14 @@ def _phi3(fields: Fields) -> Keys:
     }
 
 
+def _glm4(fields: Fields) -> Keys:
+    head_dim = fields.size("attention.key_length", 128)
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in fields.file.tensors,
+        "partial_rotary_factor": fields.size("rope.dimension_count", head_dim) / max(head_dim, 1),
+    }
+
+
 def _granite(fields: Fields) -> Keys:
     head_dim = fields.size("embedding_length") / max(fields.size("attention.head_count"), 1)
     return {
@@ -249,6 +257,17 @@ _MIXTRAL_MODEL = Architecture("MixtralForCausalLM", "mixtral", _LLAMA_NAMES | _M
 _ARCHITECTURES: dict[str, Architecture] = {
     "gemma2": Architecture("Gemma2ForCausalLM", "gemma2", _GEMMA_NAMES, _gemma2, norm_offset=1.0),
     "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", _GEMMA_NAMES | _QK_NORM, _gemma3, norm_offset=1.0),
+    "glm4": Architecture(
+        "Glm4ForCausalLM",
+        "glm4",
+        _LLAMA_NAMES
+        | {
+            "ffn_up": "mlp.gate_up_proj",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        _glm4,
+    ),
     "granite": Architecture("GraniteForCausalLM", "granite", _LLAMA_NAMES, _granite, is_permuted=True),
     "llama": Architecture("LlamaForCausalLM", "llama", _LLAMA_NAMES, _llama, is_permuted=True),
     "olmo2": Architecture(
@@ -268,4 +287,6 @@ _ARCHITECTURES: dict[str, Architecture] = {
     "qwen2moe": Architecture("Qwen2MoeForCausalLM", "qwen2_moe", _LLAMA_NAMES | _EXPERTS | _SHARED, _qwen2_moe),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", _LLAMA_NAMES | _QK_NORM),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", "qwen3_moe", _LLAMA_NAMES | _QK_NORM | _EXPERTS, _experts),
+    # A file does not have the layers without rotary embedding: every fourth one.
+    "smollm3": Architecture("SmolLM3ForCausalLM", "smollm3", _LLAMA_NAMES, _llama, is_permuted=True),
 }

@@ -33,14 +33,25 @@ def send(page: Page) -> None:
     page.get_by_role("button", name="Send").click()
 
 
-def chunk(text: str = "", reason: str | None = None) -> dict[str, Any]:
-    choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason}
+def chunk(text: str = "", reason: str | None = None, **delta: Any) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {"content": text, **delta}, "finish_reason": reason}
     return {"type": "chunk", "chunk": {"model": MODEL, "choices": [choice]}}
 
 
-def usage(output: int) -> dict[str, Any]:
+def call(index: int, name: str, arguments: str) -> dict[str, Any]:
+    return chunk(
+        tool_calls=[{"index": index, "id": f"call_{index}", "function": {"name": name, "arguments": arguments}}]
+    )
+
+
+def usage(output: int, reasoning: int = 0) -> dict[str, Any]:
     details = {"cached_tokens": 0, "cache_write_tokens": 0}
-    counts = {"prompt_tokens": 5, "completion_tokens": output, "prompt_tokens_details": details}
+    counts = {
+        "prompt_tokens": 5,
+        "completion_tokens": output,
+        "prompt_tokens_details": details,
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
     return {"type": "chunk", "chunk": {"model": MODEL, "choices": [], "usage": counts}}
 
 
@@ -153,3 +164,42 @@ def test_a_request_that_never_started_is_rejected(page):
     send(page)
     expect(state(page)).to_have_text("Rejected")
     expect(notes(page)).to_have_text("The prompt is too long. (context_length_exceeded)")
+
+
+def test_reasoning_is_a_block_of_its_own_that_closes_when_the_answer_begins(page):
+    thinking = [chunk(reasoning_content="The user "), chunk(reasoning_content="says <b>hello</b>.")]
+    answer_with(page, STARTED, *thinking, chunk("Hi "), chunk("there!", "stop"), usage(1234, 1200), DONE)
+    sent: list[Any] = []
+    page.on("websocket", lambda socket: socket.on("framesent", lambda text: sent.append(text)))
+    send(page)
+    expect(state(page)).to_have_text("Complete")
+    message = page.locator(".chat-message.assistant")
+    block = message.locator("details")
+    assert block.get_attribute("open") is None
+    expect(block.locator("div")).to_be_hidden()
+    expect(message.locator("> div")).to_have_text("Hi there!")
+    expect(page.locator("[data-output]")).to_have_attribute("title", "1,200 of them reasoning")
+    block.get_by_text("Reasoning").click()
+    expect(block.locator("div")).to_have_text("The user says <b>hello</b>.")
+    # The next prompt has the answer without the reasoning.
+    page.get_by_label("Message").fill("Again")
+    expect(page.locator("[data-python] code")).to_contain_text('"content": "Hi there!"')
+    assert "The user says" not in page.locator("[data-python] code").inner_text()
+
+
+def test_reasoning_is_open_until_the_answer_begins(page):
+    answer_with(page, STARTED, chunk(reasoning_content="Hm. Let me see."))
+    send(page)
+    expect(page.locator(".chat-message.assistant details div")).to_be_visible()
+    expect(state(page)).to_have_text("Answering")
+
+
+def test_tool_calls_are_shown_with_their_arguments(page):
+    parts = [call(0, "weather", '{"city": "Pa'), chunk(tool_calls=[{"index": 0, "function": {"arguments": 'ris"}'}}])]
+    answer_with(page, STARTED, *parts, call(1, "time", "{}"), chunk("", "tool_calls"), DONE)
+    send(page)
+    expect(state(page)).to_have_text("Tool call")
+    calls = page.locator(".chat-tool-call")
+    expect(calls.locator("h3")).to_have_text(["Tool call: weather", "Tool call: time"])
+    expect(calls.first.locator("pre")).to_have_text('{\n  "city": "Paris"\n}', use_inner_text=True)
+    expect(page.get_by_label("Message")).to_have_value("")

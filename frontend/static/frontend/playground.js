@@ -66,6 +66,50 @@ if (form) {
     log.scrollTop = log.scrollHeight;
     return element;
   };
+  // The parts of an assistant's message: its reasoning, which can be collapsed, the answer and the tool calls.
+  const addAnswer = (column) => {
+    const element = addMessage(column, "assistant", "");
+    const text = document.createElement("div");
+    element.append(text);
+    return { element, text: "", textElement: text, reasoning: null, calls: [] };
+  };
+  const addReasoning = (answer, text) => {
+    if (!answer.reasoning) {
+      const block = (answer.reasoning = document.createElement("details"));
+      block.className = "chat-reasoning";
+      block.open = true;
+      block.append(document.createElement("summary"), document.createElement("div"));
+      block.firstChild.textContent = "Reasoning";
+      answer.element.prepend(block);
+    }
+    answer.reasoning.lastChild.append(text);
+  };
+  const addText = (answer, text) => {
+    if (!answer.text && answer.reasoning) answer.reasoning.open = false;
+    answer.text += text;
+    answer.textElement.textContent = answer.text;
+  };
+  const addCall = (answer, { index, function: part }) => {
+    if (!answer.calls[index]) {
+      const block = document.createElement("div");
+      block.className = "chat-tool-call";
+      block.append(document.createElement("h3"), document.createElement("pre"));
+      block.firstChild.textContent = `Tool call: ${part.name}`;
+      answer.element.append(block);
+      if (answer.reasoning) answer.reasoning.open = false;
+      answer.calls[index] = { block, json: "" };
+    }
+    const call = answer.calls[index];
+    call.json += part.arguments || "";
+    call.block.lastChild.textContent = readable(call.json);
+  };
+  const readable = (json) => {
+    try {
+      return JSON.stringify(JSON.parse(json), null, 2);
+    } catch {
+      return json; // not complete yet
+    }
+  };
   const state = (column, kind, text) => {
     const badge = $("[data-state]", column.card);
     badge.className = `badge ${kind}`;
@@ -134,11 +178,12 @@ if (form) {
     } else if (message.type === "chunk") {
       const [choice] = message.chunk.choices;
       run.reason = choice?.finish_reason || run.reason;
-      const text = choice?.delta?.content;
-      if (text) {
+      const { content, reasoning_content: reasoning, tool_calls: calls } = choice?.delta || {};
+      if (reasoning) addReasoning(run.answer, reasoning);
+      if (content) addText(run.answer, content);
+      for (const call of calls || []) addCall(run.answer, call);
+      if (reasoning || content || calls) {
         run.first ||= performance.now();
-        run.text += text;
-        run.element.textContent = run.text;
         const log = $(".chat-messages", run.column.card);
         log.scrollTop = log.scrollHeight;
       }
@@ -175,6 +220,8 @@ if (form) {
     $("[data-input]", column.card).title = written ? `${written} of them written to the cache` : "";
     setText(column, "cached", cached.toLocaleString("en"));
     setText(column, "output", usage.completion_tokens.toLocaleString("en"));
+    const reasoning = usage.completion_tokens_details?.reasoning_tokens;
+    $("[data-output]", column.card).title = reasoning ? `${reasoning.toLocaleString("en")} of them reasoning` : "";
     const femto = cost(model, usage) ?? cost(run.model, usage);
     setText(column, "cost-label", "Cost so far");
     setText(column, "cost", femto === null ? "no price" : dollars(femto, 6));
@@ -185,13 +232,13 @@ if (form) {
     running.delete(run.name);
     state(run.column, kind, label);
     setText(run.column, "cost-label", "Cost");
-    if (run.text) run.column.turns.push({ role: "assistant", content: run.text });
-    else {
-      run.column.turns.pop(); // without an answer it is not part of the next prompt
-      run.element.remove();
-    }
+    const { answer } = run;
+    const isEmpty = !answer.text && !answer.reasoning && !answer.calls.length;
+    if (answer.text) run.column.turns.push({ role: "assistant", content: answer.text });
+    else run.column.turns.pop(); // without an answer it is not part of the next prompt
+    if (isEmpty) answer.element.remove();
     if (text) {
-      if (!run.text) form.elements.prompt.value ||= run.prompt; // so that it can be sent again
+      if (isEmpty) form.elements.prompt.value ||= run.prompt; // so that it can be sent again
       const note = addMessage(run.column, kind === "bad" ? "field-error" : "text-muted", text);
       if (/budget|quota|limit/.test(text)) {
         const go = document.createElement("a");
@@ -235,7 +282,7 @@ if (form) {
       for (const name of ["ttft", "speed", "input", "cached", "output", "cost"]) setText(column, name, "–");
       state(column, "", "Waiting");
       const name = `${++count}`;
-      running.set(name, { name, model, prompt, column, limit: number("max_tokens"), socket: opened, text: "", element: addMessage(column, "assistant", ""), began: performance.now() });
+      running.set(name, { name, model, prompt, column, limit: number("max_tokens"), socket: opened, answer: addAnswer(column), began: performance.now() });
       const options = { include_usage: true, continuous_usage_stats: true };
       opened.send(JSON.stringify({ id: name, model, messages: messagesWith(column.turns), stream_options: options, ...settings() }));
     }

@@ -104,7 +104,8 @@ CASES = {
             "logits_scaling": 8.0, "tie_word_embeddings": True,
         },
     ),
-    "smollm3": FamilyCase(
+    "smollm3": FamilyCase("SmolLM3", {"num_hidden_layers": 4}),
+    "smollm3-window": FamilyCase(
         "SmolLM3",
         {
             "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": WINDOW,

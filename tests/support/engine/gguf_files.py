@@ -27,6 +27,8 @@ ARCHITECTURES = {
     "Phi3": ("phi3", False, 0),
     "Olmo2": ("olmo2", False, 0),
     "Granite": ("granite", True, 0),
+    "SmolLM3": ("smollm3", True, 0),
+    "Glm4": ("glm4", False, 0),
 }
 
 

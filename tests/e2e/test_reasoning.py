@@ -1,0 +1,152 @@
+"""Reasoning through a whole platform: a tiny Qwen3 with random weights, whose reasoning ends by its budget."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from openai.types.responses import ResponseOutputMessage, ResponseReasoningItem
+
+from inference_worker.contract.tokenizer import Tokenizer
+from millrace.conf.environment import read_env_file
+from tests.support.engine.tiny_reasoner import write_reasoner
+from tests.support.stack import Stack, eventually, running
+
+NAME = "tiny-reasoner"
+ROOT = Path(__file__).parents[2]
+HELLO: Any = [{"role": "user", "content": "hello"}]
+GREEDY: Any = {"temperature": 0}
+PRICES = f"""
+from billing import demo_prices
+from billing.actions.prices import do_price_unpriced
+do_price_unpriced(demo_prices.proposal([{NAME!r}]), "tests")
+"""
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    folder = Path(tempfile.mkdtemp(prefix="millrace-reasoning-"))
+    folder.chmod(0o711)
+    write_reasoner(folder / NAME)
+    with running(folder, MILLRACE_MODELS=f"{NAME}={folder / NAME}?dtype=float32") as stack:
+        environ = read_env_file(stack.data_dir / "env") | {"MILLRACE_DATA_DIR": str(stack.data_dir)}
+        manage = [sys.executable, str(ROOT / "manage.py"), "shell", "--no-imports", "-c", PRICES]
+        subprocess.run(manage, env=environ, check=True, timeout=120)
+        eventually(lambda: chat(stack, max_tokens=1))
+        yield stack
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def end_tokens(stack: Stack) -> int:
+    """Return the number of tokens by which the engine ends the reasoning."""
+    tokenizer = Tokenizer.from_dir(stack.data_dir.parent / NAME)
+    return len(tokenizer.encode("\n</think>\n\n", add_special_tokens=False))
+
+
+def chat(stack: Stack, **options: Any) -> Any:
+    """Return the completion, or the list of a stream's chunks."""
+    with stack.client() as client:
+        answer = client.chat.completions.create(model=NAME, messages=HELLO, **{**GREEDY, **options})
+        return list(answer) if options.get("stream") else answer
+
+
+def test_a_budget_ends_the_reasoning_of_a_chat_completion(stack: Stack, end_tokens: int) -> None:
+    answer = chat(stack, max_tokens=60, extra_body={"thinking_token_budget": 20})
+    message = answer.choices[0].message
+    usage = answer.usage
+    assert message.reasoning_content and message.content
+    assert "think" not in message.reasoning_content + message.content
+    assert usage.completion_tokens_details.reasoning_tokens == 20 + end_tokens
+    assert (usage.completion_tokens, answer.choices[0].finish_reason) == (60, "length")
+
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = chat(stack, max_tokens=60, extra_body={"thinking_token_budget": 20}, **options)
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    parts = [(getattr(delta, "reasoning_content", None) or "", delta.content or "") for delta in deltas]
+    assert "".join(part[0] for part in parts) == message.reasoning_content
+    assert "".join(part[1] for part in parts) == message.content
+    first_answer = next(number for number, part in enumerate(parts) if part[1])
+    assert not any(part[0] for part in parts[first_answer:])
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 20 + end_tokens
+
+
+def test_efforts_are_budgets(stack: Stack, end_tokens: int) -> None:
+    minimal = chat(stack, max_tokens=600, reasoning_effort="minimal")
+    assert minimal.usage.completion_tokens_details.reasoning_tokens == 512 + end_tokens
+    assert minimal.choices[0].message.content
+    none = chat(stack, max_tokens=20, reasoning_effort="none")
+    assert none.usage.completion_tokens_details.reasoning_tokens == 0
+    assert getattr(none.choices[0].message, "reasoning_content", None) in (None, "")
+    assert none.choices[0].message.content
+    high = chat(stack, max_tokens=20, reasoning_effort="high")
+    assert high.usage.completion_tokens_details.reasoning_tokens == 20  # without a budget, all of the output
+    assert not high.choices[0].message.content
+
+
+def test_messages_have_thinking_blocks(stack: Stack) -> None:
+    thinking: Any = {"type": "enabled", "budget_tokens": 16}
+    options: Any = {"base_url": stack.url, "api_key": stack.key, "max_retries": 0}
+    body: Any = {"model": NAME, "messages": HELLO, "max_tokens": 40, "thinking": thinking, "extra_body": GREEDY}
+    with anthropic.Anthropic(**options) as client:
+        answer = client.messages.create(**body)
+        with client.messages.stream(**body) as stream:
+            streamed = stream.get_final_message()
+        plain = client.messages.create(**{**body, "thinking": {"type": "disabled"}})
+    assert [block.type for block in answer.content] == ["thinking", "text"]
+    assert answer.content[0].thinking and answer.content[1].text
+    assert [block.model_dump() for block in streamed.content] == [block.model_dump() for block in answer.content]
+    assert [block.type for block in plain.content] == ["text"]
+    assert answer.usage.output_tokens == 40
+
+
+def test_responses_have_a_reasoning_item(stack: Stack) -> None:
+    body: Any = {
+        "model": NAME,
+        "input": "hello",
+        "max_output_tokens": 600,
+        "reasoning": {"effort": "minimal"},
+        **GREEDY,
+    }
+    with stack.client() as client:
+        answer = client.responses.create(**body)
+        *_, done = client.responses.create(**body, stream=True)
+    reasoning, message = answer.output
+    assert isinstance(reasoning, ResponseReasoningItem)
+    assert isinstance(message, ResponseOutputMessage)
+    assert reasoning.content and reasoning.content[0].text
+    assert answer.output_text
+    assert answer.usage is not None
+    assert answer.usage.output_tokens_details.reasoning_tokens > 512
+    assert [item.type for item in done.response.output] == ["reasoning", "message"]
+    assert done.response.output[0].content[0].text == reasoning.content[0].text
+
+
+def test_a_grammar_begins_after_the_reasoning(stack: Stack, end_tokens: int) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": {**schema, "additionalProperties": False}},
+    }
+    answer = chat(stack, max_tokens=80, response_format=form, extra_body={"thinking_token_budget": 10})
+    message = answer.choices[0].message
+    assert isinstance(json.loads(message.content)["ok"], bool)
+    assert message.reasoning_content
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 10 + end_tokens
+
+
+def test_the_reasoning_is_billed_as_output(stack: Stack) -> None:
+    body = {"model": NAME, "messages": HELLO, "max_tokens": 30, "thinking_token_budget": 10, **GREEDY}
+    response = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60)
+    assert response.status_code == 200, response.text
+    event = stack.event(response.headers["x-request-id"])
+    assert (event["output"], event["outcome"]) == (30, "completed")
