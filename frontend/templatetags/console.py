@@ -216,6 +216,19 @@ def _heading(column: str) -> SafeString:
     return format_html('<th scope="col"{}>{}</th>', mark_safe(' class="numeric"') if is_numeric else "", shown)
 
 
+@register.simple_block_tag
+def stats(content: str, kind: str = "") -> SafeString:
+    """Return a strip of figures; the content is its `stat` tags. `kind` is empty or "stats-dense"."""
+    return format_html('<dl class="stats {}">{}</dl>', kind, content)
+
+
+@register.simple_block_tag
+def stat(content: str, label: str, value: object, kind: str = "", delta: object = None) -> SafeString:
+    """Return one figure of a strip; the content explains it. `kind` is empty, "warn", "bad" or "small"."""
+    figure = {"label": label, "value": value, "kind": kind, "delta": delta, "detail": content}
+    return render_to_string("frontend/parts/stat.html", figure)
+
+
 @register.simple_tag
 def code(text: str, label: str) -> SafeString:
     """Return a block of code with a copy button."""
