@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError, safe_open
-
-from inference_worker.contract.config import ModelConfig, ModelError, read_json
+from inference_worker.contract.checkpoint_format import read_checkpoint_format
+from inference_worker.contract.config import ConfigReader, ModelConfig, ModelError, read_json
 from inference_worker.contract.encoder_config import (
     EncoderConfig,
     ModelTask,
@@ -24,9 +25,10 @@ from inference_worker.contract.encoder_config import (
     supported_architectures,
 )
 from inference_worker.contract.tokenizer import Tokenizer
-from inference_worker.models.checkpoint import weight_files
+from inference_worker.models.checkpoint import read_tensor_entries, weight_files
 from inference_worker.models.gguf_header import GGUFError
 from inference_worker.models.model_source import link_with_tokenizer
+from inference_worker.models.safetensors_header import StoredTensor
 from inference_worker.models.tokenizer_convert import find_source
 
 Format = Literal["safetensors", "gguf"]
@@ -44,7 +46,6 @@ ProblemCode = Literal[
 MANIFEST = "manifest.json"  # of a pulled model
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _FLOAT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-_DTYPE_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16}
 _MAX_CARD_BYTES = 1 << 16  # of README.md that are searched for the license
 _LICENSE_LINE = re.compile(r"^license:[ \t]*([\w.-]{1,64})[ \t]*$", re.MULTILINE)
 
@@ -165,8 +166,12 @@ def _read_config(directory: Path, raw: dict[str, Any], problems: list[Checkpoint
     if quantization := raw.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         fields["quantization"] = method if isinstance(method, str) else "unknown"
-    with _collected(problems, "unsupported_quantization" if quantization else "unsupported_config"):
-        fields["config"] = read_model_config(directory)
+    count = len(problems)
+    with _collected(problems, "unsupported_quantization"):
+        read_checkpoint_format(raw, ConfigReader(raw, directory / "config.json"))
+    if len(problems) == count:
+        with _collected(problems, "unsupported_config"):
+            fields["config"] = read_model_config(directory)
     return fields
 
 
@@ -176,19 +181,13 @@ def _read_weights(directory: Path, problems: list[CheckpointProblem]) -> dict[st
     paths: list[Path] = []
     with _collected(problems, "pickled_weights" if is_pickled and not has_index else "missing_file"):
         paths = weight_files(directory)
+    entries: dict[Path, dict[str, StoredTensor]] = {}
+    with _collected(problems, "damaged_file"):
+        entries = read_tensor_entries(directory) if paths else {}
     sizes, counts = Counter[str](), Counter[str]()
-    for path in paths:
-        try:
-            with safe_open(str(path), framework="numpy") as file:
-                for name in file.keys():  # noqa: SIM118  (not a mapping)
-                    tensor = file.get_slice(name)
-                    dtype, number = tensor.get_dtype(), 1
-                    for side in tensor.get_shape():
-                        number *= side
-                    counts[dtype] += number
-                    sizes[dtype] += number * _DTYPE_BITS.get(dtype, 8) // 8
-        except (SafetensorError, OSError) as exc:
-            problems.append(CheckpointProblem("damaged_file", f"{path}: not a complete safetensors file: {exc}"))
+    for tensor in chain.from_iterable(tensors.values() for tensors in entries.values()):
+        sizes[tensor.dtype] += tensor.num_bytes
+        counts[tensor.dtype] += prod(tensor.shape)
     return _weight_fields(len(paths), sizes, counts)
 
 
@@ -220,7 +219,9 @@ def _read_tokenizer(directory: Path, problems: list[CheckpointProblem]) -> dict[
 
 def _inspect_gguf(path: Path) -> CheckpointReport:
     # Only a GGUF file needs numpy and the package gguf.
+    from inference_worker.models.gguf_architectures import architecture_of
     from inference_worker.models.gguf_convert import write_settings
+    from inference_worker.models.gguf_fields import Fields
     from inference_worker.models.gguf_file import GGUFFile
 
     problems: list[CheckpointProblem] = []
@@ -230,8 +231,9 @@ def _inspect_gguf(path: Path) -> CheckpointReport:
             architecture, license_name = (file.fields.get(f"general.{key}") for key in ("architecture", "license"))
             fields |= {"architecture": str(architecture), "num_files": 1, "license": _short_text(license_name)}
             fields |= _gguf_weights(file)
-            code: ProblemCode = "unsupported_config" if architecture == "llama" else "unsupported_architecture"
-            with _collected(problems, code):
+            with _collected(problems, "unsupported_architecture"):
+                architecture_of(Fields(file))
+            with _collected([] if problems else problems, "unsupported_config"):
                 write_settings(file, Path(scratch))
                 fields["config"] = read_model_config(Path(scratch))
                 fields |= _read_tokenizer(Path(scratch), problems)
@@ -243,10 +245,7 @@ def _inspect_gguf(path: Path) -> CheckpointReport:
 def _gguf_weights(file: Any) -> dict[str, Any]:
     sizes, values = Counter[str](), 0
     for tensor in file.tensors.values():
-        number = 1
-        for side in tensor.shape:
-            number *= side
-        values += number
+        values += prod(tensor.shape)
         sizes[tensor.tensor_type.name.lower()] += tensor.size
     main = max(sizes, key=sizes.__getitem__, default=None)
     return {

@@ -101,15 +101,22 @@ def estimate_fit(
     except KVMemoryError as exc:
         return replace(fit, problem=str(exc))
     fit = replace(fit, kv_bytes=sizing.num_bytes, kv_tokens=sizing.num_tokens, streams=sizing.longest_requests)
-    return _with_rates(fit, report.config, device.peaks, PROFILES[profile].max_num_seqs)
+    return _with_rates(
+        fit, report.config, device.peaks, PROFILES[profile].max_num_seqs, is_packed=bool(report.packed_bytes)
+    )
 
 
-def _with_rates(fit: ModelFit, config: ModelConfig, peaks: Peaks | None, max_num_seqs: int) -> ModelFit:
+def _with_rates(
+    fit: ModelFit, config: ModelConfig, peaks: Peaks | None, max_num_seqs: int, *, is_packed: bool
+) -> ModelFit:
     """Return the fit with the rates of the roofline. The streams of a step have half of their context on average."""
     if peaks is None or not fit.streams:
         return fit
     value_bytes = DTYPE_BYTES[fit.dtype]
     roofline = Roofline.of(config, weight_bytes=value_bytes, kv_value_bytes=value_bytes, peaks=peaks)
+    if is_packed and config.moe is None:
+        parameters = roofline.layer_parameters + roofline.head_parameters
+        roofline = replace(roofline, weight_bytes=fit.weight_bytes / parameters)
 
     def rate(streams: int) -> float:
         length = max(1, fit.context // 2)

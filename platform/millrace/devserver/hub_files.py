@@ -15,6 +15,7 @@ from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status, try_to
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils._headers import build_hf_headers
 
+from inference_worker.models import safetensors_header
 from inference_worker.models.gguf_header import MAX_HEADER_BYTES, GGUFError, header_of
 from inference_worker.models.model_store import CHUNK_BYTES, StoredFile, sync
 from millrace.devserver.hub_source import HubError, RemoteFile, RemoteModel
@@ -22,7 +23,6 @@ from millrace.devserver.hub_source import HubError, RemoteFile, RemoteModel
 Report = Callable[[int], None]  # called with the bytes of a file that are done
 
 TIMEOUT_SECONDS = 30.0
-MAX_SAFETENSORS_HEADER_BYTES = 32 << 20
 REPORT_BYTES = 16 << 20
 _LIBRARY = "millrace"
 
@@ -73,7 +73,7 @@ class FileFetcher:
         else:
             start = self._range(file, CHUNK_BYTES // 4)
             size = 8 + int.from_bytes(start[:8], "little")
-            if size > MAX_SAFETENSORS_HEADER_BYTES:
+            if size > safetensors_header.MAX_HEADER_BYTES:
                 raise HubError("damaged_file", f"{file.path}: a header of {size:,} bytes is too large")
             target.write_bytes(start if len(start) >= size else self._range(file, size))
         os.truncate(target, file.size)

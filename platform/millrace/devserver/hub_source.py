@@ -24,8 +24,9 @@ INDEX = "model.safetensors.index.json"
 SETTINGS_FILES = (
     *("config.json", "generation_config.json", INDEX, "modules.json", "sentence_bert_config.json"),
     *("config_sentence_transformers.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "*.tiktoken", "chat_template.jinja"),
-    *("chat_template.json", "LICENSE*"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "*.tiktoken"),
+    *("sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json", "LICENSE*"),
+    "README.md",  # its front matter has the license, and the task of a reranker
 )
 _MODULE_CONFIG = re.compile(r"\w{1,64}/config\.json")  # of sentence-transformers
 _SOURCE = re.compile(r"(?P<repository>[^@#]+)(?:@(?P<revision>[^#]+))?(?:#(?P<file>.+))?")

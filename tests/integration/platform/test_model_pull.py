@@ -46,6 +46,7 @@ def _no_hub_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = write_qwen3(tmp_path_factory.mktemp("qwen3"))
+    (directory / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     for name in PICKLED:
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(b"never read")
@@ -70,7 +71,7 @@ def pull(hub: HubServer, store: ModelStore, source: HubSource = SOURCE) -> model
 
 def fill_cache(hub: HubServer) -> Path:
     """Download the model with the hub's library, and return the file of its weights in the cache."""
-    names = ("config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS)
+    names = ("README.md", "config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS)
     paths = [hf_hub_download(ID, name, endpoint=hub.url, cache_dir=constants.HF_HUB_CACHE) for name in names]
     return Path(paths[-1]).resolve()
 
@@ -95,7 +96,7 @@ def test_only_needed_files_are_downloaded_and_their_checksums_recorded(
     hub: HubServer, store: ModelStore, checkpoint: Path
 ) -> None:
     pulled = pull(hub, store)
-    expected = {"config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS}
+    expected = {"README.md", "config.json", "tokenizer.json", "tokenizer_config.json", WEIGHTS}
     assert {file.path for file in pulled.files} == expected
     assert {path.name for path in pulled.directory.iterdir()} == expected | {"manifest.json"}
     assert {name for name, _ in hub.downloads()} == expected
@@ -264,7 +265,7 @@ def test_a_pull_that_ends_at_any_write_leaves_no_damaged_model(
             assert store.partial_models() == []
         else:
             break
-    assert step == 7  # four files, the manifest, and two directories
+    assert step == 8  # five files, the manifest, and two directories
 
 
 def test_the_local_cache_of_the_hubs_library_is_used(hub: HubServer, store: ModelStore, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from inference_worker.contract.config import DEFAULT_KV_BYTES, PROFILES, ModelConfig, ModelError
 from inference_worker.contract.encoder_config import ENCODER_ARCHITECTURES, supported_architectures
@@ -122,6 +124,19 @@ def test_each_problem_has_a_code_and_no_memory(checkpoint: Path, damage: Callabl
     assert not report.is_supported
     with pytest.raises(ValueError, match="not supported"):
         estimate_fit(report, DEVICE)
+
+
+def test_packed_weights_count_as_they_are_stored(tmp_path: Path) -> None:
+    directory = write_qwen3(tmp_path / "awq")
+    edit_config(directory, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"})
+    arrays = {"packed.qweight": np.zeros((64, 128), np.int32), "norm.weight": np.zeros(64, np.float32)}
+    save_file(arrays, directory / "model.safetensors")
+    report = inspect_checkpoint(directory)
+    assert (report.problems, report.quantization, report.dtype) == ((), "awq", "i32")
+    assert (report.weight_bytes(2), report.weight_bytes(4)) == (64 * 128 * 4 + 64 * 2, 64 * 128 * 4 + 64 * 4)
+    rate = estimate_fit(report, DEVICE, context=16).decode_tokens_per_second
+    assert rate is not None
+    assert rate == pytest.approx(1e10 / report.weight_bytes(2), rel=0.2)
 
 
 def test_a_path_that_is_no_model_is_an_error(tmp_path: Path) -> None:
