@@ -123,6 +123,7 @@ def test_the_command_imports_the_settings(broker: redis.Redis) -> None:
         {"name": "Not valid"},
         {"source": ""},
         {"dtype": "float8"},
+        {"quantization": "int3"},
         {"tool_parser": "unknown"},
         {"max_model_len": 1},
         {"kv_cache_memory": "much"},
