@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -173,6 +174,7 @@ class EngineConfig:
     tenant_pin_share: float = 0.25  # maximum share for the pins of one tenant
     measure_peaks: bool = True  # measure the device's peak rates at start, for MFU
     quantization: QuantizationName = "none"  # of the weights of a checkpoint that is not quantized, when it is loaded
+    progress: Callable[[int, int], None] | None = None  # called with the bytes read and those of all weights
     attention: str = "auto"  # a name in the registry of attention backends
     cpu_kernels: CpuKernelsName = "auto"  # on the CPU in bfloat16: the C kernels if they can be built, or PyTorch
     batch_invariant: bool = False  # a request's tokens do not depend on the other requests in its batches

@@ -28,7 +28,7 @@ from inference_worker.engine.telemetry.peaks import measure_peaks
 from inference_worker.engine.telemetry.roofline import Roofline
 from inference_worker.engine.telemetry.sizing import KVSizing, kv_cache_bytes, size_kv_cache
 from inference_worker.engine.tensors import mark, upload_all
-from inference_worker.models.loader import Progress, ProgressLog
+from inference_worker.models.loader import ProgressLog
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,6 @@ class ModelRunner:
         model_config: ModelConfig,
         max_model_len: int,
         eos_token_ids: Collection[int] | None = None,
-        progress: Progress | None = None,
     ) -> None:
         self.config = config
         self._vocab_size = model_config.vocab_size
@@ -125,7 +124,7 @@ class ModelRunner:
                 self.device,
                 model_config.checkpoint_format,
                 config.quantization,
-                progress or ProgressLog(),
+                config.progress or ProgressLog(),
             ) as weights:
                 limited = replace(model_config, max_model_len=max_model_len)
                 layers = Layers(batch_invariant=config.batch_invariant, kernels=kernels)

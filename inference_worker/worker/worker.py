@@ -43,6 +43,7 @@ from inference_worker.contract.settings import ModelSpec, WorkerSettings
 from inference_worker.engine.device import pick_device, pick_dtype
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.engine import LLMEngine
+from inference_worker.models.loader import ProgressLog
 from inference_worker.models.model_source import ensure_model
 from inference_worker.worker.control import Control
 from inference_worker.worker.engine_client import ActiveJob, Engine, ResidentEngine
@@ -360,9 +361,11 @@ class Worker:
 
     def _load(self, replica: LocalReplica) -> None:
         """Load the replica's model and start its engine."""
+        write_log = ProgressLog()
 
         def note_progress(done: int, total: int) -> None:
             replica.loaded_bytes, replica.total_bytes = done, total
+            write_log(done, total)
 
         started = time.monotonic()
         config = self._engine_config(replica.spec, note_progress)
@@ -381,6 +384,7 @@ class Worker:
             device=settings.device,
             dtype=spec.dtype,
             quantization=spec.quantization,
+            progress=progress,
             max_model_len=spec.max_model_len,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from django import forms
 
-from inference_worker.contract.config import DTypeName
+from inference_worker.contract.config import DTypeName, QuantizationName
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from millrace.apps.operations.models import Deployment
 
@@ -39,6 +39,12 @@ class DeploymentForm(forms.Form):
         help_text="Identifies the content of the source. A new revision is loaded beside the old one",
     )
     dtype = forms.ChoiceField(label="Precision", choices=_choices(*get_args(DTypeName)), initial="auto")
+    quantization = forms.ChoiceField(
+        label="Quantization",
+        choices=_choices(*get_args(QuantizationName)),
+        initial="none",
+        help_text="Of the weights when they are loaded",
+    )
     max_model_len = forms.IntegerField(
         label="Maximum context", required=False, help_text="Tokens. Leave blank for the model's own maximum"
     )

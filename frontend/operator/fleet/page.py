@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,6 @@ from millrace.apps.operations.costs import ModelCost, costs
 from millrace.apps.operations.deployments import served_specs
 from millrace.apps.operations.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
 from millrace.apps.operations.history import FleetPoint, span
-from millrace.apps.operations.models import ReplicaSample
 
 CHARTS = 5
 COLORS = ("spend", "output", "cached", "written", "failed")
@@ -62,24 +62,28 @@ def query_of(ctx: PageContext) -> FleetQuery:
 
 
 def workers(ctx: PageContext) -> list[dict[str, Any]]:
-    """Return the workers in the selected range, with their current state."""
+    """Return the workers in the selected range with their models and their current state."""
     query = query_of(ctx)
-    models = _models(query)
-    points = [point for point in span(query.start, query.end, query.end - query.start) if point.worker in models]
     now = _now()
-    return [{"point": point, "model": models[point.worker], "now": now.get(point.worker)} for point in points]
+    return [
+        {"point": point, "model": point.model, "now": now.get((point.worker, point.model))}
+        for point in _points(query, query.end - query.start)
+    ]
 
 
 def history(ctx: PageContext) -> dict[str, Any]:
     """Return the charts of the busiest workers, and the number of workers without a chart."""
     query = query_of(ctx)
-    models = _models(query)
-    points = [point for point in span(query.start, query.end, query.bucket) if point.worker in models]
+    points = _points(query, query.bucket)
+    pairs = {(point.worker, point.model) for point in points}
+    shared = {worker for worker, count in Counter(worker for worker, _ in pairs).items() if count > 1}
+    names = {pair: " · ".join(pair) if pair[0] in shared else pair[0] for pair in pairs}
     served: dict[str, int] = {}
     for point in points:
-        served[point.worker] = served.get(point.worker, 0) + point.tokens
-    drawn = sorted(sorted(served, key=lambda worker: -served[worker])[:CHARTS])
-    seen = {(point.at, point.worker): point for point in points}
+        name = names[point.worker, point.model]
+        served[name] = served.get(name, 0) + point.tokens
+    drawn = sorted(sorted(served, key=lambda name: -served[name])[:CHARTS])
+    seen = {(point.at, names[point.worker, point.model]): point for point in points}
     kinds: tuple[tuple[str, str, str, Unit, Callable[[FleetPoint], int | None]], ...] = (
         ("compute", "Compute use", "share of time in forward passes", "percent", lambda point: point.forward),
         ("batch", "Batch size", "requests per step, average", "decimal", lambda point: point.batch),
@@ -105,21 +109,20 @@ def cost(ctx: PageContext) -> dict[str, Any]:
     }
 
 
-def _models(query: FleetQuery) -> Mapping[str, str]:
-    """Return the model of each worker in the range."""
-    rows = ReplicaSample.objects.filter(sampled_at__gte=query.start, sampled_at__lt=query.end)
-    if query.model:
-        rows = rows.filter(model=query.model)
-    return dict(rows.order_by("worker").values_list("worker", "model").distinct())
+def _points(query: FleetQuery, bucket: timedelta) -> list[FleetPoint]:
+    """Return the points of the selected range and model."""
+    return [point for point in span(query.start, query.end, bucket) if query.model in ("", point.model)]
 
 
-def _now() -> Mapping[str, ReplicaStatus]:
-    """Return the replica of each worker that sends heartbeats."""
+def _now() -> Mapping[tuple[str, str], ReplicaStatus]:
+    """Return a replica of each worker and model that sends heartbeats, preferably one that accepts requests."""
     try:
         board = read_fleet_status()
     except redis.RedisError:
         return {}
-    return {replica.worker: replica for replica in board.replicas if replica.state != ReplicaState.SILENT}
+    found = [replica for replica in board.replicas if replica.state != ReplicaState.SILENT]
+    found.sort(key=lambda replica: replica.state == ReplicaState.READY)
+    return {(replica.worker, replica.beat.model): replica for replica in found}
 
 
 def _chart(
@@ -135,11 +138,11 @@ def _chart(
     at = tuple(query.start + i * query.bucket for i in range((query.end - query.start) // query.bucket))
     series = tuple(
         Series(
-            worker,
+            label,
             color,
-            tuple(None if (model_cost := seen.get((when, worker))) is None else read(model_cost) for when in at),
+            tuple(None if (point := seen.get((when, label))) is None else read(point) for when in at),
         )
-        for worker, color in zip(drawn, COLORS, strict=False)
+        for label, color in zip(drawn, COLORS, strict=False)
     )
     return Chart(name, f"{title}; {query.label}", at, series, unit, bucket="hour", zone=ctx.zone, height=214)
 

@@ -21,6 +21,7 @@ from inference_worker.contract.config import EngineConfig, ModelConfig, ModelErr
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.architectures.layers import Linear
 from inference_worker.engine.architectures.rope import Rope
+from inference_worker.engine.engine import LLMEngine
 from inference_worker.models.checkpoint import weight_files
 from inference_worker.models.gguf_convert import to_bfloat16
 from inference_worker.models.gguf_file import GGUFFile
@@ -405,3 +406,14 @@ def test_packed_weights_give_equal_results(dtype: torch.dtype) -> None:
 def test_impossible_engine_settings_are_rejected(settings: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"must be (at least (1|max_num_seqs)|above 0 and below 1)"):
         EngineConfig(Path(), **settings)  # type: ignore[arg-type]
+
+
+def test_the_load_of_weights_reports_its_progress(model_dir: Path) -> None:
+    progress: list[tuple[int, int]] = []
+
+    def note(done: int, total: int) -> None:
+        progress.append((done, total))
+
+    LLMEngine(EngineConfig(model_dir, device="cpu", threads=1, num_blocks=300, measure_peaks=False, progress=note))
+    assert progress[-1][0] == progress[-1][1] > 10**6
+    assert progress == sorted(progress)

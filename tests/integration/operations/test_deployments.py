@@ -123,6 +123,7 @@ def test_the_command_imports_the_settings(broker: redis.Redis) -> None:
         {"name": "Not valid"},
         {"source": ""},
         {"dtype": "float8"},
+        {"quantization": "int3"},
         {"tool_parser": "unknown"},
         {"max_model_len": 1},
         {"kv_cache_memory": "much"},
@@ -227,6 +228,31 @@ def test_the_state_follows_from_the_replicas(
     assert status.reason == ("no memory" if "failed" in replicas else "")
     assert status.progress_percent == (62 if "loading" in replicas else None)
     assert deployment_status(row, None).state == DeploymentState.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("wanted", "phase", "running", "state"),
+    [
+        (WantedState.DRAINED, ReplicaPhase.READY, 0, DeploymentState.DRAINING),
+        (WantedState.DRAINED, ReplicaPhase.DRAINING, 1, DeploymentState.DRAINING),
+        (WantedState.DRAINED, ReplicaPhase.DRAINING, 0, DeploymentState.DRAINED),
+        (WantedState.UNLOADED, ReplicaPhase.DRAINING, 0, DeploymentState.DRAINING),
+        (WantedState.UNLOADED, None, 0, DeploymentState.UNLOADED),
+    ],
+)
+@pytest.mark.usefixtures("catalog")
+def test_a_drained_deployment_keeps_its_weights_and_an_unloaded_one_has_none(
+    speak: Callable[..., None],
+    wanted: WantedState,
+    phase: ReplicaPhase | None,
+    running: int,
+    state: DeploymentState,
+) -> None:
+    row = do_set_deployment_state("small", wanted)
+    if phase is not None:
+        draining = phase == ReplicaPhase.DRAINING
+        speak("small-0.aa", model="small", ready=not draining, draining=draining, phase=phase, running=running)
+    assert deployment_status(row, read_fleet_status()).state == state
 
 
 @pytest.fixture

@@ -83,6 +83,21 @@ def test_old_rows_are_deleted(speak: Callable[..., None]) -> None:
     assert [row.sampled_at for row in unscoped(ReplicaSample).all()] == [NOON + history.RETENTION]
 
 
+def test_the_models_of_one_worker_are_separate_and_versions_are_not(speak: Callable[..., None]) -> None:
+    for minute in range(3):
+        for replica, model in (("w-0.aa-1", "m"), ("w-0.aa-2", "m"), ("w-0.aa-3", "n")):
+            speak(replica, metrics=metrics(counted(PROMPT_TOKENS=100 * minute)), model=model)
+        history.sample(read_fleet_status(), NOON + minute * MINUTE)
+    with all_tenants_scope(BypassReason.OPERATOR):
+        points = history.span(NOON, NOON + 3 * MINUTE, timedelta(hours=1))
+        found = costs(NOON, NOON + timedelta(hours=1))
+    assert [(point.worker, point.model, point.tokens, point.minutes) for point in points] == [
+        ("w-0", "m", 400, 3),
+        ("w-0", "n", 200, 3),
+    ]
+    assert [(cost.model, cost.served, cost.machine_minutes) for cost in found] == [("m", 400, 3), ("n", 200, 3)]
+
+
 def test_the_cost_of_tokens_follows_the_machine_cost(speak: Callable[..., None]) -> None:
     for minute in range(60):
         for worker in ("m-0.aa", "m-1.bb"):

@@ -11,7 +11,7 @@ from django.db.models import Sum
 from billing.amounts import FEMTO_A_NANO, TOKENS_A_PRICE
 from billing.models import UsageRollup, token_sum
 from millrace.apps.operations.history import span
-from millrace.apps.operations.models import MAX_NANO_PER_HOUR, MachineCost, ReplicaSample
+from millrace.apps.operations.models import MAX_NANO_PER_HOUR, MachineCost
 from tenants import audit
 from tenants.actions import ActionRefused
 from tenants.isolation.db_roles import BypassReason
@@ -70,15 +70,11 @@ def costs(start: datetime, end: datetime) -> tuple[ModelCost, ...]:
     """Return the costs of each model that ran, in whole hours from `start`; inside `all_tenants_scope(…)`."""
     start = start.replace(minute=0, second=0, microsecond=0)
     rates = dict(MachineCost.objects.values_list("model", "nano_per_hour"))
-    models = dict(
-        ReplicaSample.objects.filter(sampled_at__gte=start, sampled_at__lt=end).values_list("worker", "model")
-    )
     minutes: dict[str, int] = {}
     served: dict[str, int] = {}
     for point in span(start, end, end - start):
-        model = models[point.worker]
-        minutes[model] = minutes.get(model, 0) + point.minutes
-        served[model] = served.get(model, 0) + point.tokens
+        minutes[point.model] = minutes.get(point.model, 0) + point.minutes
+        served[point.model] = served.get(point.model, 0) + point.tokens
     billed = _billed(start, end)
     return tuple(
         ModelCost(model, rates.get(model), minutes[model], served[model], *billed.get(model, (0, 0)))

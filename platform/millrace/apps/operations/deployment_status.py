@@ -88,9 +88,10 @@ def deployment_status(deployment: Deployment, board: FleetStatus | None) -> Depl
 def _state(deployment: Deployment, replicas: tuple[ReplicaStatus, ...], wanted: int | None) -> DeploymentState:
     phases = {status.beat.phase for status in replicas}
     if deployment.state != WantedState.LOADED:
-        if any(status.load or status.beat.phase == ReplicaPhase.READY for status in replicas):
-            return DeploymentState.DRAINING
         is_unloaded = deployment.state == WantedState.UNLOADED
+        is_serving = any(status.load for status in replicas) or ReplicaPhase.READY in phases
+        if is_serving or (is_unloaded and ReplicaPhase.DRAINING in phases):  # it still has its weights
+            return DeploymentState.DRAINING
         return DeploymentState.UNLOADED if is_unloaded else DeploymentState.DRAINED
     version = deployment.spec.version
     ready = [status.beat.version for status in replicas if status.state == ReplicaState.READY]

@@ -24,8 +24,8 @@ _TTFT_BOUNDS = next(family.buckets for family in families.HISTOGRAMS if family.n
 # All figures are integers: shares in hundredths of a percent, batch sizes in hundredths of a request.
 _SPAN = """
 WITH seen AS (
-    SELECT date_bin(%(bucket)s, sampled_at, %(start)s) AS bucket, worker, waiting, kv_blocks, kv_blocks_used,
-        cores, mfu,
+    SELECT date_bin(%(bucket)s, sampled_at, %(start)s) AS bucket, sampled_at, worker, model, waiting,
+        kv_blocks, kv_blocks_used, cores, mfu,
         extract(epoch FROM sampled_at - lag(sampled_at) OVER w) * 1000 AS ms,
         cpu_ms - lag(cpu_ms) OVER w AS cpu, forward_ms - lag(forward_ms) OVER w AS forward,
         steps - lag(steps) OVER w AS steps, batched_sequences - lag(batched_sequences) OVER w AS batched,
@@ -35,20 +35,24 @@ WITH seen AS (
     FROM operations_replicasample WHERE sampled_at >= %(start)s AND sampled_at < %(end)s
     WINDOW w AS (PARTITION BY replica_id ORDER BY sampled_at)
 )
-SELECT bucket, worker, max(waiting), 10000 * sum(kv_blocks_used) / nullif(sum(kv_blocks), 0),
+SELECT bucket, worker, model, max(waiting), 10000 * sum(kv_blocks_used) / nullif(sum(kv_blocks), 0),
     round(10000 * sum(forward) / nullif(sum(ms), 0)), round(10000 * sum(cpu) / nullif(sum(ms * cores), 0)),
     100 * sum(batched) / nullif(sum(steps), 0), 10000 * sum(hits) / nullif(sum(queries), 0),
-    coalesce(sum(preemptions), 0), coalesce(sum(tokens), 0), round(avg(mfu)), count(*)
-FROM seen GROUP BY bucket, worker ORDER BY bucket, worker
+    coalesce(sum(preemptions), 0), coalesce(sum(tokens), 0), round(avg(mfu)), count(DISTINCT sampled_at)
+FROM seen GROUP BY bucket, worker, model ORDER BY bucket, worker, model
 """
 
 
 @dataclass(frozen=True)
 class FleetPoint:
-    """The aggregated samples of a worker in a time bucket. Shares are in hundredths of a percent; None: unknown."""
+    """The aggregated samples of a worker's replicas of one model in a time bucket.
+
+    Shares are in hundredths of a percent; None: unknown.
+    """
 
     at: datetime
     worker: str
+    model: str
     waiting: int  # maximum
     kv_used: int | None
     forward: int | None  # share of time in forward passes
@@ -58,7 +62,7 @@ class FleetPoint:
     preemptions: int
     tokens: int  # of prompts, cached ones included, and generated
     mfu: int | None
-    minutes: int  # number of samples
+    minutes: int  # number of minutes with a sample
 
 
 def sample(board: FleetStatus, now: datetime | None = None) -> int:
@@ -78,13 +82,13 @@ def purge_expired(now: datetime | None = None) -> int:
 
 
 def span(start: datetime, end: datetime, bucket: timedelta) -> list[FleetPoint]:
-    """Return the points of each worker and bucket from `start`, oldest first; inside `all_tenants_scope(…)`."""
+    """Return the points of each worker, model and bucket from `start`, oldest first; inside `all_tenants_scope(…)`."""
     with connection.cursor() as cursor:
         parameters: dict[str, Any] = {"start": start, "end": end, "bucket": bucket}
         cursor.execute(_SPAN, parameters)
         return [
-            FleetPoint(at.astimezone(UTC), worker, *(None if value is None else int(value) for value in values))  # type: ignore[arg-type]
-            for at, worker, *values in cursor.fetchall()
+            FleetPoint(at.astimezone(UTC), worker, model, *(None if value is None else int(value) for value in values))  # type: ignore[arg-type]
+            for at, worker, model, *values in cursor.fetchall()
         ]
 
 

@@ -69,7 +69,7 @@ register(
     Screen("budgets-raise", "/t/{slug}/budgets/{budget}/raise", queries=14, states=("populated",)),
     Screen("budgets-lower", "/t/{slug}/budgets/{trial}/lower", queries=12, states=("populated",)),
     Screen("budgets-remove", "/t/{slug}/budgets/{budget}/remove", queries=12, states=("populated",)),
-    Screen("budgets-limits-new", "/t/{slug}/limits/new", queries=14, states=("populated",)),
+    Screen("budgets-limits-new", "/t/{slug}/limits/new", queries=18, states=("populated",)),
     Screen("budgets-limits-edit", "/t/{slug}/limits/{limits}/edit", queries=12, states=("populated",)),
     Screen("budgets-limits-remove", "/t/{slug}/limits/{limits}/remove", queries=12, states=("populated",)),
     prepare=prepare,

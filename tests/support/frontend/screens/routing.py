@@ -41,8 +41,8 @@ def _newest(tenant: Any) -> int:
 ONE = ("populated",)
 register(
     Screen("routing-detail", "/t/{slug}/routing/{policy}", queries=16, states=("populated", "over")),
-    Screen("routing-edit", "/t/{slug}/routing/edit?from={policy}", queries=20, states=ONE),
-    Screen("routing-new", "/t/{slug}/routing/edit", queries=16, states=("populated", "empty")),
+    Screen("routing-edit", "/t/{slug}/routing/edit?from={policy}", queries=24, states=ONE),
+    Screen("routing-new", "/t/{slug}/routing/edit", queries=20, states=("populated", "empty")),
     Screen("routing-unpublish", "/t/{slug}/routing/{policy}/unpublish", 12, states=ONE),
     Screen("routing", "/t/{slug}/routing/", queries=12),
     prepare=prepare,
