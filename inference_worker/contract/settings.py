@@ -92,7 +92,7 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
             raise ValueError(f"{part!r}: unknown option {', '.join(unknown)}; known: {', '.join(MODEL_OPTIONS)}")
         longest = _max_model_len(options["max_model_len"]) if "max_model_len" in options else None
         dtype, quantization = _dtype(options.get("dtype", "auto")), _quantization(options.get("quantization", "none"))
-        specs.append(ModelSpec(name, source, dtype, longest, *_parsers(options), quantization))
+        specs.append(ModelSpec(name, source, dtype, longest, *_parsers(options), quantization=quantization))
     if not specs:
         raise ValueError("name at least one model")
     if len({spec.name for spec in specs}) < len(specs):
