@@ -2,15 +2,15 @@
 
     python -m benchmarks.quality                   # the embedded model
     python -m benchmarks.quality DIR --json
-    python -m benchmarks.quality --random-weights
+    python -m benchmarks.quality --dither
 
 The text is "Alice's Adventures in Wonderland" (tests/data/text), in prompts of --context tokens. The engine scores them
 with prompt_logprobs. Agreement is the share of positions at which the most likely token is that of float32. The
 publisher of the embedded checkpoint quantized it to q4_1, 4 bits in groups of 32. So 4 bits lose less on it than on
 other models.
 
---random-weights replaces the matrices of the layers by random ones with the same mean squares of rows and columns. The
-text is then sampled from this model in float32.
+--dither adds random numbers within the step of these 4 bits to the matrices of the layers. The weights then have the
+statistics of a checkpoint that was never quantized, and float32 of them is the reference.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CONFIGURATIONS: dict[str, tuple[DTypeName, QuantizationName]] = {
 }
 # Maximum change of the perplexity of the embedded model with --check, in percent.
 MAX_CHANGES = {"bfloat16": 0.1, "int8": 0.5, "int4": 0.5}
-STREAMS = 8  # that generate the text of a model with random weights
+GROUP = 32  # of q4_1
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class Scores:
     seconds: float
 
 
-def start_engine(directory: Path, name: str, options: argparse.Namespace, max_num_seqs: int) -> LLMEngine:
+def start_engine(directory: Path, name: str, options: argparse.Namespace) -> LLMEngine:
     dtype, quantization = CONFIGURATIONS[name]
     return LLMEngine(
         EngineConfig(
             directory, device=options.device, dtype=dtype, quantization=quantization, prefix_cache=False,
-            max_num_seqs=max_num_seqs, max_model_len=options.context + 1, threads=options.threads, measure_peaks=False,
+            max_num_seqs=1, max_model_len=options.context + 1, threads=options.threads, measure_peaks=False,
         )
     )  # fmt: skip
 
@@ -105,7 +105,7 @@ def compare(directory: Path, prompts: Sequence[Sequence[int]], options: argparse
     found: list[Quality] = []
     reference = None
     for name in names:
-        scores = score(start_engine(directory, name, options, 1), prompts)
+        scores = score(start_engine(directory, name, options), prompts)
         reference = reference or scores
         count = len(scores.best)
         equal = sum(a == b for a, b in zip(scores.best, reference.best, strict=True))
@@ -135,8 +135,8 @@ def read_text(directory: Path, options: argparse.Namespace) -> list[list[int]]:
     return [ids[index * options.context : (index + 1) * options.context] for index in range(count)]
 
 
-def randomize(source: Path, target: Path) -> None:
-    """Write the model with random matrices in its layers, with the mean squares of the rows and columns."""
+def dither(source: Path, target: Path) -> None:
+    """Write the model with uniform random numbers within the step of q4_1 added to the matrices of its layers."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors*"))
     random = torch.Generator().manual_seed(0)
     tensors: dict[str, torch.Tensor] = {}
@@ -144,24 +144,11 @@ def randomize(source: Path, target: Path) -> None:
         tensors |= load_file(path)
     for name, tensor in tensors.items():
         if name.endswith("_proj.weight"):
-            squares = tensor.float().square()
-            scale = (squares.mean(1, keepdim=True) * squares.mean(0) / squares.mean()).sqrt()
-            tensors[name] = (torch.randn(tensor.shape, generator=random) * scale).to(tensor.dtype)
+            groups = tensor.float().view(len(tensor), -1, GROUP)
+            low, high = groups.aminmax(dim=-1, keepdim=True)
+            noise = torch.rand(groups.shape, generator=random) - 0.5
+            tensors[name] = (groups + noise * (high - low) / 15).view(tensor.shape)
     save_file(tensors, target / "model.safetensors")
-
-
-def sample_text(directory: Path, options: argparse.Namespace) -> list[list[int]]:
-    """Return texts that the model generates in float32."""
-    engine = start_engine(directory, REFERENCE, options, STREAMS)
-    count = math.ceil(options.tokens / (options.context - 1))
-    prompts = {f"s{index}": [index + 1] for index in range(count)}
-    for name, prompt in prompts.items():
-        params = SamplingParams(max_tokens=options.context - 1, temperature=1.0, seed=1, ignore_eos=True)
-        engine.add_request(Request(name, list(prompt), params))
-    while engine.has_unfinished():
-        for output in engine.step():
-            prompts[output.request_id] += output.token_ids
-    return list(prompts.values())
 
 
 def main() -> None:
@@ -169,16 +156,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         source = options.directory or "embedded"
         directory = ensure_model(ModelSpec("model", source, "auto"), Path(place))
-        if options.random_weights:
-            plain, directory = directory, Path(place) / "random"
-            randomize(plain, directory)
-        prompts = sample_text(directory, options) if options.random_weights else read_text(directory, options)
+        if options.dither:
+            published, directory = directory, Path(place) / "dithered"
+            dither(published, directory)
+        prompts = read_text(directory, options)
         if not options.json:
             print(f"{'':>12} {'perplexity':>12} {'change':>11} {'agreement':>11} {'seconds':>8}")
         found = compare(directory, prompts, options)
     if options.json:
-        text = "sampled" if options.random_weights else "alice"
-        result = {"model": source, "text": text, "context": options.context, "results": [asdict(row) for row in found]}
+        rows = [asdict(row) for row in found]
+        result = {
+            "model": source,
+            "dither": options.dither,
+            "text": TEXT.name,
+            "context": options.context,
+            "results": rows,
+        }
         print(json.dumps(result))
     if options.check and (failed := [row.configuration for row in found if exceeds(row)]):
         raise SystemExit(f"the perplexity changed too much: {', '.join(failed)}")
@@ -195,7 +188,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=10_000, help="least tokens to score (default 10,000)")
     parser.add_argument("--context", type=int, default=1024, help="tokens of a prompt (default 1,024)")
     parser.add_argument("--configurations", default=",".join(CONFIGURATIONS), help="default: all")
-    parser.add_argument("--random-weights", action="store_true", help="replace the matrices by random ones")
+    parser.add_argument("--dither", action="store_true", help="add random numbers within the step of q4_1")
     parser.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"), help="default cpu")
     parser.add_argument("--threads", type=int, default=0, help="0: one for each core (default)")
     parser.add_argument("--check", action="store_true", help="fail if a perplexity changes by more than its maximum")
