@@ -3,6 +3,7 @@ steps."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,8 +19,8 @@ from inference_worker.engine import model_runner
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.block_copies import BlockCopies
 from inference_worker.engine.kv_cache.kv_cache import BlockOperation
-from inference_worker.engine.sampling.logits_processors import LogitsProcessors, edits_logits
-from inference_worker.engine.sampling.sampler import SampleRow, sample
+from inference_worker.engine.sampling.sampler import Sampler, SampleRow, sample
+from inference_worker.engine.scheduling.sequence import Sequence
 
 VOCAB = 1000
 EQUAL_SHARE = 0.99  # of sampled tokens; sums are rounded differently, and a random number may be between them
@@ -53,12 +54,18 @@ def _sampling(bench: Bench, name: str, params: SamplingParams, *, masked: bool =
     count = 20 if bench.dry_run else 500
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(count, VOCAB, generator=generator) * 2
-    edits = LogitsProcessors(params, [5, 6, 7], (2,)) if edits_logits(params) else None
-    if edits is not None:
-        edits.note([5, 6, 7, 8, 9, 8])
     mask = np.random.default_rng(0).integers(0, 256, 4 * -(-VOCAB // 32), dtype=np.uint8) if masked else None
-    rows = [SampleRow(params, 7, position, edits, mask) for position in range(6, 6 + count)]
-    found, wanted = sample(logits.to(bench.device), rows).cpu(), sample(logits, rows)
+    seqs = [Sequence(Request(str(seed), [5, 6, 7], replace(params, seed=seed)), None) for seed in range(count)]
+
+    def draw(device: torch.device) -> torch.Tensor:
+        if mask is not None:
+            return sample(
+                logits.to(device), [SampleRow(params, 7, position, allowed=mask) for position in range(count)]
+            )
+        sampler = Sampler((2,))  # of two steps, because penalties count the first token on the device
+        return torch.stack([sampler.sample(logits.to(device), seqs, [3 + step] * count).tokens for step in range(2)])
+
+    found, wanted = draw(bench.device).cpu(), draw(torch.device("cpu"))
     share = float((found == wanted).float().mean())
     return {"name": f"sampling with {name}", "ok": share >= EQUAL_SHARE, "equal": round(share, 4)}
 

@@ -14,10 +14,8 @@ MAX_LOGPROBS = 20
 MAX_ANSWERS = 128
 
 
-def needs_history(params: SamplingParams) -> bool:
-    """Return whether choosing a token requires the tokens before it on the host. Penalties count them; other parameters
-    use
-    only the position."""
+def has_penalties(params: SamplingParams) -> bool:
+    """Return whether the choice of a token depends on the tokens before it. Other parameters use only the position."""
     return params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
 
 

@@ -59,9 +59,9 @@ class LLMEngine:
         timer: seconds, for durations of a step's parts.
 
     With asynchronous scheduling, a step is scheduled and launched before the previous one has finished, and its decodes
-    use tokens that are in flight. Tokens that depend on the previous ones by a grammar or penalties are sampled when
-    these are on the host, while the device computes the step. If a request has ended meanwhile, the step's result for
-    it is dropped and not billed. Its blocks can still be reused immediately, because the device runs steps in order.
+    use tokens that are in flight. Tokens that depend on the previous ones by a grammar are sampled when these are on
+    the host, while the device computes the step. If a request has ended meanwhile, the step's result for it is dropped
+    and not billed. Its blocks can still be reused immediately, because the device runs steps in order.
     """
 
     def __init__(

@@ -176,7 +176,7 @@ class ModelRunner:
         """Launch a step on the device, including the copy of its result to the host.
 
         `launch` does not wait for the device. A decode whose previous token is in flight reads it on the device. If
-        sampling needs that token on the host, for a grammar or penalties, it is left to `LaunchedStep.sample`.
+        sampling needs that token on the host, for a grammar or a reasoning budget, it is left to `LaunchedStep.sample`.
         """
         self._copies.run(output.operations)
         inputs = self._batch.update(output)

@@ -1,8 +1,8 @@
 """Sampling: from logits to the next tokens of a batch.
 
-Order: logit_bias, min_tokens, penalties (`logits_processors`), grammar, temperature, min_p, top_k, top_p, random
-choice. Only
-a few candidates are sorted. A row's token depends only on the row's logits, seed and position.
+Order: logit_bias, min_tokens (`logits_processors`), penalties (`penalties`), grammar, temperature, min_p, top_k,
+top_p, random choice. Only a few candidates are sorted. A row's token depends only on the row's logits, seed and
+position.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import torch
 from torch.nn import functional
 
 from inference_worker.contract.request import SamplingParams, TokenLogprobs
+from inference_worker.contract.validation import has_penalties
 from inference_worker.engine.sampling.logits_processors import LogitsProcessors, apply_edits, apply_masks, edits_logits
 from inference_worker.engine.sampling.logprobs import RankedTokens, rank_tokens
+from inference_worker.engine.sampling.penalties import Penalties, PenaltyRow
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from inference_worker.engine.scheduling.sequence import SequenceStatus
 from inference_worker.engine.structured_output.grammars import Masks, fill_masks
@@ -39,12 +41,18 @@ class SampleRow:
     params: SamplingParams
     seed: int
     position: int
-    edits: LogitsProcessors | None = None  # None: the logits are not changed
+    edits: LogitsProcessors | None = None  # None: no bias and no minimum length
+    penalty: PenaltyRow | None = None  # None: no penalties
     allowed: Masks | None = None  # bits of `fill_masks`; None: every token is allowed
 
     @property
     def greedy(self) -> bool:
         return self.params.temperature < GREEDY_BELOW or self.params.top_k == 1
+
+    @property
+    def changed(self) -> bool:
+        """Return whether the logits are changed before the choice."""
+        return self.edits is not None or self.penalty is not None or self.allowed is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,7 @@ class Sampler:
         self._eos = tuple(eos_token_ids)
         self._max_rows = max_rows
         self._edits: WeakKeyDictionary[EngineSequence, LogitsProcessors] = WeakKeyDictionary()
+        self._penalties: Penalties | None = None  # made for the first request with penalties
 
     def sample(self, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]) -> Sampled:
         """Return the token of each sequence at its position, with log-probabilities if requested. The token of a
@@ -88,10 +97,20 @@ class Sampler:
         # The host works here while the device runs the forward pass.
         masks = _allowed_tokens(seqs)
         rows = [
-            SampleRow(seq.params, seq.seed, position, self._edits_of(seq, logits.shape[-1]), masks.get(i))
+            SampleRow(
+                seq.params,
+                seq.seed,
+                position,
+                self._edits_of(seq, logits.shape[-1]),
+                self._penalty_of(seq, position, logits),
+                masks.get(i),
+            )
             for i, (seq, position) in enumerate(zip(seqs, positions, strict=True))
         ]
-        chosen = sample(logits, rows, self._max_rows)
+        chosen = sample(logits, rows, self._max_rows, self._penalties)
+        penalized = [(i, row.penalty) for i, row in enumerate(rows) if row.penalty is not None]
+        if self._penalties is not None and penalized:
+            self._penalties.add(penalized, chosen)
         tokens = chosen.to(torch.int32)
         requested = {i: n for i, seq in enumerate(seqs) if (n := seq.params.logprobs) is not None}
         if not requested:
@@ -107,9 +126,15 @@ class Sampler:
         if edits is None:
             # A tokenizer may have more tokens than the model. An id beyond a row's end would point into the next row.
             eos = [token for token in self._eos if token < vocab_size]
-            edits = self._edits[seq] = LogitsProcessors(seq.params, seq.tokens[: seq.num_prompt_tokens], eos)
-        edits.note(seq.tokens)
+            edits = self._edits[seq] = LogitsProcessors(seq.params, seq.num_prompt_tokens, eos)
         return edits
+
+    def _penalty_of(self, seq: EngineSequence, position: int, logits: torch.Tensor) -> PenaltyRow | None:
+        if not has_penalties(seq.params) or seq.status is SequenceStatus.FINISHED:
+            return None
+        if self._penalties is None:
+            self._penalties = Penalties(logits.shape[-1], logits.device)
+        return self._penalties.row_of(seq, position)
 
 
 def _allowed_tokens(seqs: Sequence[EngineSequence]) -> dict[int, Masks]:
@@ -136,26 +161,36 @@ def uniform(seed: int, position: int) -> float:
     return float(int.from_bytes(raw, "little") >> 11) * 2.0**-53
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow], max_rows: int | None = None) -> torch.Tensor:
+def sample(
+    logits: torch.Tensor,
+    rows: Sequence[SampleRow],
+    max_rows: int | None = None,
+    penalties: Penalties | None = None,
+) -> torch.Tensor:
     """Return one token for each row: int64 [len(rows)], on the logits' device. The logits are not changed.
 
     Args:
         logits: [len(rows), vocab].
         max_rows: as in `Sampler`.
+        penalties: of the rows that have any.
     """
-    if all(row.greedy and row.edits is None and row.allowed is None for row in rows):
+    if all(row.greedy and not row.changed for row in rows):
         return _argmax(logits)
     step = max_rows or rows_per_call(logits.shape[-1], logits.device)
-    parts = [_choose(logits[at : at + step], rows[at : at + step]) for at in range(0, len(rows), step)]
+    parts = [_choose(logits[at : at + step], rows[at : at + step], penalties) for at in range(0, len(rows), step)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _choose(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
+def _choose(logits: torch.Tensor, rows: Sequence[SampleRow], penalties: Penalties | None) -> torch.Tensor:
     edits = [(i, row.edits, row.position) for i, row in enumerate(rows) if row.edits is not None]
+    penalized = [(i, row.penalty, row.params) for i, row in enumerate(rows) if row.penalty is not None]
     masks = {i: row.allowed for i, row in enumerate(rows) if row.allowed is not None}
-    if edits or masks:
+    if edits or penalized or masks:
         logits = logits.to(torch.float32, copy=True)
+    if edits:
         apply_edits(logits, edits)
+    if penalized and penalties is not None:
+        penalties.apply(logits, penalized)
     if masks:
         apply_masks(logits, list(masks), np.stack(list(masks.values())))
     drawn = [i for i, row in enumerate(rows) if not row.greedy]

@@ -8,7 +8,6 @@ from enum import Enum
 
 from inference_worker.contract.detokenizer import Detokenizer
 from inference_worker.contract.request import CacheReport, FinishReason, Request, TokenCounts, TokenLogprobs
-from inference_worker.contract.validation import needs_history
 from inference_worker.engine.reasoning import ReasoningTracker
 from inference_worker.engine.structured_output.grammars import Grammar
 
@@ -108,7 +107,7 @@ class Sequence:
     def needs_history(self) -> bool:
         """Return whether the next token depends on earlier tokens that must be on the host first."""
         may_force = self.reasoning is not None and self.reasoning.may_force(self.num_in_flight)
-        return self.grammar is not None or may_force or needs_history(self.params)
+        return self.grammar is not None or may_force
 
     @property
     def num_missing_tokens(self) -> int:

@@ -91,17 +91,17 @@ def test_a_step_is_launched_between_a_copy_and_its_read(monkeypatch: pytest.Monk
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("penalty", [0.0, 1.0], ids=["plain", "penalty"])
-def test_no_step_is_skipped(monkeypatch: pytest.MonkeyPatch, penalty: float) -> None:
-    """With a penalty, the forward pass is launched before the previous token is read, and sampling after it."""
+@pytest.mark.parametrize("name", ["greedy", "presence", "repetition", "grammar"])
+def test_no_step_is_skipped(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer, name: str) -> None:
+    """With a grammar, the forward pass is launched before the previous token is read, and sampling after it."""
     stream = DeviceStream(monkeypatch)
-    engine = tiny_engine(monkeypatch, None, async_scheduling=True)
+    engine = tiny_engine(monkeypatch, tokenizer, async_scheduling=True)
     stream.attach(engine._runner, monkeypatch)
-    params = SamplingParams(max_tokens=6, temperature=0.0, presence_penalty=penalty)
-    outputs_of(engine, [Request("x", [5, 6, 7], params)])
+    params = SamplingParams(**({"max_tokens": 6} | KINDS[name]))
+    outputs_of(engine, [Request("x", [5, 6, 7], params, structured=_form(name))])
     assert stream.events[-1] == "read 6"
     assert stream.events.index("launch 3") < stream.events.index("read 2")
-    assert (stream.events.index("copy 3") > stream.events.index("read 2")) == (penalty > 0)
+    assert (stream.events.index("copy 3") > stream.events.index("read 2")) == (name == "grammar")
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_blocks": 14, "max_num_seqs": 6, "max_num_batched_tokens": 24}])
@@ -146,11 +146,11 @@ def test_an_aborted_request_does_not_affect_the_others(monkeypatch: pytest.Monke
 
 
 def test_a_failure_of_late_sampling_ends_only_the_requests_of_its_step(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tokenizer: Tokenizer
 ) -> None:
-    engine = tiny_engine(monkeypatch, None, async_scheduling=True)
-    params = SamplingParams(max_tokens=9, presence_penalty=1.0, ignore_eos=True)
-    engine.add_request(Request("x", [5, 6, 7], params))
+    engine = tiny_engine(monkeypatch, tokenizer, async_scheduling=True)
+    grammar = StructuredSpec("json_schema", SCHEMA)
+    engine.add_request(Request("x", [5, 6, 7], SamplingParams(max_tokens=9), structured=grammar))
     engine.step()
     runner: Any = engine._runner
     sample, runner.sample = runner.sample, None
@@ -158,7 +158,7 @@ def test_a_failure_of_late_sampling_ends_only_the_requests_of_its_step(
     assert [output.error is not None for output in outputs if output.request_id == "x"] == [False, True]
     assert "a step of 1 sequences failed" in caplog.text
     runner.sample = sample
-    found = outputs_of(engine, [Request("y", [5, 6, 7], params)])
+    found = outputs_of(engine, [Request("y", [5, 6, 7], SamplingParams(max_tokens=9, ignore_eos=True))])
     assert len(found["y", 0]) == 9
 
 

@@ -6,6 +6,7 @@ import gc
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -13,29 +14,44 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_worker.contract.request import Request, SamplingParams
-from inference_worker.engine.sampling.logits_processors import LogitsProcessors, apply_edits, edits_logits
-from inference_worker.engine.sampling.sampler import Sampler, SampleRow, sample
+from inference_worker.engine.sampling import sampler as sampler_module
+from inference_worker.engine.sampling.sampler import Sampler
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
+from inference_worker.engine.scheduling.sequence import SequenceStatus
 from tests.support.engine.sampling_reference import acceptable, edited
 
 EOS = (1, 3)
 GREEDY = SamplingParams(temperature=0)
 
 
-def row_of(params: SamplingParams, prompt: list[int], answer: list[int], seed: int = 7) -> SampleRow:
-    edits = LogitsProcessors(params, prompt, EOS) if edits_logits(params) else None
-    if edits is not None:
-        edits.note(prompt + answer)
-    return SampleRow(params, seed, len(prompt) + len(answer), edits)
+def sequence(
+    params: SamplingParams, prompt: Sequence[int], answer: Sequence[int] = (), seed: int = 7
+) -> EngineSequence:
+    seq = EngineSequence(Request("x", list(prompt), params), None)
+    seq.tokens += answer
+    seq.seed = seed
+    return seq
 
 
 def scores_of(logits: list[float], params: SamplingParams, prompt: list[int], answer: list[int]) -> list[float]:
-    scores = torch.tensor([logits])
-    row = row_of(params, prompt, answer)
-    assert row.edits is not None
-    apply_edits(scores, [(0, row.edits, row.position)])
-    values: list[float] = scores[0].tolist()
+    """Return the logits from which the sampler chooses."""
+    seq, changed = sequence(params, prompt, answer), list[torch.Tensor]()
+
+    def choose(scores: torch.Tensor) -> torch.Tensor:
+        changed.append(scores)
+        return torch.zeros(len(scores), dtype=torch.int64)
+
+    with mock.patch.object(sampler_module, "_argmax", choose):
+        Sampler(EOS).sample(torch.tensor([logits]), [seq], [seq.num_tokens])
+    values: list[float] = changed[0][0].tolist()
     return values
+
+
+def sample_all(
+    sampler: Sampler, logits: torch.Tensor, made: list[tuple[SamplingParams, list[int], list[int], int]]
+) -> list[int]:
+    seqs = [sequence(*entry) for entry in made]
+    return sampler.sample(logits, seqs, [seq.num_tokens for seq in seqs]).read()[0]
 
 
 @st.composite
@@ -79,13 +95,14 @@ def test_a_batchs_tokens_equal_the_references_row_by_row(
 ) -> None:
     logits, made = batch
     before = logits.clone()
-    chosen = sample(logits, [row_of(*entry) for entry in made]).tolist()
+    sampler = Sampler(EOS)
+    chosen = sample_all(sampler, logits, made)
     assert torch.equal(logits, before)
     for own, token, (params, prompt, answer, seed) in zip(logits, chosen, made, strict=True):
         scores = edited(own.float().tolist(), params, prompt, answer, EOS)
         wanted = acceptable(scores, params, seed, len(prompt) + len(answer))
         assert token in wanted, (params, prompt, answer)
-        assert sample(own[None], [row_of(params, prompt, answer, seed)]).tolist() == [token]
+        assert sample_all(sampler, own[None], [(params, prompt, answer, seed)]) == [token]
 
 
 @settings(max_examples=100, deadline=None)
@@ -94,7 +111,7 @@ def test_edited_logits_equal_the_references(
     case: tuple[int, tuple[SamplingParams, list[int], list[int], int]], seed: int
 ) -> None:
     vocab, (params, prompt, answer, _) = case
-    params = replace(params, min_tokens=max(1, params.min_tokens))
+    params = replace(params, min_tokens=max(1, params.min_tokens), temperature=0.0)
     logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * 5).tolist()
     got = scores_of(logits, params, prompt, answer)
     assert got == pytest.approx(edited(logits, params, prompt, answer, EOS), rel=1e-5, abs=1e-5)
@@ -113,8 +130,8 @@ def test_repetition_penalties_count_the_prompt_too_and_each_token_once() -> None
 def test_a_bias_can_force_and_forbid() -> None:
     logits = torch.randn(2, 300)
     best = logits.argmax(-1).tolist()
-    rows = [row_of(replace(GREEDY, logit_bias=bias), [0], []) for bias in (((17, 100.0),), ((best[1], -100.0),))]
-    assert sample(logits, rows).tolist() == [17, logits[1].topk(2).indices[1]]
+    made = [(replace(GREEDY, logit_bias=bias), [0], [], 7) for bias in (((17, 100.0),), ((best[1], -100.0),))]
+    assert sample_all(Sampler(EOS), logits, made) == [17, logits[1].topk(2).indices[1]]
 
 
 def test_min_tokens_masks_ends_until_then() -> None:
@@ -128,10 +145,6 @@ def test_min_tokens_masks_ends_until_then() -> None:
 def test_a_mask_takes_precedence_over_a_bias() -> None:
     params = replace(GREEDY, min_tokens=1, logit_bias=((1, 100.0),))
     assert scores_of([0.0] * 5, params, [0], [])[1] == torch.tensor(-1e30).item()
-
-
-def sequence(params: SamplingParams, prompt: Sequence[int]) -> EngineSequence:
-    return EngineSequence(Request("x", list(prompt), params), None)
 
 
 @pytest.mark.parametrize("params", [replace(GREEDY, frequency_penalty=1.0), replace(GREEDY, repetition_penalty=1.5)])
@@ -152,9 +165,9 @@ def test_an_end_token_outside_the_vocabulary_does_not_affect_other_rows() -> Non
     assert sampler.sample(logits, seqs, [1, 1]).read()[0] == [0, 5]
 
 
-def test_counts_are_dropped_with_their_request() -> None:
+def test_a_bias_is_dropped_with_its_request() -> None:
     sampler = Sampler(EOS)
-    seq = sequence(replace(GREEDY, presence_penalty=1.0), [5])
+    seq = sequence(replace(GREEDY, logit_bias=((1, 1.0),)), [5])
     sampler.sample(torch.randn(1, 40), [seq], [1])
     assert len(sampler._edits) == 1
     del seq
@@ -167,3 +180,59 @@ def test_plain_requests_have_no_counts() -> None:
     seq = sequence(SamplingParams(top_p=0.5, min_p=0.1, stop_token_ids=(7,)), [5])
     sampler.sample(torch.randn(1, 40), [seq], [1])
     assert len(sampler._edits) == 0
+    assert sampler._penalties is None
+
+
+PENALIZED = replace(GREEDY, frequency_penalty=1.0, repetition_penalty=1.2)
+
+
+def test_a_sampled_token_is_counted_before_the_host_has_it() -> None:
+    """A step that is launched early samples at a position whose previous token is not in the sequence yet."""
+    sampler, logits = Sampler(EOS), torch.randn(1, 40).abs()
+    seq = sequence(PENALIZED, [5, 6])
+    early = [sampler.sample(logits, [seq], [2 + i]).read()[0][0] for i in range(30)]
+    late, other = sequence(PENALIZED, [5, 6]), Sampler(EOS)
+    for _ in range(30):
+        late.tokens += other.sample(logits, [late], [late.num_tokens]).read()[0]
+    assert early == late.tokens[2:]
+
+
+def test_a_dropped_token_is_not_counted() -> None:
+    """A preemption during a step may drop its token. The same position is then sampled again."""
+    logits = torch.zeros(1, 40)
+    logits[0, 5], logits[0, 6] = 1.0, 0.5
+    sampler, seq = Sampler(EOS), sequence(PENALIZED, [7])
+    assert sampler.sample(logits, [seq], [1]).read()[0] == [5]
+    seq.epoch += 1
+    assert sampler.sample(logits, [seq], [1]).read()[0] == [5]
+    seq.tokens.append(5)
+    seq.epoch += 1
+    assert sampler.sample(logits, [seq], [2]).read()[0] == [6]
+
+
+def test_the_rows_of_ended_requests_are_reused_without_their_counts() -> None:
+    sampler, logits = Sampler(EOS), torch.randn(20, 40)
+    for _ in range(5):
+        made = [(PENALIZED, [token], [token + 1] * 3, 7) for token in range(20)]
+        seqs = [sequence(*entry) for entry in made]
+        got = sampler.sample(logits, seqs, [4] * 20).read()[0]
+        assert got == sample_all(Sampler(EOS), logits, made)
+        for seq in seqs:
+            seq.status = SequenceStatus.FINISHED
+    assert sampler._penalties is not None
+    assert len(sampler._penalties._counts) == 32
+
+
+def test_an_ended_request_is_sampled_without_its_row() -> None:
+    sampler, seq = Sampler(EOS), sequence(PENALIZED, [7])
+    seq.status = SequenceStatus.FINISHED
+    sampler.sample(torch.randn(1, 40), [seq], [9])  # the tokens in between never arrived
+    assert sampler._penalties is None
+
+
+def test_long_histories() -> None:
+    sampler, logits = Sampler(EOS), torch.randn(2, 3000)
+    made = [(PENALIZED, list(range(n, n + 2000)), list(range(500)), 7) for n in (0, 900)]
+    assert sample_all(sampler, logits, made) == sample_all(Sampler(EOS), logits, made)
+    scores = edited(logits[1].tolist(), PENALIZED, made[1][1], made[1][2], EOS)
+    assert scores_of(logits[1].tolist(), PENALIZED, made[1][1], made[1][2]) == pytest.approx(scores, abs=1e-5)

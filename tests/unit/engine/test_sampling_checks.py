@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inference_worker.contract.request import RequestRejected, SamplingParams
-from inference_worker.contract.validation import check_sampling, needs_history
+from inference_worker.contract.validation import check_sampling, has_penalties
 from tests.support.engine.fakes import fake_engine, request
 
 VOCAB = 100
@@ -93,7 +93,7 @@ def test_the_engine_rejects_invalid_parameters_at_submission() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "needed"),
+    ("params", "expected"),
     [
         ({"presence_penalty": 0.1}, True),
         ({"frequency_penalty": -0.1}, True),
@@ -101,5 +101,5 @@ def test_the_engine_rejects_invalid_parameters_at_submission() -> None:
         ({"min_tokens": 5, "seed": 1, "top_p": 0.5, "logit_bias": ((1, 1.0),), "logprobs": 3}, False),
     ],
 )
-def test_only_penalties_require_earlier_tokens(params: dict[str, Any], needed: bool) -> None:
-    assert needs_history(SamplingParams(**params)) is needed
+def test_only_penalties_require_earlier_tokens(params: dict[str, Any], expected: bool) -> None:
+    assert has_penalties(SamplingParams(**params)) is expected
