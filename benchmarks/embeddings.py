@@ -16,6 +16,7 @@ import argparse
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +74,22 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of PyTorch (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="of which the least time counts (default 5)")
     parser.add_argument("--texts", type=int, default=500, help="texts to embed (default 500, which are all)")
+    parser.add_argument("--dtypes", default="float32,bfloat16", help="of the engine (default %(default)s)")
+    parser.add_argument("--cpu-kernels", default="auto", choices=("auto", "pytorch"), help="default auto")
     options = parse(parser, {"rounds": 1, "texts": 20})
     torch.set_num_threads(options.threads)
     directory = ensure_model(MINILM, Path())
     tokenizer = Tokenizer.from_dir(directory)
     inputs = [tokenizer.encode(text) for text in texts()[: options.texts]]
     functions = {} if options.quick else _peers(directory, inputs)
-    for name, profile in PROFILES.items():
+    for (profile_name, profile), dtype in product(PROFILES.items(), options.dtypes.split(",")):
+        name = f"{profile_name} in {dtype}"
         engine = EmbeddingEngine(
             EngineConfig(
-                directory, max_num_batched_tokens=profile.max_num_batched_tokens, max_num_seqs=profile.max_num_seqs
+                directory, max_num_batched_tokens=profile.max_num_batched_tokens, max_num_seqs=profile.max_num_seqs,
+                dtype=dtype, cpu_kernels=options.cpu_kernels, measure_peaks=False,
             )
-        )
+        )  # fmt: skip
         functions[f"engine, {name}, one request"] = partial(packed, engine, [inputs])
         functions[f"engine, {name}, {len(inputs)} requests"] = partial(packed, engine, [[i] for i in inputs])
     seconds = dict.fromkeys(functions, float("inf"))

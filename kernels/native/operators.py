@@ -20,14 +20,15 @@ from kernels.native.library import (
     RotationArguments,
 )
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu"]
 
 UNIT = 32  # the inputs of a product, the tokens of a block and the numbers of a head are multiples
 MAX_HEAD_DIM = 256
 
 _PART_ROWS = 32  # queries of one part of attention
 _COLUMNS = 32
-_ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}
+_ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu": 3}
+_GATES = ("silu", "gelu_tanh")
 _BFLOAT16, _INT8, _INT4 = range(3)  # formats of weights
 MAX_GROUP = 65_536  # inputs whose products have a 32-bit sum
 
@@ -35,8 +36,8 @@ MAX_GROUP = 65_536  # inputs whose products have a 32-bit sum
 class Product:
     """x @ weightᵀ + bias with a weight in the tiles' layout. The given weight is not kept.
 
-    With `activation`, the weight's first half is gate and the second half is up, and the result is
-    activation(gate) · up.
+    With an activation of silu or gelu_tanh, the weight's first half is gate and the second half is up, and the result
+    is activation(gate) · up. With gelu, the result is gelu(product).
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class Product:
         group: int = 0,
     ) -> None:
         self._library, self._format = library, weight_format
-        (self._outputs, self._inputs), self._activation = shape, _ACTIVATIONS[activation]
-        self._width = self._outputs // 2 if activation else self._outputs
+        self._outputs, self._inputs = shape
+        self._gated = activation in _GATES
+        self._width = self._outputs // 2 if self._gated else self._outputs
         self._groups = self._inputs // group if group else 0
         # Numbers for each row: the output, and if the weight is quantized, the codes and scales of the input.
         self.row_sizes = self._width, self._inputs if weight_format == _INT8 else 0, self._groups
@@ -58,7 +60,7 @@ class Product:
         self._kept: list[torch.Tensor] = []
         self._template = LinearArguments(
             bias=_address(self._bias), inputs=self._inputs, outputs=self._outputs, out_stride=self._width,
-            activation=self._activation, format=weight_format, group=group,
+            activation=_ACTIVATIONS[activation], format=weight_format, group=group,
         )  # fmt: skip
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -71,7 +73,7 @@ class Product:
         arguments = LinearArguments.from_buffer_copy(self._template)
         arguments.x, arguments.x_stride, arguments.rows, arguments.out = x.data_ptr(), x.stride(0), rows, out.data_ptr()
         if residual is not None:
-            _require(residual.shape == out.shape and residual.stride(-1) == 1 and not self._activation)
+            _require(residual.shape == out.shape and residual.stride(-1) == 1 and not self._template.activation)
             arguments.residual, arguments.residual_stride = residual.data_ptr(), residual.stride(0)
         if self._groups:
             _, code_count, scale_count = self.row_sizes
@@ -88,7 +90,7 @@ class Product:
 
     def _in_tiles(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows of the outputs in the order of the tiles, [tiles, columns, …]. Missing outputs are 0."""
-        columns = _COLUMNS // 2 if self._activation else _COLUMNS
+        columns = _COLUMNS // 2 if self._gated else _COLUMNS
         tiles = -(-self._width // columns)
         parts = rows.view(-1, self._width, *rows.shape[1:])  # gate and up, or all outputs
         padded = parts.new_zeros(len(parts), tiles * columns, *rows.shape[1:])
@@ -113,21 +115,21 @@ class PackedLinear(Product):
         activation: Activation | None = None,
     ) -> None:
         outputs, inputs = weight.shape
-        if weight.dtype != torch.bfloat16 or inputs % UNIT or (activation and outputs % 2):
+        if weight.dtype != torch.bfloat16 or inputs % UNIT or (activation in _GATES and outputs % 2):
             raise ValueError(f"a weight [{outputs}, {inputs}] of {weight.dtype} cannot be packed")
         super().__init__(library, (outputs, inputs), bias, activation, _BFLOAT16)
-        columns = _COLUMNS // 2 if activation else _COLUMNS
+        columns = _COLUMNS // 2 if self._gated else _COLUMNS
         packed = library.memory.empty(-(-self._width // columns) * _COLUMNS * inputs, dtype=torch.bfloat16)
         weight = weight.contiguous()
-        packing = PackingArguments(weight.data_ptr(), packed.data_ptr(), outputs, inputs, self._activation)
+        packing = PackingArguments(weight.data_ptr(), packed.data_ptr(), outputs, inputs, self._gated)
         library.pack(byref(packing))
         self._template.weight = packed.data_ptr()
         self._kept.append(packed)
 
     def rows(self, indexes: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the weight, which has no activation, with these indexes: [count, inputs]."""
+        """Return the rows of the weight, which has no gate, with these indexes: [count, inputs]."""
         indexes = indexes.long().contiguous()
-        _require(not self._activation and indexes.ndim == 1)
+        _require(not self._gated and indexes.ndim == 1)
         if len(indexes) and not 0 <= int(indexes.min()) <= int(indexes.max()) < self._outputs:
             raise IndexError(f"an index is not in [0, {self._outputs})")
         out = torch.empty(len(indexes), self._inputs, dtype=torch.bfloat16)
@@ -158,7 +160,7 @@ class PackedLinearInt8(Product):
         scales = scales.reshape(outputs, -1).float()
         groups = scales.shape[1]
         is_whole = inputs % groups == 0 and inputs // groups % UNIT == 0 and inputs // groups <= MAX_GROUP
-        if weight.dtype != torch.int8 or not is_whole or (activation and outputs % 2):
+        if weight.dtype != torch.int8 or not is_whole or (activation in _GATES and outputs % 2):
             raise ValueError(f"a weight [{outputs}, {inputs}] of {weight.dtype} in {groups} groups cannot be packed")
         super().__init__(library, (outputs, inputs), bias, activation, _INT8, inputs // groups)
         tiles = self._in_tiles(weight)
@@ -189,7 +191,7 @@ class PackedLinearInt4(Product):
     ) -> None:
         outputs, inputs = packed.shape[0], 2 * packed.shape[1]
         is_whole = group_size % UNIT == 0 and scales.shape == (outputs, inputs / group_size)
-        if packed.dtype != torch.uint8 or not is_whole or (activation and outputs % 2):
+        if packed.dtype != torch.uint8 or not is_whole or (activation in _GATES and outputs % 2):
             raise ValueError(f"a packed weight {list(packed.shape)} of {packed.dtype} cannot be used")
         if zeros is not None and zeros.shape != scales.shape:
             raise ValueError(f"want zeros of the shape {list(scales.shape)}, got {list(zeros.shape)}")

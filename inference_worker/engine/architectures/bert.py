@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from inference_worker.contract.encoder_config import EncoderConfig
 from inference_worker.engine.architectures.encoder import Packing
-from inference_worker.engine.architectures.layers import Linear
+from inference_worker.engine.architectures.layers import Layers, Linear
 from inference_worker.models.loader import Weights
 
 
@@ -15,7 +15,7 @@ class BertEncoder:
     """An encoder: embeddings, then layers of attention and feed-forward with residual additions and
     post-normalization."""
 
-    def __init__(self, config: EncoderConfig, weights: Weights) -> None:
+    def __init__(self, config: EncoderConfig, weights: Weights, layers: Layers) -> None:
         hidden, prefix = config.hidden_size, config.prefix
         self._words = weights.take(f"{prefix}embeddings.word_embeddings.weight", (config.vocab_size, hidden))
         positions = weights.take(f"{prefix}embeddings.position_embeddings.weight", (config.num_positions, hidden))
@@ -25,15 +25,15 @@ class BertEncoder:
         self._positions = torch.cat([positions + type_ for type_ in types[:2]])
         self._second_offset = len(positions) if config.num_token_types > 1 else 0
         self._norm = _layer_norm(config, weights, f"{prefix}embeddings.LayerNorm")
-        self._layers = [_Layer(config, weights, f"{prefix}encoder.layer.{n}") for n in range(config.num_layers)]
+        self._layers = [_Layer(config, weights, layers, f"{prefix}encoder.layer.{n}") for n in range(config.num_layers)]
         if config.is_cross_encoder:
             dense, out = (
                 ("classifier.dense", "classifier.out_proj")
                 if config.family == "roberta"
                 else (f"{prefix}pooler.dense", "classifier")
             )
-            self._pooler = linear(weights, (dense,), hidden, hidden)
-            self._classifier = linear(weights, (out,), 1, hidden)
+            self._pooler = linear(layers, weights, (dense,), hidden, hidden)
+            self._classifier = linear(layers, weights, (out,), 1, hidden)
 
     def forward(self, token_ids: torch.Tensor, packing: Packing) -> torch.Tensor:
         hidden = functional.embedding(token_ids, self._words)
@@ -59,11 +59,13 @@ class LayerNorm:
         return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
 
 
-def linear(weights: Weights, names: tuple[str, ...], outs: int, inputs: int, *, bias: bool = True) -> Linear:
+def linear(
+    layers: Layers, weights: Weights, names: tuple[str, ...], outs: int, inputs: int, *, bias: bool = True
+) -> Linear:
     """Return one layer for the layers with these names, whose outputs are concatenated."""
     parts = [weights.take(f"{name}.weight", (outs, inputs)) for name in names]
     biases = [weights.take(f"{name}.bias", (outs,)) for name in names] if bias else []
-    return Linear(torch.cat(parts), torch.cat(biases) if bias else None)
+    return layers.linear(torch.cat(parts), torch.cat(biases) if bias else None)
 
 
 def _layer_norm(config: EncoderConfig, weights: Weights, name: str) -> LayerNorm:
@@ -71,19 +73,24 @@ def _layer_norm(config: EncoderConfig, weights: Weights, name: str) -> LayerNorm
     return LayerNorm(weight, bias, config.layer_norm_eps)
 
 
+def _shapes(outs: int, inputs: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return ("weight", (outs, inputs)), ("bias", (outs,))
+
+
 class _Layer:
-    def __init__(self, config: EncoderConfig, weights: Weights, prefix: str) -> None:
+    def __init__(self, config: EncoderConfig, weights: Weights, layers: Layers, prefix: str) -> None:
         hidden, inner = config.hidden_size, config.intermediate_size
         self._heads = config.num_heads
         attention = tuple(f"{prefix}.attention.self.{name}" for name in ("query", "key", "value"))
-        self._qkv = linear(weights, attention, hidden, hidden)
-        self._out = linear(weights, (f"{prefix}.attention.output.dense",), hidden, hidden)
+        self._qkv = linear(layers, weights, attention, hidden, hidden)
+        self._out = linear(layers, weights, (f"{prefix}.attention.output.dense",), hidden, hidden)
         self._attention_norm = _layer_norm(config, weights, f"{prefix}.attention.output.LayerNorm")
-        self._up = linear(weights, (f"{prefix}.intermediate.dense",), inner, hidden)
-        self._down = linear(weights, (f"{prefix}.output.dense",), hidden, inner)
+        up = [weights.take(f"{prefix}.intermediate.dense.{name}", shape) for name, shape in _shapes(inner, hidden)]
+        self._up = layers.gelu_linear(*up)
+        self._down = linear(layers, weights, (f"{prefix}.output.dense",), hidden, inner)
         self._output_norm = _layer_norm(config, weights, f"{prefix}.output.LayerNorm")
 
     def forward(self, hidden: torch.Tensor, packing: Packing) -> torch.Tensor:
         attended = packing.attend(self._qkv(hidden).view(len(hidden), 3, self._heads, -1))
         hidden = self._attention_norm(self._out.add(attended, hidden))
-        return self._output_norm(self._down.add(functional.gelu(self._up(hidden)), hidden))
+        return self._output_norm(self._down.add(self._up(hidden), hidden))

@@ -22,12 +22,12 @@ _PREFIX = "model."
 class CausalEncoder:
     """A decoder of any family without its head."""
 
-    def __init__(self, config: EncoderConfig, weights: Weights) -> None:
+    def __init__(self, config: EncoderConfig, weights: Weights, layers: Layers) -> None:
         if config.decoder is None:
             raise ModelError(f"{config.architecture} is not a decoder")
         # Checkpoints of embedding models need no head. The tied head takes no weight of its own.
         decoder = dataclasses.replace(config.decoder, tie_word_embeddings=True)
-        self._model = load_model(decoder, _WithoutPrefix(weights), Layers())
+        self._model = load_model(decoder, _WithoutPrefix(weights), layers)
         self._model.remove_head()
         specs = self._model.attention_specs
         if any(spec.soft_cap for spec in specs):

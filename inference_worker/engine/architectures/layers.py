@@ -238,6 +238,14 @@ class Layers:
         weights = first.weight, second.weight
         return operators.LayerOperator(self._kernels, weights, first.eps, (qkv, projection, gated, down))
 
+    def gelu_linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return a layer that computes gelu(x @ weightᵀ + bias)."""
+        native = self._native_product(weight, bias, "gelu")
+        if native is not None:
+            return native
+        product = self.linear(weight, bias)
+        return lambda x: functional.gelu(product(x))
+
     def rope(self, rope: RopeConfig, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Rope:
         rotated, plain = config.num_heads + config.num_kv_heads, config.num_kv_heads
         return Rope(

@@ -8,6 +8,7 @@ from torch.nn import functional
 from inference_worker.contract.encoder_config import EncoderConfig
 from inference_worker.engine.architectures.bert import LayerNorm, linear
 from inference_worker.engine.architectures.encoder import Packing
+from inference_worker.engine.architectures.layers import Layers
 from inference_worker.models.loader import Weights
 
 
@@ -17,17 +18,17 @@ class ModernBertEncoder:
     The first layer does not normalize the input of its attention again.
     """
 
-    def __init__(self, config: EncoderConfig, weights: Weights) -> None:
+    def __init__(self, config: EncoderConfig, weights: Weights, layers: Layers) -> None:
         hidden, prefix = config.hidden_size, config.prefix
         self._words = weights.take(f"{prefix}embeddings.tok_embeddings.weight", (config.vocab_size, hidden))
         self._norm = _layer_norm(config, weights, f"{prefix}embeddings.norm")
-        self._layers = [_Layer(config, weights, index) for index in range(config.num_layers)]
+        self._layers = [_Layer(config, weights, layers, index) for index in range(config.num_layers)]
         self._final_norm = _layer_norm(config, weights, f"{prefix}final_norm")
         self._rotations = {theta: _Rotation(config, theta, self._words.device) for theta in set(config.rope_thetas)}
         if config.is_cross_encoder:
-            self._dense = linear(weights, ("head.dense",), hidden, hidden, bias=config.classifier_bias)
+            self._dense = linear(layers, weights, ("head.dense",), hidden, hidden, bias=config.classifier_bias)
             self._head_norm = _layer_norm(config, weights, "head.norm")
-            self._classifier = linear(weights, ("classifier",), 1, hidden)
+            self._classifier = linear(layers, weights, ("classifier",), 1, hidden)
 
     def forward(self, token_ids: torch.Tensor, packing: Packing) -> torch.Tensor:
         hidden = self._norm(functional.embedding(token_ids, self._words))
@@ -69,16 +70,16 @@ def _rotate(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Te
 
 
 class _Layer:
-    def __init__(self, config: EncoderConfig, weights: Weights, index: int) -> None:
+    def __init__(self, config: EncoderConfig, weights: Weights, layers: Layers, index: int) -> None:
         hidden, inner, prefix = config.hidden_size, config.intermediate_size, f"{config.prefix}layers.{index}"
         self._heads = config.num_heads
         self._window, self.theta = config.windows[index], config.rope_thetas[index]
         self._attention_norm = _layer_norm(config, weights, f"{prefix}.attn_norm") if index else None
-        self._qkv = linear(weights, (f"{prefix}.attn.Wqkv",), 3 * hidden, hidden, bias=config.attention_bias)
-        self._out = linear(weights, (f"{prefix}.attn.Wo",), hidden, hidden, bias=config.attention_bias)
+        self._qkv = linear(layers, weights, (f"{prefix}.attn.Wqkv",), 3 * hidden, hidden, bias=config.attention_bias)
+        self._out = linear(layers, weights, (f"{prefix}.attn.Wo",), hidden, hidden, bias=config.attention_bias)
         self._mlp_norm = _layer_norm(config, weights, f"{prefix}.mlp_norm")
-        self._up = linear(weights, (f"{prefix}.mlp.Wi",), 2 * inner, hidden, bias=config.mlp_bias)
-        self._down = linear(weights, (f"{prefix}.mlp.Wo",), hidden, inner, bias=config.mlp_bias)
+        self._up = linear(layers, weights, (f"{prefix}.mlp.Wi",), 2 * inner, hidden, bias=config.mlp_bias)
+        self._down = linear(layers, weights, (f"{prefix}.mlp.Wo",), hidden, inner, bias=config.mlp_bias)
 
     def forward(self, hidden: torch.Tensor, packing: Packing, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         normalized = hidden if self._attention_norm is None else self._attention_norm(hidden)

@@ -16,8 +16,9 @@ from inference_worker.contract.encoder_config import EncoderConfig, Family
 from inference_worker.engine.architectures.bert import BertEncoder
 from inference_worker.engine.architectures.causal_encoder import CausalEncoder
 from inference_worker.engine.architectures.encoder import Encoder, Packing
+from inference_worker.engine.architectures.layers import Layers
 from inference_worker.engine.architectures.modernbert import ModernBertEncoder
-from inference_worker.engine.device import pick_device, pick_dtype
+from inference_worker.engine.device import pick_device, pick_dtype, pick_kernels
 from inference_worker.models.loader import Weights
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 Vectors = NDArray[np.float32]
 
 
-_ENCODERS: Mapping[Family, Callable[[EncoderConfig, Weights], Encoder]] = {
+_ENCODERS: Mapping[Family, Callable[[EncoderConfig, Weights, Layers], Encoder]] = {
     "bert": BertEncoder,
     "roberta": BertEncoder,
     "modernbert": ModernBertEncoder,
@@ -59,7 +60,8 @@ class EmbeddingRunner:
         if config.quantization != "none":
             raise ModelError("quantization is not supported for embedding models: set it to none")
         with torch.inference_mode(), Weights(config.model_dir, self.dtype, self.device) as weights:
-            self._model = _ENCODERS[model_config.family](model_config, weights)
+            layers = Layers(kernels=pick_kernels(config.cpu_kernels, self.device, self.dtype))
+            self._model = _ENCODERS[model_config.family](model_config, weights, layers)
         log.info("embedding model ready on %s in %s", self.device, self.dtype)
 
     @torch.inference_mode()

@@ -119,6 +119,19 @@ INLINE floats activate(floats x, int64_t activation)
     return x / (1.0f + exponential(-2.0f * y));
 }
 
+/* x * (1 + erf(x / sqrt(2))) / 2. The error function has an absolute error of 2e-7 (Abramowitz and Stegun, 7.1.26). */
+INLINE floats apply_gelu(floats x)
+{
+    floats size = (floats)((words)x & 0x7fffffff) * 0.70710678f;
+    floats t = 1.0f / (1.0f + 0.3275911f * size);
+    floats p = 1.061405429f * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    floats rest = p * t * exponential(-size * size); /* 1 - erf(size) */
+    return x * 0.5f * choose(x < 0, rest, 2.0f - rest);
+}
+
 /* Tiles: the product of up to ROWS rows with COLUMNS columns.
 
 `a` is [rows, 2 * pairs]. `b` has for each pair of its rows COLUMNS pairs of numbers, in two halves of 16 columns that are
@@ -456,8 +469,8 @@ INLINE int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Add bias and residual to COLUMNS sums and round. */
-INLINE void finish_row(const float *sums, const bf16 *bias, const bf16 *residual, bf16 *out)
+/* Add bias and residual to COLUMNS sums, apply the activation and round. */
+INLINE void finish_row(const float *sums, const bf16 *bias, const bf16 *residual, int64_t activation, bf16 *out)
 {
     for (int i = 0; i < COLUMNS; i += LANES) {
         floats x = load(sums + i);
@@ -465,6 +478,8 @@ INLINE void finish_row(const float *sums, const bf16 *bias, const bf16 *residual
             x += load_bf16(bias + i);
         if (residual)
             x += load_bf16(residual + i);
+        if (activation == GELU)
+            x = apply_gelu(x);
         store_bf16(out + i, x);
     }
 }
@@ -481,9 +496,14 @@ INLINE void finish_gated_row(const float *sums, const bf16 *gate_bias, const bf1
     }
 }
 
+INLINE int is_gated(const struct linear *l)
+{
+    return l->activation == SILU || l->activation == GELU_TANH;
+}
+
 static int64_t linear_tiles(const struct linear *l)
 {
-    int64_t width = l->activation ? l->outputs / 2 : l->outputs, columns = l->activation ? COLUMNS / 2 : COLUMNS;
+    int64_t width = is_gated(l) ? l->outputs / 2 : l->outputs, columns = is_gated(l) ? COLUMNS / 2 : COLUMNS;
     return (width + columns - 1) / columns;
 }
 
@@ -511,7 +531,8 @@ INLINE void linear_part(const void *data, int64_t part, int format)
     const struct linear *l = data;
     int64_t tiles = linear_tiles(l), index = part % tiles, first_row = part / tiles * ROW_BLOCK;
     int64_t last_row = smaller(first_row + ROW_BLOCK, l->rows);
-    int64_t width = l->activation ? l->outputs / 2 : l->outputs, columns = l->activation ? COLUMNS / 2 : COLUMNS;
+    int gated = is_gated(l);
+    int64_t width = gated ? l->outputs / 2 : l->outputs, columns = gated ? COLUMNS / 2 : COLUMNS;
     int64_t column = index * columns, count = smaller(columns, width - column);
     _Alignas(64) float sums[ROWS * COLUMNS];
     bf16 biases[2][COLUMNS] = {{0}}, residuals[COLUMNS], result[COLUMNS];
@@ -521,7 +542,7 @@ INLINE void linear_part(const void *data, int64_t part, int format)
         up_bias = bias + width;
         if (count < columns) {
             memcpy(biases[0], bias, (size_t)count * 2);
-            if (l->activation)
+            if (gated)
                 memcpy(biases[1], up_bias, (size_t)count * 2);
             bias = biases[0];
             up_bias = biases[1];
@@ -544,7 +565,7 @@ INLINE void linear_part(const void *data, int64_t part, int format)
         }
         for (int64_t r = 0; r < rows; r++) {
             bf16 *out = l->out + (row + r) * l->out_stride + column, *to = count < columns ? result : out;
-            if (l->activation) {
+            if (gated) {
                 finish_gated_row(sums + r * COLUMNS, bias, up_bias, l->activation, to);
             } else {
                 const bf16 *residual = l->residual ? l->residual + (row + r) * l->residual_stride + column : NULL;
@@ -552,7 +573,7 @@ INLINE void linear_part(const void *data, int64_t part, int format)
                     memset(residuals, 0, sizeof residuals);
                     residual = memcpy(residuals, residual, (size_t)count * 2);
                 }
-                finish_row(sums + r * COLUMNS, bias, residual, to);
+                finish_row(sums + r * COLUMNS, bias, residual, l->activation, to);
             }
             if (to == result)
                 memcpy(out, result, (size_t)count * 2);

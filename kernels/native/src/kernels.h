@@ -15,7 +15,7 @@ enum {
     MAX_HEAD_DIM = 256
 };
 
-enum activation { NONE, SILU, GELU_TANH };
+enum activation { NONE, SILU, GELU_TANH, GELU }; /* SILU and GELU_TANH are gates */
 
 typedef uint16_t bf16;
 
@@ -26,7 +26,7 @@ struct linear {
     const void *weight;   /* packed */
     const bf16 *bias;     /* [outputs] or null */
     const bf16 *residual; /* [rows, outputs], rows are residual_stride apart; or null */
-    bf16 *out;            /* [rows, outputs], or [rows, outputs / 2] with an activation */
+    bf16 *out;            /* [rows, outputs], or [rows, outputs / 2] with a gate */
     /* Of a quantized weight: the inputs are in groups, and `groups` is inputs / group. */
     const float *scales; /* [tiles, groups, COLUMNS] */
     const void *offsets; /* [tiles, groups, COLUMNS]; INT8: int32_t, -128 * the sum of a group's weights;
@@ -34,7 +34,7 @@ struct linear {
     uint8_t *codes;      /* INT8: memory for the quantized x, [rows, inputs] */
     float *row_scales;   /* memory for [rows, groups]; INT8: the scales of x; INT4 with offsets: the sums of x */
     int64_t rows, inputs, outputs, x_stride, residual_stride, out_stride;
-    int64_t activation; /* the outputs are gate and up; the result is activation(gate) * up */
+    int64_t activation; /* with a gate, the outputs are gate and up, and the result is activation(gate) * up */
     int64_t format, group;
 };
 

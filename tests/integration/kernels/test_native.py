@@ -224,6 +224,14 @@ def test_memory_is_returned_when_its_tensors_are_freed() -> None:
 
 
 @few
+@given(st.integers(1, 40), st.integers(1, 90), st.sampled_from([0.1, 1.0, 40.0]))
+def test_a_product_with_gelu_equals_the_reference(kernels: Library, rows: int, outputs: int, scale: float) -> None:
+    weight, bias, x = scale * randn(outputs, operators.UNIT), randn(outputs), randn(rows, operators.UNIT)
+    want = functional.gelu(functional.linear(x.float(), weight.float(), bias.float()))
+    assert_near(operators.PackedLinear(kernels, weight, bias, "gelu")(x), want)
+
+
+@few
 @given(st.integers(0, 40), st.integers(1, 300))
 def test_a_norm_equals_the_reference(kernels: Library, rows: int, width: int) -> None:
     x, weight = randn(rows, width), torch.randn(width)

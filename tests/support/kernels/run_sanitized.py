@@ -23,7 +23,7 @@ from kernels.native.library import (
     RotationArguments,
 )
 
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -45,13 +45,13 @@ class Memory:
 
     def numbers(self, count: int) -> int:
         """Return `count` numbers in bfloat16, from −2 to 2."""
-        return self.of(c_uint16, [random.choice((0x3F80, 0xBF80, 0x3E11, 0xC000, 0)) for _ in range(count)])
+        return self.of(c_uint16, random.choices((0x3F80, 0xBF80, 0x3E11, 0xC000, 0), k=count))
 
     def factors(self, count: int) -> int:
         return self.of(c_float, [random.uniform(-1, 1) for _ in range(count)])
 
     def bytes(self, count: int) -> int:
-        return self.of(c_uint8, [random.randrange(256) for _ in range(count)])
+        return self.of(c_uint8, list(random.randbytes(count)))
 
     def sizes(self, values: list[int]) -> int:
         return self.of(c_int32, values)
@@ -62,10 +62,11 @@ class Memory:
 
 
 def run_linear(library: Library, memory: Memory, rows: int, inputs: int, outputs: int, activation: int) -> None:
-    width = outputs // 2 if activation else outputs
-    columns = 16 if activation else 32
+    is_gated = activation in (1, 2)
+    width = outputs // 2 if is_gated else outputs
+    columns = 16 if is_gated else 32
     packed = memory.numbers(-(-width // columns) * 32 * inputs)
-    library.pack(byref(PackingArguments(memory.numbers(outputs * inputs), packed, outputs, inputs, activation)))
+    library.pack(byref(PackingArguments(memory.numbers(outputs * inputs), packed, outputs, inputs, is_gated)))
     arguments = LinearArguments(
         memory.numbers(rows * inputs), packed, memory.numbers(outputs),
         None if activation else memory.numbers(rows * outputs), memory.numbers(rows * width),
@@ -113,8 +114,8 @@ def run_attention(library: Library, memory: Memory, share: int, head_dim: int, s
 def run_all(library: Library) -> None:
     memory = Memory()
     for rows, inputs, outputs in ((0, 32, 5), (1, 64, 32), (5, 32, 33), (33, 96, 47), (257, 32, 16)):
-        for activation in (0, 1, 2):
-            run_linear(library, memory, rows, inputs, outputs - outputs % 2 * bool(activation), activation)
+        for activation in (0, 1, 2, 3):
+            run_linear(library, memory, rows, inputs, outputs - outputs % 2, activation)
     for share, head_dim, size, window in ((1, 32, 32, 0), (3, 64, 32, 9), (5, 96, 96, 0)):
         run_attention(library, memory, share, head_dim, size, window)
     for rows, width in ((0, 8), (1, 1), (9, 37), (3, 64)):
