@@ -110,8 +110,9 @@ def format_models(specs: Iterable[ModelSpec]) -> str:
     for spec in specs:
         if set(spec.source) & set("?,"):
             raise ValueError(f"{spec.source}: a path with a comma or a question mark is not supported; rename it")
+        defaults = {field.name: field.default for field in fields(ModelSpec)} | {"dtype": "auto"}
         values = {name: getattr(spec, name) for name in MODEL_OPTIONS}
-        query = urlencode({name: value for name, value in values.items() if value not in (None, AUTO)})
+        query = urlencode({name: value for name, value in values.items() if value != defaults[name]})
         parts.append(f"{spec.name}={spec.source}" + (f"?{query}" if query else ""))
     return ",".join(parts)
 

@@ -158,13 +158,16 @@ def test_workers_receive_neither_the_database_url_nor_secrets(tmp_path: Path) ->
 
 
 def test_models_on_the_hub_are_replaced_by_the_pulled_directories(tmp_path: Path) -> None:
-    models = "a=hub:tiny/qwen3@v1?dtype=float32,b=embedded"
+    models = "a=hub:tiny/qwen3@v1?dtype=float32&quantization=int8,b=embedded"
     stack = Stack(dict(os.environ) | {"MILLRACE_DATA_DIR": str(tmp_path), "MILLRACE_MODELS": models})
     stack.use_sources({"a": "/data/a b"})
     assert [spec.source for spec in stack.settings.models] == ["/data/a b", "embedded"]
     for program in stack.programs():
-        assert program.environ["MILLRACE_MODELS"] == "a=/data/a b?dtype=float32,b=embedded"
-    assert environment.read_env_file(tmp_path / "env")["MILLRACE_MODELS"] == "a=/data/a b?dtype=float32,b=embedded"
+        assert program.environ["MILLRACE_MODELS"] == "a=/data/a b?dtype=float32&quantization=int8,b=embedded"
+    assert (
+        environment.read_env_file(tmp_path / "env")["MILLRACE_MODELS"]
+        == "a=/data/a b?dtype=float32&quantization=int8,b=embedded"
+    )
     with pytest.raises(ServiceError, match="comma"):
         stack.use_sources({"a": "/data/a,b"})
 
