@@ -25,7 +25,7 @@ BLOCK_SIZE = 32
 class RandomWeights:
     """Random weights in place of a checkpoint: every requested tensor is created on the device."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device, *_: object) -> None:
         self._dtype, self._device = dtype, device
 
     def __enter__(self) -> RandomWeights:
@@ -85,7 +85,7 @@ def _engine(bench: Bench, shape: ModelConfig) -> tuple[LLMEngine, str]:
         max_num_seqs=256, max_num_batched_tokens=8192, block_size=BLOCK_SIZE, threads=1, attention=attention,
         kv_cache_memory=1 << 22 if bench.dry_run else 0.8,
     )  # fmt: skip
-    with mock.patch.object(model_runner, "Weights", RandomWeights):
+    with mock.patch.object(model_runner, "LinearWeights", RandomWeights):
         runner = model_runner.ModelRunner(config, shape, shape.max_model_len)
     return LLMEngine(config, runner=runner, model_config=shape), type(runner.attention).__name__
 

@@ -91,7 +91,7 @@ def _generate(bench: Bench, *, async_scheduling: bool) -> dict[str, list[int]]:
         attention="triton", measure_peaks=False, async_scheduling=async_scheduling,
     )  # fmt: skip
     torch.manual_seed(0)
-    with mock.patch.object(model_runner, "Weights", RandomWeights):
+    with mock.patch.object(model_runner, "LinearWeights", RandomWeights):
         runner = model_runner.ModelRunner(config, shape, 256)
     engine = LLMEngine(config, runner=runner, model_config=shape)
     count = 4 if bench.dry_run else 40

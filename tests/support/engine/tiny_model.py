@@ -24,7 +24,7 @@ TINY_LLAMA = ModelConfig(
 class RandomWeights:
     """A checkpoint whose tensors are random. They depend only on their name."""
 
-    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device, *_: object) -> None:
         self._dtype, self._device = dtype, device
 
     def __enter__(self) -> RandomWeights:
@@ -45,6 +45,6 @@ def tiny_engine(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer | None, **
     """Return an engine with the model in float32 on the CPU."""
     defaults: dict[str, Any] = {"num_blocks": 100, "block_size": 16, "threads": 1, "measure_peaks": False}
     config = EngineConfig(Path("random"), device="cpu", dtype="float32", **{**defaults, **settings})
-    monkeypatch.setattr(model_runner, "Weights", RandomWeights)
+    monkeypatch.setattr(model_runner, "LinearWeights", RandomWeights)
     runner = model_runner.ModelRunner(config, TINY_LLAMA, TINY_LLAMA.max_model_len)
     return LLMEngine(config, runner=runner, model_config=TINY_LLAMA, tokenizer=tokenizer)
