@@ -49,6 +49,7 @@ HANDOVER_SECONDS = 10.0
 DRAINED_SECONDS = 2.0  # from draining to the unload, so that gateways have seen it
 FIRST_RETRY_SECONDS = 15.0  # after a failed load; doubles with each failure
 MAX_RETRY_SECONDS = 600.0
+MAX_DOUBLINGS = 10
 SLOT_DELAY_SECONDS = 1.0  # a free slot is taken after this time for each replica of the worker
 CLOSING_SECONDS = 5.0
 
@@ -353,7 +354,7 @@ class Reconciler:
         try:
             self._load(replica)
         except BaseException as exc:
-            seconds = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2**replica.failures)
+            seconds = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(replica.failures, MAX_DOUBLINGS))
             log.exception("model_load_failed", model=replica.spec.name, retry_seconds=seconds)
             # Until the end of this block the traceback refers to the weights that were loaded.
             reason = str(exc) or type(exc).__name__

@@ -212,6 +212,20 @@ def test_a_failed_load_is_reported_and_the_old_version_serves(
     assert worker.phases() == {broken.key: ReplicaPhase.READY}
 
 
+def test_a_load_that_has_failed_for_days_is_still_delayed(
+    broker: redis.Redis, want: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = FakeWorker(broker, "w-0")
+    worker.broken.add(SPEC.source)
+    want(wanted())
+    worker.rounds()
+    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 15.0)
+    worker.replica(SPEC.key).failures = 2000
+    worker.rounds()
+    assert worker.phases() == {SPEC.key: ReplicaPhase.FAILED}
+    assert worker.replica(SPEC.key).retry_at > time.monotonic() + 500
+
+
 def test_a_slot_has_one_worker_until_it_is_free(broker: redis.Redis, want: Callable[..., None]) -> None:
     first, second = FakeWorker(broker, "w-0"), FakeWorker(broker, "w-1")
     want(wanted(replicas=1))
