@@ -152,6 +152,8 @@ def do_import_deployments(entries: Iterable[Mapping[str, Any]]) -> dict[str, lis
     result: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
     with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
+        if not Deployment.objects.exists():
+            do_import_settings(settings.MILLRACE.models)
         known = {row.name: row for row in Deployment.objects.all()}
         for entry in entries:
             options = dict(entry)
@@ -245,7 +247,7 @@ def check_source(spec: ModelSpec) -> str:
             if spec.max_model_len and spec.max_model_len > config.max_model_len:
                 message = f"The model's context has {config.max_model_len} tokens. Enter at most that many."
                 raise FieldRefused("max_model_len", "invalid", message)
-    except ModelError as exc:
+    except (ModelError, OSError, RuntimeError) as exc:  # RuntimeError: a home directory of an unknown user
         raise FieldRefused("source", "invalid", f"{exc}.") from exc
     return model_task(spec.source)
 
