@@ -121,6 +121,7 @@ def test_the_command_imports_the_settings(broker: redis.Redis) -> None:
     "options",
     [
         {"name": "Not valid"},
+        {"name": "import"},
         {"source": ""},
         {"dtype": "float8"},
         {"quantization": "int3"},

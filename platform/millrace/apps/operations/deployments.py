@@ -51,6 +51,7 @@ DEFAULT_POOLS = {"default": 1}
 MAX_POOLS = 32
 MAX_IDLE_SECONDS = 30 * 86_400
 POOL_NAME = MODEL_NAME
+RESERVED_NAMES = ("check", "import")  # paths of the API, below /api/operator/deployments
 OPTIONS = tuple(name for name in Deployment.AUDITED if name not in ("name", "source", "state"))
 _LOCK = 0x6465706C  # the number of an advisory lock; unique in the database
 _RANGES = {"max_model_len": (16, 1 << 24), "block_size": (1, 256), "default_max_tokens": (1, 1 << 24)}
@@ -328,6 +329,8 @@ def _check(row: Deployment) -> None:
     if not re.fullmatch(MODEL_NAME, row.name):
         message = "Enter 1 to 64 of a-z 0-9 . _ - that start with a letter or digit."
         raise FieldRefused("name", "invalid", message)
+    if row.name in RESERVED_NAMES and row.imported is None:
+        raise FieldRefused("name", "invalid", f"{row.name!r} is reserved. Choose another name.")
     if not row.source or len(row.source) > 1024:
         raise FieldRefused("source", "invalid", f"Enter {', '.join(EMBEDDED)}, a model directory or a .gguf file.")
     for field, known in _CHOICES.items():
