@@ -200,7 +200,10 @@ def model_task(source: str) -> ModelTask:
     """
     if source in EMBEDDED:
         return "embed" if source == EMBEDDED_ENCODER else "generate"
-    return _directory_task(Path(source).expanduser())
+    try:
+        return _directory_task(Path(source).expanduser())
+    except (OSError, RuntimeError):  # RuntimeError: a home directory of an unknown user
+        return "generate"
 
 
 @cache

@@ -39,6 +39,7 @@ from inference_worker.contract.messages import (
     ReplicaPhase,
     beat_key,
     decode_heartbeat,
+    worker_of,
 )
 from inference_worker.worker.memory import free_memory
 from inference_worker.worker.replica import LocalReplica
@@ -49,6 +50,7 @@ HANDOVER_SECONDS = 10.0
 DRAINED_SECONDS = 2.0  # from draining to the unload, so that gateways have seen it
 FIRST_RETRY_SECONDS = 15.0  # after a failed load; doubles with each failure
 MAX_RETRY_SECONDS = 600.0
+MAX_DOUBLINGS = 10
 SLOT_DELAY_SECONDS = 1.0  # a free slot is taken after this time for each replica of the worker
 CLOSING_SECONDS = 5.0
 
@@ -101,6 +103,7 @@ class Reconciler:
         self._known_names: set[str] = set()  # that the wanted deployments have had
         self._own_slots: set[str] = set()
         self._taken_slots: set[str] = set()  # by other workers
+        self._slot_owners: dict[str, set[str]] = {}  # deployment name -> other workers with its slots
         self._free_since: dict[str, float] = {}  # slot -> since when it has no worker
         self._take_slots = broker.register_script(TAKE_SLOTS)
         self._free_slots = broker.register_script(FREE_SLOTS)
@@ -187,13 +190,21 @@ class Reconciler:
         own = self._worker.encode()
         self._own_slots = {slot for (_, slot), owner in zip(slots, owners, strict=True) if owner == own}
         self._taken_slots = {slot for (_, slot), owner in zip(slots, owners, strict=True) if owner not in (own, b"")}
+        extra, self._slot_owners = [], {}
         for (each, slot), owner in zip(slots, owners, strict=True):
+            if slot in self._taken_slots:
+                self._slot_owners.setdefault(each.spec.name, set()).add(owner.decode())
             if slot in self._own_slots:
+                if each.spec.name in assigned:  # taken before and after a restart
+                    extra.append(slot)
                 assigned.add(each.spec.name)
             if owner:
                 self._free_since.pop(slot, None)
             else:
                 self._free_since.setdefault(slot, now)
+        if extra:
+            self._own_slots.difference_update(extra)
+            self._free_slots(keys=[slot_key(slot) for slot in extra], args=[self._worker])
         return assigned
 
     def _slots_to_take(self, slots: list[tuple[WantedDeployment, str]]) -> set[str]:
@@ -266,7 +277,10 @@ class Reconciler:
         elif each.state == WantedState.UNLOADED:
             self._retire(replica)
         elif each.state == WantedState.DRAINED:
-            self._drain(replica)
+            if replica.phase == ReplicaPhase.UNLOADED:  # otherwise gateways would let requests wait for its load
+                self._retire(replica)
+            else:
+                self._drain(replica)
         elif replica.spec.key != each.spec.key or name not in assigned:
             self._hand_over(replica, each)
 
@@ -277,25 +291,37 @@ class Reconciler:
         if replica.phase == ReplicaPhase.FAILED and replica.spec.key == each.spec.key:
             if self._has_successor(each, replica):
                 self._retire(replica)
-        elif not replica.is_serving and replica.phase != ReplicaPhase.DRAINING:
+        elif not replica.is_serving or self._is_extra(each, replica):
             self._retire(replica)
         elif is_used or time.monotonic() - replica.used_at < HANDOVER_SECONDS:
             return
         elif self._has_successor(each, replica):
             self._retire(replica)
 
+    def _is_extra(self, each: WantedDeployment, replica: LocalReplica) -> bool:
+        """Return whether all workers with a slot of the deployment serve the replica's version.
+
+        Requests then need no idle time of the replica. Under load there would be none.
+        """
+        owners = self._slot_owners.get(each.spec.name, set())
+        if replica.spec.key != each.spec.key or not owners:
+            return False
+        return owners <= {worker_of(replica_id) for replica_id in self._serving_elsewhere(each.spec.key, replica)}
+
     def _has_successor(self, each: WantedDeployment, replica: LocalReplica) -> bool:
         """Return whether another replica serves the wanted version of the deployment."""
         local = (other for other in self._replicas if other is not replica and other.spec.key == each.spec.key)
         if any(other.is_serving or other.phase == ReplicaPhase.UNLOADED for other in local):
             return True
+        return next(self._serving_elsewhere(each.spec.key, replica), None) is not None
+
+    def _serving_elsewhere(self, key: str, replica: LocalReplica) -> Iterator[str]:
+        """Yield the IDs of the other replicas that serve the deployment `key`."""
         found: Any = self._broker.hgetall(REPLICAS_KEY)
-        return any(
-            replica_id != replica.id.encode()
-            and _serves(payload, each.spec.key)
-            and self._broker.exists(beat_key(replica_id.decode()))
-            for replica_id, payload in found.items()
-        )
+        for raw, payload in found.items():
+            replica_id = raw.decode()
+            if replica_id != replica.id and _serves(payload, key) and self._broker.exists(beat_key(replica_id)):
+                yield replica_id
 
     def _drain(self, replica: LocalReplica) -> None:
         """Accept no more executions, and return those without a token to the queue."""
@@ -353,7 +379,7 @@ class Reconciler:
         try:
             self._load(replica)
         except BaseException as exc:
-            seconds = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2**replica.failures)
+            seconds = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(replica.failures, MAX_DOUBLINGS))
             log.exception("model_load_failed", model=replica.spec.name, retry_seconds=seconds)
             # Until the end of this block the traceback refers to the weights that were loaded.
             reason = str(exc) or type(exc).__name__

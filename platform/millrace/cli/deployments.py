@@ -277,7 +277,7 @@ def _fields(options: dict[str, Any]) -> dict[str, Any]:
 
 def _pool(text: str) -> tuple[str, int]:
     name, _, count = text.partition("=")
-    if not name or not count.isdigit():
+    if not name or not count.isdecimal():
         fail(f"--pool {text!r}: enter a pool and its number of replicas, such as default=1", FAILED)
     return name, int(count)
 
@@ -295,4 +295,8 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
     entries = found.get("deployments") if isinstance(found, dict) else found
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         fail(f"{path}: want a list of deployments, each with name and source.", FAILED)
-    return [dict(entry) for entry in entries]
+    try:
+        plain: list[dict[str, Any]] = json.loads(json.dumps(entries, default=str))  # a date can be a revision
+    except (TypeError, ValueError) as exc:
+        fail(f"{path}: want a list of deployments, each with name and source: {exc}", FAILED)
+    return plain

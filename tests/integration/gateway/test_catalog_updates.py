@@ -13,9 +13,10 @@ import redis.asyncio as redis
 from inference_worker.contract.deployments import WANTED_KEY, WantedDeployment, WantedDeployments, encode_wanted
 from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, ReplicaPhase, beat_key, encode
 from inference_worker.contract.settings import ModelSpec
-from millrace.gateway.core.catalog import ServedModel, load_catalog
+from millrace.gateway.core.catalog import ServedModel, load_catalog, load_served_model
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
+from millrace.gateway.lifecycle import catalog_updates
 from millrace.gateway.lifecycle.catalog_updates import CatalogUpdater, read_catalog
 from millrace.gateway.routing.router import Router
 from tests.support.gateway.keys import make_key
@@ -50,8 +51,8 @@ class Fleet:
         self.updater = CatalogUpdater(broker, models, self.loading, self.registry, pool, models_data_dir())
         self._phases: dict[str, tuple[ModelSpec, ReplicaPhase]] = {}
 
-    async def want(self, *specs: ModelSpec, **options: Any) -> None:
-        deployments = tuple(WantedDeployment(spec, {"default": 1}, **options) for spec in specs)
+    async def want(self, *specs: ModelSpec, replicas: int = 1, **options: Any) -> None:
+        deployments = tuple(WantedDeployment(spec, {"default": replicas}, **options) for spec in specs)
         await self.broker.set(WANTED_KEY, encode_wanted(WantedDeployments(deployments)))
 
     async def round(self, **phases: tuple[ModelSpec, ReplicaPhase]) -> None:
@@ -74,7 +75,7 @@ async def fleet(broker: redis.Redis) -> Fleet:
 
 
 async def test_a_new_version_is_routed_when_its_replicas_and_tokenizers_are_ready(fleet: Fleet) -> None:
-    await fleet.want(NEW)
+    await fleet.want(NEW, replicas=2)
     await fleet.round(a=(OLD, ReplicaPhase.READY), b=(NEW, ReplicaPhase.LOADING))
     assert fleet.pool.keys == set()  # the worker has not prepared the files
     fleet.pool.is_current = False
@@ -87,6 +88,29 @@ async def test_a_new_version_is_routed_when_its_replicas_and_tokenizers_are_read
     await fleet.round(c=(NEW, ReplicaPhase.READY))
     assert fleet.models["m"].key == NEW.key
     assert fleet.router.served("m") is fleet.models["m"]
+
+
+async def test_a_new_version_with_fewer_replicas_is_routed(fleet: Fleet) -> None:
+    await fleet.want(NEW)  # with one replica
+    await fleet.round(a=(OLD, ReplicaPhase.READY), b=(OLD, ReplicaPhase.READY), c=(NEW, ReplicaPhase.READY))
+    assert fleet.models["m"].key == NEW.key
+
+
+async def test_an_error_of_one_deployment_does_not_affect_the_others(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_to_load(spec: ModelSpec, *args: Any) -> ServedModel:
+        if spec.name == "broken":
+            raise KeyError("chat_template")
+        return load_served_model(spec, *args)
+
+    monkeypatch.setattr(catalog_updates, "load_served_model", fail_to_load)
+    broken, other = replace(OLD, name="broken"), replace(OLD, name="other")
+    await fleet.want(broken, other)
+    await fleet.round(a=(broken, ReplicaPhase.READY), b=(other, ReplicaPhase.READY))
+    assert set(fleet.models) == {"other"}  # m was removed
+    assert fleet.loading == {"broken"}
+    assert set(await read_catalog(fleet.broker, (broken, other), models_data_dir())) == {"other"}
 
 
 async def test_a_version_whose_load_fails_is_never_routed(fleet: Fleet) -> None:

@@ -121,6 +121,7 @@ def test_the_command_imports_the_settings(broker: redis.Redis) -> None:
     "options",
     [
         {"name": "Not valid"},
+        {"name": "import"},
         {"source": ""},
         {"dtype": "float8"},
         {"quantization": "int3"},
@@ -160,6 +161,13 @@ def test_an_import_is_idempotent_and_complete_or_nothing(broker: redis.Redis) ->
     with pytest.raises(ActionRefused, match="'bad'"):
         do_import_deployments([{"name": "good", "source": "/g"}, {"name": "bad", "source": "/b", "dtype": "x"}])
     assert names(broker) == ["llama", "small", "small-f32"]
+
+
+def test_the_first_import_can_name_models_of_the_settings(broker: redis.Redis) -> None:
+    name = settings.MILLRACE.models[0].name
+    entries = [{"name": "llama", "source": "/models/llama"}, {"name": name, "source": "embedded", "dtype": "float32"}]
+    assert do_import_deployments(entries) == {"created": ["llama"], "updated": [name], "unchanged": []}
+    assert set(names(broker)) == {"llama", *(spec.name for spec in settings.MILLRACE.models)}
 
 
 @pytest.mark.usefixtures("catalog")
@@ -287,6 +295,14 @@ def test_the_api_adds_updates_and_removes(operator: APIClient, broker: redis.Red
     assert call(operator, "post", "/check", {"name": "new", "source": "embedded"}).json() == {"task": "generate"}
     assert call(operator, "delete", "/llama").status_code == 204
     assert call(operator, "get", "/llama").status_code == 404
+
+
+@pytest.mark.usefixtures("catalog")
+def test_the_directory_of_an_unknown_user_is_reported(operator: APIClient, broker: redis.Redis) -> None:
+    body = {"name": "llama", "source": "~no-such-user/model"}
+    assert call(operator, "post", "/check", body).status_code == 400
+    assert call(operator, "post", body=body).status_code == 201  # it may exist on the machines of the workers
+    assert [each["state"] for each in call(operator, "get").json()] == ["pending"] * 3
 
 
 @pytest.mark.usefixtures("catalog")

@@ -212,6 +212,20 @@ def test_a_failed_load_is_reported_and_the_old_version_serves(
     assert worker.phases() == {broken.key: ReplicaPhase.READY}
 
 
+def test_a_load_that_has_failed_for_days_is_still_delayed(
+    broker: redis.Redis, want: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = FakeWorker(broker, "w-0")
+    worker.broken.add(SPEC.source)
+    want(wanted())
+    worker.rounds()
+    monkeypatch.setattr(module, "FIRST_RETRY_SECONDS", 15.0)
+    worker.replica(SPEC.key).failures = 2000
+    worker.rounds()
+    assert worker.phases() == {SPEC.key: ReplicaPhase.FAILED}
+    assert worker.replica(SPEC.key).retry_at > time.monotonic() + 500
+
+
 def test_a_slot_has_one_worker_until_it_is_free(broker: redis.Redis, want: Callable[..., None]) -> None:
     first, second = FakeWorker(broker, "w-0"), FakeWorker(broker, "w-1")
     want(wanted(replicas=1))
@@ -229,6 +243,58 @@ def test_a_slot_has_one_worker_until_it_is_free(broker: redis.Redis, want: Calla
     assert (first.loads, second.loads) == ([SPEC.key], [SPEC.key])
     owners = {broker.get(slot_key(f"default/m/{number}")) for number in range(2)}
     assert owners == {b"w-0", b"w-1"}
+
+
+def test_a_restarted_worker_keeps_one_slot_of_a_deployment(broker: redis.Redis, want: Callable[..., None]) -> None:
+    want(wanted(replicas=2))
+    broker.set(slot_key("default/m/1"), "w-1", px=SLOT_SECONDS * 1000)  # slot 0 became free before the restart
+    restarted = FakeWorker(broker, "w-1")
+    restarted.rounds(2)
+    returned = FakeWorker(broker, "w-0")
+    returned.rounds(2)
+    assert (restarted.loads, returned.loads) == ([SPEC.key], [SPEC.key])
+    restarted.rounds(2)
+    assert {broker.get(slot_key(f"default/m/{number}")) for number in range(2)} == {b"w-0", b"w-1"}
+
+
+def test_an_extra_replica_is_drained_while_it_has_requests(
+    broker: redis.Redis, want: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HANDOVER_SECONDS", 3600.0)
+    kept, extra = FakeWorker(broker, "w-0"), FakeWorker(broker, "w-1")
+    want(wanted(replicas=2))
+    for worker in (kept, extra, kept, extra):
+        worker.rounds()
+    engine = extra.engine(SPEC.key)
+    engine.executions = [ActiveJob(make_job(), 1)]
+    want(wanted(replicas=1))
+    extra.rounds(2)
+    assert extra.replica(SPEC.key).is_serving  # the other one has sent no heartbeat
+    beat = Heartbeat(1, "m", True, False, 0, 0, 8, 10, 0, version=SPEC.version)
+    replica_id = kept.replica(SPEC.key).id
+    broker.hset(REPLICAS_KEY, replica_id, encode(beat))
+    broker.set(beat_key(replica_id), "", px=5000)
+    for worker in (kept, extra):
+        worker.rounds()
+    assert (kept.phases(), extra.phases()) == (
+        {SPEC.key: ReplicaPhase.READY},
+        {SPEC.key: ReplicaPhase.DRAINING},
+    )
+    engine.executions = []
+    extra.rounds()
+    assert (extra.phases(), engine.is_closed) == ({}, True)
+
+
+def test_a_drained_deployment_without_weights_is_not_offered(broker: redis.Redis, want: Callable[..., None]) -> None:
+    worker = FakeWorker(broker, "w-0")
+    want(wanted(idle_seconds=60))
+    worker.rounds(2)
+    worker.replica(SPEC.key).used_at -= 100
+    worker.rounds(2)
+    assert worker.phases() == {SPEC.key: ReplicaPhase.UNLOADED}
+    want(wanted(idle_seconds=60, state=WantedState.DRAINED))
+    worker.rounds()
+    assert worker.phases() == {}
 
 
 def test_a_worker_without_its_slot_hands_over(broker: redis.Redis, want: Callable[..., None]) -> None:

@@ -18,6 +18,7 @@ from millrace import cli
 from millrace.cli import app, budgets, keys, output
 from millrace.cli.app import ResourceGroup
 from millrace.cli.command_reference import commands_as_markdown
+from millrace.cli.deployments import _read_file
 from millrace.cli.profiles import Connection, NotSignedIn, changed_profiles, config_path, find_connection, read_profiles
 from millrace.client import Client, models
 
@@ -362,3 +363,15 @@ def test_unreachable_server(run, monkeypatch):
     monkeypatch.setattr(app, "make_client", lambda c: Client(c.url, c.api_key, max_retries=0, transport=transport))
     said = CliRunner().invoke(cli.root, ["usage"])
     assert (said.exit_code, "Check the URL" in said.stderr) == (app.TRY_AGAIN, True)
+
+
+def test_a_file_of_deployments_may_have_dates_as_revisions(tmp_path: Path) -> None:
+    file = tmp_path / "deployments.yaml"
+    file.write_text("- name: llama\n  source: /models/llama\n  revision: 2026-11-23\n  pools: {default: 2}\n")
+    (entry,) = _read_file(file)
+    assert json.loads(json.dumps(entry)) == {
+        "name": "llama",
+        "source": "/models/llama",
+        "revision": "2026-11-23",
+        "pools": {"default": 2},
+    }

@@ -51,6 +51,7 @@ DEFAULT_POOLS = {"default": 1}
 MAX_POOLS = 32
 MAX_IDLE_SECONDS = 30 * 86_400
 POOL_NAME = MODEL_NAME
+RESERVED_NAMES = ("check", "import")  # paths of the API, below /api/operator/deployments
 OPTIONS = tuple(name for name in Deployment.AUDITED if name not in ("name", "source", "state"))
 _LOCK = 0x6465706C  # the number of an advisory lock; unique in the database
 _RANGES = {"max_model_len": (16, 1 << 24), "block_size": (1, 256), "default_max_tokens": (1, 1 << 24)}
@@ -152,6 +153,8 @@ def do_import_deployments(entries: Iterable[Mapping[str, Any]]) -> dict[str, lis
     result: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
     with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
+        if not Deployment.objects.exists():
+            do_import_settings(settings.MILLRACE.models)
         known = {row.name: row for row in Deployment.objects.all()}
         for entry in entries:
             options = dict(entry)
@@ -245,7 +248,7 @@ def check_source(spec: ModelSpec) -> str:
             if spec.max_model_len and spec.max_model_len > config.max_model_len:
                 message = f"The model's context has {config.max_model_len} tokens. Enter at most that many."
                 raise FieldRefused("max_model_len", "invalid", message)
-    except ModelError as exc:
+    except (ModelError, OSError, RuntimeError) as exc:  # RuntimeError: a home directory of an unknown user
         raise FieldRefused("source", "invalid", f"{exc}.") from exc
     return model_task(spec.source)
 
@@ -326,6 +329,8 @@ def _check(row: Deployment) -> None:
     if not re.fullmatch(MODEL_NAME, row.name):
         message = "Enter 1 to 64 of a-z 0-9 . _ - that start with a letter or digit."
         raise FieldRefused("name", "invalid", message)
+    if row.name in RESERVED_NAMES and row.imported is None:
+        raise FieldRefused("name", "invalid", f"{row.name!r} is reserved. Choose another name.")
     if not row.source or len(row.source) > 1024:
         raise FieldRefused("source", "invalid", f"Enter {', '.join(EMBEDDED)}, a model directory or a .gguf file.")
     for field, known in _CHOICES.items():

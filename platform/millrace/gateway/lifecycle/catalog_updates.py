@@ -2,8 +2,8 @@
 
 The wanted deployments are read twice a second (inference_worker.contract.deployments). A new version's tokenizer is
 loaded once a replica has prepared the model's files, also in the prompt processes. Requests are routed to the new
-version once as many of its replicas are ready as of the old one. Requests that are already tokenized run on the old
-one.
+version once as many of its replicas are ready as of the old one, or as many as are wanted. Requests that are already
+tokenized run on the old one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,13 @@ import msgspec
 import redis.asyncio as redis
 import structlog
 
-from inference_worker.contract.config import ModelError
-from inference_worker.contract.deployments import WANTED_KEY, WantedDeployment, WantedDeployments, decode_wanted
+from inference_worker.contract.deployments import (
+    ALL_WORKERS,
+    WANTED_KEY,
+    WantedDeployment,
+    WantedDeployments,
+    decode_wanted,
+)
 from inference_worker.contract.messages import (
     HEARTBEAT_SECONDS,
     REPLICAS_KEY,
@@ -63,8 +69,8 @@ async def read_catalog(broker: redis.Redis, specs: tuple[ModelSpec, ...], data_d
         if candidates:
             try:
                 model = load_served_model(candidates[0], data_dir, models.values())
-            except (ModelError, OSError) as exc:
-                log.warning("model_files_unreadable", model=each.spec.name, error=str(exc))
+            except Exception:  # the other deployments must not be affected
+                log.exception("model_files_unreadable", model=each.spec.name)
                 continue
             models[model.name] = _with_defaults(model, each)
     return models
@@ -143,7 +149,7 @@ class CatalogUpdater:
         if not self._pool.is_current:
             return
         ready = len(self._replicas.ready(key))
-        if current is not None and ready < len(self._replicas.ready(current.key)):
+        if current is not None and ready < min(len(self._replicas.ready(current.key)), _most_replicas(each)):
             return
         self._models[name] = following
         del self._next[name]
@@ -154,14 +160,20 @@ class CatalogUpdater:
         models = [*self._models.values(), *self._next.values()]
         try:
             model = await asyncio.to_thread(load_served_model, each.spec, self._data_dir, models)
-        except (ModelError, OSError) as exc:
-            log.warning("model_files_unreadable", model=each.spec.name, error=str(exc))
+        except Exception:  # the other deployments must not be affected
+            log.exception("model_files_unreadable", model=each.spec.name)
             self._retry_at[each.spec.key] = time.monotonic() + RETRY_SECONDS
             return None
         gc.freeze()  # a tokenizer is never part of a cycle, and scanning it would pause the event loop
         model = self._next[each.spec.name] = _with_defaults(model, each)
         self._pool.replace_models([*self._models.values(), *self._next.values()])
         return model
+
+
+def _most_replicas(each: WantedDeployment) -> int:
+    """Return the wanted number of replicas; a number that is never reached if each worker of a pool has one."""
+    counts = each.pools.values()
+    return sys.maxsize if ALL_WORKERS in counts else sum(counts)
 
 
 def _with_defaults(model: ServedModel, each: WantedDeployment) -> ServedModel:
