@@ -181,7 +181,13 @@ class KVCacheManager:
         usable += len(run)
         behind = [0] * (usable - len(run))
         found = zip(*reversed(run), strict=True) if run else ((),) * len(self._window_groups)
-        return [table[:usable] for table in tables] + [[*behind, *block_ids] for block_ids in found]
+        tables = [table[:usable] for table in tables]
+        for (_, window), block_ids in zip(self._window_groups, found, strict=True):
+            table = [*behind, *block_ids]
+            released = max(0, usable * self.block_size - window) // self.block_size  # as in `publish`
+            table[:released] = [0] * released
+            tables.append(table)
+        return tables
 
     def _find(self, block_hash: bytes, group: int) -> int:
         """Return the block of a group with this hash, IN_CPU_MEMORY, or 0 if it is not cached."""

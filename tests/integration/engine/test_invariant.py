@@ -28,6 +28,7 @@ from inference_worker.engine.attention.base import (
 from inference_worker.engine.attention.batch_invariant import InvariantBackend
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.sampling import sampler
+from inference_worker.engine.sampling.penalties import Penalties
 from inference_worker.engine.sampling.sampler import Sampled, Sampler
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from kernels import invariant
@@ -168,9 +169,9 @@ def test_outputs_are_equal_among_31_other_requests(
 ) -> None:
     choose, drawn_at_once = sampler._choose, set[int]()
 
-    def count(logits: torch.Tensor, rows: Sequence[sampler.SampleRow]) -> torch.Tensor:
+    def count(logits: torch.Tensor, rows: Sequence[sampler.SampleRow], penalties: Penalties | None) -> torch.Tensor:
         drawn_at_once.add(len(rows))
-        return choose(logits, rows)
+        return choose(logits, rows, penalties)
 
     monkeypatch.setattr(sampler, "_choose", count)
     before = alone.llm.stats()

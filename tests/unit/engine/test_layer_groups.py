@@ -112,6 +112,15 @@ def test_the_hit_is_what_all_groups_can_serve() -> None:
     assert cache.lookup(seq).num_cached_tokens == 20 * BLOCK
 
 
+def test_a_hit_has_only_the_blocks_in_the_window_of_each_group() -> None:
+    engine = make_engine(120, 16, 160, is_async=True)
+    run_one(engine, request("x", 480))
+    hit = engine.scheduler.cache.lookup(Sequence(request("again", 490), None))
+    assert [table.count(0) for table in hit.tables] == [29, 20]
+    engine.add_request(request("again", 490, max_tokens=40, ignore_eos=True))
+    run_and_count(engine)
+
+
 def test_a_complete_hit_computes_its_last_block_again() -> None:
     engine = make_engine(60, 0, WINDOW)
     run_one(engine, request("x", 480))
