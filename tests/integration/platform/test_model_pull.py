@@ -336,6 +336,16 @@ def test_a_gguf_file_is_chosen_by_its_name(hub: HubServer, store: ModelStore) ->
     assert store.find("tiny/gguf", file="a.Q4_0.gguf") == pulled[0]
 
 
+@pytest.mark.parametrize("file", [None, "a-00002-of-00002.gguf"])
+def test_the_parts_of_a_split_gguf_file_are_rejected(hub: HubServer, store: ModelStore, file: str | None) -> None:
+    names = ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf")
+    hub.models["tiny/split"] = type(hub.models[ID])(dict.fromkeys(names, b"GGUF"))
+    with pytest.raises(HubError, match=r"parts of a split \.gguf file are not supported: choose") as caught:
+        pull(hub, store, HubSource("tiny/split", file=file))
+    assert caught.value.code == "unsupported"
+    assert hub.downloads() == []
+
+
 def test_verify_and_remove(hub: HubServer, tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return millrace(*arguments, hub_url=hub.url, data_dir=tmp_path)

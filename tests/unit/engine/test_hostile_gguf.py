@@ -59,3 +59,10 @@ def check_problem(path: Path, message: str) -> None:
     assert len(problem.message) < 1000
     with pytest.raises(ModelError, match=message):
         ensure_model(ModelSpec("x", str(path), "auto"), path.parent)
+
+
+def test_a_part_of_a_split_file_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "x-00001-of-00002.gguf"
+    write(path, "llama", "token_embd.weight", (2, 8), **{"split.no": 0, "split.count": 2})
+    check_problem(path, "is one of 2 parts, which are not supported: merge")
+    assert [problem.code for problem in inspect_checkpoint(path).problems] == ["unsupported_config"]
