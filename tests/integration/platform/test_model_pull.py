@@ -388,7 +388,9 @@ def test_verify_and_remove(hub: HubServer, tmp_path: Path) -> None:
     damaged = run("verify", ID)
     assert damaged.returncode == 1
     assert str(weights) in damaged.stdout
-    assert "Removed" in run("remove", ID).stdout
+    removed = run("remove", ID)
+    assert "Removed" in removed.stdout
+    assert "cannot load it again until it is pulled" in removed.stderr
     assert json.loads(run("list", "--json").stdout) == []
     assert run("remove", ID).returncode == 4
     assert run("verify", ID).returncode == 4
