@@ -53,6 +53,8 @@ def _fp8(config: Mapping[str, Any], read: ConfigReader) -> CheckpointFormat:
 
 
 def _compressed_tensors(config: Mapping[str, Any], read: ConfigReader) -> CheckpointFormat:
+    if config.get("transform_config"):  # rotations of the inputs of layers
+        raise read.error("transform_config of compressed-tensors is not supported; choose a model without it")
     groups = config.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1 or not isinstance(next(iter(groups.values())), dict):
         raise read.error("config_groups of compressed-tensors must have exactly one group")

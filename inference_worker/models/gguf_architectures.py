@@ -241,6 +241,8 @@ def _glm4(fields: Fields) -> Keys:
 
 def _granite(fields: Fields) -> Keys:
     head_dim = fields.size("embedding_length") / max(fields.size("attention.head_count"), 1)
+    if head_dim <= 0:
+        raise fields.error("embedding_length and attention.head_count must be at least 1")
     return {
         **_llama(fields),
         "attention_multiplier": fields.number("attention.scale", head_dim**-0.5),

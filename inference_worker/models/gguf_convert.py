@@ -27,8 +27,11 @@ from inference_worker.models.gguf_fields import Fields
 from inference_worker.models.gguf_file import GGUFFile, GGUFTensor
 from inference_worker.models.gguf_header import GGUFError
 from inference_worker.models.gguf_tokenizer import write_tokenizer
+from inference_worker.models.safetensors_header import MAX_TENSORS
 
 _ROW_BATCH_SIZE = 4096
+_MAX_INDEX_DIGITS = 6  # of a layer
+_MAX_EXPERTS = 1 << 12  # of a layer
 
 
 def convert(file: GGUFFile, directory: Path, progress: Callable[[int, int], None] | None = None) -> None:
@@ -104,7 +107,11 @@ class TensorConverter:
         Raises:
             GGUFError: a tensor is not part of the model, or two become one.
         """
-        found = [target for tensor in self._sources() for target in self._targets(tensor)]
+        found: list[tuple[str, tuple[int, ...]]] = []
+        for tensor in self._sources():
+            found += self._targets(tensor)
+            if len(found) > MAX_TENSORS:
+                raise GGUFError(f"{self.file.path}: has more than {MAX_TENSORS} tensors")
         if len({name for name, _ in found}) < len(found):
             raise GGUFError(f"{self.file.path}: two tensors have the same place in the model")
         return found
@@ -114,22 +121,27 @@ class TensorConverter:
 
     def _targets(self, tensor: GGUFTensor) -> list[tuple[str, tuple[int, ...]]]:
         """Return the names and shapes of the tensors that the tensor becomes: one, or one for each expert."""
-        *layer, part, kind = tensor.name.split(".")
+        rest, _, kind = tensor.name.rpartition(".")
+        *layer, part = rest.split(".")
         if kind in ("weight", "bias"):
             if not layer and part in TOP_NAMES:
                 return [(f"{TOP_NAMES[part]}.{kind}", tensor.shape)]
-            if len(layer) == 2 and layer[0] == "blk" and layer[1].isdecimal() and part in self.architecture.names:
+            if len(layer) == 2 and layer[0] == "blk" and _is_index(layer[1]) and part in self.architecture.names:
                 name = f"model.layers.{int(layer[1])}.{self.architecture.names[part]}.{kind}"
                 if "{}" not in name:
                     return [(name, (1, *tensor.shape) if part == "ffn_gate_inp_shexp" else tensor.shape)]
-                if len(tensor.shape) == 3:
+                if len(tensor.shape) == 3 and tensor.shape[0] <= _MAX_EXPERTS:
                     return [(name.format(expert), tensor.shape[1:]) for expert in range(tensor.shape[0])]
         model = self.architecture.class_name
-        raise GGUFError(f"{self.file.path}: tensor {tensor.name} {tensor.shape} is not part of a {model}")
+        raise GGUFError(f"{self.file.path}: tensor {tensor.name:.80} {tensor.shape} is not part of a {model}")
+
+
+def _is_index(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_INDEX_DIGITS
 
 
 def _part(tensor: GGUFTensor) -> str:
-    return tensor.name.split(".")[-2]
+    return tensor.name.rpartition(".")[0].rpartition(".")[2]
 
 
 def _unpermute(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:

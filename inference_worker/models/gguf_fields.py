@@ -12,10 +12,18 @@ _TENSOR_LIMIT = 1 << 16  # numbers of a tensor that is read as a list
 
 
 class Fields:
-    """The metadata of an open file. The keys of sizes and numbers follow the name of the architecture."""
+    """The metadata of an open file. The keys of sizes and numbers follow the name of the architecture.
+
+    Raises:
+        GGUFError: the file is a part of a split model, or has no architecture.
+    """
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
+        parts = file.fields.get("split.count", 1)
+        if isinstance(parts, int) and parts > 1:
+            hint = "merge them into one file with `llama-gguf-split --merge`"
+            raise self.error(f"is one of {parts} parts, which are not supported: {hint}")
         self.architecture = self.text("general.architecture")
 
     def error(self, text: str) -> GGUFError:

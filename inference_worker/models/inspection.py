@@ -231,8 +231,10 @@ def _inspect_gguf(path: Path) -> CheckpointReport:
             architecture, license_name = (file.fields.get(f"general.{key}") for key in ("architecture", "license"))
             fields |= {"architecture": str(architecture), "num_files": 1, "license": _short_text(license_name)}
             fields |= _gguf_weights(file)
-            with _collected(problems, "unsupported_architecture"):
-                architecture_of(Fields(file))
+            with _collected(problems, "unsupported_config"):
+                metadata = Fields(file)
+                with _collected(problems, "unsupported_architecture"):
+                    architecture_of(metadata)
             with _collected([] if problems else problems, "unsupported_config"):
                 write_settings(file, Path(scratch))
                 fields["config"] = read_model_config(Path(scratch))

@@ -128,7 +128,8 @@ def link_with_tokenizer(source: Path, target: Path) -> None:
         ModelError: the tokenizer is damaged or not supported.
     """
     for path in source.parent.iterdir():
-        (target / path.name).symlink_to(path.resolve())
+        if path.name != "tokenizer.json":  # if it exists, it is a dangling link, whose target must not be written
+            (target / path.name).symlink_to(path.resolve())
     tokenizer_convert.convert(source).save(str(target / "tokenizer.json"))
 
 

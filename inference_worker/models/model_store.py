@@ -89,7 +89,7 @@ class PartialModel:
         return (
             self.repository == repository
             and (revision is None or _is_prefix(revision, name))
-            and (file is None or name.endswith(f"-{Path(file).stem}"))
+            and (file is None or name.endswith(f"-{_stem(file)}"))
         )
 
 
@@ -137,7 +137,7 @@ class ModelStore:
         check_repository(repository)
         if not re.fullmatch(r"[0-9a-f]{40}", commit):
             raise ModelError(f"{commit!r} is not the hash of a commit")
-        name = commit if file is None else f"{commit}-{Path(file).stem}"
+        name = commit if file is None else f"{commit}-{_stem(file)}"
         return self._root / repository.replace("/", "--") / name
 
     @contextmanager
@@ -280,6 +280,10 @@ def _sha256(path: Path, progress: Progress | None, done: int, total: int) -> str
 
 def _is_prefix(revision: str, name: str) -> bool:
     return len(revision) >= _MIN_COMMIT_LETTERS and name.startswith(revision)
+
+
+def _stem(file: str) -> str:
+    return file.removesuffix(".gguf").replace("/", "--")
 
 
 def _partial(directory: Path) -> Path:

@@ -173,7 +173,8 @@ def verify(model: str, revision: str | None, file: str | None, as_json: bool) ->
 def remove(model: str, revision: str | None, file: str | None, as_json: bool) -> None:
     """Remove a pulled model, or the files of an interrupted download.
 
-    If the model was pulled in several revisions, name one.
+    If the model was pulled in several revisions, name one. A deployment that runs keeps its model until it loads it
+    again. `millrace deployments list` shows the deployments.
     """
     store = _store()
     source = _hub_source(model, revision, file)
@@ -188,6 +189,7 @@ def remove(model: str, revision: str | None, file: str | None, as_json: bool) ->
         output.print_json({"repository": source.repository, "directory": str(directories[0]), "removed": True})
     else:
         click.echo(f"Removed {source.repository} from {directories[0]}")
+        click.echo("Deployments of this model cannot load it again until it is pulled.", err=True)
 
 
 def _store() -> ModelStore:

@@ -19,7 +19,7 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.utils.logging import get_logger
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from inference_worker.models.model_store import ModelStore, StoredFile, StoredModel, check_files
+from inference_worker.models.model_store import ModelStore, StoredFile, StoredModel, check_files, read_manifest
 from millrace.devserver.hub_errors import as_hub_errors, disk_full
 from millrace.devserver.hub_files import TIMEOUT_SECONDS, FileFetcher
 from millrace.devserver.hub_source import (
@@ -96,10 +96,8 @@ class Hub:
                         directory, source.repository, source.revision, remote.commit, now, remote.license, files
                     )
                 )
-        found = store.find(source.repository, remote.commit, gguf)
-        if found is None:
-            raise HubError("damaged_file", f"{directory}: damaged; remove it and pull the model again")
-        check_files(found)
+            found = read_manifest(directory)  # before another process can remove it
+            check_files(found)
         return found
 
     def fetch_headers(self, source: HubSource, directory: Path) -> tuple[Path, str | None]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import get_session, hf_hub_url, hf_raise_for_status, try_to_load_from_cache
+from huggingface_hub import constants, get_session, hf_hub_url, hf_raise_for_status, try_to_load_from_cache
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils._headers import build_hf_headers
 
@@ -44,13 +44,18 @@ class FileFetcher:
         partial = target.with_name(f"{target.name}.part")
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists():  # an earlier pull verified it, and was interrupted at another file
-            return StoredFile(file.path, file.size, verify(target, file))
+            with suppress(HubError):
+                return StoredFile(file.path, file.size, verify(target, file))
+            target.unlink()
         if cached := self._cached(file):
             partial.unlink(missing_ok=True)  # it may be a link, which must not be appended to
             _link_or_copy(cached, partial)
             with suppress(HubError):
                 return _keep(partial, target, file)
         self._reject_offline(file)
+        if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
+            text = f"{file.path}: {file.size:,} bytes are too large to download; choose a model in smaller files"
+            raise HubError("unsupported", text)
         if partial.exists() and partial.stat().st_size > file.size:
             partial.unlink()
         with _BoundedFile(partial, file.size, report) as out:

@@ -144,6 +144,8 @@ def choose_gguf(remote: RemoteModel) -> str | None:
     if remote.source.file is not None:
         if remote.source.file not in remote.files:
             raise HubError("not_found", f"{remote.source}: the model has no file {remote.source.file}")
+        if _GGUF_PARTS.search(remote.source.file):
+            raise _split_error(remote)
         return remote.source.file
     if any(path.endswith(".safetensors") for path in remote.files):
         return None
@@ -153,4 +155,12 @@ def choose_gguf(remote: RemoteModel) -> str | None:
         raise HubError("unsupported", f"{remote.source}: has several .gguf files; add one as #file to the id: {names}")
     if files:
         check_file(files[0])
-    return files[0] if files else None
+        return files[0]
+    if any(map(_GGUF_PARTS.search, remote.files)):
+        raise _split_error(remote)
+    return None
+
+
+def _split_error(remote: RemoteModel) -> HubError:
+    text = "the parts of a split .gguf file are not supported: choose a model in one file, or download the parts and"
+    return HubError("unsupported", f"{remote.source}: {text} merge them with `llama-gguf-split --merge`")

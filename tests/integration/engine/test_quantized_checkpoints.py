@@ -112,6 +112,17 @@ def test_an_error_names_an_invalid_tensor(
         generate_from(model, tmp_path / "quantized")
 
 
+def test_transforms_of_activations_are_rejected(tmp_path: Path) -> None:
+    model = FamilyModel(CASES["qwen3"], tmp_path / "plain")
+    write_quantized(model.directory, "compressed-w4a16", tmp_path / "quantized", tmp_path / "reference")
+    path = tmp_path / "quantized" / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["transform_config"] = {"config_groups": {"R4": {"type": "hadamard"}}}
+    path.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="transform_config of compressed-tensors is not supported"):
+        ModelConfig.from_dir(tmp_path / "quantized")
+
+
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     model = FamilyModel(CASES["qwen3"], tmp_path / "plain")
     write_quantized(model.directory, "awq", tmp_path / "quantized", tmp_path / "reference")

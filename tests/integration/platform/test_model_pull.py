@@ -336,6 +336,43 @@ def test_a_gguf_file_is_chosen_by_its_name(hub: HubServer, store: ModelStore) ->
     assert store.find("tiny/gguf", file="a.Q4_0.gguf") == pulled[0]
 
 
+@pytest.mark.parametrize("file", [None, "a-00002-of-00002.gguf"])
+def test_the_parts_of_a_split_gguf_file_are_rejected(hub: HubServer, store: ModelStore, file: str | None) -> None:
+    names = ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf")
+    hub.models["tiny/split"] = type(hub.models[ID])(dict.fromkeys(names, b"GGUF"))
+    with pytest.raises(HubError, match=r"parts of a split \.gguf file are not supported: choose") as caught:
+        pull(hub, store, HubSource("tiny/split", file=file))
+    assert caught.value.code == "unsupported"
+    assert hub.downloads() == []
+
+
+def test_models_of_one_revision_are_not_mixed_up(hub: HubServer, store: ModelStore) -> None:
+    hub.models[ID].files |= {"a.gguf": b"top", "q4/a.gguf": b"nested"}
+    first = pull(hub, store)
+    top, nested = (pull(hub, store, HubSource(ID, file=name)) for name in ("a.gguf", "q4/a.gguf"))
+    assert (top.source.read_bytes(), nested.source.read_bytes()) == (b"top", b"nested")
+    assert pull(hub, store) == first
+    assert pull(hub, store, HubSource(ID, file="a.gguf")) == top
+
+
+def test_a_file_that_was_damaged_after_an_interrupted_pull_is_downloaded_again(
+    hub: HubServer, store: ModelStore
+) -> None:
+    with store.stage(store.directory(ID, hub.models[ID].commit)) as staging:
+        assert staging is not None
+        (staging / WEIGHTS).write_bytes(b"damaged")
+    assert store.verify(pull(hub, store)) == []
+
+
+def test_a_file_that_is_too_large_for_one_download_is_an_error(
+    hub: HubServer, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "MAX_HTTP_DOWNLOAD_SIZE", len(hub.models[ID].files[WEIGHTS]) - 1)
+    with pytest.raises(HubError, match="too large to download") as caught:
+        pull(hub, store)
+    assert caught.value.code == "unsupported"
+
+
 def test_verify_and_remove(hub: HubServer, tmp_path: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return millrace(*arguments, hub_url=hub.url, data_dir=tmp_path)
@@ -351,7 +388,9 @@ def test_verify_and_remove(hub: HubServer, tmp_path: Path) -> None:
     damaged = run("verify", ID)
     assert damaged.returncode == 1
     assert str(weights) in damaged.stdout
-    assert "Removed" in run("remove", ID).stdout
+    removed = run("remove", ID)
+    assert "Removed" in removed.stdout
+    assert "cannot load it again until it is pulled" in removed.stderr
     assert json.loads(run("list", "--json").stdout) == []
     assert run("remove", ID).returncode == 4
     assert run("verify", ID).returncode == 4

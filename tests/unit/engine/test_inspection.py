@@ -232,5 +232,8 @@ def test_a_tokenizer_that_is_converted_is_inspected(checkpoint: Path) -> None:
     report = inspect_checkpoint(checkpoint)
     assert (report.problems, report.tokenizer, report.has_chat_template) == ((), "BPE (bytes)", True)
     assert sorted(checkpoint.iterdir()) == before
+    (checkpoint / "tokenizer.json").symlink_to(checkpoint.parent / "outside")
+    assert inspect_checkpoint(checkpoint).is_supported
+    assert not (checkpoint.parent / "outside").exists()
     shutil.rmtree(checkpoint)
     assert len(vocab) < VOCAB
