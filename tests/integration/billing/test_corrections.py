@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, timedelta
 
 import pytest
 
@@ -160,6 +160,20 @@ def test_an_invoice_that_credit_paid_can_be_voided(acme):
     assert on(Account.CREDITS, acme) == -200
     with pytest.raises(Conflict, match="Only open invoices"):
         do_void(invoice, "again")
+
+
+def test_credit_that_a_void_restores_after_it_expired_expires_again(acme):
+    credits.do_grant_credit(
+        acme, CreditGrant.GrantType.PROMOTIONAL, 150 * CENT, starts_at=OCTOBER, expires_at=OCTOBER + timedelta(days=1)
+    )
+    use(acme, OCTOBER, (price("1"), MILLION))
+    october = invoiced(acme, OCTOBER)
+    assert credits.do_expire_credits(DECEMBER) == 1
+    do_void(october, "wrong address")
+    assert on(Account.CREDITS, acme) == -100
+    assert credits.do_expire_credits(DECEMBER) == 1
+    assert credits.do_expire_credits(DECEMBER) == 0
+    assert on(Account.CREDITS, acme) == on(Account.PROMOTIONS, acme) == 0
 
 
 def test_no_more_than_the_invoice_is_credited(acme):
