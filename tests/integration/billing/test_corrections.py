@@ -249,3 +249,20 @@ def test_one_failing_invoice_does_not_stop_the_others(acme):
     report = invoice_months(month="2026-10", now=over(period(OCTOBER)))
     assert len(report.finalized) == 1
     assert [text.partition(":")[0] for text in report.left] == ["acme 2026-10"]
+
+
+def test_a_month_waits_for_the_draft_that_its_correction_corrects(acme):
+    use(acme, OCTOBER, (price("1"), MILLION))
+    tax(10, date(2026, 1, 1))
+    with all_tenants_scope(BypassReason.BILLING):
+        TaxRule.objects.update(region="Bavaria")
+    month = period(NOVEMBER)
+    assert len(invoice_months(month="2026-10", now=over(period(OCTOBER))).left) == 1  # no tax rule
+    take_back(unscoped(UsageEvent).all()[0], NOVEMBER)
+    invoice_months(now=over(month))
+    with all_tenants_scope(BypassReason.BILLING):
+        TaxRule.objects.update(region="")
+    invoice_months(now=over(month))
+    assert on(Account.REVENUE, acme) == 0
+    assert {row.invoice_type: row.total for row in unscoped(Invoice).all()} == {"invoice": 110, "correction": 110}
+    assert period(NOVEMBER).invoiced_at is not None
