@@ -199,9 +199,12 @@ def _expire(pk: int, tenant_id: int) -> bool:
         rest: int = grant.rest
         if rest <= 0 or _still_wanted(grant):
             return False
+        # A void restores credit of an expired grant, which then expires again.
+        earlier = CreditApplication.objects.for_tenant(tenant_id).filter(grant=grant, invoice=None).count()
+        key = f"expiry:{grant.pk}:{earlier}" if earlier else f"expiry:{grant.pk}"
         CreditApplication.objects.create(grant=grant, tenant_id=tenant_id, invoice=None, nano=rest)
         gone_to = _GONE_TO[CreditGrant.GrantType(grant.grant_type)]
-        post(tenant_id, f"expiry:{grant.pk}", [PostedEntry(Account.CREDITS, rest), PostedEntry(gone_to, -rest)])
+        post(tenant_id, key, [PostedEntry(Account.CREDITS, rest), PostedEntry(gone_to, -rest)])
         audit.record("credit.expired", grant, tenant_id=tenant_id, before=audit.serialize_for_audit(grant))
     return True
 

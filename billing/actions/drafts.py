@@ -19,7 +19,7 @@ from billing.budgets.reservations import open_before
 from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, used, wanted
 from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
 from billing.metering.archives import require_usage
-from billing.models import ADDRESS, BillingProfile, Commitment, CreditGrant, Invoice, InvoiceLine, Period
+from billing.models import ADDRESS, Adjustment, BillingProfile, Commitment, CreditGrant, Invoice, InvoiceLine, Period
 from billing.periods import default_entity
 from tenants import audit
 from tenants.actions import Conflict
@@ -117,6 +117,16 @@ def _draft_corrections(period: Period, tenant: Tenant, back: list[UsageLine]) ->
             note.reason, note.refers_to = "Corrections to invoiced usage", invoice
             found.append(write(note, [line(note, number, use) for number, use in enumerate(uses, 1)]))
     return found
+
+
+def waits_for_drafts(period: Period) -> bool:
+    """Return whether usage reversed in the period may be on earlier drafts: its corrections follow their invoices."""
+    with all_tenants_scope(BypassReason.BILLING):
+        drafts = Invoice.objects.all_tenants().filter(
+            state=Invoice.State.DRAFT, invoice_type=Invoice.InvoiceType.INVOICE, period__ends_at__lt=period.ends_at
+        )
+        reversed_usage = Adjustment.objects.all_tenants().filter(invoice_period=period.pk, cost_femto__lt=0)
+        return reversed_usage.filter(tenant_id__in=drafts.values("tenant_id")).exists()
 
 
 def _blank(

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from billing.actions.drafts import close_after, do_close_period, do_draft
+from billing.actions.drafts import close_after, do_close_period, do_draft, waits_for_drafts
 from billing.actions.invoices import do_finalize
 from billing.models import BillingEntity, Period
 from billing.periods import default_entity, ensure_periods
@@ -46,7 +46,7 @@ def invoice_months(
                 report.finalized.append(str(do_finalize(draft, now)))
             except Exception as exc:  # noqa: BLE001  (an error of one tenant must not stop the others)
                 _leave(report, f"{draft.tenant.slug} {period.label}", exc)
-        if tenant is None and len(report.left) == left:
+        if tenant is None and len(report.left) == left and not waits_for_drafts(period):
             with all_tenants_scope(BypassReason.BILLING):
                 Period.objects.filter(pk=period.pk).update(invoiced_at=now)
     return report

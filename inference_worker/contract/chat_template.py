@@ -30,7 +30,9 @@ MAX_VALUE_CHARS = 1 << 25  # of the result of one operator, filter or method
 MAX_WIDTH = 1000  # characters to which a format pads a value
 _FORBIDDEN_METHODS = frozenset({"center", "encode", "expandtabs", "format_map", "ljust", "rjust", "translate", "zfill"})
 # A width and a precision in a format of the operator %. A star is an argument's.
-_PERCENT = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\*|\d*)(?:\.(\*|\d*))?")
+_PERCENT = re.compile(r"%(?:\([^()]*\))?[#0\- +]*(\*|\d*)(?:\.(\*|\d*))?")
+_NESTED_KEY = re.compile(r"%\([^()]*\(")
+_BRACKETED_BRACE = re.compile(r"\{[^{}\[]*\[[^\]]*[{}]")  # in the name of a value, where a brace has no meaning
 _BRACES = re.compile(r"\{[^{}]*:([^{}]*\{?)")  # the specification of a value in `str.format`, up to a nested one
 _WIDTHS = re.compile(r"\d+|\{")
 
@@ -128,6 +130,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return None
 
         def checked(*args: Any, **kwargs: Any) -> str:
+            if _BRACKETED_BRACE.search(value.__self__):
+                raise jinja2.TemplateError("a format in the chat template has a brace in brackets")
             _check_widths(width for spec in _BRACES.findall(value.__self__) for width in _WIDTHS.findall(spec))
             _check_size(value.__self__.count("{") * (MAX_WIDTH + _longest((*args, *kwargs.values()))))
             return str(function(*args, **kwargs))
@@ -143,6 +147,8 @@ def _check_size(size: int) -> None:
 
 def _check_percent(form: str, values: tuple[Any, ...] | Mapping[str, Any]) -> None:
     """Check the size of a text that the operator % makes."""
+    if _NESTED_KEY.search(form):
+        raise jinja2.TemplateError("a key of a format in the chat template has parentheses")
     found = _PERCENT.findall(form)
     _check_widths(width for pair in found for width in pair if width)
     longest = _longest(values.values() if isinstance(values, Mapping) else values)
@@ -207,6 +213,15 @@ def _replace_filter(eval_ctx: jinja2.nodes.EvalContext, s: str, old: str, new: s
     return jinja2.filters.do_replace(eval_ctx, s, old, new, count)
 
 
+@jinja2.pass_environment
+def _sum_filter(
+    environment: jinja2.Environment, iterable: Iterable[Any], attribute: str | int | None = None, start: Any = 0
+) -> Any:
+    if not isinstance(start, int | float):
+        raise jinja2.TemplateError("sum: start must be a number in a chat template")
+    return jinja2.filters.sync_do_sum(environment, iterable, attribute, start)
+
+
 # Filters that make large values from small ones, with a check. Those that no template needs are removed.
 _CHECKED_FILTERS: Mapping[str, Callable[..., Any]] = {
     "center": _center_filter,
@@ -214,6 +229,7 @@ _CHECKED_FILTERS: Mapping[str, Callable[..., Any]] = {
     "indent": _indent_filter,
     "join": _join_filter,
     "replace": _replace_filter,
+    "sum": _sum_filter,
 }
 _REMOVED_FILTERS = ("batch", "slice", "wordwrap")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, timedelta
 
 import pytest
 
@@ -162,6 +162,20 @@ def test_an_invoice_that_credit_paid_can_be_voided(acme):
         do_void(invoice, "again")
 
 
+def test_credit_that_a_void_restores_after_it_expired_expires_again(acme):
+    credits.do_grant_credit(
+        acme, CreditGrant.GrantType.PROMOTIONAL, 150 * CENT, starts_at=OCTOBER, expires_at=OCTOBER + timedelta(days=1)
+    )
+    use(acme, OCTOBER, (price("1"), MILLION))
+    october = invoiced(acme, OCTOBER)
+    assert credits.do_expire_credits(DECEMBER) == 1
+    do_void(october, "wrong address")
+    assert on(Account.CREDITS, acme) == -100
+    assert credits.do_expire_credits(DECEMBER) == 1
+    assert credits.do_expire_credits(DECEMBER) == 0
+    assert on(Account.CREDITS, acme) == on(Account.PROMOTIONS, acme) == 0
+
+
 def test_no_more_than_the_invoice_is_credited(acme):
     """A correction after credit notes over the whole amount returns nothing."""
     use(acme, OCTOBER, (price("1"), MILLION))
@@ -235,3 +249,20 @@ def test_one_failing_invoice_does_not_stop_the_others(acme):
     report = invoice_months(month="2026-10", now=over(period(OCTOBER)))
     assert len(report.finalized) == 1
     assert [text.partition(":")[0] for text in report.left] == ["acme 2026-10"]
+
+
+def test_a_month_waits_for_the_draft_that_its_correction_corrects(acme):
+    use(acme, OCTOBER, (price("1"), MILLION))
+    tax(10, date(2026, 1, 1))
+    with all_tenants_scope(BypassReason.BILLING):
+        TaxRule.objects.update(region="Bavaria")
+    month = period(NOVEMBER)
+    assert len(invoice_months(month="2026-10", now=over(period(OCTOBER))).left) == 1  # no tax rule
+    take_back(unscoped(UsageEvent).all()[0], NOVEMBER)
+    invoice_months(now=over(month))
+    with all_tenants_scope(BypassReason.BILLING):
+        TaxRule.objects.update(region="")
+    invoice_months(now=over(month))
+    assert on(Account.REVENUE, acme) == 0
+    assert {row.invoice_type: row.total for row in unscoped(Invoice).all()} == {"invoice": 110, "correction": 110}
+    assert period(NOVEMBER).invoiced_at is not None

@@ -134,13 +134,21 @@ def test_a_template_can_reject_its_messages() -> None:
         "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
         "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
         "{{ lipsum(9999) }}",
+        "{{ '%(a(b))999999999s' % {'a(b)': 1} }}",
+        "{{ '{0[}]:999999999}'.format({'}': 1}) }}",
+        "{{ ([[0] * 1000000] * 1000) | sum(start=[]) }}",
     ],
-    ids=range(29),
+    ids=range(32),
 )
 def test_a_malicious_template_fails_fast(source: str) -> None:
     template = ChatTemplate(source, {})
     with pytest.raises(ChatTemplateError):
         template.render(MESSAGES, None, True)
+
+
+def test_formats_and_sums_are_rendered() -> None:
+    source = "{{ '[{}] {a[b]:>2}'.format(1, a={'b': 2}) }} {{ '%(a)2d' % {'a': 3} }} {{ [1, 2] | sum }}"
+    assert ChatTemplate(source, {}).render(MESSAGES, None, True) == "[1]  2  3 3"
 
 
 def test_a_templates_output_is_limited() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from inference_worker.contract.output_formats import HERMES
 from inference_worker.contract.request import SamplingParams, StructuredSpec
+from inference_worker.contract.schema_keywords import value_types
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.types import InferenceRequest, Tool
 from millrace.gateway.protocols import tools
@@ -224,3 +225,14 @@ def test_a_template_without_tool_support_gets_tools_as_text() -> None:
         "system",
         "user",
     ]
+
+
+def test_types_of_definitions_that_refer_to_each_other_are_read_once() -> None:
+    levels = 200
+    names = {f"l{n}": {"anyOf": [{"$ref": f"#/$defs/l{n + 1}"}] * 2} for n in range(levels)}
+    definitions = {"$defs": {**names, f"l{levels}": {"type": "string"}}}
+    near = {"$ref": f"#/$defs/l{levels - 40}"}
+    assert value_types(near, definitions) == {"string"}  # 2**40 paths lead there
+    assert value_types({"$ref": "#/$defs/l0"}, definitions) == set()  # too deep
+    itself = {"$defs": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}}}
+    assert value_types({"$ref": "#/$defs/a"}, itself) == set()

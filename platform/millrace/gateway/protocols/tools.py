@@ -104,7 +104,8 @@ def _parameter_types(tool: Tool) -> dict[str, list[str]]:
     """Return the JSON types of the tool's parameters that have some."""
     properties = tool.parameters.get("properties")
     found = properties.items() if isinstance(properties, dict) else ()
-    types = {name: sorted(value_types(schema, tool.parameters)) for name, schema in found}
+    known: dict[int, frozenset[str]] = {}
+    types = {name: sorted(value_types(schema, tool.parameters, known=known)) for name, schema in found}
     return {name: names for name, names in types.items() if names}
 
 
