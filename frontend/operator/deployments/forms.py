@@ -8,6 +8,7 @@ from django import forms
 
 from inference_worker.contract.config import DTypeName, QuantizationName
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
+from millrace.apps.operations.deployments import MAX_IDLE_SECONDS
 from millrace.apps.operations.models import Deployment
 
 _NO_AUTOCOMPLETE = {"autocomplete": "off", "spellcheck": "false"}
@@ -65,12 +66,12 @@ class DeploymentForm(forms.Form):
         widget=_BOX,
         help_text="Worker pool=replicas, comma-separated. 0: one on each worker of the pool",
     )
-    idle_minutes = forms.IntegerField(
+    idle_seconds = forms.IntegerField(
         label="Scale to zero after",
         required=False,
         min_value=0,
-        max_value=43_200,
-        help_text="Minutes without requests. Leave blank to keep it loaded",
+        max_value=MAX_IDLE_SECONDS,
+        help_text="Seconds without requests. Leave blank to keep it loaded",
     )
     default_max_tokens = forms.IntegerField(
         label="Default max_tokens", required=False, help_text="For requests without a limit. Leave blank for 1,024"
@@ -90,21 +91,18 @@ class DeploymentForm(forms.Form):
         pools = {}
         for part in self.cleaned_data["pools"].split(","):
             name, _, count = part.strip().partition("=")
-            if not name or not count.isdigit() or len(count) > 4:
+            if not name or not count.isdecimal() or len(count) > 4:
                 raise forms.ValidationError("Enter a pool and its number of replicas, e.g. default=1.")
             pools[name] = int(count)
         return pools
 
-    def clean(self) -> dict[str, Any]:
-        """Return the options with the names of the catalog."""
-        context = super().clean() or {}
-        context["idle_seconds"] = (context.pop("idle_minutes", None) or 0) * 60
-        return context
+    def clean_idle_seconds(self) -> int:
+        return self.cleaned_data["idle_seconds"] or 0
 
 
 def _initial(row: Deployment) -> dict[str, Any]:
-    names = [name for name in DeploymentForm.base_fields if name not in ("pools", "idle_minutes")]
+    names = [name for name in DeploymentForm.base_fields if name not in ("pools", "idle_seconds")]
     return {name: getattr(row, name) for name in names} | {
         "pools": ", ".join(f"{pool}={count}" for pool, count in row.pools.items()),
-        "idle_minutes": row.idle_seconds // 60 or None,
+        "idle_seconds": row.idle_seconds or None,
     }

@@ -64,8 +64,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     known = [cost for cost in spent.values() if cost.cost is not None]
     below = [name for name, cost in spent.items() if _is_below_cost(cost)]
     return {
-        "ready": states.count(DeploymentState.READY),
-        "total": len(found),
+        "ready_of": f"{states.count(DeploymentState.READY)} of {len(found)}",
         "not_ready": ", ".join(not_ready),
         "tokens": sum(_token_rates(ctx).values()),
         "running": sum(status.running for status in found),

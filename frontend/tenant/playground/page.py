@@ -73,7 +73,7 @@ def _usable(ctx: PageContext) -> Any:
 def _models(ctx: PageContext) -> dict[str, str]:
     """Return the names that can be requested, with a description."""
     own = {name: f"Alias for {', '.join(targets)}" for name, targets in _policies(ctx).items()}
-    served = [spec.name for spec in served_specs() if model_task(spec.source) == "generate"]
+    served = [spec.name for spec in served_specs(wanted_loaded=True) if model_task(spec.source) == "generate"]
     return {name: "" for name in served if name not in own} | own
 
 

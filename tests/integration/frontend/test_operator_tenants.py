@@ -110,7 +110,7 @@ def test_health_and_tenants_agree_on_who_is_near_and_at_a_limit(client, operator
     near, full = {"hard-99", "hard-98", "soft-150", "both", "zero"}, {"hard-99", "both", "zero"}
     assert set(rows(client, "?show=near")) == near
     page = client.get("/operator/tenants/").content.decode()
-    counts = dict(re.findall(r"<dt>(Near a limit|At a limit)</dt><dd[^>]*>(\d+)</dd>", page))
+    counts = dict(re.findall(r"<dt>(Near a limit|At a limit)</dt><dd><span[^>]*>(\d+)</span>", page))
     assert counts == {"Near a limit": str(len(near)), "At a limit": str(len(full))}
     with all_tenants_scope(BypassReason.OPERATOR):
         found = {issue for issue in find_issues(None) if issue.issue_type == IssueType.BUDGET and issue.tenant}

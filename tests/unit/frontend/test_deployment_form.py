@@ -1,0 +1,29 @@
+"""The form for deployments: the options of an existing deployment stay as they are, and invalid values are errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frontend.operator.deployments.forms import DeploymentForm
+from millrace.apps.operations.models import Deployment
+
+
+def form(**changes: Any) -> DeploymentForm:
+    row = Deployment(name="own", source="embedded", state="loaded", pools={"default": 1}, idle_seconds=30)
+    values = {name: value for name, value in DeploymentForm(row=row).initial.items() if value is not None}
+    return DeploymentForm(values | changes, row)
+
+
+def test_an_unchanged_form_keeps_an_idle_time_below_a_minute() -> None:
+    unchanged = form()
+    assert unchanged.is_valid(), unchanged.errors
+    assert unchanged.cleaned_data["idle_seconds"] == 30
+    blank = form(idle_seconds="")
+    assert blank.is_valid(), blank.errors
+    assert blank.cleaned_data["idle_seconds"] == 0
+
+
+def test_a_number_of_replicas_that_is_no_decimal_number_is_an_error() -> None:
+    wrong = form(pools="default=²")
+    assert not wrong.is_valid()
+    assert "pools" in wrong.errors
