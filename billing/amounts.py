@@ -22,6 +22,7 @@ MILLIONTHS = 10**6  # in a nano-USD, token or request of a budget
 TOKENS_A_PRICE = 10**6  # a price is per million tokens
 PPM = 10**6  # tax rates and exchange rates are in millionths: 8.875 % is 88,750
 MAX_BUDGET = 10**17  # nano-USD (100 million dollars), tokens or requests; sums of several fit in a bigint
+MAX_NANO_PER_MILLION = 10**18  # nano-USD per million tokens; a higher price is an input error
 MAX_CENTS = 10**12  # of one invoice line or payment
 
 

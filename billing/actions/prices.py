@@ -11,8 +11,9 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import Max
 
 from billing.models import CompiledRateCard, Price, PriceBook, PriceBookAssignment, PriceVersion
-from billing.pricing.price_book import ModelTier, Proposal, compile_rate_cards, parse
+from billing.pricing.price_book import ModelTier, Proposal, parse
 from billing.pricing.pricing import RateCard, Tier
+from billing.pricing.rate_cards import compile_rate_cards
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check
 from tenants.isolation.db_roles import BypassReason

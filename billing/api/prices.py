@@ -14,8 +14,9 @@ from rest_framework.response import Response
 from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
 from billing.api import price_serializers as s
 from billing.models import PriceBook, PriceBookAssignment, PriceVersion
-from billing.pricing.price_book import NewPrice, Proposal, current_prices
+from billing.pricing.price_book import NewPrice, Proposal
 from billing.pricing.price_files import Imported, read_csv, read_public
+from billing.pricing.rate_cards import current_prices
 from billing.pricing.rerating import last_month, preview
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView

@@ -7,11 +7,10 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
+from billing.amounts import MAX_NANO_PER_MILLION
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, RateCard, Tier, decode_rates
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant, User
-
-MAX_NANO_PER_MILLION = 10**18  # nano-USD per million tokens; a higher price is an input error
 
 
 class PriceBook(models.Model):

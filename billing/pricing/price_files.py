@@ -150,17 +150,17 @@ def read_csv(lines: Iterable[str]) -> Proposal:
         ValueError: naming the line.
     """
     reader = csv_tables.read_table(lines, strict=True)
-    columns = reader.fieldnames or []
-    if missing := [name for name in CSV_COLUMNS[:4] if name not in columns]:
-        raise ValueError(f"line 1: the columns {', '.join(missing)} are missing")
-    if unknown := [name for name in columns if name not in CSV_COLUMNS]:
-        raise ValueError(f"line 1: unknown columns {', '.join(unknown)}; known are {', '.join(CSV_COLUMNS)}")
     prices = []
     try:
+        columns = reader.fieldnames or []
+        if missing := [name for name in CSV_COLUMNS[:4] if name not in columns]:
+            raise ValueError(f"the columns {', '.join(missing)} are missing")
+        if unknown := [name for name in columns if name not in CSV_COLUMNS]:
+            raise ValueError(f"unknown columns {', '.join(unknown)}; known are {', '.join(CSV_COLUMNS)}")
         for row in reader:
             prices.append(_csv_price(row))
     except (ValueError, csv_tables.Error) as exc:
-        raise ValueError(f"line {reader.line_num}: {exc}") from exc
+        raise ValueError(f"line {max(reader.line_num, 1)}: {exc}") from exc
     return Proposal(tuple(prices))
 
 

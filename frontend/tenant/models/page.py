@@ -10,8 +10,8 @@ from typing import Any
 import redis
 from django.conf import settings
 
-from billing.pricing.price_book import current_prices
 from billing.pricing.pricing import Component, Tier
+from billing.pricing.rate_cards import current_prices
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from inference_worker.contract.encoder_config import ModelTask, model_task

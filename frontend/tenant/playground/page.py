@@ -11,8 +11,9 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Q
 
-from billing.pricing.price_book import NewPrice, current_prices
+from billing.pricing.price_book import NewPrice
 from billing.pricing.pricing import Tier
+from billing.pricing.rate_cards import current_prices
 from frontend.core.page_context import PageContext
 from inference_worker.contract.encoder_config import model_task
 from millrace.apps.operations.deployments import served_specs

@@ -12,8 +12,9 @@ from typing import Any
 from django.db.models import Q
 
 from billing.models import CompiledRateCard
-from billing.pricing.price_book import NewPrice, current_prices
+from billing.pricing.price_book import NewPrice
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from billing.pricing.rate_cards import current_prices
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 

@@ -53,6 +53,7 @@ _SECTIONS: dict[str, dict[str, _Entry]] = {
         "models": _Entry("models", "models", "Pull, inspect and remove models of this machine."),
         "generate": _Entry("offline", "generate", "Generate once with a model, without services."),
         "bench": _Entry("offline", "bench", "Measure a model's tokens per second."),
+        "price": _Entry("quotes", "price", "Compute what usage costs at the prices of a file, offline."),
         "config": _Entry("platform", "config", "List all settings."),
         "manage": _Entry("platform", "manage", "Run an administration command."),
         "completion": _Entry("platform", "completion", "Print the completion script of a shell."),

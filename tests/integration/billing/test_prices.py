@@ -339,6 +339,7 @@ def test_a_csv_is_read():
         ("model,tier,component,usd_per_million,from_time\nm,,uncached,1,25:00\n", "line 2"),
         ("model,tier,component,usd_per_million\nm\n", "line 2"),
         ("", "line 1"),
+        ('model,"tier" x\n', "line 1"),
     ],
 )
 def test_an_invalid_csv_is_rejected(text, message):

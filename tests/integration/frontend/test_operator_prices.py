@@ -11,8 +11,9 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 
 from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.models import PriceVersion
-from billing.pricing.price_book import NewPrice, Proposal, current_prices, nano_per_million, parse
+from billing.pricing.price_book import NewPrice, Proposal, nano_per_million, parse
 from billing.pricing.pricing import Component, Tier
+from billing.pricing.rate_cards import current_prices
 from billing.pricing.rerating import last_month
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason

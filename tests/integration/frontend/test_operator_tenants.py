@@ -10,7 +10,7 @@ from django.test import Client
 
 from billing.actions.budgets import do_make_budget
 from billing.models import Budget, BudgetPeriod, CreditGrant
-from billing.pricing.price_book import current_prices
+from billing.pricing.rate_cards import current_prices
 from frontend.core import impersonation
 from frontend.operator.tenants import spending
 from millrace.apps.operations.health import IssueType, find_issues

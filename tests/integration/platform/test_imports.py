@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +73,16 @@ def test_the_gateway_does_not_use_djangos_database_layer() -> None:
 def test_the_gateway_loads_no_torch() -> None:
     code = "import sys, millrace.gateway.routes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
+
+
+def test_a_quote_needs_no_django_and_no_settings(tmp_path: Path) -> None:
+    (tmp_path / "rates.csv").write_text("model,tier,component,usd_per_million\nm,,output,15\n")
+    (tmp_path / "usage.json").write_text('{"model": "m", "tokens": {"output": 1}}')
+    code = (
+        "import sys; from millrace.cli import root; root.main(sys.argv[1:], standalone_mode=False);"
+        " sys.exit('django' in sys.modules or 'psycopg' in sys.modules)"
+    )
+    words = ["price", "quote", "--rates", "rates.csv", "--usage", "usage.json", "--at", "2026-03-01"]
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'platform'}"}
+    done = subprocess.run([sys.executable, "-c", code, *words], check=False, cwd=tmp_path, env=paths)
+    assert done.returncode == 0

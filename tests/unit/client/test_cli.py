@@ -112,7 +112,7 @@ def test_example_is_a_valid_command_line(name):
         assert path[1:] == [group.default]  # the default may be omitted
         path = path[:1]
     assert words[1 : 1 + len(path)] == path
-    if name not in ("prices import", "deployments import"):  # their files do not exist
+    if name not in ("prices import", "price quote", "deployments import"):  # their files do not exist
         command.make_context(name, words[1 + len(path) :])
 
 

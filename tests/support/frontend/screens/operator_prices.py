@@ -26,7 +26,8 @@ def _draft(tenant) -> int:
     """Create a draft by another operator that lowers the demo's prices by a fifth."""
     from billing.actions.prices import do_propose_prices
     from billing.models import PriceVersion
-    from billing.pricing.price_book import NewPrice, Proposal, current_prices
+    from billing.pricing.price_book import NewPrice, Proposal
+    from billing.pricing.rate_cards import current_prices
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
 
