@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 from rest_framework.test import APIClient
 
+from billing.actions import payment_events
 from billing.actions.payment_events import RETENTION, do_purge_events
 from billing.actions.payments import Received
 from billing.ledger import balance
@@ -269,6 +270,26 @@ def test_a_rejected_message_is_not_stored(acme):
     assert post(URL, body, content_type="application/json", headers=signed(body, secret="other")).status_code == 403
     assert send(b"{}") == 400
     assert unscoped(PaymentEvent).count() == 0
+
+
+@pytest.mark.parametrize("step", ["do_record_payment", "_store"])
+def test_an_interrupted_event_is_completed_when_it_is_sent_again(invoice, monkeypatch, step):
+    send(payment(metadata={"invoice": invoice.number}))
+    body, calls = FAILED["failed"], itertools.count()
+    original = getattr(payment_events, step)
+
+    def interrupt(*args: Any) -> Any:
+        if next(calls) == (step == "do_record_payment"):
+            raise KeyboardInterrupt  # after the refund is booked, or after both payments
+        return original(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(payment_events, step, interrupt)
+        send(body)
+    assert (booked()["re_1"], "evt_refund.failed" in stored()) == (-200, False)
+    assert send(body) == 204
+    assert booked() == {PAYMENT: 500, "re_1": -200, "re_1:failed": 200}
+    assert (state(), stored()["evt_refund.failed"]) == ("paid", "handled")
 
 
 def test_old_events_are_removed(acme):
