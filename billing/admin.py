@@ -76,6 +76,11 @@ class PaymentAdmin(ReadOnlyAdmin):
     list_display = ("id", "__str__")
 
 
+@admin.register(m.PaymentEvent)
+class PaymentEventAdmin(ReadOnlyAdmin):
+    list_display = ("id", "__str__", "event_type", "status", "received_at")
+
+
 @admin.register(m.LedgerTransaction)
 class LedgerTransactionAdmin(ReadOnlyAdmin):
     list_display = ("id", "__str__")

@@ -16,6 +16,10 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     },
     "billing-expire-credits": {"task": "billing.expire_credits", "schedule": crontab(hour="4", minute="41")},
     "billing-collect-payments": {"task": "billing.collect_payments", "schedule": crontab(minute="*/10")},
+    "billing-purge-payment-events": {
+        "task": "billing.purge_payment_events",
+        "schedule": crontab(hour="4", minute="51"),
+    },
     "billing-check-thresholds": {"task": "billing.check_thresholds", "schedule": 60.0, "options": {"expires": 60}},
     "billing-check-forecasts": {"task": "billing.check_forecasts", "schedule": crontab(minute="27")},
     "billing-reconcile": {"task": "billing.reconcile", "schedule": crontab(minute="*/5")},

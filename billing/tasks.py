@@ -7,6 +7,7 @@ from celery import shared_task
 from django.conf import settings
 
 from billing.actions.credits import do_expire_credits
+from billing.actions.payment_events import do_purge_events
 from billing.budgets import alerts
 from billing.invoicing import emails, runs
 from billing.metering import rollups
@@ -56,6 +57,12 @@ def expire_credits() -> int:
 def collect_payments() -> int:
     """Record payments from files in the data directory's `payments`. Return how many were new."""
     return collect(settings.MILLRACE.data_dir / "payments")
+
+
+@shared_task(name="billing.purge_payment_events")
+def purge_payment_events() -> int:
+    """Remove old events of payment providers. Return how many."""
+    return do_purge_events()
 
 
 @shared_task(name="billing.check_thresholds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import NamedTuple
 
-from django.db.models import Sum
+from django.db.models import Q, Sum
 
 from billing.actions.common import booking
 from billing.actions.credits import do_grant_credit
@@ -31,6 +31,8 @@ class Received(NamedTuple):
     invoice: str = ""  # number
     as_credit: bool = False  # buys prepaid credit
     note: str = ""
+    charge: str = ""  # the provider's identifier of the payment's charge
+    refund_of: str = ""  # the reference or charge of the refunded payment, whose tenant and invoice then apply
 
 
 def outstanding(invoice: Invoice) -> int:
@@ -67,6 +69,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
             received_at=received.received_at,
             invoice_id=invoice_id,
             note=received.note,
+            charge=received.charge,
         )
         nano = received.cents * NANO_A_CENT
         post(
@@ -84,6 +87,8 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
 
 def _payer(received: Received) -> tuple[int, int | None]:
     with all_tenants_scope(BypassReason.BILLING):
+        if payment := _refunded(received):
+            return payment.tenant_id, payment.invoice_id
         if received.invoice:
             invoices = Invoice.objects.all_tenants().filter(number=received.invoice)
             if received.tenant:
@@ -93,7 +98,16 @@ def _payer(received: Received) -> tuple[int, int | None]:
                 return matches[0]
         elif tenant := Tenant.objects.all_tenants().filter(slug=received.tenant).first():
             return tenant.pk, None
+    if received.refund_of:
+        raise Conflict(f"Record payment {received.refund_of} first: {received.reference} refunds it.")
     raise Conflict(f"Payment {received.reference} has no known tenant or invoice.")
+
+
+def _refunded(received: Received) -> Payment | None:
+    if not received.refund_of:
+        return None
+    name = Q(reference=received.refund_of) | Q(charge=received.refund_of)
+    return Payment.objects.all_tenants().filter(name, provider=received.provider, cents__gt=0).first()
 
 
 def _require_payments(tenant_id: int, cents: int) -> None:

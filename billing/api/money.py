@@ -11,7 +11,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from billing.actions.credits import with_rest
-from billing.actions.payments import do_record_payment
+from billing.actions.payment_events import do_record_event
 from billing.actions.setup import do_set_profile
 from billing.api import serializers as s
 from billing.models import BillingProfile, Commitment, CreditGrant, LedgerEntry, Payment
@@ -110,11 +110,12 @@ class PaymentWebhook(APIView):
         if known is None:
             raise exceptions.NotFound
         try:
-            payments = known.received(request.body, request.headers)
+            event = known.event(request.body, request.headers)
         except NotGenuine as exc:
             raise exceptions.PermissionDenied("The signature is not the provider's.") from exc
         except Unreadable as exc:
             raise exceptions.ValidationError(str(exc)) from exc
-        for payment in payments:
-            do_record_payment(payment)
+        do_record_event(event)
+        if not event.readable:
+            raise exceptions.ValidationError(event.detail)
         return Response(status=204)

@@ -18,7 +18,7 @@ from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
 from billing.actions.payments import Received, do_record_payment
 from billing.api import serializers as s
-from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, Period, TaxRule
+from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, PaymentEvent, Period, TaxRule
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
@@ -40,8 +40,8 @@ class _MoneyView(OperatorView):
             raise exceptions.NotFound
         return selected
 
-    def page(self, rows: QuerySet[Any], out: Any) -> Response:
-        check_query(Query, self.request)
+    def page(self, rows: QuerySet[Any], out: Any, query: type[Query] = Query) -> Response:
+        check_query(query, self.request)
         with self.scope():
             return self.get_paginated_response(out(self.paginate_queryset(rows) or [], many=True).data)
 
@@ -220,6 +220,21 @@ class TenantPayments(_MoneyView):
         received = Received("manual", tenant=tenant.slug, **given(s.PaymentIn, request.data))
         payment, _ = do_record_payment(received)
         return Response(s.PaymentOut(payment).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class PaymentEvents(_MoneyView):
+    serializer_class = s.PaymentEventOut
+
+    @extend_schema(
+        operation_id="operator_payment_events",
+        parameters=[s.PaymentEventQuery],
+        responses=s.PaymentEventOut(many=True),
+    )
+    def get(self, request: Request) -> Response:
+        """Return the events that payment providers sent in the last 90 days, newest first."""
+        query = check_query(s.PaymentEventQuery, request)
+        return self.page(PaymentEvent.objects.filter(**query.filters()), s.PaymentEventOut, s.PaymentEventQuery)
 
 
 @extend_schema(tags=["operators"])

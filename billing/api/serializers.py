@@ -16,6 +16,7 @@ from billing.models import (
     Invoice,
     LedgerEntry,
     Payment,
+    PaymentEvent,
     Period,
     TaxRule,
 )
@@ -172,6 +173,19 @@ class PaymentIn(Strict):
         if value == 0:
             raise serializers.ValidationError("The amount must not be zero.")
         return value
+
+
+class PaymentEventQuery(Query):
+    status = serializers.ChoiceField(PaymentEvent.Status.choices, required=False)
+
+
+class PaymentEventOut(serializers.ModelSerializer[PaymentEvent]):
+    """An event that a payment provider sent: `handled`, `ignored` (it books nothing) or `failed`, with the reason."""
+
+    class Meta:
+        model = PaymentEvent
+        fields = ("id", "provider", "reference", "event_type", "created_at", "received_at", "status", "detail")
+        read_only_fields = fields
 
 
 class LedgerOut(serializers.ModelSerializer[LedgerEntry]):

@@ -33,6 +33,7 @@ from billing.models.ledger import (
     LedgerEntry,
     LedgerTransaction,
     Payment,
+    PaymentEvent,
 )
 from billing.models.prices import CompiledRateCard, Price, PriceBook, PriceBookAssignment, PriceVersion
 from billing.models.rollups import GROUPED, SUMMED, RollupState, UsageChange, UsageRollup
@@ -68,6 +69,7 @@ __all__ = [
     "NumberSeries",
     "Party",
     "Payment",
+    "PaymentEvent",
     "Period",
     "Price",
     "PriceBook",

@@ -122,6 +122,7 @@ class Payment(models.Model):
     recorded_at = models.DateTimeField(auto_now_add=True)
     invoice = models.ForeignKey(Invoice, null=True, on_delete=models.PROTECT, related_name="payments")
     note = models.CharField(max_length=200, blank=True)
+    charge = models.CharField(max_length=200, blank=True, db_default="", help_text="the provider's identifier")
 
     objects = TenantManager()
 
@@ -130,6 +131,35 @@ class Payment(models.Model):
             models.UniqueConstraint(fields=["provider", "reference"], name="payment_once"),
             models.CheckConstraint(condition=~Q(cents=0), name="payment_some"),
         ]
+        indexes: ClassVar = [
+            models.Index(fields=["provider", "charge"], condition=~Q(charge=""), name="payment_by_charge"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.provider} {self.reference}"
+
+
+class PaymentEvent(models.Model):
+    """An event that a payment provider sent, and its result. Its content is not stored. Only operators see it."""
+
+    class Status(models.TextChoices):
+        HANDLED = "handled"  # its payments are booked
+        IGNORED = "ignored"  # it books nothing
+        FAILED = "failed"  # see `detail`
+
+    provider = models.CharField(max_length=20)
+    reference = models.CharField(max_length=200, help_text="the provider's identifier")
+    event_type = models.CharField(max_length=200)
+    created_at = models.DateTimeField(help_text="by the provider")
+    received_at = models.DateTimeField(auto_now_add=True)
+    status = models.CharField(max_length=10, choices=Status)
+    detail = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["provider", "reference"], name="payment_event_once"),
+        ]
+        indexes: ClassVar = [models.Index(fields=["received_at"], name="payment_event_age")]
 
     def __str__(self) -> str:
         return f"{self.provider} {self.reference}"

@@ -1,4 +1,4 @@
-"""Interface of payment providers: a provider converts its messages to `Received`, which an action books.
+"""Interface of payment providers: a provider converts its messages to `ProviderEvent`, which an action books.
 
 To add a provider, write a class with these two members and name it in billing/payments/providers.py.
 """
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
-from billing.actions.payments import Received
+from billing.actions.payment_events import ProviderEvent
 
 _AMOUNT = re.compile(r"(-?)([0-9]{1,15})(?:\.([0-9]{1,2}))?")
 
@@ -27,8 +27,8 @@ class Provider(Protocol):
 
     name: str
 
-    def received(self, body: bytes, headers: Mapping[str, str]) -> list[Received]:
-        """Return the payments in a message; none if it is about something else.
+    def event(self, body: bytes, headers: Mapping[str, str]) -> ProviderEvent:
+        """Return the event in a message, without payments if it books nothing.
 
         Raises:
             NotGenuine, Unreadable: see there.
@@ -48,3 +48,17 @@ def cents(amount: str) -> int:
     sign, whole, fraction = match.groups()
     value = int(whole) * 100 + int((fraction or "").ljust(2, "0"))
     return -value if sign else value
+
+
+def buys_credit(text: str) -> bool:
+    """Return whether a text means that the payment buys credit.
+
+    Raises:
+        Unreadable: it means neither yes nor no.
+    """
+    value = text.strip().lower()
+    if value in ("true", "yes", "1"):
+        return True
+    if value in ("", "false", "no", "0"):
+        return False
+    raise Unreadable(f"credit is {text[:50]!r}: give true or false")

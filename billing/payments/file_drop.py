@@ -1,8 +1,8 @@
 """Payments from CSV files in a directory, exported by a bank or written manually.
 
-Columns: reference, amount (dollars), received_on (a date), and invoice or tenant; `credit`, if not empty, buys credit;
-note. Rename a file into the directory, so that it is never read incomplete. A row that was recorded before is skipped,
-so a file may be repeated.
+Columns: reference, amount (dollars), received_on (a date), and invoice or tenant; `credit`, if true, buys credit; note.
+Rename a file into the directory, so that it is never read incomplete. A row that was recorded before is skipped, so a
+file may be repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from billing.actions.payments import Received, do_record_payment
-from billing.payments import Unreadable, cents
+from billing.payments import Unreadable, buys_credit, cents
 from tenants import csv_tables
 from tenants.actions import ActionRefused
 
@@ -50,7 +50,7 @@ class FileDrop:
             day.replace(tzinfo=day.tzinfo or UTC),
             tenant=given.get("tenant", ""),
             invoice=given.get("invoice", ""),
-            as_credit=bool(given.get("credit")),
+            as_credit=buys_credit(given.get("credit", "")),
             note=given.get("note", "")[:200],
         )
 

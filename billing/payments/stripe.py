@@ -1,6 +1,10 @@
-"""Webhooks in Stripe's format and signature: payments and refunds in dollars.
+"""Webhooks in Stripe's format and signature: payments, refunds and disputes in dollars.
 
-The payment's metadata name its owner: `invoice` (a number) or `tenant` (a slug), and `credit` if it buys credit.
+The metadata of a payment intent or checkout session name the payer: `invoice` (a number) or `tenant` (a slug), and
+`credit` if the payment buys credit. A refund or dispute names its payment, so its metadata may be empty.
+
+Events may arrive repeatedly and in any order. Every booking therefore has a reference that is computed from the
+identifiers in the event, and an event that reverses a refund also books that refund.
 """
 
 from __future__ import annotations
@@ -10,37 +14,86 @@ import hmac
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from billing.actions.payment_events import ProviderEvent
 from billing.actions.payments import Received
 from billing.amounts import MAX_CENTS
-from billing.payments import NotGenuine, Unreadable
+from billing.payments import NotGenuine, Unreadable, buys_credit
 
 TOLERANCE = 300  # seconds between the signature's time and the local clock
+_ID = Annotated[str, msgspec.Meta(pattern=r"^[\x21-\x7e]{1,150}\Z")]
 
 
-class _Object(msgspec.Struct):
-    id: str
-    currency: str = ""
-    amount: int = 0
-    amount_received: int = 0
-    created: int = 0
-    metadata: dict[str, str] = {}
+class _Unused(Exception):
+    """The event is valid and books nothing. The message is for operators."""
+
+
+class _PaymentIntent(msgspec.Struct):
+    id: _ID
+    currency: str
+    amount_received: int
+    created: int
+    latest_charge: _ID | None = None
+    metadata: dict[str, str] | None = None
+
+
+class _CheckoutSession(msgspec.Struct):
+    id: _ID
+    created: int
+    payment_status: str
+    currency: str | None = None
+    amount_total: int | None = None
+    payment_intent: _ID | None = None
+    metadata: dict[str, str] | None = None
+
+
+class _Refund(msgspec.Struct):
+    id: _ID
+    amount: int
+    currency: str
+    created: int
+    charge: _ID | None = None
+    payment_intent: _ID | None = None
+    status: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class _Refunds(msgspec.Struct):
+    data: list[_Refund]
+
+
+class _Charge(msgspec.Struct):
+    id: _ID
+    refunds: _Refunds | None = None  # included until version 2022-11-15 of Stripe's API
+
+
+class _BalanceTransaction(msgspec.Struct):
+    amount: int
+    currency: str
+
+
+class _Dispute(msgspec.Struct):
+    id: _ID
+    amount: int
+    currency: str
+    created: int
+    charge: _ID | None = None
+    payment_intent: _ID | None = None
+    balance_transactions: list[_BalanceTransaction] = []
 
 
 class _Data(msgspec.Struct):
-    object: _Object
+    object: msgspec.Raw
 
 
 class _Event(msgspec.Struct):
-    type: str
+    id: _ID
+    type: _ID
+    created: int
     data: _Data
-
-
-class _AnyEvent(msgspec.Struct):
-    type: str
 
 
 class Stripe:
@@ -52,23 +105,19 @@ class Stripe:
         self._secret = secret.encode()
         self._clock = clock
 
-    def received(self, body: bytes, headers: Mapping[str, str]) -> list[Received]:
+    def event(self, body: bytes, headers: Mapping[str, str]) -> ProviderEvent:
         self._check(body, headers.get("Stripe-Signature", ""))
-        sign = {"payment_intent.succeeded": 1, "refund.created": -1}.get(_decoded(body, _AnyEvent).type)
-        if sign is None:
-            return []
-        item: _Object = _decoded(body, _Event).data.object
-        if item.currency.lower() != "usd":
-            raise Unreadable(f"{item.id}: the ledger is in USD, not {item.currency or 'nothing'}")
-        amount = sign * (item.amount_received or item.amount)
+        message: _Event = _decoded(body, _Event)
+        event = ProviderEvent(self.name, message.id, message.type, _time(message.created))
+        if message.type not in _READERS:
+            return event
+        object_type, read = _READERS[message.type]
         try:
-            at = datetime.fromtimestamp(item.created, UTC)
-        except (OverflowError, ValueError, OSError) as exc:
-            raise Unreadable(f"{item.id}: `created` is no time") from exc
-        if not amount or abs(amount) > MAX_CENTS:
-            raise Unreadable(f"{item.id}: {amount} is no amount")
-        owner = {name: item.metadata.get(name, "") for name in ("tenant", "invoice")}
-        return [Received(self.name, item.id, amount, at, as_credit="credit" in item.metadata, **owner)]
+            return event._replace(payments=tuple(read(_decoded(message.data.object, object_type), event)))
+        except _Unused as exc:
+            return event._replace(detail=str(exc))
+        except Unreadable as exc:
+            return event._replace(detail=str(exc), readable=False)
 
     def _check(self, body: bytes, header: str) -> None:
         parts = [part.partition("=") for part in header.split(",")]
@@ -81,7 +130,102 @@ class Stripe:
             raise NotGenuine
 
 
-def _decoded(body: bytes, message_type: type[Any]) -> Any:
+def _payment(item: _PaymentIntent, event: ProviderEvent) -> list[Received]:
+    cents = _cents(item.id, item.amount_received, item.currency)
+    payer = _payer(item.metadata)
+    return [Received(event.provider, item.id, cents, _time(item.created), charge=item.latest_charge or "", **payer)]
+
+
+def _session(item: _CheckoutSession, event: ProviderEvent) -> list[Received]:
+    """Return the payment of the session's payment intent, whose own event has the same reference."""
+    if item.payment_status != "paid":
+        raise _Unused(f"The checkout session has the payment status {item.payment_status!r}.")
+    if item.payment_intent is None:
+        raise _Unused("The checkout session has no payment intent.")
+    cents = _cents(item.id, item.amount_total or 0, item.currency or "")
+    return [Received(event.provider, item.payment_intent, cents, event.created_at, **_payer(item.metadata))]
+
+
+def _charge(item: _Charge, event: ProviderEvent) -> list[Received]:
+    if item.refunds is None:
+        raise _Unused("The charge does not include its refunds. Their own events book them.")
+    return [payment for refund in item.refunds.data for payment in _refund(refund, event)]
+
+
+def _refund(item: _Refund, event: ProviderEvent) -> list[Received]:
+    cents = _cents(item.id, item.amount, item.currency)
+    metadata = item.metadata or {}
+    refund = Received(
+        event.provider,
+        item.id,
+        -cents,
+        _time(item.created),
+        metadata.get("tenant", ""),
+        metadata.get("invoice", ""),
+        refund_of=item.payment_intent or item.charge or "",
+    )
+    if event.event_type != "refund.failed" and item.status not in ("failed", "canceled"):
+        return [refund]
+    return [refund, _reversal(refund, "failed", cents, event)]
+
+
+def _withdrawal(item: _Dispute, event: ProviderEvent) -> list[Received]:
+    cents = _cents(item.id, item.amount, item.currency)
+    payment = item.payment_intent or item.charge or ""
+    return [Received(event.provider, item.id, -cents, _time(item.created), refund_of=payment, note="Dispute")]
+
+
+def _reinstatement(item: _Dispute, event: ProviderEvent) -> list[Received]:
+    """Return the withdrawal and its reversal, which is smaller if a part of the amount was reinstated."""
+    (withdrawal,) = _withdrawal(item, event)
+    parts = [part.amount for part in item.balance_transactions if part.amount > 0 and part.currency.lower() == "usd"]
+    cents = _cents(item.id, min(sum(parts) or item.amount, item.amount), item.currency)
+    return [withdrawal, _reversal(withdrawal, "reinstated", cents, event)]
+
+
+_READERS: dict[str, tuple[type[Any], Callable[[Any, ProviderEvent], list[Received]]]] = {
+    "payment_intent.succeeded": (_PaymentIntent, _payment),
+    "checkout.session.completed": (_CheckoutSession, _session),
+    "checkout.session.async_payment_succeeded": (_CheckoutSession, _session),
+    "charge.refunded": (_Charge, _charge),
+    "charge.refund.updated": (_Refund, _refund),
+    "refund.created": (_Refund, _refund),
+    "refund.updated": (_Refund, _refund),
+    "refund.failed": (_Refund, _refund),
+    "charge.dispute.funds_withdrawn": (_Dispute, _withdrawal),
+    "charge.dispute.funds_reinstated": (_Dispute, _reinstatement),
+}
+
+
+def _reversal(refund: Received, name: str, cents: int, event: ProviderEvent) -> Received:
+    reference, note = f"{refund.reference}:{name}", f"Reversal of {refund.reference}"
+    return refund._replace(reference=reference, cents=cents, received_at=event.created_at, note=note)
+
+
+def _payer(metadata: dict[str, str] | None) -> dict[str, Any]:
+    given = metadata or {}
+    payer = {name: given.get(name, "") for name in ("tenant", "invoice")}
+    if not any(payer.values()):
+        raise _Unused("The metadata name no tenant or invoice.")
+    return payer | {"as_credit": buys_credit(given.get("credit", ""))}
+
+
+def _cents(name: str, amount: int, currency: str) -> int:
+    if currency.lower() != "usd":
+        raise _Unused(f"{name}: the ledger is in USD, not {currency[:10].upper() or 'without a currency'}.")
+    if not 0 < amount <= MAX_CENTS:
+        raise Unreadable(f"{name}: {amount} is no amount")
+    return amount
+
+
+def _time(created: int) -> datetime:
+    try:
+        return datetime.fromtimestamp(created, UTC)
+    except (OverflowError, ValueError, OSError) as exc:
+        raise Unreadable("`created` is no time") from exc
+
+
+def _decoded(body: bytes | msgspec.Raw, message_type: type[Any]) -> Any:
     try:
         return msgspec.json.decode(body, type=message_type)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:

@@ -50,6 +50,7 @@ from millrace.client.models import (
     Model,
     NewKey,
     Payment,
+    PaymentEvent,
     Period,
     PeriodEnum,
     Policy,
@@ -1124,6 +1125,23 @@ class AsyncOperatorModelsResource:
         return cast("builtins.list[Model]", await self._http.call("GET", "operator/models"))
 
 
+class AsyncOperatorPaymentEventsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    def list(
+        self, *, page_size: int | Omit = OMIT, status: Literal["handled", "ignored", "failed"] | Omit = OMIT
+    ) -> AsyncPager[PaymentEvent]:
+        """Return the events that payment providers sent in the last 90 days, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return AsyncPager[PaymentEvent](
+            self._http, "operator/payment-events", query={"limit": page_size, "status": status}
+        )
+
+
 class AsyncOperatorPeriodsResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
@@ -2062,6 +2080,7 @@ class AsyncOperatorResources:
         self.exchange_rates = AsyncOperatorExchangeRatesResource(http)
         self.invoices = AsyncOperatorInvoicesResource(http)
         self.models = AsyncOperatorModelsResource(http)
+        self.payment_events = AsyncOperatorPaymentEventsResource(http)
         self.periods = AsyncOperatorPeriodsResource(http)
         self.prices = AsyncOperatorPricesResource(http)
         self.reconciliation = AsyncOperatorReconciliationResource(http)

@@ -44,6 +44,7 @@ GroupByEnum = Literal["model", "key", "project", "tier", "miss_reason"]
 InvoiceState = Literal["draft", "open", "paid", "void", "uncollectible"]
 InvoiceTypeEnum = Literal["invoice", "correction", "credit_note"]
 ModeEnum = Literal["hard", "soft", "dry_run"]
+PaymentEventStatus = Literal["handled", "ignored", "failed"]
 PeriodEnum = Literal["day", "month", "lifetime"]
 PriceVersionState = Literal["draft", "published", "discarded"]
 RequestAdjustmentOutOutcomeEnum = Literal["failed", "cancelled", "late"]
@@ -51,7 +52,7 @@ RequestOutcome = Literal["completed", "cancelled", "failed", "limited", "refused
 RoleEnum = Literal["owner", "admin", "developer", "billing", "readonly"]
 ScopeEnum = Literal["tenant", "project", "key"]
 ScopesEnum = Literal["inference", "manage", "models", "endpoints"]
-StatusEnum = Literal["active", "suspended", "purged"]
+TenantStatus = Literal["active", "suspended", "purged"]
 TierEnum = Literal["standard", "batch", "flex", "priority"]
 UnitEnum = Literal["money", "tokens", "requests"]
 UnknownParametersEnum = Literal["default", "reject", "warn"]
@@ -559,6 +560,19 @@ class Payment(TypedDict):
     note: str
 
 
+class PaymentEvent(TypedDict):
+    """An event that a payment provider sent: `handled`, `ignored` (it books nothing) or `failed`, with the reason."""
+
+    id: int
+    provider: str
+    reference: str  # the provider's identifier
+    event_type: str
+    created_at: str  # by the provider
+    received_at: str
+    status: PaymentEventStatus
+    detail: str
+
+
 class Period(TypedDict):
     id: int
     entity: str
@@ -867,7 +881,7 @@ class Tenant(TypedDict):
     id: int
     slug: str
     name: str
-    status: StatusEnum
+    status: TenantStatus
     is_demo: bool
     created_at: str
     purge_after: str | None

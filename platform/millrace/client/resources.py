@@ -50,6 +50,7 @@ from millrace.client.models import (
     Model,
     NewKey,
     Payment,
+    PaymentEvent,
     Period,
     PeriodEnum,
     Policy,
@@ -1121,6 +1122,21 @@ class OperatorModelsResource:
         return cast("builtins.list[Model]", self._http.call("GET", "operator/models"))
 
 
+class OperatorPaymentEventsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(
+        self, *, page_size: int | Omit = OMIT, status: Literal["handled", "ignored", "failed"] | Omit = OMIT
+    ) -> Pager[PaymentEvent]:
+        """Return the events that payment providers sent in the last 90 days, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return Pager[PaymentEvent](self._http, "operator/payment-events", query={"limit": page_size, "status": status})
+
+
 class OperatorPeriodsResource:
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -2039,6 +2055,7 @@ class OperatorResources:
         self.exchange_rates = OperatorExchangeRatesResource(http)
         self.invoices = OperatorInvoicesResource(http)
         self.models = OperatorModelsResource(http)
+        self.payment_events = OperatorPaymentEventsResource(http)
         self.periods = OperatorPeriodsResource(http)
         self.prices = OperatorPricesResource(http)
         self.reconciliation = OperatorReconciliationResource(http)

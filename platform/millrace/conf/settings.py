@@ -215,7 +215,9 @@ SPECTACULAR_SETTINGS = {
         "ExecutionOutcome": "billing.models.usage.ExecutionOutcome",
         "RequestOutcome": "millrace.apps.request_log.models.RequestOutcome",
         "InvoiceState": "billing.models.invoicing.Invoice.State",
+        "PaymentEventStatus": "billing.models.ledger.PaymentEvent.Status",
         "PriceVersionState": "billing.models.prices.PriceVersion.State",
+        "TenantStatus": "tenants.models.tenancy.Tenant.Status",
         "WebhookDeliveryState": "tenants.models.webhooks.WebhookDelivery.State",
     },
 }

@@ -178,9 +178,8 @@ def test_the_webhook_accepts_signed_requests(acme, invoice, settings):
     secret, url = "whsec_" + "x" * 30, "/api/webhooks/payments/stripe"
     settings.MILLRACE = replace(settings.MILLRACE, stripe_webhook_secret=secret)
     item = {"id": "pi_9", "currency": "usd", "amount_received": 500, "created": int(time.time())}
-    body = json.dumps(
-        {"type": "payment_intent.succeeded", "data": {"object": item | {"metadata": {"invoice": invoice.number}}}}
-    ).encode()
+    event = {"id": "evt_9", "type": "payment_intent.succeeded", "created": item["created"]}
+    body = json.dumps(event | {"data": {"object": item | {"metadata": {"invoice": invoice.number}}}}).encode()
 
     def send(proof: str, to: str = url):
         at = int(time.time())

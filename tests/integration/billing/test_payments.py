@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -15,9 +12,8 @@ from billing.actions.credits import applied_credit
 from billing.actions.payments import Received, do_record_payment, outstanding
 from billing.ledger import PostedEntry, balance, post
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
-from billing.payments import NotGenuine, Unreadable, cents
+from billing.payments import Unreadable, cents
 from billing.payments.file_drop import FileDrop, collect
-from billing.payments.stripe import Stripe
 from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -27,7 +23,6 @@ from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
 MILLION, CENT = 10**6, 10**7
-SECRET, NOW = "whsec_tests", 1_793_000_000
 
 
 @pytest.fixture
@@ -123,6 +118,16 @@ def test_files(acme, tmp_path):
     assert "received_on missing" in (tmp_path / "failed" / "bad.csv.txt").read_text()
 
 
+def test_files_buy_credit_only_if_they_say_so(acme, tmp_path):
+    rows = "a,1,2026-11-12,acme,no\nb,2,2026-11-12,acme,yes\n"
+    (tmp_path / "bank.csv").write_text("reference,amount,received_on,tenant,credit\n" + rows)
+    assert collect(tmp_path) == 2
+    assert unscoped(CreditGrant).get().nano == 200 * CENT
+    (tmp_path / "bad.csv").write_text("reference,amount,received_on,tenant,credit\nc,1,2026-11-12,acme,maybe\n")
+    assert collect(tmp_path) == 0
+    assert "give true or false" in (tmp_path / "failed" / "bad.csv.txt").read_text()
+
+
 @pytest.mark.parametrize(("text", "value"), [("1", 100), ("0.1", 10), ("-12.34", -1234), (" 5.00 ", 500)])
 def test_amounts(text, value):
     assert cents(text) == value
@@ -132,54 +137,6 @@ def test_amounts(text, value):
 def test_invalid_amounts_are_rejected(text):
     with pytest.raises(Unreadable):
         cents(text)
-
-
-def signed(body: bytes, at: int = NOW, secret: str = SECRET) -> dict[str, str]:
-    proof = hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
-    return {"Stripe-Signature": f"t={at},v1={'0' * 64},v1={proof}"}
-
-
-def event(kind: str = "payment_intent.succeeded", **fields) -> bytes:
-    item = {"id": "pi_1", "currency": "usd", "amount_received": 250, "created": NOW, "metadata": {"tenant": "acme"}}
-    return json.dumps({"type": kind, "data": {"object": item | fields}}).encode()
-
-
-def stripe() -> Stripe:
-    return Stripe(SECRET, clock=lambda: NOW + 10)
-
-
-def test_stripe_payments():
-    (found,) = stripe().received(event(), signed(event()))
-    assert found == Received("stripe", "pi_1", 250, datetime.fromtimestamp(NOW, UTC), tenant="acme")
-    refund = event("refund.created", id="re_1", amount_received=0, amount=80)
-    assert stripe().received(refund, signed(refund))[0].cents == -80
-    other = json.dumps({"type": "customer.created", "data": {"object": {}}}).encode()
-    assert stripe().received(other, signed(other)) == []
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"Stripe-Signature": "t=,v1="},
-        {"Stripe-Signature": f"t={NOW},v1=é"},
-        signed(event(), secret="other"),
-        signed(event() + b" "),
-        signed(event(), at=NOW - 400),
-        signed(event(), at=NOW + 400),
-    ],
-)
-def test_unsigned_stripe_requests_are_rejected(headers):
-    with pytest.raises(NotGenuine):
-        stripe().received(event(), headers)
-    with pytest.raises(NotGenuine):
-        Stripe("", clock=lambda: NOW).received(event(), signed(event(), secret=""))
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", event(currency="eur"), event(amount_received=0), event(id=3)])
-def test_signed_but_invalid_stripe_events_are_rejected(body):
-    with pytest.raises(Unreadable):
-        stripe().received(body, signed(body))
 
 
 def test_invalid_csv_files_are_rejected():
