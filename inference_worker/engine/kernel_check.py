@@ -28,6 +28,8 @@ def find_wrong_operator(library: Library) -> str:
     gate, up = product.chunk(2, dim=-1)
     if _differ(operators.PackedLinear(library, weight, bias, "silu")(x), functional.silu(gate) * up):
         return "the gated product"
+    if _differ(operators.PackedLinear(library, weight, bias, "gelu")(x), functional.gelu(product)):
+        return "the product with GELU"
     codes, scales = torch.randint(-7, 8, (outputs, inputs), generator=generator), randn(outputs, 3).float().abs()
     exact = functional.linear(x.float(), (codes.view(outputs, 3, -1) * scales[..., None]).flatten(1), bias.float())
     if _differ(operators.PackedLinearInt8(library, codes.to(torch.int8), scales, bias)(x), exact):

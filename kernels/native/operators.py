@@ -73,7 +73,8 @@ class Product:
         arguments = LinearArguments.from_buffer_copy(self._template)
         arguments.x, arguments.x_stride, arguments.rows, arguments.out = x.data_ptr(), x.stride(0), rows, out.data_ptr()
         if residual is not None:
-            _require(residual.shape == out.shape and residual.stride(-1) == 1 and not self._template.activation)
+            _require(residual.shape == out.shape and residual.dtype == out.dtype and residual.stride(-1) == 1)
+            _require(not self._template.activation)
             arguments.residual, arguments.residual_stride = residual.data_ptr(), residual.stride(0)
         if self._groups:
             _, code_count, scale_count = self.row_sizes

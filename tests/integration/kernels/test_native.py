@@ -270,8 +270,9 @@ def test_tensors_of_other_shapes_and_types_are_rejected(kernels: Library) -> Non
     for x in (randn(3, 2 * operators.UNIT), torch.randn(3, operators.UNIT)):
         with pytest.raises(ValueError, match="documented shapes"):
             product(x)
-    with pytest.raises(ValueError, match="documented shapes"):
-        product(randn(3, operators.UNIT), randn(2, 40))
+    for residual in (randn(2, 40), torch.randn(3, 40)):
+        with pytest.raises(ValueError, match="documented shapes"):
+            product(randn(3, operators.UNIT), residual)
     for weight in (randn(40, operators.UNIT + 2), torch.randn(40, operators.UNIT)):
         with pytest.raises(ValueError, match="cannot be packed"):
             operators.PackedLinear(kernels, weight)
@@ -630,6 +631,19 @@ def test_kernels_with_a_wrong_operator_are_not_used(
     monkeypatch.setattr(operators, name, wrong[name])
     assert pick_kernels("auto", cpu, torch.bfloat16) is None
     assert "the CPU kernels are not used" in caplog.text
+
+
+@pytest.mark.parametrize(("activation", "noun"), [("gelu", "the product with GELU"), ("silu", "the gated product")])
+def test_the_check_includes_each_activation(activation: str, noun: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, correct = load_library(), operators.PackedLinear
+    assert library is not None
+
+    def pack(kernels: Library, weight: torch.Tensor, bias: torch.Tensor, used: str | None = None) -> object:
+        wrong = used == activation
+        return correct(kernels, -weight if wrong else weight, bias, used)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(operators, "PackedLinear", pack)
+    assert find_wrong_operator(library) == noun
 
 
 def test_the_check_passes_in_each_instruction_set(kernels: Library) -> None:
