@@ -33,6 +33,7 @@ from inference_worker.contract.messages import (
     gateway_stream,
 )
 from inference_worker.contract.request import TokenCounts
+from inference_worker.contract.settings import parse_models
 from millrace.devserver.program import die_with_parent, free_port
 from millrace.devserver.stack import HTTP_PROTOCOL
 from millrace.gateway.admission import budget_admission
@@ -162,7 +163,8 @@ async def gateway_cluster(
     }
     started: dict[str, GatewayProcess] = {}
     settler = _start("manage.py", "run_settler", "--name", "cluster", environ=environ)
-    worker = Worker(broker, Replica(broker, f"{MODEL}-0.stub", model=MODEL))
+    (spec,) = parse_models(f"{MODEL}=embedded")
+    worker = Worker(broker, Replica(broker, f"{MODEL}-0.stub", model=MODEL, version=spec.version))
     working = asyncio.create_task(worker.run())
     try:
         for name in names:

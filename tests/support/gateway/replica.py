@@ -27,8 +27,8 @@ from inference_worker.contract.messages import (
 GATEWAY = "gw-a"
 
 
-def heartbeat(beat: int, running: int = 0, waiting: int = 0, model: str = "m") -> bytes:
-    return encode(Heartbeat(beat, model, True, False, running, waiting, 8, 10, 0))
+def heartbeat(beat: int, running: int = 0, waiting: int = 0, model: str = "m", version: str = "") -> bytes:
+    return encode(Heartbeat(beat, model, True, False, running, waiting, 8, 10, 0, version=version))
 
 
 async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 60) -> None:
@@ -40,9 +40,18 @@ async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 60)
 class Replica:
     """A worker from the dispatcher's view: it sends heartbeats, claims jobs and writes events."""
 
-    def __init__(self, broker: redis.Redis, name: str, *, running: int = 0, waiting: int = 0, model: str = "m") -> None:
+    def __init__(
+        self,
+        broker: redis.Redis,
+        name: str,
+        *,
+        running: int = 0,
+        waiting: int = 0,
+        model: str = "m",
+        version: str = "",
+    ) -> None:
         self.broker = broker
-        self.model = model
+        self.model, self.version = model, version
         self.running, self.waiting = running, waiting
         self.name = name
         self._task = asyncio.create_task(self._beat())
@@ -51,7 +60,8 @@ class Replica:
         beat = time.time_ns()
         while True:
             beat += 1
-            await self.broker.hset(REPLICAS_KEY, self.name, heartbeat(beat, self.running, self.waiting, self.model))  # type: ignore[misc]
+            sent = heartbeat(beat, self.running, self.waiting, self.model, self.version)
+            await self.broker.hset(REPLICAS_KEY, self.name, sent)  # type: ignore[misc]
             await asyncio.sleep(0.2)
 
     def stall(self) -> None:
