@@ -182,8 +182,8 @@ class KVCacheManager:
         behind = [0] * (usable - len(run))
         found = zip(*reversed(run), strict=True) if run else ((),) * len(self._window_groups)
         tables = [table[:usable] for table in tables]
-        for (_, window), block_ids in zip(self._window_groups, found, strict=True):
-            table = [*behind, *block_ids]
+        for (_, window), cached in zip(self._window_groups, found, strict=True):
+            table = [*behind, *cached]
             released = max(0, usable * self.block_size - window) // self.block_size  # as in `publish`
             table[:released] = [0] * released
             tables.append(table)
