@@ -168,7 +168,7 @@ def test_verbs_and_a_test_call(deployed: Stack) -> None:
     run("load", NAME, "--wait")
     eventually(lambda: not refusal(deployed))
     run("unload", NAME, "--wait")
-    assert run("show", NAME)["replicas"] == []
+    eventually(lambda: run("show", NAME)["replicas"] == [])
     run("load", NAME, "--wait")
     eventually(lambda: not refusal(deployed))
 

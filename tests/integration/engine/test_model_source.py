@@ -253,7 +253,6 @@ def test_the_progress_reaches_the_bytes_of_all_tensors(tmp_path: Path) -> None:
         {"head_dim": 63},
         {"hidden_act": "gelu"},
         {"architectures": []},
-        {"rope_scaling": {"rope_type": "dynamic", "factor": 4}},
         {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
         {"rope_scaling": 5},
         {"rms_norm_eps": 0},
