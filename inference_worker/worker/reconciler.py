@@ -221,7 +221,7 @@ class Reconciler:
             if slot in self._taken_slots:
                 continue
             replicas = [replica for replica in self._replicas if replica.spec.name == each.spec.name]
-            # A worker with a replica takes a slot at once: Valkey may have lost it.
+            # A worker with a replica takes a slot immediately: Valkey may have lost it.
             delay = 0.0 if replicas else SLOT_DELAY_SECONDS * len(self._replicas)
             if now - self._free_since.get(slot, now) >= delay:
                 chosen.setdefault(each.spec.name, slot)

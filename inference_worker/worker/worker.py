@@ -339,7 +339,7 @@ class Worker:
     def _home_replica(self) -> LocalReplica | None:
         """Return the replica of the model that the settings name; None if the wanted deployments include the model.
 
-        If they include it as the settings define it, for this worker and to be loaded, it is loaded at once.
+        If they include it as the settings define it, for this worker and to be loaded, it is loaded immediately.
         """
         spec = model_spec(self.settings)
         if spec is None:

@@ -202,7 +202,7 @@ def test_a_failed_load_is_reported_and_the_old_version_serves(
     want(wanted(broken))
     worker.rounds(4)
     assert worker.phases() == {SPEC.key: ReplicaPhase.READY, broken.key: ReplicaPhase.FAILED}
-    assert worker.loads == [SPEC.key, broken.key]  # not repeated at once
+    assert worker.loads == [SPEC.key, broken.key]  # not repeated immediately
     beat = worker.replica(broken.key).heartbeat(1, accepts=True, draining=False, disk_low=False)
     assert (beat.ready, beat.phase, beat.reason) == (False, ReplicaPhase.FAILED, "Out of memory: 2 GiB short")
     assert not broker.exists(slot_key("default/m/0"))  # another worker may try
