@@ -1,4 +1,4 @@
-"""The build of the C library at its first use, in a cache directory that only this user can write to."""
+"""The build of the C library: for a wheel, or at its first use in a cache directory of this user alone."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "src"
+PREBUILT = Path(__file__).parent / "prebuilt"  # the library that a wheel contains
 BUILD_SECONDS = 300  # a build that is older was interrupted
 
 _COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
@@ -80,6 +81,34 @@ def cache_directory() -> Path:
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "millrace" / "kernels"
 
 
+def prebuilt_path() -> Path:
+    """Return the path at which a wheel for this architecture contains the library of these sources."""
+    return PREBUILT / f"{platform.machine()}-{_digest_sources(platform.machine())}.so"
+
+
+def build_for_wheel() -> Path:
+    """Build the library with the first working compiler at `prebuilt_path`, and return it.
+
+    Raises:
+        BuildError: no compiler can build it with all instruction sets.
+    """
+    if not sys.platform.startswith("linux") or platform.machine() not in _VARIANTS:
+        raise BuildError(f"{sys.platform} on {platform.machine()} is not supported")
+    target, message = prebuilt_path(), "no C compiler is installed"
+    for compiler in find_compilers():
+        with tempfile.TemporaryDirectory() as place:
+            try:
+                library = _compile(compiler, Path(place), (), is_complete=True)
+            except BuildError as exc:
+                message = str(exc)
+                continue
+            shutil.rmtree(PREBUILT, ignore_errors=True)
+            PREBUILT.mkdir()
+            shutil.copyfile(library, target)
+            return target
+    raise BuildError(message)
+
+
 def build_library(compiler: Compiler, directory: Path, flags: Sequence[str] = ()) -> Path:
     """Return the library for these sources and this compiler in `directory`, and build it if it is not there.
 
@@ -137,8 +166,11 @@ def _is_private(path: Path) -> bool:
 
 def _digest(compiler: Compiler, flags: Sequence[str]) -> str:
     # The instruction set is chosen when the library is loaded, so machines of one architecture share a library.
-    parts = [platform.machine(), *compiler.command, compiler.version, *flags, repr(_COMMON), repr(_VARIANTS)]
-    digest = hashlib.sha256("\0".join(parts).encode())
+    return _digest_sources(platform.machine(), *compiler.command, compiler.version, *flags)
+
+
+def _digest_sources(*parts: str) -> str:
+    digest = hashlib.sha256("\0".join((*parts, repr(_COMMON), repr(_VARIANTS))).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:32]
@@ -151,8 +183,15 @@ def _remove_interrupted(directory: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _compile(compiler: Compiler, place: Path, flags: Sequence[str]) -> Path:
-    """Compile in the empty directory `place` and return the library."""
+def _compile(compiler: Compiler, place: Path, flags: Sequence[str], *, is_complete: bool = False) -> Path:
+    """Compile in the empty directory `place` and return the library.
+
+    Args:
+        is_complete: whether each instruction set is required.
+
+    Raises:
+        BuildError: the compiler fails.
+    """
     common = (*compiler.command, *_COMMON, *flags)
     objects, defines = [place / "generic.o"], []
     kernels = str(SOURCES / "kernels.c")
@@ -162,6 +201,8 @@ def _compile(compiler: Compiler, place: Path, flags: Sequence[str]) -> Path:
         try:
             _run(*common, f"-DVARIANT={name}", f'-DNAME="{name}"', *options, "-c", kernels, "-o", str(output))
         except BuildError as exc:  # an old compiler does not support these instructions
+            if is_complete:
+                raise
             log.warning("the CPU kernels are built without the instruction set %s: %s", name, exc)
             continue
         objects.append(output)

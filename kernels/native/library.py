@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernels.native.build import BuildError, build_library, cache_directory, find_compilers
+from kernels.native.build import BuildError, build_library, cache_directory, find_compilers, prebuilt_path
 from kernels.native.memory import HugePages
 
 log = logging.getLogger(__name__)
@@ -40,27 +40,49 @@ class AttentionArguments(ctypes.Structure):
     )
 
 
+class SelfAttentionArguments(ctypes.Structure):
+    """`struct self_attention` in kernels.h."""
+
+    _fields_ = _fields(
+        pointers="query key value out starts parts",
+        sizes="inputs heads kv_heads head_dim query_stride kv_stride before after",
+        floats="scale",
+    )
+
+
+class LayerNormArguments(ctypes.Structure):
+    """`struct layer_norm` in kernels.h."""
+
+    _fields_ = _fields(pointers="x weight bias out", sizes="rows width", floats="eps")
+
+
 class NormArguments(ctypes.Structure):
     """`struct norm` in kernels.h."""
 
-    _fields_ = _fields(pointers="x weight out", sizes="rows width", floats="eps")
+    _fields_ = _fields(pointers="x weight residual out", sizes="rows width", floats="eps")
 
 
 class RotationArguments(ctypes.Structure):
     """`struct rotation` in kernels.h."""
 
-    _fields_ = _fields(pointers="x cos sin", sizes="rows heads head_dim rotated stride")
+    _fields_ = _fields(pointers="x cos sin query_norm key_norm", sizes="rows heads head_dim rotated stride query_heads")
 
 
 class LayerArguments(ctypes.Structure):
     """`struct layer` in kernels.h."""
 
     _fields_ = _fields(
-        pointers="x out narrow wide middle cache before_attention before_mlp qkv projection gated down rotation "
-        "attention codes row_scales",
+        pointers="x out narrow wide middle cache before_attention after_attention before_mlp after_mlp "
+        "query_norm key_norm qkv projection gated down rotation attention codes row_scales",
         sizes="rows window",
         floats="scale soft_cap",
     )
+
+
+class MaximaArguments(ctypes.Structure):
+    """`struct maxima` in kernels.h."""
+
+    _fields_ = _fields(pointers="x out", sizes="rows width")
 
 
 class LookupArguments(ctypes.Structure):
@@ -92,6 +114,9 @@ class Library:
         self.norm = function("norm", NormArguments)
         self.rotation = function("rotation", RotationArguments)
         self.layer = function("layer", LayerArguments)
+        self.self_attention = function("self_attention", SelfAttentionArguments)
+        self.layer_norm = function("layer_norm", LayerNormArguments)
+        self.argmax = function("argmax", MaximaArguments)
         self.lookup = function("lookup", LookupArguments)
         self.pack = function("pack", PackingArguments)
         self._choose = library.millrace_choose
@@ -116,7 +141,17 @@ class Library:
 
 @cache
 def load_library() -> Library | None:
-    """Return the library, which is built at the first call. None, with a line in the log, if it cannot be built."""
+    """Return the library of the wheel, or build one at the first call. None, with a line in the log, if it cannot be
+    built."""
+    path = prebuilt_path()
+    if path.exists():
+        try:
+            library = Library(path)
+        except OSError as exc:  # built for a newer C library
+            log.warning("the CPU kernels of the package cannot be loaded and are built here: %s", exc)
+        else:
+            log.info("CPU kernels: %s", library.variant)
+            return library
     compilers = find_compilers()
     if not compilers:
         log.info("no C compiler is installed (cc, gcc, clang or the package ziglang): PyTorch computes on the CPU")

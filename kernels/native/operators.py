@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import addressof, byref
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,12 +13,15 @@ import torch
 from kernels.native.library import (
     AttentionArguments,
     LayerArguments,
+    LayerNormArguments,
     Library,
     LinearArguments,
     LookupArguments,
+    MaximaArguments,
     NormArguments,
     PackingArguments,
     RotationArguments,
+    SelfAttentionArguments,
 )
 
 Activation = Literal["silu", "gelu_tanh", "gelu"]
@@ -26,6 +30,7 @@ UNIT = 32  # the inputs of a product, the tokens of a block and the numbers of a
 MAX_HEAD_DIM = 256
 
 _PART_ROWS = 32  # queries of one part of attention
+_PART_QUERIES = 128  # the same, without a cache
 _COLUMNS = 32
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu": 3}
 _GATES = ("silu", "gelu_tanh")
@@ -208,39 +213,48 @@ class PackedLinearInt4(Product):
 
 
 class LayerOperator:
-    """A layer of a decoder in one call: attention and a gated feed-forward block, each with a norm before it and a
-    residual addition after it.
+    """A layer of a decoder in one call: attention and a gated feed-forward block, each with a residual addition.
 
     Args:
-        norms: the weights, float32, of the norms before attention and before the block.
+        norms: the weights, float32, of the norms before and after attention, before and after the block, of queries and
+            of keys; None: the layer does not have this norm. A query's norm is of each head or of all together.
         products: of query, key and value; of attention's result; of gate and up; of the block's result.
     """
 
     def __init__(
         self,
         library: Library,
-        norms: tuple[torch.Tensor, torch.Tensor],
+        norms: Sequence[torch.Tensor | None],
         eps: float,
         products: tuple[Product, Product, Product, Product],
     ) -> None:
-        width = len(norms[0])
         qkv, projection, gated, down = products
         self._library, self._kept = library, (norms, products)
-        self._norms = [NormArguments(weight=weight.data_ptr(), width=width, eps=eps) for weight in norms]
-        before_attention, before_mlp = map(addressof, self._norms)
+        width, self._norms = (
+            qkv.template.inputs,
+            [
+                None if weight is None else NormArguments(weight=weight.data_ptr(), width=len(weight), eps=eps)
+                for weight in norms
+            ],
+        )
         self._template = LayerArguments(
-            before_attention=before_attention, before_mlp=before_mlp, qkv=addressof(qkv.template),
-            projection=addressof(projection.template), gated=addressof(gated.template), down=addressof(down.template),
+            qkv=addressof(qkv.template), projection=addressof(projection.template), gated=addressof(gated.template),
+            down=addressof(down.template),
         )  # fmt: skip
+        names = "before_attention", "after_attention", "before_mlp", "after_mlp", "query_norm", "key_norm"
+        for name, norm in zip(names, self._norms, strict=True):
+            setattr(self._template, name, None if norm is None else addressof(norm))
         # Bytes for each row in the memory of a call: narrow, wide, middle, codes and scales of rows.
         outputs, codes, scales = zip(*(product.row_sizes for product in products), strict=True)
         self._attended = projection.template.inputs
-        narrow, wide = max(width, self._attended), max(outputs[0], outputs[2])
+        narrow, wide = max(width, self._attended), max(width, outputs[0], outputs[2])
         sizes = (2 * narrow, 2 * wide, 2 * width, max(codes), 4 * max(scales))
         self._offsets = [0, *accumulate(-(-size // 64) * 64 for size in sizes)]
         self._qkv_width, self._width = outputs[0], width
-        matches = (qkv.template.inputs, gated.template.inputs, down.template.inputs) == (width, width, outputs[2])
-        _require(matches and outputs[1] == outputs[3] == width and all(len(weight) == width for weight in norms))
+        _require((gated.template.inputs, down.template.inputs) == (width, outputs[2]))
+        _require(outputs[1] == outputs[3] == width)
+        _require(all(weight is None or len(weight) == width for weight in norms[:4]))
+        self._head_norms = [0 if weight is None else len(weight) for weight in norms[4:]]
 
     def __call__(self, x: torch.Tensor, rotation: RotationStep, attention: LayerAttention) -> torch.Tensor:
         """Return the layer's output for x [tokens, width]."""
@@ -248,6 +262,9 @@ class LayerOperator:
         _require(x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape[1] == self._width)
         _require(rows == rotation.arguments.rows == step.arguments.tokens)
         _require((step.query_width, step.total_width) == (self._attended, self._qkv_width))
+        key_width = (step.total_width - step.query_width) // 2
+        for size, total in zip(self._head_norms, (step.query_width, key_width), strict=True):
+            _require(size in (0, step.arguments.head_dim, total))
         out = torch.empty_like(x)
         memory = torch.empty(rows * self._offsets[-1] + 64, dtype=torch.uint8)
         start = memory.data_ptr()
@@ -263,14 +280,93 @@ class LayerOperator:
         return out
 
 
-def rms_norm(library: Library, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return the root-mean-square normalization of x [..., width] with `weight`, float32 [width]."""
+def rms_norm(
+    library: Library, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the root-mean-square normalization of x [..., width] with `weight`, float32 [width], plus `residual`."""
     x = x.contiguous()
     _require(x.dtype == torch.bfloat16 and weight.dtype == torch.float32 and x.shape[-1] == len(weight))
+    _require(residual is None or (residual.shape == x.shape and residual.dtype == x.dtype and residual.is_contiguous()))
     out = torch.empty_like(x)
     width = len(weight)
-    arguments = NormArguments(x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // width, width, eps)
+    arguments = NormArguments(
+        x.data_ptr(), weight.data_ptr(), _address(residual), out.data_ptr(), x.numel() // width, width, eps
+    )
     library.norm(byref(arguments))
+    return out
+
+
+def layer_norm(library: Library, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return the layer normalization of x [..., width] with `weight` and `bias`, float32 [width]."""
+    x = x.contiguous()
+    _require(x.dtype == torch.bfloat16 and weight.dtype == bias.dtype == torch.float32)
+    width = x.shape[-1]
+    _require(weight.shape == bias.shape == (width,))
+    out = torch.empty_like(x)
+    arguments = LayerNormArguments(
+        x.data_ptr(), weight.data_ptr(), bias.data_ptr(), out.data_ptr(), x.numel() // width, width, eps
+    )
+    library.layer_norm(byref(arguments))
+    return out
+
+
+class SelfAttention:
+    """Attention within the inputs of a batch, whose tokens are concatenated. Nothing is cached.
+
+    Args:
+        lengths: number of tokens of each input.
+    """
+
+    def __init__(self, library: Library, lengths: Sequence[int]) -> None:
+        self._library = library
+        self._parts = [-(-length // _PART_QUERIES) for length in lengths]
+        self._starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+    @staticmethod
+    def supports(head_dim: int) -> bool:
+        return head_dim % UNIT == 0 and head_dim <= MAX_HEAD_DIM
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> torch.Tensor:
+        """Return the attention [tokens, heads · head_dim].
+
+        Args:
+            query: [tokens, heads, head_dim]. As key and value, it may be a view with a larger stride of tokens.
+            key, value: [tokens, kv_heads, head_dim], with equal strides.
+            before, after: tokens before and after itself that a token attends to, at most; None: all.
+        """
+        tokens, heads, head_dim = query.shape
+        kv_heads = key.shape[1]
+        _require(tokens == int(self._starts[-1]) and key.shape == value.shape == (tokens, kv_heads, head_dim))
+        _require(self.supports(head_dim) and heads % kv_heads == 0)
+        if key.stride() != value.stride():
+            key, value = key.contiguous(), value.contiguous()
+        for x in (query, key, value):
+            _require(x.dtype == torch.bfloat16 and x.stride()[1:] == (head_dim, 1))
+        out = query.new_empty(tokens, heads * head_dim)
+        parts = torch.tensor([0, *accumulate(count * heads for count in self._parts)], dtype=torch.int32)
+        arguments = SelfAttentionArguments(
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), self._starts.data_ptr(),
+            parts.data_ptr(), len(self._parts), heads, kv_heads, head_dim, query.stride(0), key.stride(0),
+            tokens if before is None else before, tokens if after is None else after, scale,
+        )  # fmt: skip
+        self._library.self_attention(byref(arguments))
+        return out
+
+
+def argmax(library: Library, x: torch.Tensor) -> torch.Tensor:
+    """Return the index of each row's first maximum, int64 [rows], for x [rows, width]. NaN is the maximum."""
+    x = x.contiguous()
+    _require(x.dtype == torch.bfloat16 and x.ndim == 2 and x.shape[1] > 0)
+    out = torch.empty(len(x), dtype=torch.int64)
+    library.argmax(byref(MaximaArguments(x.data_ptr(), out.data_ptr(), *x.shape)))
     return out
 
 

@@ -50,6 +50,14 @@ INLINE floats choose(ints condition, floats yes, floats no)
     return (floats)(((ints)yes & condition) | ((ints)no & ~condition));
 }
 
+INLINE float bf16_value(bf16 x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 INLINE floats load_bf16(const bf16 *from)
 {
     halves x;
@@ -73,22 +81,30 @@ INLINE void store_bf16(bf16 *to, floats x)
 
 INLINE float sum(floats x)
 {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
     float y[LANES];
     store(y, x);
     for (int width = LANES / 2; width; width /= 2)
         for (int i = 0; i < width; i++)
             y[i] += y[i + width];
     return y[0];
+#endif
 }
 
 INLINE float maximum(floats x)
 {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
     float y[LANES], top;
     store(y, x);
     top = y[0];
     for (int i = 1; i < LANES; i++)
         top = y[i] > top ? y[i] : top;
     return top;
+#endif
 }
 
 /* The exponential function, relative error 2e-7. Arguments are limited to [-87, 88], in which results are normal. */
@@ -649,9 +665,42 @@ static void compute_linear(const struct linear *l)
     run_parts(l->format == INT8 ? int8_part : l->format == INT4 ? int4_part : bfloat16_part, l, parts);
 }
 
+/* Find the index of the first maximum, or of the first NaN. */
+static void argmax_part(const void *data, int64_t row)
+{
+    const struct maxima *m = data;
+    const bf16 *x = m->x + row * m->width;
+    int64_t whole = m->width / LANES * LANES, i = 0;
+    floats tops = fill(-INFINITY);
+    ints broken = {0};
+    for (; i < whole; i += LANES) {
+        floats v = load_bf16(x + i);
+        broken |= v != v;
+        tops = choose(v > tops, v, tops);
+    }
+    float top = maximum(tops);
+    int is_broken = sum(choose(broken, fill(1), fill(0))) > 0;
+    for (; i < m->width; i++) {
+        float v = bf16_value(x[i]);
+        is_broken |= v != v;
+        top = v > top ? v : top;
+    }
+    for (i = 0; i < m->width; i++) {
+        float v = bf16_value(x[i]);
+        if (is_broken ? v != v : v == top)
+            break;
+    }
+    m->out[row] = i;
+}
+
+static void compute_argmax(const struct maxima *m)
+{
+    run_parts(argmax_part, m, m->rows);
+}
+
 /* Norms and rotations. */
 
-static void norm_row(const bf16 *x, const float *weight, float eps, int64_t width, bf16 *out)
+static void norm_row(const bf16 *x, const float *weight, const bf16 *residual, float eps, int64_t width, bf16 *out)
 {
     floats squares = {0};
     float tail = 0;
@@ -668,10 +717,15 @@ static void norm_row(const bf16 *x, const float *weight, float eps, int64_t widt
         tail = sum(load_bf16(last) * load_bf16(last));
     }
     float scale = 1.0f / __builtin_sqrtf((sum(squares) + tail) / (float)width + eps);
-    for (int64_t i = 0; i < whole; i += LANES)
-        store_bf16(out + i, load_bf16(x + i) * scale * load(weight + i));
+    for (int64_t i = 0; i < whole; i += LANES) {
+        floats y = load_bf16(x + i) * scale * load(weight + i);
+        store_bf16(out + i, residual ? y + load_bf16(residual + i) : y);
+    }
     if (whole < width) {
-        store_bf16(last, load_bf16(last) * scale * load(weights));
+        bf16 more[LANES] = {0};
+        if (residual)
+            memcpy(more, residual + whole, (size_t)(width - whole) * 2);
+        store_bf16(last, load_bf16(last) * scale * load(weights) + load_bf16(more));
         memcpy(out + whole, last, (size_t)(width - whole) * 2);
     }
 }
@@ -679,13 +733,65 @@ static void norm_row(const bf16 *x, const float *weight, float eps, int64_t widt
 static void norm_part(const void *data, int64_t part)
 {
     const struct norm *n = data;
-    for (int64_t row = part * ROWS_PER_PART; row < smaller((part + 1) * ROWS_PER_PART, n->rows); row++)
-        norm_row(n->x + row * n->width, n->weight, n->eps, n->width, n->out + row * n->width);
+    for (int64_t row = part * ROWS_PER_PART; row < smaller((part + 1) * ROWS_PER_PART, n->rows); row++) {
+        int64_t start = row * n->width;
+        norm_row(n->x + start, n->weight, n->residual ? n->residual + start : NULL, n->eps, n->width, n->out + start);
+    }
 }
 
 static void compute_norm(const struct norm *n)
 {
     run_parts(norm_part, n, (n->rows + ROWS_PER_PART - 1) / ROWS_PER_PART);
+}
+
+/* Layer normalization. The rest of a row that does not fill a vector is followed by zeros. */
+static void layer_norm_part(const void *data, int64_t part)
+{
+    const struct layer_norm *n = data;
+    int64_t whole = n->width / LANES * LANES;
+    size_t rest = (size_t)(n->width - whole);
+    bf16 last[LANES] = {0};
+    float weights[LANES] = {0}, biases[LANES] = {0}, ones[LANES] = {0};
+    if (rest) {
+        memcpy(weights, n->weight + whole, rest * 4);
+        memcpy(biases, n->bias + whole, rest * 4);
+        for (size_t i = 0; i < rest; i++)
+            ones[i] = 1;
+    }
+    for (int64_t row = part * ROWS_PER_PART; row < smaller((part + 1) * ROWS_PER_PART, n->rows); row++) {
+        const bf16 *x = n->x + row * n->width;
+        bf16 *out = n->out + row * n->width;
+        floats totals = {0}, squares = {0};
+        for (int64_t i = 0; i < whole; i += LANES)
+            totals += load_bf16(x + i);
+        if (rest)
+            totals += load_bf16(memcpy(last, x + whole, rest * 2));
+        float mean = sum(totals) / (float)n->width;
+        for (int64_t i = 0; i < whole; i += LANES) {
+            floats v = load_bf16(x + i) - mean;
+            squares += v * v;
+        }
+        floats v = (load_bf16(last) - mean) * load(ones);
+        float scale = 1.0f / __builtin_sqrtf(sum(squares + v * v) / (float)n->width + n->eps);
+        for (int64_t i = 0; i < whole; i += LANES)
+            store_bf16(out + i, (load_bf16(x + i) - mean) * scale * load(n->weight + i) + load(n->bias + i));
+        if (rest) {
+            bf16 result[LANES];
+            store_bf16(result, v * scale * load(weights) + load(biases));
+            memcpy(out + whole, result, rest * 2);
+        }
+    }
+}
+
+static void compute_layer_norm(const struct layer_norm *n)
+{
+    run_parts(layer_norm_part, n, (n->rows + ROWS_PER_PART - 1) / ROWS_PER_PART);
+}
+
+static void norm_heads(const struct norm *n, bf16 *x, int64_t numbers)
+{
+    for (int64_t i = 0; i < numbers; i += n->width)
+        norm_row(x + i, n->weight, NULL, n->eps, n->width, x + i);
 }
 
 static void rotation_part(const void *data, int64_t part)
@@ -694,6 +800,11 @@ static void rotation_part(const void *data, int64_t part)
     int64_t half = r->rotated / 2, whole = half / LANES * LANES;
     for (int64_t row = part * ROWS_PER_PART; row < smaller((part + 1) * ROWS_PER_PART, r->rows); row++) {
         const float *cos = r->cos + row * half, *sin = r->sin + row * half;
+        bf16 *keys = r->x + row * r->stride + r->query_heads * r->head_dim;
+        if (r->query_norm)
+            norm_heads(r->query_norm, r->x + row * r->stride, r->query_heads * r->head_dim);
+        if (r->key_norm)
+            norm_heads(r->key_norm, keys, (r->heads - r->query_heads) * r->head_dim);
         for (int64_t head = 0; head < r->heads; head++) {
             bf16 *first = r->x + row * r->stride + head * r->head_dim, *second = first + half;
             for (int64_t i = 0; i < whole; i += LANES) {
@@ -806,25 +917,39 @@ INLINE float update_softmax(
     return shrink;
 }
 
-/* Start to load the keys of 32 tokens, or their values, which are read after the softmax. */
+/* Start to load the keys of 32 tokens, or their values, into the second-level cache. The first level is too small: it
+also holds the scores and the sums. */
 INLINE void prefetch(const bf16 *from, int64_t rows, int64_t stride, int64_t width)
 {
     for (int64_t row = 0; row < rows; row++)
         for (int64_t i = 0; i < width; i += 32)
-            __builtin_prefetch(from + row * stride + i);
+            __builtin_prefetch(from + row * stride + i, 0, 2);
+}
+
+INLINE bf16 *values_of(const struct attention *a, const int32_t *table, int64_t key, int64_t head)
+{
+    int64_t width = round_up(a->head_dim, 32), block = table[key / a->block_size];
+    return a->cache + ((block * 2 + 1) * a->kv_heads + head) * a->block_size * width + key % a->block_size * width;
+}
+
+/* Return the last sequence whose first part is at most `part`. */
+INLINE int64_t find_sequence(const int32_t *parts, int64_t sequences, int64_t part)
+{
+    int64_t low = 0, high = sequences;
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (parts[middle] <= part)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 static void attention_part(const void *data, int64_t part)
 {
     const struct attention *a = data;
-    int64_t low = 0, high = a->sequences;
-    while (high - low > 1) { /* the last sequence whose first part is at most `part` */
-        int64_t middle = (low + high) / 2;
-        if (a->parts[middle] <= part)
-            low = middle;
-        else
-            high = middle;
-    }
+    int64_t low = find_sequence(a->parts, a->sequences, part);
     int64_t share = a->heads / a->kv_heads, width = round_up(a->head_dim, 32), page = a->block_size * width;
     int64_t head = (part - a->parts[low]) % a->kv_heads;
     int64_t first = (part - a->parts[low]) / a->kv_heads * ROWS;
@@ -852,7 +977,8 @@ static void attention_part(const void *data, int64_t part)
         for (int64_t i = 0; i < count; i += 32) {
             int64_t key = begin + i;
             const bf16 *keys = a->cache + (table[key / a->block_size] * 2 * a->kv_heads + head) * page;
-            prefetch(keys + a->kv_heads * page + key % a->block_size * width, 1, 0, 32 * width);
+            if (!i)
+                prefetch(values_of(a, table, key, head), 1, 0, 32 * width);
             int64_t next = key + 32;
             if (next <= last_position) {
                 const bf16 *after = a->cache + (table[next / a->block_size] * 2 * a->kv_heads + head) * page;
@@ -876,12 +1002,13 @@ static void attention_part(const void *data, int64_t part)
                     store(sums + r * width + i, load(sums + r * width + i) * shrink);
         }
         for (int64_t i = 0; i < count; i += 32) {
-            int64_t key = begin + i;
-            const bf16 *values = a->cache + ((table[key / a->block_size] * 2 + 1) * a->kv_heads + head) * page;
+            const bf16 *values = values_of(a, table, begin + i, head);
+            if (i + 32 < count)
+                prefetch(values_of(a, table, begin + i + 32, head), 1, 0, 32 * width);
             for (int64_t column = 0; column < width; column += COLUMNS) {
                 struct tile tile = {
                     .a = weights + i, .a_stride = KEYS, .b_stride = width * 2, .b_half = 32,
-                    .b = values + key % a->block_size * width + column * 2,
+                    .b = values + column * 2,
                     .c = sums + column, .c_stride = width, .pairs = 16,
                 };
                 multiply(tile, rows, 1);
@@ -904,6 +1031,101 @@ static void compute_attention(const struct attention *a)
     run_parts(attention_part, a, a->parts[a->sequences]);
 }
 
+/* Attention without a cache. */
+
+/* Copy `count` keys and values into the layouts of a page, followed by zeros up to a multiple of 32. */
+INLINE void pack_keys(
+    const bf16 *key, const bf16 *value, int64_t stride, int64_t count, int64_t width, bf16 *keys, bf16 *values
+)
+{
+    static const bf16 ZEROS[MAX_HEAD_DIM];
+    int64_t padded = round_up(count, 32);
+    for (int64_t i = 0; i < padded; i += 2) {
+        const bf16 *first = i < count ? key + i * stride : ZEROS, *second = i + 1 < count ? key + (i + 1) * stride : ZEROS;
+        for (int64_t k = 0; k < width; k += 2) {
+            memcpy(keys + k * KEYS + i * 2, first + k, 4);
+            memcpy(keys + k * KEYS + i * 2 + 2, second + k, 4);
+        }
+        first = i < count ? value + i * stride : ZEROS;
+        second = i + 1 < count ? value + (i + 1) * stride : ZEROS;
+        bf16 *to = values + i * width;
+        for (int64_t k = 0; k < width; k++) {
+            to[2 * k] = make_finite(first[k]);
+            to[2 * k + 1] = make_finite(second[k]);
+        }
+    }
+}
+
+static void self_attention_part(const void *data, int64_t part)
+{
+    const struct self_attention *a = data;
+    int64_t input = find_sequence(a->parts, a->inputs, part), start = a->starts[input];
+    int64_t length = a->starts[input + 1] - start, width = a->head_dim;
+    int64_t head = (part - a->parts[input]) % a->heads, first = (part - a->parts[input]) / a->heads * QUERIES;
+    int64_t count = smaller(QUERIES, length - first), kv_head = head / (a->heads / a->kv_heads);
+    const bf16 *query = a->query + (start + first) * a->query_stride + head * width;
+    const bf16 *key = a->key + start * a->kv_stride + kv_head * width;
+    const bf16 *value = a->value + start * a->kv_stride + kv_head * width;
+
+    _Alignas(64) bf16 keys[KEYS * MAX_HEAD_DIM];
+    _Alignas(64) bf16 values[KEYS * MAX_HEAD_DIM];
+    _Alignas(64) bf16 weights[ROWS * KEYS];
+    _Alignas(64) float scores[ROWS * KEYS];
+    _Alignas(64) float sums[QUERIES * MAX_HEAD_DIM];
+    struct running states[QUERIES];
+    for (int64_t r = 0; r < count; r++)
+        states[r] = (struct running){HIDDEN, 0};
+    memset(sums, 0, (size_t)(count * width) * 4);
+    int64_t begin = first > a->before ? first - a->before : 0;
+    int64_t end = first + count - 1 + smaller(a->after, length - first - count) + 1;
+    for (; begin < end; begin += KEYS) {
+        int64_t packed = smaller(KEYS, end - begin), padded = round_up(packed, 32);
+        pack_keys(key + begin * a->kv_stride, value + begin * a->kv_stride, a->kv_stride, packed, width, keys, values);
+        for (int64_t row = 0; row < count; row += ROWS) {
+            int64_t rows = smaller(ROWS, count - row);
+            begin_tiles(rows);
+            for (int64_t i = 0; i < padded; i += 32) {
+                struct tile tile = {
+                    .a = query + row * a->query_stride, .a_stride = a->query_stride, .b = keys + i * 2,
+                    .b_stride = KEYS * 2, .b_half = 32, .c = scores + i, .c_stride = KEYS, .pairs = width / 2,
+                };
+                multiply(tile, rows, 0);
+            }
+            for (int64_t r = 0; r < rows; r++) {
+                int64_t position = first + row + r;
+                int64_t from = position > a->before ? position - a->before : 0;
+                int64_t to = position + smaller(a->after, length - 1 - position) + 1;
+                float *sum_row = sums + (row + r) * width;
+                float shrink = update_softmax(
+                    states + row + r, scores + r * KEYS, weights + r * KEYS, padded, from - begin, to - begin, a->scale, 0
+                );
+                if (shrink != 1.0f)
+                    for (int64_t i = 0; i < width; i += LANES)
+                        store(sum_row + i, load(sum_row + i) * shrink);
+            }
+            for (int64_t column = 0; column < width; column += COLUMNS) {
+                struct tile tile = {
+                    .a = weights, .a_stride = KEYS, .b = values + column * 2, .b_stride = width * 2, .b_half = 32,
+                    .c = sums + row * width + column, .c_stride = width, .pairs = padded / 2,
+                };
+                multiply(tile, rows, 1);
+            }
+            end_tiles();
+        }
+    }
+    for (int64_t r = 0; r < count; r++) {
+        bf16 *out = a->out + ((start + first + r) * a->heads + head) * width;
+        float factor = 1.0f / states[r].total;
+        for (int64_t i = 0; i < width; i += LANES)
+            store_bf16(out + i, load(sums + r * width + i) * factor);
+    }
+}
+
+static void compute_self_attention(const struct self_attention *a)
+{
+    run_parts(self_attention_part, a, a->parts[a->inputs]);
+}
+
 /* Layers. */
 
 static void multiply_in_layer(
@@ -922,22 +1144,46 @@ static void multiply_in_layer(
     compute_linear(&l);
 }
 
-static void normalize_in_layer(const struct layer *layer, const struct norm *template, const bf16 *x)
+static void normalize_in_layer(
+    const struct layer *layer, const struct norm *template, const bf16 *x, const bf16 *residual, bf16 *out
+)
 {
     struct norm n = *template;
     n.x = x;
-    n.out = layer->narrow;
+    n.residual = residual;
+    n.out = out;
     n.rows = layer->rows;
     compute_norm(&n);
+}
+
+/* Compute the product, its norm if there is one, and add the residual. `memory` has the size of `out`. */
+static void add_in_layer(
+    const struct layer *layer, const struct linear *product, const struct norm *norm, const bf16 *x,
+    const bf16 *residual, bf16 *memory, bf16 *out
+)
+{
+    if (norm) {
+        multiply_in_layer(layer, product, x, NULL, memory);
+        normalize_in_layer(layer, norm, memory, residual, out);
+    } else {
+        multiply_in_layer(layer, product, x, residual, out);
+    }
 }
 
 static void compute_layer(const struct layer *layer)
 {
     struct attention a = *layer->attention;
     struct rotation r = *layer->rotation;
-    normalize_in_layer(layer, layer->before_attention, layer->x);
-    multiply_in_layer(layer, layer->qkv, layer->narrow, NULL, layer->wide);
+    const bf16 *x = layer->x;
+    if (layer->before_attention) {
+        normalize_in_layer(layer, layer->before_attention, x, NULL, layer->narrow);
+        x = layer->narrow;
+    }
+    multiply_in_layer(layer, layer->qkv, x, NULL, layer->wide);
     r.x = layer->wide;
+    r.query_norm = layer->query_norm;
+    r.key_norm = layer->key_norm;
+    r.query_heads = a.heads;
     r.stride = layer->qkv->out_stride;
     compute_rotation(&r);
     a.query = layer->wide;
@@ -950,12 +1196,19 @@ static void compute_layer(const struct layer *layer)
     a.scale = layer->scale;
     a.soft_cap = layer->soft_cap;
     compute_attention(&a);
-    multiply_in_layer(layer, layer->projection, layer->narrow, layer->x, layer->middle);
-    normalize_in_layer(layer, layer->before_mlp, layer->middle);
-    multiply_in_layer(layer, layer->gated, layer->narrow, NULL, layer->wide);
-    multiply_in_layer(layer, layer->down, layer->wide, layer->middle, layer->out);
+    add_in_layer(
+        layer, layer->projection, layer->after_attention, layer->narrow, layer->x, layer->wide, layer->middle
+    );
+    x = layer->middle;
+    if (layer->before_mlp) {
+        normalize_in_layer(layer, layer->before_mlp, x, NULL, layer->narrow);
+        x = layer->narrow;
+    }
+    multiply_in_layer(layer, layer->gated, x, NULL, layer->wide);
+    add_in_layer(layer, layer->down, layer->after_mlp, layer->wide, layer->middle, layer->narrow, layer->out);
 }
 
 const struct variant VARIANT = {
     NAME, compute_linear, compute_attention, compute_norm, compute_rotation, compute_layer,
+    compute_argmax, compute_self_attention, compute_layer_norm,
 };

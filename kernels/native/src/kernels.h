@@ -12,6 +12,7 @@ enum {
     COLUMNS = 32,      /* outputs of one tile */
     ROWS = 32,         /* maximum rows of one tile */
     KEYS = 128,        /* keys between two updates of the softmax */
+    QUERIES = 128,     /* maximum queries of one part of attention without a cache */
     MAX_HEAD_DIM = 256
 };
 
@@ -55,10 +56,32 @@ struct attention {
     float scale, soft_cap;
 };
 
+/* Attention within inputs, whose tokens are consecutive, without a cache. */
+struct self_attention {
+    const bf16 *query; /* [tokens, heads, head_dim]; tokens are query_stride apart */
+    const bf16 *key;   /* [tokens, kv_heads, head_dim]; tokens are kv_stride apart */
+    const bf16 *value;
+    bf16 *out;             /* [tokens, heads, head_dim] */
+    const int32_t *starts; /* [inputs + 1]: first token of each input */
+    const int32_t *parts;  /* [inputs + 1]: first part of each input; a part is up to QUERIES tokens of a head */
+    int64_t inputs, heads, kv_heads, head_dim, query_stride, kv_stride;
+    int64_t before, after; /* tokens before and after itself that a token attends to, at most */
+    float scale;
+};
+
+struct layer_norm {
+    const bf16 *x; /* [rows, width], contiguous */
+    const float *weight, *bias;
+    bf16 *out;
+    int64_t rows, width;
+    float eps;
+};
+
 struct norm {
     const bf16 *x; /* [rows, width], contiguous */
     const float *weight;
-    bf16 *out;
+    const bf16 *residual; /* [rows, width], added to the result; or null */
+    bf16 *out;            /* may be x */
     int64_t rows, width;
     float eps;
 };
@@ -67,19 +90,22 @@ struct rotation {
     bf16 *x;          /* [rows, heads, head_dim], rows are stride apart; rotated in place */
     const float *cos; /* [rows, rotated / 2] */
     const float *sin;
-    int64_t rows, heads, head_dim, rotated, stride;
+    /* Norms before the rotation, or null: of the first query_heads heads, and of the others. Each head is a row, or all
+    of them are. */
+    const struct norm *query_norm, *key_norm;
+    int64_t rows, heads, head_dim, rotated, stride, query_heads;
 };
 
-/* One layer of a decoder: norm, query, key and value, rotation, attention, output and residual, norm, gate and up, down
-and residual. Its members contain what is the same in all steps, except `rotation` and `attention`. */
+/* One layer of a decoder: norm, query, key and value, their norms, rotation, attention, output, norm and residual; norm,
+gate and up, down, norm and residual. A norm that the layer does not have is null. Its members contain what is the same in all steps, except `rotation` and `attention`. */
 struct layer {
     const bf16 *x; /* [rows, width] */
     bf16 *out;     /* [rows, width] */
     bf16 *narrow;  /* memory for [rows, the inputs of `projection` or of `qkv`] */
-    bf16 *wide;    /* memory for [rows, the outputs of `qkv` or of `gated`] */
+    bf16 *wide;    /* memory for [rows, the outputs of `qkv`, of `projection` or of `gated`] */
     bf16 *middle;  /* memory for [rows, width] */
     bf16 *cache;
-    const struct norm *before_attention, *before_mlp;
+    const struct norm *before_attention, *after_attention, *before_mlp, *after_mlp, *query_norm, *key_norm;
     const struct linear *qkv, *projection, *gated, *down;
     const struct rotation *rotation;
     const struct attention *attention;
@@ -87,6 +113,12 @@ struct layer {
     float *row_scales; /* the same */
     int64_t rows, window;
     float scale, soft_cap;
+};
+
+struct maxima {
+    const bf16 *x; /* [rows, width], contiguous */
+    int64_t *out;  /* [rows] */
+    int64_t rows, width;
 };
 
 struct lookup {
@@ -110,6 +142,9 @@ struct variant {
     void (*norm)(const struct norm *);
     void (*rotation)(const struct rotation *);
     void (*layer)(const struct layer *);
+    void (*argmax)(const struct maxima *);
+    void (*self_attention)(const struct self_attention *);
+    void (*layer_norm)(const struct layer_norm *);
 };
 
 #define EXPORT __attribute__((visibility("default")))

@@ -117,6 +117,21 @@ EXPORT void millrace_layer(const struct layer *arguments)
     chosen->layer(arguments);
 }
 
+EXPORT void millrace_self_attention(const struct self_attention *arguments)
+{
+    chosen->self_attention(arguments);
+}
+
+EXPORT void millrace_layer_norm(const struct layer_norm *arguments)
+{
+    chosen->layer_norm(arguments);
+}
+
+EXPORT void millrace_argmax(const struct maxima *arguments)
+{
+    chosen->argmax(arguments);
+}
+
 /* Copy rows of a packed weight. */
 EXPORT void millrace_lookup(const struct lookup *l)
 {

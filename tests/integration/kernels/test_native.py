@@ -98,6 +98,18 @@ def test_a_gated_product_equals_the_reference(
     assert_near(got, gated * up)
 
 
+@few
+@given(st.integers(1, 5), st.integers(1, 600), st.booleans())
+def test_argmax_finds_the_first_maximum_or_nan(kernels: Library, rows: int, width: int, has_nan: bool) -> None:
+    x = torch.randint(-3, 3, (rows, width)).bfloat16()  # most rows have their maximum more than once
+    if has_nan:
+        x[-1, torch.randint(width, (2,))] = float("nan")
+    wanted = [row.index(max(row)) for row in x[:-1].tolist()]
+    last = x[-1].tolist()
+    wanted.append(next(i for i, v in enumerate(last) if v != v) if has_nan else last.index(max(last)))
+    assert operators.argmax(kernels, x).tolist() == wanted
+
+
 def apply_gate(both: torch.Tensor, activation: operators.Activation | None) -> torch.Tensor:
     if activation is None:
         return both
@@ -134,7 +146,11 @@ def test_a_product_of_8_bit_integers_equals_the_reference(
     x = wide[:, : groups * size]
     grouped = x.float().view(rows, groups, size)
     factors = grouped.abs().amax(-1, keepdim=True) / 127
-    codes = (grouped / factors).nan_to_num(0).round()
+    exact = (grouped / factors).nan_to_num(0)
+    # A number on the border between two codes may have either of them, and a gate can amplify the difference.
+    exact[((exact % 1) - 0.5).abs() < 1e-3] = 0
+    x[exact.view_as(x) == 0] = 0
+    codes = exact.round()
     by_group = torch.einsum("rgi,ogi->rgo", codes, weight.float().view(outputs, groups, size))
     want = (by_group * factors * scales.T).sum(1) + (0 if bias is None else bias.float())
     product = operators.PackedLinearInt8(kernels, weight, scales, bias, activation)
@@ -142,7 +158,6 @@ def test_a_product_of_8_bit_integers_equals_the_reference(
     got = product(x, residual)
     assert got.shape == (rows, width)
     if rows:
-        # A number on the border between two codes may have either of them.
         assert_near(got, apply_gate(want, activation) + (0 if residual is None else residual.float()))
         some = slice(rows // 2, None)
         assert torch.equal(got[some], product(x[some], None if residual is None else residual[some]))
@@ -238,7 +253,9 @@ def test_a_norm_equals_the_reference(kernels: Library, rows: int, width: int) ->
     got = operators.rms_norm(kernels, x, weight, 1e-5)
     assert got.shape == x.shape
     if rows:
-        assert_near(got, reference.rms_norm(x.float(), weight, 1e-5))
+        want, residual = reference.rms_norm(x.float(), weight, 1e-5), randn(rows, width)
+        assert_near(got, want)
+        assert_near(operators.rms_norm(kernels, x, weight, 1e-5, residual), want + residual.float())
         assert torch.equal(got[-1:], operators.rms_norm(kernels, x[-1:], weight, 1e-5))
 
 
@@ -387,6 +404,37 @@ def test_a_score_that_is_not_finite_gives_nan_from_its_key_on(kernels: Library, 
         assert got[140:].isnan().all()
 
 
+@few
+@given(
+    st.sampled_from([(1, 1, 32), (2, 3, 64), (1, 2, 256)]),
+    st.lists(st.integers(1, 300), min_size=1, max_size=4),
+    st.sampled_from([(None, None), (None, 0), (20, 20), (140, 0), (0, 0), (500, 3)]),
+)
+def test_attention_without_a_cache_equals_the_reference(
+    kernels: Library, heads_of: tuple[int, int, int], lengths: list[int], window: tuple[int | None, int | None]
+) -> None:
+    kv_heads, share, head_dim = heads_of
+    query, key, value = split_heads(randn(sum(lengths), kv_heads * share + 2 * kv_heads, head_dim), kv_heads)
+    want = []
+    for q, k, v in zip(*(torch.split(x.float(), lengths) for x in (query, key, value)), strict=True):
+        distances = torch.arange(len(q)) - torch.arange(len(q))[:, None]
+        before, after = (len(q) if limit is None else limit for limit in window)
+        allowed = (distances >= -before) & (distances <= after)
+        parts = (x.transpose(0, 1) for x in (q, k, v))
+        mixed = functional.scaled_dot_product_attention(*parts, allowed, scale=0.3, enable_gqa=True)
+        want.append(mixed.transpose(0, 1).flatten(1))
+    got = operators.SelfAttention(kernels, lengths).attend(query, key, value, 0.3, *window)
+    assert_near(got, torch.cat(want))
+
+
+@few
+@given(st.integers(1, 20), st.integers(1, 100), st.sampled_from([0.0, 50.0]))
+def test_layer_normalization_equals_the_reference(kernels: Library, rows: int, width: int, mean: float) -> None:
+    x, weight, bias = randn(rows, width) + mean, torch.randn(width), torch.randn(width)
+    got = operators.layer_norm(kernels, x, weight, bias, 1e-5)
+    assert_near(got, functional.layer_norm(x.float(), (width,), weight, bias, 1e-5))
+
+
 @settings(max_examples=6, deadline=None)
 @given(
     st.sampled_from([(1, 1, 32), (2, 3, 64), (1, 5, 96)]),
@@ -394,6 +442,7 @@ def test_a_score_that_is_not_finite_gives_nan_from_its_key_on(kernels: Library, 
     st.lists(st.integers(1, 90), min_size=1, max_size=4),
     st.sampled_from([operators.PackedLinear, operators.PackedLinearInt8]),
     st.booleans(),
+    st.sampled_from(["before", "before, heads", "after, tokens", "before, after, heads"]),
 )
 def test_a_layer_in_one_call_equals_its_operators(
     kernels: Library,
@@ -402,6 +451,7 @@ def test_a_layer_in_one_call_equals_its_operators(
     lengths: list[int],
     kind: type[operators.Product],
     biased: bool,
+    norms_of: str,
 ) -> None:
     kv_heads, share, head_dim = heads_of
     heads, width, inner = kv_heads * share, units * operators.UNIT, 96
@@ -415,7 +465,22 @@ def test_a_layer_in_one_call_equals_its_operators(
         scales = torch.rand(outputs, inputs // operators.UNIT) / 100
         return operators.PackedLinearInt8(kernels, weight, scales, bias, activation)
 
-    norms = torch.rand(width) + 0.5, torch.rand(width) + 0.5
+    def make_norm(name: str, size: int = width) -> torch.Tensor | None:
+        return torch.rand(size) + 0.5 if name in norms_of else None
+
+    sizes = (head_dim, head_dim) if "heads" in norms_of else (heads * head_dim, kv_heads * head_dim)
+    norms = [make_norm(name) for name in ("before", "after", "before", "after")]
+    norms += [make_norm("heads" if size == head_dim else "tokens", size) for size in sizes]
+    if "tokens" not in norms_of and "heads" not in norms_of:
+        norms[4:] = None, None
+    before_attention, after_attention, before_mlp, after_mlp, *qk_norms = norms
+
+    def normalize(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return x if weight is None else operators.rms_norm(kernels, x, weight, 1e-5)
+
+    def add(product: operators.Product, norm: torch.Tensor | None, x: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+        return product(x, rest) if norm is None else operators.rms_norm(kernels, product(x), norm, 1e-5, rest)
+
     qkv, out = make_product(total * head_dim, width), make_product(width, heads * head_dim)
     gated, down = make_product(2 * inner, width, "silu"), make_product(width, inner)
     shape = CacheShape(1, 20, 32, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"))
@@ -430,10 +495,14 @@ def test_a_layer_in_one_call_equals_its_operators(
         for backend in backends:
             backend.prepare(metadata)
         got = layer(x, rotation, backends[0].native(0, metadata))
-        mixed = qkv(operators.rms_norm(kernels, x, norms[0], 1e-5)).view(tokens, total, head_dim)
+        mixed = qkv(normalize(x, before_attention)).view(tokens, total, head_dim)
+        for norm, part in zip(qk_norms, torch.split(mixed, [heads, kv_heads, kv_heads], dim=1), strict=False):
+            if norm is not None:
+                part.copy_(normalize(part.reshape(-1, len(norm)), norm).view(part.shape))
         rotation.apply(mixed[:, : heads + kv_heads])
-        middle = out(backends[1].attend(0, *split_heads(mixed, kv_heads), metadata), x)
-        want = down(gated(operators.rms_norm(kernels, middle, norms[1], 1e-5)), middle)
+        attended = backends[1].attend(0, *split_heads(mixed, kv_heads), metadata)
+        middle = add(out, after_attention, attended, x)
+        want = add(down, after_mlp, gated(normalize(middle, before_mlp)), middle)
         assert torch.equal(got, want)
 
 
@@ -441,7 +510,7 @@ def test_a_layer_of_other_shapes_is_rejected(kernels: Library) -> None:
     def product(outputs: int, inputs: int) -> operators.Product:
         return operators.PackedLinear(kernels, randn(outputs, inputs))
 
-    norms = torch.ones(32), torch.ones(32)
+    norms = [torch.ones(32), None, torch.ones(32), None, None, None]
     products = product(96, 32), product(32, 32), product(64, 32), product(32, 64)
     operators.LayerOperator(kernels, norms, 1e-5, products)
     for place, wrong in enumerate((product(96, 64), product(64, 32), product(32, 32), product(32, 32))):
@@ -648,6 +717,21 @@ def test_the_check_includes_each_activation(activation: str, noun: str, monkeypa
 
 def test_the_check_passes_in_each_instruction_set(kernels: Library) -> None:
     assert find_wrong_operator(kernels) == ""
+
+
+def test_the_library_of_a_wheel_is_used_without_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled = build.build_library(build.find_compilers()[0], build.cache_directory())
+    monkeypatch.setattr(build, "PREBUILT", tmp_path)
+    monkeypatch.setattr(native, "find_compilers", list)
+    build.prebuilt_path().write_bytes(b"built for another C library")
+    assert native.load_library.__wrapped__() is None
+    assert "cannot be loaded" in caplog.text
+    build.prebuilt_path().write_bytes(compiled.read_bytes())
+    library = native.load_library.__wrapped__()
+    assert library is not None
+    assert find_wrong_operator(library) == ""
 
 
 def test_an_instruction_set_that_does_not_exist_is_not_chosen() -> None:

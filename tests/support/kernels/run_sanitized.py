@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from ctypes import byref, c_float, c_int32, c_uint8, c_uint16
+from ctypes import addressof, byref, c_float, c_int32, c_uint8, c_uint16
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ from typing import Any
 from kernels.native.build import build_library, find_compilers
 from kernels.native.library import (
     AttentionArguments,
+    LayerNormArguments,
     Library,
     LinearArguments,
+    MaximaArguments,
     NormArguments,
     PackingArguments,
     RotationArguments,
+    SelfAttentionArguments,
 )
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
@@ -111,6 +114,17 @@ def run_attention(library: Library, memory: Memory, share: int, head_dim: int, s
     )))  # fmt: skip
 
 
+def run_self_attention(library: Library, memory: Memory, head_dim: int, before: int, after: int) -> None:
+    lengths, kv_heads, heads = [1, 33, 150], 2, 4
+    tokens, parts = sum(lengths), [-(-length // 128) * heads for length in lengths]
+    library.self_attention(byref(SelfAttentionArguments(
+        memory.numbers(tokens * heads * head_dim), memory.numbers(tokens * kv_heads * head_dim),
+        memory.numbers(tokens * kv_heads * head_dim), memory.numbers(tokens * heads * head_dim),
+        memory.sizes([0, *accumulate(lengths)]), memory.sizes([0, *accumulate(parts)]), len(lengths), heads, kv_heads,
+        head_dim, heads * head_dim, kv_heads * head_dim, before, after, 0.1,
+    )))  # fmt: skip
+
+
 def run_all(library: Library) -> None:
     memory = Memory()
     for rows, inputs, outputs in ((0, 32, 5), (1, 64, 32), (5, 32, 33), (33, 96, 47), (257, 32, 16)):
@@ -118,14 +132,25 @@ def run_all(library: Library) -> None:
             run_linear(library, memory, rows, inputs, outputs - outputs % 2, activation)
     for share, head_dim, size, window in ((1, 32, 32, 0), (3, 64, 32, 9), (5, 96, 96, 0)):
         run_attention(library, memory, share, head_dim, size, window)
+    for head_dim, before, after in ((32, 200, 200), (96, 20, 0)):
+        run_self_attention(library, memory, head_dim, before, after)
     for rows, width in ((0, 8), (1, 1), (9, 37), (3, 64)):
         numbers = memory.numbers(rows * width)
-        library.norm(byref(NormArguments(numbers, memory.factors(width), numbers, rows, width, 1e-5)))
+        factors = memory.factors(width), memory.factors(width)
+        library.layer_norm(byref(LayerNormArguments(numbers, *factors, numbers, rows, width, 1e-5)))
+        library.argmax(byref(MaximaArguments(numbers, memory.bytes(8 * rows), rows, width)))
+        library.norm(byref(NormArguments(numbers, memory.factors(width), numbers, numbers, rows, width, 1e-5)))
     for rows, heads, half, rest in ((1, 1, 1, 0), (9, 3, 20, 5), (2, 2, 32, 0)):
         wide = 2 * half + rest
         angles = memory.factors(rows * half), memory.factors(rows * half)
         numbers = memory.numbers(rows * heads * wide)
-        library.rotation(byref(RotationArguments(numbers, *angles, rows, heads, wide, 2 * half, heads * wide)))
+        for size in (wide, heads * wide):  # a norm of each head, and of all together
+            norm = NormArguments(weight=memory.factors(size), width=size, eps=1e-5)
+            queries = heads if size > wide else 1
+            library.rotation(byref(RotationArguments(
+                numbers, *angles, addressof(norm), addressof(norm) if queries < heads else None, rows, heads, wide,
+                2 * half, heads * wide, queries,
+            )))  # fmt: skip
     memory.free()
 
 

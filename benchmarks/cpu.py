@@ -1,0 +1,344 @@
+"""The CPU backend beside the engines that a user could choose instead: OpenVINO GenAI and vLLM's build for CPUs.
+
+    make bench-cpu
+    python -m benchmarks.cpu --peers build/peers --out benchmarks/results
+
+Sections: `engine` compares the engine in a process with OpenVINO's continuous batching. `served` compares the platform
+with vLLM's server, by throughput and latencies. `prefill` has prompts of 1,024 tokens, and `shared` prompts of 640
+tokens of which 512 are the same. `platform` measures the CPU time of each token outside the engine, with an engine that
+computes nothing and without PostgreSQL, which takes no part in a token.
+
+All systems of a section are measured in turn in each round, on all cores, with SmolLM2-135M, greedy decoding and the
+end token ignored. Figures are medians. Peers that are not installed are left out; `--install` installs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform as machine
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+
+from benchmarks import engine as engine_benchmark  # noqa: E402
+from benchmarks import gateway, serve  # noqa: E402
+from benchmarks.gateway_load import many_streams  # noqa: E402
+from benchmarks.options import parse  # noqa: E402
+from inference_worker.contract.config import EngineConfig  # noqa: E402
+from inference_worker.contract.settings import ModelSpec  # noqa: E402
+from inference_worker.engine.engine import LLMEngine  # noqa: E402
+from inference_worker.models.model_source import ensure_model  # noqa: E402
+from kernels.native.library import load_library  # noqa: E402
+from millrace.devserver.program import Program, free_port  # noqa: E402
+
+SECTIONS = ("engine", "served", "prefill", "shared", "platform")
+TYPES = {"bfloat16": "none", "int8": "int8"}  # the engine's quantization
+PEERS = Path(__file__).parent / "peers"
+EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
+INSTRUCTION_SETS = ("amx_int8", "amx_bf16", "avx512_bf16", "avx512_vnni", "avx2", "asimd")
+Rows = list[dict[str, Any]]
+
+
+def main() -> int:
+    options = parse_arguments()
+    started, sections = datetime.now(UTC), options.sections.split(",")
+    report: dict[str, Any] = {"date": started.isoformat(timespec="seconds"), "machine": describe_machine()}
+    with ExitStack() as running:
+        place = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="millrace-cpu-")))
+        model = ensure_model(EMBEDDED, options.models or place)
+        if options.install:
+            command = (sys.executable, str(PEERS / "install.py"), str(options.peers), str(model))
+            subprocess.run(command, check=True)  # noqa: S603  (our own script)
+        print(json.dumps(report["machine"]), flush=True)
+        if "engine" in sections:
+            report["engine"] = measure_engines(options, model)
+        if {"served", "prefill", "shared"} & {*sections}:
+            servers = [
+                *running.enter_context(millrace(options)),
+                *running.enter_context(vllm(options, model)),
+            ]
+            for section, loads in served_loads(options).items():
+                if section in sections:
+                    report[section] = [row for load in loads for row in measure_served(servers, load)]
+            running.close()
+        if "platform" in sections:
+            report["platform"] = measure_platform(options)
+    report["ratios"] = ratios(report)
+    print("\n".join(f"{name}: {value:.2f}" for name, value in report["ratios"].items()))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        path = options.out / f"{started:%Y-%m-%d}-{report['machine']['slug']}.json"
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(path)
+    return int(any(row.get("errors") for rows in report.values() if isinstance(rows, list) for row in rows))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, default=ROOT / "build" / "peers", help="default build/peers")
+    parser.add_argument("--install", action="store_true", help="install the peers first")
+    parser.add_argument("--models", type=Path, help="a directory that keeps the converted model (default: none)")
+    parser.add_argument("--sections", default=",".join(SECTIONS), help=f"default {','.join(SECTIONS)}")
+    parser.add_argument("--streams", type=serve.numbers, default=[1, 8, 32], help="default 1,8,32")
+    parser.add_argument("--rounds", type=int, default=3, help="default 3")
+    parser.add_argument("--input", type=int, default=128, help="tokens of a prompt (default 128)")
+    parser.add_argument("--output", type=int, default=128, help="tokens of a completion (default 128)")
+    parser.add_argument("--out", type=Path, help="a directory for the results (default: none)")
+    return parse(parser, {"sections": "engine", "streams": [1], "rounds": 1, "input": 8, "output": 4})
+
+
+def describe_machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = {*fields.get("flags", fields.get("Features", "")).split()}
+    library = load_library()
+    name = fields.get("model name", machine.machine())
+    return {
+        "cpu": name,
+        "family": f"{fields.get('cpu family', '')}/{fields.get('model', '')}",
+        "slug": "-".join(name.lower().split()[:2]) + f"-{fields.get('model', '')}",
+        "cores": len(os.sched_getaffinity(0)),
+        "instruction_sets": [flag for flag in INSTRUCTION_SETS if flag in flags],
+        "kernels": library.variant if library else "pytorch",
+        "load": os.getloadavg()[0],  # of other work, before the measurement
+    }
+
+
+# The engine in a process
+
+
+def measure_engines(options: argparse.Namespace, model: Path) -> Rows:
+    """Measure the engine and OpenVINO in turn. Rates include the prefill."""
+    threads = len(os.sched_getaffinity(0))
+    rows: Rows = []
+    with ExitStack() as running:
+        engines = {
+            name: LLMEngine(
+                EngineConfig(
+                    model, device="cpu", dtype="bfloat16", threads=threads, quantization=quantization,
+                    measure_peaks=False, kv_cache_memory=1 << 30,
+                )
+            )
+            for name, quantization in TYPES.items()
+        }  # fmt: skip
+        peers = {name: running.enter_context(openvino(options.peers, name, threads)) for name in TYPES}
+        draw = random.Random(1)  # noqa: S311
+        for streams in options.streams:
+            samples: dict[tuple[str, str], list[dict[str, float]]] = {}
+            for round_ in range(options.rounds + 1):  # the first one warms up
+                for name in TYPES:
+                    prompts = [[draw.randrange(1000, 40_000) for _ in range(options.input)] for _ in range(streams)]
+                    results = {"millrace": engine_benchmark.run(engines[name], prompts, options.output)}
+                    peer = peers[name]
+                    if peer is not None:
+                        results["openvino"] = ask(peer, {"prompts": prompts, "output": options.output})
+                    for system, result in results.items():
+                        if round_:
+                            samples.setdefault((system, name), []).append(result)
+            for (system, name), results_of in samples.items():
+                rows.append(
+                    {
+                        "system": system,
+                        "type": name,
+                        "streams": streams,
+                        "tokens_per_second": statistics.median(r["tokens"] / r["seconds"] for r in results_of),
+                        "first_token_ms": 1e3 * statistics.median(r["first"] for r in results_of),
+                        "rounds": [round(r["tokens"] / r["seconds"], 1) for r in results_of],
+                    }
+                )
+                print(rows[-1], flush=True)
+    return rows
+
+
+@contextmanager
+def openvino(peers: Path, name: str, threads: int) -> Iterator[subprocess.Popen[str] | None]:
+    """Run the process that measures OpenVINO with the weights `name`; None if it is not installed."""
+    python, model = peers / "openvino" / "bin" / "python", peers / f"openvino-{name}"
+    if not python.exists() or not model.exists():
+        print(f"Without OpenVINO in {name}: {peers} does not contain it; --install installs it.")
+        yield None
+        return
+    command = (str(python), str(PEERS / "openvino_engine.py"), str(model), str(threads))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        yield process
+        process.terminate()
+
+
+def ask(peer: subprocess.Popen[str], work: dict[str, Any]) -> dict[str, float]:
+    assert peer.stdin and peer.stdout
+    peer.stdin.write(json.dumps(work) + "\n")
+    peer.stdin.flush()
+    line = peer.stdout.readline()
+    assert line, "the peer has ended"
+    answer: dict[str, float] = json.loads(line)
+    return answer
+
+
+# Served
+
+
+def served_loads(options: argparse.Namespace) -> dict[str, list[argparse.Namespace]]:
+    """Return the loads of each section, as the options of `benchmarks.serve`."""
+
+    def load(**values: Any) -> argparse.Namespace:
+        defaults = {"requests": 2, "rounds": options.rounds, "seed": 1, "shared_prefix": 0, "output": options.output}
+        return argparse.Namespace(**(defaults | {"input": options.input, "streams": options.streams} | values))
+
+    return {
+        "served": [load()],
+        "prefill": [load(input=1024, output=8, streams=[1, 8])],
+        "shared": [load(input=640, streams=[8], shared_prefix=shared) for shared in (512, 0)],
+    }
+
+
+def measure_served(servers: Sequence[serve.ServerUnderTest], load: argparse.Namespace) -> Rows:
+    load.servers = list(servers)
+    rows = serve.measure(load)
+    print(serve.table(rows, [server.name for server in servers]), flush=True)
+    return [row | {"input": load.input, "shared_prefix": load.shared_prefix} for row in rows]
+
+
+@contextmanager
+def millrace(options: argparse.Namespace) -> Iterator[list[serve.ServerUnderTest]]:
+    """Run the platform with one worker for each type of weights."""
+    with ExitStack() as running:
+        state = Path(tempfile.mkdtemp(prefix="millrace-cpu-"))
+        running.callback(shutil.rmtree, state, ignore_errors=True)
+        state.chmod(0o711)
+        port = free_port()
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
+        models = ",".join(
+            f"{name}=embedded?dtype=bfloat16&quantization={quantization}" for name, quantization in TYPES.items()
+        )
+        environ |= {
+            "MILLRACE_DATA_DIR": str(state), "MILLRACE_PORT": str(port), "MILLRACE_MODELS": models,
+            "MILLRACE_LOG_LEVEL": "warning", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
+        }  # fmt: skip
+        url = f"http://127.0.0.1:{port}/v1"
+        credentials = state / "credentials.json"
+        command = (sys.executable, "-m", "millrace.cli", "up")
+
+        def is_ready() -> bool:
+            if not credentials.exists():
+                return False
+            key = json.loads(credentials.read_text(encoding="utf-8"))["demo_key"]
+            return all(completes(url, name, key) for name in TYPES)
+
+        program = Program("up", command, environ=environ, cwd=ROOT, ready=is_ready, ready_seconds=300, stop_seconds=60)
+        gateway.start(program, state, running)
+        key = json.loads(credentials.read_text(encoding="utf-8"))["demo_key"]
+        yield [serve.ServerUnderTest(f"millrace-{name}", url, name, key) for name in TYPES]
+
+
+@contextmanager
+def vllm(options: argparse.Namespace, model: Path) -> Iterator[list[serve.ServerUnderTest]]:
+    """Run vLLM's server; no server if it is not installed."""
+    script = options.peers / "vllm" / "bin" / "vllm"
+    if not script.exists():
+        print(f"Without vLLM: {options.peers} does not contain it; --install installs it.")
+        yield []
+        return
+    with ExitStack() as running:
+        state = Path(running.enter_context(tempfile.TemporaryDirectory()))
+        port, cores = free_port(), sorted(os.sched_getaffinity(0))
+        words = (
+            "--served-model-name",
+            "vllm",
+            "--dtype",
+            "bfloat16",
+            "--max-model-len",
+            "2048",
+            "--max-num-seqs",
+            "64",
+        )
+        environ = {
+            **os.environ, "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+            "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+            "PATH": f"{script.parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }  # fmt: skip
+        environ.pop("PYTHONPATH", None)
+        url = f"http://127.0.0.1:{port}/v1"
+        ready = partial(completes, url, "vllm", "none")
+        argv = (str(script), "serve", str(model), "--port", str(port), *words, "--max-num-seqs", "64")
+        program = Program("vllm", argv, environ=environ, ready=ready, ready_seconds=1800, stop_seconds=30)
+        gateway.start(program, state, running)
+        yield [serve.ServerUnderTest("vllm", url, "vllm", "none")]
+
+
+def completes(url: str, model: str, key: str) -> bool:
+    """Return whether the server completes a prompt."""
+    sample = serve.Sample()
+    prompts = serve.Prompts(argparse.Namespace(seed=0, shared_prefix=0, input=4))
+    try:
+        sample = serve.load(serve.ServerUnderTest("", url, model, key), 1, 1, prompts, 2)
+    except ValueError:  # not the server's own response
+        return False
+    if sample.errors or not sample.output_tokens:
+        time.sleep(0.5)
+        return False
+    return True
+
+
+# The platform
+
+
+def measure_platform(options: argparse.Namespace) -> Rows:
+    """Measure the CPU time of each token outside the engine."""
+    rows: Rows = []
+    with gateway.platform(pace=20.0) as (endpoint, processes):
+        request = endpoint.request(stream=True, max_tokens=200)
+        asyncio.run(many_streams(endpoint.url, endpoint.request(stream=True, max_tokens=20), 4, 20, 0, 30))
+        for streams in options.streams:
+            before = gateway.cpu_times(processes)
+            result = asyncio.run(many_streams(endpoint.url, request, streams, 200, 0, 60))
+            after = gateway.cpu_times(processes)
+            costs = {name: 1e6 * (after[name] - before[name]) / max(1, result.received) for name in after}
+            rows.append({"streams": streams, "cpu_us_per_token": sum(costs.values()), **costs, "errors": result.errors})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def ratios(report: dict[str, Any]) -> dict[str, float]:
+    """Return the figures of Millrace relative to those of the peers."""
+    found: dict[str, float] = {}
+    engines = {(row["system"], row["type"], row["streams"]): row for row in report.get("engine", [])}
+    for (system, name, streams), row in engines.items():
+        if system == "openvino":
+            own = engines["millrace", name, streams]["tokens_per_second"]
+            best = row["tokens_per_second"]
+            if name == "int8":
+                best = max(best, engines["openvino", "bfloat16", streams]["tokens_per_second"])
+            found[f"engine, {name}, {streams} streams: tokens/s relative to OpenVINO"] = own / best
+    for section, key in (("served", "tokens_per_second"), ("prefill", "ttft_p50_ms"), ("shared", "ttft_p50_ms")):
+        rows = {(row["server"], row["streams"], row["shared_prefix"]): row for row in report.get(section, [])}
+        for (server, streams, shared), row in rows.items():
+            peer = rows.get(("vllm", streams, shared))
+            if peer and server != "vllm":
+                found[f"{section}, {server}, {streams} streams, {shared} shared: {key} relative to vLLM"] = (
+                    row[key] / peer[key]
+                )
+            if shared:
+                found[f"{section}, {server}: {key} relative to no shared prefix"] = (
+                    row[key] / rows[server, streams, 0][key]
+                )
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
