@@ -1,6 +1,7 @@
-"""The engine in this process: output tokens per second by number of streams, with the C kernels and with PyTorch.
+"""The engine in this process: output tokens per second by number of streams, by kernels and by quantization.
 
     python -m benchmarks.engine
+    python -m benchmarks.engine --configurations kernels,int8,int4
     python -m benchmarks.engine --streams 1,32 --rounds 5
 
 Every stream has a prompt of 128 tokens and an output of 128 (--prompt, --output), greedy, without an end token. No two
@@ -14,17 +15,24 @@ import argparse
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.options import parse
-from inference_worker.contract.config import CpuKernelsName, EngineConfig
+from inference_worker.contract.config import CpuKernelsName, EngineConfig, QuantizationName
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.models.model_source import ensure_model
 
-CONFIGURATIONS: dict[str, CpuKernelsName] = {"kernels": "auto", "pytorch": "pytorch"}
+CONFIGURATIONS: dict[str, tuple[CpuKernelsName, QuantizationName]] = {
+    "kernels": ("auto", "none"),
+    "pytorch": ("pytorch", "none"),
+    "int8": ("auto", "int8"),
+    "int4": ("auto", "int4"),
+}
+DEFAULTS = "kernels,pytorch"
 
 
 @dataclass(frozen=True)
@@ -37,19 +45,36 @@ class Figures:
 
 
 def measure(engine: LLMEngine, streams: int, options: argparse.Namespace, draw: random.Random) -> Figures:
-    params = SamplingParams(max_tokens=options.output, temperature=0, ignore_eos=True)
-    for index in range(streams):
-        ids = [draw.randrange(1000, 40_000) for _ in range(options.prompt)]
-        engine.add_request(Request(f"{draw.random()}-{index}", ids, params))
-    started, tokens = time.perf_counter(), 0
-    while tokens < streams:
-        tokens += sum(len(output.token_ids) for output in engine.step())
-    decoding, cpu, steps, first = time.perf_counter(), time.process_time(), 0, tokens
-    while tokens < streams * options.output:
-        tokens += sum(len(output.token_ids) for output in engine.step())
+    prompts = [[draw.randrange(1000, 40_000) for _ in range(options.prompt)] for _ in range(streams)]
+    found = run(engine, prompts, options.output)
+    decoded = (found["tokens"] - found["first_tokens"]) / (found["seconds"] - found["first"])
+    return Figures(decoded, found["cpu"] / max(found["steps"], 1), found["first"])
+
+
+def run(engine: LLMEngine, prompts: Sequence[list[int]], output: int) -> dict[str, float]:
+    """Complete the prompts concurrently.
+
+    Returns:
+        `seconds` of the run, `tokens`; the seconds until each prompt has a token, and the tokens until then: `first`,
+        `first_tokens`; and the steps after that with their CPU seconds: `steps`, `cpu`.
+    """
+    params = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True)
+    started, waiting = time.perf_counter(), {f"r{index}" for index in range(len(prompts))}
+    for index, ids in enumerate(prompts):
+        engine.add_request(Request(f"r{index}", ids, params))
+    tokens = steps = 0
+    while waiting:
+        for result in engine.step():
+            tokens += len(result.token_ids)
+            waiting -= {result.request_id} if result.token_ids else set()
+    first, first_tokens, cpu = time.perf_counter() - started, tokens, time.process_time()
+    while tokens < len(prompts) * output:
+        tokens += sum(len(result.token_ids) for result in engine.step())
         steps += 1
-    seconds = time.perf_counter() - decoding
-    return Figures((tokens - first) / seconds, (time.process_time() - cpu) / max(steps, 1), decoding - started)
+    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+    return {
+        "seconds": seconds, "tokens": tokens, "first": first, "first_tokens": first_tokens, "steps": steps, "cpu": cpu,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -64,10 +89,11 @@ def main() -> None:
             name: LLMEngine(
                 EngineConfig(
                     directory, device="cpu", dtype="bfloat16", threads=options.threads, measure_peaks=False,
-                    cpu_kernels=CONFIGURATIONS[name], batch_invariant=options.batch_invariant,
+                    cpu_kernels=kernels, quantization=quantization, batch_invariant=options.batch_invariant,
                 )
             )
             for name in options.configurations.split(",")
+            for kernels, quantization in [CONFIGURATIONS[name]]
         }  # fmt: skip
         draw = random.Random(1)  # noqa: S311
         print(f"{'streams':>7} {'engine':>10} {'tokens/s':>9} {'CPU ms a step':>14} {'prefill ms':>11}")
@@ -89,7 +115,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=int, default=128, help="tokens of an output (default 128)")
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--threads", type=int, default=0, help="0: one for each core (default)")
-    parser.add_argument("--configurations", default=",".join(CONFIGURATIONS), help="default: all")
+    parser.add_argument(
+        "--configurations", default=DEFAULTS, help=f"of {', '.join(CONFIGURATIONS)} (default {DEFAULTS})"
+    )
     parser.add_argument("--batch-invariant", action="store_true", help="measure the batch-invariant mode")
     parser.add_argument("--model", help="a Hugging Face model directory (default: the embedded model)")
     return parse(parser, {"streams": "1,4", "prompt": 16, "output": 8, "rounds": 1})

@@ -54,7 +54,7 @@ def record_step(metrics: EngineMetrics, batch: SchedulerOutput, now: float) -> N
     """Call the methods that the engine calls in one step."""
     shape = metrics.scheduled(batch)
     for scheduled in batch.scheduled:
-        metrics.token(scheduled.seq, now)
+        metrics.tokens(scheduled.seq, 1, now)
     metrics.step(batch, shape, SECONDS)
 
 

@@ -76,7 +76,8 @@ class PersistentBatch:
         for s in scheduled:
             row = self._update_row(s)
             rows.append(row)
-            token_ids += s.seq.tokens[s.start : s.start + s.num_new_tokens]
+            token_ids += s.seq.tokens[s.start : s.start + s.num_known_tokens]
+            token_ids += s.drafts
             if s.in_flight:
                 token_ids.append(-1 - row.place)
         query_lens = np.array([s.num_new_tokens for s in scheduled], dtype=np.int32)
@@ -89,9 +90,14 @@ class PersistentBatch:
         indexes = np.array([row.index for row in rows])
         blocks = self._table[..., np.repeat(indexes, query_lens), positions // self._block_size]
         width = _table_width(-(-int(seq_lens.max()) // self._block_size))
-        samples = [s.samples for s in scheduled]
+        samples = np.array([s.samples for s in scheduled])
         for place, index in enumerate(np.flatnonzero(samples).tolist()):
             rows[index].place = place
+        sampled = query_start_loc[1:][samples] - 1
+        if any(s.drafts for s in scheduled):
+            counts = [s.num_samples for s in scheduled if s.samples]
+            ranges = [np.arange(last + 1 - count, last + 1) for last, count in zip(sampled, counts, strict=True)]
+            sampled = np.concatenate(ranges).astype(np.int32)
         return StepInputs(
             query_lens=query_lens.tolist(),
             lengths=seq_lens.tolist(),
@@ -101,7 +107,7 @@ class PersistentBatch:
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
             block_table=self._table[..., indexes, :width],
-            sampled=query_start_loc[1:][samples] - 1,
+            sampled=sampled,
             has_in_flight=any(s.in_flight for s in scheduled),
         )
 
@@ -118,6 +124,9 @@ class PersistentBatch:
         for seq, row in self._rows.items():
             tables = seq.block_tables if _is_current(seq, row) else self._tables[:, row.index, : row.num_blocks]
             rebuilt[:, row.index, : len(tables[0])] = tables
+            if len(tables[0]) < row.num_blocks:  # blocks of rejected drafts, until the next update
+                rest = slice(len(tables[0]), row.num_blocks)
+                rebuilt[:, row.index, rest] = self._tables[:, row.index, rest]
             for group, num_released in enumerate(seq.num_released):  # rows of sequences that rest are not updated
                 rebuilt[group, row.index, :num_released] = self._tables[group, row.index, :num_released]
         if not np.array_equal(self._tables, rebuilt):
@@ -151,6 +160,8 @@ class PersistentBatch:
         count, last_block = len(tables[0]), tables[0][-1]
         if s.num_new_tokens == 1 and count == row.num_blocks and last_block == row.last_block:
             return row
+        if count < row.num_blocks:  # blocks of rejected drafts were released
+            self._tables[:, row.index, count : row.num_blocks] = 0
         # New tokens are written to new blocks, to the last one, or to a copy that replaces a shared one.
         first = min(row.num_blocks, s.start // self._block_size)
         for group, blocks in enumerate(tables):

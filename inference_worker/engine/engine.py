@@ -5,19 +5,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from inference_worker.contract.config import EngineConfig, ModelConfig
 from inference_worker.contract.request import Request, RequestOutput, RequestRejected, TokenLogprobs
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.contract.validation import check_sampling
+from inference_worker.engine.draft_loading import load_draft_model
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
 from inference_worker.engine.kv_cache.layer_groups import group_layers
 from inference_worker.engine.model_runner import LaunchedStep, ModelRunner, Runner, StepResult
-from inference_worker.engine.output import append_token, end, fail, note_prompt_logprobs
+from inference_worker.engine.output import append_tokens, end, fail, note_prompt_logprobs
 from inference_worker.engine.reasoning import ReasoningTracker
 from inference_worker.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
 from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence, SequenceStatus
+from inference_worker.engine.speculation.draft_model import DraftModel
+from inference_worker.engine.speculation.drafter import Drafter
+from inference_worker.engine.speculation.forced_tokens import ForcedTokens, take_forced_tokens
+from inference_worker.engine.speculation.prompt_lookup import PromptLookup
+from inference_worker.engine.speculation.speculator import Speculator
 from inference_worker.engine.structured_output.grammars import GrammarCompiler, GrammarFailed
 from inference_worker.engine.telemetry.roofline import BatchShape
 from inference_worker.engine.telemetry.telemetry import EngineMetrics, StepSeconds
@@ -44,6 +51,7 @@ class EngineStats:
     schedule_seconds: float
     forward_seconds: float
     output_seconds: float
+    held_back: int = 0  # part of num_waiting that waits for an upstream's capacity and uses no slot
 
 
 class LLMEngine:
@@ -57,6 +65,8 @@ class LLMEngine:
             have tokens and no text.
         clock: seconds, as in the requests' `arrival`.
         timer: seconds, for durations of a step's parts.
+        drafters: sources of drafts; forced tokens and prompt lookup if not given.
+        draft_model: that of `config.draft_model_dir` if not given.
 
     With asynchronous scheduling, a step is scheduled and launched before the previous one has finished, and its decodes
     use tokens that are in flight. Tokens that depend on the previous ones by a grammar are sampled when these are on
@@ -73,6 +83,8 @@ class LLMEngine:
         tokenizer: Tokenizer | None = None,
         clock: Callable[[], float] = time.monotonic,
         timer: Callable[[], float] = time.perf_counter,
+        drafters: Items[Drafter] | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         self._clock, self._timer = clock, timer
         self.config = config
@@ -94,18 +106,31 @@ class LLMEngine:
             pin_share=config.pin_share,
             tenant_pin_share=config.tenant_pin_share,
         )
+        # A step that is launched early cannot contain drafts, which follow the tokens of the previous step.
+        self.speculator = None
+        if config.speculation and not self._runner.async_scheduling:
+            if draft_model is None and config.draft_model_dir is not None and isinstance(self._runner, ModelRunner):
+                draft_model = load_draft_model(
+                    config, config.draft_model_dir, self._runner, self.max_model_len, self._eos
+                )
+            if drafters is None:
+                drafters = (ForcedTokens(), PromptLookup())
+            self.speculator = Speculator(drafters, self._eos, draft_model)
         self.scheduler = Scheduler(
             cache,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             max_long_partial_prefills=config.max_long_partial_prefills,
+            speculator=self.speculator,
         )
         self._kv_tokens = cache.demand.max_tokens(cache.pool.num_blocks, self.max_model_len)
         self._groups: dict[str, RequestGroup] = {}
         self._in_flight: _Launched | None = None
         self._computed_at = self._ended_at = 0.0  # timer when the last step returned, and when it was recorded
-        self.metrics = EngineMetrics(self.scheduler, self._runner.roofline, self._runner.attention_choice)
+        self.metrics = EngineMetrics(
+            self.scheduler, self._runner.roofline, self._runner.attention_choice, speculator=self.speculator
+        )
 
     def add_request(self, request: Request) -> None:
         """Accept a request. `step` returns its tokens.
@@ -123,6 +148,7 @@ class LLMEngine:
         for index in answers:
             seq = Sequence(request, None, group, index)
             seq.grammar, seq.reasoning = grammars[index], reasonings[index]
+            seq.speculates = self.speculator is not None and request.speculates
             if self.tokenizer is not None:
                 splitter = seq.reasoning.splitter if seq.reasoning else None
                 seq.detokenizer = self.tokenizer.detokenizer(request.params, splitter)
@@ -234,6 +260,9 @@ class LLMEngine:
         vocab = self.model_config.vocab_size
         if min(prompt) < 0 or max(prompt) >= vocab:
             raise RequestRejected("invalid_prompt", f"token ids must be from 0 to {vocab - 1}", "messages")
+        if any(not 0 <= token < vocab for token in request.prediction):
+            message = f"the token ids of the prediction must be from 0 to {vocab - 1}"
+            raise RequestRejected("invalid_value", message, "prediction")
         check_sampling(params, vocab)
         if request.structured and params.ignore_eos:
             message = "ignore_eos cannot be combined with structured output, which determines the end of the output"
@@ -277,6 +306,8 @@ class LLMEngine:
         )
         self._computed_at, self._ended_at = computed, ended
         self.metrics.step(launched.batch, launched.shape, seconds)
+        if self.speculator is not None and launched.shape.samples == launched.batch.num_tokens:
+            self.speculator.costs.observe(launched.batch.num_tokens, seconds.total - self.speculator.draft_seconds)
         self._weigh_restoring(launched.batch.num_tokens, seconds.forward)
         return outputs
 
@@ -295,10 +326,10 @@ class LLMEngine:
         outputs, now = [], self._clock()
         sampled = iter(enumerate(result.tokens))
         for place, scheduled in enumerate(batch.scheduled):
-            row, token_id = next(sampled) if scheduled.samples else (None, None)
+            row, token_ids = next(sampled) if scheduled.samples else (-1, [])
             try:
                 note_prompt_logprobs(scheduled.seq, scheduled.start, result.prompt_logprobs.get(place, ()))
-                output = self._advance(scheduled, token_id, None if row is None else result.logprobs.get(row), now)
+                output = self._advance(scheduled, token_ids, result.logprobs.get(row, []), now)
             except GrammarFailed as exc:
                 log.warning("request %s: its grammar failed: %s", scheduled.seq.request_id, exc)
                 outputs += self._fail_all([scheduled.seq], "unsupported_schema", _TOO_COMPLEX)
@@ -312,19 +343,38 @@ class LLMEngine:
         return outputs
 
     def _advance(
-        self, scheduled: ScheduledSequence, token_id: int | None, logprobs: TokenLogprobs | None, now: float
+        self, scheduled: ScheduledSequence, token_ids: list[int], logprobs: list[TokenLogprobs], now: float
     ) -> RequestOutput | None:
-        seq = scheduled.seq
-        self.scheduler.complete(scheduled)
-        if token_id is None or seq.status is SequenceStatus.FINISHED:
+        seq, num_drafts = scheduled.seq, len(scheduled.drafts)
+        is_current = self.scheduler.complete(scheduled, len(token_ids))
+        if not token_ids or seq.status is SequenceStatus.FINISHED:
             return None  # aborted while the step ran: the token is dropped and not billed
-        output = append_token(seq, token_id, self._eos, logprobs)
+        output = append_tokens(seq, token_ids, self._eos, logprobs)
+        count = len(output.token_ids)  # accepted drafts after the end of the output are dropped
+        self.scheduler.charge_output(seq, count)
+        if self.speculator is not None and seq.speculates:
+            accepted = self.speculator.record(seq, num_drafts, token_ids[:count])
+            seq.accepted_drafts += accepted
+            seq.rejected_drafts += num_drafts - accepted
+        if num_drafts and is_current:
+            self.scheduler.cache.publish(seq, min(seq.num_computed_tokens, len(seq.tokens)))
+        if self.speculator is not None and seq.speculates and not output.finished:
+            self._append_forced(seq, output)
         output.index = seq.index
-        self.metrics.token(seq, now)
+        self.metrics.tokens(seq, len(output.token_ids), now)
         if output.finished:
             self.scheduler.finish(seq)
             self._conclude(seq.group, output)
         return output
+
+    def _append_forced(self, seq: Sequence, output: RequestOutput) -> None:
+        """Add the tokens that the grammar forces to the sequence and to its output."""
+        forced = take_forced_tokens(seq)
+        if forced:
+            count = len(output.token_ids)
+            append_tokens(seq, forced, self._eos, output=output)
+            self.scheduler.charge_output(seq, len(output.token_ids) - count)
+            self.metrics.forced_tokens += len(output.token_ids) - count
 
     def _fail_all(self, sequences: list[Sequence], code: str, message: str) -> list[RequestOutput]:
         """End the requests of these sequences, each with all its sequences."""
@@ -344,6 +394,8 @@ class LLMEngine:
         if group.finished:
             del self._groups[group.request.request_id]
             output.usage, output.cache, output.pins = group.usage(), group.cache_report, group.pins
+            output.accepted_drafts = sum(seq.accepted_drafts for seq in group.sequences)
+            output.rejected_drafts = sum(seq.rejected_drafts for seq in group.sequences)
             self.metrics.finished(group, output, self._clock())
         else:
             output.usage = None

@@ -40,6 +40,16 @@ def find_wrong_operator(library: Library) -> str:
     scale = randn(inputs).float()
     if _differ(operators.rms_norm(library, x, scale, 1e-5), reference.rms_norm(x.float(), scale, 1e-5)):
         return "the norm"
+    mean = functional.layer_norm(x.float(), (inputs,), scale, scale, 1e-5)
+    if _differ(operators.layer_norm(library, x, scale, scale, 1e-5), mean):
+        return "the layer normalization"
+    queries, keys, values = x.view(_ROWS, 3, 1, -1).unbind(1)
+    query, key, value = (part.float().transpose(0, 1) for part in (queries, keys, values))
+    attended = functional.scaled_dot_product_attention(query, key, value)[0]
+    if _differ(operators.SelfAttention(library, [_ROWS]).attend(queries, keys, values, operators.UNIT**-0.5), attended):
+        return "the attention of encoders"
+    if _differ(x.gather(1, operators.argmax(library, x)[:, None]), x.float().amax(-1, keepdim=True)):
+        return "the maximum"
     heads, cos, sin = x.view(_ROWS, 3, -1).clone(), randn(_ROWS, 16).float(), randn(_ROWS, 16).float()
     want = reference.apply_rope(heads.float(), cos, sin)
     operators.rotate(library, heads, cos, sin)

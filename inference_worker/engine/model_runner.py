@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -26,8 +28,10 @@ from inference_worker.engine.sampling.sampler import Sampled, Sampler
 from inference_worker.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
 from inference_worker.engine.telemetry.peaks import measure_peaks
 from inference_worker.engine.telemetry.roofline import Roofline
-from inference_worker.engine.telemetry.sizing import KVSizing, kv_cache_bytes, size_kv_cache
+from inference_worker.engine.telemetry.sizing import KVSizing, draft_kv_bytes, kv_cache_bytes, size_kv_cache
 from inference_worker.engine.tensors import mark, upload_all
+from inference_worker.models.checkpoint import read_tensor_entries
+from inference_worker.models.draft_check import read_draft_config
 from inference_worker.models.loader import ProgressLog
 
 log = logging.getLogger(__name__)
@@ -37,8 +41,9 @@ log = logging.getLogger(__name__)
 class StepResult:
     """The result of a step."""
 
-    tokens: list[int] = field(default_factory=list)  # one for each sampled entry, in order
-    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by index in `tokens`, if requested
+    # Of each sampled entry, in order: the accepted drafts and the token after them.
+    tokens: list[list[int]] = field(default_factory=list)
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # by index in `tokens`, if requested
     # By index in the batch, if requested: of the prompt tokens after the computed ones.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
 
@@ -95,13 +100,14 @@ class ModelRunner:
         eos_token_ids: Collection[int] | None = None,
     ) -> None:
         self.config = config
-        self._vocab_size = model_config.vocab_size
-        self._sampler = Sampler(
-            model_config.eos_token_ids if eos_token_ids is None else eos_token_ids,
-            max_rows=1 if config.batch_invariant else None,
-        )
+        self.vocab_size = model_config.vocab_size
         self.device = pick_device(config.device)
         self.dtype = pick_dtype(config.dtype, self.device, model_config.dtype)
+        self.async_scheduling = (
+            self.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+        )
+        draft, draft_weights = self._read_draft()
+        self.draft_kv_bytes = 0  # left for the KV cache of the draft model
         memory = config.kv_cache_memory
         if memory is None and self.device.type == "cuda":
             memory = DEFAULT_KV_SHARE
@@ -109,14 +115,24 @@ class ModelRunner:
         def size_cache() -> KVSizing:
             num_bytes = DEFAULT_KV_BYTES
             if memory is not None:
-                num_bytes = kv_cache_bytes(memory, free_memory(self.device), self.device.type)
-            return size_kv_cache(config, model_config, max_model_len, self.dtype.itemsize, num_bytes)
+                num_bytes = kv_cache_bytes(memory, free_memory(self.device) - draft_weights, self.device.type)
+            size = self.dtype.itemsize
+            if draft is not None:
+                self.draft_kv_bytes = draft_kv_bytes(
+                    model_config, draft, config.block_size, max_model_len, size, num_bytes
+                )
+            return size_kv_cache(config, model_config, max_model_len, size, num_bytes - self.draft_kv_bytes)
 
         if not isinstance(memory, float):
             size_cache()  # an error before the model is loaded
         if config.threads:  # else PyTorch uses OMP_NUM_THREADS or the cores of this process
             torch.set_num_threads(config.threads)
         kernels = pick_kernels(config.cpu_kernels, self.device, self.dtype)
+        self._sampler = Sampler(
+            model_config.eos_token_ids if eos_token_ids is None else eos_token_ids,
+            max_rows=1 if config.batch_invariant else None,
+            kernels=kernels,
+        )
         with torch.inference_mode():
             with LinearWeights(
                 config.model_dir,
@@ -158,9 +174,6 @@ class ModelRunner:
             self.num_host_blocks = config.kv_offload_bytes // sizing.block_bytes
             self._copies = BlockCopies(self.attention.pages(), self.num_host_blocks)
         self.restore_seconds = self._copies.restore_seconds
-        self.async_scheduling = (
-            self.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
-        )
         self._last_tokens = torch.empty(0, dtype=torch.int32, device=self.device)  # sampled by the last step
         max_blocks = sizing.demand.blocks_per_group(max_model_len)
         self._batch = PersistentBatch(config.max_num_seqs, max_blocks, config.block_size, len(groups.windows))
@@ -170,6 +183,15 @@ class ModelRunner:
             model_config, weight_bytes=layers.bytes_per_parameter, kv_value_bytes=size, peaks=peaks
         )
         log.info("model ready on %s in %s", self.device, self.dtype)
+
+    def _read_draft(self) -> tuple[ModelConfig | None, int]:
+        """Return the configuration of the draft model, if it will be used, and the bytes of its weights."""
+        config = self.config
+        if config.draft_model_dir is None or not config.speculation or self.async_scheduling:
+            return None, 0
+        model = read_draft_config(config.model_dir, config.draft_model_dir)
+        tensors = chain.from_iterable(file.values() for file in read_tensor_entries(config.draft_model_dir).values())
+        return model, sum(max(each.num_bytes, math.prod(each.shape) * self.dtype.itemsize) for each in tensors)
 
     @torch.inference_mode()
     def launch(self, output: SchedulerOutput) -> LaunchedStep:
@@ -200,7 +222,7 @@ class ModelRunner:
         )
         self.attention.prepare(metadata)
         hidden = self.model.forward(token_ids, self.attention, metadata)
-        prompts = prompt_logprobs(output.scheduled, hidden, self.model.logits, self._vocab_size)
+        prompts = prompt_logprobs(output.scheduled, hidden, self.model.logits, self.vocab_size)
         selected = hidden if len(sampled) == len(hidden) else hidden.index_select(0, sampled)
         step = _Step(self, output, self.model.logits(selected) if len(sampled) else selected, prompts)
         if not any(s.in_flight and s.seq.needs_history for s in output.scheduled):
@@ -208,9 +230,10 @@ class ModelRunner:
         return step
 
     def sample(self, logits: torch.Tensor, entries: Sequence[ScheduledSequence]) -> Sampled:
-        """Sample the tokens of the entries, from the logits of each."""
-        positions = [s.start + s.num_new_tokens for s in entries]
-        sampled = self._sampler.sample(logits, [s.seq for s in entries], positions)
+        """Sample the tokens of the entries, from the logits of each and of its drafts."""
+        positions = [s.start + s.num_known_tokens for s in entries]
+        drafts = [s.drafts for s in entries]
+        sampled = self._sampler.sample(logits, [s.seq for s in entries], positions, drafts)
         self._last_tokens = sampled.tokens
         return sampled
 
@@ -247,4 +270,11 @@ class _Step:
             raise RuntimeError("the step was not sampled")
         self._wait()
         tokens, logprobs = self._sampled.read()
-        return StepResult(tokens, logprobs, {place: ranked.read() for place, ranked in self._prompts.items()})
+        result = StepResult(prompt_logprobs={place: ranked.read() for place, ranked in self._prompts.items()})
+        start = 0
+        for index, count in enumerate(self._sampled.counts or [1] * len(tokens)):
+            result.tokens.append(tokens[start : start + count])
+            if start in logprobs:
+                result.logprobs[index] = [logprobs[i] for i in range(start, start + count)]
+            start += count
+        return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Sequence as Items
 
 from inference_worker.contract.request import FinishReason, RequestError, RequestOutput, TokenLogprobs
 from inference_worker.engine.scheduling.sequence import Sequence
@@ -14,6 +15,40 @@ def note_prompt_logprobs(seq: Sequence, start: int, found: Collection[TokenLogpr
     They are stored by position: a new computation after a preemption replaces earlier values.
     """
     seq.prompt_logprobs[start : start + len(found)] = found
+
+
+def append_tokens(
+    seq: Sequence,
+    token_ids: Items[int],
+    eos_token_ids: Collection[int],
+    logprobs: Items[TokenLogprobs] = (),
+    output: RequestOutput | None = None,
+) -> RequestOutput:
+    """Add tokens of one step to `seq` and return their output. Tokens after the last one of the output are dropped.
+
+    Args:
+        output: output of earlier tokens of the step, which is extended.
+
+    Raises:
+        GrammarFailed: the sequence cannot be continued under its grammar.
+    """
+    for index, token_id in enumerate(token_ids):
+        following = append_token(seq, token_id, eos_token_ids, logprobs[index] if logprobs else None)
+        if output is None:
+            output = following
+        else:
+            output.token_ids += following.token_ids
+            output.text += following.text
+            output.reasoning += following.reasoning
+            output.reasoning_tokens += following.reasoning_tokens
+            output.logprobs += following.logprobs
+            output.finish_reason, output.stop_reason = following.finish_reason, following.stop_reason
+            output.usage = following.usage
+        if output.finished:
+            break
+    if output is None:
+        raise ValueError("a step returned no token")
+    return output
 
 
 def append_token(

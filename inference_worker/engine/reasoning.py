@@ -61,6 +61,11 @@ class ReasoningTracker:
         self._force_end_if_due()
 
     @property
+    def has_ended(self) -> bool:
+        """Return whether the answer has begun, so that no token of the reasoning can follow."""
+        return not self._forced and self.splitter.state is ReasoningState.ENDED
+
+    @property
     def grammar_applies(self) -> bool:
         """Return whether the next token is subject to the grammar, if there is one."""
         return not self._forced and self.splitter.state is not ReasoningState.OPEN

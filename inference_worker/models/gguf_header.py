@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 MAX_KEYS = 1 << 12
 MAX_TENSORS = 1 << 16
 MAX_STRING_BYTES = 1 << 20
-MAX_ARRAY_ITEMS = 1 << 22
-MAX_HEADER_BYTES = 1 << 28
+MAX_ARRAY_ITEMS = 1 << 22  # of all arrays together; a vocabulary of 256,000 tokens has about 1.5 million
+MAX_HEADER_BYTES = 1 << 26
 _MAGIC = b"GGUF"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
@@ -39,9 +39,12 @@ class HeaderCursor:
         self.skip_arrays = skip_arrays
         self.position = 0
         self.end = min(len(data), MAX_HEADER_BYTES)
+        self._items_left = MAX_ARRAY_ITEMS
 
     def take(self, size: int) -> bytes:
         if size < 0 or self.position + size > self.end:
+            if self.end == MAX_HEADER_BYTES:
+                raise ValueError(f"the header exceeds the limit of {MAX_HEADER_BYTES >> 20} MiB")
             raise ValueError("the header ends too early")
         piece = self.data[self.position : self.position + size]
         self.position += size
@@ -67,7 +70,8 @@ class HeaderCursor:
         if value_type != _ARRAY:
             raise ValueError(f"value type {value_type} is not known")
         item = int(self.number("<I"))
-        count = self.count("items in an array", MAX_ARRAY_ITEMS)
+        count = self.count("items in arrays", self._items_left)
+        self._items_left -= count
         if item == _STRING and self.skip_arrays:
             for _ in range(count):
                 self.take(self.count("bytes in a string", MAX_STRING_BYTES))

@@ -7,7 +7,8 @@ from torch.nn import functional
 
 from inference_worker.contract.encoder_config import EncoderConfig
 from inference_worker.engine.architectures.encoder import Packing
-from inference_worker.engine.architectures.layers import Layers, Linear
+from inference_worker.engine.architectures.feed_forward import take_together
+from inference_worker.engine.architectures.layers import LayerNorm, Layers, Linear
 from inference_worker.models.loader import Weights
 
 
@@ -24,7 +25,7 @@ class BertEncoder:
         # The rows for tokens of the first text, then, if the model has token types, those for the second text.
         self._positions = torch.cat([positions + type_ for type_ in types[:2]])
         self._second_offset = len(positions) if config.num_token_types > 1 else 0
-        self._norm = _layer_norm(config, weights, f"{prefix}embeddings.LayerNorm")
+        self._norm = _layer_norm(config, weights, layers, f"{prefix}embeddings.LayerNorm")
         self._layers = [_Layer(config, weights, layers, f"{prefix}encoder.layer.{n}") for n in range(config.num_layers)]
         if config.is_cross_encoder:
             dense, out = (
@@ -32,8 +33,8 @@ class BertEncoder:
                 if config.family == "roberta"
                 else (f"{prefix}pooler.dense", "classifier")
             )
-            self._pooler = linear(layers, weights, (dense,), hidden, hidden)
-            self._classifier = linear(layers, weights, (out,), 1, hidden)
+            self._pooler = head(layers, weights, dense, hidden, hidden)
+            self._classifier = head(layers, weights, out, 1, hidden)
 
     def forward(self, token_ids: torch.Tensor, packing: Packing) -> torch.Tensor:
         hidden = functional.embedding(token_ids, self._words)
@@ -49,32 +50,22 @@ class BertEncoder:
         return self._classifier(torch.tanh(self._pooler(pooled)))
 
 
-class LayerNorm:
-    """Layer normalization with a weight, and a bias or none."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
-        self._weight, self._bias, self._eps = weight, bias, eps
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
-
-
 def linear(
     layers: Layers, weights: Weights, names: tuple[str, ...], outs: int, inputs: int, *, bias: bool = True
 ) -> Linear:
     """Return one layer for the layers with these names, whose outputs are concatenated."""
-    parts = [weights.take(f"{name}.weight", (outs, inputs)) for name in names]
-    biases = [weights.take(f"{name}.bias", (outs,)) for name in names] if bias else []
-    return layers.linear(torch.cat(parts), torch.cat(biases) if bias else None)
+    return layers.linear(*take_together(weights, names, [outs] * len(names), inputs, bias=bias))
 
 
-def _layer_norm(config: EncoderConfig, weights: Weights, name: str) -> LayerNorm:
+def head(layers: Layers, weights: Weights, name: str, outs: int, inputs: int, *, bias: bool = True) -> Linear:
+    """Return a layer of a cross-encoder's score, which is not quantized."""
+    weight = weights.take(f"{name}.weight", (outs, inputs))
+    return layers.linear(weight, weights.take(f"{name}.bias", (outs,)) if bias else None)
+
+
+def _layer_norm(config: EncoderConfig, weights: Weights, layers: Layers, name: str) -> LayerNorm:
     weight, bias = (weights.take(f"{name}.{part}", (config.hidden_size,)) for part in ("weight", "bias"))
-    return LayerNorm(weight, bias, config.layer_norm_eps)
-
-
-def _shapes(outs: int, inputs: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return ("weight", (outs, inputs)), ("bias", (outs,))
+    return layers.layer_norm(weight, bias, config.layer_norm_eps)
 
 
 class _Layer:
@@ -84,11 +75,12 @@ class _Layer:
         attention = tuple(f"{prefix}.attention.self.{name}" for name in ("query", "key", "value"))
         self._qkv = linear(layers, weights, attention, hidden, hidden)
         self._out = linear(layers, weights, (f"{prefix}.attention.output.dense",), hidden, hidden)
-        self._attention_norm = _layer_norm(config, weights, f"{prefix}.attention.output.LayerNorm")
-        up = [weights.take(f"{prefix}.intermediate.dense.{name}", shape) for name, shape in _shapes(inner, hidden)]
-        self._up = layers.gelu_linear(*up)
+        self._attention_norm = _layer_norm(config, weights, layers, f"{prefix}.attention.output.LayerNorm")
+        self._up = layers.gelu_linear(
+            *take_together(weights, [f"{prefix}.intermediate.dense"], [inner], hidden, bias=True)
+        )
         self._down = linear(layers, weights, (f"{prefix}.output.dense",), hidden, inner)
-        self._output_norm = _layer_norm(config, weights, f"{prefix}.output.LayerNorm")
+        self._output_norm = _layer_norm(config, weights, layers, f"{prefix}.output.LayerNorm")
 
     def forward(self, hidden: torch.Tensor, packing: Packing) -> torch.Tensor:
         attended = packing.attend(self._qkv(hidden).view(len(hidden), 3, self._heads, -1))

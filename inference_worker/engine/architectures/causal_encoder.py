@@ -14,6 +14,8 @@ from inference_worker.engine.architectures import load_model
 from inference_worker.engine.architectures.encoder import Packing
 from inference_worker.engine.architectures.layers import Layers
 from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, CacheShape, StepMetadata
+from inference_worker.engine.quantization.linear_weights import LinearWeights, take_linear
+from inference_worker.engine.quantization.weights import Weight
 from inference_worker.models.loader import Weights
 
 _PREFIX = "model."
@@ -95,14 +97,21 @@ class _PackedAttention(AttentionBackend):
         return packing.attend_causally(query, key, value, spec.scale, spec.window)
 
 
-class _WithoutPrefix(Weights):
+class _WithoutPrefix(LinearWeights):
     """The tensors of a checkpoint whose names may lack the prefix `model.`, as sentence-transformers writes them."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
+        self._prefix = "" if weights.has(f"{_PREFIX}embed_tokens.weight") else _PREFIX  # that the names lack
 
     def has(self, name: str) -> bool:
-        return self._weights.has(name) or self._weights.has(name.removeprefix(_PREFIX))
+        return self._weights.has(self._stored(name))
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return self._weights.take(name if self._weights.has(name) else name.removeprefix(_PREFIX), shape)
+        return self._weights.take(self._stored(name), shape)
+
+    def take_linear(self, name: str, shape: tuple[int, int]) -> Weight:
+        return take_linear(self._weights, self._stored(name), shape)
+
+    def _stored(self, name: str) -> str:
+        return name.removeprefix(self._prefix)

@@ -179,11 +179,11 @@ class DecoderLayer:
 
     def _fuse(self, layers: Layers) -> Callable[[torch.Tensor, RotationStep, LayerAttention], torch.Tensor] | None:
         """Return the whole layer as one call of the C kernels, or None if the layer has other parts."""
-        is_plain = not (self._qk_norms or self._after_attention or self._after_mlp) and self._multiplier == 1
-        if not is_plain or not isinstance(self._mlp, GatedFeedForward):
+        if self._multiplier != 1 or not isinstance(self._mlp, GatedFeedForward):
             return None
+        norms = (self._before_attention, self._after_attention, self._before_mlp, self._after_mlp)
         products = (self._qkv, self._out, self._mlp.gated, self._mlp.down)
-        return layers.fuse((self._before_attention, self._before_mlp), products)
+        return layers.fuse((*norms, *(self._qk_norms or (None, None))), products)
 
     def _add(
         self, block: Linear | FeedForward, x: torch.Tensor, norm: RMSNorm | None, hidden: torch.Tensor

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch.nn import functional
+
+from kernels.native.library import Library
+from kernels.native.operators import SelfAttention
 
 PADDING = 1 / 8  # maximum share of padding in a group's rows; only attention sees padding
 LOCAL_QUERIES = 256  # queries for which windowed attention is computed together
@@ -30,10 +34,15 @@ class Packing:
 
     Args:
         second_starts: the position of the second text in each input that is a pair of texts. None: no input is a pair.
+        kernels: the C kernels, which attend in bfloat16 if they support the size of the heads.
     """
 
     def __init__(
-        self, lengths: Sequence[int], device: torch.device, second_starts: Sequence[int] | None = None
+        self,
+        lengths: Sequence[int],
+        device: torch.device,
+        second_starts: Sequence[int] | None = None,
+        kernels: Library | None = None,
     ) -> None:
         counts = torch.tensor(lengths, device=device)
         self.lengths = counts
@@ -45,20 +54,34 @@ class Packing:
         if second_starts is not None:
             starts = torch.tensor(second_starts, device=device).index_select(0, self.inputs)
             self.is_second = self.positions >= starts
-        self._groups: list[_Group] = []
+        self._native = None if kernels is None else SelfAttention(kernels, lengths)
+
+    @cached_property
+    def _groups(self) -> list[_Group]:
+        groups, lengths = list[_Group](), self.lengths.tolist()
         first = token = 0
         for last in range(1, len(lengths) + 1):
             if last == len(lengths) or lengths[last] < lengths[first] * (1 - PADDING):
                 members = lengths[first:last]
-                self._groups.append(_Group(token, members, device))
+                groups.append(_Group(token, members, self.lengths.device))
                 token += sum(members)
                 first = last
+        return groups
+
+    def _native_for(self, query: torch.Tensor) -> SelfAttention | None:
+        """Return the attention on the C kernels, or None if they do not support the query."""
+        is_supported = query.dtype == torch.bfloat16 and SelfAttention.supports(query.shape[-1])
+        return self._native if is_supported else None
 
     def attend(self, qkv: torch.Tensor, window: int = 0) -> torch.Tensor:
         """Return the attention [tokens, heads × head_dim] within each input, for qkv [tokens, 3, heads, head_dim].
 
         A token attends to the tokens up to `window` places before and after it; 0: to all tokens of its input.
         """
+        query, key, value = qkv.unbind(1)
+        if native := self._native_for(query):
+            limit = window or None
+            return native.attend(query, key, value, query.shape[-1] ** -0.5, limit, limit)
         return torch.cat([group.attend(qkv, window) for group in self._groups])
 
     def attend_causally(
@@ -71,6 +94,8 @@ class Packing:
             key, value: [tokens, kv_heads, head_dim].
             window: a token attends to itself and the `window` − 1 tokens before; 0: to all tokens before.
         """
+        if native := self._native_for(query):
+            return native.attend(query, key, value, scale, window - 1 if window else None, 0)
         return torch.cat([group.attend_causally(query, key, value, scale, window) for group in self._groups])
 
 

@@ -122,6 +122,28 @@ class NativeRMSNorm(RMSNorm):
         return operators.rms_norm(self._library, x, self.weight, self.eps)
 
 
+class LayerNorm:
+    """Layer normalization with a weight, and a bias or none."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+        self.weight, self.bias, self.eps = weight, bias, eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class NativeLayerNorm(LayerNorm):
+    """Layer normalization on the C kernels."""
+
+    def __init__(self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
+        super().__init__(weight.float(), None, eps)
+        self._bias = torch.zeros_like(self.weight) if bias is None else bias.float()
+        self._library = library
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return operators.layer_norm(self._library, x, self.weight, self._bias, self.eps)
+
+
 class Int8Linear(Linear):
     """x @ weightᵀ + bias in 8-bit integers. Each row and group of x gets a scale.
 
@@ -210,6 +232,11 @@ class Layers:
             return NativeRMSNorm(self._kernels, weight, eps, offset)
         return (InvariantRMSNorm if self._invariant else RMSNorm)(weight, eps, offset)
 
+    def layer_norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> LayerNorm:
+        if self._kernels is not None:
+            return NativeLayerNorm(self._kernels, weight, bias, eps)
+        return LayerNorm(weight, bias, eps)
+
     def gated_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: str = "silu"
     ) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -226,17 +253,17 @@ class Layers:
         """Return the layer of these parts in one call of the C kernels, or None if they do not compute all of them.
 
         Args:
-            norms: before attention and before the feed-forward block.
+            norms: before and after attention, before and after the feed-forward block, of queries, and of keys.
             products: of query, key and value; of attention's result; of gate and up; of the block's result.
         """
         found = [part.product if isinstance(part, NativeLinear) else part for part in products]
         native = [part for part in found if isinstance(part, operators.Product)]
-        first, second = norms
-        if self._kernels is None or first is None or second is None or len(native) != 4 or first.eps != second.eps:
+        eps = {norm.eps for norm in norms if norm is not None}
+        if self._kernels is None or len(native) != 4 or len(eps) != 1:
             return None
         qkv, projection, gated, down = native
-        weights = first.weight, second.weight
-        return operators.LayerOperator(self._kernels, weights, first.eps, (qkv, projection, gated, down))
+        weights = [None if norm is None else norm.weight for norm in norms]
+        return operators.LayerOperator(self._kernels, weights, eps.pop(), (qkv, projection, gated, down))
 
     def gelu_linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return a layer that computes gelu(x @ weightᵀ + bias)."""

@@ -6,9 +6,9 @@ import torch
 from torch.nn import functional
 
 from inference_worker.contract.encoder_config import EncoderConfig
-from inference_worker.engine.architectures.bert import LayerNorm, linear
+from inference_worker.engine.architectures.bert import head, linear
 from inference_worker.engine.architectures.encoder import Packing
-from inference_worker.engine.architectures.layers import Layers
+from inference_worker.engine.architectures.layers import LayerNorm, Layers
 from inference_worker.models.loader import Weights
 
 
@@ -21,14 +21,14 @@ class ModernBertEncoder:
     def __init__(self, config: EncoderConfig, weights: Weights, layers: Layers) -> None:
         hidden, prefix = config.hidden_size, config.prefix
         self._words = weights.take(f"{prefix}embeddings.tok_embeddings.weight", (config.vocab_size, hidden))
-        self._norm = _layer_norm(config, weights, f"{prefix}embeddings.norm")
+        self._norm = _layer_norm(config, weights, layers, f"{prefix}embeddings.norm")
         self._layers = [_Layer(config, weights, layers, index) for index in range(config.num_layers)]
-        self._final_norm = _layer_norm(config, weights, f"{prefix}final_norm")
+        self._final_norm = _layer_norm(config, weights, layers, f"{prefix}final_norm")
         self._rotations = {theta: _Rotation(config, theta, self._words.device) for theta in set(config.rope_thetas)}
         if config.is_cross_encoder:
-            self._dense = linear(layers, weights, ("head.dense",), hidden, hidden, bias=config.classifier_bias)
-            self._head_norm = _layer_norm(config, weights, "head.norm")
-            self._classifier = linear(layers, weights, ("classifier",), 1, hidden)
+            self._dense = head(layers, weights, "head.dense", hidden, hidden, bias=config.classifier_bias)
+            self._head_norm = _layer_norm(config, weights, layers, "head.norm")
+            self._classifier = head(layers, weights, "classifier", 1, hidden)
 
     def forward(self, token_ids: torch.Tensor, packing: Packing) -> torch.Tensor:
         hidden = self._norm(functional.embedding(token_ids, self._words))
@@ -41,10 +41,10 @@ class ModernBertEncoder:
         return self._classifier(self._head_norm(functional.gelu(self._dense(pooled))))
 
 
-def _layer_norm(config: EncoderConfig, weights: Weights, name: str) -> LayerNorm:
+def _layer_norm(config: EncoderConfig, weights: Weights, layers: Layers, name: str) -> LayerNorm:
     shape = (config.hidden_size,)
     bias = weights.take(f"{name}.bias", shape) if config.norm_bias else None
-    return LayerNorm(weights.take(f"{name}.weight", shape), bias, config.layer_norm_eps)
+    return layers.layer_norm(weights.take(f"{name}.weight", shape), bias, config.layer_norm_eps)
 
 
 class _Rotation:
@@ -74,10 +74,10 @@ class _Layer:
         hidden, inner, prefix = config.hidden_size, config.intermediate_size, f"{config.prefix}layers.{index}"
         self._heads = config.num_heads
         self._window, self.theta = config.windows[index], config.rope_thetas[index]
-        self._attention_norm = _layer_norm(config, weights, f"{prefix}.attn_norm") if index else None
+        self._attention_norm = _layer_norm(config, weights, layers, f"{prefix}.attn_norm") if index else None
         self._qkv = linear(layers, weights, (f"{prefix}.attn.Wqkv",), 3 * hidden, hidden, bias=config.attention_bias)
         self._out = linear(layers, weights, (f"{prefix}.attn.Wo",), hidden, hidden, bias=config.attention_bias)
-        self._mlp_norm = _layer_norm(config, weights, f"{prefix}.mlp_norm")
+        self._mlp_norm = _layer_norm(config, weights, layers, f"{prefix}.mlp_norm")
         self._up = linear(layers, weights, (f"{prefix}.mlp.Wi",), 2 * inner, hidden, bias=config.mlp_bias)
         self._down = linear(layers, weights, (f"{prefix}.mlp.Wo",), hidden, inner, bias=config.mlp_bias)
 

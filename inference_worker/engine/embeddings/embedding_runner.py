@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from inference_worker.contract.config import EngineConfig, ModelError
+from inference_worker.contract.config import EngineConfig
 from inference_worker.contract.encoder_config import EncoderConfig, Family
 from inference_worker.engine.architectures.bert import BertEncoder
 from inference_worker.engine.architectures.causal_encoder import CausalEncoder
@@ -19,6 +19,7 @@ from inference_worker.engine.architectures.encoder import Encoder, Packing
 from inference_worker.engine.architectures.layers import Layers
 from inference_worker.engine.architectures.modernbert import ModernBertEncoder
 from inference_worker.engine.device import pick_device, pick_dtype, pick_kernels
+from inference_worker.engine.quantization.linear_weights import LinearWeights
 from inference_worker.models.loader import Weights
 
 log = logging.getLogger(__name__)
@@ -54,13 +55,17 @@ class EmbeddingRunner:
         self._config = model_config
         self.device = pick_device(config.device)
         # The default is not a 16-bit type: vectors must stay comparable with vectors that were stored earlier.
-        self.dtype = torch.float32 if config.dtype == "auto" else pick_dtype(config.dtype, self.device)
+        # Vectors of quantized weights are not, and the kernels that keep such weights compute in bfloat16.
+        is_plain = config.quantization == "none"
+        self.dtype = torch.float32 if config.dtype == "auto" and is_plain else pick_dtype(config.dtype, self.device)
         if config.threads:  # else PyTorch uses OMP_NUM_THREADS or the cores of this process
             torch.set_num_threads(config.threads)
-        if config.quantization != "none":
-            raise ModelError("quantization is not supported for embedding models: set it to none")
-        with torch.inference_mode(), Weights(config.model_dir, self.dtype, self.device) as weights:
-            layers = Layers(kernels=pick_kernels(config.cpu_kernels, self.device, self.dtype))
+        with (
+            torch.inference_mode(),
+            LinearWeights(config.model_dir, self.dtype, self.device, quantization=config.quantization) as weights,
+        ):
+            self._kernels = pick_kernels(config.cpu_kernels, self.device, self.dtype)
+            layers = Layers(kernels=self._kernels)
             self._model = _ENCODERS[model_config.family](model_config, weights, layers)
         log.info("embedding model ready on %s in %s", self.device, self.dtype)
 
@@ -69,7 +74,7 @@ class EmbeddingRunner:
         order = sorted(range(len(inputs)), key=lambda n: -len(inputs[n]))
         tokens = np.concatenate([np.asarray(inputs[n], dtype=np.int64) for n in order])
         sorted_starts = None if second_starts is None else [second_starts[n] for n in order]
-        packing = Packing([len(inputs[n]) for n in order], self.device, sorted_starts)
+        packing = Packing([len(inputs[n]) for n in order], self.device, sorted_starts, self._kernels)
         hidden = self._model.forward(torch.from_numpy(tokens).to(self.device), packing)
         found = self._pool(hidden, packing)
         if self._config.is_cross_encoder:

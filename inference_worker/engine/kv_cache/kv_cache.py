@@ -304,6 +304,19 @@ class KVCacheManager:
             table += self._allocate(missing)
         return True
 
+    def room_for_drafts(self, seq: Sequence, spare: int) -> int:
+        """Return how many tokens after the computed ones fit into the blocks of `seq` and one more in each group, with
+        blocks left for `spare` running sequences."""
+        own = len(seq.block_tables[0]) * self.block_size - seq.num_computed_tokens
+        return own + self.block_size * (self.num_available >= (1 + spare) * self.num_groups)
+
+    def shrink(self, seq: Sequence, num_tokens: int) -> None:
+        """Release the blocks of `seq` after those of its first `num_tokens` tokens. They were not published."""
+        count = self.demand.blocks_per_group(num_tokens)
+        for table in seq.block_tables:
+            self.pool.release(table[count:])
+            del table[count:]
+
     def publish(self, seq: Sequence, num_tokens: int) -> None:
         """Make the full blocks of `seq`'s first `num_tokens` tokens available for reuse, after their step has
         succeeded. Release the blocks behind a window."""

@@ -6,10 +6,12 @@ scales: [groups, outputs].
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from inference_worker.contract.config import CheckpointFormat
-from inference_worker.engine.quantization.weights import Int4Weight, Weight, pack_int4, unpack_words
+from inference_worker.engine.quantization.weights import Int4Weight, Weight, pack_int4, require_multiples, unpack_words
 from inference_worker.models.loader import Weights
 
 MARK = "qweight"  # the tensor that a quantized layer has
@@ -20,6 +22,7 @@ def load(weights: Weights, name: str, shape: tuple[int, int], form: CheckpointFo
     """Return the weight of the layer `name`, [outputs, inputs]."""
     outputs, inputs = shape
     size = form.group_size or inputs
+    require_multiples(name, shape, outputs=8, inputs=math.lcm(size, 2))
     groups, words = inputs // size, outputs // 8
 
     def unpack(part: str, rows: int) -> torch.Tensor:

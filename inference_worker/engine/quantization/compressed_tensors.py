@@ -46,7 +46,7 @@ def load(weights: Weights, name: str, shape: tuple[int, int], form: CheckpointFo
         index = weights.read(f"{name}.weight_g_idx", (inputs,), (torch.int32,)).long()
         if not 0 <= int(index.min()) <= int(index.max()) < groups:
             raise ModelError(f"tensor {name}.weight_g_idx names a group that does not exist")
-    if bits == 4 and inputs % size == 0 and torch.equal(index, in_order):
+    if bits == 4 and inputs % size == inputs % 2 == 0 and torch.equal(index, in_order):
         return Int4Weight(pack_int4(values), scales, zeros, size, weights.dtype)
     return ((values - zeros[:, index]) * scales[:, index]).to(weights.dtype)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from inference_worker.contract.config import CheckpointFormat, ModelError
-from inference_worker.engine.quantization.weights import Int4Weight, Weight, pack_int4, unpack_words
+from inference_worker.engine.quantization.weights import Int4Weight, Weight, pack_int4, require_multiples, unpack_words
 from inference_worker.models.loader import Weights
 
 MARK = "qweight"  # the tensor that a quantized layer has
@@ -20,6 +20,7 @@ def load(weights: Weights, name: str, shape: tuple[int, int], form: CheckpointFo
     outputs, inputs = shape
     size, bits = form.group_size or inputs, form.bits
     groups, per_word = -(-inputs // size), 32 // bits
+    require_multiples(name, shape, outputs=per_word, inputs=per_word)
     words = weights.read(f"{name}.qweight", (inputs // per_word, outputs), (torch.int32,))
     values = unpack_words(words.T.contiguous(), bits)
     words = weights.read(f"{name}.qzeros", (groups, outputs // per_word), (torch.int32,))

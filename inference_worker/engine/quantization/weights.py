@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from inference_worker.contract.config import ModelError
+
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
@@ -140,6 +142,17 @@ def select_outputs(weight: Weight, outputs: torch.Tensor) -> Weight:
 def dequantize(weight: Weight) -> torch.Tensor:
     """Return the weight as a floating-point tensor."""
     return weight if isinstance(weight, torch.Tensor) else weight.dequantize()
+
+
+def require_multiples(name: str, shape: tuple[int, int], outputs: int, inputs: int) -> None:
+    """Check that the sizes of a packed weight [outputs, inputs] are multiples of these numbers.
+
+    Raises:
+        ModelError: a size is not.
+    """
+    for noun, size, unit in (("outputs", shape[0], outputs), ("inputs", shape[1], inputs)):
+        if size % unit:
+            raise ModelError(f"layer {name} has {size} {noun}; its packed weight requires a multiple of {unit}")
 
 
 def pack_int4(values: torch.Tensor) -> torch.Tensor:

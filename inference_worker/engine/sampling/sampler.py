@@ -3,6 +3,11 @@
 Order: logit_bias, min_tokens (`logits_processors`), penalties (`penalties`), grammar, temperature, min_p, top_k,
 top_p, random choice. Only a few candidates are sorted. A row's token depends only on the row's logits, seed and
 position.
+
+A draft is verified by sampling its position as without drafts, and is accepted if it is the sampled token. For a draft
+that does not depend on a random choice, this is rejection sampling: a token with the probability p is accepted with the
+probability p, and otherwise replaced by a token of the remaining distribution. The result is not only distributed as
+without drafts but equal, because the position's random number is the same.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import hashlib
 import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,6 +32,8 @@ from inference_worker.engine.scheduling.sequence import Sequence as EngineSequen
 from inference_worker.engine.scheduling.sequence import SequenceStatus
 from inference_worker.engine.structured_output.grammars import Masks, fill_masks
 from inference_worker.engine.tensors import download, rows_per_call, upload, upload_all
+from kernels.native import operators
+from kernels.native.library import Library
 
 GREEDY_BELOW = 1e-5  # a temperature below this is 0
 _CANDIDATES = 64  # most likely tokens that top_p examines before the whole vocabulary
@@ -57,15 +65,17 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The chosen tokens."""
+    """The chosen tokens: one for each sequence, and one for each of its accepted drafts."""
 
-    tokens: torch.Tensor  # int32 [rows]
-    ranked: RankedTokens | None = None  # of the rows with requested log-probabilities
-    places: Sequence[int] = ()
+    tokens: torch.Tensor  # int32 [tokens]
+    ranked: RankedTokens | None = None  # of the tokens with requested log-probabilities
+    places: Sequence[int] = ()  # of the ranked tokens in `tokens`
+    counts: Sequence[int] | None = None  # tokens of each sequence; None: one
 
     def download(self) -> Sampled:
         """Start the copies to host memory. They can be read after a later `mark` was waited for."""
-        return Sampled(download(self.tokens), self.ranked.download() if self.ranked else None, self.places)
+        ranked = self.ranked.download() if self.ranked else None
+        return Sampled(download(self.tokens), ranked, self.places, self.counts)
 
     def read(self) -> tuple[list[int], dict[int, TokenLogprobs]]:
         """Return the tokens, and by index the requested log-probabilities. On a device, this waits."""
@@ -79,22 +89,104 @@ class Sampler:
     Args:
         eos_token_ids: ids that `min_tokens` excludes.
         max_rows: maximum rows per call; None: the fastest number. With one row, threads split a sum in only one way.
+        kernels: the C kernels, which find the maxima of logits in bfloat16.
     """
 
-    def __init__(self, eos_token_ids: Collection[int], *, max_rows: int | None = None) -> None:
+    def __init__(
+        self, eos_token_ids: Collection[int], *, max_rows: int | None = None, kernels: Library | None = None
+    ) -> None:
         self._eos = tuple(eos_token_ids)
         self._max_rows = max_rows
+        self._kernels = kernels
         self._edits: WeakKeyDictionary[EngineSequence, LogitsProcessors] = WeakKeyDictionary()
         self._penalties: Penalties | None = None  # made for the first request with penalties
 
-    def sample(self, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]) -> Sampled:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        seqs: Sequence[EngineSequence],
+        positions: Sequence[int],
+        drafts: Sequence[Sequence[int]] = (),
+    ) -> Sampled:
         """Return the token of each sequence at its position, with log-probabilities if requested. The token of a
         sequence that has ended is arbitrary.
 
         Args:
-            logits: [len(seqs), vocab].
+            logits: [rows, vocab], with a row for each sequence and each of its drafts.
+            positions: of the first row of each sequence.
+            drafts: of each sequence; empty: none.
         """
-        # The host works here while the device runs the forward pass.
+        if any(drafts):
+            chosen, rows, counts = self._verify(logits, seqs, positions, drafts)
+            logits = logits.index_select(0, upload(rows, logits.device))
+            places = [place for place, count in enumerate(counts) for _ in range(count)]
+        else:
+            # The host works here while the device runs the forward pass.
+            chosen, counts, places = self._choose(logits, seqs, positions), None, list(range(len(seqs)))
+        tokens = chosen.to(torch.int32)
+        requested = {i: n for i, place in enumerate(places) if (n := seqs[place].params.logprobs) is not None}
+        if not requested:
+            return Sampled(tokens, counts=counts)
+        index = upload(list(requested), logits.device)
+        ranked = rank_tokens(logits.index_select(0, index), chosen.index_select(0, index), list(requested.values()))
+        return Sampled(tokens, ranked, list(requested), counts)
+
+    def _verify(
+        self,
+        logits: torch.Tensor,
+        seqs: Sequence[EngineSequence],
+        positions: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+    ) -> tuple[torch.Tensor, list[int], list[int]]:
+        """Return the tokens of all sequences, their rows in `logits`, and each sequence's number of tokens.
+
+        A draft changes the next token's penalties and its grammar's mask. So sequences with them are sampled one
+        position at a time, until a draft is rejected. All positions of the other sequences are sampled together.
+        """
+        first_rows = list(accumulate((1 + len(draft) for draft in drafts), initial=0))
+        chosen: list[list[int]] = [[] for _ in seqs]
+        is_serial = [_has_state(seq) for seq in seqs]
+        pushed = [0] * len(seqs)  # drafts that the grammars have accepted
+        work = [(i, depth) for i, draft in enumerate(drafts) for depth in range(1 if is_serial[i] else 1 + len(draft))]
+        try:
+            while work:
+                index = upload([first_rows[i] + depth for i, depth in work], logits.device)
+                found = self._choose(
+                    logits.index_select(0, index),
+                    [seqs[i] for i, _ in work],
+                    [positions[i] + depth for i, depth in work],
+                ).tolist()
+                for (i, _), token in zip(work, found, strict=True):
+                    chosen[i].append(token)
+                work = [
+                    (i, depth + 1)
+                    for i, depth in work
+                    if is_serial[i] and self._continues(seqs[i], chosen[i], drafts[i], pushed, i)
+                ]
+        finally:
+            for seq, count in zip(seqs, pushed, strict=True):
+                if seq.grammar is not None:
+                    seq.grammar.pop(count)
+        counts = [_count_accepted(tokens, draft) for tokens, draft in zip(chosen, drafts, strict=True)]
+        kept = [token for tokens, count in zip(chosen, counts, strict=True) for token in tokens[:count]]
+        rows = [first + depth for first, count in zip(first_rows, counts, strict=False) for depth in range(count)]
+        return upload(kept, logits.device, torch.int64), rows, counts
+
+    def _continues(
+        self, seq: EngineSequence, chosen: Sequence[int], draft: Sequence[int], pushed: list[int], place: int
+    ) -> bool:
+        """Return whether the next position of a sequence is sampled, after its grammar was advanced."""
+        depth = len(chosen)
+        if depth > len(draft) or chosen[-1] != draft[depth - 1]:
+            return False
+        if seq.grammar is None:
+            return True
+        count = seq.grammar.push([chosen[-1]])
+        pushed[place] += count
+        return bool(count) and not seq.grammar.complete
+
+    def _choose(self, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]) -> torch.Tensor:
+        """Return the token of each row: int64 [len(seqs)]."""
         masks = _allowed_tokens(seqs)
         rows = [
             SampleRow(
@@ -107,17 +199,11 @@ class Sampler:
             )
             for i, (seq, position) in enumerate(zip(seqs, positions, strict=True))
         ]
-        chosen = sample(logits, rows, self._max_rows, self._penalties)
+        chosen = sample(logits, rows, self._max_rows, self._penalties, self._kernels)
         penalized = [(i, row.penalty) for i, row in enumerate(rows) if row.penalty is not None]
         if self._penalties is not None and penalized:
             self._penalties.add(penalized, chosen)
-        tokens = chosen.to(torch.int32)
-        requested = {i: n for i, seq in enumerate(seqs) if (n := seq.params.logprobs) is not None}
-        if not requested:
-            return Sampled(tokens)
-        places = upload(list(requested), logits.device)
-        ranked = rank_tokens(logits.index_select(0, places), chosen.index_select(0, places), list(requested.values()))
-        return Sampled(tokens, ranked, list(requested))
+        return chosen
 
     def _edits_of(self, seq: EngineSequence, vocab_size: int) -> LogitsProcessors | None:
         if not edits_logits(seq.params):
@@ -135,6 +221,19 @@ class Sampler:
         if self._penalties is None:
             self._penalties = Penalties(logits.shape[-1], logits.device)
         return self._penalties.row_of(seq, position)
+
+
+def _has_state(seq: EngineSequence) -> bool:
+    """Return whether the choice of a token changes how the next one is chosen."""
+    return seq.grammar is not None or has_penalties(seq.params)
+
+
+def _count_accepted(tokens: Sequence[int], draft: Sequence[int]) -> int:
+    """Return the number of tokens to keep: those equal to the drafts, and the first other one."""
+    for depth, (token, expected) in enumerate(zip(tokens, draft, strict=False)):
+        if token != expected:
+            return depth + 1
+    return len(tokens)
 
 
 def _allowed_tokens(seqs: Sequence[EngineSequence]) -> dict[int, Masks]:
@@ -166,22 +265,27 @@ def sample(
     rows: Sequence[SampleRow],
     max_rows: int | None = None,
     penalties: Penalties | None = None,
+    kernels: Library | None = None,
 ) -> torch.Tensor:
     """Return one token for each row: int64 [len(rows)], on the logits' device. The logits are not changed.
 
     Args:
         logits: [len(rows), vocab].
-        max_rows: as in `Sampler`.
+        max_rows, kernels: as in `Sampler`.
         penalties: of the rows that have any.
     """
     if all(row.greedy and not row.changed for row in rows):
-        return _argmax(logits)
+        return _argmax(logits, kernels)
     step = max_rows or rows_per_call(logits.shape[-1], logits.device)
-    parts = [_choose(logits[at : at + step], rows[at : at + step], penalties) for at in range(0, len(rows), step)]
+    parts = [
+        _choose(logits[at : at + step], rows[at : at + step], penalties, kernels) for at in range(0, len(rows), step)
+    ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _choose(logits: torch.Tensor, rows: Sequence[SampleRow], penalties: Penalties | None) -> torch.Tensor:
+def _choose(
+    logits: torch.Tensor, rows: Sequence[SampleRow], penalties: Penalties | None, kernels: Library | None
+) -> torch.Tensor:
     edits = [(i, row.edits, row.position) for i, row in enumerate(rows) if row.edits is not None]
     penalized = [(i, row.penalty, row.params) for i, row in enumerate(rows) if row.penalty is not None]
     masks = {i: row.allowed for i, row in enumerate(rows) if row.allowed is not None}
@@ -196,15 +300,17 @@ def _choose(logits: torch.Tensor, rows: Sequence[SampleRow], penalties: Penaltie
     drawn = [i for i, row in enumerate(rows) if not row.greedy]
     if len(drawn) == len(rows):
         return _draw(logits.float(), rows)
-    tokens = _argmax(logits)
+    tokens = _argmax(logits, kernels)
     if drawn:
         index = upload(drawn, logits.device)
         tokens[index] = _draw(logits.index_select(0, index).float(), [rows[i] for i in drawn])
     return tokens
 
 
-def _argmax(logits: torch.Tensor) -> torch.Tensor:
+def _argmax(logits: torch.Tensor, kernels: Library | None) -> torch.Tensor:
     """Return the index of each row's maximum; the first one if there are several."""
+    if kernels is not None and logits.dtype == torch.bfloat16:
+        return operators.argmax(kernels, logits)
     if logits.is_cuda or logits.shape[-1] % _BLOCK:
         return logits.max(-1).indices
     # On the CPU, finding a maximum is many times as fast as finding its index.

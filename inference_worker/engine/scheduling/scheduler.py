@@ -6,7 +6,8 @@ a decode and a recomputation after a preemption are treated alike, and share a b
 
 A step is filled in this order: sequences admitted by preemption; running sequences, decodes first; waiting sequences,
 as
-far as there is capacity; and finally the batch class, running and waiting, with the remaining capacity.
+far as there is capacity; the batch class, running and waiting, with the remaining capacity; and finally draft tokens of
+the scheduled sequences.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.kv_cache.kv_cache import BlockOperation, KVCacheManager, PrefixHit
@@ -22,6 +23,8 @@ from inference_worker.engine.scheduling.fairness import FairShareTable, TenantSh
 from inference_worker.engine.scheduling.preemption import MAX_CLAIMS, Claims, under_pressure
 from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
 from inference_worker.engine.scheduling.waiting import WaitingQueue
+from inference_worker.engine.speculation.drafter import MAX_DEPTH
+from inference_worker.engine.speculation.speculator import DraftLimit, Speculator
 
 # The lines whose claims are examined are among this many first lines of a class: at most MAX_CLAIMS claims succeed, and
 # before and after each of them the three interactive lines of one tenant may be skipped.
@@ -30,7 +33,7 @@ _MAX_HEADS = MAX_CLAIMS + 3 * (MAX_CLAIMS + 1)
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """The tokens [start, start + num_new_tokens) of a sequence, computed in one step."""
+    """The tokens [start, start + num_new_tokens) of a sequence, computed in one step. Drafts are the last of them."""
 
     seq: Sequence
     start: int
@@ -38,6 +41,17 @@ class ScheduledSequence:
     samples: bool  # the tokens reach the sequence's end, so the step samples a token
     epoch: int  # the sequence's epoch when scheduled; a later epoch means that it was preempted since
     in_flight: bool = False  # the last of these tokens is the result of the previous step
+    drafts: tuple[int, ...] = ()  # tokens that the step verifies
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Return the number of new tokens without drafts."""
+        return self.num_new_tokens - len(self.drafts)
+
+    @property
+    def num_samples(self) -> int:
+        """Return the number of tokens whose logits are sampled. They are the last ones."""
+        return 1 + len(self.drafts) if self.samples else 0
 
 
 @dataclass(slots=True)
@@ -67,6 +81,7 @@ class Scheduler:
         max_num_batched_tokens: maximum tokens in a step.
         long_prefill_token_threshold: maximum tokens of one prompt in a step; 0: no limit.
         max_long_partial_prefills: maximum concurrent prefills of longer prompts; 0: no limit.
+        speculator: chooses drafts; None: steps verify no drafts.
     """
 
     def __init__(
@@ -77,8 +92,10 @@ class Scheduler:
         max_num_batched_tokens: int,
         long_prefill_token_threshold: int = 0,
         max_long_partial_prefills: int = 0,
+        speculator: Speculator | None = None,
     ) -> None:
         self.cache = cache
+        self._speculator = speculator
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.long_prefill_token_threshold = long_prefill_token_threshold
@@ -119,26 +136,38 @@ class Scheduler:
             ):  # otherwise blocks are scarce, so no new sequence starts
                 used, blocked = self._admit(batch, budget, now, output)
                 budget -= used
+        if self._speculator is not None and output.scheduled:
+            self._add_drafts(self._speculator, budget, output)
         output.scheduled.sort(key=lambda s: s.num_new_tokens != 1)
         output.num_tokens = sum(s.num_new_tokens for s in output.scheduled)
         if output.scheduled:
             output.operations = self.cache.take_operations()
         return output
 
-    def complete(self, scheduled: ScheduledSequence) -> bool:
+    def complete(self, scheduled: ScheduledSequence, num_tokens: int = 1) -> bool:
         """Publish the full blocks that the step computed. Return False if the sequence was preempted or finished
-        since."""
+        since.
+
+        Args:
+            num_tokens: sampled tokens, which are one more than the accepted drafts; ignored if the entry does not
+                sample. Blocks of rejected drafts are released.
+        """
         seq = scheduled.seq
         if scheduled.samples:
             seq.num_in_flight -= 1
         if seq.status is SequenceStatus.FINISHED:
             return False
-        if scheduled.samples:
-            self.tenants[seq.request.tenant].charge(0, 1)
         if seq.epoch != scheduled.epoch or seq.status is not SequenceStatus.RUNNING:
             return False
-        self.cache.publish(seq, scheduled.start + scheduled.num_new_tokens)
+        self.cache.publish(seq, scheduled.start + scheduled.num_known_tokens)
+        if scheduled.drafts:
+            seq.num_computed_tokens += num_tokens - 1
+            self.cache.shrink(seq, seq.num_computed_tokens + 1)
         return True
+
+    def charge_output(self, seq: Sequence, num_tokens: int) -> None:
+        """Charge the tokens that an output has."""
+        self.tenants[seq.request.tenant].charge(0, num_tokens)
 
     def finish(self, seq: Sequence) -> None:
         """Remove the sequence from its queue and release its blocks. Does nothing if it has finished."""
@@ -172,6 +201,8 @@ class Scheduler:
             raise RuntimeError("scheduler integrity: a tenant is active without requests, or not with them")
         self.waiting.check_integrity()
         self.cache.check_integrity(self.running)
+        if self._speculator is not None:
+            self._speculator.check_integrity(self.running)
 
     def _admit_by_preemption(self, budget: int, now: float, output: SchedulerOutput) -> int:
         """Start waiting sequences that are entitled to preempt others, and return the number of scheduled tokens."""
@@ -239,6 +270,26 @@ class Scheduler:
                 used += self._continue(seq, budget - used, now, output)
         return used
 
+    def _add_drafts(self, speculator: Speculator, budget: int, output: SchedulerOutput) -> None:
+        """Add draft tokens to the step, as far as neither the budget nor blocks are necessary for other sequences."""
+        places = [i for i, s in enumerate(output.scheduled) if s.samples and not s.in_flight and s.seq.speculates]
+        limits = [
+            DraftLimit(seq, seq.max_drafts(min(MAX_DEPTH, budget))) for seq in (output.scheduled[i].seq for i in places)
+        ]
+        num_tokens = sum(s.num_new_tokens for s in output.scheduled)
+        plans = speculator.plan(limits, sum(s.samples for s in output.scheduled), num_tokens)
+        for place, plan in zip(places, plans, strict=True):
+            scheduled = output.scheduled[place]
+            seq = scheduled.seq
+            count = min(len(plan), budget, self.cache.room_for_drafts(seq, len(self.running)))
+            if count > 0 and self.cache.grow(seq, seq.num_computed_tokens + count):
+                budget -= count
+                output.scheduled[place] = replace(
+                    scheduled,
+                    num_new_tokens=scheduled.num_new_tokens + count,
+                    drafts=tuple(plan[:count]),
+                )
+
     def _chunk(self, seq: Sequence, budget: int) -> int:
         cap = self.long_prefill_token_threshold
         return min(seq.num_missing_tokens, budget, cap if cap else budget)
@@ -275,6 +326,8 @@ class Scheduler:
         self.running.remove(seq)
         self.tenants.count(self.tenants[seq.request.tenant], running=-1)
         self.cache.free(seq)
+        if self._speculator is not None:
+            self._speculator.release(seq)
 
     def _admit(self, batch: bool, budget: int, now: float, output: SchedulerOutput) -> tuple[int, bool]:
         """Start waiting sequences. Return the number of scheduled tokens, and whether capacity ran out."""

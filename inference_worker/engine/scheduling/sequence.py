@@ -91,6 +91,8 @@ class Sequence:
         self.seed = secrets.randbits(63) if seed is None else (seed + index) & (2**63 - 1)
         self.timeline = Timeline()
         self.prompt_logprobs: list[TokenLogprobs] = []  # collected until the first output
+        self.speculates = False  # whether steps may verify drafts of the sequence's next tokens
+        self.accepted_drafts = self.rejected_drafts = 0  # verified draft tokens
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
 
@@ -108,6 +110,23 @@ class Sequence:
         """Return whether the next token depends on earlier tokens that must be on the host first."""
         may_force = self.reasoning is not None and self.reasoning.may_force(self.num_in_flight)
         return self.grammar is not None or may_force
+
+    @property
+    def active_grammar(self) -> Grammar | None:
+        """Return the grammar if all further tokens are subject to it."""
+        return self.grammar if self.reasoning is None or self.reasoning.has_ended else None
+
+    def max_drafts(self, limit: int) -> int:
+        """Return how many tokens, at most `limit`, can be drafts of the tokens after those in flight."""
+        if not self.speculates:
+            return 0
+        limit = min(limit, self.params.max_tokens - self.num_output_tokens - self.num_in_flight)
+        if self.reasoning is not None and not self.reasoning.has_ended:
+            if self.grammar is not None:  # it may begin with any token
+                return 0
+            while limit > 0 and self.reasoning.may_force(limit):
+                limit -= 1
+        return max(0, limit)
 
     @property
     def num_missing_tokens(self) -> int:

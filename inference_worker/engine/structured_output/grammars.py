@@ -52,13 +52,13 @@ class GrammarFailed(Exception):
 
 
 class Grammar:
-    """The state of one output in its grammar. Tokens are never removed, so a preempted output continues at its
+    """The state of one output in its grammar. Only drafts are removed, so a preempted output continues at its
     state."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self.matcher = matcher
         self.vocab_size = vocab_size
-        self._seconds = _GRACE_SECONDS  # remaining CPU time
+        self._seconds = self._draft_seconds = _GRACE_SECONDS  # remaining CPU time of the output, and of its drafts
 
     def fill(self, mask: Masks) -> None:
         """Set the bits of the allowed next tokens. After an error only the end is allowed, and `accept` raises."""
@@ -75,6 +75,7 @@ class Grammar:
         began = time.thread_time()
         accepted = self.matcher.consume_token(token_id)
         self._seconds += _TOKEN_SECONDS - (time.thread_time() - began)
+        self._draft_seconds = min(_GRACE_SECONDS, self._draft_seconds + _TOKEN_SECONDS)
         if not accepted:
             raise GrammarFailed(_tidy(self.matcher.get_error()))
         if self._seconds < 0:
@@ -84,6 +85,37 @@ class Grammar:
     def complete(self) -> bool:
         """Return whether the output is complete, so that no token can follow."""
         return self.matcher.is_stopped()
+
+    def forced_tokens(self, drafts: Sequence[int] = ()) -> list[int]:
+        """Return the next tokens after `drafts` at positions where the grammar allows one token only. Return none
+        while the grammar is too slow for drafts."""
+        if self._draft_seconds < 0:
+            return []
+        began = time.thread_time()
+        count = self.push(drafts)
+        forced = self.matcher.compute_ff_tokens() if count == len(drafts) and not self.complete else []
+        self.pop(count)
+        self._draft_seconds -= time.thread_time() - began
+        return forced
+
+    def count_allowed(self, token_ids: Sequence[int]) -> int:
+        """Return how many of the tokens, which follow one another, the grammar allows; 0 while it is too
+        slow for drafts."""
+        if self._draft_seconds < 0:
+            return 0
+        began = time.thread_time()
+        count = self.matcher.validate_tokens(list(token_ids))
+        self._draft_seconds -= time.thread_time() - began
+        return count
+
+    def push(self, token_ids: Sequence[int]) -> int:
+        """Advance by drafts, which `pop` removes, and return how many the grammar allows."""
+        return self.matcher.try_consume_tokens(list(token_ids)) if token_ids else 0
+
+    def pop(self, count: int) -> None:
+        """Remove the last `count` tokens."""
+        if count:
+            self.matcher.rollback(count)
 
 
 def fill_masks(grammars: Sequence[Grammar]) -> Masks:

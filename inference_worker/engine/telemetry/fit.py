@@ -13,12 +13,15 @@ from inference_worker.contract.config import (
     EngineConfig,
     ModelConfig,
     ProfileName,
+    QuantizationName,
 )
 from inference_worker.engine.telemetry.roofline import BatchShape, Peaks, Roofline
 from inference_worker.engine.telemetry.sizing import MIN_FREE_BYTES, KVMemoryError, kv_cache_bytes, size_kv_cache
 from inference_worker.models.inspection import CheckpointReport
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+# Bytes of a number in the layers' matrices, with the scales and zero points of its group.
+QUANTIZED_BYTES = {"int8": 1 + 4 / 32, "int4": 0.5 + 8 / 32, "int4-g64": 0.5 + 8 / 64, "int4-g128": 0.5 + 8 / 128}
 PROMPT_TOKENS = 1024  # of the prompt whose rate is estimated
 
 
@@ -65,6 +68,7 @@ def estimate_fit(
     kv_memory: int | float | None = None,
     block_size: int = 32,
     profile: ProfileName = "balanced",
+    quantization: QuantizationName = "none",
 ) -> ModelFit:
     """Return the fit of a supported checkpoint.
 
@@ -72,9 +76,10 @@ def estimate_fit(
         context: tokens of each stream; None: the model's maximum.
         kv_memory: bytes of the KV cache, or its share of the memory that is free beside the weights; None: the default.
         profile: the engine's profile, which limits the streams of a step.
+        quantization: of the weights when they are loaded.
 
     Raises:
-        ValueError: the checkpoint is not supported, or the context exceeds the model's maximum.
+        ValueError: the checkpoint is not supported or cannot be quantized, or the context exceeds the model's maximum.
     """
     if report.config is None or not report.is_supported:
         raise ValueError(f"{report.path}: is not supported")
@@ -83,7 +88,8 @@ def estimate_fit(
     if context > longest:
         raise ValueError(f"the context of {context:,} tokens exceeds the model's maximum of {longest:,}; lower it")
     value_bytes = DTYPE_BYTES[device.dtype]
-    fit = ModelFit(report.weight_bytes(value_bytes), device.dtype, context)
+    saved = _saved_bytes(report, device, quantization)
+    fit = ModelFit(report.weight_bytes(value_bytes) - saved, device.dtype, context)
     needed = fit.weight_bytes + (MIN_FREE_BYTES if device.device == "cpu" else 0)
     if needed > device.free_bytes:
         text = f"the weights need {_gib(needed)}, but {_gib(device.free_bytes)} are free: free memory, or use another"
@@ -102,8 +108,30 @@ def estimate_fit(
         return replace(fit, problem=str(exc))
     fit = replace(fit, kv_bytes=sizing.num_bytes, kv_tokens=sizing.num_tokens, streams=sizing.longest_requests)
     return _with_rates(
-        fit, report.config, device.peaks, PROFILES[profile].max_num_seqs, is_packed=bool(report.packed_bytes)
+        fit, report.config, device.peaks, PROFILES[profile].max_num_seqs, is_packed=bool(report.packed_bytes or saved)
     )
+
+
+def _saved_bytes(report: CheckpointReport, device: ComputeDevice, quantization: QuantizationName) -> int:
+    """Return the bytes by which the quantization at load makes the weights smaller.
+
+    int8 is kept on each device, int4 by the C kernels in bfloat16, and fp8 on CUDA devices.
+    """
+    if quantization == "none":
+        return 0
+    config = report.config
+    if config is None:
+        return 0
+    if isinstance(config, ModelConfig) and config.checkpoint_format is not None:
+        raise ValueError(f"{report.path}: is already quantized ({report.quantization}): set quantization to none")
+    if quantization == "fp8":
+        stored = 1.0 if device.device == "cuda" else float(DTYPE_BYTES[device.dtype])
+    else:
+        is_kept = quantization == "int8" or (device.device, device.dtype) == ("cpu", "bfloat16")
+        stored = QUANTIZED_BYTES[quantization] if is_kept else float(DTYPE_BYTES[device.dtype])
+    has_head = isinstance(config, ModelConfig) and not config.tie_word_embeddings
+    plain = config.vocab_size * config.hidden_size * (2 if has_head else 1)
+    return int(max(report.float_values - plain, 0) * (DTYPE_BYTES[device.dtype] - stored))
 
 
 def _with_rates(

@@ -15,14 +15,14 @@ from inference_worker.contract.config import ModelConfig
 
 
 class BatchShape(NamedTuple):
-    """The counts of a step's batch. Entries that compute one token are decodes, the others prefill."""
+    """The counts of a step's batch. Entries that compute one token and its drafts are decodes, the others prefill."""
 
-    decodes: int
+    decodes: int  # tokens
     prefill_tokens: int
     decode_pairs: int  # pairs of a decode's token and a token it attends to, including itself
     prefill_pairs: int
     kv_tokens: int  # sum of all sequences' lengths, including new tokens
-    samples: int  # sampled sequences; only they need logits
+    samples: int  # sampled tokens and drafts; only they need logits
 
 
 class StepCost(NamedTuple):

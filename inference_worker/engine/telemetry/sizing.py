@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.contract.config import MAX_DRAFTING_SEQUENCES, EngineConfig, ModelConfig
 from inference_worker.engine.kv_cache.layer_groups import BlockDemand, group_layers
 
 # A request of median length, of the Azure conversation trace of 2023: Patel et al., "Splitwise: Efficient Generative
@@ -110,6 +110,18 @@ def size_kv_cache(
             f" {max_model_len:,}, at {token_bytes:,} bytes each: {advice}"
         )
     return sizing
+
+
+def draft_kv_bytes(
+    model: ModelConfig, draft: ModelConfig, block_size: int, max_model_len: int, value_bytes: int, num_bytes: int
+) -> int:
+    """Return the part of the KV cache's `num_bytes` for a draft model.
+
+    It has as many tokens as the model's part, and at most those of the longest requests with drafts in one step.
+    """
+    own, other = model.kv_values_per_token * value_bytes, draft.kv_values_per_token * value_bytes
+    num_tokens = min(num_bytes // (own + other), MAX_DRAFTING_SEQUENCES * max_model_len)
+    return -(-num_tokens // block_size) * block_size * other
 
 
 def _size(num_bytes: int) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.metric_families import Histogram, MetricsSnapshot
 from inference_worker.contract.request import TOKEN_CLASSES, RequestOutput
+from inference_worker.engine.speculation.speculator import DraftCounts, Speculator
 from inference_worker.engine.telemetry.roofline import BatchShape, Roofline, StepCost
 
 if TYPE_CHECKING:
@@ -55,9 +56,11 @@ class EngineMetrics:
         roofline: Roofline,
         attention: BackendChoice,
         *,
+        speculator: Speculator | None = None,
         max_recent_steps: int = MAX_RECENT_STEPS,
     ) -> None:
         self._scheduler = scheduler
+        self._speculator = speculator
         self._attention = attention
         self._roofline = roofline
         self._recent: deque[_RecentStep] = deque(maxlen=max_recent_steps)
@@ -77,7 +80,7 @@ class EngineMetrics:
         self._prefill_tokens = self._decode_tokens = 0
         self._prefill_seconds = self._decode_seconds = 0.0
         self.steps_done = self.batched_sequences = self.batched_tokens = 0
-        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = self.forced_tokens = 0
         self.schedule_seconds = self.forward_seconds = self.output_seconds = 0.0
 
     def arrived(self, group: RequestGroup, now: float) -> None:
@@ -85,10 +88,10 @@ class EngineMetrics:
         arrival = group.request.arrival
         group.arrived_at = arrival if 0 < arrival < now else now
 
-    def token(self, seq: Sequence, now: float) -> None:
-        """Record a new token of `seq`."""
+    def tokens(self, seq: Sequence, count: int, now: float) -> None:
+        """Record `count` new tokens of `seq`, which one step has returned. There is no gap between them."""
         timeline, group = seq.timeline, seq.group
-        self.output_tokens += 1
+        self.output_tokens += count
         if timeline.last_token_at is not None:
             gap = now - timeline.last_token_at
             timeline.gaps += 1
@@ -98,6 +101,8 @@ class EngineMetrics:
             group.first_token_at = now
             self._ttft.observe(now - group.arrived_at)
         timeline.last_token_at = now
+        timeline.gaps += count - 1
+        self._gaps += [0.0] * (count - 1)
 
     def scheduled(self, batch: SchedulerOutput) -> BatchShape:
         """Return the costs of the next step's batch, for `step`."""
@@ -172,6 +177,7 @@ class EngineMetrics:
             families.CACHE_QUERIES: {"": self._queries},
             families.CACHE_HITS: {"": self._hits},
             families.PREEMPTIONS: {"": self._scheduler.preemptions},
+            **self._draft_counters(),
             families.SUCCESS: dict(self._finished),
             families.FLOPS: {"": self._flops},
             families.BYTES_READ: {"": self._bytes_read},
@@ -189,6 +195,20 @@ class EngineMetrics:
                 "output": self.output_seconds,
             },
             families.FORWARD_SECONDS: {"prefill": self._prefill_seconds, "decode": self._decode_seconds},
+        }
+
+    def _draft_counters(self) -> dict[str, dict[str, float]]:
+        counts = DraftCounts() if self._speculator is None else self._speculator.counts
+        depths = {depth: number for depth, number in list(enumerate(counts.depths)) if number}
+        return {
+            families.DRAFTS: {"": sum(number for depth, number in depths.items() if depth)},
+            families.DRAFT_TOKENS: dict(counts.verified),
+            families.ACCEPTED_TOKENS: dict(counts.accepted),
+            families.ACCEPTED_BY_POSITION: {
+                str(position): number for position, number in enumerate(list(counts.accepted_at)) if number
+            },
+            families.DRAFT_DEPTHS: {str(depth): number for depth, number in depths.items()},
+            families.FORCED_TOKENS: {"": self.forced_tokens},
         }
 
     def _count(
@@ -229,15 +249,15 @@ class EngineMetrics:
 
 
 def _shape(batch: SchedulerOutput) -> BatchShape:
-    """Return the counts of the batch."""
+    """Return the counts of the batch. Verified drafts count as decodes."""
     decodes = prefill_tokens = decode_pairs = prefill_pairs = kv_tokens = samples = 0
     for scheduled in batch.scheduled:
         count, start = scheduled.num_new_tokens, scheduled.start
         kv_tokens += start + count
-        samples += scheduled.samples
-        if count == 1:
-            decodes += 1
-            decode_pairs += start + 1
+        samples += scheduled.num_samples
+        if count == 1 + len(scheduled.drafts):
+            decodes += count
+            decode_pairs += count * start + count * (count + 1) // 2
         else:
             prefill_tokens += count
             prefill_pairs += count * start + count * (count + 1) // 2

@@ -13,13 +13,13 @@ import torch
 from torch.nn.functional import normalize
 from transformers import BertModel
 
-from inference_worker.contract.config import EngineConfig, ModelError
+from inference_worker.contract.config import EngineConfig, ModelError, QuantizationName
 from inference_worker.contract.encoder_config import EncoderConfig
 from inference_worker.contract.request import Request, RequestOutput, RequestRejected, SamplingParams, ServiceClass
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
-from inference_worker.engine.embeddings.embedding_runner import Vectors
+from inference_worker.engine.embeddings.embedding_runner import EmbeddingRunner, Vectors
 from inference_worker.models.model_source import ensure_model
 from tests.support.engine.make_embeddings import DATA, MINILM, mean_states, texts
 
@@ -103,6 +103,17 @@ def test_the_embedded_models_properties(minilm: Path) -> None:
     config = EncoderConfig.from_dir(minilm)
     assert (config.num_layers, config.hidden_size, config.num_heads, config.max_model_len) == (6, 384, 12, 256)
     assert (config.pooling, config.normalize, config.shorter, config.prompt) == ("mean", True, (), "")
+
+
+@pytest.mark.parametrize(("quantization", "least"), [("int8", 0.999), ("int4", 0.95)])
+def test_the_vectors_of_quantized_weights_are_close(minilm: Path, quantization: QuantizationName, least: float) -> None:
+    inputs = [Tokenizer.from_dir(minilm).encode(text) for text in texts()[:16]]
+    want, got = (
+        EmbeddingRunner(EngineConfig(minilm, quantization=name), EncoderConfig.from_dir(minilm)).embed(inputs)
+        for name in ("none", quantization)
+    )
+    cosines = (want * got).sum(1)
+    assert least < cosines.min() < cosines.max() < 1 - 1e-6
 
 
 def test_the_default_prompt_is_read(copy: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.architectures import encoder
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.embeddings.embedding_runner import EmbeddingRunner
+from kernels.native import operators
 from tests.support.engine.tiny_tokenizer import write_tokenizer
 
 SMALL = {"vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
@@ -158,6 +160,33 @@ def test_vectors_of_decoders_equal_transformers(tmp_path: Path, family: str) -> 
     torch.testing.assert_close(ours, torch.stack(states), atol=1e-5, rtol=1e-5)
     save(tmp_path, type(model.model), config, architectures=[type_.__name__])
     torch.testing.assert_close(torch.from_numpy(runner(tmp_path).embed(inputs())), ours)
+
+
+WIDE = {**SMALL, "hidden_size": 64, "num_attention_heads": 2}  # heads of 32, which the C kernels support
+NATIVE = {
+    "bert": (BertModel, BertConfig(**WIDE, num_hidden_layers=2)),
+    "modernbert": (ModernBertModel, ModernBertConfig(**WIDE, **TOKENS, num_hidden_layers=4, local_attention=8)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**WIDE, num_hidden_layers=2, num_key_value_heads=1, head_dim=32)),
+}
+
+
+@pytest.mark.parametrize("family", NATIVE)
+def test_vectors_in_bfloat16_on_the_c_kernels_equal_transformers(tmp_path: Path, family: str) -> None:
+    model = save(tmp_path, *NATIVE[family])
+    if family == "qwen3":
+        pool(tmp_path, "pooling_mode_lasttoken")
+    states = []
+    for ids in inputs():
+        with torch.inference_mode():
+            state = getattr(model, "model", model)(torch.tensor([ids])).last_hidden_state[0]
+        states.append(state[-1] if family == "qwen3" else state.mean(0))
+    attend = operators.SelfAttention.attend
+    with mock.patch.object(operators.SelfAttention, "attend", autospec=True, side_effect=attend) as attended:
+        config = EngineConfig(model_dir=tmp_path, dtype="bfloat16")
+        vectors = torch.from_numpy(EmbeddingRunner(config, read_model_config(tmp_path)).embed(inputs()))
+    # The check of the kernels at load calls it once.
+    assert attended.call_count == 1 + NATIVE[family][1].num_hidden_layers
+    assert torch.cosine_similarity(vectors, torch.stack(states)).min() > 0.9995
 
 
 def test_a_decoder_with_a_soft_cap_is_rejected(tmp_path: Path) -> None:

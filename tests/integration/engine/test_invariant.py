@@ -32,6 +32,7 @@ from inference_worker.engine.sampling.penalties import Penalties
 from inference_worker.engine.sampling.sampler import Sampled, Sampler
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
 from kernels import invariant
+from kernels.native.library import Library
 from tests.support.engine.fakes import run
 from tests.support.engine.golden import Golden, first_difference, read_golden
 
@@ -119,13 +120,17 @@ def serve(llm: LLMEngine, probes: Iterable[Request], *waves: Iterable[Request]) 
     sample = Sampler.sample
 
     def record(
-        self: Sampler, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]
+        self: Sampler,
+        logits: torch.Tensor,
+        seqs: Sequence[EngineSequence],
+        positions: Sequence[int],
+        drafts: Sequence[Sequence[int]] = (),
     ) -> Sampled:
         for row, seq, position in zip(logits, seqs, positions, strict=True):
             if seq.request_id in traces:
                 traces[seq.request_id].logits[position] = row.clone()
                 traces[seq.request_id].preemptions = seq.preemptions
-        return sample(self, logits, seqs, positions)
+        return sample(self, logits, seqs, positions, drafts)
 
     outputs: list[RequestOutput] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -169,9 +174,14 @@ def test_outputs_are_equal_among_31_other_requests(
 ) -> None:
     choose, drawn_at_once = sampler._choose, set[int]()
 
-    def count(logits: torch.Tensor, rows: Sequence[sampler.SampleRow], penalties: Penalties | None) -> torch.Tensor:
+    def count(
+        logits: torch.Tensor,
+        rows: Sequence[sampler.SampleRow],
+        penalties: Penalties | None,
+        kernels: Library | None,
+    ) -> torch.Tensor:
         drawn_at_once.add(len(rows))
-        return choose(logits, rows, penalties)
+        return choose(logits, rows, penalties, kernels)
 
     monkeypatch.setattr(sampler, "_choose", count)
     before = alone.llm.stats()

@@ -77,6 +77,9 @@ def test_weights_equal_the_reference(name: str, tmp_path: Path) -> None:
     want = load_file(tmp_path / "reference" / "model.safetensors")["a_proj.weight"]
     torch.testing.assert_close(dequantize(got), want, rtol=1e-6, atol=1e-7)
     assert float((want - weight).norm() / weight.norm()) < 0.15
+    for shape in ((100, 64), (96, 65)):  # sizes that do not fill the packed numbers
+        with pytest.raises(ModelError):
+            take(tmp_path / "quantized", "a_proj", shape)
 
 
 def edit(directory: Path, layer_part: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:

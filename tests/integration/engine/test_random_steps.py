@@ -3,6 +3,8 @@ tokens. Every request ends correctly, including one of the model's maximum size.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from inference_worker.contract.request import CacheBreakpoint, RequestOutput, RequestRejected, ServiceClass, TokenCounts
 from inference_worker.engine.scheduling.scheduler import SchedulerOutput
-from tests.support.engine.fakes import Clock, MemoryRunner, fake_engine, request
+from tests.support.engine.fakes import Clock, GuessingDrafter, MemoryRunner, fake_engine, request, token_at
 
 BLOCK = 4
 MAX_LENGTH = 80  # tokens of a request, also if any length fits
@@ -18,8 +20,8 @@ _CLASSES = st.sampled_from([ServiceClass.DEFAULT, ServiceClass.DEFAULT, *Service
 
 
 class Engine(RuleBasedStateMachine):
-    """Arrivals of several tenants and classes, pins, several choices, aborts (also during a step), failed steps and
-    jumps of the clock, with a cache that is always too small."""
+    """Arrivals of several tenants and classes, pins, several choices, aborts (also during a step), failed steps, jumps
+    of the clock, and right and wrong drafts, with a cache that is always too small."""
 
     @initialize(
         blocks=st.integers(3, 16),
@@ -29,6 +31,7 @@ class Engine(RuleBasedStateMachine):
         cap=st.sampled_from([0, 3, 7]),
         async_scheduling=st.booleans(),
         windows=st.sampled_from([(0,), (0,), (6,), (0, 9), (0, 3, 3)]),
+        guesses=st.one_of(st.just([]), st.lists(st.booleans(), min_size=1, max_size=20)),
     )
     def start(
         self,
@@ -39,6 +42,7 @@ class Engine(RuleBasedStateMachine):
         cap: int,
         async_scheduling: bool,
         windows: tuple[int, ...],
+        guesses: list[bool],
     ) -> None:
         self.clock = Clock()
         blocks *= len(windows)
@@ -48,6 +52,7 @@ class Engine(RuleBasedStateMachine):
         self.engine, _ = fake_engine(
             runner=self.runner,
             windows=windows,
+            drafters=[GuessingDrafter(guesses)] if guesses else None,
             clock=self.clock,
             block_size=BLOCK,
             max_num_seqs=batch,
@@ -60,6 +65,7 @@ class Engine(RuleBasedStateMachine):
         self.room = min(demand.max_tokens(blocks, MAX_LENGTH), MAX_LENGTH)
         self.asked: dict[str, tuple[int, int, int]] = {}  # prompt tokens, maximum output tokens, choices
         self.got: dict[str, int] = {}
+        self.places: Counter[tuple[str, int]] = Counter()  # output tokens of each sequence
         self.ended: dict[str, RequestOutput] = {}
         self.number = 0
 
@@ -160,6 +166,9 @@ class Engine(RuleBasedStateMachine):
             name = output.request_id
             assert name not in self.ended, "an output after the last"
             self.got[name] = self.got.get(name, 0) + len(output.token_ids)
+            place = name, output.index
+            assert output.token_ids == [token_at(self.places[place] + i) for i in range(len(output.token_ids))]
+            self.places[place] += len(output.token_ids)
             if output.usage is None:
                 continue
             self.ended[name] = output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -121,13 +122,13 @@ def script(monkeypatch: pytest.MonkeyPatch, engine: LLMEngine, ids: list[int]) -
     runner = engine._runner
     original = runner._sampler.sample  # type: ignore[attr-defined]
 
-    def sample(logits: torch.Tensor, seqs: list, positions: list[int]) -> object:  # type: ignore[type-arg]
+    def sample(logits: torch.Tensor, seqs: list[Any], positions: list[int], drafts: Any = ()) -> object:
         logits = logits.clone()
         for row, seq in enumerate(seqs):
             number = seq.num_output_tokens
             if number < len(ids):
                 logits[row, ids[number]] += 1000
-        return original(logits, seqs, positions)
+        return original(logits, seqs, positions, drafts)
 
     monkeypatch.setattr(runner._sampler, "sample", sample)  # type: ignore[attr-defined]
 

@@ -63,7 +63,7 @@ class Obedient(FakeRunner):
         result = StepResult()
 
         def sample() -> None:
-            result.tokens += [self.choose(s.seq) for s in output.scheduled if s.samples]
+            result.tokens += [[self.choose(s.seq)] for s in output.scheduled if s.samples]
 
         return FakeStep(lambda: result, sample)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 from inference_worker.contract.config import EngineConfig, ModelConfig
@@ -14,6 +17,8 @@ from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import StepResult
 from inference_worker.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
 from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.speculation.draft_model import DraftModel
+from inference_worker.engine.speculation.drafter import MAX_EVIDENCE, Drafter, DraftToken
 from inference_worker.engine.telemetry.roofline import Roofline
 from tests.support.engine.step_inputs import check_inputs
 
@@ -41,6 +46,25 @@ TINY = ModelConfig(
 def counting(seq: Sequence) -> int:
     """Return the default tokens: 100, 101 and so on."""
     return 100 + seq.num_output_tokens % 800
+
+
+def token_at(index: int) -> int:
+    """Return the output token of a `MemoryRunner` at an index of the output."""
+    return 100 + index % 800
+
+
+class GuessingDrafter:
+    """A drafter for a `MemoryRunner`. Each draft is right or wrong as the next of `guesses`, which repeat."""
+
+    name = "guesses"
+
+    def __init__(self, guesses: Items[bool]) -> None:
+        self._guesses = cycle(guesses)
+
+    def propose(self, seq: Sequence, drafts: Items[int], limit: int) -> list[DraftToken]:
+        first = seq.num_output_tokens + len(drafts)
+        tokens = [token_at(first + i) if next(self._guesses) else 7 for i in range(limit)]
+        return [DraftToken(token, self.name, MAX_EVIDENCE) for token in tokens]
 
 
 class FakeStep:
@@ -72,7 +96,7 @@ class FakeRunner:
 
     def launch(self, output: SchedulerOutput) -> FakeStep:
         self.steps.append({s.seq.request_id: s.num_new_tokens for s in output.scheduled})
-        result = StepResult([self.choose(s.seq) for s in output.scheduled if s.samples])
+        result = StepResult([[self.choose(s.seq)] for s in output.scheduled if s.samples])
         self.during(output)
         return FakeStep(lambda: result)
 
@@ -102,6 +126,7 @@ class MemoryRunner(FakeRunner):
         self.blocks: dict[int, list[int | None]] = {i: [None] * block_size for i in range(1, num_blocks + 1)}
         self.slots: dict[int, list[int | None]] = {i: [None] * block_size for i in range(num_host_blocks)}
         self._sampled: dict[Sequence, int] = {}  # the last token of each request
+        self._accepted: dict[Sequence, list[int]] = {}  # the tokens of its last step
         self._queue: list[Callable[[], None]] = []
         self.errors: list[str] = []  # the engine survives them as failed steps, but a test must fail
         self._batch = PersistentBatch(MAX_ROWS, TINY.max_model_len // block_size, block_size, len(windows))
@@ -111,14 +136,14 @@ class MemoryRunner(FakeRunner):
         self.steps.append({s.seq.request_id: s.num_new_tokens for s in output.scheduled})
         self._check_inputs(output)
         tables = [[list(table) for table in s.seq.block_tables] for s in output.scheduled]  # their values at the launch
-        known = [list(s.seq.tokens) for s in output.scheduled]
+        known = [[*s.seq.tokens, *s.drafts] for s in output.scheduled]
         result = StepResult()
 
         def work() -> None:
             self._copy(output)
             for s, groups, tokens in zip(output.scheduled, tables, known, strict=True):
                 self._compute(s, groups, tokens)
-            result.tokens = [self._sampled[s.seq] for s in output.scheduled if s.samples]
+            result.tokens = [self._accepted[s.seq] for s in output.scheduled if s.samples]
 
         self._queue.append(work)
         self.during(output)
@@ -160,7 +185,14 @@ class MemoryRunner(FakeRunner):
                 self.errors.append(f"{scheduled.seq} finds other tokens than its own")
                 raise RuntimeError(self.errors[-1])
         if scheduled.samples:
-            self._sampled[scheduled.seq] = 100 + (end - scheduled.seq.num_prompt_tokens) % 800
+            position = end - len(scheduled.drafts) - scheduled.seq.num_prompt_tokens
+            accepted = [token_at(position)]
+            for draft in scheduled.drafts:
+                if draft != accepted[-1]:
+                    break
+                accepted.append(token_at(position + len(accepted)))
+            self._accepted[scheduled.seq] = accepted
+            self._sampled[scheduled.seq] = accepted[-1]
 
 
 class Clock:
@@ -181,12 +213,27 @@ def fake_engine(
     clock: Callable[[], float] | None = None,
     runner: FakeRunner | None = None,
     windows: tuple[int, ...] = (),
+    drafters: Items[Drafter] | None = None,
+    draft_model: DraftModel | None = None,
     **settings: float,
 ) -> tuple[LLMEngine, FakeRunner]:
+    settings.setdefault("speculation", bool(drafters))
     config = EngineConfig(model_dir=Path(), block_size=block_size, **settings)  # type: ignore[arg-type]
     runner = runner or FakeRunner(num_blocks, choose)
     model = replace(TINY, windows=windows, num_layers=len(windows) or 1)
-    return LLMEngine(config, runner=runner, model_config=model, clock=clock or Clock()), runner
+    # With drafters, the timer does not advance, so that the depth depends only on the acceptance.
+    timer = (lambda: 0.0) if drafters or draft_model else time.perf_counter
+    clock = clock or Clock()
+    engine = LLMEngine(
+        config,
+        runner=runner,
+        model_config=model,
+        clock=clock,
+        timer=timer,
+        drafters=drafters,
+        draft_model=draft_model,
+    )
+    return engine, runner
 
 
 def request(

@@ -176,11 +176,11 @@ def generate(
 
     def record(
         sample: Callable[..., Sampled], sampler: Sampler, logits: torch.Tensor, seqs: Sequence[EngineSequence],
-        positions: Sequence[int],
+        positions: Sequence[int], drafts: Sequence[Sequence[int]],
     ) -> Sampled:  # fmt: skip
         for row, seq, position in zip(logits, seqs, positions, strict=True):
             results[seq.request_id].logits[position] = row.clone()
-        return sample(sampler, logits, seqs, positions)
+        return sample(sampler, logits, seqs, positions, drafts)
 
     def run(steps: int) -> None:
         for _ in range(steps):

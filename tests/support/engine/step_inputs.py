@@ -27,10 +27,14 @@ def check_inputs(
         for group in range(num_groups):
             table = padding if is_ended else s.seq.block_tables[group]
             slots[group] += [table[p // block_size] * block_size + p % block_size for p in new]
-        token_ids += s.seq.tokens[new.start : new.stop]
+        token_ids += s.seq.tokens[new.start : new.stop - len(s.drafts)]
+        token_ids += s.drafts
         if s.in_flight:
             token_ids.append(None if is_ended else -1 - sampled_before.index(s.seq))
     ends = [sum(s.num_new_tokens for s in output.scheduled[: i + 1]) for i in range(len(output.scheduled))]
+    sampled = [
+        row for e, s in zip(ends, output.scheduled, strict=True) if s.samples for row in range(e - 1 - len(s.drafts), e)
+    ]
     width = inputs.block_table.shape[-1]
     tables = [
         [
@@ -49,7 +53,7 @@ def check_inputs(
         "lengths": (inputs.lengths, inputs.seq_lens.tolist()),
         "query_lens": (inputs.query_lens, [s.num_new_tokens for s in output.scheduled]),
         "block_table": (inputs.block_table.tolist(), tables if num_groups > 1 else tables[0]),
-        "sampled": (inputs.sampled.tolist(), [e - 1 for e, s in zip(ends, output.scheduled, strict=True) if s.samples]),
+        "sampled": (inputs.sampled.tolist(), sampled),
         "has_in_flight": (inputs.has_in_flight, any(s.in_flight for s in output.scheduled)),
     }
     for name, (found, expected) in pairs.items():

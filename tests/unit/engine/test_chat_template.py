@@ -66,6 +66,18 @@ TEMPLATES = {
 }
 
 
+# Steps that double the text of a value, and uses of a list whose text is large.
+NESTED = (
+    "{% set n.s = [n.s, n.s] %}",
+    "{% set n.s = (n.s, n.s) %}",
+    "{% set n.s = {'a': n.s, 'b': n.s} %}",
+    "{% set n.s = dict(a=n.s, b=n.s) %}",
+    "{% set n.s = [[n.s] * 2] %}",
+    "{% set n.s = [n.s + n.s] %}",
+)
+USES = ("{{ a }}", "{{ a ~ 1 }}", "{{ a | string }}", "{{ a | tojson }}", "{{ '%s' % (a,) }}", "{{ [a] | join }}")
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("tools", [None, TOOLS])
 def test_rendering_equals_transformers(name: str, tools: Any) -> None:
@@ -137,13 +149,22 @@ def test_a_template_can_reject_its_messages() -> None:
         "{{ '%(a(b))999999999s' % {'a(b)': 1} }}",
         "{{ '{0[}]:999999999}'.format({'}': 1}) }}",
         "{{ ([[0] * 1000000] * 1000) | sum(start=[]) }}",
+        *(f"{{% set n = namespace(s=[1]) %}}{{% for i in range(99) %}}{step}{{% endfor %}}" for step in NESTED),
+        *("{% set a = ['x' * 9999999] * 9999 %}" + use for use in USES),
     ],
-    ids=range(32),
+    ids=range(32 + len(NESTED) + len(USES)),
 )
 def test_a_malicious_template_fails_fast(source: str) -> None:
     template = ChatTemplate(source, {})
     with pytest.raises(ChatTemplateError):
         template.render(MESSAGES, None, True)
+
+
+def test_lists_are_made_within_the_limits() -> None:
+    """Check that a list to which a template adds each message is not charged for all of them in each round."""
+    source = "{% set n = namespace(s=[]) %}{% for m in messages %}{% set n.s = n.s + [m] %}{% endfor %}"
+    source += "{{ n.s | length }}{{ n }}{{ [n] }}"
+    assert ChatTemplate(source, {}).render(MESSAGES * 1000, None, True) == "4000<Namespace>[<Namespace>]"
 
 
 def test_formats_and_sums_are_rendered() -> None:

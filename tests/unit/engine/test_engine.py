@@ -139,10 +139,10 @@ def test_one_requests_error_does_not_affect_others(monkeypatch: pytest.MonkeyPat
 
     real = engine.scheduler.complete
 
-    def complete(scheduled: object) -> bool:
+    def complete(scheduled: object, num_tokens: int) -> bool:
         if scheduled.seq.request_id == "bad":  # type: ignore[attr-defined]
             raise ValueError("a bug")
-        return real(scheduled)  # type: ignore[arg-type]
+        return real(scheduled, num_tokens)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine.scheduler, "complete", complete)
     outputs = run(engine)

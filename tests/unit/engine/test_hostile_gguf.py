@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import pytest
 
 from inference_worker.contract.config import ModelError
 from inference_worker.contract.settings import ModelSpec
+from inference_worker.models.gguf_file import GGUFFile
+from inference_worker.models.gguf_header import GGUFError, header_of
 from inference_worker.models.inspection import inspect_checkpoint
 from inference_worker.models.model_source import ensure_model
 
@@ -66,3 +71,28 @@ def test_a_part_of_a_split_file_is_reported(tmp_path: Path) -> None:
     write(path, "llama", "token_embd.weight", (2, 8), **{"split.no": 0, "split.count": 2})
     check_problem(path, "is one of 2 parts, which are not supported: merge")
     assert [problem.code for problem in inspect_checkpoint(path).problems] == ["unsupported_config"]
+
+
+def test_the_memory_of_a_header_is_limited(tmp_path: Path) -> None:
+    path, items = tmp_path / "x.gguf", 1 << 20
+    with path.open("wb") as file:  # the arrays are holes in the file
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 30))
+        for index in range(30):
+            file.write(struct.pack("<Q2sIIQ", 2, b"%02d" % index, 9, 2, items))  # an array of 16-bit integers
+            file.truncate(file.seek(2 * items, os.SEEK_CUR))
+    tracemalloc.start()
+    try:
+        for read in (header_of, GGUFFile):
+            with pytest.raises(GGUFError, match="items in arrays exceed the limit"):
+                read(path)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+    with path.open("r+b") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 1 << 16, 0))
+        for _ in range(70):  # tensors with names of 1 MiB
+            file.write(struct.pack("<Q", 1 << 20))
+            file.truncate(file.seek(1 << 20, os.SEEK_CUR))
+            file.write(struct.pack("<IQIQ", 1, 1, 0, 0))
+    with pytest.raises(GGUFError, match="the header exceeds the limit of 64 MiB"):
+        header_of(path)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
-from inference_worker.contract.config import DEFAULT_KV_BYTES, PROFILES, ModelConfig, ModelError
+from inference_worker.contract.config import DEFAULT_KV_BYTES, PROFILES, ModelConfig, ModelError, QuantizationName
 from inference_worker.contract.encoder_config import ENCODER_ARCHITECTURES, supported_architectures
 from inference_worker.engine import architectures
+from inference_worker.engine.quantization.quantize import quantize
 from inference_worker.engine.telemetry.fit import ComputeDevice, estimate_fit
 from inference_worker.engine.telemetry.roofline import Peaks
 from inference_worker.models.inspection import inspect_checkpoint
@@ -206,6 +208,28 @@ def test_the_fit_is_computed_from_the_cache_and_the_roofline(checkpoint: Path) -
     assert fit.batch_tokens_per_second == pytest.approx(streams * 1e10 / read, rel=0.02)
     unmeasured = estimate_fit(report, replace(DEVICE, peaks=None), context=256)
     assert (unmeasured.streams, unmeasured.decode_tokens_per_second) == (fit.streams, None)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "int4-g64", "fp8"])
+def test_the_fit_of_quantized_weights_is_what_the_engine_keeps(
+    checkpoint: Path, quantization: QuantizationName
+) -> None:
+    report = inspect_checkpoint(checkpoint)
+    torch.manual_seed(0)
+    layer = torch.randn(64, 128, dtype=torch.bfloat16)
+    ratio = quantize(layer, quantization).nbytes / layer.nbytes
+    plain, fit = estimate_fit(report, DEVICE), estimate_fit(report, DEVICE, quantization=quantization)
+    assert isinstance(report.config, ModelConfig)
+    head = report.config.vocab_size * report.config.hidden_size * (1 if report.config.tie_word_embeddings else 2)
+    layers = plain.weight_bytes - 2 * head
+    if quantization == "fp8":  # converted back on the CPU
+        assert fit.weight_bytes == plain.weight_bytes
+        ratio = 0.5
+        fit = estimate_fit(report, replace(DEVICE, device="cuda"), quantization=quantization)
+    assert fit.weight_bytes == pytest.approx(2 * head + ratio * layers, rel=0.02)
+    edit_config(checkpoint, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"})
+    with pytest.raises(ValueError, match="already quantized"):
+        estimate_fit(inspect_checkpoint(checkpoint), DEVICE, quantization=quantization)
 
 
 def test_a_model_that_does_not_fit_says_what_to_change(checkpoint: Path) -> None:

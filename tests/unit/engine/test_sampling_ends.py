@@ -117,9 +117,9 @@ class LogprobRunner(FakeRunner):
     def launch(self, output: SchedulerOutput) -> FakeStep:
         result = super().launch(output).read()
         samples = [s for s in output.scheduled if s.samples]
-        for place, (s, token) in enumerate(zip(samples, result.tokens, strict=True)):
+        for place, (s, [token]) in enumerate(zip(samples, result.tokens, strict=True)):
             if s.seq.params.logprobs is not None:
-                result.logprobs[place] = TokenLogprobs(token, -float(token), 1)
+                result.logprobs[place] = [TokenLogprobs(token, -float(token), 1)]
         for place, s in enumerate(output.scheduled):
             if s.seq.params.prompt_logprobs is not None and not s.seq.num_output_tokens:
                 last = min(s.start + s.num_new_tokens, s.seq.num_prompt_tokens - 1)

@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts of the next tokens, which the model verifies in one step. Does not import torch."""
