@@ -7,6 +7,7 @@ are the ones that the model was trained on.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -21,11 +22,12 @@ import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+import jinja2.utils
 import jinja2.visitor
 
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_OUTPUT_CHARS = 1 << 25
-MAX_LOOP_ROUNDS = 1_000_000  # of all loops in one rendering
+MAX_LOOP_ROUNDS = 1_000_000  # of all loops in one rendering, and values in the lists and mappings that it makes
 MAX_VALUE_CHARS = 1 << 25  # of the result of one operator, filter or method
 MAX_WIDTH = 1000  # characters to which a format pads a value
 _FORBIDDEN_METHODS = frozenset({"center", "encode", "expandtabs", "format_map", "ljust", "rjust", "translate", "zfill"})
@@ -60,10 +62,23 @@ class _Bounds:
             self._charge(1)
             yield value
 
+    def build(self, value: Any, times: int = 1) -> Any:
+        """Return `value`, and charge each value in it to the budget, as often as it occurs.
+
+        A list can contain another one several times. So its text can be much larger than its memory.
+        """
+        stack = [value]
+        while stack:
+            inner = stack.pop()
+            if isinstance(inner, list | tuple | Mapping):
+                self._charge(len(inner) * times)
+                stack.extend(inner.values() if isinstance(inner, Mapping) else inner)
+        return value
+
     def _charge(self, rounds: int) -> None:
         self.rounds -= rounds
         if self.rounds < 0:
-            raise jinja2.TemplateError("the chat template loops too long")
+            raise jinja2.TemplateError("the chat template loops too long, or makes lists that are too large")
 
 
 class _Limiter(jinja2.visitor.NodeTransformer):
@@ -73,6 +88,23 @@ class _Limiter(jinja2.visitor.NodeTransformer):
         self.generic_visit(node)
         node.iter = jinja2.nodes.Call(_name("__bounded", node), [node.iter], [], None, None, lineno=node.lineno)
         return node
+
+    def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return self._counted(node, node.items)
+
+    def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return node if node.ctx == "store" else self._counted(node, node.items)
+
+    def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return self._counted(node, [pair.value for pair in node.items])
+
+    def _counted(self, node: jinja2.nodes.Expr, items: list[jinja2.nodes.Expr]) -> jinja2.nodes.Node:
+        if all(isinstance(item, jinja2.nodes.Const) for item in items):
+            return node
+        return jinja2.nodes.Call(_name("__built", node), [node], [], None, None, lineno=node.lineno)
 
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802
         self.generic_visit(node)
@@ -98,10 +130,13 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "+":
             if isinstance(left, _SIZED) and isinstance(right, _SIZED):
                 _check_size(len(left) + len(right))
+                context["__built"](min(left, right, key=len))  # a list to which values are added is counted once
             return left + right
         if operator == "*" and (_sized(left) or _sized(right)):
             size, times = (left, right) if _sized(left) else (right, left)
             _check_size(len(size) * times if isinstance(times, int) else 0)
+            if isinstance(times, int) and times > 0:
+                context["__built"](size, times)
         elif operator == "%" and isinstance(left, str):
             _check_percent(left, right if isinstance(right, tuple | Mapping) else (right,))
         elif operator == "**" or (operator == "%" and isinstance(left, bytes)):
@@ -117,7 +152,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             text, name = __obj.__self__, __obj.__name__
             args = (list(args[0]),) if name == "join" and args else args  # an iterator can be read only once
             _check_size(_joined_size(text, *args) if name == "join" else _replaced_size(text, *args, **kwargs))
-        return super().call(__context, __obj, *args, **kwargs)
+        result = super().call(__context, __obj, *args, **kwargs)
+        return __context["__built"](result) if __obj is dict else result
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if isinstance(obj, (str, bytes, int)) and attr in (*_FORBIDDEN_METHODS, "to_bytes"):
@@ -145,6 +181,34 @@ def _check_size(size: int) -> None:
         raise jinja2.TemplateError("the chat template makes a value that is too large")
 
 
+def _check_text(value: Any) -> Any:
+    """Return `value`, and check the size of its text if it is a list or a mapping."""
+    stack, size = [value] if isinstance(value, list | tuple | Mapping) else [], 0
+    while stack:
+        inner = stack.pop()
+        if isinstance(inner, list | tuple):
+            stack.extend(inner)
+        elif isinstance(inner, Mapping):
+            stack.extend((*inner, *inner.values()))
+        size += len(inner) if isinstance(inner, str) else 1
+        _check_size(size)
+    return value
+
+
+def _to_text(value: Any) -> str:
+    return value if isinstance(value, str) else str(_check_text(value))
+
+
+def _with_check(text_filter: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that makes a text of its value, with a check of its size."""
+
+    @functools.wraps(text_filter)  # also copies the attribute by which Jinja passes the environment
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        return text_filter(*map(_check_text, args), **kwargs)
+
+    return checked
+
+
 def _check_percent(form: str, values: tuple[Any, ...] | Mapping[str, Any]) -> None:
     """Check the size of a text that the operator % makes."""
     if _NESTED_KEY.search(form):
@@ -162,14 +226,12 @@ def _check_widths(widths: Iterable[str]) -> None:
 
 
 def _longest(values: Iterable[Any]) -> int:
-    return max((len(str(value)) for value in values), default=0)
+    return max((len(_to_text(value)) for value in values), default=0)
 
 
 def _joined_size(separator: str, values: Any = ()) -> int:
     values = list(values)
-    return sum(len(value) if isinstance(value, str) else len(str(value)) for value in values) + len(values) * len(
-        separator
-    )
+    return sum(len(_to_text(value)) for value in values) + len(values) * len(separator)
 
 
 def _replaced_size(text: str, old: str = "", new: str = "", count: Any = None, **_: Any) -> int:
@@ -177,7 +239,7 @@ def _replaced_size(text: str, old: str = "", new: str = "", count: Any = None, *
 
 
 def _concatenated(*values: Any) -> str:
-    texts = [str(value) for value in values]
+    texts = [_to_text(value) for value in values]
     _check_size(sum(map(len, texts)))
     return "".join(texts)
 
@@ -231,6 +293,10 @@ _CHECKED_FILTERS: Mapping[str, Callable[..., Any]] = {
     "replace": _replace_filter,
     "sum": _sum_filter,
 }
+_TEXT_FILTERS = (
+    "capitalize", "e", "escape", "forceescape", "lower", "pprint", "safe", "string", "striptags", "title", "trim",
+    "truncate", "upper", "urlencode", "urlize", "wordcount", "xmlattr",
+)  # fmt: skip
 _REMOVED_FILTERS = ("batch", "slice", "wordwrap")
 
 
@@ -252,6 +318,13 @@ def _sized(value: Any) -> bool:
     return isinstance(value, _SIZED)
 
 
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace whose text does not contain its values."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
@@ -262,7 +335,9 @@ def _to_json(
     # Jinja's own filter escapes for HTML; a prompt must not be.
     if isinstance(indent, str) or (indent or 0) > 16:
         raise jinja2.TemplateError("tojson: indent is too large")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        _check_text(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _strftime_now(form: str) -> str:
@@ -276,13 +351,19 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise ChatTemplateError(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS}")
         environment = _Environment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, jinja2.ext.loopcontrols],
+            finalize=_check_text,
         )
+        environment.filters.update({name: _with_check(environment.filters[name]) for name in _TEXT_FILTERS})
         for name in _REMOVED_FILTERS:
             environment.filters.pop(name)
         environment.filters.update({**_CHECKED_FILTERS, "tojson": _to_json})
         environment.globals.pop("lipsum")
-        functions: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+        functions: dict[str, Callable[..., Any]] = {
+            "raise_exception": _raise_exception, "strftime_now": _strftime_now, "namespace": _Namespace
+        }  # fmt: skip
         environment.globals.update(functions)
         try:
             self._template = environment.from_string(source)
@@ -306,7 +387,7 @@ class ChatTemplate:
             ChatTemplateError: the template rejected the messages or exceeded its limits.
         """
         pieces: list[str] = []
-        room = MAX_OUTPUT_CHARS
+        room, bounds = MAX_OUTPUT_CHARS, _Bounds()
         try:
             for piece in self._template.generate(
                 {
@@ -316,7 +397,8 @@ class ChatTemplate:
                     "tools": tools,
                     "documents": None,
                     "add_generation_prompt": add_prompt,
-                    "__bounded": _Bounds().loop,
+                    "__bounded": bounds.loop,
+                    "__built": bounds.build,
                     "__concatenated": _concatenated,
                 }
             ):

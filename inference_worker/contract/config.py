@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 MAX_JSON_BYTES = 16 << 20
 DEFAULT_KV_BYTES = 1 << 30  # of the KV cache on the CPU
+MAX_DRAFTING_SEQUENCES = 4  # in a step with drafts: at 8 sequences drafts cost more than they saved
 DEFAULT_KV_SHARE = 0.9  # of a GPU's free memory; the rest is for a step's intermediate results
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
 CpuKernelsName = Literal["auto", "pytorch"]
 ProfileName = Literal["latency", "balanced", "throughput"]
+SpeculationName = Literal["auto", "off"]
 QuantizationName = Literal["none", "int8", "int4", "int4-g64", "int4-g128", "fp8"]
 
 
@@ -177,6 +179,9 @@ class EngineConfig:
     progress: Callable[[int, int], None] | None = None  # called with the bytes read and those of all weights
     attention: str = "auto"  # a name in the registry of attention backends
     cpu_kernels: CpuKernelsName = "auto"  # on the CPU in bfloat16: the C kernels if they can be built, or PyTorch
+    speculation: bool = False  # verify drafts of the next tokens; not with asynchronous scheduling
+    draft_model_dir: Path | None = None  # of a model with the same vocabulary that drafts tokens; None: none
+    draft_quantization: QuantizationName = "none"  # of the draft model's weights, when they are loaded
     batch_invariant: bool = False  # a request's tokens do not depend on the other requests in its batches
 
     @property

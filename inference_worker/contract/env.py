@@ -148,6 +148,13 @@ def url(*schemes: str) -> Callable[[str], str]:
     return parse
 
 
+def secret(text: str) -> str:
+    """Check that a secret is long enough to be unguessable."""
+    if len(text) < 32:
+        raise ValueError("must have at least 32 characters")
+    return text
+
+
 def size(text: str) -> int:
     """Return a number of bytes from a number with an optional KiB, MiB or GiB."""
     for suffix, factor in (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("", 1)):

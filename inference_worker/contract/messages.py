@@ -24,8 +24,10 @@ from inference_worker.contract.request import (
     StructuredSpec,
     TokenCounts,
     TokenLogprobs,
+    ToolCallDelta,
 )
 from inference_worker.contract.settings import ModelSpec, deployment_key
+from inference_worker.contract.upstreams import UpstreamRequest, UsageSource
 
 USAGE_STREAM = "millrace:usage_events"
 USAGE_GROUP = "settler"
@@ -160,10 +162,20 @@ class InferenceJob(msgspec.Struct, frozen=True):
     second_starts: tuple[int, ...] = ()  # for a cross-encoder: the position of the second text in each input
     replicas_with_prefix: tuple[str, ...] = ()  # replicas that recently computed a prompt with the same start
     version: str = ""  # of the deployment that the prompt was tokenized for
+    upstream: UpstreamRequest | None = None  # instead of the prompt's tokens, if an upstream runs the deployment
+    credential: int | None = None  # the id of the upstream credential: the tenant's own, or the deployment's
+    is_tenant_credential: bool = False  # the credential is the tenant's own
+    speculates: bool = True  # whether drafts may be verified, if the replica's settings allow it
+    prediction: tuple[int, ...] = ()  # tokens of the expected output, a source of drafts
 
     @property
     def deployment_key(self) -> str:
         return deployment_key(self.billing_context.model, self.version)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The number of the prompt's tokens; for an upstream, an upper bound."""
+        return len(self.prompt_token_ids) if self.upstream is None else self.upstream.prompt_tokens
 
 
 class ExecutionUsage(msgspec.Struct, frozen=True, dict=True):
@@ -183,6 +195,11 @@ class ExecutionUsage(msgspec.Struct, frozen=True, dict=True):
     changed_at: int | None = None  # first token that differs from the previously cached prompt ("prefix_changed")
     unpinned_tokens: int = 0  # before breakpoints, but not pinned because of a limit on pins
     reasoning_tokens: int = 0  # of the output
+    usage_source: UsageSource = "engine"
+    credential: int | None = None  # the upstream credential that the execution used
+    is_tenant_credential: bool = False  # which is the tenant's own, so that its use costs the operator nothing
+    accepted_drafts: int = 0  # draft tokens that were verified; accepted ones are part of the output
+    rejected_drafts: int = 0
 
     @cached_property
     def encoded(self) -> bytes:
@@ -221,6 +238,9 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     )
     reasoning: str = ""  # text of the reasoning, which comes before `text`
     reasoning_tokens: int = 0  # tokens that are now known to be part of the reasoning
+    # Only of upstreams, which send text instead of tokens: tool calls after `text`, and the reasoning's signature.
+    calls: list[ToolCallDelta] = []
+    signature: str = ""
 
 
 class Vectors(msgspec.Struct, frozen=True, array_like=True, tag="v"):
@@ -257,6 +277,8 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     finish_reason: FinishReason
     stop_reason: str | int | None
     usage: TokenCounts
+    accepted_drafts: int = 0  # draft tokens that were verified; accepted ones are part of the output
+    rejected_drafts: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
@@ -268,6 +290,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     code: str
     message: str
     param: str | None = None
+    retry_after: float | None = None  # seconds
 
 
 AnswerEvent = Tokens | Vectors | Finished | End
@@ -325,6 +348,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
         return deployment_key(self.model, self.version)
 
     kv_tokens: int = 0  # of the longest sequence that fits into the KV cache
+    held_back: int = 0  # part of `waiting` that waits for an upstream's capacity, so that it needs no slot now
 
 
 Wakeup = tuple[str, int, int]  # request id, execution, attempt

@@ -20,6 +20,12 @@ GENERATION_TOKENS = "vllm:generation_tokens"
 CACHE_QUERIES = "vllm:prefix_cache_queries"
 CACHE_HITS = "vllm:prefix_cache_hits"
 PREEMPTIONS = "vllm:num_preemptions"
+DRAFTS = "vllm:spec_decode_num_drafts"
+DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens"
+ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens"
+ACCEPTED_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+DRAFT_DEPTHS = "millrace_draft_depth"
+FORCED_TOKENS = "millrace_forced_tokens"
 SUCCESS = "vllm:request_success"
 REQUEST_ERRORS = "millrace_request_errors"
 MISSES = "millrace_prefix_cache_misses"
@@ -30,6 +36,9 @@ ATTENTION_STEPS = "millrace_attention_steps"
 ATTENTION_FALLBACKS = "millrace_attention_fallbacks"
 STEP_SECONDS = "millrace_step_phase_seconds"
 FORWARD_SECONDS = "millrace_forward_seconds"
+UPSTREAM_WAITS = "millrace_upstream_waits"
+UPSTREAM_REQUESTS_LEFT = "millrace_upstream_requests_left"
+UPSTREAM_TOKENS_LEFT = "millrace_upstream_tokens_left"
 
 PEAK_FLOPS = "millrace_peak_flops"
 PEAK_BANDWIDTH = "millrace_peak_bandwidth_bytes"
@@ -76,6 +85,12 @@ COUNTERS = (
         "looked-up prompt tokens found in the prefix cache; the last block of a fully cached prompt is recomputed",
     ),
     Family(PREEMPTIONS, "preemptions"),
+    Family(DRAFTS, "steps of a sequence in which drafts were verified"),
+    Family(DRAFT_TOKENS, "draft tokens verified, by drafter", "drafter"),
+    Family(ACCEPTED_TOKENS, "draft tokens accepted, by drafter", "drafter"),
+    Family(ACCEPTED_BY_POSITION, "draft tokens accepted, by position in the draft", "position"),
+    Family(DRAFT_DEPTHS, "steps of sequences that may have drafts, by number of draft tokens", "depth"),
+    Family(FORCED_TOKENS, "output tokens that a grammar forced, without a forward pass"),
     Family(SUCCESS, "finished requests: stop, length, abort (cancelled) or error", "finished_reason"),
     Family(FLOPS, "floating-point operations that the model requires"),
     Family(BYTES_READ, "bytes read: the weights once per step, and the keys and values attended to"),
@@ -94,12 +109,19 @@ COUNTERS = (
     Family(ATTENTION_FALLBACKS, "loads that did not use the default attention backend, by reason", "reason"),
     Family(STEP_SECONDS, "time of the steps: schedule, forward and output", "phase"),
     Family(FORWARD_SECONDS, "time of the forward passes, divided into prefill and decode", "phase"),
+    Family(
+        UPSTREAM_WAITS,
+        "requests that had to wait for their upstream credential: retry_after, requests, tokens or concurrency",
+        "reason",
+    ),
 )
 GAUGES = (
     Family(PEAK_FLOPS, "floating-point operations per second of a large matrix product, measured at start"),
     Family(PEAK_BANDWIDTH, "bytes per second of a large copy, read and written, measured at start"),
     Family(MFU, "model FLOPs utilization during the last 512 steps' forward passes"),
     Family(BANDWIDTH_USE, "bandwidth utilization during the same passes"),
+    Family(UPSTREAM_REQUESTS_LEFT, "requests that the upstream's rate limit allows now, by its last headers"),
+    Family(UPSTREAM_TOKENS_LEFT, "tokens that the upstream's rate limit allows now, by its last headers"),
 )
 HISTOGRAMS = (
     Family(TTFT, "from a request's arrival at the worker to its first token", buckets=_LATENCIES),

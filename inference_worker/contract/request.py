@@ -10,7 +10,9 @@ from typing import Literal
 import msgspec
 from msgspec.structs import astuple
 
-FinishReason = Literal["stop", "length", "cancelled"]
+from inference_worker.contract.upstreams import UsageSource
+
+FinishReason = Literal["stop", "length", "cancelled", "content_filter"]  # the last one: only of upstreams
 ConstraintType = Literal["json_schema", "json_object", "regex", "grammar", "tools"]
 MissReason = Literal["too_short", "first_use", "expired_or_evicted", "prefix_changed"]
 
@@ -45,6 +47,10 @@ class RequestError:
     code: str
     message: str
     param: str | None = None
+    retry_after: float | None = None  # seconds
+    # What an upstream used before the error. The tenant is not billed for it.
+    usage: TokenCounts | None = None
+    usage_source: UsageSource = "engine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,8 @@ class Request:
     input_lengths: tuple[int, ...] = ()  # for an encoder: lengths of the consecutive inputs in the prompt
     second_starts: tuple[int, ...] = ()  # for a cross-encoder: the position of the second text in each input
     paid: Mapping[bytes, int] = field(default_factory=dict)  # hashes of blocks pinned on any replica -> seconds
+    speculates: bool = True  # whether drafts of its tokens may be verified, if the engine's configuration allows it
+    prediction: tuple[int, ...] = ()  # tokens of the expected output, a source of drafts
     pin_room: int | None = None  # blocks that the tenant may still pin on all replicas; None: no limit
 
 
@@ -192,6 +200,14 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), most likely first
 
 
+class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """A part of a tool call that an upstream has parsed. The call's first part has its name."""
+
+    number: int  # of the call in its sequence, from 0
+    name: str = ""
+    arguments: str = ""
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """The result of one step for one output sequence of a request.
@@ -219,6 +235,12 @@ class RequestOutput:
     vectors: bytes = b""  # float32, little-endian, in the order of the inputs; of a cross-encoder, a number for each
     reasoning: str = ""  # new text of the reasoning, which comes before `text`
     reasoning_tokens: int = 0  # tokens that are now known to be part of the reasoning
+    # Only of upstreams: calls that come after `text`, the signature of the reasoning, and the origin of `usage`.
+    calls: list[ToolCallDelta] = field(default_factory=list)
+    signature: str = ""
+    usage_source: UsageSource = "engine"
+    accepted_drafts: int = 0  # verified draft tokens of all sequences; set with the request's last output
+    rejected_drafts: int = 0
 
     @property
     def finished(self) -> bool:

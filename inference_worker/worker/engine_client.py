@@ -279,6 +279,8 @@ def _engine_request(live: ActiveJob) -> Request:
         reasoning=job.reasoning,
         input_lengths=job.input_lengths,
         second_starts=job.second_starts,
+        speculates=job.speculates,
+        prediction=job.prediction,
         paid=live.paid.pins,
         pin_room=live.paid.room,
     )

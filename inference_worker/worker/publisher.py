@@ -14,11 +14,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import redis
 import structlog
 from msgspec import Raw
+from msgspec.structs import replace
 
 from inference_worker.contract import claims
 from inference_worker.contract.journal import Journal, execution_key, parse_stream_id
@@ -41,12 +42,14 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.request import (
     CacheReport,
+    FinishReason,
     MissReason,
     RequestError,
     RequestOutput,
     TokenCounts,
     TokenLogprobs,
 )
+from inference_worker.contract.upstreams import UsageSource
 from inference_worker.worker.engine_client import ActiveJob, Delivery, Outcome, Requeued, is_last
 from inference_worker.worker.shared_pins import PIN, pin_args, pin_keys
 
@@ -158,7 +161,7 @@ class Publisher:
         live.reasoning_tokens += sum(output.reasoning_tokens for output in outputs)
         for index in dict.fromkeys(output.index for output in outputs):
             answer = [output for output in outputs if output.index == index]
-            if any(output.token_ids or output.text or output.reasoning for output in answer):
+            if any(_has_content(output) for output in answer):
                 self._add_event(round_, live, _tokens(live, answer))
             last = answer[-1]
             if last.pins and not live.pins_reported:
@@ -185,16 +188,29 @@ class Publisher:
         if isinstance(last, Requeued):
             round_.requeued.append(live)
         elif isinstance(last, RequestError):
-            failed = Failed(request_id, attempt, live.next_seq, last.code, last.message, last.param)
-            round_.failures.append((live, failed, self._usage(live, "failed", last.code, TokenCounts())))
+            failed = Failed(request_id, attempt, live.next_seq, last.code, last.message, last.param, last.retry_after)
+            spent = self._usage(live, "failed", last.code, last.usage or TokenCounts(), source=last.usage_source)
+            round_.failures.append((live, failed, spent))
         elif last.finish_reason is not None:
             usage = last.usage or TokenCounts()
             outcome = "cancelled" if last.finish_reason == "cancelled" else "completed"
-            end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage)
-            round_.ends.append((live, end, self._usage(live, outcome, last.finish_reason, usage, last.cache)))
+            drafts = last.accepted_drafts, last.rejected_drafts
+            end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage, *drafts)
+            execution_usage = self._usage(
+                live, outcome, last.finish_reason, usage, last.cache, drafts, source=last.usage_source
+            )
+            round_.ends.append((live, end, execution_usage))
 
     def _usage(
-        self, live: ActiveJob, outcome: str, reason: str, usage: TokenCounts, cache: CacheReport | None = None
+        self,
+        live: ActiveJob,
+        outcome: str,
+        reason: str,
+        usage: TokenCounts,
+        cache: CacheReport | None = None,
+        drafts: tuple[int, int] = (0, 0),
+        *,
+        source: UsageSource,
     ) -> ExecutionUsage:
         now = time.monotonic()
         cache = cache or CacheReport()
@@ -213,6 +229,11 @@ class Publisher:
             changed_at=cache.changed_at,
             unpinned_tokens=cache.unpinned_tokens,
             reasoning_tokens=min(live.reasoning_tokens, usage.output),
+            usage_source=source,
+            credential=live.job.credential,
+            is_tenant_credential=live.job.is_tenant_credential,
+            accepted_drafts=drafts[0],
+            rejected_drafts=drafts[1],
         )
 
     def _miss_reason(self, live: ActiveJob, miss: MissReason | None) -> str:
@@ -326,9 +347,10 @@ class Publisher:
                 time.sleep(RETRY_SECONDS)
 
     def _replay_journal(self) -> None:
-        """Replay the journal of an earlier process of this worker. Ends that the broker had are sent again if it lost
-        them. The
-        others were never sent, so their executions fail."""
+        """Replay the journal of an earlier process of this worker.
+
+        Ends that the broker had are sent again if it lost them. The others were never sent, so their executions fail.
+        """
         for usage, stream_id in self._journal.open_events():
             key = execution_key(usage)
             if stream_id is None:
@@ -336,6 +358,8 @@ class Publisher:
                 failed = ExecutionUsage(
                     billing_context, usage.attempt, "failed", "worker_lost", TokenCounts(), *_replica_fields(usage)
                 )
+                if usage.usage_source != "engine":  # the operator pays for the tokens
+                    failed = replace(usage, outcome="failed", finish_reason="worker_lost")
                 keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
                 self._until_done(lambda: self._fail_script(keys=keys, args=[usage.attempt, encode(failed)]))  # noqa: B023
                 self._journal.drop(key)
@@ -366,9 +390,7 @@ class Publisher:
     def _end_of(self, usage: ExecutionUsage) -> End:
         billing_context = usage.billing_context
         seq = self._broker.llen(event_log_key(billing_context.request_id, usage.attempt))
-        reason = (
-            "stop" if usage.finish_reason == "stop" else "length" if usage.finish_reason == "length" else "cancelled"
-        )
+        reason = usage.finish_reason if usage.finish_reason in get_args(FinishReason) else "cancelled"
         return End(billing_context.request_id, usage.attempt, int(seq), reason, None, usage.usage)  # type: ignore[arg-type]
 
     def _run_maintenance(self) -> None:
@@ -434,7 +456,15 @@ def _tokens(live: ActiveJob, outputs: list[RequestOutput]) -> Tokens:
         next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),
         "".join(output.reasoning for output in outputs),
         sum(output.reasoning_tokens for output in outputs),
+        [call for output in outputs for call in output.calls],
+        "".join(output.signature for output in outputs),
     )
+
+
+def _has_content(output: RequestOutput) -> bool:
+    """Return whether the output has something that clients receive before the end."""
+    is_text = output.token_ids or output.text or output.reasoning
+    return bool(is_text or output.calls or output.signature or output.reasoning_tokens)
 
 
 def _text_logprobs(output: RequestOutput, *, include_stop: bool) -> list[TokenLogprobs]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inference_worker.contract.config import EngineConfig
 from inference_worker.contract.messages import Heartbeat, Machine, ReplicaPhase
 from inference_worker.contract.request import RequestError, ServiceClass
 from inference_worker.contract.settings import ModelSpec
@@ -21,9 +20,9 @@ class LoadedEngine:
     """A running engine, and what describes it."""
 
     client: EngineClient
-    config: EngineConfig
     machine: Machine
-    pins: SharedPins
+    max_num_seqs: int  # requests in the engine's batch, or concurrent requests to an upstream
+    pins: SharedPins | None  # None: of an upstream, which has its own cache
 
 
 class LocalReplica:
@@ -137,10 +136,11 @@ def _with_load(beat: Heartbeat, loaded: LoadedEngine) -> Heartbeat:
         beat,
         running=stats.num_running,
         waiting=stats.num_waiting,
-        max_num_seqs=loaded.config.max_num_seqs,
+        max_num_seqs=loaded.max_num_seqs,
         kv_blocks=stats.kv_blocks,
         kv_blocks_used=stats.kv_blocks_used,
         kv_tokens=stats.kv_tokens,
+        held_back=stats.held_back,
         metrics=loaded.client.metrics(),
         batch=sum(live.job.service_class == ServiceClass.BATCH for live in loaded.client.live()),
         machine=loaded.machine,

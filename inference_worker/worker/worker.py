@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,9 +47,11 @@ from inference_worker.engine.engine import LLMEngine
 from inference_worker.models.loader import ProgressLog
 from inference_worker.models.model_source import ensure_model
 from inference_worker.worker.control import Control
+from inference_worker.worker.credentials import CredentialStore, needs_of
 from inference_worker.worker.engine_client import ActiveJob, Engine, ResidentEngine
 from inference_worker.worker.publisher import Publisher
 from inference_worker.worker.reconciler import Reconciler
+from inference_worker.worker.relay.relay import Relay, describe_upstream
 from inference_worker.worker.replica import LoadedEngine, LocalReplica
 from inference_worker.worker.shared_pins import SharedPins
 
@@ -72,8 +75,20 @@ def model_spec(settings: WorkerSettings) -> ModelSpec | None:
 
 
 def worker_name(settings: WorkerSettings) -> str:
+    """Return the name of this worker.
+
+    Raises:
+        SystemExit: the worker has neither a name nor a model. Two workers of one name would share slots and a journal.
+    """
     spec = model_spec(settings)
-    return settings.worker_name or f"{'worker' if spec is None else spec.name}-0"
+    if settings.worker_name:
+        return settings.worker_name
+    if spec is None:
+        raise SystemExit(
+            f"MILLRACE_WORKER_NAME: set a stable name that no other worker has, such as {socket.gethostname()}-0;"
+            f" MILLRACE_WORKER_MODEL={NO_MODEL} has no default"
+        )
+    return f"{spec.name}-0"
 
 
 def step_limits(settings: WorkerSettings) -> EngineProfile:
@@ -168,12 +183,19 @@ class Worker:
             on_broken=lambda: os._exit(os.EX_SOFTWARE),  # the journal is on disk: the next process continues
         )
         self.broken = threading.Event()
+        self.credentials = CredentialStore(
+            self._broker,
+            replica_id,
+            settings.worker_secret,
+            lambda: needs_of([replica.spec for replica in self.replicas.replicas]),
+        )
         home = self._home_replica()
         if home is not None:
             self._load(home)  # an error ends the process
         pools = (*settings.worker_pools, *self._home_pool())
         self.replicas = Reconciler(self._broker, worker_name(settings), replica_id, pools, self._load, home)
         self._control = Control(self._broker, replica_id, self, self._heartbeats)
+        self.credentials.start()
         self.replicas.start()
 
     def serve(self, wakeups: Sequence[Wakeup], replica_id: str = "") -> list[ActiveJob]:
@@ -255,6 +277,7 @@ class Worker:
             if replica.loaded is not None:
                 replica.loaded.client.close()
         self._publisher.close()
+        self.credentials.close()
         self._control.close()
 
     def _submit(self, replica: LocalReplica, attempt: int, payload: bytes, num_pins: int) -> ActiveJob:
@@ -262,9 +285,9 @@ class Worker:
         loaded = replica.loaded
         if loaded is None:
             raise AssertionError("the replica's lock is held, so its engine cannot be closed")
-        live = ActiveJob(decode_job(payload), attempt, replica.id, loaded.config.block_size)
+        live = ActiveJob(decode_job(payload), attempt, replica.id, loaded.machine.block_size)
         log.info("execution_claimed", **live.job.billing_context.log_fields(), attempt=attempt)
-        if num_pins:
+        if num_pins and loaded.pins is not None:
             live.paid = loaded.pins.look_up(live.job)
         loaded.client.submit(live)
         if self._control.was_cancelled(live):  # before it was submitted
@@ -368,12 +391,19 @@ class Worker:
             write_log(done, total)
 
         started = time.monotonic()
+        if replica.spec.upstream is not None:
+            broker = valkey.connect_async(self.settings.valkey_url, valkey.WORKER)
+            client = Relay(replica.spec, self.credentials, self._publisher.deliver, self._on_broken, broker)
+            upstream = replica.spec.upstream
+            loaded = LoadedEngine(client, describe_upstream(upstream), upstream.concurrency, None)
+            return replica.finish_load(loaded, time.monotonic() - started)
         config = self._engine_config(replica.spec, note_progress)
         machine = describe_machine(config)
-        client = ResidentEngine(make_engine(config), self._publisher.deliver, self._on_broken)
+        engine = ResidentEngine(make_engine(config), self._publisher.deliver, self._on_broken)
         seconds = time.monotonic() - started
         log.info("model_loaded", model=replica.spec.name, version=replica.spec.version, seconds=round(seconds, 2))
-        replica.finish_load(LoadedEngine(client, config, machine, SharedPins(self._broker, config.block_size)), seconds)
+        pins = SharedPins(self._broker, config.block_size)
+        replica.finish_load(LoadedEngine(engine, machine, config.max_num_seqs, pins), seconds)
 
     def _engine_config(self, spec: ModelSpec, progress: Callable[[int, int], None]) -> EngineConfig:
         settings = self.settings
@@ -395,6 +425,7 @@ class Worker:
             threads=settings.cpu_threads,
             cpu_kernels=settings.cpu_kernels,
             batch_invariant=settings.batch_invariant,
+            speculation=(spec.speculation or settings.speculation) == "auto",
         )
 
     def _heartbeats(self, beat: int) -> Mapping[str, Heartbeat]:

@@ -41,6 +41,7 @@ from inference_worker.contract.request import (
     SamplingParams,
     TokenCounts,
     TokenLogprobs,
+    ToolCallDelta,
 )
 from inference_worker.worker.engine_client import ActiveJob, Delivery, Requeued
 from tests.support.worker.jobs import make_job, make_usage
@@ -115,18 +116,26 @@ def test_the_usage_event_contains_the_cache_miss_reason(
     assert (usage.miss_reason, usage.changed_at, usage.unpinned_tokens) == ("prefix_changed", 40, 64)
 
 
-def test_the_usage_event_contains_the_reasoning_tokens_of_all_sequences(
+def test_the_usage_event_contains_reasoning_tokens_and_drafts_of_all_sequences(
     broker: redis.Redis, queued: Queued, publisher: ObservedPublisher
 ) -> None:
     live = begin(broker, queued, make_job())
     publisher.deliver([(live, RequestOutput(live.engine_id, [7], index=index, reasoning_tokens=1)) for index in (0, 1)])
     last = RequestOutput(
-        live.engine_id, [8], "<8>", finish_reason="stop", usage=TokenCounts(2, output=5), reasoning_tokens=1
+        live.engine_id,
+        [8],
+        "<8>",
+        finish_reason="stop",
+        usage=TokenCounts(2, output=5),
+        reasoning_tokens=1,
+        accepted_drafts=2,
+        rejected_drafts=4,
     )
     publisher.deliver([(live, last)])
     assert publisher.has_ended(live)
     (event,) = usage_events(broker)
     assert event.reasoning_tokens == 3
+    assert (event.accepted_drafts, event.rejected_drafts) == (2, 4)
 
 
 @pytest.mark.parametrize(
@@ -216,6 +225,22 @@ def test_an_error_ends_the_execution_without_a_charge(
     assert (usage.outcome, usage.usage) == ("failed", TokenCounts())
 
 
+def test_an_upstreams_error_reports_what_it_used_and_when_to_retry(
+    broker: redis.Redis, queued: Queued, publisher: ObservedPublisher
+) -> None:
+    live = begin(broker, queued, msgspec.structs.replace(make_job(), credential=7))
+    error = RequestError("upstream_error", "cut", None, 9.0, TokenCounts(uncached=5, output=2), "estimated")
+    output = RequestOutput(live.engine_id, text="Hi", calls=[ToolCallDelta(0, "f", "{}")], signature="s")
+    publisher.deliver([(live, output), (live, error)])
+    assert publisher.has_ended(live)
+    tokens, failed = log_of(broker, "req_1")
+    assert tokens == Tokens("req_1", 1, 0, [], "Hi", calls=[ToolCallDelta(0, "f", "{}")], signature="s")
+    assert failed == Failed("req_1", 1, 1, "upstream_error", "cut", None, 9.0)
+    (usage,) = usage_events(broker)
+    assert (usage.outcome, usage.usage) == ("failed", TokenCounts(uncached=5, output=2))
+    assert (usage.usage_source, usage.credential) == ("estimated", 7)
+
+
 def test_a_requeued_execution_returns_to_its_gateway(
     broker: redis.Redis, queued: Queued, publisher: ObservedPublisher
 ) -> None:
@@ -263,6 +288,21 @@ def test_a_journaled_execution_that_was_never_published_failed(
     make_publisher(broker, tmp_path).close()
     assert [usage.outcome for usage in usage_events(broker)] == ["failed"]
     assert broker.hget(claim_key("req_1", 0), "state") == b"failed"
+
+
+def test_an_upstreams_tokens_are_kept_for_the_operators_cost(
+    broker: redis.Redis, queued: Queued, tmp_path: Path
+) -> None:
+    job = make_job()
+    begin(broker, queued, job)
+    usage = msgspec.structs.replace(make_usage(job), usage_source="upstream", credential=7)
+    journal = Journal(tmp_path / "journal")
+    journal.append([usage])
+    journal.close()
+    make_publisher(broker, tmp_path).close()
+    (failed,) = usage_events(broker)
+    assert (failed.outcome, failed.finish_reason, failed.usage_source) == ("failed", "worker_lost", "upstream")
+    assert (failed.usage, failed.credential, bool(failed.usage.total)) == (usage.usage, 7, True)
 
 
 def test_events_that_the_broker_lost_are_sent_again(broker: redis.Redis, queued: Queued, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from inference_worker.contract import env
 from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ProfileName
 from inference_worker.contract.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.settings import ModelSpec, WorkerSettings, parse_models
-from inference_worker.worker.worker import step_limits
+from inference_worker.worker.worker import step_limits, worker_name
 
 
 def settings(**values: object) -> WorkerSettings:
@@ -95,3 +95,10 @@ def test_the_memory_of_the_kv_cache_is_a_size_or_a_share() -> None:
     for wrong in ("1.0", "0.0", "1.5GiB", "nan.", "half"):
         with pytest.raises(env.SettingsError, match=r"MILLRACE_KV_CACHE_MEMORY: .* want a size such as"):
             settings(kv_cache_memory=wrong)
+
+
+def test_a_worker_without_a_model_needs_a_name() -> None:
+    assert worker_name(settings()) == "smollm2-135m-0"
+    assert worker_name(settings(worker_model="none", worker_name="gpu-1")) == "gpu-1"
+    with pytest.raises(SystemExit, match="MILLRACE_WORKER_NAME: set a stable name"):
+        worker_name(settings(worker_model="none"))

@@ -1,0 +1,353 @@
+"""The capacity of upstream credentials, shared by the relays of all workers through Valkey.
+
+A request enters its credential's capacity before each attempt. It waits while the upstream's rate limits or the
+credential's concurrency limit are reached. Requests of one credential wait in order, and only the first one repeats the
+check. Changes are sent in one round trip for all requests that are ready at that time.
+
+A running request of a credential with a concurrency limit has a lease. Its worker renews it, and removes it at the end.
+If the worker is killed, the lease expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis.asyncio
+import structlog
+from redis.exceptions import NoScriptError, RedisError
+
+from inference_worker.contract.upstream_limits import (
+    LEASE_MS,
+    RateLimitState,
+    leases_key,
+    limits_key,
+    read_state,
+)
+from inference_worker.worker.relay.failures import MAX_RETRY_AFTER
+from inference_worker.worker.relay.rate_limit_headers import ReportedLimit
+
+log = structlog.get_logger(__name__)
+
+POLL_SECONDS = 0.25  # how often a free place of another worker is looked for
+RENEW_SECONDS = LEASE_MS / 3000
+UNAVAILABLE_SECONDS = 1.0  # while Valkey is unavailable, until the next check of a concurrency limit
+MAX_BATCH = 128  # scripts in one round trip
+MAX_RENEWALS = 1000  # leases in one call
+MAX_STATES = 1000  # of credentials, in memory
+
+_NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local function text(number) return string.format('%.17g', number) end
+local function load(key)
+    local fields, state = redis.call('HGETALL', key), {}
+    for i = 1, #fields, 2 do state[fields[i]] = tonumber(fields[i + 1]) end
+    return state
+end
+"""
+
+# KEYS limits, leases; ARGV tokens of the request, lease, concurrency limit or '', duration of a lease. Returns the
+# milliseconds to wait and the reason, or 0 and the numbers of requests and tokens that were sent before. Only if
+# nothing is to be waited for, the buckets are reduced and the lease is taken.
+ENTER = (
+    _NOW
+    + f"""
+local state, wait, reason = load(KEYS[1]), 0, ''
+local function delay(ms, why)
+    if ms > wait then wait, reason = ms, why end
+end
+if state.resumes_at then delay(state.resumes_at - now, 'retry_after') end
+local changes = {{}}
+for i, name in ipairs({{'requests', 'tokens'}}) do
+    local limit = state[name .. '_limit']
+    if limit then
+        local rate = state[name .. '_rate']
+        local left = math.min(limit, state[name .. '_left'] + rate * math.max(0, now - state[name .. '_at']))
+        local amount = math.min(i == 1 and 1 or tonumber(ARGV[1]), limit)
+        if left < amount then delay(math.max(1, math.ceil((amount - left) / rate)), name) end
+        for _, item in ipairs({{name .. '_left', text(left - amount), name .. '_at', text(now)}}) do
+            changes[#changes + 1] = item
+        end
+    end
+end
+if ARGV[3] ~= '' then
+    redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', text(now))
+    local is_held = redis.call('ZSCORE', KEYS[2], ARGV[2])
+    if not is_held and redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[3]) then
+        delay({round(POLL_SECONDS * 1000)}, 'concurrency')
+    end
+end
+if wait > 0 then return {{wait, reason, 0, 0}} end
+if #changes > 0 then redis.call('HSET', KEYS[1], unpack(changes)) end
+local sent, sent_tokens = 0, 0
+if next(state) then
+    sent = redis.call('HINCRBY', KEYS[1], 'sent', 1)
+    sent_tokens = redis.call('HINCRBY', KEYS[1], 'sent_tokens', ARGV[1])
+end
+if ARGV[3] ~= '' then
+    redis.call('ZADD', KEYS[2], text(now + ARGV[4]), ARGV[2])
+    redis.call('PEXPIRE', KEYS[2], ARGV[4] * 2)
+end
+return {{0, '', sent, sent_tokens}}
+"""
+)
+
+# KEYS limits; ARGV `sent` and `sent_tokens` of the request that was answered, milliseconds of retry-after or '', then
+# for each limit its name, limit, remaining and milliseconds until the reset. What was sent after that request is
+# deducted, because the upstream had not counted it.
+LEARN = (
+    _NOW
+    + """
+local state, lasts = load(KEYS[1]), 0
+if ARGV[3] ~= '' then
+    local resumes_at = math.max(state.resumes_at or 0, now + tonumber(ARGV[3]))
+    redis.call('HSET', KEYS[1], 'resumes_at', text(resumes_at))
+end
+lasts = math.max(lasts, (state.resumes_at or now) - now, tonumber(ARGV[3]) or 0)
+for i = 4, #ARGV, 4 do
+    local name, limit, remaining, reset = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
+    local is_requests = name == 'requests'
+    local later = (is_requests and state.sent or state.sent_tokens or 0) - tonumber(is_requests and ARGV[1] or ARGV[2])
+    local left = math.max(-limit, remaining - math.max(0, later))
+    local rate = limit / 60000
+    if remaining < limit and reset > 0 then rate = (limit - remaining) / reset end
+    redis.call('HSET', KEYS[1], name .. '_limit', text(limit), name .. '_left', text(left), name .. '_at', text(now),
+        name .. '_rate', text(rate))
+    lasts = math.max(lasts, reset)
+end
+redis.call('HSETNX', KEYS[1], 'sent', 0)
+redis.call('HSETNX', KEYS[1], 'sent_tokens', 0)
+redis.call('PEXPIRE', KEYS[1], text(math.ceil(lasts) + 60000))
+local found = redis.call('HGETALL', KEYS[1])
+found[#found + 1] = 'now'
+found[#found + 1] = text(now)
+return found
+"""
+)
+
+# KEYS leases; ARGV duration of a lease, leases. A lease that has expired meanwhile is taken again: its request runs.
+RENEW = (
+    _NOW
+    + """
+for i = 2, #ARGV do redis.call('ZADD', KEYS[1], text(now + ARGV[1]), ARGV[i]) end
+redis.call('PEXPIRE', KEYS[1], ARGV[1] * 2)
+"""
+)
+# KEYS leases; ARGV lease.
+LEAVE = "redis.call('ZREM', KEYS[1], ARGV[1])"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The time to wait for capacity, and the reason: retry_after, requests, tokens or concurrency."""
+
+    seconds: float
+    reason: str
+
+
+@dataclass(eq=False)
+class Entry:
+    """A request that has entered the capacity of its credential."""
+
+    credential: int
+    lease: str = ""  # empty: the credential has no concurrency limit
+    sent: int = 0
+    sent_tokens: int = 0
+
+
+@dataclass(eq=False)
+class _Capacity:
+    """The requests of this process that wait for one credential."""
+
+    line: asyncio.Lock = field(default_factory=asyncio.Lock)  # its owner is the first in line
+    freed: asyncio.Event = field(default_factory=asyncio.Event)  # a place of this process became free
+    users: int = 0
+
+
+@dataclass(eq=False)
+class _Call:
+    script: str
+    keys: tuple[str, ...]
+    args: tuple[str | int | float, ...]
+    reply: asyncio.Future[Any]  # None: Valkey was unavailable
+
+
+class SharedLimits:
+    """The capacity of the credentials of one upstream and model, for one relay. Used only in the relay's loop."""
+
+    def __init__(self, broker: redis.asyncio.Redis, base_url: str, model: str) -> None:
+        self._broker = broker
+        self._base_url = base_url
+        self._model = model
+        self._capacities: dict[int, _Capacity] = {}
+        self._entries: dict[str, Entry] = {}  # lease -> entry
+        self._calls: list[_Call] = []
+        self._has_calls = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.waits: Counter[str] = Counter()  # requests that had to wait, or were rejected, by the first reason
+        self.states: dict[int, RateLimitState] = {}  # credential -> the last known state
+
+    def start(self) -> None:
+        """Start the tasks that send calls and renew leases. Call it in the loop."""
+        self._tasks = [asyncio.create_task(self._send_calls()), asyncio.create_task(self._renew_leases())]
+
+    async def close(self) -> None:
+        """Remove the leases, and close the connection."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(RedisError, OSError):
+            for entry in self._entries.values():
+                await self._broker.zrem(leases_key(entry.credential), entry.lease)
+        await self._broker.aclose()
+
+    async def enter(self, credential: int, max_concurrency: int | None, tokens: int, deadline: float) -> Entry | Wait:
+        """Wait in line until there is capacity, and take it. The caller must then call `leave`.
+
+        Args:
+            tokens: the expected number of the prompt's tokens.
+            deadline: Unix seconds. In the past: do not wait.
+
+        Returns:
+            A wait that would exceed the deadline, instead of an entry.
+        """
+        capacity = self._capacities.setdefault(credential, _Capacity())
+        capacity.users += 1
+        try:
+            if not capacity.line.locked():
+                found = await self._try_enter(credential, max_concurrency, tokens)
+                if isinstance(found, Wait):
+                    self.waits[found.reason] += 1
+                if isinstance(found, Entry) or time.time() + found.seconds >= deadline:
+                    return found
+            elif time.time() >= deadline:
+                return Wait(POLL_SECONDS, "queue")
+            async with capacity.line:
+                while True:
+                    capacity.freed.clear()
+                    found = await self._try_enter(credential, max_concurrency, tokens)
+                    if isinstance(found, Entry) or time.time() + found.seconds >= deadline:
+                        return found
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(found.seconds):
+                            await capacity.freed.wait()
+        finally:
+            capacity.users -= 1
+            if not capacity.users:
+                self._capacities.pop(credential, None)
+
+    def leave(self, entry: Entry) -> None:
+        """Free the request's place."""
+        if not entry.lease or self._entries.pop(entry.lease, None) is None:
+            return
+        self._call(LEAVE, (leases_key(entry.credential),), (entry.lease,))
+        if (capacity := self._capacities.get(entry.credential)) is not None:
+            capacity.freed.set()
+
+    def learn(self, entry: Entry, reported: Sequence[ReportedLimit], retry_after: float | None) -> None:
+        """Store what a response's headers report, for all relays."""
+        if not reported and retry_after is None:
+            return
+        pause = "" if retry_after is None else round(min(retry_after, MAX_RETRY_AFTER) * 1000)
+        args: list[str | int | float] = [entry.sent, entry.sent_tokens, pause]
+        for limit in reported:
+            args += [limit.dimension, limit.limit, limit.remaining, round(limit.reset_seconds * 1000)]
+        reply = self._call(LEARN, (limits_key(self._base_url, self._model, entry.credential),), tuple(args))
+        reply.add_done_callback(lambda done: self._note_state(entry.credential, done))
+
+    def _note_state(self, credential: int, reply: asyncio.Future[Any]) -> None:
+        if reply.cancelled() or reply.result() is None:
+            return
+        flat = reply.result()
+        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        if credential not in self.states and len(self.states) >= MAX_STATES:
+            self.states.clear()
+        self.states[credential] = read_state(fields, float(fields[b"now"]))
+
+    async def _try_enter(self, credential: int, max_concurrency: int | None, tokens: int) -> Entry | Wait:
+        keys = limits_key(self._base_url, self._model, credential), leases_key(credential)
+        lease = "" if max_concurrency is None else secrets.token_hex(8)
+        limit = "" if max_concurrency is None else max_concurrency
+        try:
+            found = await self._call(ENTER, keys, (tokens, lease, limit, LEASE_MS))
+        except asyncio.CancelledError:
+            if lease:
+                self._call(LEAVE, keys[1:], (lease,))  # it may have been taken
+            raise
+        if found is None:
+            return Entry(credential) if max_concurrency is None else Wait(UNAVAILABLE_SECONDS, "unavailable")
+        milliseconds, reason, sent, sent_tokens = found
+        if milliseconds > 0:
+            return Wait(milliseconds / 1000, reason.decode())
+        entry = Entry(credential, lease, int(sent), int(sent_tokens))
+        if lease:
+            self._entries[lease] = entry
+        return entry
+
+    # Calls of Valkey, in order.
+
+    def _call(self, script: str, keys: tuple[str, ...], args: tuple[str | int | float, ...]) -> asyncio.Future[Any]:
+        call = _Call(script, keys, args, asyncio.get_running_loop().create_future())
+        self._calls.append(call)
+        self._has_calls.set()
+        return call.reply
+
+    async def _send_calls(self) -> None:
+        while True:
+            await self._has_calls.wait()
+            calls, self._calls = self._calls[:MAX_BATCH], self._calls[MAX_BATCH:]
+            if not self._calls:
+                self._has_calls.clear()
+            try:
+                replies = await self._execute(calls)
+            except (RedisError, OSError) as exc:
+                log.warning("broker_unreachable", error=str(exc))
+                replies = [None] * len(calls)
+            except Exception:  # otherwise all requests would wait
+                log.exception("upstream_limits_failed")
+                replies = [None] * len(calls)
+            for call, reply in zip(calls, replies, strict=True):
+                if not call.reply.done():
+                    call.reply.set_result(reply)
+
+    async def _execute(self, calls: Sequence[_Call]) -> list[Any]:
+        """Return the replies; None for a script that failed."""
+        replies: list[Any] = []
+        for evaluate in ("EVALSHA", "EVAL"):  # EVAL: Valkey has lost the scripts
+            async with self._broker.pipeline(transaction=False) as pipe:
+                for call in calls:
+                    script = _SHA[call.script] if evaluate == "EVALSHA" else call.script
+                    pipe.execute_command(evaluate, script, len(call.keys), *call.keys, *call.args)
+                replies = await pipe.execute(raise_on_error=False)
+            # The scripts can run twice: entering with the same lease is idempotent, and the others replace values.
+            if not any(isinstance(reply, NoScriptError) for reply in replies):
+                break
+        for reply in replies:
+            if isinstance(reply, Exception):
+                log.warning("upstream_limits_failed", error=str(reply))
+        return [None if isinstance(reply, Exception) else reply for reply in replies]
+
+    async def _renew_leases(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            held: dict[int, list[str]] = {}
+            for lease, entry in self._entries.items():
+                held.setdefault(entry.credential, []).append(lease)
+            for credential, leases in held.items():
+                for first in range(0, len(leases), MAX_RENEWALS):
+                    args: tuple[str | int, ...] = (LEASE_MS, *leases[first : first + MAX_RENEWALS])
+                    self._call(RENEW, (leases_key(credential),), args)
+
+
+_SHA = {
+    script: hashlib.sha1(script.encode()).hexdigest()  # noqa: S324 - the name of a script in Valkey
+    for script in (ENTER, LEARN, RENEW, LEAVE)
+}

@@ -1,0 +1,1 @@
+"""Requests to upstreams, built from requests in any dialect."""

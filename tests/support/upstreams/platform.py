@@ -1,0 +1,98 @@
+"""A gateway, a settler and a worker without models: real processes whose deployments run at upstreams."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import redis
+
+from inference_worker.contract.deployments import WANTED_KEY, WantedDeployment, WantedDeployments, encode_wanted
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.upstreams import UpstreamSpec
+from millrace.devserver.program import die_with_parent, free_port
+from millrace.devserver.stack import HTTP_PROTOCOL
+
+ROOT = Path(__file__).resolve().parents[3]
+START_SECONDS = 120
+
+
+@dataclass
+class UpstreamPlatform:
+    """The processes, and a client with the tenant's key."""
+
+    client: httpx.Client
+    url: str
+    broker: redis.Redis
+    worker: subprocess.Popen[bytes]
+
+    def deploy(self, upstreams: dict[str, UpstreamSpec]) -> None:
+        """Make these the platform's deployments, and wait until they are served."""
+        wanted = tuple(
+            WantedDeployment(ModelSpec(name, spec.base_url, "auto", upstream=spec), {"default": 1})
+            for name, spec in upstreams.items()
+        )
+        self.broker.set(WANTED_KEY, encode_wanted(WantedDeployments(wanted)))
+        eventually(lambda: self.models() == set(upstreams), START_SECONDS)
+
+    def models(self) -> set[str]:
+        return {each["id"] for each in self.client.get("/v1/models").json().get("data", [])}
+
+
+def eventually(true: Callable[[], object], seconds: float = 60) -> None:
+    give_up_at = time.monotonic() + seconds
+    while True:
+        try:
+            if true():
+                return
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < give_up_at, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@contextmanager
+def upstream_platform(
+    broker: redis.Redis, database: str, key: str, secrets: dict[int, str] | None = None, port: int | None = None
+) -> Iterator[UpstreamPlatform]:
+    """Run the processes until the block ends. With `secrets`, the worker has these instead of those it receives."""
+    port = port or free_port()
+    broker.set(WANTED_KEY, encode_wanted(WantedDeployments(())))
+    environ = os.environ | {
+        "MILLRACE_DATABASE_URL": database,
+        "MILLRACE_WORKER_MODEL": "none",
+        "MILLRACE_WORKER_NAME": f"relay-{port}",  # with an own journal: another test's usage is not sent again
+        "MILLRACE_WORKER_POOLS": "default",
+        "MILLRACE_REQUEST_TIMEOUT_SECONDS": "60",
+        "UPSTREAM_SECRETS": json.dumps(secrets),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
+    }
+    arguments = ("--port", str(port), "--log-level", "warning", "--loop", "uvloop", "--http", HTTP_PROTOCOL)
+    started = [
+        _start(["manage.py", "run_settler", "--name", "upstreams"], environ),
+        _start(["-m", "uvicorn", "millrace.conf.asgi:application", *arguments, "--no-access-log"], environ),
+        _start(["-m", "inference_worker" if secrets is None else "tests.support.upstreams.worker"], environ),
+    ]
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"authorization": f"Bearer {key}"}, timeout=120)
+    try:
+        eventually(lambda: client.get("/healthz").status_code == 200, START_SECONDS)
+        yield UpstreamPlatform(client, f"http://127.0.0.1:{port}", broker, started[-1])
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        client.close()
+
+
+def _start(arguments: Sequence[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, env=environ, preexec_fn=die_with_parent(signal.SIGKILL))
