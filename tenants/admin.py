@@ -20,6 +20,7 @@ from tenants.models import (
     OutboxEmail,
     Project,
     RoutingPolicy,
+    RoutingPolicyDraft,
     Tenant,
     User,
     WebhookEndpoint,
@@ -94,6 +95,11 @@ class LimitSetAdmin(ReadOnlyAdmin):
 @admin.register(RoutingPolicy)
 class RoutingPolicyAdmin(ReadOnlyAdmin):
     list_display = ("id", "__str__", "tenant")
+
+
+@admin.register(RoutingPolicyDraft)
+class RoutingPolicyDraftAdmin(ReadOnlyAdmin):
+    list_display = ("id", "__str__", "tenant", "updated_at")
 
 
 @admin.register(WebhookEndpoint)

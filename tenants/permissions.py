@@ -30,6 +30,8 @@ class Permission(StrEnum):
     AUDIT_READ = "audit.read"
     WEBHOOKS_READ = "webhooks.read"  # including events, which contain invoices
     WEBHOOKS_WRITE = "webhooks.write"
+    CREDENTIALS_READ = "credentials.read"
+    CREDENTIALS_WRITE = "credentials.write"
 
 
 P = Permission
@@ -50,6 +52,6 @@ KEY: frozenset[Permission] = _ADMIN - {P.KEYS_MANAGE}
 STEP_UP = frozenset(
     {
         *(P.TENANT_DELETE, P.MEMBERS_WRITE, P.OWNERS_WRITE, P.KEYS_WRITE, P.KEYS_MANAGE, P.BILLING_WRITE),
-        *(P.LIMITS_WRITE, P.WEBHOOKS_WRITE),
+        *(P.LIMITS_WRITE, P.WEBHOOKS_WRITE, P.CREDENTIALS_WRITE),
     }
 )

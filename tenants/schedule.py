@@ -17,5 +17,10 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
         }
         for outbox, seconds in (("webhook", 5.0), ("email", 10.0), ("invoice_email", 60.0))
     },
+    "tenants-deliver-credentials": {
+        "task": "tenants.deliver_credentials",
+        "schedule": 2.0,
+        "options": {"expires": 2},
+    },
     "tenants-purge-expired": {"task": "tenants.purge_expired", "schedule": crontab(minute="*/10")},
 }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import smtplib
 from datetime import UTC, datetime, timedelta
 
+import redis
 import structlog
 from celery import shared_task
 
 from tenants import idempotency_rules
 from tenants.actions import do_purge_tenant
+from tenants.credentials import delivery as credential_delivery
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import (
@@ -60,6 +62,16 @@ def purge_expired() -> None:
         WebhookDelivery.objects.all_tenants().filter(event__created_at__lt=oldest).delete()
         WebhookEvent.objects.all_tenants().filter(created_at__lt=oldest).delete()
         OutboxEmail.objects.all_tenants().filter(created_at__lt=oldest).delete()
+
+
+@shared_task(name="tenants.deliver_credentials")
+def deliver_credentials() -> int:
+    """Send upstream credentials to workers that need them. Returns the number of replaced boxes."""
+    try:
+        return credential_delivery.deliver_credentials()
+    except redis.RedisError as exc:
+        log.warning("broker_unreachable", error=str(exc))
+        return 0
 
 
 @shared_task(name="tenants.deliver")

@@ -5,6 +5,12 @@ snapshots in the same transaction. Gateways are notified after the commit.
 """
 
 from tenants.actions.common import ActionRefused, Conflict
+from tenants.actions.experiments import (
+    do_create_experiment,
+    do_delete_experiment,
+    do_start_experiment,
+    do_stop_experiment,
+)
 from tenants.actions.keys import (
     CHANGEABLE,
     do_create_api_key,
@@ -24,6 +30,7 @@ from tenants.actions.members import (
     do_remove_member,
     do_revoke_invitation,
 )
+from tenants.actions.policy_drafts import do_discard_policy_draft, do_publish_policy_draft, do_save_policy_draft
 from tenants.actions.rules import (
     do_publish_policy,
     do_remove_limits,
@@ -42,6 +49,7 @@ from tenants.actions.tenancy import (
     do_restore_tenant,
     do_resume_tenant,
     do_set_allowed_origins,
+    do_set_answer_cache,
     do_set_content_retention,
     do_set_unknown_parameters,
     do_start_viewing,
@@ -65,17 +73,21 @@ __all__ = [
     "do_add_member",
     "do_change_role",
     "do_create_api_key",
+    "do_create_experiment",
     "do_create_playground_token",
     "do_create_project",
     "do_create_tenant",
     "do_deactivate_user",
+    "do_delete_experiment",
     "do_delete_project",
     "do_delete_tenant",
+    "do_discard_policy_draft",
     "do_end_viewing",
     "do_grant_operator",
     "do_invite",
     "do_note_api_access",
     "do_publish_policy",
+    "do_publish_policy_draft",
     "do_purge_tenant",
     "do_reactivate_user",
     "do_rehash_api_key",
@@ -90,11 +102,15 @@ __all__ = [
     "do_revoke_invitation",
     "do_revoke_operator",
     "do_rotate_api_key",
+    "do_save_policy_draft",
     "do_set_allowed_origins",
+    "do_set_answer_cache",
     "do_set_content_retention",
     "do_set_limits",
     "do_set_unknown_parameters",
+    "do_start_experiment",
     "do_start_viewing",
+    "do_stop_experiment",
     "do_suspend_tenant",
     "do_update_api_key",
     "do_update_project",

@@ -73,12 +73,9 @@ def do_publish_policy(
     Raises:
         ActionRefused: the body is not a valid policy.
     """
-    try:
-        policy.parse(body)
-    except ValueError as exc:
-        raise ActionRefused(f"body: {exc}") from exc
+    check_policy(body)
     with locked_tenant(tenant) as locked:
-        return _publish(locked, "policy.published", name, body, created_by)
+        return publish_version(locked, "policy.published", name, body, created_by)
 
 
 def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None = None) -> RoutingPolicy:
@@ -87,7 +84,7 @@ def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None =
         old = RoutingPolicy.objects.for_tenant(tenant).filter(pk=policy_version.pk).first()
         if old is None:
             raise Conflict("This version does not exist.")
-        return _publish(tenant, "policy.reverted", old.name, old.body, created_by)
+        return publish_version(tenant, "policy.reverted", old.name, old.body, created_by)
 
 
 def do_withdraw_policy(tenant: Tenant, name: str) -> bool:
@@ -101,7 +98,22 @@ def do_withdraw_policy(tenant: Tenant, name: str) -> bool:
     return True
 
 
-def _publish(tenant: Tenant, action: str, name: str, body: Mapping[str, Any], created_by: User | None) -> RoutingPolicy:
+def check_policy(body: Mapping[str, Any]) -> None:
+    """Check the body of a policy.
+
+    Raises:
+        ActionRefused: it is not a valid policy.
+    """
+    try:
+        policy.parse(body)
+    except ValueError as exc:
+        raise ActionRefused(f"body: {exc}") from exc
+
+
+def publish_version(
+    tenant: Tenant, action: str, name: str, body: Mapping[str, Any], created_by: User | None
+) -> RoutingPolicy:
+    """Publish a checked body as a new version. Must be called with the tenant locked."""
     rows = RoutingPolicy.objects.for_tenant(tenant).filter(name=name)
     latest = rows.order_by().aggregate(latest=Max("version"))["latest"] or 0
     row = RoutingPolicy(

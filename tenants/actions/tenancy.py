@@ -16,6 +16,7 @@ from tenants.actions.members import do_add_member
 from tenants.isolation.scopes import tenant_scope
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import (
+    MAX_ANSWER_CACHE_SECONDS,
     MAX_CONTENT_DAYS,
     MAX_ORIGIN_LENGTH,
     MAX_ORIGINS,
@@ -25,6 +26,7 @@ from tenants.models import (
     ApiKeyUsage,
     AuditEntry,
     ChangeEventRow,
+    Experiment,
     IdempotentResponse,
     Invitation,
     LimitSet,
@@ -33,6 +35,7 @@ from tenants.models import (
     Project,
     RoutingPolicy,
     Tenant,
+    UpstreamCredential,
     User,
     WebhookEndpoint,
     WebhookEvent,
@@ -97,6 +100,21 @@ def do_set_unknown_parameters(tenant: Tenant, mode: str) -> bool:
     return _set(tenant, "tenant.unknown_parameters_updated", unknown_parameters=mode)
 
 
+def do_set_answer_cache(tenant: Tenant, *, seconds: int | None = None, sampled: bool | None = None) -> bool:
+    """Set how long answers are cached, and whether answers with a temperature above 0 are cached too.
+
+    Cached answers expire as they were stored. Returns False if nothing changed.
+
+    Raises:
+        ActionRefused: the lifetime is out of range.
+    """
+    if seconds is not None and not 0 <= seconds <= MAX_ANSWER_CACHE_SECONDS:
+        raise ActionRefused(f"answer_cache_seconds must be from 0 to {MAX_ANSWER_CACHE_SECONDS}.")
+    fields = {"answer_cache_seconds": seconds, "answer_cache_sampled": sampled}
+    changed = {name: value for name, value in fields.items() if value is not None}
+    return _set(tenant, "tenant.answer_cache_updated", **changed)
+
+
 def do_set_allowed_origins(tenant: Tenant, origins: Sequence[str]) -> bool:
     """Set the origins of web pages that may call the API with the tenant's keys. Returns False if nothing changed.
 
@@ -150,7 +168,10 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
         rebuild_key_snapshots(locked, ChangeEventRow.ChangeType.TENANT)
         for model in (ApiKeyUsage, ApiKeySnapshotRow, LimitSet, RoutingPolicy, ApiKey, Project, Invitation, Membership):
             model.objects.for_tenant(locked).delete()
-        for message_model in (WebhookEndpoint, WebhookEvent, OutboxEmail, IdempotentResponse):
+        for message_model in (
+            *(WebhookEndpoint, WebhookEvent, OutboxEmail, IdempotentResponse),
+            *(UpstreamCredential, Experiment),
+        ):
             message_model.objects.for_tenant(locked).delete()
         locked.status, locked.purge_after = Tenant.Status.PURGED, None
         locked.slug, locked.name = f"purged-{locked.pk}", f"Purged tenant {locked.pk}"

@@ -37,7 +37,7 @@ def do_create_endpoint(
         endpoint = WebhookEndpoint(
             tenant=locked, url=url, description=description, event_types=sorted(set(event_types or ()))
         )
-        _check(endpoint)
+        check_endpoint(endpoint)
         endpoint.save(force_insert=True)
         audit.record("webhook.created", endpoint, tenant_id=locked.pk, after=audit.serialize_for_audit(endpoint))
     return endpoint, _secret(endpoint)
@@ -55,12 +55,14 @@ def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpo
         fields["url"] = check_endpoint_url(fields["url"])
     with locked_tenant(endpoint.tenant_id) as tenant:
         row = _locked(tenant.pk, endpoint.pk)
+        if "url" in fields and row.kind != WebhookEndpoint.Kind.WEBHOOK:
+            raise FieldRefused("url", "channel", "The target of a channel cannot be changed. Create a new channel.")
         before = audit.serialize_for_audit(row)
         for name, value in fields.items():
             setattr(row, name, sorted(set(value)) if name == "event_types" else value)
         if row.active and not before["active"]:
             row.failing_since, row.disabled_because = None, ""
-        _check(row)
+        check_endpoint(row)
         row.save(update_fields=[*fields, "failing_since", "disabled_because"])
         if not row.active:
             _drop_pending(row)
@@ -107,10 +109,12 @@ def do_rotate_webhook_secret(endpoint: WebhookEndpoint, now: datetime | None = N
     """Replace the signing secret and return the new one. Events are signed with both secrets for a day.
 
     Raises:
-        Conflict: the endpoint no longer exists.
+        Conflict: the endpoint no longer exists, or is a channel.
     """
     with locked_tenant(endpoint.tenant_id) as tenant:
         row = _locked(tenant.pk, endpoint.pk)
+        if row.kind != WebhookEndpoint.Kind.WEBHOOK:
+            raise Conflict("A channel has no signing secret.")
         row.previous_nonce, row.previous_expires_at = row.nonce, (now or datetime.now(UTC)) + OVERLAP
         row.nonce = new_nonce()
         row.save(update_fields=["nonce", "previous_nonce", "previous_expires_at"])
@@ -182,7 +186,12 @@ def _drop_pending(endpoint: WebhookEndpoint) -> None:
     rows.update(state=State.FAILED, leased_until=None)
 
 
-def _check(endpoint: WebhookEndpoint) -> None:
+def check_endpoint(endpoint: WebhookEndpoint) -> None:
+    """Validate the fields of an endpoint.
+
+    Raises:
+        ActionRefused: a value is not valid, or an event type is unknown.
+    """
     check(endpoint)
     if unknown := sorted(set(endpoint.event_types) - set(EVENT_TYPES)):
         raise ActionRefused(f"Unknown event type {', '.join(unknown)}.")

@@ -12,6 +12,7 @@ from tenants.actions.keys import MAX_OVERLAP
 from tenants.keys import snapshot
 from tenants.models import (
     LIMITS,
+    MAX_ANSWER_CACHE_SECONDS,
     MAX_CONTENT_DAYS,
     ApiKey,
     AuditEntry,
@@ -72,7 +73,7 @@ class TenantOut(serializers.ModelSerializer[Tenant]):
         model = Tenant
         fields = (
             *("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "content_retention_days"),
-            *("unknown_parameters", "allowed_origins"),
+            *("unknown_parameters", "allowed_origins", "answer_cache_seconds", "answer_cache_sampled"),
         )
         read_only_fields = fields
 
@@ -99,6 +100,14 @@ class TenantChange(Strict):
         child=serializers.CharField(max_length=200),
         max_length=20,
         help_text="Origins of web pages that may call /v1 with the tenant's keys, such as https://host; *: any.",
+    )
+    answer_cache_seconds = serializers.IntegerField(
+        min_value=0,
+        max_value=MAX_ANSWER_CACHE_SECONDS,
+        help_text="Lifetime of cached answers in seconds; 0: answers are not cached.",
+    )
+    answer_cache_sampled = serializers.BooleanField(
+        help_text="Whether answers to requests with a temperature above 0 are cached too."
     )
 
 

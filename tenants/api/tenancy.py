@@ -37,7 +37,7 @@ class TenantDetail(TenantView):
 
     @extend_schema(operation_id="tenant_update", request=s.TenantChange)
     def patch(self, request: Request) -> Response:
-        """Change the tenant's name, retention of content, handling of unknown parameters, or allowed origins."""
+        """Change the tenant's name, retention of content, unknown parameters, allowed origins or answer cache."""
         fields = given(s.TenantChange, request.data, partial=True)
         tenant = self.access.tenant
         with transaction.atomic():
@@ -49,6 +49,10 @@ class TenantDetail(TenantView):
                 actions.do_set_unknown_parameters(tenant, fields["unknown_parameters"])
             if "allowed_origins" in fields:
                 actions.do_set_allowed_origins(tenant, fields["allowed_origins"])
+            if fields.keys() & {"answer_cache_seconds", "answer_cache_sampled"}:
+                actions.do_set_answer_cache(
+                    tenant, seconds=fields.get("answer_cache_seconds"), sampled=fields.get("answer_cache_sampled")
+                )
         return Response(representation(self.find(Tenant, tenant.pk)))
 
     @extend_schema(operation_id="tenant_delete", responses={204: None})

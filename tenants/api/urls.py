@@ -5,10 +5,12 @@ from __future__ import annotations
 from django.urls import path
 
 from tenants.api import (
+    credentials,
     keys,
     members,
     openapi_security,  # noqa: F401 - registers its scheme
     operators,
+    policies,
     rules,
     tenancy,
     users,
@@ -30,6 +32,11 @@ urlpatterns = [
     path("limits", rules.Limits.as_view(), name="api-limits"),
     path("limits/<int:pk>", rules.LimitsDetail.as_view(), name="api-limits-detail"),
     path("policies", rules.Policies.as_view(), name="api-policies"),
+    path("policies/validate", policies.PolicyValidation.as_view(), name="api-policy-validate"),
+    path("policy-drafts", policies.PolicyDrafts.as_view(), name="api-policy-drafts"),
+    path("policy-drafts/<int:pk>", policies.PolicyDraftDetail.as_view(), name="api-policy-draft"),
+    path("policy-drafts/<int:pk>/publish", policies.PolicyDraftPublish.as_view(), name="api-policy-draft-publish"),
+    path("policies/<int:pk>/diff", policies.PolicyDiff.as_view(), name="api-policy-diff"),
     path("policies/<int:pk>", rules.PolicyDetail.as_view(), name="api-policy"),
     path("policies/<int:pk>/revert", rules.PolicyRevert.as_view(), name="api-policy-revert"),
     path("audit", tenancy.Audit.as_view(), name="api-audit"),
@@ -43,6 +50,29 @@ urlpatterns = [
     path("webhook-deliveries", webhooks.Deliveries.as_view(), name="api-webhook-deliveries"),
     path("webhook-deliveries/<int:pk>", webhooks.DeliveryDetail.as_view(), name="api-webhook-delivery"),
     path("webhook-deliveries/<int:pk>/replay", webhooks.DeliveryReplay.as_view(), name="api-webhook-replay"),
+    path("upstream-credentials", credentials.OwnCredentials.as_view(), name="api-credentials"),
+    path("upstream-credentials/<int:pk>", credentials.OwnCredentialDetail.as_view(), name="api-credential"),
+    path(
+        "upstream-credentials/<int:pk>/rotate",
+        credentials.OwnCredentialRotate.as_view(),
+        name="api-credential-rotate",
+    ),
+    path("operator/upstream-credentials", credentials.PlatformCredentials.as_view(), name="api-operator-credentials"),
+    path(
+        "operator/upstream-credentials/reencrypt",
+        credentials.PlatformCredentialsReencrypt.as_view(),
+        name="api-operator-credentials-reencrypt",
+    ),
+    path(
+        "operator/upstream-credentials/<int:pk>",
+        credentials.PlatformCredentialDetail.as_view(),
+        name="api-operator-credential",
+    ),
+    path(
+        "operator/upstream-credentials/<int:pk>/rotate",
+        credentials.PlatformCredentialRotate.as_view(),
+        name="api-operator-credential-rotate",
+    ),
     path("operator/tenants", operators.Tenants.as_view(), name="api-operator-tenants"),
     path("operator/tenants/<int:pk>", operators.TenantOne.as_view(), name="api-operator-tenant"),
     *(

@@ -31,7 +31,7 @@ class EndpointOut(serializers.ModelSerializer[WebhookEndpoint]):
     class Meta:
         model = WebhookEndpoint
         fields: tuple[str, ...] = (
-            *("id", "url", "description", "event_types", "active", "disabled_because", "failing_since"),
+            *("id", "kind", "url", "description", "event_types", "active", "disabled_because", "failing_since"),
             *("previous_expires_at", "created_at", "last_at", "last_status", "last_error"),
         )
         read_only_fields = fields

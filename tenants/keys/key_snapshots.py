@@ -15,9 +15,20 @@ from django.db import transaction
 
 from inference_worker.contract import valkey
 from tenants.keys import snapshot
-from tenants.models import LIMITS, ApiKey, ApiKeySnapshotRow, ChangeEventRow, LimitSet, RoutingPolicy, Tenant
+from tenants.models import (
+    LIMITS,
+    ApiKey,
+    ApiKeySnapshotRow,
+    ChangeEventRow,
+    Experiment,
+    LimitSet,
+    RoutingPolicy,
+    Tenant,
+    UpstreamCredential,
+)
 from tenants.outbox import change_feed
 from tenants.routing_policies import policy
+from tenants.routing_policies.experiments import RunningExperiment
 
 log = structlog.get_logger(__name__)
 
@@ -63,8 +74,16 @@ def _compile(tenant: Tenant, keys: Sequence[ApiKey]) -> list[Compiled]:
     versions = dict(rows.values_list("key_id", "version"))
     limits = list(LimitSet.objects.for_tenant(tenant))
     policies = list(RoutingPolicy.objects.for_tenant(tenant).filter(active=True).order_by("name"))
+    own = UpstreamCredential.objects.for_tenant(tenant).order_by("pk").values_list("model_names", "pk")
+    credentials = {name: pk for names, pk in own for name in names}
+    running = Experiment.objects.for_tenant(tenant).filter(state=Experiment.State.RUNNING).order_by("pk")
+    experiments = {row.model: row.running for row in running}
     compiled = [
-        (bytes(key.key_hash), _snapshot(tenant, key, limits, policies, versions.get(key.pk, 0) + 1)) for key in keys
+        (
+            bytes(key.key_hash),
+            _snapshot(tenant, key, limits, policies, credentials, experiments, versions.get(key.pk, 0) + 1),
+        )
+        for key in keys
     ]
     rows.delete()  # not updated: a new hash is a new row
     ApiKeySnapshotRow.objects.for_tenant(tenant).bulk_create(
@@ -84,7 +103,13 @@ def _compile(tenant: Tenant, keys: Sequence[ApiKey]) -> list[Compiled]:
 
 
 def _snapshot(
-    tenant: Tenant, key: ApiKey, limits: Iterable[LimitSet], policies: Iterable[RoutingPolicy], version: int
+    tenant: Tenant,
+    key: ApiKey,
+    limits: Iterable[LimitSet],
+    policies: Iterable[RoutingPolicy],
+    credentials: Mapping[str, int],
+    experiments: Mapping[str, RunningExperiment],
+    version: int,
 ) -> snapshot.ApiKeySnapshot:
     return snapshot.ApiKeySnapshot(
         key_id=key.pk,
@@ -102,6 +127,10 @@ def _snapshot(
         content_retention_days=tenant.content_retention_days,
         unknown_parameters=_UNKNOWN_PARAMETERS[tenant.unknown_parameters],
         allowed_origins=tuple(tenant.allowed_origins),
+        answer_cache_seconds=tenant.answer_cache_seconds,
+        answer_cache_sampled=tenant.answer_cache_sampled,
+        credentials=dict(credentials),
+        experiments=dict(experiments),
     )
 
 

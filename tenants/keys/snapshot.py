@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from tenants.limits.token_buckets import WINDOWS
+from tenants.routing_policies.experiments import RunningExperiment
 from tenants.routing_policies.policy import Policy
 
 KEY_START = "sk-mr-"
@@ -88,6 +89,10 @@ class ApiKeySnapshot(msgspec.Struct, frozen=True):
     # Whether unknown fields of requests are rejected, or dropped and named; None: as the platform's setting.
     unknown_parameters: UnknownParameters | None = None
     allowed_origins: tuple[str, ...] = ()  # of web pages that may read responses, in addition to the platform's
+    answer_cache_seconds: int = 0  # lifetime of cached answers; 0: answers are not cached
+    answer_cache_sampled: bool = False  # whether answers with a temperature above 0 are cached too
+    credentials: dict[str, int] = {}  # model name -> the tenant's own upstream credential for it
+    experiments: dict[str, RunningExperiment] = {}  # by the requested model name
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -1,24 +1,37 @@
-"""Models of tenants, users, API keys, limits, policies, the audit log and webhooks."""
+"""Models of tenants, users, API keys, limits, policies, upstream credentials, the audit log and webhooks."""
 
+from tenants.models.credentials import MAX_SECRET_LENGTH, UpstreamCredential
+from tenants.models.experiments import Experiment
 from tenants.models.keys import ApiKey, ApiKeySnapshotRow, ApiKeyUsage
 from tenants.models.outbox import OutboxRow
 from tenants.models.people import Invitation, Membership, User, UserManager
 from tenants.models.records import AuditEntry, ChangeEventRow, IdempotentResponse
-from tenants.models.rules import LIMITS, LimitSet, RoutingPolicy
-from tenants.models.tenancy import MAX_CONTENT_DAYS, MAX_ORIGIN_LENGTH, MAX_ORIGINS, MAX_SLUG_LENGTH, Project, Tenant
+from tenants.models.rules import LIMITS, LimitSet, RoutingPolicy, RoutingPolicyDraft
+from tenants.models.tenancy import (
+    MAX_ANSWER_CACHE_SECONDS,
+    MAX_CONTENT_DAYS,
+    MAX_ORIGIN_LENGTH,
+    MAX_ORIGINS,
+    MAX_SLUG_LENGTH,
+    Project,
+    Tenant,
+)
 from tenants.models.webhooks import OutboxEmail, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 
 __all__ = [
     "LIMITS",
+    "MAX_ANSWER_CACHE_SECONDS",
     "MAX_CONTENT_DAYS",
     "MAX_ORIGINS",
     "MAX_ORIGIN_LENGTH",
+    "MAX_SECRET_LENGTH",
     "MAX_SLUG_LENGTH",
     "ApiKey",
     "ApiKeySnapshotRow",
     "ApiKeyUsage",
     "AuditEntry",
     "ChangeEventRow",
+    "Experiment",
     "IdempotentResponse",
     "Invitation",
     "LimitSet",
@@ -27,7 +40,9 @@ __all__ = [
     "OutboxRow",
     "Project",
     "RoutingPolicy",
+    "RoutingPolicyDraft",
     "Tenant",
+    "UpstreamCredential",
     "User",
     "UserManager",
     "WebhookAttempt",

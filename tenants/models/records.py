@@ -60,6 +60,7 @@ class ChangeEventRow(models.Model):
     """
 
     class ChangeType(models.TextChoices):
+        CREDENTIAL = "credential"
         KEY = "key"
         LIMITS = "limits"
         MEMBER = "member"

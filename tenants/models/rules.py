@@ -126,3 +126,31 @@ class RoutingPolicy(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name}, version {self.version}"
+
+
+class RoutingPolicyDraft(models.Model):
+    """The draft of a routing policy. A name has at most one. Requests do not use it until it is published.
+
+    `based_on` is the active version when the draft was created; None if there was none. A draft may be invalid.
+    """
+
+    AUDITED: ClassVar = ("name", "body", "based_on")
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
+    name = models.CharField(max_length=64)
+    body = models.JSONField()
+    based_on = models.IntegerField(null=True, help_text="version that was active when the draft was created")
+    updated_at = models.DateTimeField(auto_now=True)
+    updated_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+
+    objects = TenantManager()
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-id"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["tenant", "name"], name="policy_draft_unique"),
+            models.CheckConstraint(condition=~Q(name=""), name="policy_draft_named"),
+        ]
+
+    def __str__(self) -> str:
+        return f"draft of {self.name}"

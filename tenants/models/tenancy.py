@@ -10,6 +10,7 @@ from django.db.models import Q, Value
 from tenants.isolation.scopes import TenantManager, TenantsManager
 
 MAX_CONTENT_DAYS = 90
+MAX_ANSWER_CACHE_SECONDS = 30 * 86_400
 MAX_ORIGINS = 20
 MAX_ORIGIN_LENGTH = 200
 MAX_SLUG_LENGTH = 50
@@ -30,6 +31,8 @@ class Tenant(models.Model):
         "content_retention_days",
         "unknown_parameters",
         "allowed_origins",
+        "answer_cache_seconds",
+        "answer_cache_sampled",
     )
 
     class Status(models.TextChoices):
@@ -66,6 +69,13 @@ class Tenant(models.Model):
         help_text="origins of web pages that may call the API",
     )
 
+    answer_cache_seconds = models.IntegerField(
+        default=0, db_default=0, help_text="lifetime of cached answers; 0: answers are not cached"
+    )
+    answer_cache_sampled = models.BooleanField(
+        default=False, db_default=False, help_text="whether answers with a temperature above 0 are cached too"
+    )
+
     objects = TenantsManager()
 
     class Meta:
@@ -79,6 +89,10 @@ class Tenant(models.Model):
             ),
             models.CheckConstraint(
                 condition=Q(unknown_parameters__in=["default", "reject", "warn"]), name="tenant_unknown_parameters"
+            ),
+            models.CheckConstraint(
+                condition=Q(answer_cache_seconds__range=(0, MAX_ANSWER_CACHE_SECONDS)),
+                name="tenant_answer_cache_seconds",
             ),
         ]
 

@@ -25,15 +25,23 @@ def new_nonce() -> str:
 
 
 class WebhookEndpoint(models.Model):
-    """A URL that events are sent to.
+    """A URL that events are sent to: a webhook, or an alert channel (tenants.webhooks.channels).
 
     Its signing secret is derived from `nonce` and not stored (tenants.webhooks.signing). After a rotation, the secret
     of `previous_nonce` also signs until `previous_expires_at`.
     """
 
-    AUDITED: ClassVar = ("url", "description", "event_types", "active", "disabled_because")
+    class Kind(models.TextChoices):
+        WEBHOOK = "webhook"  # signed JSON (Standard Webhooks)
+        SLACK = "slack", "Slack"
+        PAGERDUTY = "pagerduty", "PagerDuty"
+
+    AUDITED: ClassVar = ("kind", "url", "description", "event_types", "active", "disabled_because")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
+    kind = models.CharField(max_length=9, choices=Kind, default=Kind.WEBHOOK, db_default=Kind.WEBHOOK)
+    ciphertext = models.BinaryField(null=True, help_text="of a channel: Slack's URL, or PagerDuty's routing key")
+    encryption_key_id = models.CharField(max_length=16, blank=True, default="", db_default="")
     url = models.CharField(max_length=500)
     description = models.CharField(max_length=200, blank=True)
     event_types = ArrayField(models.CharField(max_length=40), default=list, blank=True, help_text="empty: all types")

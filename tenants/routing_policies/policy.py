@@ -1,9 +1,9 @@
 """Routing policies: the deployments of a tenant's model name. Does not import Django.
 
-A policy is a list of rules. The first rule whose conditions are all met applies. One of its targets is drawn by weight.
-The other targets, in their order, are fallbacks. A target with weight 0 is only a fallback.
+A policy is a list of rules. The first rule whose conditions are all met applies. The strategy of the rule orders its
+targets: the first is used, the others are fallbacks. A target with weight 0 is only a fallback.
 
-    {"rules": [{"when": {"prompt_tokens": {"at_least": 2000}}, "targets": [{"model": "big"}]},
+    {"rules": [{"name": "long", "when": {"prompt_tokens": {"at_least": 2000}}, "targets": [{"model": "big"}]},
                {"targets": [{"model": "small", "weight": 9}, {"model": "small-next"}, {"model": "big", "weight": 0}]}],
      "fallback_on": ["error", "overload", "context"]}
 
@@ -12,22 +12,42 @@ The other targets, in their order, are fallbacks. A target with weight 0 is only
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, time
-from functools import lru_cache
 from typing import Any, Literal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-Fallback = Literal["error", "overload", "context"]
-Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
-_DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+from tenants.routing_policies.answer_pattern import AnswerPattern, PatternError
+from tenants.routing_policies.conditions import Between, Hours, RoutingFacts, When, check_conditions, is_met, within
+from tenants.routing_policies.strategies import Measure, Strategy, order_targets, unknown_measures
+
+__all__ = [
+    "Between",
+    "Decision",
+    "Escalation",
+    "Hours",
+    "Policy",
+    "PolicyTarget",
+    "RetryBudget",
+    "RoutingFacts",
+    "Rule",
+    "When",
+    "decide",
+    "find_rule",
+    "is_met",
+    "parse",
+]
+
+Fallback = Literal["error", "overload", "rate_limit", "context", "timeout"]
+AnswerCheck = Literal["schema", "tool_arguments", "pattern", "empty"]
+Overflow = Literal["refuse", "drop_middle"]
 MAX_RULES = 32
 MAX_TARGETS = 16
 MAX_WEIGHT = 1_000_000
+MAX_NAME_LENGTH = 64
+MAX_ESCALATIONS = 3
+MAX_FIRST_TOKEN_MS = 600_000
 
 
 class PolicyTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,40 +57,44 @@ class PolicyTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     weight: int = 1  # among the rule's targets; 0: only as a fallback
 
 
-class Between(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A range of integers, inclusive."""
+class Escalation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The checks of an answer. If one fails, the next target answers."""
 
-    at_least: int = 0
-    at_most: int | None = None
-
-
-class Hours(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A time of day from `start` until `end`, exclusive. If `end` is before `start`, it ends on the next day."""
-
-    start: str  # "HH:MM"
-    end: str
-    zone: str = "UTC"  # IANA time zone
-    days: tuple[Day, ...] = _DAYS  # on which it starts
+    on: tuple[AnswerCheck, ...]
+    pattern: str = ""  # a regular expression that the complete answer must match
+    max: int = 1  # further executions
 
 
-class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Conditions of a rule. All given conditions must be met."""
+class RetryBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The bounds of fallbacks."""
 
-    prompt_tokens: Between | None = None
-    tools: bool | None = None  # whether the request has tools
-    schema: bool | None = None  # whether the request has a response schema
-    keys: tuple[int, ...] | None = None  # IDs of API keys
-    hours: Hours | None = None
+    max_per_request: int = MAX_TARGETS - 1
+    max_percent: int | None = None  # fallbacks per 100 requests of the policy; None: no limit
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A rule: conditions, targets and the choice among them."""
+
     targets: tuple[PolicyTarget, ...]
     when: When = When()
+    name: str = ""
+    strategy: Strategy = "weighted"
+    escalate: Escalation | None = None
+
+    @property
+    def weights(self) -> list[tuple[str, int]]:
+        """Return the model and the weight of each target."""
+        return [(target.model, target.weight) for target in self.targets]
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A routing policy."""
+
     rules: tuple[Rule, ...]
     fallback_on: tuple[Fallback, ...] = ("error", "overload", "context")
+    first_token_ms: int | None = None  # a target without a token by then is replaced, if `timeout` is in `fallback_on`
+    retries: RetryBudget = RetryBudget()
+    context_overflow: Overflow = "refuse"  # what happens to a conversation that no target's context can take
     version: int = 0  # assigned on publication
 
     @property
@@ -78,17 +102,15 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         """Return the deployments of all rules, without duplicates."""
         return tuple(dict.fromkeys(target.model for rule in self.rules for target in rule.targets))
 
+    @property
+    def metadata_fields(self) -> tuple[str, ...]:
+        """Return the metadata fields that rules depend on, without duplicates."""
+        return tuple(dict.fromkeys(name for rule in self.rules for name in rule.when.metadata or ()))
 
-@dataclass(frozen=True)
-class RoutingFacts:
-    """The properties of a request that rules depend on."""
-
-    request_id: str  # seed of the draw, so a repeated request gets the same target
-    key_id: int
-    prompt_tokens: int
-    tools: bool
-    schema: bool
-    at: datetime
+    @property
+    def uses_budget(self) -> bool:
+        """Return whether a rule depends on the share of a budget that is left."""
+        return any(rule.when.budget_left is not None for rule in self.rules)
 
 
 @dataclass(frozen=True)
@@ -98,6 +120,7 @@ class Decision:
     rule: int  # index of the rule that applied
     draw: int  # the drawn number, less than the sum of the weights
     models: tuple[str, ...]  # in the order of attempts
+    is_probe: bool = False
 
 
 class _Short(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,37 +134,33 @@ def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
         ValueError: the body is not a valid policy. The message contains the path of the error.
     """
     policy = _read(body)
-    _within("$.rules", len(policy.rules), 1, MAX_RULES, "rules")
-    for r, rule in enumerate(policy.rules):
-        place = f"$.rules[{r}]"
-        _within(f"{place}.targets", len(rule.targets), 1, MAX_TARGETS, "targets")
+    within("$.rules", len(policy.rules), 1, MAX_RULES, "rules")
+    for number, rule in enumerate(policy.rules):
+        place = f"$.rules[{number}]"
+        within(f"{place}.targets", len(rule.targets), 1, MAX_TARGETS, "targets")
+        within(f"{place}.name", len(rule.name), 0, MAX_NAME_LENGTH, "characters")
         _check_targets(place, rule)
-        _check_conditions(f"{place}.when", rule.when)
-        if rule.when == When() and r < len(policy.rules) - 1:
+        check_conditions(f"{place}.when", rule.when)
+        _check_escalation(f"{place}.escalate", rule)
+        if rule.when == When() and number < len(policy.rules) - 1:
             raise ValueError(f"always matches, so later rules never apply - at `{place}`")
+    _check_fallbacks(policy)
     return msgspec.structs.replace(policy, version=version)
 
 
-def decide(policy: Policy, facts: RoutingFacts) -> Decision | None:
+def find_rule(policy: Policy, facts: RoutingFacts) -> int | None:
+    """Return the index of the first rule that applies to a request, or None."""
+    return next((number for number, rule in enumerate(policy.rules) if is_met(rule.when, facts)), None)
+
+
+def decide(policy: Policy, facts: RoutingFacts, measure: Measure = unknown_measures) -> Decision | None:
     """Return the decision of the policy for a request; None if no rule applies."""
-    for number, rule in enumerate(policy.rules):
-        if is_met(rule.when, facts):
-            first, draw = _draw(rule, facts.request_id)
-            others = (target.model for target in rule.targets if target.model != first)
-            return Decision(number, draw, (first, *others))
-    return None
-
-
-def is_met(when: When, facts: RoutingFacts) -> bool:
-    """Return whether all conditions are met."""
-    tokens = when.prompt_tokens
-    return (
-        (tokens is None or tokens.at_least <= facts.prompt_tokens <= (tokens.at_most or facts.prompt_tokens))
-        and when.tools in (None, facts.tools)
-        and when.schema in (None, facts.schema)
-        and (when.keys is None or facts.key_id in when.keys)
-        and (when.hours is None or _in_hours(when.hours, facts.at))
-    )
+    number = find_rule(policy, facts)
+    if number is None:
+        return None
+    rule = policy.rules[number]
+    order = order_targets(rule.strategy, rule.weights, facts.request_id, measure)
+    return Decision(number, order.draw, order.models, order.is_probe)
 
 
 def _read(body: Mapping[str, Any]) -> Policy:
@@ -157,69 +176,40 @@ def _read(body: Mapping[str, Any]) -> Policy:
     return policy
 
 
-def _draw(rule: Rule, request_id: str) -> tuple[str, int]:
-    total = sum(target.weight for target in rule.targets)
-    drawn = int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest(), "big") % total
-    upto = 0
-    for target in rule.targets:
-        upto += target.weight
-        if drawn < upto:
-            return target.model, drawn
-    raise AssertionError("weights add up")
-
-
-def _in_hours(hours: Hours, at: datetime) -> bool:
-    local = at.astimezone(_zone(hours.zone))
-    start, end, now = _time(hours.start), _time(hours.end), local.time()
-    today, yesterday = _DAYS[local.weekday()], _DAYS[local.weekday() - 1]
-    if start < end:
-        return start <= now < end and today in hours.days
-    return (now >= start and today in hours.days) or (now < end and yesterday in hours.days)
-
-
 def _check_targets(place: str, rule: Rule) -> None:
-    for t, target in enumerate(rule.targets):
-        _within(f"{place}.targets[{t}].weight", target.weight, 0, MAX_WEIGHT)
+    for index, target in enumerate(rule.targets):
+        within(f"{place}.targets[{index}].weight", target.weight, 0, MAX_WEIGHT)
         if not target.model:
-            raise ValueError(f"expected a model name - at `{place}.targets[{t}].model`")
-        if any(target.model == other.model for other in rule.targets[:t]):
-            raise ValueError(f"{target.model!r} is listed twice - at `{place}.targets[{t}].model`")
+            raise ValueError(f"expected a model name - at `{place}.targets[{index}].model`")
+        if any(target.model == other.model for other in rule.targets[:index]):
+            raise ValueError(f"{target.model!r} is listed twice - at `{place}.targets[{index}].model`")
     if not any(target.weight for target in rule.targets):
         raise ValueError(f"at least one weight must be greater than 0 - at `{place}.targets`")
 
 
-def _check_conditions(place: str, when: When) -> None:
-    if (tokens := when.prompt_tokens) is not None:
-        _within(f"{place}.prompt_tokens.at_least", tokens.at_least, 0, 2**31)
-        if tokens.at_most is not None:
-            _within(f"{place}.prompt_tokens.at_most", tokens.at_most, max(1, tokens.at_least), 2**31)
-    if (hours := when.hours) is not None:
-        for name in ("start", "end"):
-            try:
-                _time(getattr(hours, name))
-            except ValueError:
-                raise ValueError(f"expected a time as HH:MM - at `{place}.hours.{name}`") from None
-        if hours.start == hours.end:
-            raise ValueError(f"the end must differ from the start - at `{place}.hours.end`")
-        if not hours.days:
-            raise ValueError(f"expected at least one day - at `{place}.hours.days`")
+def _check_escalation(place: str, rule: Rule) -> None:
+    escalate = rule.escalate
+    if escalate is None:
+        return
+    if not escalate.on:
+        raise ValueError(f"expected at least one check - at `{place}.on`")
+    within(f"{place}.max", escalate.max, 1, MAX_ESCALATIONS)
+    if len(rule.targets) < 2:
+        raise ValueError(f"the rule has no second target - at `{place}`")
+    if ("pattern" in escalate.on) != bool(escalate.pattern):
+        raise ValueError(f"give a pattern together with the check 'pattern' - at `{place}.pattern`")
+    if escalate.pattern:
         try:
-            _zone(hours.zone)
-        except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise ValueError(f"{hours.zone!r} is not a time zone - at `{place}.hours.zone`") from None
+            AnswerPattern(escalate.pattern)
+        except PatternError as exc:
+            raise ValueError(f"{exc} - at `{place}.pattern`") from exc
 
 
-def _within(place: str, value: int, low: int, high: int, what: str = "") -> None:
-    if not low <= value <= high:
-        raise ValueError(f"expected {what and what + ': '}{low} to {high}, not {value} - at `{place}`")
-
-
-def _time(text: str) -> time:
-    if len(text) != 5:
-        raise ValueError(text)
-    return time.fromisoformat(text)
-
-
-@lru_cache(maxsize=256)
-def _zone(name: str) -> ZoneInfo:
-    return ZoneInfo(name)
+def _check_fallbacks(policy: Policy) -> None:
+    if ("timeout" in policy.fallback_on) != (policy.first_token_ms is not None):
+        raise ValueError("give first_token_ms together with the fallback 'timeout' - at `$.first_token_ms`")
+    if policy.first_token_ms is not None:
+        within("$.first_token_ms", policy.first_token_ms, 1, MAX_FIRST_TOKEN_MS)
+    within("$.retries.max_per_request", policy.retries.max_per_request, 0, MAX_TARGETS - 1)
+    if policy.retries.max_percent is not None:
+        within("$.retries.max_percent", policy.retries.max_percent, 0, 100)

@@ -34,12 +34,13 @@ _BUDGET_ALERT = {
 _INVOICE = {
     "invoice_id": "ID of the document",
     "number": "number of the document",
-    "invoice_type": "`invoice`, `correction` or `credit_note`",
+    "invoice_type": "`invoice`, `purchase` (of prepaid credit), `correction`, `credit_note` or `debit_note`",
     "state": "`open`, `paid`, `void` or `uncollectible`",
     "period": "billing period, such as `2026-11`",
     "currency": "`USD`",
     "subtotal_cents": "total before tax",
     "total_cents": "total with tax",
+    "prepaid_cents": "part of the total that prepaid credit paid",
     "issued_at": "time of issue",
     "due_on": "date on which payment is due, `null` for a credit note",
     "refers_to": "number of the corrected invoice, else `null`",
@@ -51,7 +52,7 @@ EVENT_TYPES: Mapping[str, EventType] = {
         _BUDGET_ALERT,
     ),
     "credit_note.finalized": EventType("credit note issued", "a credit note is issued", _INVOICE),
-    "invoice.finalized": EventType("invoice issued", "an invoice is issued", _INVOICE),
+    "invoice.finalized": EventType("invoice issued", "an invoice or debit note is issued", _INVOICE),
     "invoice.paid": EventType(
         "invoice fully paid", "an invoice is fully paid; again if a refund reopened it in between", _INVOICE
     ),
@@ -59,6 +60,25 @@ EVENT_TYPES: Mapping[str, EventType] = {
         "invoice 1, 8 or 15 days past due",
         "an invoice becomes 1, 8 or 15 days past due",
         {**_INVOICE, "owed_cents": "unpaid amount", "reminder": "number of the reminder: 1, 2 or 3"},
+    ),
+    "invoice.voided": EventType("invoice voided", "an operator voids an invoice", _INVOICE),
+    "invoice.written_off": EventType(
+        "invoice written off",
+        "an operator writes off the unpaid amount of an invoice; again if a refund reopened it in between",
+        {**_INVOICE, "written_off_cents": "written-off amount"},
+    ),
+    "payment.recorded": EventType(
+        "payment or refund recorded",
+        "a payment or a refund is recorded",
+        {
+            "payment_id": "ID of the payment",
+            "provider": "payment provider, such as `stripe` or `manual`",
+            "reference": "reference of the provider",
+            "amount_cents": "amount in `currency`, negative for a refund",
+            "currency": "`USD`",
+            "received_at": "time by the provider",
+            "invoice": "number of the invoice that the payment names, else `null`",
+        },
     ),
     TEST: EventType(
         "test event requested",

@@ -9,10 +9,12 @@ from django.conf import settings
 from django.db import connection
 
 from tenants.actions.webhooks import do_disable_endpoint
+from tenants.credentials.encryption import NoEncryptionKey, decrypt_secret
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.outbox.delivery import Outbox, register, release_connection
+from tenants.webhooks.channels import pagerduty_body, slack_body
 from tenants.webhooks.outbox import secrets_of
 from tenants.webhooks.posting import WebhookResponse, post
 from tenants.webhooks.signing import signature
@@ -59,6 +61,8 @@ class WebhookOutbox(Outbox[WebhookDelivery, WebhookResponse]):
         release_connection()
         if not row.endpoint.active:
             return WebhookResponse(None, 0, "The endpoint is disabled.")
+        if row.endpoint.kind != WebhookEndpoint.Kind.WEBHOOK:
+            return _post_to_channel(row.endpoint, row.event)
         now = datetime.now(UTC)
         at, body = int(now.timestamp()), body_of(row.event)
         headers = {
@@ -115,6 +119,20 @@ def body_of(event: WebhookEvent) -> bytes:
     """Return the body of the event's POST, identical in every attempt."""
     message = {"type": event.event_type, "timestamp": event.created_at.isoformat(), "data": event.payload}
     return json.dumps(message, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _post_to_channel(endpoint: WebhookEndpoint, event: WebhookEvent) -> WebhookResponse:
+    try:
+        secret = decrypt_secret(endpoint)
+    except NoEncryptionKey:
+        return WebhookResponse(None, 0, "The channel's secret cannot be decrypted. Create the channel again.")
+    if endpoint.kind == WebhookEndpoint.Kind.SLACK:
+        url, body = secret, slack_body(event.event_type, event.payload)
+    else:
+        at = event.created_at.isoformat()
+        url, body = endpoint.url, pagerduty_body(secret, event.public_id, event.event_type, event.payload, at)
+    headers = {"Content-Type": "application/json", "User-Agent": "Millrace-Webhooks/1"}
+    return post(url, headers, body, private_hosts=settings.MILLRACE.webhook_allowed_private_hosts)
 
 
 def _reason(response: WebhookResponse) -> str:

@@ -10,15 +10,14 @@ import queue
 import socket
 import threading
 from collections.abc import Collection
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from inference_worker.contract.ip_addresses import is_public, is_public_text
+
 LOOKUP_SECONDS = 2.0  # to resolve a name while an endpoint is created or changed
 _MAX_LOOKUPS = 16  # concurrent
-_NAT64 = IPv6Network("64:ff9b::/96")
-# Azure's wire server serves virtual machines at an address in a public range.
-_METADATA = frozenset({ip_address("168.63.129.16")})
 _LOCALHOST = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
 _ADVICE = (
     "Use a host with a public address, or have the operator add this host to MILLRACE_WEBHOOK_ALLOWED_PRIVATE_HOSTS."
@@ -81,7 +80,7 @@ def check_url(url: str, private_hosts: Collection[str], seconds: float = LOOKUP_
         TargetRefused: the URL is not an https URL, or its host is internal.
     """
     target = parse(url, private_hosts)
-    if target.host not in private_hosts and not all(map(_is_public_text, _resolve(target, seconds))):
+    if target.host not in private_hosts and not all(map(is_public_text, _resolve(target, seconds))):
         raise TargetRefused(f"The host {target.host} has an internal address. {_ADVICE}")
     return CheckedUrl(url)
 
@@ -124,23 +123,9 @@ def addresses(target: WebhookTarget, private_hosts: Collection[str]) -> list[str
         answers = _look_up(target)
     except (OSError, UnicodeError) as exc:
         raise TargetRefused("The host's name has no address.") from exc
-    if target.host not in private_hosts and not all(map(_is_public_text, answers)):
+    if target.host not in private_hosts and not all(map(is_public_text, answers)):
         raise TargetRefused("The host's address is not public.")
     return answers
-
-
-def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether the IP address is public. An IPv4 address embedded in an IPv6 address is checked as IPv4."""
-    if isinstance(address, IPv6Address):
-        if address.scope_id or address.is_site_local or (address.teredo or address.sixtofour):
-            return False
-        if address.ipv4_mapped or address in _NAT64:
-            return is_public(IPv4Address(int(address) & 0xFFFFFFFF))
-    return address.is_global and not (address.is_multicast or address.is_reserved or address in _METADATA)
-
-
-def _is_public_text(address: str) -> bool:
-    return is_public(ip_address(address))
 
 
 def _is_localhost(host: str) -> bool:

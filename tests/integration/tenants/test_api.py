@@ -33,6 +33,7 @@ from tenants.views import TenantView
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import (
     BODY,
+    EXPERIMENT_ARMS,
     Row,
     by_key,
     by_person,
@@ -166,6 +167,35 @@ def test_policies(client, acme):
     assert client.delete(f"/api/policies/{back.json()['id']}").status_code == 204
 
 
+def test_a_draft_is_saved_validated_compared_and_published(client, acme):
+    invalid = {"rules": [{"targets": []}]}
+    draft = client.post("/api/policy-drafts", {"name": "slow", "body": invalid}).json()
+    assert "$.rules[0].targets" in draft["error"]
+    assert client.post(f"/api/policy-drafts/{draft['id']}/publish").status_code == 400
+    again = client.post("/api/policy-drafts", {"name": "slow", "body": BODY}).json()
+    assert (again["id"], again["error"], again["based_on"]) == (draft["id"], "", None)
+    first = client.post(f"/api/policy-drafts/{draft['id']}/publish").json()
+    assert (first["version"], first["body"], first["active"]) == (1, BODY, True)
+    assert client.get(f"/api/policy-drafts/{draft['id']}").status_code == 404
+
+    second = client.post("/api/policies", {"name": "slow", "body": {"models": ["other"]}}).json()
+    difference = client.get(f"/api/policies/{second['id']}/diff").json()
+    assert difference["against"] == 1
+    assert {"change": "+", "text": '  "models": ["other"]'} in difference["lines"]
+    assert client.get(f"/api/policies/{first['id']}/diff").json()["against"] is None
+    assert client.post("/api/policies/validate", {"body": invalid}).json()["valid"] is False
+    assert client.post("/api/policies/validate", {"body": BODY}).json()["valid"] is True
+    assert client.post("/api/policies/validate", {"body": {"models": ["x" * 70_000]}}).status_code == 400
+
+
+def test_a_draft_is_not_published_over_a_version_that_it_does_not_contain(client, acme):
+    draft = client.post("/api/policy-drafts", {"name": "fast", "body": BODY}).json()
+    client.post("/api/policies", {"name": "fast", "body": {"models": ["other"]}})
+    assert client.post(f"/api/policy-drafts/{draft['id']}/publish").status_code == 409
+    assert client.delete(f"/api/policy-drafts/{draft['id']}").status_code == 204
+    assert client.get("/api/policy-drafts?name=fast").json()["results"] == []
+
+
 def test_the_audit_log(client, acme):
     key_id = acme.ids["api-key"]
     changed = client.patch(f"/api/keys/{key_id}", {"name": "other"})
@@ -239,6 +269,7 @@ def url_of(route: str, ids: dict[str, int | str]) -> str:
 
 
 SENT = {
+    "api-top-ups": {"cents": 500},
     "api-tenant": {"name": "x"},
     "api-projects": {"slug": "lab", "name": "Lab"},
     "api-project": {"name": "x"},
@@ -249,9 +280,16 @@ SENT = {
     "api-limits": {"concurrency": 1},
     "api-budgets": {"name": "x", "unit": "money", "period": "month", "amount": 1},
     "api-budget": {"amount": 2},
+    "api-experiments": {"name": "n", "model": "m", "arms": EXPERIMENT_ARMS},
     "api-policies": {"name": "x", "body": BODY},
+    "api-policy-drafts": {"name": "x", "body": BODY},
+    "api-policy-validate": {"body": BODY},
+    "api-policy-dry-run": {"body": BODY},
     "api-webhooks": {"url": "https://hooks.example/"},
     "api-webhook": {"description": "x"},
+    "api-credentials": {"name": "x", "secret": "sk-x", "models": ["x"]},
+    "api-credential": {"name": "y"},
+    "api-credential-rotate": {"secret": "sk-y"},
 }
 TRIED = [
     (route, method, needed)
@@ -293,18 +331,22 @@ WITH_ID = [route for route, (path, _) in routes(TenantView).items() if "<" in pa
 
 @pytest.mark.parametrize("route", WITH_ID)
 def test_other_tenants_objects_return_404(route, acme):
-    """By any ID, with any method, for keys, members and owners: 404, as for objects that do not exist."""
+    """By any ID, with any method, for keys, members and owners: 404, as for objects that do not exist.
+
+    A caller without the permission receives a 403 for every ID.
+    """
     other = furnished("other")
-    callers = [by_key(acme.tenant), by_role(acme.tenant, "owner")]
+    callers = [(by_key(acme.tenant), KEY), (by_role(acme.tenant, "owner"), ROLES["owner"])]
     before = {model: sorted(map(repr, unscoped(model).values())) for model in (ApiKey, Membership, LimitSet, Project)}
-    for client in callers:
-        for method in routes(TenantView)[route][1].permissions:
+    for client, permissions in callers:
+        for method, needed in routes(TenantView)[route][1].permissions.items():
             answers = []
             for pk in (other.ids[route], 2**62):
                 url = url_of(route, {route: pk})
                 answers.append(client.generic(method, url, **_body(SENT.get(route))))
                 assert client.generic(method, f"{url}?tenant=other", **_body(SENT.get(route))).status_code == 404
-            assert [answer.status_code for answer in answers] == [404, 404], (method, answers[0].content)
+            expected = 404 if needed in permissions else 403
+            assert [answer.status_code for answer in answers] == [expected] * 2, (method, answers[0].content)
             assert answers[0].content == answers[1].content
     assert before == {model: sorted(map(repr, unscoped(model).values())) for model in before}
 

@@ -18,6 +18,7 @@ from tenants.models import (
     ApiKeySnapshotRow,
     AuditEntry,
     ChangeEventRow,
+    Experiment,
     Invitation,
     LimitSet,
     Membership,
@@ -86,6 +87,13 @@ def no_pepper(world: World) -> None:
         ApiKey.objects.for_tenant(world.tenant).update(key_hash=b"o" * 32, pepper="")
 
 
+def experiment(world: World) -> Experiment:
+    arms = [{"name": "a", "share": 50}, {"name": "b", "share": 50, "model": "m"}]
+    return actions.do_create_experiment(
+        world.tenant, name="x", model="fast", arms=arms, primary_metric="cost", guardrails={"ttft": 0.1}
+    )
+
+
 LATER = datetime.now(UTC) + timedelta(days=400)
 # action, call, its audit entries (oldest first), the change types sent to gateways
 CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
@@ -99,6 +107,11 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
     "do_set_allowed_origins": (
         lambda w: actions.do_set_allowed_origins(w.tenant, ["https://App.example/"]),
         ["tenant.allowed_origins_updated"],
+        {"tenant"},
+    ),
+    "do_set_answer_cache": (
+        lambda w: actions.do_set_answer_cache(w.tenant, seconds=3600, sampled=True),
+        ["tenant.answer_cache_updated"],
         {"tenant"},
     ),
     "do_set_unknown_parameters": (
@@ -190,10 +203,41 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
         ["policy.superseded", "policy.reverted"],
         {"policy"},
     ),
+    "do_save_policy_draft": (
+        lambda w: actions.do_save_policy_draft(w.tenant, "slow", BODY),
+        ["policy_draft.created"],
+        set(),
+    ),
+    "do_discard_policy_draft": (
+        lambda w: actions.do_discard_policy_draft(actions.do_save_policy_draft(w.tenant, "slow", BODY)),
+        ["policy_draft.created", "policy_draft.deleted"],
+        set(),
+    ),
+    "do_publish_policy_draft": (
+        lambda w: actions.do_publish_policy_draft(actions.do_save_policy_draft(w.tenant, "slow", BODY)),
+        ["policy_draft.created", "policy.published", "policy_draft.deleted"],
+        {"policy"},
+    ),
     "do_withdraw_policy": (
         lambda w: actions.do_withdraw_policy(w.tenant, "fast"),
         ["policy.withdrawn"],
         {"policy"},
+    ),
+    "do_create_experiment": (experiment, ["experiment.created"], set()),
+    "do_start_experiment": (
+        lambda w: actions.do_start_experiment(experiment(w)),
+        ["experiment.created", "experiment.started"],
+        {"policy"},
+    ),
+    "do_stop_experiment": (
+        lambda w: actions.do_stop_experiment(actions.do_start_experiment(experiment(w))),
+        ["experiment.created", "experiment.started", "experiment.stopped"],
+        {"policy"},
+    ),
+    "do_delete_experiment": (
+        lambda w: actions.do_delete_experiment(experiment(w)),
+        ["experiment.created", "experiment.deleted"],
+        set(),
     ),
 }
 # Actions on users belong to no tenant; tests/integration/tenants/test_users.py tests them.

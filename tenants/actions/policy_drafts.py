@@ -1,0 +1,84 @@
+"""Actions on drafts of routing policies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tenants import audit
+from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant
+from tenants.actions.rules import check_policy, publish_version
+from tenants.models import RoutingPolicy, RoutingPolicyDraft, Tenant, User
+
+MAX_BODY_LENGTH = 64 * 1024  # characters of a draft as JSON
+MAX_DRAFTS = 200  # of a tenant
+
+
+def do_save_policy_draft(
+    tenant: Tenant, name: str, body: Mapping[str, Any], *, updated_by: User | None = None
+) -> RoutingPolicyDraft:
+    """Save the draft of the policy of the model name `name`. It need not be valid.
+
+    Raises:
+        ActionRefused: the draft is too long, or there are too many.
+    """
+    if len(json.dumps(body)) > MAX_BODY_LENGTH:
+        raise ActionRefused(f"body: a policy may have at most {MAX_BODY_LENGTH:,} characters.")
+    with locked_tenant(tenant) as locked:
+        drafts = RoutingPolicyDraft.objects.for_tenant(locked)
+        row = drafts.filter(name=name).first()
+        before = None if row is None else audit.serialize_for_audit(row)
+        if row is None:
+            if drafts.count() >= MAX_DRAFTS:
+                raise ActionRefused(f"There are {MAX_DRAFTS} drafts. Publish or discard one first.")
+            row = RoutingPolicyDraft(tenant=locked, name=name, based_on=_active_version(locked, name))
+        row.body, row.updated_by = dict(body), updated_by
+        check(row)
+        row.save()
+        after = audit.serialize_for_audit(row)
+        action = "policy_draft.created" if before is None else "policy_draft.updated"
+        audit.record(action, row, tenant_id=locked.pk, before=before, after=after)
+    return row
+
+
+def do_discard_policy_draft(draft: RoutingPolicyDraft) -> bool:
+    """Discard the draft. Returns False if it is already discarded or published."""
+    with locked_tenant(draft.tenant_id) as tenant:
+        row = RoutingPolicyDraft.objects.for_tenant(tenant).filter(pk=draft.pk).first()
+        if row is None:
+            return False
+        _delete(tenant, row)
+    return True
+
+
+def do_publish_policy_draft(draft: RoutingPolicyDraft, *, created_by: User | None = None) -> RoutingPolicy:
+    """Publish the draft as a new version of its policy, and delete the draft.
+
+    Raises:
+        ActionRefused: the draft is not a valid policy.
+        Conflict: it was published or discarded, or another version was published since it was created.
+    """
+    with locked_tenant(draft.tenant_id) as tenant:
+        row = RoutingPolicyDraft.objects.for_tenant(tenant).filter(pk=draft.pk).first()
+        if row is None:
+            raise Conflict("This draft does not exist any more.")
+        if row.updated_at != draft.updated_at:
+            raise Conflict("The draft has changed meanwhile. Read it again.")
+        active = _active_version(tenant, row.name)
+        if active is not None and active != row.based_on:
+            raise Conflict(f"Version {active} was published since this draft was created. Discard the draft.")
+        check_policy(row.body)
+        made = publish_version(tenant, "policy.published", row.name, row.body, created_by)
+        _delete(tenant, row)
+    return made
+
+
+def _active_version(tenant: Tenant, name: str) -> int | None:
+    rows = RoutingPolicy.objects.for_tenant(tenant).filter(name=name, active=True)
+    return rows.values_list("version", flat=True).first()
+
+
+def _delete(tenant: Tenant, row: RoutingPolicyDraft) -> None:
+    audit.record("policy_draft.deleted", row, tenant_id=tenant.pk, before=audit.serialize_for_audit(row))
+    row.delete()

@@ -1,0 +1,238 @@
+"""Management API of upstream credentials: a tenant's own, and the platform's. No response contains a secret."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import exceptions, serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from tenants.actions import credentials as actions
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.operators import OperatorView
+from tenants.api.serializers import MAX_BIGINT, Query, Strict
+from tenants.models import MAX_SECRET_LENGTH, UpstreamCredential
+from tenants.permissions import Permission
+from tenants.views import TenantView, check_query, given
+
+READ, WRITE = Permission.CREDENTIALS_READ, Permission.CREDENTIALS_WRITE
+
+
+class CredentialOut(serializers.ModelSerializer[UpstreamCredential]):
+    """A credential of the platform, without its secret."""
+
+    class Meta:
+        model = UpstreamCredential
+        fields: tuple[str, ...] = (
+            *("id", "name", "daily_spend_limit_nano", "max_concurrency", "version", "encryption_key_id"),
+            *("created_at", "rotated_at"),
+        )
+        read_only_fields = fields
+
+
+class OwnCredentialOut(serializers.ModelSerializer[UpstreamCredential]):
+    """A tenant's own credential, without its secret."""
+
+    models = serializers.ListField(child=serializers.CharField(), source="model_names", read_only=True)
+
+    class Meta:
+        model = UpstreamCredential
+        fields: tuple[str, ...] = (
+            *("id", "name", "models", "daily_spend_limit_nano", "max_concurrency", "version"),
+            *("created_at", "rotated_at"),
+        )
+        read_only_fields = fields
+
+
+class RotateCredentialIn(Strict):
+    secret = serializers.CharField(
+        max_length=MAX_SECRET_LENGTH,
+        write_only=True,
+        trim_whitespace=False,
+        help_text="API key at the upstream. It is stored encrypted and never shown again.",
+    )
+
+
+class CredentialChange(Strict):
+    name = serializers.CharField(max_length=64, help_text="1 to 64 of a-z 0-9 . _ -")
+    daily_spend_limit_nano = serializers.IntegerField(
+        required=False, allow_null=True, min_value=0, max_value=MAX_BIGINT, help_text="Nano-USD per day (UTC)."
+    )
+    max_concurrency = serializers.IntegerField(
+        required=False, allow_null=True, min_value=1, max_value=100_000, help_text="Concurrent requests."
+    )
+
+
+class OwnCredentialChange(CredentialChange):
+    models = serializers.ListField(
+        child=serializers.CharField(max_length=64),
+        source="model_names",
+        max_length=actions.MAX_MODELS,
+        help_text="Models whose requests use this credential instead of the platform's.",
+    )
+
+
+class CredentialIn(CredentialChange, RotateCredentialIn):
+    pass
+
+
+class OwnCredentialIn(OwnCredentialChange, RotateCredentialIn):
+    pass
+
+
+class ReencryptedOut(serializers.Serializer[Any]):
+    changed = serializers.IntegerField(help_text="Credentials that had an older encryption key.")
+
+
+@extend_schema(tags=["upstream credentials"])
+class OwnCredentials(TenantView):
+    serializer_class = OwnCredentialOut
+    permissions: ClassVar = {"GET": READ, "POST": WRITE}
+
+    @extend_schema(operation_id="credentials", parameters=[Query], responses=OwnCredentialOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Return the tenant's own upstream credentials, newest first, without their secrets."""
+        check_query(Query, request)
+        with self.scope():
+            return self.page(self.rows(UpstreamCredential), OwnCredentialOut)
+
+    @extend_schema(
+        operation_id="credentials_create",
+        parameters=[HEADER],
+        request=OwnCredentialIn,
+        responses={201: OwnCredentialOut},
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Store an upstream credential of the tenant. Its requests for `models` use it instead of the platform's."""
+        row = actions.do_create_credential(self.access.tenant, **given(OwnCredentialIn, request.data))
+        return Response(OwnCredentialOut(row).data, status=201)
+
+
+@extend_schema(tags=["upstream credentials"])
+class OwnCredentialDetail(TenantView):
+    serializer_class = OwnCredentialOut
+    permissions: ClassVar = {"GET": READ, "PATCH": WRITE, "DELETE": WRITE}
+
+    @extend_schema(operation_id="credential")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(OwnCredentialOut(self.find(UpstreamCredential, pk)).data)
+
+    @extend_schema(operation_id="credential_update", request=OwnCredentialChange)
+    def patch(self, request: Request, pk: int) -> Response:
+        """Change the name, the models or the limits. To replace the secret, rotate the credential."""
+        row = self.find(UpstreamCredential, pk)
+        row = actions.do_update_credential(row, **given(OwnCredentialChange, request.data, partial=True))
+        return Response(OwnCredentialOut(row).data)
+
+    @extend_schema(operation_id="credential_remove", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Remove the credential. Requests for its models use the platform's again."""
+        actions.do_remove_credential(self.find(UpstreamCredential, pk))
+        return Response(status=204)
+
+
+@extend_schema(tags=["upstream credentials"])
+class OwnCredentialRotate(TenantView):
+    serializer_class = OwnCredentialOut
+    permissions: ClassVar = {"POST": WRITE}
+
+    @extend_schema(
+        operation_id="credential_rotate",
+        parameters=[HEADER],
+        request=RotateCredentialIn,
+        responses=OwnCredentialOut,
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Replace the secret. Workers use the new one within seconds."""
+        row = self.find(UpstreamCredential, pk)
+        row = actions.do_rotate_credential(row, given(RotateCredentialIn, request.data)["secret"])
+        return Response(OwnCredentialOut(row).data)
+
+
+class PlatformCredentialView(OperatorView):
+    """Base of the views of the platform's credentials."""
+
+    serializer_class = CredentialOut
+    pagination_class = None
+
+    def find_credential(self, pk: int) -> UpstreamCredential:
+        with self.scope():
+            row = UpstreamCredential.objects.all_tenants().filter(pk=pk, tenant=None).first()
+        if row is None:
+            raise exceptions.NotFound
+        return row
+
+
+@extend_schema(tags=["operators"])
+class PlatformCredentials(PlatformCredentialView):
+    @extend_schema(operation_id="operator_credentials", responses=CredentialOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Return the platform's upstream credentials, without their secrets."""
+        with self.scope():
+            rows = UpstreamCredential.objects.all_tenants().filter(tenant=None).order_by("name")
+            return Response(CredentialOut(rows, many=True).data)
+
+    @extend_schema(
+        operation_id="operator_credentials_create",
+        parameters=[HEADER],
+        request=CredentialIn,
+        responses={201: CredentialOut},
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Store an upstream credential of the platform, for deployments to name."""
+        row = actions.do_create_credential(None, **given(CredentialIn, request.data))
+        return Response(CredentialOut(row).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class PlatformCredentialsReencrypt(PlatformCredentialView):
+    @extend_schema(
+        operation_id="operator_credentials_reencrypt", parameters=[HEADER], request=None, responses=ReencryptedOut
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Encrypt all credentials, also those of tenants, with the newest key of MILLRACE_CREDENTIAL_KEYS."""
+        changed: Any = {"changed": actions.do_reencrypt_credentials()}
+        return Response(ReencryptedOut(changed).data)
+
+
+@extend_schema(tags=["operators"])
+class PlatformCredentialDetail(PlatformCredentialView):
+    @extend_schema(operation_id="operator_credential")
+    def get(self, request: Request, pk: int) -> Response:
+        """Return an upstream credential of the platform, without its secret."""
+        return Response(CredentialOut(self.find_credential(pk)).data)
+
+    @extend_schema(operation_id="operator_credential_update", request=CredentialChange)
+    def patch(self, request: Request, pk: int) -> Response:
+        """Change the name or the limits. To replace the secret, rotate the credential."""
+        row = self.find_credential(pk)
+        row = actions.do_update_credential(row, **given(CredentialChange, request.data, partial=True))
+        return Response(CredentialOut(row).data)
+
+    @extend_schema(operation_id="operator_credential_remove", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Remove a credential that no deployment uses."""
+        actions.do_remove_credential(self.find_credential(pk))
+        return Response(status=204)
+
+
+@extend_schema(tags=["operators"])
+class PlatformCredentialRotate(PlatformCredentialView):
+    @extend_schema(
+        operation_id="operator_credential_rotate",
+        parameters=[HEADER],
+        request=RotateCredentialIn,
+        responses=CredentialOut,
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Replace the secret. Workers use the new one within seconds."""
+        row = self.find_credential(pk)
+        row = actions.do_rotate_credential(row, given(RotateCredentialIn, request.data)["secret"])
+        return Response(CredentialOut(row).data)

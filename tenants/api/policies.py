@@ -1,0 +1,181 @@
+"""Drafts of routing policies, their validation and differences."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from tenants import actions
+from tenants.actions.policy_drafts import MAX_BODY_LENGTH
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.serializers import MAX_BIGINT, PolicyIn, PolicyOut, Query, Strict
+from tenants.models import RoutingPolicy, RoutingPolicyDraft
+from tenants.permissions import Permission
+from tenants.routing_policies import policy
+from tenants.routing_policies.diffs import diff, pretty
+from tenants.views import TenantView, check_query, given, person
+
+
+class PolicyDraftOut(serializers.ModelSerializer[RoutingPolicyDraft]):
+    body = serializers.DictField()
+    error = serializers.SerializerMethodField(help_text="Why the draft is not a valid policy; empty: it is valid.")
+
+    class Meta:
+        model = RoutingPolicyDraft
+        fields = ("id", "name", "body", "based_on", "error", "updated_at")
+        read_only_fields = fields
+
+    def get_error(self, draft: RoutingPolicyDraft) -> str:
+        return policy_error(draft.body)
+
+
+class PolicyDraftQuery(Query):
+    name = serializers.CharField(required=False, max_length=64)
+
+
+class PolicyBodyIn(Strict):
+    body = serializers.DictField()
+
+
+class PolicyValidationOut(serializers.Serializer[Any]):
+    valid = serializers.BooleanField()
+    error = serializers.CharField(help_text="The first error, with its path; empty: the policy is valid.")
+    models = serializers.ListField(child=serializers.CharField(), help_text="The models of all rules.")
+
+
+class PolicyDiffQuery(Query):
+    against = serializers.IntegerField(
+        required=False,
+        min_value=1,
+        max_value=MAX_BIGINT,
+        help_text="ID of the older version; default: the previous one.",
+    )
+
+
+class PolicyDiffLineOut(serializers.Serializer[Any]):
+    change = serializers.ChoiceField(
+        (("+", "added"), ("-", "removed"), (" ", "unchanged")), help_text="Whether the line was added or removed."
+    )
+    text = serializers.CharField()
+
+
+class PolicyDiffOut(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    version = serializers.IntegerField()
+    against = serializers.IntegerField(allow_null=True, help_text="The older version; null: there is none.")
+    lines = PolicyDiffLineOut(many=True, help_text="All lines of both texts; empty if they are equal.")
+
+
+@extend_schema(tags=["policies"])
+class PolicyDrafts(TenantView):
+    serializer_class = PolicyDraftOut
+    permissions: ClassVar = {"GET": Permission.POLICIES_READ, "POST": Permission.POLICIES_WRITE}
+
+    @extend_schema(operation_id="policy_drafts", parameters=[PolicyDraftQuery], responses=PolicyDraftOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Return the drafts of routing policies, newest first."""
+        query = check_query(PolicyDraftQuery, request)
+        with self.scope():
+            return self.page(self.rows(RoutingPolicyDraft).filter(**query.filters()), PolicyDraftOut)
+
+    @extend_schema(
+        operation_id="policy_drafts_save", parameters=[HEADER], request=PolicyIn, responses={200: PolicyDraftOut}
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Save the draft of a routing policy, in place of an earlier one. Requests do not use it."""
+        fields = given(PolicyIn, request.data)
+        row = actions.do_save_policy_draft(self.access.tenant, **fields, updated_by=person(request))
+        return Response(PolicyDraftOut(row).data)
+
+
+@extend_schema(tags=["policies"])
+class PolicyDraftDetail(TenantView):
+    serializer_class = PolicyDraftOut
+    permissions: ClassVar = {"GET": Permission.POLICIES_READ, "DELETE": Permission.POLICIES_WRITE}
+
+    @extend_schema(operation_id="policy_draft")
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(PolicyDraftOut(self.find(RoutingPolicyDraft, pk)).data)
+
+    @extend_schema(operation_id="policy_draft_discard", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Discard the draft."""
+        actions.do_discard_policy_draft(self.find(RoutingPolicyDraft, pk))
+        return Response(status=204)
+
+
+@extend_schema(tags=["policies"])
+class PolicyDraftPublish(TenantView):
+    permissions: ClassVar = {"POST": Permission.POLICIES_WRITE}
+
+    @extend_schema(operation_id="policy_draft_publish", parameters=[HEADER], request=None, responses={201: PolicyOut})
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Publish the draft as the newest version, unless another version was published since it was created."""
+        row = actions.do_publish_policy_draft(self.find(RoutingPolicyDraft, pk), created_by=person(request))
+        return Response(PolicyOut(row).data, status=201)
+
+
+@extend_schema(tags=["policies"])
+class PolicyValidation(TenantView):
+    permissions: ClassVar = {"POST": Permission.POLICIES_READ}
+
+    @extend_schema(operation_id="policy_validate", request=PolicyBodyIn, responses=PolicyValidationOut)
+    def post(self, request: Request) -> Response:
+        """Validate the body of a routing policy. Nothing is stored."""
+        body = bounded_body(given(PolicyBodyIn, request.data)["body"])
+        error = policy_error(body)
+        models = [] if error else list(policy.parse(body).models)
+        return Response(PolicyValidationOut({"valid": not error, "error": error, "models": models}).data)
+
+
+@extend_schema(tags=["policies"])
+class PolicyDiff(TenantView):
+    permissions: ClassVar = {"GET": Permission.POLICIES_READ}
+
+    @extend_schema(operation_id="policy_diff", parameters=[PolicyDiffQuery], responses=PolicyDiffOut)
+    def get(self, request: Request, pk: int) -> Response:
+        """Return the differences between this version and an older one, as lines of their JSON."""
+        row = self.find(RoutingPolicy, pk)
+        against = check_query(PolicyDiffQuery, request).validated_data.get("against")
+        if against is not None:
+            older: RoutingPolicy | None = self.find(RoutingPolicy, against)
+        else:
+            with self.scope():
+                rows = self.rows(RoutingPolicy).filter(name=row.name, version__lt=row.version)
+                older = rows.order_by("-version").first()
+        lines = diff("" if older is None else pretty(older.body), pretty(row.body))
+        found = {
+            "name": row.name,
+            "version": row.version,
+            "against": None if older is None else older.version,
+            "lines": [{"change": change, "text": text} for change, text in lines],
+        }
+        return Response(PolicyDiffOut(found).data)
+
+
+def bounded_body(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a policy.
+
+    Raises:
+        ValidationError: it is too long.
+    """
+    if len(json.dumps(body)) > MAX_BODY_LENGTH:
+        raise ValidationError({"body": [f"A policy may have at most {MAX_BODY_LENGTH:,} characters."]})
+    return body
+
+
+def policy_error(body: dict[str, Any]) -> str:
+    """Return why a body is not a valid policy; empty if it is."""
+    try:
+        policy.parse(body)
+    except ValueError as exc:
+        return str(exc)
+    return ""

@@ -1,0 +1,1 @@
+"""Upstream credentials: their encryption at rest, and their delivery to workers."""

@@ -1,0 +1,91 @@
+"""Events in the formats of alert channels: Slack-compatible webhooks and PagerDuty's Events API. No Django.
+
+A channel is a webhook endpoint of another kind, with the same outbox, retries, checks of its URL and delivery log. Its
+secret (Slack's URL, PagerDuty's routing key) is encrypted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+SLACK, PAGERDUTY = "slack", "pagerduty"
+PAGERDUTY_URLS = {
+    "us": "https://events.pagerduty.com/v2/enqueue",
+    "eu": "https://events.eu.pagerduty.com/v2/enqueue",
+}
+ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}", re.ASCII)
+_MAX_SUMMARY = 1000  # characters; PagerDuty accepts 1024
+
+
+def summary(event_type: str, payload: Mapping[str, Any]) -> str:
+    """Return an event in words."""
+    if event_type == "budget.threshold_reached":
+        budget = payload["budget"]
+        used, limit = (_amount(payload[name], budget["unit"]) for name in ("used", "limit"))
+        if payload["threshold"] == "forecast":
+            text = f"Budget {budget['name']}: the forecast exceeds the limit of {limit}. {used} used so far."
+        else:
+            text = f"Budget {budget['name']}: {payload['threshold']}% reached. {used} of {limit} used."
+    elif event_type == "webhook.test":
+        text = f"Millrace test: {payload['text']}"
+    elif event_type == "payment.recorded":
+        text = f"Payment of {_cents(payload['amount_cents'])} recorded."  # negative for a refund
+    else:
+        what = event_type.replace(".", " ").replace("_", " ")
+        total = payload.get("total_cents")
+        text = f"{what.capitalize()}: {payload.get('number')}" + ("." if total is None else f", {_cents(total)}.")
+    return text[:_MAX_SUMMARY]
+
+
+def severity(event_type: str, payload: Mapping[str, Any]) -> str:
+    """Return PagerDuty's severity: `critical` if a hard limit is reached, else `warning` or `info`."""
+    if event_type == "invoice.past_due":
+        return "warning"
+    if event_type != "budget.threshold_reached":
+        return "info"
+    is_full = payload["threshold"] != "forecast" and int(payload["threshold"]) >= 100
+    return "critical" if is_full and payload["budget"]["mode"] == "hard" else "warning"
+
+
+def slack_body(event_type: str, payload: Mapping[str, Any]) -> bytes:
+    """Return the message for an incoming webhook. Names cannot mention users or link to other pages."""
+    text = summary(event_type, payload)
+    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        text = text.replace(character, entity)
+    return json.dumps({"text": text}, ensure_ascii=False).encode()
+
+
+def pagerduty_body(routing_key: str, public_id: str, event_type: str, payload: Mapping[str, Any], at: str) -> bytes:
+    """Return a trigger event. The alerts of one period of a budget belong to one incident."""
+    key = public_id
+    if event_type == "budget.threshold_reached":
+        key = f"millrace-budget-{payload['budget']['id']}-{payload['period_start']}"
+    body = {
+        "routing_key": routing_key,
+        "event_action": "trigger",
+        "dedup_key": key,
+        "payload": {
+            "summary": summary(event_type, payload),
+            "source": "millrace",
+            "severity": severity(event_type, payload),
+            "timestamp": at,
+            "class": event_type,
+            "custom_details": dict(payload),
+        },
+    }
+    return json.dumps(body, ensure_ascii=False).encode()
+
+
+def _amount(value: int, unit: str) -> str:
+    """Return an amount in whole units: nano-USD with two decimals, rounded down."""
+    if unit != "money":
+        return f"{value:,} {unit}"
+    return f"${value // 10**9:,}.{value // 10**7 % 100:02}"
+
+
+def _cents(value: int) -> str:
+    sign = "−" if value < 0 else ""
+    return f"{sign}${abs(value) // 100:,}.{abs(value) % 100:02}"
