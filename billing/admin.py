@@ -18,6 +18,7 @@ from tenants.admin import ReadOnlyAdmin
     m.Commitment,
     m.BudgetCorrection,
     m.CreditGrant,
+    m.TopUp,
     m.CreditApplication,
     m.ExchangeRate,
     m.InvoiceEmail,

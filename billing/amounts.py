@@ -23,6 +23,8 @@ TOKENS_A_PRICE = 10**6  # a price is per million tokens
 PPM = 10**6  # tax rates and exchange rates are in millionths: 8.875 % is 88,750
 MAX_BUDGET = 10**17  # nano-USD (100 million dollars), tokens or requests; sums of several fit in a bigint
 MAX_NANO_PER_MILLION = 10**18  # nano-USD per million tokens; a higher price is an input error
+MIN_TOP_UP_CENTS = 100
+MAX_TOP_UP_CENTS = 99_999_999  # the payment provider accepts up to eight digits
 MAX_CENTS = 10**12  # of one invoice line or payment
 
 

@@ -10,12 +10,15 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "billing-update-rollups": {"task": "billing.update_rollups", "schedule": 60.0},
     "billing-make-partitions": {"task": "billing.make_partitions", "schedule": crontab(hour="*/6", minute="17")},
     "billing-generate-invoices": {"task": "billing.generate_invoices", "schedule": crontab(minute="13")},
+    "billing-apply-reratings": {"task": "billing.apply_reratings", "schedule": crontab(minute="*/5")},
     "billing-send-payment-reminders": {
         "task": "billing.send_payment_reminders",
         "schedule": crontab(hour="9", minute="0"),
     },
     "billing-expire-credits": {"task": "billing.expire_credits", "schedule": crontab(hour="4", minute="41")},
     "billing-collect-payments": {"task": "billing.collect_payments", "schedule": crontab(minute="*/10")},
+    "billing-check-vat-ids": {"task": "billing.check_vat_ids", "schedule": crontab(minute="7")},
+    "billing-top-up": {"task": "billing.top_up", "schedule": 60.0, "options": {"expires": 60}},
     "billing-purge-payment-events": {
         "task": "billing.purge_payment_events",
         "schedule": crontab(hour="4", minute="51"),

@@ -283,6 +283,8 @@ class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
             "changed_at",
             "unpinned_tokens",
             "reasoning_tokens",
+            "usage_source",
+            "unbilled_tokens",
             "cost",
             "lines",
             "queue_us",

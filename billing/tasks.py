@@ -7,9 +7,12 @@ from celery import shared_task
 from django.conf import settings
 
 from billing.actions.credits import do_expire_credits
+from billing.actions.dunning import suspend_overdue
 from billing.actions.payment_events import do_purge_events
+from billing.actions.reratings import continue_reratings
+from billing.actions.top_ups import do_top_up_all
 from billing.budgets import alerts
-from billing.invoicing import emails, runs
+from billing.invoicing import emails, runs, vies
 from billing.metering import rollups
 from billing.metering.partitions import ensure_partitions
 from billing.metering.reconciler import reconcile
@@ -41,10 +44,21 @@ def generate_invoices() -> None:
     emails.send_all()
 
 
+@shared_task(name="billing.apply_reratings")
+def apply_reratings() -> int:
+    """Issue the notes of applied re-ratings. Return how many are new."""
+    report = continue_reratings()
+    if report.issued or report.left:
+        log.info("reratings_continued", issued=len(report.issued), left=len(report.left))
+    return len(report.issued)
+
+
 @shared_task(name="billing.send_payment_reminders")
 def send_payment_reminders() -> int:
-    """Create reminders of invoices past due. Return how many are new."""
-    return emails.remind()
+    """Create reminders of invoices past due, and suspend tenants with overdue ones. Return how many are new."""
+    new = emails.remind()
+    log.info("dunning", reminders=new, suspended=suspend_overdue())
+    return new
 
 
 @shared_task(name="billing.expire_credits")
@@ -57,6 +71,18 @@ def expire_credits() -> int:
 def collect_payments() -> int:
     """Record payments from files in the data directory's `payments`. Return how many were new."""
     return collect(settings.MILLRACE.data_dir / "payments")
+
+
+@shared_task(name="billing.check_vat_ids")
+def check_vat_ids() -> int:
+    """Check the EU VAT IDs of billing profiles with VIES. Return how many were answered."""
+    return vies.check_profiles()
+
+
+@shared_task(name="billing.top_up")
+def top_up() -> int:
+    """Buy prepaid credit for tenants whose balance is low. Return how many top-ups were paid or are processed."""
+    return do_top_up_all()
 
 
 @shared_task(name="billing.purge_payment_events")

@@ -19,7 +19,7 @@ from tenants.outbox.propagation import Pending, after_commit
 
 CHANGEABLE = (
     *("name", "amount", "mode", "reduce_max_tokens", "temporary_increase", "increase_expires_at", "rollover_limit"),
-    *("thresholds", "alert_forecast"),
+    *("thresholds", "alert_forecast", "alerts_muted_until"),
 )
 MAX_THRESHOLDS = 10
 MAX_THRESHOLD_PERCENT = 1000
@@ -60,6 +60,7 @@ def do_change_budget(budget: Budget, **fields: Any) -> Budget:
         raise ActionRefused(f"{', '.join(fixed)} cannot be changed. Create a new budget instead.")
     with locked_tenant(budget.tenant_id) as tenant:
         row = _active(tenant, budget)
+        _check_changeable(row)
         before = audit.serialize_for_audit(row)
         for name, value in fields.items():
             setattr(row, name, value)
@@ -76,6 +77,7 @@ def do_remove_budget(budget: Budget) -> bool:
         row = Budget.objects.for_tenant(tenant).filter(pk=budget.pk, active=True).first()
         if row is None:
             return False
+        _check_changeable(row)
         before = audit.serialize_for_audit(row)
         row.active = False
         row.save(update_fields=["active"])
@@ -93,6 +95,11 @@ def _active(tenant: Tenant, budget: Budget) -> Budget:
     if row is None:
         raise Conflict("This budget was removed.")
     return row
+
+
+def _check_changeable(budget: Budget) -> None:
+    if budget.is_balance:
+        raise Conflict("This budget follows the prepaid balance. Buy credit to raise it.")
 
 
 def _check(budget: Budget) -> None:

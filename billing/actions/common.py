@@ -4,17 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, date, datetime, timedelta
 
+from billing.actions.prepayment import update_gate
+from billing.models import CHARGES, BillingProfile, Invoice
+from tenants.actions import do_resume_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
+
+_BOOKED: ContextVar[frozenset[int]] = ContextVar("tenants with an open booking", default=frozenset())
 
 
 @contextmanager
 def booking(tenant_id: int) -> Iterator[Tenant]:
     """Open a transaction that changes the tenant's ledger, after any other such transaction.
 
-    Unlike `locked_tenant`, it accepts a deleted tenant, whose last invoice is still to be issued and paid.
+    Unlike `locked_tenant`, it accepts a deleted tenant, whose last invoice is still to be issued and paid. At the end
+    of the outermost booking, the gate of a prepaid tenant follows its balance, and a paid debt ends its suspension.
     """
     with all_tenants_scope(BypassReason.BILLING):
-        yield Tenant.objects.all_tenants().select_for_update(no_key=True).get(pk=tenant_id)
+        tenant = Tenant.objects.all_tenants().select_for_update(no_key=True).get(pk=tenant_id)
+        outer = _BOOKED.get()
+        token = _BOOKED.set(outer | {tenant_id})
+        try:
+            yield tenant
+        finally:
+            _BOOKED.reset(token)
+        if tenant_id not in outer:
+            _follow_balance(tenant)
+
+
+def _follow_balance(tenant: Tenant) -> None:
+    profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
+    if profile is None or tenant.status == Tenant.Status.PURGED:
+        return
+    update_gate(tenant, profile)
+    if profile.suspended_at is None:
+        return
+    today = max(datetime.now(UTC), profile.suspended_at).date()
+    if overdue_invoice(profile, today) is None:
+        profile.suspended_at = None
+        profile.save(update_fields=["suspended_at"])
+        do_resume_tenant(tenant)
+
+
+def overdue_invoice(profile: BillingProfile, today: date) -> Invoice | None:
+    """Return the tenant's oldest invoice that is overdue for the entity's time of suspension."""
+    days = profile.entity.suspend_after_days
+    if days is None:
+        return None
+    late = Invoice.objects.for_tenant(profile.tenant_id).filter(
+        state=Invoice.State.OPEN, invoice_type__in=CHARGES, due_on__lte=today - timedelta(days=days)
+    )
+    return late.order_by("due_on", "pk").first()

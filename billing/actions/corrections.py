@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 from billing.actions import credits
 from billing.actions.common import booking
-from billing.actions.drafts import notes_on, returned_credit, write
+from billing.actions.drafts import creditable, debits_and_credits, write
 from billing.actions.invoices import do_finalize
-from billing.actions.payments import next_key, outstanding
+from billing.actions.matching import next_key, outstanding
 from billing.amounts import FEMTO_A_CENT, NANO_A_CENT, dollars
+from billing.invoicing.webhook_events import emit_voided, emit_written_off
 from billing.ledger import PostedEntry, post
-from billing.models import Account, Invoice, InvoiceLine, LedgerEntry
+from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, OneOffLine, ReratedInvoice
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 
@@ -22,41 +23,74 @@ def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], r
     Raises:
         ActionRefused: nothing, or less. Conflict: the invoice is no longer owed or paid, or was less than that.
     """
+    amounts = _amounts(amounts)
+    with booking(invoice.tenant_id):
+        billed = _billed(invoice)
+        if billed.is_credit_note or billed.state not in (Invoice.State.OPEN, Invoice.State.PAID):
+            raise Conflict("Only open or paid invoices can be credited.")
+        if billed.sells_credit:
+            raise Conflict("A purchase of prepaid credit cannot be credited. Refund its payment instead.")
+        note = note_on(billed, Invoice.InvoiceType.CREDIT_NOTE, reason)
+        lines = [amount_line(note, number, *amount) for number, amount in enumerate(amounts, 1)]
+        left = creditable(billed)
+        if left < sum(cents for _, cents in amounts):
+            raise Conflict(f"Only {dollars(left)} of this invoice can still be credited.")
+        return do_finalize(write(note, lines))
+
+
+def do_issue_debit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], reason: str) -> Invoice:
+    """Issue a debit note on an invoice: pairs of description and cents before tax, at the invoice's tax.
+
+    Raises:
+        ActionRefused: nothing, or less. Conflict: the document is no final invoice.
+    """
+    amounts = _amounts(amounts)
+    with booking(invoice.tenant_id):
+        billed = _billed(invoice)
+        final = (Invoice.State.OPEN, Invoice.State.PAID, Invoice.State.UNCOLLECTIBLE)
+        if billed.invoice_type != Invoice.InvoiceType.INVOICE or billed.state not in final:
+            raise Conflict("Only final invoices that are not void can be debited. Add a one-off line instead.")
+        note = note_on(billed, Invoice.InvoiceType.DEBIT_NOTE, reason)
+        lines = [amount_line(note, number, *amount) for number, amount in enumerate(amounts, 1)]
+        return do_finalize(write(note, lines))
+
+
+def _amounts(amounts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     amounts = list(amounts)
     if not amounts or any(cents <= 0 for _, cents in amounts):
         raise ActionRefused("Every amount must be greater than zero.")
-    with booking(invoice.tenant_id) as tenant:
-        rows = Invoice.objects.for_tenant(tenant).select_related("entity", "period")
-        billed = rows.select_for_update(of=("self",)).get(pk=invoice.pk)
-        if billed.is_credit_note or billed.state not in (Invoice.State.OPEN, Invoice.State.PAID):
-            raise Conflict("Only open or paid invoices can be credited.")
-        same = Invoice.objects.for_tenant(tenant).filter(
-            period=billed.period, invoice_type=Invoice.InvoiceType.CREDIT_NOTE
-        )
-        note = Invoice(
-            tenant=tenant,
-            entity=billed.entity,
-            period=billed.period,
-            invoice_type=Invoice.InvoiceType.CREDIT_NOTE,
-            revision=same.count() + 1,
-            refers_to=billed,
-            reason=reason,
-            complete=True,
-        )
-        lines = [_credit(note, number, *amount) for number, amount in enumerate(amounts, 1)]
-        write(note, lines)
-        left = note.taxable + returned_credit(note)
-        if left < note.subtotal:
-            raise Conflict(f"Only {dollars(left)} of this invoice can still be credited.")
-        return do_finalize(note)
+    return amounts
 
 
-def _credit(note: Invoice, position: int, description: str, cents: int) -> InvoiceLine:
+def _billed(invoice: Invoice) -> Invoice:
+    rows = Invoice.objects.for_tenant(invoice.tenant_id).select_related("entity", "period", "tenant")
+    billed: Invoice = rows.select_for_update(of=("self",)).get(pk=invoice.pk)
+    return billed
+
+
+def note_on(billed: Invoice, invoice_type: Invoice.InvoiceType, reason: str) -> Invoice:
+    """Return an unsaved credit note or debit note on an invoice."""
+    same = Invoice.objects.for_tenant(billed.tenant_id).filter(period=billed.period, invoice_type=invoice_type)
+    return Invoice(
+        tenant=billed.tenant,
+        entity=billed.entity,
+        period=billed.period,
+        invoice_type=invoice_type,
+        revision=same.count() + 1,
+        refers_to=billed,
+        reason=reason,
+        complete=True,
+    )
+
+
+def amount_line(note: Invoice, position: int, description: str, cents: int) -> InvoiceLine:
+    """Return a line of a fixed amount on a credit note or debit note."""
+    line_type = InvoiceLine.LineType.CREDIT if note.is_credit_note else InvoiceLine.LineType.ONE_OFF
     return InvoiceLine(
         invoice=note,
         tenant_id=note.tenant_id,
         position=position,
-        line_type=InvoiceLine.LineType.CREDIT,
+        line_type=line_type,
         description=description,
         femto=cents * FEMTO_A_CENT,
         cents=cents,
@@ -67,19 +101,25 @@ def do_void(invoice: Invoice, reason: str) -> Invoice:
     """Void an invoice without payments or credit notes. It keeps its number, and may be drafted again.
 
     Raises:
-        Conflict: it is not open, or something was.
+        Conflict: it is not open, or something was, or a re-rating issued it.
     """
     with booking(invoice.tenant_id):
         row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
-        paid_by_credit = row.state == Invoice.State.PAID and row.total == 0
-        is_unpaid = row.state == Invoice.State.OPEN and outstanding(row) == row.total
-        if row.is_credit_note or not (is_unpaid or paid_by_credit) or notes_on(row).exists():
+        if row.sells_credit:
+            raise Conflict("A purchase of prepaid credit cannot be voided. Refund its payment instead.")
+        if ReratedInvoice.objects.for_tenant(row.tenant_id).filter(note=row).exists():
+            raise Conflict(f"{row.number} is a note of a re-rating. Apply another re-rating to change its prices back.")
+        paid_by_credit = row.state == Invoice.State.PAID and row.total == row.prepaid
+        is_unpaid = row.state == Invoice.State.OPEN and outstanding(row) == row.total - row.prepaid
+        if row.is_credit_note or not (is_unpaid or paid_by_credit) or debits_and_credits(row).exists():
             raise Conflict("Only open invoices without payments or credits can be voided. Issue a credit note instead.")
         credits.do_give_back(row)
+        OneOffLine.objects.for_tenant(row.tenant_id).filter(invoice=row).update(invoice=None)
         booked = LedgerEntry.objects.for_tenant(row.tenant_id).filter(transaction__key=f"invoice:{row.pk}")
         undone = [PostedEntry(Account(entry.account), -entry.nano, row.pk) for entry in booked.order_by("pk")]
         post(row.tenant_id, f"void:{row.pk}", undone)
         _end(row, Invoice.State.VOID, "invoice.voided", reason)
+        emit_voided(row)
     return row
 
 
@@ -95,8 +135,10 @@ def do_write_off(invoice: Invoice, reason: str) -> Invoice:
             raise Conflict("Only open invoices can be written off.")
         nano = outstanding(row) * NANO_A_CENT
         entries = [PostedEntry(Account.BAD_DEBT, nano, row.pk), PostedEntry(Account.RECEIVABLE, -nano, row.pk)]
-        post(row.tenant_id, next_key(row, "bad-debt"), entries)
+        key = next_key(row, "bad-debt")
+        post(row.tenant_id, key, entries)
         _end(row, Invoice.State.UNCOLLECTIBLE, "invoice.written_off", reason)
+        emit_written_off(row, key, nano // NANO_A_CENT)
     return row
 
 

@@ -11,10 +11,10 @@ from django.db.models.functions import Cast, Coalesce
 
 from billing.actions.common import booking
 from billing.amounts import NANO_A_CENT
-from billing.ledger import PostedEntry, balance, post
+from billing.ledger import PostedEntry, post
 from billing.models import Account, Commitment, CreditApplication, CreditGrant, Invoice, Period
 from tenants import audit
-from tenants.actions import ActionRefused, Conflict
+from tenants.actions import ActionRefused
 from tenants.actions.common import check
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -38,19 +38,19 @@ def do_grant_credit(
     expires_at: datetime | None = None,
     note: str = "",
 ) -> CreditGrant:
-    """Grant credit in nano-USD. Prepaid credit is paid from deposits, so the payment must be recorded before.
+    """Grant credit in nano-USD that the tenant does not buy. `purchases.do_sell_credit` sells prepaid credit.
 
     Raises:
-        ActionRefused: nothing, or no time to use it. Conflict: deposits do not cover it.
+        ActionRefused: nothing, or no time to use it.
     """
     starts_at = starts_at or datetime.now(UTC)
     if nano <= 0:
         raise ActionRefused("The credit must be greater than zero.")
     if expires_at is not None and expires_at <= starts_at:
         raise ActionRefused("The expiration date is in the past. Choose a later date.")
+    if grant_type == CreditGrant.GrantType.PREPAID:
+        raise ActionRefused("Prepaid credit is sold. Record the payment with credit=true, or sell it from deposits.")
     with booking(tenant if isinstance(tenant, int) else tenant.pk) as locked:
-        if grant_type == CreditGrant.GrantType.PREPAID and -balance(locked.pk, Account.DEPOSITS) < nano:
-            raise Conflict("The tenant’s advance payments are too low. Record the payment first.")
         grant = CreditGrant(
             tenant=locked,
             grant_type=grant_type,
@@ -60,12 +60,13 @@ def do_grant_credit(
             expires_at=expires_at,
             note=note,
         )
-        _grant(grant)
+        grant_credit(grant)
         audit.record("credit.created", grant, tenant_id=locked.pk, after=audit.serialize_for_audit(grant))
     return grant
 
 
-def _grant(grant: CreditGrant, source: Account | None = None) -> None:
+def grant_credit(grant: CreditGrant, source: Account | None = None) -> None:
+    """Save a new grant and book it from `source`; without one, from the account of its type."""
     check(grant)
     grant.save(force_insert=True)
     source = source or _SOURCE[CreditGrant.GrantType(grant.grant_type)]
@@ -91,7 +92,7 @@ def grant_commitments(period: Period, tenant_id: int) -> list[Commitment]:
     )
     for commitment in active:
         if commitment.pk not in granted:
-            _grant(
+            grant_credit(
                 CreditGrant(
                     tenant_id=tenant_id,
                     grant_type=CreditGrant.GrantType.COMMITMENT,
@@ -118,7 +119,7 @@ def usable(tenant_id: int, period: Period) -> list[Any]:
         Q(expires_at__isnull=True) | Q(expires_at__gt=period.starts_at), starts_at__lt=period.ends_at
     )
     order = ("priority", F("expires_at").asc(nulls_last=True), "created_at", "pk")
-    return list(with_rest(alive).filter(rest__gt=0).order_by(*order))
+    return list(with_rest(alive).filter(rest__gt=0).select_related("purchase").order_by(*order))
 
 
 def applied_credit(grants: Iterable[Any], cents: int) -> list[tuple[CreditGrant, int]]:
@@ -140,35 +141,40 @@ def apply_credit(invoice: Invoice, applied: Iterable[tuple[CreditGrant, int]]) -
     )
 
 
-def applied_nano(invoice: Invoice) -> int:
-    """Return the credit applied to the invoice, in nano-USD."""
-    uses = CreditApplication.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
-    return int(uses.aggregate(sum=Sum("nano"))["sum"] or 0)
-
-
-def return_credit(invoice: Invoice, cents: int, returned_before: int, note: str) -> None:
+def return_credit(invoice: Invoice, cents: int, returned_before: int, note: str, *, paid: bool = False) -> None:
     """Grant the credit that a credit note returns: prepaid as prepaid, other credit as promotional, without an end.
 
     Args:
         invoice: the invoice to which the credit was applied. The credit applied last is returned first.
         returned_before: cents that earlier credit notes returned.
+        paid: return credit that paid the total, instead of credit that was deducted before tax.
     """
     skip, rest = returned_before * NANO_A_CENT, cents * NANO_A_CENT
-    parts: dict[CreditGrant.GrantType, int] = {}
-    uses = CreditApplication.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
-    for grant_type, nano in uses.order_by("-pk").values_list("grant__grant_type", "nano"):
-        left = max(0, nano - skip)
-        skip -= nano - left
-        is_prepaid = grant_type == CreditGrant.GrantType.PREPAID
-        kept = CreditGrant.GrantType.PREPAID if is_prepaid else CreditGrant.GrantType.PROMOTIONAL
+    parts: dict[tuple[CreditGrant.GrantType, bool, int | None], int] = {}
+    uses = CreditApplication.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice).select_related("grant")
+    for use in uses.order_by("-pk"):
+        # Earlier releases deducted all credit before tax.
+        if paid != (use.grant.is_payment and invoice.prepaid > 0):
+            continue
+        left = max(0, use.nano - skip)
+        skip -= use.nano - left
+        is_prepaid = use.grant.grant_type == CreditGrant.GrantType.PREPAID
+        grant_type = CreditGrant.GrantType.PREPAID if is_prepaid else CreditGrant.GrantType.PROMOTIONAL
+        kept = (grant_type, use.grant.is_taxed, use.grant.purchase_id)
         parts[kept] = parts.get(kept, 0) + min(left, rest)
         rest -= min(left, rest)
-    for grant_type, nano in parts.items():
+    for (grant_type, is_taxed, purchase_id), nano in parts.items():
         if nano:
             grant = CreditGrant(
-                tenant_id=invoice.tenant_id, grant_type=grant_type, nano=nano, starts_at=datetime.now(UTC), note=note
+                tenant_id=invoice.tenant_id,
+                grant_type=grant_type,
+                nano=nano,
+                starts_at=datetime.now(UTC),
+                note=note,
+                is_taxed=is_taxed,
+                purchase_id=purchase_id,
             )
-            _grant(grant, Account.REVENUE)
+            grant_credit(grant, Account.DEPOSITS if paid else Account.REVENUE)
             audit.record("credit.returned", grant, tenant_id=invoice.tenant_id, after=audit.serialize_for_audit(grant))
 
 

@@ -10,22 +10,37 @@ from zoneinfo import ZoneInfo
 import structlog
 from django.conf import settings
 from django.db import connection
-from django.db.models import Q, QuerySet
+from django.db.models import Q, QuerySet, Sum
 
 from billing.actions import credits
 from billing.actions.common import booking
-from billing.amounts import FEMTO_A_CENT, NANO_A_CENT
+from billing.amounts import FEMTO_A_CENT
 from billing.budgets.reservations import open_before
-from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, used, wanted
+from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, rerated_lines, used, wanted
+from billing.invoicing.metered_lines import metered_in, metered_lines
 from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
+from billing.invoicing.term_lines import active_terms, term_change, term_lines
 from billing.metering.archives import require_usage
-from billing.models import ADDRESS, Adjustment, BillingProfile, Commitment, CreditGrant, Invoice, InvoiceLine, Period
+from billing.models import (
+    ADDRESS,
+    Adjustment,
+    BillingProfile,
+    Commitment,
+    CreditGrant,
+    Invoice,
+    InvoiceLine,
+    OneOffLine,
+    Period,
+    PriceTerm,
+    ReratedInvoice,
+)
 from billing.periods import default_entity
+from billing.pricing.terms import TermType
 from tenants import audit
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import Tenant
+from tenants.models import AuditEntry, Tenant
 
 log = structlog.get_logger(__name__)
 RETURNED_CREDIT = "Returned as credit"
@@ -74,15 +89,18 @@ def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
         period = Period.objects.select_related("entity").get(pk=period.pk)
         uses, counts = used(period, only), counted(period, only)
         require_usage(period.pk)
-        due = [*uses, *_committed(period, only)]
+        due = {*uses, *_committed(period, only)}
         tenants = list(Tenant.objects.all_tenants().filter(pk__in=due).order_by("pk").values_list("pk", flat=True))
     drafts = (_draft(period, pk, uses.get(pk, []), counts.get(pk, Count())) for pk in tenants)
     return [invoice for invoices in drafts for invoice in invoices]
 
 
 def _committed(period: Period, tenant_id: int | None) -> list[int]:
-    """Return the tenants with commitments that the period's entity bills."""
+    """Return the tenants with commitments or due one-off lines that the period's entity bills."""
     tenants = set(credits.active_commitments(period, tenant_id).values_list("tenant_id", flat=True))
+    tenants |= set(metered_in(period, tenant_id).values_list("tenant_id", flat=True))
+    tenants |= set(_minimums(period, tenant_id).values_list("tenant_id", flat=True))
+    tenants |= set(_due_lines(period, tenant_id).values_list("tenant_id", flat=True))
     others = dict(BillingProfile.objects.all_tenants().filter(tenant__in=tenants).values_list("tenant_id", "entity_id"))
     default = default_entity().pk
     return [pk for pk in tenants if others.get(pk, default) == period.entity_id]
@@ -94,9 +112,13 @@ def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) 
     with booking(tenant_id) as tenant:
         commitments = credits.grant_commitments(period, tenant_id)
         taken = wanted(Invoice.InvoiceType.INVOICE, uses)
-        if (taken or commitments) and (invoice := _blank(period, tenant, Invoice.InvoiceType.INVOICE)):
+        due = _due_lines(period, tenant_id).exists()
+        due = due or _minimums(period, tenant_id).exists() or metered_in(period, tenant_id).exists()
+        if (taken or commitments or due) and (invoice := _blank(period, tenant, Invoice.InvoiceType.INVOICE)):
             invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
             lines = [line(invoice, number, use) for number, use in enumerate(taken, 1)]
+            lines += metered_lines(invoice, len(lines))
+            lines += term_lines(invoice, lines)
             lines += [fee(invoice, number, commitment) for number, commitment in enumerate(commitments, len(lines) + 1)]
             found.append(write(invoice, lines))
         found += _draft_corrections(period, tenant, [use for use in uses if use.femto < 0])
@@ -115,7 +137,9 @@ def _draft_corrections(period: Period, tenant: Tenant, back: list[UsageLine]) ->
         uses = wanted(Invoice.InvoiceType.CORRECTION, back, invoice.period)
         if uses and (note := _blank(period, tenant, Invoice.InvoiceType.CORRECTION, invoice)):
             note.reason, note.refers_to = "Corrections to invoiced usage", invoice
-            found.append(write(note, [line(note, number, use) for number, use in enumerate(uses, 1)]))
+            lines = [line(note, number, use) for number, use in enumerate(uses, 1)]
+            lines += rerated_lines(note, len(lines))
+            found.append(write(note, [*lines, *term_change(note, lines)]))
     return found
 
 
@@ -162,15 +186,51 @@ def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
     )
 
 
+def _minimums(period: Period, tenant_id: int | None) -> QuerySet[PriceTerm]:
+    """Return the minimum charges of the period, of one tenant or all."""
+    return active_terms(period, tenant_id).filter(rule__term_type=TermType.MINIMUM.value)
+
+
+def _due_lines(period: Period, tenant_id: int | None) -> QuerySet[OneOffLine]:
+    """Return the one-off lines, of one tenant or all, that an invoice of the period bills."""
+    rows = OneOffLine.objects.all_tenants() if tenant_id is None else OneOffLine.objects.for_tenant(tenant_id)
+    return rows.filter(invoice=None, month__lte=period.label).order_by("pk")
+
+
+def one_offs(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
+    """Return the lines of the tenant's due one-off lines. Only invoices of usage bill them."""
+    if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
+        return []
+    return [
+        InvoiceLine(
+            invoice=invoice,
+            tenant_id=invoice.tenant_id,
+            position=number,
+            line_type=InvoiceLine.LineType.ONE_OFF,
+            description=row.description,
+            femto=row.cents * FEMTO_A_CENT,
+            cents=row.cents,
+        )
+        for number, row in enumerate(_due_lines(invoice.period, invoice.tenant_id), len(lines) + 1)
+    ]
+
+
+def bill_one_offs(invoice: Invoice) -> None:
+    """Mark the due one-off lines as billed by the invoice, whose lines they are."""
+    if invoice.invoice_type == Invoice.InvoiceType.INVOICE:
+        _due_lines(invoice.period, invoice.tenant_id).update(invoice=invoice)
+
+
 def rounding(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
     """Return the line, if any, that bills the rounding of the tenant's earlier invoices in whole cents.
 
     The rest, and the rounding of the invoice itself, are carried to the next invoice. An invoice of a tenant whose
     deletion is scheduled also bills its own rounding. The invoice's subtotal does not become negative.
     """
-    if invoice.is_credit_note:
+    if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
         return []
-    billed_more = 0  # femto-USD
+    rerated = ReratedInvoice.objects.for_tenant(invoice.tenant_id).aggregate(sum=Sum("rounding_femto"))
+    billed_more = int(rerated["sum"] or 0)  # femto-USD
     final = Invoice.objects.for_tenant(invoice.tenant_id).filter(number__isnull=False)
     for row in final.exclude(state=Invoice.State.VOID).exclude(pk=invoice.pk).only("invoice_type", "rounding_femto"):
         billed_more += int(row.rounding_femto) * (-1 if row.is_credit_note else 1)
@@ -195,7 +255,8 @@ def rounding(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
 
 def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
     address(invoice)
-    lines = [*lines, *rounding(invoice, lines)]
+    lines = [*lines, *one_offs(invoice, lines)]
+    lines += rounding(invoice, lines)
     with suppress(NoTaxRule):  # a draft may lack it; finalizing then fails
         total(invoice, lines)
     invoice.save()
@@ -206,44 +267,78 @@ def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
 def address(invoice: Invoice) -> None:
     """Store the current addresses of seller and buyer."""
     entity = invoice.entity
-    invoice.seller = entity.party() | {
-        "registration": entity.registration,
-        "email": entity.email,
-        "payment_details": entity.payment_details,
-    }
+    invoice.seller = (
+        entity.party()
+        | {
+            "registration": entity.registration,
+            "email": entity.email,
+            "payment_details": entity.payment_details,
+        }
+        | {name: value for name in ("iban", "bic") if (value := getattr(entity, name))}
+    )
     profile = BillingProfile.objects.for_tenant(invoice.tenant_id).first()
     if profile is None:
         nowhere = dict.fromkeys(ADDRESS, "")
-        invoice.buyer = {**nowhere, "name": invoice.tenant.name, "country": entity.country, "po_number": ""}
+        invoice.buyer = {**nowhere, "name": _tenant_name(invoice.tenant), "country": entity.country, "po_number": ""}
     else:
         invoice.buyer = profile.party() | {"po_number": profile.po_number}
+
+
+def _tenant_name(tenant: Tenant) -> str:
+    """Return the name of a tenant. A purged tenant is invoiced with the name that it had, from the audit log."""
+    if tenant.status != Tenant.Status.PURGED:
+        return tenant.name
+    purges = AuditEntry.objects.for_tenant(tenant).filter(action="tenant.purged", object_id=tenant.pk)
+    entry = purges.order_by("-pk").first()
+    return str(((entry and entry.before) or {}).get("name", tenant.name))
 
 
 def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None = None) -> list[tuple[CreditGrant, int]]:
     """Compute the totals from the lines. Return the credit to apply, from `grants` or from all usable grants.
 
+    Prepaid credit that is not taxed yet pays the total with tax. Other credit is deducted before tax, from usage only.
+    A purchase has its tax already.
+
     Raises:
         NoTaxRule: no tax rule matches the buyer.
     """
-    creditable = (InvoiceLine.LineType.USAGE, InvoiceLine.LineType.ROUNDING)
-    use = sum(line.cents for line in lines if line.line_type in creditable)
+    kinds = InvoiceLine.LineType
+    of_usage = (kinds.USAGE, kinds.METERED, kinds.TERM, kinds.ROUNDING)
+    use = sum(line.cents for line in lines if line.line_type in of_usage)
     invoice.subtotal = sum(line.cents for line in lines)
     invoice.rounding_femto = sum(line.cents * FEMTO_A_CENT - int(line.femto) for line in lines)
     applied: list[tuple[CreditGrant, int]] = []
+    payments: list[Any] = []
     if invoice.is_credit_note:
         invoice.taxable, invoice.taxes = _given_back(invoice)
         rest = invoice.subtotal - invoice.taxable
         returned = min(rest, _credit_left(invoice))
         shares = ((RETURNED_CREDIT, returned), ("Credited before", rest - returned))
         invoice.credits = [{"label": label, "cents": cents} for label, cents in shares if cents]
+    elif invoice.invoice_type == Invoice.InvoiceType.PURCHASE:
+        invoice.taxable = invoice.subtotal
     else:
         usable = credits.usable(invoice.tenant_id, invoice.period) if grants is None else grants
-        applied = credits.applied_credit(usable, use)
-        invoice.credits = [{"label": str(grant), "cents": cents} for grant, cents in applied]
+        payments = [grant for grant in usable if grant.is_payment]
+        applied = credits.applied_credit([grant for grant in usable if not grant.is_payment], use)
+        invoice.credits = [_deducted(grant, cents) for grant, cents in applied]
         invoice.taxable = invoice.subtotal - sum(cents for _, cents in applied)
         invoice.taxes = [taxed(_rule(invoice), invoice.taxable)]
     invoice.total = invoice.taxable + sum(tax["tax"] for tax in invoice.taxes)
-    return applied
+    if invoice.invoice_type == Invoice.InvoiceType.PURCHASE:
+        invoice.prepaid = invoice.total
+        return []
+    paid = credits.applied_credit(payments, invoice.total)
+    invoice.prepaid = sum(cents for _, cents in paid)
+    return [*applied, *paid]
+
+
+def _deducted(grant: CreditGrant, cents: int) -> dict[str, Any]:
+    """Return credit that is deducted before tax, with the number of the purchase that was taxed."""
+    if grant.purchase is None:
+        return {"label": str(grant), "cents": cents}
+    label = f"Prepaid credit, taxed on {grant.purchase.number}"
+    return {"label": label, "cents": cents, "taxed_on": grant.purchase.number}
 
 
 def _given_back(note: Invoice) -> tuple[int, list[dict[str, Any]]]:
@@ -270,7 +365,7 @@ def _credit_left(note: Invoice) -> int:
     """Return the cents of credit that were applied to the note's invoice and not returned by earlier notes."""
     if note.refers_to is None:
         return 0
-    applied = credits.applied_nano(note.refers_to) // NANO_A_CENT
+    applied: int = sum(credit["cents"] for credit in note.refers_to.credits)
     return max(0, applied - sum(returned_credit(other) for other in _earlier_notes(note)))
 
 
@@ -286,10 +381,26 @@ def _earlier_notes(note: Invoice) -> list[Invoice]:
 
 
 def notes_on(invoice: Invoice) -> QuerySet[Invoice]:
+    """Return the credit notes on an invoice."""
+    return debits_and_credits(invoice).exclude(invoice_type=Invoice.InvoiceType.DEBIT_NOTE)
+
+
+def debits_and_credits(invoice: Invoice) -> QuerySet[Invoice]:
+    """Return the credit notes and debit notes on an invoice."""
     return Invoice.objects.for_tenant(invoice.tenant_id).filter(refers_to=invoice)
 
 
+def creditable(invoice: Invoice) -> int:
+    """Return the cents before tax of a final invoice that credit notes have not returned yet."""
+    note = Invoice(tenant_id=invoice.tenant_id, refers_to=invoice, invoice_type=Invoice.InvoiceType.CREDIT_NOTE)
+    money = invoice.taxable - sum(other.taxable for other in _earlier_notes(note))
+    return money + _credit_left(note)
+
+
 def _rule(invoice: Invoice) -> dict[str, Any]:
+    if invoice.refers_to is not None:  # a debit note has the tax of its invoice
+        (tax,) = invoice.refers_to.taxes
+        return {name: tax[name] for name in ("category", "rate_ppm", "label", "note")}
     last_day = (invoice.period.ends_at - timedelta(microseconds=1)).astimezone(zone(invoice)).date()
     return tax_for(invoice.entity_id, invoice.seller, invoice.buyer, last_day)
 

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from django.db import connection
 
 from billing.actions import credits
 from billing.actions.common import booking
-from billing.actions.drafts import address, notes_on, returned_credit, rounding, total, zone
-from billing.actions.payments import match_deposits, note_balance, outstanding, written_off
+from billing.actions.drafts import (
+    address,
+    bill_one_offs,
+    notes_on,
+    one_offs,
+    returned_credit,
+    rounding,
+    total,
+    zone,
+)
+from billing.actions.matching import match_deposits, note_balance, outstanding, written_off
 from billing.amounts import NANO_A_CENT
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule
+from billing.invoicing.term_lines import term_change
 from billing.invoicing.webhook_events import emit_finalized
 from billing.ledger import PostedEntry, post
 from billing.models import (
@@ -39,7 +49,7 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
     """Give a draft its number, apply credit, book it and store its PDF. It never changes afterwards.
 
     Raises:
-        Conflict: the draft is older than the period's end, or no tax rule matches.
+        Conflict: the draft is older than the period's end, or no tax rule or exchange rate matches.
     """
     now = now or datetime.now(UTC)
     with booking(invoice.tenant_id):
@@ -59,6 +69,7 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
             raise Conflict(str(exc)) from exc
         _issue(row, now)
         _fix(row, lines)
+        bill_one_offs(row)
         emit_finalized(row)
         credits.apply_credit(row, applied)
         _book(row)
@@ -68,12 +79,22 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
 
 
 def _with_rounding(invoice: Invoice) -> list[InvoiceLine]:
-    """Return the lines of a draft, with the rounding of the invoices that are final now."""
-    lines_of(invoice).filter(line_type=InvoiceLine.LineType.ROUNDING).delete()
+    """Return the lines of a draft, with the one-off lines that are due and the rounding of the final invoices now."""
+    if invoice.invoice_type == Invoice.InvoiceType.CORRECTION:  # other notes may be final now
+        lines_of(invoice).filter(line_type=InvoiceLine.LineType.TERM).delete()
+        lines = list(lines_of(invoice))
+        added = term_change(invoice, lines)
+        InvoiceLine.objects.all_tenants().bulk_create(added)
+        return [*lines, *added]
+    if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
+        return list(lines_of(invoice))
+    renewed = [InvoiceLine.LineType.ONE_OFF, InvoiceLine.LineType.ROUNDING]
+    lines_of(invoice).filter(line_type__in=renewed).delete()
     lines = list(lines_of(invoice))
-    carried = rounding(invoice, lines)
-    InvoiceLine.objects.all_tenants().bulk_create(carried)
-    return [*lines, *carried]
+    added = one_offs(invoice, lines)
+    added += rounding(invoice, [*lines, *added])
+    InvoiceLine.objects.all_tenants().bulk_create(added)
+    return [*lines, *added]
 
 
 def _issue(invoice: Invoice, now: datetime) -> None:
@@ -81,7 +102,8 @@ def _issue(invoice: Invoice, now: datetime) -> None:
     entity, today = invoice.entity, now.astimezone(zone(invoice)).date()
     invoice.issued_at = now
     if not invoice.is_credit_note:
-        invoice.due_on = today + timedelta(days=entity.terms_days)
+        invoice.due_on = today if invoice.sells_credit else today + timedelta(days=entity.terms_days)
+    _set_tax_currency(invoice, today)
     profile = BillingProfile.objects.for_tenant(invoice.tenant_id).first()
     if profile is not None and profile.currency != "USD":
         rates = ExchangeRate.objects.filter(currency=profile.currency, on__lte=today).order_by("-on")
@@ -91,6 +113,22 @@ def _issue(invoice: Invoice, now: datetime) -> None:
     with connection.cursor() as cursor:
         cursor.execute(_NEXT_NUMBER, [entity.pk, prefix, today.year])
         invoice.number = f"{prefix}-{today.year}-{cursor.fetchone()[0]:06}"
+
+
+def _set_tax_currency(invoice: Invoice, today: date) -> None:
+    """Set the rate of the entity's tax currency: of a credit note, the rate of its invoice; else the newest rate.
+
+    Raises:
+        Conflict: there is no rate.
+    """
+    billed, currency = invoice.refers_to, invoice.entity.tax_currency
+    if billed is not None:
+        invoice.tax_currency, invoice.tax_rate = billed.tax_currency, billed.tax_rate
+    elif currency not in ("", "USD") and any(tax["category"] != "O" for tax in invoice.taxes):
+        rate = ExchangeRate.objects.filter(currency=currency, on__lte=today).order_by("-on").first()
+        if rate is None:
+            raise Conflict(f"There is no exchange rate of {currency}, the tax currency. Add one for {today} or before.")
+        invoice.tax_currency, invoice.tax_rate = currency, rate.micro_per_usd
 
 
 def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
@@ -107,34 +145,45 @@ def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
 
 def _book(invoice: Invoice) -> None:
     """Book the invoice in the ledger and match it with deposits."""
-    nano = {name: getattr(invoice, name) * NANO_A_CENT for name in ("subtotal", "taxable", "total")}
+    nano = {name: getattr(invoice, name) * NANO_A_CENT for name in ("subtotal", "taxable", "total", "prepaid")}
     tax, key = nano["total"] - nano["taxable"], f"invoice:{invoice.pk}"
     if invoice.is_credit_note:
         _book_note(invoice, nano, tax)
         return
-    entries = [
-        PostedEntry(Account.RECEIVABLE, nano["total"], invoice.pk),
-        PostedEntry(Account.CREDITS, nano["subtotal"] - nano["taxable"], invoice.pk),
-        PostedEntry(Account.REVENUE, -nano["subtotal"], invoice.pk),
-        PostedEntry(Account.TAX, -tax, invoice.pk),
-    ]
+    if invoice.sells_credit:
+        entries = [
+            PostedEntry(Account.RECEIVABLE, nano["total"], invoice.pk),
+            PostedEntry(Account.CREDITS, -nano["subtotal"], invoice.pk),
+            PostedEntry(Account.TAX, -tax, invoice.pk),
+        ]
+    else:
+        entries = [
+            PostedEntry(Account.RECEIVABLE, nano["total"] - nano["prepaid"], invoice.pk),
+            PostedEntry(Account.CREDITS, nano["subtotal"] - nano["taxable"] + nano["prepaid"], invoice.pk),
+            PostedEntry(Account.REVENUE, -nano["subtotal"], invoice.pk),
+            PostedEntry(Account.TAX, -tax, invoice.pk),
+        ]
     post(invoice.tenant_id, key, entries)
     note_balance(invoice)  # an amount of zero is paid
-    match_deposits(invoice.tenant_id)
+    match_deposits(invoice.tenant_id, invoice.pk if invoice.sells_credit else None)
     invoice.refresh_from_db(fields=["state"])
 
 
 def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
-    """Apply a credit note to its invoice: to its balance, then to its written-off amount; the rest was paid and becomes
-    a deposit. Applied credit is returned as credit.
+    """Apply a credit note to its invoice: to its balance, then to its written-off amount; the rest was paid.
+
+    What was paid in money becomes a deposit. What prepaid credit paid, and credit that was deducted before tax, is
+    returned as credit.
     """
     billed = note.refers_to
-    owed = lost = 0
+    owed = lost = before = returned = 0
+    earlier = [] if billed is None else _earlier_notes(note, billed)
     if billed is not None:
-        owed = min(outstanding(billed) * NANO_A_CENT, nano["total"])
-        lost = min(written_off(billed), nano["total"] - owed)
+        before, returned = _returned_prepaid(billed, sum(other.total for other in earlier), note.total)
+        owed = min(outstanding(billed) * NANO_A_CENT, nano["total"] - returned * NANO_A_CENT)
+        lost = min(written_off(billed), nano["total"] - returned * NANO_A_CENT - owed)
     entries = [
-        PostedEntry(Account.REVENUE, nano["taxable"], note.pk),
+        PostedEntry(Account.CREDITS if note.sells_credit else Account.REVENUE, nano["taxable"], note.pk),
         PostedEntry(Account.TAX, tax, note.pk),
         PostedEntry(Account.RECEIVABLE, -owed, note.refers_to_id),
         PostedEntry(Account.BAD_DEBT, -lost, note.refers_to_id),
@@ -144,8 +193,27 @@ def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
     note.state = Invoice.State.PAID
     note.save(update_fields=["state"])
     if billed is not None:
+        label = f"Credit note {note.number}"
+        if returned:
+            credits.return_credit(billed, returned, before, label, paid=True)
         if cents := returned_credit(note):
-            before = sum(returned_credit(other) for other in notes_on(billed).exclude(pk=note.pk) if other.number)
-            credits.return_credit(billed, cents, before, f"Credit note {note.number}")
+            credits.return_credit(billed, cents, sum(returned_credit(other) for other in earlier), label)
         note_balance(billed)
     match_deposits(note.tenant_id)
+
+
+def _earlier_notes(note: Invoice, billed: Invoice) -> list[Invoice]:
+    """Return the other credit notes that were issued. A correction may be older as a draft and issued later."""
+    return list(notes_on(billed).filter(number__isnull=False).exclude(pk=note.pk).order_by("pk"))
+
+
+def _returned_prepaid(billed: Invoice, earlier: int, cents: int) -> tuple[int, int]:
+    """Return the prepaid credit that credit notes of `earlier` cents returned, and that one of `cents` returns.
+
+    Money is returned first.
+    """
+    if billed.sells_credit:
+        return 0, 0
+    money = billed.total - billed.prepaid
+    before = max(0, earlier - money)
+    return before, max(0, earlier + cents - money) - before

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from billing.actions.payments import Received, do_record_payment
 from billing.models import PaymentEvent
-from tenants.actions import ActionRefused
+from tenants import audit
+from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -55,6 +56,22 @@ def _store(event: ProviderEvent, status: PaymentEvent.Status, detail: str) -> Pa
         )
         PaymentEvent.objects.filter(pk=row.pk, status=PaymentEvent.Status.FAILED).update(**result)
         row.refresh_from_db()
+    return row
+
+
+def do_dismiss_event(event: PaymentEvent) -> PaymentEvent:
+    """Mark a failed event as ignored, after its payment was recorded manually or needs no booking.
+
+    Raises:
+        Conflict: it did not fail, or it was handled since.
+    """
+    with all_tenants_scope(BypassReason.BILLING):
+        row = PaymentEvent.objects.select_for_update().get(pk=event.pk)
+        if row.status != PaymentEvent.Status.FAILED:
+            raise Conflict("Only failed events can be dismissed.")
+        row.status = PaymentEvent.Status.IGNORED
+        row.save(update_fields=["status"])
+        audit.record("payment_event.dismissed", row, tenant_id=None, after={"reference": row.reference})
     return row
 
 

@@ -8,11 +8,13 @@ from typing import NamedTuple
 from django.db.models import Q, Sum
 
 from billing.actions.common import booking
-from billing.actions.credits import do_grant_credit
+from billing.actions.matching import match_deposits, pay_invoice, reopen
+from billing.actions.purchases import do_buy_credit, take_back_credit
+from billing.actions.setup import do_set_profile
 from billing.amounts import NANO_A_CENT, dollars
-from billing.invoicing.webhook_events import emit_paid
-from billing.ledger import PostedEntry, balance, post
-from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
+from billing.invoicing.webhook_events import emit_payment
+from billing.ledger import PostedEntry, post
+from billing.models import Account, BillingProfile, CreditGrant, Invoice, Payment
 from tenants import audit
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -32,17 +34,9 @@ class Received(NamedTuple):
     as_credit: bool = False  # buys prepaid credit
     note: str = ""
     charge: str = ""  # the provider's identifier of the payment's charge
+    customer: str = ""  # with `method`: a payment method to save for automatic top-ups
+    method: str = ""
     refund_of: str = ""  # the reference or charge of the refunded payment, whose tenant and invoice then apply
-
-
-def outstanding(invoice: Invoice) -> int:
-    """Return the outstanding cents of an invoice."""
-    return balance(invoice.tenant_id, Account.RECEIVABLE, invoice.pk) // NANO_A_CENT
-
-
-def written_off(invoice: Invoice) -> int:
-    """Return the nano-USD of an invoice that were written off and not paid later."""
-    return balance(invoice.tenant_id, Account.BAD_DEBT, invoice.pk)
 
 
 def do_record_payment(received: Received) -> tuple[Payment, bool]:
@@ -56,6 +50,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
     with booking(tenant_id) as tenant:
         known = Payment.objects.all_tenants().filter(provider=received.provider, reference=received.reference).first()
         if known is not None:
+            _save_method(tenant, received)
             if (known.tenant_id, known.cents) != (tenant.pk, received.cents):
                 raise Conflict(f"Payment {received.reference} was already recorded with another amount or tenant.")
             return known, False
@@ -76,19 +71,37 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
             tenant.pk, f"payment:{payment.pk}", [PostedEntry(Account.CASH, nano), PostedEntry(Account.DEPOSITS, -nano)]
         )
         audit.record("payment.recorded", payment, tenant_id=tenant.pk, after=audit.serialize_for_audit(payment))
+        emit_payment(payment)
+        _save_method(tenant, received)
+        purchase = _purchase(invoice_id)
         if received.cents < 0:
-            _reopen(payment)
+            if purchase is not None:
+                take_back_credit(purchase, -received.cents)
+            reopen(payment)
         elif received.as_credit:
-            do_grant_credit(tenant.pk, CreditGrant.GrantType.PREPAID, nano, note=f"Payment {received.reference}"[:200])
+            do_buy_credit(payment)
+        elif purchase is not None and received.refund_of:
+            pay_invoice(purchase)
+            do_buy_credit(payment)
         else:
             match_deposits(tenant.pk, invoice_id)
     return payment, True
 
 
+def _save_method(tenant: Tenant, received: Received) -> None:
+    """Save the payment method of a payment, also if another event booked the payment before."""
+    if received.method:
+        profile = BillingProfile.objects.for_tenant(tenant).first() or do_set_profile(tenant)
+        profile.payment_customer, profile.payment_method = received.customer, received.method
+        profile.save(update_fields=["payment_customer", "payment_method"])
+        audit.record("billing_profile.payment_method_saved", profile, tenant_id=tenant.pk, after={})
+
+
 def _payer(received: Received) -> tuple[int, int | None]:
     with all_tenants_scope(BypassReason.BILLING):
         if payment := _refunded(received):
-            return payment.tenant_id, payment.invoice_id
+            bought = CreditGrant.objects.for_tenant(payment.tenant_id).filter(payment=payment).order_by("pk").first()
+            return payment.tenant_id, payment.invoice_id if bought is None else bought.purchase_id
         if received.invoice:
             invoices = Invoice.objects.all_tenants().filter(number=received.invoice)
             if received.tenant:
@@ -110,6 +123,14 @@ def _refunded(received: Received) -> Payment | None:
     return Payment.objects.all_tenants().filter(name, provider=received.provider, cents__gt=0).first()
 
 
+def _purchase(invoice_id: int | None) -> Invoice | None:
+    """Return the purchase of prepaid credit that a payment names, if it names one."""
+    if invoice_id is None:
+        return None
+    rows = Invoice.objects.all_tenants().filter(pk=invoice_id, invoice_type=Invoice.InvoiceType.PURCHASE)
+    return rows.select_related("entity", "period").first()
+
+
 def _require_payments(tenant_id: int, cents: int) -> None:
     payments = Payment.objects.for_tenant(tenant_id)
     received = payments.aggregate(sum=Sum("cents"))["sum"] or 0
@@ -117,89 +138,3 @@ def _require_payments(tenant_id: int, cents: int) -> None:
         raise Conflict(
             f"The refund exceeds the tenant’s payments of {dollars(received)}. Record the refunded payment first."
         )
-
-
-def match_deposits(tenant_id: int, first: int | None = None) -> None:
-    """Pay invoices from the tenant's deposits: the one with the id `first`, then open, then written-off ones, each from
-    the oldest.
-    """
-    deposits = -balance(tenant_id, Account.DEPOSITS)
-    lost = Invoice.State.UNCOLLECTIBLE
-    invoices = Invoice.objects.for_tenant(tenant_id).filter(
-        invoice_type=Invoice.InvoiceType.INVOICE, state__in=[Invoice.State.OPEN, lost]
-    )
-    for invoice in sorted(invoices, key=lambda row: (row.pk != first, row.state == lost, row.issued_at, row.pk)):
-        due = written_off(invoice) if invoice.state == lost else outstanding(invoice) * NANO_A_CENT
-        part = min(deposits, due)
-        if part > 0:
-            if invoice.state == lost:
-                _reinstate(invoice, part)
-            _pay(invoice, part)
-            deposits -= part
-
-
-def next_key(invoice: Invoice, name: str) -> str:
-    """Return the key of the invoice's next ledger transaction of that name."""
-    start = f"{name}:{invoice.pk}:"
-    transactions = LedgerTransaction.objects.for_tenant(invoice.tenant_id).filter(key__startswith=start)
-    return f"{start}{transactions.count()}"
-
-
-def _reinstate(invoice: Invoice, nano: int) -> None:
-    """Make a written-off amount outstanding again; a negative amount is written off again."""
-    entries = [PostedEntry(Account.RECEIVABLE, nano, invoice.pk), PostedEntry(Account.BAD_DEBT, -nano, invoice.pk)]
-    post(invoice.tenant_id, next_key(invoice, "recovery"), entries)
-
-
-def _pay(invoice: Invoice, nano: int) -> None:
-    """Move deposits to the invoice, or back if negative."""
-    entries = [PostedEntry(Account.DEPOSITS, nano), PostedEntry(Account.RECEIVABLE, -nano, invoice.pk)]
-    post(invoice.tenant_id, next_key(invoice, "match"), entries)
-    note_balance(invoice)
-
-
-def note_balance(invoice: Invoice) -> None:
-    """Mark an invoice as paid if nothing is outstanding or written off, and a paid one as open if that changed."""
-    owed = outstanding(invoice)
-    state = Invoice.State(invoice.state)
-    if state == Invoice.State.PAID and owed:
-        state = Invoice.State.OPEN
-    elif state in (Invoice.State.OPEN, Invoice.State.UNCOLLECTIBLE) and owed == 0 and written_off(invoice) == 0:
-        state = Invoice.State.PAID
-    if state == invoice.state:
-        return
-    before = audit.serialize_for_audit(invoice)
-    invoice.state = state
-    invoice.save(update_fields=["state"])
-    after = audit.serialize_for_audit(invoice)
-    action = "invoice.paid" if state == Invoice.State.PAID else "invoice.reopened"
-    audit.record(action, invoice, tenant_id=invoice.tenant_id, before=before, after=after)
-    if state == Invoice.State.PAID:
-        emit_paid(invoice)
-
-
-def _reopen(payment: Payment) -> None:
-    """Reopen invoices after a refund that deposits do not cover: the payment's invoice, then the newest paid one.
-
-    The refunded part of a written-off invoice is written off again.
-    """
-    missing = balance(payment.tenant_id, Account.DEPOSITS)
-    paid = Invoice.objects.for_tenant(payment.tenant_id).filter(
-        invoice_type=Invoice.InvoiceType.INVOICE, state__in=["paid", "open", "uncollectible"]
-    )
-    for invoice in sorted(paid, key=lambda row: (row.pk != payment.invoice_id, -row.pk)):
-        matched = _matched(invoice)
-        part = min(missing, matched)
-        if part > 0:
-            _pay(invoice, -part)
-            if invoice.state == Invoice.State.UNCOLLECTIBLE:
-                _reinstate(invoice, -part)
-            missing -= part
-
-
-def _matched(invoice: Invoice) -> int:
-    """Return the nano-USD of the invoice that were paid from deposits."""
-    entries = LedgerEntry.objects.for_tenant(invoice.tenant_id).filter(
-        invoice=invoice, account=Account.RECEIVABLE, transaction__key__startswith=f"match:{invoice.pk}:"
-    )
-    return -int(entries.aggregate(sum=Sum("nano"))["sum"] or 0)

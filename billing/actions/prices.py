@@ -10,8 +10,8 @@ import msgspec
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Max
 
-from billing.models import CompiledRateCard, Price, PriceBook, PriceBookAssignment, PriceVersion
-from billing.pricing.price_book import ModelTier, Proposal, parse
+from billing.models import CompiledRateCard, Price, PriceBook, PriceBookAssignment, PriceVersion, UsageEvent
+from billing.pricing.price_book import ModelTier, Proposal, parse, unpriced_hours
 from billing.pricing.pricing import RateCard, Tier
 from billing.pricing.rate_cards import compile_rate_cards
 from tenants import audit
@@ -38,17 +38,23 @@ def do_propose_prices(
     effective_from: datetime | None = None,
     note: str = "",
     created_by: User | None = None,
+    allow_unpriced_hours: bool = False,
 ) -> PriceVersion:
     """Draft a price version of a book, or of one tenant's own prices, for a second user to publish.
 
     Raises:
-        ActionRefused: the prices are not right.
+        ActionRefused: the prices are not right, or leave hours of the day without a price and that is not allowed.
     """
     body = msgspec.to_builtins(proposal)
     try:
         parse(body)
     except ValueError as exc:
         raise ActionRefused(f"prices: {exc}.") from exc
+    gaps = unpriced_hours(proposal.prices)
+    if gaps and not allow_unpriced_hours:
+        more = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        advice = "Add prices, or confirm with allow_unpriced_hours in the API."
+        raise ActionRefused(f"No price for {gaps[0]}{more}. {advice}")
     if tenant is not None and book != PriceBook.LIST:
         raise ActionRefused("Tenant prices cannot be part of another price book.")
     with _changing():
@@ -68,13 +74,16 @@ def do_propose_prices(
     return version
 
 
-def do_publish_prices(version: PriceVersion, *, by: User | None) -> PriceVersion:
-    """Publish the draft's prices. `by` must be another user than the author. None: the operator at the machine, who may
-    also let prices start in the past.
+def do_publish_prices(version: PriceVersion, *, by: User | None, over_billed_usage: bool = True) -> PriceVersion:
+    """Publish the draft's prices.
+
+    Args:
+        by: another user than the author. None: the operator at the machine, who may also let prices start in the past.
+        over_billed_usage: publish prices that start before usage that has a price. That usage keeps its price.
 
     Raises:
         Conflict: it is no draft any more, its moment has passed, or a later version is in its way.
-        ActionRefused: its author wants to publish it.
+        ActionRefused: its author wants to publish it, or it starts before billed usage and that is not confirmed.
     """
     with _changing() as now:
         locked = _draft(version)
@@ -83,6 +92,10 @@ def do_publish_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
         at = locked.effective_from or now
         if at < now and by is not None:
             raise Conflict("The effective date of these prices has passed. Create a new draft with a later date.")
+        if not over_billed_usage and at < now and _is_used_since(locked, at):
+            raise ActionRefused(
+                f"Usage since {at:%F %R} UTC has prices already, which do not change. Confirm with --confirm."
+            )
         before = audit.serialize_for_audit(locked)
         locked.effective_from, locked.number = at, _next_number(locked.book)
         locked.state, locked.decided_at, locked.decided_by = PriceVersion.State.PUBLISHED, now, by
@@ -96,6 +109,15 @@ def do_publish_prices(version: PriceVersion, *, by: User | None) -> PriceVersion
             after=audit.serialize_for_audit(locked),
         )
     return locked
+
+
+def _is_used_since(version: PriceVersion, at: datetime) -> bool:
+    """Return whether the models of a version have priced usage from a time on."""
+    models = {model for model, _ in parse(version.body).model_tiers}
+    usage = UsageEvent.objects.all_tenants().filter(admitted_at__gte=at, model__in=models, price_ids__isnull=False)
+    if version.tenant_id is not None:
+        usage = usage.filter(tenant_id=version.tenant_id)
+    return usage.exists()
 
 
 def do_discard_prices(version: PriceVersion, *, by: User | None) -> PriceVersion:

@@ -6,6 +6,7 @@ from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from billing.actions.common import booking
+from billing.amounts import MAX_TOP_UP_CENTS, MIN_TOP_UP_CENTS
 from billing.invoicing import vat_ids
 from billing.models import BillingEntity, BillingProfile, ExchangeRate, Invoice, Party, Period, TaxRule, UsageEvent
 from billing.periods import default_entity
@@ -30,10 +31,16 @@ def do_set_profile(tenant: Tenant, **fields: Any) -> BillingProfile:
             entity = default_entity()
             row = BillingProfile(tenant=locked, entity=entity, name=locked.name, country=entity.country)
         _change(row, fields)
+        _check_top_up(row)
         audit.record(
             "billing_profile.updated", row, tenant_id=locked.pk, before=before, after=audit.serialize_for_audit(row)
         )
     return row
+
+
+def do_set_prepaid(tenant: Tenant, *, is_prepaid: bool) -> BillingProfile:
+    """Start or stop limiting a tenant's requests to its balance, as by a hard budget. Only for operators."""
+    return do_set_profile(tenant, is_prepaid=is_prepaid)
 
 
 def do_assign_entity(tenant: Tenant, entity: BillingEntity) -> BillingProfile:
@@ -116,6 +123,21 @@ def do_add_exchange_rate(**fields: Any) -> ExchangeRate:
         shown = {"currency": rate.currency, "on": rate.on.isoformat(), "micro_per_usd": rate.micro_per_usd}
         audit.record("exchange_rate.created", rate, tenant_id=None, after=shown)
     return rate
+
+
+def _check_top_up(profile: BillingProfile) -> None:
+    below, cents = profile.top_up_below, profile.top_up_cents
+    if (below is None) != (cents is None):
+        raise FieldRefused("top_up_cents", "incomplete", "Set top_up_below and top_up_cents together, or neither.")
+    if cents is not None and not MIN_TOP_UP_CENTS <= cents <= MAX_TOP_UP_CENTS:
+        raise FieldRefused(
+            "top_up_cents", "range", f"Use an amount from {MIN_TOP_UP_CENTS} to {MAX_TOP_UP_CENTS} cents."
+        )
+    if below is not None and not 0 < below <= MAX_TOP_UP_CENTS:
+        raise FieldRefused("top_up_below", "range", f"Use an amount from 1 to {MAX_TOP_UP_CENTS} cents.")
+    if cents is not None and not profile.payment_method:
+        message = "No payment method is saved. Top up once with save_method first."
+        raise FieldRefused("top_up_cents", "no_payment_method", message)
 
 
 def _change(row: Party, fields: dict[str, Any]) -> None:

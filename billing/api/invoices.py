@@ -11,7 +11,7 @@ from rest_framework import exceptions
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.actions.payments import outstanding
+from billing.actions.matching import outstanding
 from billing.api import serializers as s
 from billing.invoicing import checks, document
 from billing.invoicing.exports import as_csv, html

@@ -13,10 +13,12 @@ from rest_framework.views import APIView
 from billing.actions.credits import with_rest
 from billing.actions.payment_events import do_record_event
 from billing.actions.setup import do_set_profile
+from billing.actions.top_ups import do_start_payment, do_start_top_up
 from billing.api import serializers as s
-from billing.models import BillingProfile, Commitment, CreditGrant, LedgerEntry, Payment
+from billing.models import BillingProfile, Commitment, CreditGrant, Invoice, LedgerEntry, Payment
 from billing.payments import NotGenuine, Unreadable
 from billing.payments.providers import by_webhook
+from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import Query
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -82,6 +84,33 @@ class Payments(TenantView):
         check_query(Query, request)
         with self.scope():
             return self.page(self.rows(Payment).select_related("invoice"), s.PaymentOut)
+
+
+@extend_schema(tags=["billing"])
+class TopUps(TenantView):
+    serializer_class = s.HostedPageOut
+    permissions: ClassVar = {"POST": Permission.BILLING_WRITE}
+
+    @extend_schema(operation_id="top_up", parameters=[HEADER], request=s.TopUpIn, responses={201: s.HostedPageOut})
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Create a page of the payment provider on which you buy prepaid credit."""
+        fields = given(s.TopUpIn, request.data)
+        page = do_start_top_up(self.access.tenant, fields["cents"], save_method=fields["save_method"])
+        return Response(s.HostedPageOut({"url": page.url}).data, status=201)
+
+
+@extend_schema(tags=["billing"])
+class InvoicePayment(TenantView):
+    serializer_class = s.HostedPageOut
+    permissions: ClassVar = {"POST": Permission.BILLING_WRITE}
+
+    @extend_schema(operation_id="invoice_pay", parameters=[HEADER], request=None, responses={201: s.HostedPageOut})
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Create a page of the payment provider on which you pay what is outstanding on an invoice."""
+        page = do_start_payment(self.find(Invoice, pk))
+        return Response(s.HostedPageOut({"url": page.url}).data, status=201)
 
 
 @extend_schema(tags=["billing"])

@@ -16,7 +16,9 @@ from billing.actions.corrections import do_issue_credit_note, do_void, do_write_
 from billing.actions.credits import do_commit, do_grant_credit, with_rest
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
+from billing.actions.payment_events import do_dismiss_event
 from billing.actions.payments import Received, do_record_payment
+from billing.actions.purchases import do_sell_credit
 from billing.api import serializers as s
 from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, PaymentEvent, Period, TaxRule
 from tenants.api.idempotency import HEADER, idempotent
@@ -27,7 +29,9 @@ from tenants.views import check_query, given
 M = TypeVar("M", bound=Model)
 
 
-class _MoneyView(OperatorView):
+class MoneyView(OperatorView):
+    """The base of operators' endpoints of amounts."""
+
     def row(self, rows: QuerySet[M], pk: int) -> M:
         """Return a row by its id.
 
@@ -51,7 +55,7 @@ class _MoneyView(OperatorView):
 
 
 @extend_schema(tags=["operators"])
-class Entities(_MoneyView):
+class Entities(MoneyView):
     serializer_class = s.EntityOut
 
     @extend_schema(operation_id="operator_entities", parameters=[Query], responses=s.EntityOut(many=True))
@@ -71,7 +75,7 @@ class Entities(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class EntityOne(_MoneyView):
+class EntityOne(MoneyView):
     serializer_class = s.EntityOut
 
     @extend_schema(operation_id="operator_entity_update", request=s.EntityIn)
@@ -85,7 +89,7 @@ class EntityOne(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class TaxRules(_MoneyView):
+class TaxRules(MoneyView):
     serializer_class = s.TaxRuleOut
 
     @extend_schema(operation_id="operator_tax_rules", parameters=[Query], responses=s.TaxRuleOut(many=True))
@@ -104,7 +108,7 @@ class TaxRules(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class ExchangeRates(_MoneyView):
+class ExchangeRates(MoneyView):
     serializer_class = s.ExchangeRateOut
 
     @extend_schema(operation_id="operator_exchange_rates", parameters=[Query], responses=s.ExchangeRateOut(many=True))
@@ -127,7 +131,7 @@ class ExchangeRates(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class Periods(_MoneyView):
+class Periods(MoneyView):
     serializer_class = s.PeriodOut
 
     @extend_schema(operation_id="operator_periods", parameters=[Query], responses=s.PeriodOut(many=True))
@@ -137,7 +141,7 @@ class Periods(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class PeriodClose(_MoneyView):
+class PeriodClose(MoneyView):
     serializer_class = s.PeriodOut
 
     @extend_schema(operation_id="operator_period_close", parameters=[HEADER], request=None, responses=s.PeriodOut)
@@ -149,7 +153,7 @@ class PeriodClose(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class TenantInvoices(_MoneyView):
+class TenantInvoices(MoneyView):
     serializer_class = s.InvoiceOut
     pagination_class = None
 
@@ -170,7 +174,7 @@ class TenantInvoices(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class TenantCredits(_MoneyView):
+class TenantCredits(MoneyView):
     serializer_class = s.CreditOut
 
     @extend_schema(
@@ -178,18 +182,20 @@ class TenantCredits(_MoneyView):
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Grant credit. Prepaid credit is paid from the tenant's deposits."""
+        """Grant promotional credit, or sell prepaid credit from the tenant's deposits."""
         fields = given(s.CreditIn, request.data)
-        grant = do_grant_credit(
-            self.find(pk), CreditGrant.GrantType(fields.pop("grant_type")), fields.pop("nano"), **fields
-        )
+        grant_type = CreditGrant.GrantType(fields.pop("grant_type"))
+        if grant_type == CreditGrant.GrantType.PREPAID:
+            grant = do_sell_credit(self.find(pk), fields.pop("nano"), **fields)
+        else:
+            grant = do_grant_credit(self.find(pk), grant_type, fields.pop("nano"), **fields)
         with self.scope():
             shown = with_rest(CreditGrant.objects.all_tenants()).get(pk=grant.pk)
         return Response(s.CreditOut(shown).data, status=201)
 
 
 @extend_schema(tags=["operators"])
-class TenantCommitments(_MoneyView):
+class TenantCommitments(MoneyView):
     serializer_class = s.CommitmentOut
 
     @extend_schema(
@@ -207,7 +213,7 @@ class TenantCommitments(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class TenantPayments(_MoneyView):
+class TenantPayments(MoneyView):
     serializer_class = s.PaymentOut
 
     @extend_schema(
@@ -223,7 +229,7 @@ class TenantPayments(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class PaymentEvents(_MoneyView):
+class PaymentEvents(MoneyView):
     serializer_class = s.PaymentEventOut
 
     @extend_schema(
@@ -238,7 +244,7 @@ class PaymentEvents(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class TenantEntity(_MoneyView):
+class TenantEntity(MoneyView):
     serializer_class = s.ProfileOut
 
     @extend_schema(
@@ -259,7 +265,7 @@ FATES: dict[str, Callable[[Invoice, str], Invoice]] = {"void": do_void, "write-o
 
 
 @extend_schema(tags=["operators"])
-class InvoiceFinalize(_MoneyView):
+class InvoiceFinalize(MoneyView):
     serializer_class = s.InvoiceOut
 
     @extend_schema(operation_id="operator_invoice_finalize", parameters=[HEADER], request=None, responses=s.InvoiceOut)
@@ -271,7 +277,7 @@ class InvoiceFinalize(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class InvoiceFate(_MoneyView):
+class InvoiceFate(MoneyView):
     """An action on an invoice: POST /api/operator/invoices/{id}/{fate}."""
 
     fate: ClassVar[str] = ""
@@ -285,7 +291,7 @@ class InvoiceFate(_MoneyView):
 
 
 @extend_schema(tags=["operators"])
-class InvoiceCreditNotes(_MoneyView):
+class InvoiceCreditNotes(MoneyView):
     serializer_class = s.InvoiceOut
 
     @extend_schema(
@@ -301,3 +307,30 @@ class InvoiceCreditNotes(_MoneyView):
         amounts = [(item["description"], item["cents"]) for item in fields["amounts"]]
         note = do_issue_credit_note(self.invoice(pk), amounts, fields["reason"])
         return Response(s.InvoiceOut(self.invoice(note.pk)).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class TenantPrepaid(MoneyView):
+    serializer_class = s.ProfileOut
+
+    @extend_schema(
+        operation_id="operator_tenant_prepaid", parameters=[HEADER], request=s.PrepaidIn, responses=s.ProfileOut
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Start or stop limiting a tenant's requests to its prepaid balance."""
+        tenant, fields = self.find(pk), given(s.PrepaidIn, request.data)
+        return Response(s.ProfileOut(setup.do_set_prepaid(tenant, is_prepaid=fields["is_prepaid"])).data)
+
+
+@extend_schema(tags=["operators"])
+class PaymentEventDismiss(MoneyView):
+    serializer_class = s.PaymentEventOut
+
+    @extend_schema(
+        operation_id="operator_payment_event_dismiss", parameters=[HEADER], request=None, responses=s.PaymentEventOut
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Dismiss a failed payment event that was handled manually. Its health issue is resolved."""
+        return Response(s.PaymentEventOut(do_dismiss_event(self.row(PaymentEvent.objects.all(), pk))).data)

@@ -21,7 +21,7 @@ _COMPONENTS = [component.value for component in Component]
 MAX_FILE_CHARACTERS = 8_000_000  # characters
 
 
-class _Part(serializers.Serializer[Any]):
+class NestedPart(serializers.Serializer[Any]):
     """A nested object that rejects unknown fields."""
 
     def to_internal_value(self, data: Any) -> Any:
@@ -39,7 +39,7 @@ class DecimalText(serializers.CharField):
         return str(super().to_internal_value(data))
 
 
-class PriceIn(_Part):
+class PriceIn(NestedPart):
     """A price for half-open ranges of prompt lengths and times of day."""
 
     model = serializers.CharField(max_length=MAX_NAME_LENGTH)
@@ -73,7 +73,7 @@ def _checked(read: Any, value: str) -> int:
         raise serializers.ValidationError(f"{exc}.") from exc
 
 
-class KindIn(_Part):
+class KindIn(NestedPart):
     """A model in a service tier."""
 
     model = serializers.CharField(max_length=MAX_NAME_LENGTH)
@@ -88,6 +88,9 @@ class PriceDraftIn(Strict):
     book = serializers.SlugField(max_length=50, default=PriceBook.LIST)
     effective_from = serializers.DateTimeField(required=False, help_text="Default: the time of publication.")
     note = serializers.CharField(max_length=200, required=False)
+    allow_unpriced_hours = serializers.BooleanField(
+        required=False, help_text="Draft prices that leave hours of the day without a price."
+    )
 
 
 class ProposalIn(PriceDraftIn):

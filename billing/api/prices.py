@@ -149,7 +149,7 @@ class PriceVerb(_BookView):
     @extend_schema(parameters=[HEADER], request=None, responses=s.VersionOut)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        return self.answer(FATES[self.fate](self.version(pk), by=_operator(request)))
+        return self.answer(FATES[self.fate](self.version(pk), by=operator_of(request)))
 
 
 @extend_schema(tags=["operators"])
@@ -180,10 +180,10 @@ def _propose(view: OperatorView, request: Request, proposal: Proposal, fields: d
             tenant = view.find(tenant_id)
         except exceptions.NotFound:
             raise exceptions.ValidationError({"tenant_id": ["There is no such tenant."]}) from None
-    return do_propose_prices(proposal, tenant=tenant, created_by=_operator(request), **fields)
+    return do_propose_prices(proposal, tenant=tenant, created_by=operator_of(request), **fields)
 
 
-def _operator(request: Request) -> User:
+def operator_of(request: Request) -> User:
     """Return the operator, who must be a user: author and publisher must differ."""
     operator = person(request)
     if operator is None:

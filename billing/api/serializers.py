@@ -6,7 +6,7 @@ from typing import Any
 
 from rest_framework import serializers
 
-from billing.amounts import MAX_CENTS
+from billing.amounts import MAX_CENTS, MAX_TOP_UP_CENTS, MIN_TOP_UP_CENTS
 from billing.models import (
     BillingEntity,
     BillingProfile,
@@ -22,7 +22,7 @@ from billing.models import (
 )
 from tenants.api.serializers import MAX_BIGINT, Query, Strict
 
-_MONTH = r"^\d{4}-(0[1-9]|1[0-2])\Z"
+MONTH = r"^\d{4}-(0[1-9]|1[0-2])\Z"
 _ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
 
 
@@ -35,7 +35,7 @@ class StrictModel(serializers.ModelSerializer[Any]):
         return attrs
 
 
-def _cents(**options: Any) -> serializers.IntegerField:
+def amount_cents(**options: Any) -> serializers.IntegerField:
     return serializers.IntegerField(min_value=1, max_value=MAX_CENTS, **options)
 
 
@@ -60,7 +60,7 @@ class InvoiceOut(serializers.ModelSerializer[Invoice]):
                 "refers_to",
                 "reason",
             ),
-            *("events", "subtotal", "taxable", "total", "sha256"),
+            *("events", "subtotal", "taxable", "total", "prepaid", "sha256"),
         )
         read_only_fields = fields
 
@@ -68,7 +68,7 @@ class InvoiceOut(serializers.ModelSerializer[Invoice]):
 class InvoiceQuery(Query):
     state = serializers.ChoiceField(Invoice.State.choices, required=False)
     invoice_type = serializers.ChoiceField(Invoice.InvoiceType.choices, required=False)
-    month = serializers.RegexField(_MONTH, required=False, help_text="For example 2026-11.")
+    month = serializers.RegexField(MONTH, required=False, help_text="For example 2026-11.")
     names = {"month": "period__label"}  # noqa: RUF012
 
 
@@ -101,10 +101,25 @@ class CheckOut(serializers.Serializer[Any]):
 
 class ProfileOut(serializers.ModelSerializer[BillingProfile]):
     entity = serializers.CharField(source="entity.name")
+    has_payment_method = serializers.SerializerMethodField(help_text="Whether a payment method is saved.")
+
+    def get_has_payment_method(self, profile: BillingProfile) -> bool:
+        return bool(profile.payment_method)
 
     class Meta:
         model = BillingProfile
-        fields = (*_ADDRESS, "emails", "po_number", "currency", "entity")
+        fields = (
+            *_ADDRESS,
+            "emails",
+            "po_number",
+            "currency",
+            "entity",
+            "is_prepaid",
+            "suspended_at",
+            "top_up_below",
+            "top_up_cents",
+            "has_payment_method",
+        )
         read_only_fields = fields
 
 
@@ -113,7 +128,26 @@ class ProfileIn(StrictModel):
 
     class Meta:
         model = BillingProfile
-        fields = (*_ADDRESS, "emails", "po_number", "currency")
+        fields = (*_ADDRESS, "emails", "po_number", "currency", "top_up_below", "top_up_cents")
+
+
+class TopUpIn(Strict):
+    cents = serializers.IntegerField(
+        min_value=MIN_TOP_UP_CENTS, max_value=MAX_TOP_UP_CENTS, help_text="Amount to pay, with tax if it is charged."
+    )
+    save_method = serializers.BooleanField(
+        required=False, default=False, help_text="Save the payment method for automatic top-ups."
+    )
+
+
+class HostedPageOut(serializers.Serializer[Any]):
+    """A page of the payment provider."""
+
+    url = serializers.URLField()
+
+
+class PrepaidIn(Strict):
+    is_prepaid = serializers.BooleanField(help_text="Limit the tenant's requests to its balance.")
 
 
 class CreditOut(serializers.ModelSerializer[CreditGrant]):
@@ -121,7 +155,10 @@ class CreditOut(serializers.ModelSerializer[CreditGrant]):
 
     class Meta:
         model = CreditGrant
-        fields = ("id", "grant_type", "nano", "rest", "priority", "starts_at", "expires_at", "created_at", "note")
+        fields = (
+            *("id", "grant_type", "nano", "rest", "priority", "starts_at", "expires_at", "created_at", "note"),
+            "is_taxed",
+        )
         read_only_fields = fields
 
 
@@ -146,8 +183,8 @@ class CommitmentIn(Strict):
     fee = serializers.IntegerField(min_value=0, max_value=MAX_CENTS, help_text="cents a month")
     included_nano = serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, help_text="nano-USD of use a month")
     priority = serializers.IntegerField(required=False, min_value=0, max_value=1000)
-    first_month = serializers.RegexField(_MONTH)
-    last_month = serializers.RegexField(_MONTH, required=False)
+    first_month = serializers.RegexField(MONTH)
+    last_month = serializers.RegexField(MONTH, required=False)
 
 
 class PaymentOut(serializers.ModelSerializer[Payment]):
@@ -202,7 +239,7 @@ class LedgerOut(serializers.ModelSerializer[LedgerEntry]):
 
 
 class InvoiceDraftIn(Strict):
-    month = serializers.RegexField(_MONTH, help_text="For example 2026-11.")
+    month = serializers.RegexField(MONTH, help_text="For example 2026-11.")
 
 
 class EntityNameIn(Strict):
@@ -215,7 +252,7 @@ class ReasonIn(Strict):
 
 class AmountIn(serializers.Serializer[Any]):
     description = serializers.CharField(max_length=200)
-    cents = _cents(help_text="before tax")
+    cents = amount_cents(help_text="before tax")
 
 
 class CreditNoteIn(Strict):
@@ -228,7 +265,7 @@ class EntityOut(serializers.ModelSerializer[BillingEntity]):
         model = BillingEntity
         fields = (
             *("id", "slug", *_ADDRESS, "registration", "email", "time_zone", "invoice_prefix", "credit_note_prefix"),
-            *("terms_days", "payment_details"),
+            *("terms_days", "payment_details", "iban", "bic", "voucher_type", "tax_currency", "suspend_after_days"),
         )
         read_only_fields = fields
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from django.urls import path
 
-from billing.api import alerts, budgets, invoices, money, operators, reconciliation
+from billing.api import (
+    alerts,
+    budgets,
+    costs,
+    invoices,
+    money,
+    operators,
+    price_terms,
+    reconciliation,
+    reratings,
+)
 
 urlpatterns = [
     path("budgets", budgets.Budgets.as_view(), name="api-budgets"),
@@ -20,6 +30,8 @@ urlpatterns = [
     path("invoices/<int:pk>/csv", invoices.InvoiceCsv.as_view(), name="api-invoice-csv"),
     path("invoices/<int:pk>/events", invoices.InvoiceEvents.as_view(), name="api-invoice-events"),
     path("invoices/<int:pk>/check", invoices.InvoiceCheck.as_view(), name="api-invoice-check"),
+    path("invoices/<int:pk>/pay", money.InvoicePayment.as_view(), name="api-invoice-pay"),
+    path("billing/top-ups", money.TopUps.as_view(), name="api-top-ups"),
     path("billing/profile", money.Profile.as_view(), name="api-billing-profile"),
     path("credits", money.Credits.as_view(), name="api-credits"),
     path("commitments", money.Commitments.as_view(), name="api-commitments"),
@@ -27,6 +39,12 @@ urlpatterns = [
     path("ledger", money.Ledger.as_view(), name="api-ledger"),
     path("webhooks/payments/<slug:provider>", money.PaymentWebhook.as_view(), name="api-payment-webhook"),
     path("operator/reconciliation", reconciliation.ReconciliationView.as_view(), name="api-operator-reconciliation"),
+    path("operator/costs", costs.CostCardsView.as_view(), name="api-operator-costs"),
+    path("operator/costs/import", costs.CostImport.as_view(), name="api-operator-costs-import"),
+    path("operator/costs/executions", costs.ExecutionCosts.as_view(), name="api-operator-execution-costs"),
+    path("operator/margins", costs.Margins.as_view(), name="api-operator-margins"),
+    path("operator/spend", costs.Spend.as_view(), name="api-operator-spend"),
+    path("operator/provider-exports", costs.ProviderExports.as_view(), name="api-operator-provider-exports"),
     path("operator/entities", operators.Entities.as_view(), name="api-operator-entities"),
     path("operator/entities/<int:pk>", operators.EntityOne.as_view(), name="api-operator-entity"),
     path("operator/tax-rules", operators.TaxRules.as_view(), name="api-operator-tax-rules"),
@@ -42,12 +60,51 @@ urlpatterns = [
         name="api-operator-tenant-commitments",
     ),
     path("operator/tenants/<int:pk>/payments", operators.TenantPayments.as_view(), name="api-operator-tenant-payments"),
+    path("operator/tenants/<int:pk>/prepaid", operators.TenantPrepaid.as_view(), name="api-operator-tenant-prepaid"),
+    path(
+        "operator/payment-events/<int:pk>/dismiss",
+        operators.PaymentEventDismiss.as_view(),
+        name="api-operator-payment-event-dismiss",
+    ),
     path("operator/tenants/<int:pk>/entity", operators.TenantEntity.as_view(), name="api-operator-tenant-entity"),
     path(
         "operator/invoices/<int:pk>/finalize", operators.InvoiceFinalize.as_view(), name="api-operator-invoice-finalize"
     ),
     path(
         "operator/invoices/<int:pk>/credit", operators.InvoiceCreditNotes.as_view(), name="api-operator-invoice-credit"
+    ),
+    path("operator/invoices/<int:pk>/debit", reratings.InvoiceDebitNotes.as_view(), name="api-operator-invoice-debit"),
+    path(
+        "operator/tenants/<int:pk>/one-off-lines",
+        reratings.TenantOneOffLines.as_view(),
+        name="api-operator-tenant-one-off-lines",
+    ),
+    path(
+        "operator/tenants/<int:pk>/price-terms",
+        price_terms.TenantPriceTerms.as_view(),
+        name="api-operator-tenant-price-terms",
+    ),
+    path(
+        "operator/tenants/<int:pk>/metered-usage",
+        price_terms.TenantMeteredUsage.as_view(),
+        name="api-operator-tenant-metered-usage",
+    ),
+    path("operator/price-terms/<int:pk>/end", price_terms.PriceTermEnd.as_view(), name="api-operator-price-term-end"),
+    path("operator/one-off-lines/<int:pk>", reratings.OneOffLineOne.as_view(), name="api-operator-one-off-line"),
+    path("operator/reratings", reratings.Reratings.as_view(), name="api-operator-reratings"),
+    path("operator/reratings/<int:pk>", reratings.ReratingOne.as_view(), name="api-operator-rerating"),
+    path(
+        "operator/reratings/<int:pk>/preview",
+        reratings.ReratingPreview.as_view(),
+        name="api-operator-rerating-preview",
+    ),
+    *(
+        path(
+            f"operator/reratings/<int:pk>/{fate}",
+            reratings.ReratingFate.as_view(fate=fate),
+            name=f"api-operator-rerating-{fate}",
+        )
+        for fate in reratings.FATES
     ),
     *(
         path(

@@ -108,7 +108,9 @@ def _alert(budget_period_id: int, thresholds: Sequence[str], now: datetime) -> i
             expected = forecast_budget_period(budget, budget_period, now)
             if expected is None or not status.used < status.limit < expected.point:
                 return 0
+        is_muted = budget.alerts_muted_until is not None and budget.alerts_muted_until > now
         defaults = {
+            "is_muted": is_muted,
             "tenant_id": budget.tenant_id,
             "budget": budget,
             "used": status.used,
@@ -122,6 +124,8 @@ def _alert(budget_period_id: int, thresholds: Sequence[str], now: datetime) -> i
             for threshold in thresholds
         ]
         new = [row for row, is_new in found if is_new]
+        if is_muted:
+            return len(new)
         email = enqueue_email(budget.tenant_id, ROLES, *_mail(new, budget_period)) if new else None
         for row in new:
             event_key, payload = f"budget:{budget_period.pk}:{row.threshold}", _payload(row, budget_period, expected)

@@ -14,7 +14,7 @@ from django.db import connection
 
 from billing.amounts import FEMTO_A_NANO
 from billing.metering.arrays import array
-from inference_worker.contract.messages import ExecutionUsage
+from inference_worker.contract.messages import BillingContext, ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -45,15 +45,20 @@ def used_by(event: ExecutionUsage, cost_femto: int) -> ReservationUse:
     return ReservationUse(cost_femto, event.usage.total, min(event.usage.total, 1))
 
 
+def reserved_by(billing_context: BillingContext) -> tuple[int | None, int | None]:
+    """Return the reserved nano-USD and tokens of an execution. None: it has no such limit."""
+    if billing_context.lease_id is None:
+        return billing_context.reserved_nano, billing_context.reserved_tokens
+    return billing_context.reserved_nano or 0, billing_context.reserved_tokens or 0
+
+
 def exceeds_reservation(event: ExecutionUsage, cost_femto: int) -> str | None:
     """Return how an execution exceeds its reservation, or None. Admission makes that impossible.
 
     The check also applies to executions without budgets, which carry the maximum cost as a reservation.
     """
-    billing_context, used = event.billing_context, used_by(event, cost_femto)
-    reserved_nano, reserved_tokens = billing_context.reserved_nano, billing_context.reserved_tokens
-    if billing_context.lease_id is not None:
-        reserved_nano, reserved_tokens = reserved_nano or 0, reserved_tokens or 0
+    used = used_by(event, cost_femto)
+    reserved_nano, reserved_tokens = reserved_by(event.billing_context)
     if reserved_nano is not None and used.femto > reserved_nano * FEMTO_A_NANO:
         return f"costs {used.femto} femto-USD, more than its reservation"
     if reserved_tokens is not None and used.tokens > reserved_tokens:

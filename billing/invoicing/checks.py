@@ -10,11 +10,12 @@ from django.db import connection
 
 from billing.amounts import FEMTO_A_CENT, NANO_A_CENT
 from billing.invoicing import document, pdf
-from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, used, wanted
+from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, rerated_lines, used, wanted
+from billing.invoicing.metered_lines import metered_lines
 from billing.invoicing.taxes import taxed
 from billing.ledger import booked
 from billing.metering.archives import require_usage
-from billing.models import Account, Invoice, InvoiceFile
+from billing.models import Account, Invoice, InvoiceFile, InvoiceLine
 
 _UNRATED = """
 SELECT count(*) FROM billing_usageevent
@@ -49,7 +50,8 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
         cursor.execute(_UNRATED, [invoice.period_id, tenant_id])
         unrated = cursor.fetchone()[0]
     sign = 1 if invoice.is_credit_note else -1
-    revenue = sign * booked(tenant_id, f"invoice:{invoice.pk}", Account.REVENUE) // NANO_A_CENT
+    account = Account.CREDITS if invoice.sells_credit else Account.REVENUE
+    revenue = sign * booked(tenant_id, f"invoice:{invoice.pk}", account) // NANO_A_CENT
     return InvoiceCheckResult(
         events=counts.events,
         unrated=unrated,
@@ -67,7 +69,10 @@ def recomputed(invoice: Invoice, uses: Iterable[UsageLine], count: Count) -> dic
     """
     billed = None if invoice.refers_to is None else invoice.refers_to.period
     lines = [line(invoice, number, use) for number, use in enumerate(wanted(invoice.invoice_type, uses, billed), 1)]
-    lines += [item for item in lines_of(invoice) if item.price_id is None]
+    lines += rerated_lines(invoice, len(lines))
+    lines += metered_lines(invoice, len(lines))
+    stored = lines_of(invoice).exclude(line_type=InvoiceLine.LineType.METERED)
+    lines += [item for item in stored if item.price_id is None]
     made = Invoice(**{field.attname: getattr(invoice, field.attname) for field in Invoice._meta.concrete_fields})
     made.period, made.entity, made.refers_to = invoice.period, invoice.entity, invoice.refers_to
     made.subtotal = sum(item.cents for item in lines)

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from billing.amounts import NANO_DIGITS, PPM, cents, decimal, dollars, half_up
-from billing.models import Invoice, InvoiceLine
+from billing.models import CHARGES, Invoice, InvoiceLine
 
 COMPONENTS = {
     "uncached": "Input tokens",
@@ -22,7 +22,13 @@ COMPONENTS = {
     "answer_hit_input": "Input tokens of cached responses",
     "answer_hit_output": "Output tokens of cached responses",
 }
-TITLES = {"invoice": "Invoice", "correction": "Credit note", "credit_note": "Credit note"}
+TITLES = {
+    "invoice": "Invoice",
+    "purchase": "Invoice",
+    "correction": "Credit note",
+    "credit_note": "Credit note",
+    "debit_note": "Debit note",
+}
 _LINE = (
     *(
         "position",
@@ -70,7 +76,23 @@ def described(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str, Any]:
         "rounding_femto": str(int(invoice.rounding_femto)),
         "saved_femto": str(int(invoice.saved_femto)),
         "display": _display(invoice),
+        **_paid(invoice),
+        **_tax_currency(invoice),
     }
+
+
+def _paid(invoice: Invoice) -> dict[str, Any]:
+    """Return what prepaid credit paid, if it paid something. Documents of before have no such field."""
+    return {"prepaid": invoice.prepaid} if invoice.prepaid else {}
+
+
+def _tax_currency(invoice: Invoice) -> dict[str, Any]:
+    """Return the tax in the seller's tax currency, if it is not the currency of the document."""
+    if invoice.tax_rate is None:
+        return {}
+    tax = half_up(sum(item["tax"] for item in invoice.taxes) * invoice.tax_rate, PPM)
+    shown = {"currency": invoice.tax_currency, "micro_per_usd": invoice.tax_rate, "tax": tax}
+    return {"tax_currency": shown}
 
 
 def encoded(document: Mapping[str, Any]) -> bytes:
@@ -97,15 +119,16 @@ def _instant(moment: datetime | None) -> str | None:
 def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the texts of the HTML and PDF."""
     zone = ZoneInfo(document["period"]["time_zone"])
-    given_back = document["invoice_type"] != "invoice"
+    given_back = document["invoice_type"] not in CHARGES
     return {
-        "title": TITLES[document["invoice_type"]],
+        "title": _title(document),
         "number": document["number"] or "Draft",
         "issued": _day(document["issued_at"], zone) if document["issued_at"] else "Not yet",
         "due": _day(document["due_on"], zone) if document["due_on"] else "",
         "period": _month(document["period"], zone),
         "time_zone": document["period"]["time_zone"],
         "refers_to": document["refers_to"] or "",
+        "refers_label": "Credits" if given_back else "Charges more on",
         "reason": document["reason"],
         "seller": _party(document["seller"]),
         "buyer": _party(document["buyer"]),
@@ -114,11 +137,19 @@ def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
         "groups": [_group(key, list(lines)) for key, lines in groupby(document["lines"], key=_group_of)],
         "totals": [*_totals(document)],
         "due_label": "Amount credited" if given_back else "Amount due",
-        "total": dollars(document["total"]),
+        "total": dollars(document["total"] - document.get("prepaid", 0)),
         "display": _display_words(document["display"]),
+        "tax_currency": _tax_words(document.get("tax_currency")),
         "saved": _saved(document),
         "notes": [item["note"] for item in document["taxes"] if item["note"]],
     }
+
+
+def _title(document: Mapping[str, Any]) -> str:
+    """Return the title. A purchase of credit that is not taxed yet is a receipt."""
+    if document["invoice_type"] == "purchase" and document["taxes"][0]["category"] == "O":
+        return "Receipt"
+    return TITLES[document["invoice_type"]]
 
 
 def _day(text: str, zone: ZoneInfo) -> str:
@@ -157,6 +188,7 @@ def _line_words(line: Mapping[str, Any]) -> dict[str, str]:
         what = "Monthly commitment" if line["line_type"] == "commitment" else line["description"]
         return {"what": what, "note": "", "quantity": "1", "price": "", "amount": dollars(line["cents"])}
     note = (
+        line["description"],
         f"used in {line['usage_month']}" if line["usage_month"] else "",
         f"prompts from {line['prompt_length_band']:,} tokens" if line["prompt_length_band"] else "",
         f"{line['window']} UTC" if line["window"] else "",
@@ -180,6 +212,9 @@ def _totals(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for item in document["taxes"]:
         label = f"{item['label']}, reverse charge" if item["category"] == "AE" else item["label"]
         yield f"{label} {decimal(item['rate_ppm'], 4)} %", dollars(item["tax"])
+    if prepaid := document.get("prepaid", 0):
+        yield "Total", dollars(document["total"])
+        yield "Paid" if document["invoice_type"] == "purchase" else "Paid with prepaid credit", dollars(-prepaid)
 
 
 def _display_words(display: Mapping[str, Any] | None) -> str:
@@ -187,6 +222,13 @@ def _display_words(display: Mapping[str, Any] | None) -> str:
         return ""
     rate = decimal(display["micro_per_usd"], 6, 2)
     return f"{display['currency']} {decimal(display['total'], 2, 2)} at {rate} per USD, for information"
+
+
+def _tax_words(tax: Mapping[str, Any] | None) -> str:
+    if tax is None:
+        return ""
+    rate = decimal(tax["micro_per_usd"], 6, 2)
+    return f"Tax in {tax['currency']}: {decimal(tax['tax'], 2, 2)}, at {rate} per USD."
 
 
 def _saved(document: Mapping[str, Any]) -> str:

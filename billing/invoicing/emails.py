@@ -7,10 +7,11 @@ from datetime import UTC, date, datetime
 from django.conf import settings
 from django.core.mail import EmailMessage
 
-from billing.actions.payments import outstanding
+from billing.actions.matching import outstanding
 from billing.amounts import dollars
+from billing.invoicing.document import TITLES
 from billing.invoicing.webhook_events import emit_past_due
-from billing.models import BillingProfile, Invoice, InvoiceEmail, InvoiceFile
+from billing.models import CHARGES, BillingProfile, Invoice, InvoiceEmail, InvoiceFile
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Membership
@@ -34,14 +35,22 @@ class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
         invoice = row.invoice
         pdf = InvoiceFile.objects.all_tenants().get(invoice=invoice).pdf
         to, owed = _addresses(invoice.tenant_id), outstanding(invoice)
-        noun = "Credit note" if invoice.is_credit_note else "Invoice"
+        noun = TITLES[invoice.invoice_type]
         due = f" It is due on {invoice.due_on:%-d %B %Y}." if invoice.due_on and owed else ""
         month = date.fromisoformat(f"{invoice.period.label}-01")
         text = f"{noun} {invoice.number} of {dollars(invoice.total)} for {month:%B %Y} is attached.{due}"
         subject = f"{noun} {invoice.number}"
         if row.email_type == InvoiceEmail.EmailType.REMINDER:
             subject = f"Reminder: {subject}"
-            text = f"{dollars(owed)} of invoice {invoice.number} was due on {invoice.due_on:%-d %B %Y} and is unpaid."
+            unpaid = f"{dollars(owed)} of {noun.lower()} {invoice.number}"
+            text = f"{unpaid} was due on {invoice.due_on:%-d %B %Y} and is unpaid."
+        if row.email_type == InvoiceEmail.EmailType.SUSPENSION:
+            subject = f"Account suspended: {subject}"
+            text = (
+                f"Your account is suspended because {dollars(owed)} of {noun.lower()} {invoice.number} is unpaid."
+                f" It was due on {invoice.due_on:%-d %B %Y}."
+                " Requests are rejected until it is paid. Access is then restored."
+            )
         link = f"{settings.MILLRACE.base_url}/t/{invoice.tenant.slug}/invoices/{invoice.pk}"
         subject = f"{subject} from {invoice.seller['name']}"
         why = f"You receive this email as a billing contact, owner or billing member of {invoice.tenant.name}."
@@ -81,7 +90,7 @@ def remind(now: datetime | None = None) -> int:
     new = 0
     with all_tenants_scope(BypassReason.BILLING):
         late = Invoice.objects.all_tenants().filter(
-            state=Invoice.State.OPEN, due_on__lt=today, invoice_type=Invoice.InvoiceType.INVOICE
+            state=Invoice.State.OPEN, due_on__lt=today, invoice_type__in=CHARGES
         )
         for invoice in late.select_related("period").order_by("pk"):
             days = (today - invoice.due_on).days if invoice.due_on else 0

@@ -20,7 +20,9 @@ _NAMESPACES = {
 }
 for _prefix, _uri in _NAMESPACES.items():
     register_namespace(_prefix, _uri)
-_INVOICE, _CREDIT_NOTE = "380", "381"
+# UNTDID 1001
+_TYPES = {"invoice": "380", "purchase": "386", "correction": "381", "credit_note": "381", "debit_note": "383"}
+_SEPA_TRANSFER = "58"  # UNTDID 4461
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NO_VAT = "O"  # an invoice out of scope must not contain VAT IDs or rates
 
@@ -33,7 +35,7 @@ def xml(document: Mapping[str, Any]) -> bytes:
     _header(_add(root, "rsm:ExchangedDocument"), document)
     trade = _add(root, "rsm:SupplyChainTradeTransaction")
     (tax,) = document["taxes"]  # all lines have the same tax
-    for line in document["lines"]:
+    for line in [*document["lines"], *_taxed_before(document)]:
         _line(_add(trade, "ram:IncludedSupplyChainTradeLineItem"), line, tax)
     _agreement(_add(trade, "ram:ApplicableHeaderTradeAgreement"), document, tax)
     delivered = _add(_add(trade, "ram:ApplicableHeaderTradeDelivery"), "ram:ActualDeliverySupplyChainEvent")
@@ -41,6 +43,16 @@ def xml(document: Mapping[str, Any]) -> bytes:
     _settlement(_add(trade, "ram:ApplicableHeaderTradeSettlement"), document, tax)
     written: bytes = tostring(root, encoding="UTF-8", xml_declaration=True)
     return written
+
+
+def _taxed_before(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return lines that deduct prepaid credit whose purchase was taxed. An allowance would be a discount."""
+    deducted = [credit for credit in document["credits"] if "taxed_on" in credit]
+    empty: dict[str, Any] = {"model": "", "component": "", "nano_per_million": None}
+    return [
+        {**empty, "position": number, "description": credit["label"], "cents": -credit["cents"]}
+        for number, credit in enumerate(deducted, len(document["lines"]) + 1)
+    ]
 
 
 def _name(prefixed: str) -> str:
@@ -70,7 +82,7 @@ def _days(document: Mapping[str, Any]) -> tuple[date, date, date]:
 
 def _header(parent: Element, document: Mapping[str, Any]) -> None:
     _add(parent, "ram:ID", document["number"])
-    _add(parent, "ram:TypeCode", _INVOICE if document["invoice_type"] == "invoice" else _CREDIT_NOTE)
+    _add(parent, "ram:TypeCode", _TYPES[document["invoice_type"]])
     _date(parent, "ram:IssueDateTime", _days(document)[0])
     if document["reason"]:
         _add(_add(parent, "ram:IncludedNote"), "ram:Content", document["reason"])
@@ -83,11 +95,11 @@ def _line(parent: Element, line: Mapping[str, Any], tax: Mapping[str, Any]) -> N
         product, "ram:Name", " ".join(part for part in (line["model"], line["component"], line["description"]) if part)
     )
     price = _add(_add(parent, "ram:SpecifiedLineTradeAgreement"), "ram:NetPriceProductTradePrice")
-    quantity = line["tokens"]
     if line["nano_per_million"] is None:
         quantity = 1 if line["cents"] >= 0 else -1  # a price must not be negative
         _add(price, "ram:ChargeAmount", decimal(abs(line["cents"]), 2, 2))
     else:
+        quantity = line["tokens"]
         _add(price, "ram:ChargeAmount", decimal(line["nano_per_million"], NANO_DIGITS, 2))
         _add(price, "ram:BasisQuantity", str(TOKENS_A_PRICE), unitCode="C62")
     delivery = _add(parent, "ram:SpecifiedLineTradeDelivery")
@@ -135,7 +147,14 @@ def _party(parent: Element, party: Mapping[str, str], *, with_vat: bool, number:
 
 def _settlement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
     _, first, last = _days(document)
+    is_payable = document["invoice_type"] in ("invoice", "debit_note") and "iban" in document["seller"]
+    if is_payable:
+        _add(parent, "ram:PaymentReference", document["number"])
+    if "tax_currency" in document:
+        _add(parent, "ram:TaxCurrencyCode", document["tax_currency"]["currency"])
     _add(parent, "ram:InvoiceCurrencyCode", document["currency"])
+    if is_payable:
+        _payment_means(_add(parent, "ram:SpecifiedTradeSettlementPaymentMeans"), document["seller"])
     charged = _add(parent, "ram:ApplicableTradeTax")
     _add(charged, "ram:CalculatedAmount", decimal(tax["tax"], 2, 2))
     _add(charged, "ram:TypeCode", "VAT")
@@ -148,7 +167,7 @@ def _settlement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, 
     period = _add(parent, "ram:BillingSpecifiedPeriod")
     _date(period, "ram:StartDateTime", first)
     _date(period, "ram:EndDateTime", last)
-    for credit in document["credits"]:
+    for credit in _allowances(document):
         _allowance(_add(parent, "ram:SpecifiedTradeAllowanceCharge"), credit, tax)
     terms = _add(parent, "ram:SpecifiedTradePaymentTerms")
     if document["due_on"]:
@@ -160,6 +179,17 @@ def _settlement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, 
         _add(_add(parent, "ram:InvoiceReferencedDocument"), "ram:IssuerAssignedID", document["refers_to"])
 
 
+def _payment_means(parent: Element, seller: Mapping[str, str]) -> None:
+    _add(parent, "ram:TypeCode", _SEPA_TRANSFER)
+    _add(_add(parent, "ram:PayeePartyCreditorFinancialAccount"), "ram:IBANID", seller["iban"])
+    if "bic" in seller:
+        _add(_add(parent, "ram:PayeeSpecifiedCreditorFinancialInstitution"), "ram:BICID", seller["bic"])
+
+
+def _allowances(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [credit for credit in document["credits"] if "taxed_on" not in credit]
+
+
 def _allowance(parent: Element, credit: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
     _add(_add(parent, "ram:ChargeIndicator"), "udt:Indicator", "false")
     _add(parent, "ram:ActualAmount", decimal(credit["cents"], 2, 2))
@@ -168,13 +198,19 @@ def _allowance(parent: Element, credit: Mapping[str, Any], tax: Mapping[str, Any
 
 
 def _sums(parent: Element, document: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
-    allowances = sum(credit["cents"] for credit in document["credits"])
+    allowances = sum(credit["cents"] for credit in _allowances(document))
+    prepaid = document.get("prepaid", 0)
     for name, cents in (
-        ("ram:LineTotalAmount", document["subtotal"]),
+        ("ram:LineTotalAmount", document["taxable"] + allowances),
         ("ram:AllowanceTotalAmount", allowances),
         ("ram:TaxBasisTotalAmount", document["taxable"]),
     ):
         _add(parent, name, decimal(cents, 2, 2))
     _add(parent, "ram:TaxTotalAmount", decimal(tax["tax"], 2, 2), currencyID=document["currency"])
+    if "tax_currency" in document:
+        converted = document["tax_currency"]
+        _add(parent, "ram:TaxTotalAmount", decimal(converted["tax"], 2, 2), currencyID=converted["currency"])
     _add(parent, "ram:GrandTotalAmount", decimal(document["total"], 2, 2))
-    _add(parent, "ram:DuePayableAmount", decimal(document["total"], 2, 2))
+    if prepaid:
+        _add(parent, "ram:TotalPrepaidAmount", decimal(prepaid, 2, 2))
+    _add(parent, "ram:DuePayableAmount", decimal(document["total"] - prepaid, 2, 2))

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from django.db import connection
 from django.db.models import QuerySet
 
-from billing.amounts import cents
-from billing.models import Invoice, InvoiceLine, Period, UsageEvent
+from billing.amounts import NANO_DIGITS, cents, decimal
+from billing.models import Invoice, InvoiceLine, Period, ReratedInvoice, UsageEvent
+from billing.pricing.corrected_prices import RatedDifference, differences
 from billing.pricing.pricing import COMPONENTS
 
 _USED = """
@@ -89,9 +90,14 @@ class UsageLine(NamedTuple):
     @property
     def window(self) -> str:
         """Return the hours of the day of the price; empty for all hours."""
-        if (self.from_minute, self.until_minute) == (0, 1440):
-            return ""
-        return " – ".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (self.from_minute, self.until_minute))
+        return window(self.from_minute, self.until_minute)
+
+
+def window(from_minute: int, until_minute: int) -> str:
+    """Return the hours of the day of a price; empty for all hours."""
+    if (from_minute, until_minute) == (0, 1440):
+        return ""
+    return " – ".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (from_minute, until_minute))
 
 
 def used(period: Period, tenant_id: int | None = None) -> dict[int, list[UsageLine]]:
@@ -133,6 +139,8 @@ def lines_of(invoice: Invoice) -> QuerySet[InvoiceLine]:
 def events_of(invoice: Invoice, line: InvoiceLine | None) -> QuerySet[UsageEvent]:
     """Return the events of a line, or of the whole invoice."""
     rows = UsageEvent.objects.for_tenant(invoice.tenant_id).filter(invoice_period=invoice.period_id)
+    if invoice.invoice_type == Invoice.InvoiceType.PURCHASE:
+        return rows.none()
     if line is None:
         return rows
     if line.price_id is None:
@@ -178,3 +186,50 @@ def line(invoice: Invoice, position: int, use: UsageLine) -> InvoiceLine:
         femto=sign * use.femto,
         cents=cents(sign * use.femto),
     )
+
+
+def difference_line(note: Invoice, position: int, item: RatedDifference) -> InvoiceLine:
+    """Return the line of a difference. Its price is the absolute difference of the prices."""
+    sign = 1 if (item.new_nano > item.old_nano) != note.is_credit_note else -1
+    femto = -item.femto if note.is_credit_note else item.femto
+    old, new = (f"${decimal(nano, NANO_DIGITS, 2)}" for nano in (item.old_nano, item.new_nano))
+    return InvoiceLine(
+        invoice=note,
+        tenant_id=note.tenant_id,
+        position=position,
+        line_type=InvoiceLine.LineType.CREDIT if note.is_credit_note else InvoiceLine.LineType.USAGE,
+        description=f"price corrected from {old} to {new} per million",
+        model=item.model,
+        tier=item.tier,
+        component=item.component,
+        prompt_length_band=item.from_tokens,
+        window=window(item.from_minute, item.until_minute),
+        price_version=item.version,
+        price_id=item.price_id,
+        nano_per_million=abs(item.new_nano - item.old_nano),
+        first_at=item.first_at,
+        last_at=item.last_at,
+        events=item.events,
+        tokens=sign * item.tokens,
+        femto=femto,
+        cents=cents(femto),
+    )
+
+
+def rerated_lines(note: Invoice, before: int = 0) -> list[InvoiceLine]:
+    """Return the lines of a note that come from re-ratings, after `before` others.
+
+    The note of a re-rating has the differences of its invoice. A correction has the differences of the usage that it
+    reverses, for re-ratings that did not include the reversal.
+    """
+    if note.refers_to is None:
+        return []
+    rows = ReratedInvoice.objects.for_tenant(note.tenant_id).select_related("rerating")
+    found: list[RatedDifference] = []
+    if note.invoice_type == Invoice.InvoiceType.CORRECTION:
+        later = rows.filter(invoice=note.refers_to).exclude(closed_periods__contains=[note.period_id])
+        for row in later.order_by("rerating__number"):
+            found += differences(row.rerating, note.refers_to, [note.period_id], with_events=False)
+    elif note.pk is not None and (rerated := rows.filter(note=note).first()):
+        found = differences(rerated.rerating, note.refers_to, rerated.closed_periods)
+    return [difference_line(note, number, item) for number, item in enumerate(found, before + 1)]

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from billing.actions import credits
-from billing.actions.drafts import address, fee, rounding, total
+from billing.actions.drafts import address, fee, one_offs, rounding, total
 from billing.invoicing.lines import Count, counted, line, used, wanted
+from billing.invoicing.metered_lines import metered_lines
 from billing.invoicing.taxes import NoTaxRule
+from billing.invoicing.term_lines import term_lines
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceLine, Period
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -36,8 +38,11 @@ def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] 
         invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
         uses = wanted(Invoice.InvoiceType.INVOICE, used(period, tenant.pk).get(tenant.pk, []))
         lines = [line(invoice, number, use) for number, use in enumerate(uses, 1)]
+        lines += metered_lines(invoice, len(lines))
+        lines += term_lines(invoice, lines)
         commitments = credits.active_commitments(period, tenant.pk)
         lines += [fee(invoice, number, commitment) for number, commitment in enumerate(commitments, len(lines) + 1)]
+        lines += one_offs(invoice, lines)
         lines += rounding(invoice, lines)
         address(invoice)
         with suppress(NoTaxRule):

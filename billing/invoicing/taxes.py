@@ -9,7 +9,8 @@ from typing import Any
 from django.db.models import Q
 
 from billing.amounts import tax
-from billing.invoicing import vat_ids
+from billing.invoicing import vat_ids, vies
+from billing.iso_codes import EU_COUNTRIES
 from billing.models import TaxCategory, TaxRule
 
 _NOTES = {
@@ -61,6 +62,13 @@ def _require_vat_ids(seller: Mapping[str, Any], buyer: Mapping[str, Any]) -> Non
     for role, party in (("buyer", buyer), ("billing entity", seller)):
         if not _has_vat_id(party):
             raise NoTaxRule(f"Reverse charge requires a valid VAT ID of the {role}. Set it, or change the tax rule.")
+    if vies.is_enabled() and buyer["country"] in EU_COUNTRIES:
+        found = vies.newest_check(buyer["vat_id"])
+        if found is None:
+            raise NoTaxRule(f"VIES has not confirmed the VAT ID {buyer['vat_id']} yet. It is checked every hour.")
+        if not found.is_valid:
+            message = f"VIES reported on {found.checked_at:%F} that the VAT ID {buyer['vat_id']} is not valid."
+            raise NoTaxRule(f"{message} Correct it, or remove it to charge tax.")
 
 
 def _precision(rule: TaxRule) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.db.models import Max
 
-from billing.models import Invoice, LedgerEntry
+from billing.models import Invoice, LedgerEntry, Payment
 from tenants.webhooks.outbox import enqueue
 
 
@@ -27,6 +27,31 @@ def emit_past_due(invoice: Invoice, number: int, owed_cents: int) -> None:
     enqueue(invoice.tenant_id, "invoice.past_due", f"invoice:{invoice.pk}:past_due:{number}", payload)
 
 
+def emit_voided(invoice: Invoice) -> None:
+    """Emit the event of a voided invoice."""
+    enqueue(invoice.tenant_id, "invoice.voided", f"invoice:{invoice.pk}:voided", _described(invoice))
+
+
+def emit_written_off(invoice: Invoice, key: str, cents: int) -> None:
+    """Emit the event of a write-off, which `key` names in the ledger."""
+    payload = _described(invoice) | {"written_off_cents": cents}
+    enqueue(invoice.tenant_id, "invoice.written_off", f"invoice:{key}", payload)
+
+
+def emit_payment(payment: Payment) -> None:
+    """Emit the event of a recorded payment or refund."""
+    payload = {
+        "payment_id": payment.pk,
+        "provider": payment.provider,
+        "reference": payment.reference,
+        "amount_cents": payment.cents,
+        "currency": "USD",
+        "received_at": payment.received_at.isoformat(),
+        "invoice": payment.invoice and payment.invoice.number,
+    }
+    enqueue(payment.tenant_id, "payment.recorded", f"payment:{payment.pk}", payload)
+
+
 def _described(invoice: Invoice) -> dict[str, object]:
     return {
         "invoice_id": invoice.pk,
@@ -37,6 +62,7 @@ def _described(invoice: Invoice) -> dict[str, object]:
         "currency": "USD",
         "subtotal_cents": invoice.subtotal,
         "total_cents": invoice.total,
+        "prepaid_cents": invoice.prepaid,
         "issued_at": invoice.issued_at and invoice.issued_at.isoformat(),
         "due_on": invoice.due_on and invoice.due_on.isoformat(),
         "refers_to": invoice.refers_to and invoice.refers_to.number,

@@ -6,7 +6,7 @@ that event and adjustments together have its outcome and counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -19,13 +19,15 @@ from billing.budgets.reservations import ReservationUse
 from billing.metering.arrays import array, text_array
 from billing.periods import stamps
 from billing.pricing.pricing import Rated
-from inference_worker.contract.messages import ExecutionUsage
+from inference_worker.contract.messages import BillingContext, ExecutionUsage
 from inference_worker.contract.request import TOKEN_CLASSES, TOKEN_COLUMNS
 
 log = structlog.get_logger(__name__)
 
 LATE = "late"
-PRECEDENCE = {LATE: -1, "failed": 0, "cancelled": 1, "completed": 2}  # the lowest takes precedence
+RECONCILED = "reconciled"
+# The lowest takes precedence. A reconciled count gives way to every outcome.
+PRECEDENCE = {LATE: -1, "failed": 0, "cancelled": 1, "completed": 2, RECONCILED: 3}
 
 ExecutionKey = tuple[datetime, str, int]
 _SUMS = ", ".join((*TOKEN_COLUMNS, "cost_femto", "saved_femto"))
@@ -72,12 +74,17 @@ class RepeatedEvent(NamedTuple):
 
 def merge(cursor: Any, arrivals: Sequence[RepeatedEvent]) -> list[bool]:
     """Merge later messages. Return False for each that contradicts the stored event and does not take precedence."""
-    executions = _stored(cursor, [arrival.key for arrival in arrivals])
+    executions = read_executions(cursor, [arrival.key for arrival in arrivals])
     odd = [arrival for arrival in arrivals if not _repeats(executions[arrival.key], arrival)]
     if odd:  # one after the other, read again under the lock
-        cursor.execute(_LOCK, [sorted({arrival.key[1] for arrival in odd})])
-        executions |= _stored(cursor, [arrival.key for arrival in odd])
+        lock_requests(cursor, {arrival.key[1] for arrival in odd})
+        executions |= read_executions(cursor, [arrival.key for arrival in odd])
     return [_merge(cursor, executions[arrival.key], arrival) for arrival in arrivals]
+
+
+def lock_requests(cursor: Any, request_ids: Iterable[str]) -> None:
+    """Lock requests until the end of the transaction, so that their adjustments are written one after the other."""
+    cursor.execute(_LOCK, [sorted(request_ids)])
 
 
 def _merge(cursor: Any, execution: SettledExecution, arrival: RepeatedEvent) -> bool:
@@ -88,14 +95,14 @@ def _merge(cursor: Any, execution: SettledExecution, arrival: RepeatedEvent) -> 
     if rank > execution.rank or (rank == execution.rank and event.outcome != execution.outcome):
         return True  # the stored outcome takes precedence
     if rank == execution.rank:
-        return False
+        return event.outcome == "failed"  # billed in neither case; an upstream's failure may have tokens
     wanted = (0,) * len(execution.sums) if event.outcome == "failed" else _sums(event, rated)
     change = tuple(after - before for after, before in zip(wanted, execution.sums, strict=True))
     if change[-2] > 0 or any(count > 0 for count in change[: len(TOKEN_COLUMNS)]):
         return False
     prices = _priced(execution.price_ids, rated.price_ids)
-    _write(cursor, arrival.key, event, event.outcome, change, prices, execution.lease_id)
-    after, before = _tokens(wanted), _tokens(execution.sums)
+    write_adjustment(cursor, arrival.key, event.billing_context, event.outcome, change, prices, execution.lease_id)
+    after, before = tokens_of(wanted), tokens_of(execution.sums)
     reservations.adjust(
         cursor, execution.lease_id, ReservationUse(change[-2], after - before, min(after, 1) - min(before, 1))
     )
@@ -111,19 +118,20 @@ def _repeats(execution: SettledExecution, arrival: RepeatedEvent) -> bool:
 def reverse_late(cursor: Any, key: ExecutionKey, event: ExecutionUsage, rated: Rated) -> None:
     """Write off an execution whose reservation was reclaimed and for which its budget periods have no room."""
     change = tuple(-amount for amount in _sums(event, rated))
-    _write(cursor, key, event, LATE, change, rated.price_ids, event.billing_context.lease_id)
+    context = event.billing_context
+    write_adjustment(cursor, key, context, LATE, change, rated.price_ids, context.lease_id)
 
 
-def _write(
+def write_adjustment(
     cursor: Any,
     key: ExecutionKey,
-    event: ExecutionUsage,
+    billing_context: BillingContext,
     outcome: str,
     change: tuple[int, ...],
     price_ids: list[int | None] | None,
     lease_id: int | None,
 ) -> None:
-    billing_context = event.billing_context
+    """Write an adjustment with this change of the tokens, the cost and the savings."""
     (period,) = stamps(cursor, [(billing_context.tenant_id, key[0])])
     row = [
         *key,
@@ -137,7 +145,8 @@ def _write(
     log.warning("usage_adjusted", request_id=key[1], execution=key[2], outcome=outcome, cost_femto=change[-2])
 
 
-def _stored(cursor: Any, keys: Sequence[ExecutionKey]) -> dict[ExecutionKey, SettledExecution]:
+def read_executions(cursor: Any, keys: Sequence[ExecutionKey]) -> dict[ExecutionKey, SettledExecution]:
+    """Return the stored executions of these keys, with their adjustments."""
     times, ids, numbers = zip(*keys, strict=True)
     columns = [array(times), text_array(ids), array(numbers)]
     cursor.execute(_EVENT, columns)
@@ -159,7 +168,8 @@ def _sums(event: ExecutionUsage, rated: Rated) -> tuple[int, ...]:
     return (*astuple(event.usage), rated.cost_femto, rated.saved_femto)
 
 
-def _tokens(sums: Sequence[int]) -> int:
+def tokens_of(sums: Sequence[int]) -> int:
+    """Return the tokens of prompt and output."""
     return sum(sums[: len(TOKEN_CLASSES)])
 
 

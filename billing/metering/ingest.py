@@ -21,15 +21,19 @@ import structlog
 from django.db import DataError, IntegrityError, OperationalError, connection
 from msgspec.structs import astuple
 
+from billing.amounts import FEMTO_A_NANO
 from billing.budgets import reservations
-from billing.budgets.reservations import exceeds_reservation, used_by
+from billing.budgets.reservations import exceeds_reservation, reserved_by, used_by
+from billing.costs import booking
+from billing.costs.booking import BookedUsage
 from billing.metering.arrays import array, text_array
 from billing.metering.duplicate_events import PRECEDENCE, ExecutionKey, RepeatedEvent, merge, reverse_late
 from billing.metering.partitions import ensure_partitions
 from billing.models import UsageQuarantine
 from billing.periods import stamps
 from billing.pricing.pricing import Rated, UnknownPriceError
-from billing.pricing.rating import rate
+from billing.pricing.rating import rate, rate_cards
+from billing.pricing.reserved_charge import charge
 from inference_worker.contract.messages import ExecutionUsage, decode_usage
 from inference_worker.contract.request import TOKEN_COLUMNS
 from tenants.isolation.db_roles import BypassReason
@@ -52,7 +56,8 @@ _EVENT_COLUMNS = {
     "attempt": "bigint",
     **dict.fromkeys(("outcome", "finish_reason", "replica_id", "miss_reason"), "text"),
     **dict.fromkeys(("block_size", "queue_us", "ttft_us", "duration_us", "changed_at", "unpinned_tokens"), "bigint"),
-    "reasoning_tokens": "bigint",
+    **dict.fromkeys(("reasoning_tokens", "accepted_drafts", "rejected_drafts"), "bigint"),
+    "usage_source": "text",
 }
 _COLUMNS = {
     "admitted_at": "timestamptz",
@@ -62,6 +67,7 @@ _COLUMNS = {
     "price_ids": "text",  # an array as text, because unnest would flatten nested arrays
     "cost_femto": "numeric",
     "saved_femto": "numeric",
+    "unbilled_tokens": "bigint",
     "invoice_period": "bigint",
 }
 _context_values = attrgetter(*_CONTEXT_COLUMNS)
@@ -93,12 +99,16 @@ class UsageMessage(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """A decoded message, its cost, and its values in the order of the columns, except the last."""
+    """A decoded message, its cost, and its values in the order of the columns, except the last.
+
+    The tokens of `event` are those that are charged.
+    """
 
     message: UsageMessage
     event: ExecutionUsage
     rated: Rated
     values: tuple[Any, ...]
+    reported: BookedUsage
 
     @property
     def key(self) -> ExecutionKey:
@@ -134,16 +144,46 @@ def settle(messages: Sequence[UsageMessage]) -> SettleResult:
 
 
 def _rate(decoded: Sequence[tuple[UsageMessage, ExecutionUsage, datetime]], result: SettleResult) -> list[UsageRow]:
-    """Price each message. Quarantine those without a price or above their reservation."""
+    """Price each message. Quarantine those without a price, and those of the engine above their reservation."""
     rated = rate([event for _, event, _ in decoded])
-    rows = []
+    rows: list[UsageRow] = []
     for (message, event, admitted_at), cost in zip(decoded, rated, strict=True):
-        error = str(cost) if isinstance(cost, UnknownPriceError) else exceeds_reservation(event, cost.cost_femto)
-        if isinstance(cost, UnknownPriceError) or error:
-            _quarantine(message, UsageQuarantine.Reason.REFUSED, error or "", result)
+        if event.usage_source != "engine" and event.outcome != "failed":
+            error = _charge(message, event, admitted_at, rows)
+        elif isinstance(cost, UnknownPriceError):
+            error = str(cost)
         else:
-            rows.append(UsageRow(message, event, cost, _values(event, admitted_at, cost)))
+            error = exceeds_reservation(event, cost.cost_femto)
+            if error is None:
+                rows.append(UsageRow(message, event, cost, _values(event, admitted_at, cost), BookedUsage(event)))
+        if error is not None:
+            _quarantine(message, UsageQuarantine.Reason.REFUSED, error, result)
     return rows
+
+
+def _charge(message: UsageMessage, event: ExecutionUsage, admitted_at: datetime, rows: list[UsageRow]) -> str | None:
+    """Price an upstream's usage up to the reservation, and add its row. Return why it has no price, or None."""
+    context = event.billing_context
+    known = rate_cards([] if context.price_version is None else [context.price_version])
+    if context.price_version is not None and context.price_version not in known:
+        return f"there is no price version {context.price_version}"
+    max_nano, max_tokens = reserved_by(context)
+    try:
+        charged, rated, unbilled_tokens, unbilled_femto = charge(
+            known.get(context.price_version or 0),
+            event.usage,
+            context.admitted_at,
+            max_femto=None if max_nano is None else max_nano * FEMTO_A_NANO,
+            max_tokens=max_tokens,
+        )
+    except UnknownPriceError as exc:
+        return str(exc)
+    billed = msgspec.structs.replace(
+        event, usage=charged, reasoning_tokens=max(0, min(event.reasoning_tokens, charged.output))
+    )
+    values = _values(billed, admitted_at, rated, unbilled_tokens)
+    rows.append(UsageRow(message, billed, rated, values, BookedUsage(event, unbilled_femto)))
+    return None
 
 
 def _decode(
@@ -164,7 +204,7 @@ def _decode(
         return None
 
 
-def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple[Any, ...]:
+def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated, unbilled_tokens: int = 0) -> tuple[Any, ...]:
     return (
         admitted_at,
         *_context_values(event.billing_context),
@@ -173,6 +213,7 @@ def _values(event: ExecutionUsage, admitted_at: datetime, rated: Rated) -> tuple
         rated.price_ids and array(rated.price_ids),
         rated.cost_femto,
         rated.saved_femto,
+        unbilled_tokens,
     )
 
 
@@ -216,6 +257,7 @@ def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
                 cursor, row.event.billing_context.lease_id, used_by(row.event, row.rated.cost_femto), must_fit=True
             ):
                 reverse_late(cursor, row.key, row.event, row.rated)
+        booking.book(cursor, [row.reported for row in new])
     if log.isEnabledFor(logging.INFO):
         for start in range(0, len(new), MAX_LOGGED_EXECUTIONS):
             executions = [row.event.billing_context.log_fields() for row in new[start : start + MAX_LOGGED_EXECUTIONS]]
@@ -251,6 +293,7 @@ def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], result: S
     repeated = [row for row in rows if id(row) not in went_in]
     with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
         known = merge(cursor, [RepeatedEvent(row.key, row.event, row.rated) for row in repeated])
+        booking.book(cursor, [row.reported for row, agrees in zip(repeated, known, strict=True) if agrees])
     for row, agrees in zip(repeated, known, strict=True):
         if agrees:
             result.repeated += 1

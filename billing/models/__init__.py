@@ -10,8 +10,10 @@ from billing.models.budget_leases import (
     Reconciliation,
 )
 from billing.models.budgets import Budget, BudgetAlert
+from billing.models.costs import CostCard, DailyCost, ExecutionCost, SpendReservation
 from billing.models.invoicing import (
     ADDRESS,
+    CHARGES,
     BillingEntity,
     BillingProfile,
     ExchangeRate,
@@ -24,6 +26,7 @@ from billing.models.invoicing import (
     Period,
     TaxCategory,
     TaxRule,
+    VatCheck,
 )
 from billing.models.ledger import (
     Account,
@@ -32,15 +35,21 @@ from billing.models.ledger import (
     CreditGrant,
     LedgerEntry,
     LedgerTransaction,
+    OneOffLine,
     Payment,
     PaymentEvent,
+    TopUp,
 )
+from billing.models.metered import MeteredUsage
 from billing.models.prices import CompiledRateCard, Price, PriceBook, PriceBookAssignment, PriceVersion
+from billing.models.reratings import ReratedInvoice, Rerating
 from billing.models.rollups import GROUPED, SUMMED, RollupState, UsageChange, UsageRollup
-from billing.models.usage import MAX_TOKENS, ExecutionOutcome, UsageEvent, UsageQuarantine, token_sum
+from billing.models.terms import PriceTerm
+from billing.models.usage import MAX_TOKENS, ExecutionOutcome, UsageEvent, UsageQuarantine, UsageSource, token_sum
 
 __all__ = [
     "ADDRESS",
+    "CHARGES",
     "GROUPED",
     "MAX_TOKENS",
     "SUMMED",
@@ -55,10 +64,13 @@ __all__ = [
     "BudgetPeriod",
     "Commitment",
     "CompiledRateCard",
+    "CostCard",
     "CreditApplication",
     "CreditGrant",
+    "DailyCost",
     "EarlyRelease",
     "ExchangeRate",
+    "ExecutionCost",
     "ExecutionOutcome",
     "Invoice",
     "InvoiceEmail",
@@ -66,7 +78,9 @@ __all__ = [
     "InvoiceLine",
     "LedgerEntry",
     "LedgerTransaction",
+    "MeteredUsage",
     "NumberSeries",
+    "OneOffLine",
     "Party",
     "Payment",
     "PaymentEvent",
@@ -74,15 +88,22 @@ __all__ = [
     "Price",
     "PriceBook",
     "PriceBookAssignment",
+    "PriceTerm",
     "PriceVersion",
     "Reconciliation",
+    "ReratedInvoice",
+    "Rerating",
     "RollupState",
+    "SpendReservation",
     "TaxCategory",
     "TaxRule",
+    "TopUp",
     "UsageArchive",
     "UsageChange",
     "UsageEvent",
     "UsageQuarantine",
     "UsageRollup",
+    "UsageSource",
+    "VatCheck",
     "token_sum",
 ]

@@ -142,6 +142,7 @@ class Adjustment(models.Model):
         FAILED = "failed"  # the caller got an error
         CANCELLED = "cancelled"  # it had been cancelled, with other counts
         LATE = "late"  # its reservation had been reclaimed, and its budgets have no room: written off
+        RECONCILED = "reconciled"  # the provider's export counts fewer tokens
 
     pk = models.CompositePrimaryKey("admitted_at", "request_id", "execution", "outcome")
     admitted_at = models.DateTimeField()

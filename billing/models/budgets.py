@@ -59,6 +59,7 @@ class Budget(models.Model):
         "rollover_limit",
         "thresholds",
         "alert_forecast",
+        "alerts_muted_until",
         "active",
     )
 
@@ -81,7 +82,11 @@ class Budget(models.Model):
     )
     thresholds = ArrayField(models.SmallIntegerField(), default=default_thresholds, blank=True, help_text="in percent")
     alert_forecast = models.BooleanField(default=True, help_text="alert when the forecast passes the limit")
+    alerts_muted_until = models.DateTimeField(null=True, help_text="until then, alerts are recorded and not sent")
     active = models.BooleanField(default=True)
+    is_balance = models.BooleanField(
+        default=False, db_default=False, help_text="the gate of a prepaid tenant, which follows its balance"
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()
@@ -96,6 +101,9 @@ class Budget(models.Model):
                     temporary_increase__range=(0, MAX_BUDGET),
                     rollover_limit__range=(0, MAX_BUDGET),
                 ),
+            ),
+            models.UniqueConstraint(
+                fields=["tenant"], condition=Q(is_balance=True, active=True), name="budget_balance_once"
             ),
             models.CheckConstraint(
                 name="budget_scope",
@@ -130,6 +138,7 @@ class BudgetAlert(models.Model):
     """A threshold that a budget period passed. Amounts are of that time, in the budget's unit."""
 
     FORECAST: ClassVar = "forecast"
+    AUDITED: ClassVar = ("threshold", "acknowledged_at")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     budget = models.ForeignKey(Budget, on_delete=models.CASCADE)
@@ -140,6 +149,9 @@ class BudgetAlert(models.Model):
     forecast = models.BigIntegerField(null=True, help_text="expected by the period's end; only of forecast alerts")
     event = models.ForeignKey(WebhookEvent, on_delete=models.SET_NULL, null=True)
     email = models.ForeignKey(OutboxEmail, on_delete=models.SET_NULL, null=True)
+    is_muted = models.BooleanField(default=False, db_default=False, help_text="not sent, because alerts were muted")
+    acknowledged_at = models.DateTimeField(null=True)
+    acknowledged_by = models.CharField(max_length=254, blank=True, default="", db_default="")
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()

@@ -10,6 +10,7 @@ from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator
 from django.db import models
 from django.db.models import F, Q
+from stdnum import bic, iban
 
 from billing.amounts import PPM
 from billing.iso_codes import COUNTRIES, CURRENCIES
@@ -60,6 +61,26 @@ def check_currency(code: str) -> None:
         raise ValidationError("Use a three-letter currency code of ISO 4217, for example EUR.", code="currency")
 
 
+def check_iban(number: str) -> None:
+    """Validate an IBAN: its format, length and check digits.
+
+    Raises:
+        ValidationError: it is not valid.
+    """
+    if not iban.is_valid(number) or number != iban.compact(number):
+        raise ValidationError("Use a valid IBAN without spaces, for example DE75512108001245126199.", code="iban")
+
+
+def check_bic(code: str) -> None:
+    """Validate a BIC.
+
+    Raises:
+        ValidationError: it is not valid.
+    """
+    if not bic.is_valid(code) or code != bic.compact(code):
+        raise ValidationError("Use a valid BIC of 8 or 11 characters, for example SOGEDEFF.", code="bic")
+
+
 class Party(models.Model):
     """A name and address as printed on invoices."""
 
@@ -85,7 +106,14 @@ class Party(models.Model):
 class BillingEntity(Party):
     """A company of the operator that issues invoices, with a time zone for its months and a series of numbers."""
 
-    AUDITED: ClassVar = ("slug", *ADDRESS, "registration", "email", "time_zone", "terms_days", "payment_details")
+    class VoucherType(models.TextChoices):
+        SINGLE_PURPOSE = "single_purpose"  # prepaid credit is taxed when it is bought
+        MULTI_PURPOSE = "multi_purpose"  # usage that prepaid credit pays is taxed when it is invoiced
+
+    AUDITED: ClassVar = (
+        *("slug", *ADDRESS, "registration", "email", "time_zone", "terms_days", "payment_details", "iban", "bic"),
+        *("voucher_type", "tax_currency", "suspend_after_days"),
+    )
 
     slug = models.SlugField(max_length=50, unique=True)
     registration = models.CharField(max_length=50, blank=True, validators=[check_line])
@@ -94,13 +122,32 @@ class BillingEntity(Party):
     invoice_prefix = models.CharField(max_length=16, default="INV")
     credit_note_prefix = models.CharField(max_length=16, default="CN")
     terms_days = models.PositiveSmallIntegerField(default=14)
+    suspend_after_days = models.PositiveSmallIntegerField(
+        null=True, blank=True, help_text="days past due after which a tenant is suspended; null: never"
+    )
     payment_details = models.TextField(blank=True, validators=[check_lines])
+    iban = models.CharField(max_length=34, blank=True, db_default="", validators=[check_iban])
+    bic = models.CharField(max_length=11, blank=True, db_default="", validators=[check_bic])
+    voucher_type = models.CharField(
+        max_length=14,
+        choices=VoucherType,
+        default=VoucherType.MULTI_PURPOSE,
+        db_default=VoucherType.MULTI_PURPOSE,
+        help_text="when prepaid credit is taxed: single_purpose at its purchase, multi_purpose at its use",
+    )
+    tax_currency = models.CharField(
+        max_length=3,
+        blank=True,
+        db_default="",
+        validators=[check_currency],
+        help_text="currency of the entity's tax returns, if it is not USD",
+    )
 
 
 class BillingProfile(Party):
     """A tenant's name, address and recipients on invoices. The billing entity never changes."""
 
-    AUDITED: ClassVar = (*ADDRESS, "emails", "po_number", "currency")
+    AUDITED: ClassVar = (*ADDRESS, "emails", "po_number", "currency", "is_prepaid", "top_up_below", "top_up_cents")
 
     tenant = models.OneToOneField(Tenant, on_delete=models.PROTECT)
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
@@ -109,6 +156,18 @@ class BillingProfile(Party):
     currency = models.CharField(
         max_length=3, default="USD", validators=[check_currency], help_text="shown in addition to USD"
     )
+    is_prepaid = models.BooleanField(
+        default=False, db_default=False, help_text="requests are limited to the tenant's balance"
+    )
+    top_up_below = models.BigIntegerField(
+        null=True, blank=True, help_text="cents of balance before tax below which credit is bought; null: never"
+    )
+    top_up_cents = models.BigIntegerField(null=True, blank=True, help_text="cents of each automatic top-up")
+    payment_customer = models.CharField(max_length=150, blank=True, db_default="", default="")
+    payment_method = models.CharField(
+        max_length=150, blank=True, db_default="", default="", help_text="the provider's identifier of a saved method"
+    )
+    suspended_at = models.DateTimeField(null=True, blank=True, help_text="by dunning; null: not by dunning")
 
     objects = TenantManager()
 
@@ -156,6 +215,21 @@ class TaxRule(models.Model):
 
     def __str__(self) -> str:
         return f"{self.label} {self.category} {self.country or 'any country'}"
+
+
+class VatCheck(models.Model):
+    """An answer of VIES about a VAT ID. The answers are kept as evidence for reverse charge."""
+
+    vat_id = models.CharField(max_length=20, help_text="in capitals, without separators")
+    is_valid = models.BooleanField()
+    name = models.CharField(max_length=200, blank=True, help_text="of the business, if its country reports it")
+    checked_at = models.DateTimeField()
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["vat_id", "-id"], name="vat_check_newest")]
+
+    def __str__(self) -> str:
+        return f"{self.vat_id} {self.checked_at:%F}"
 
 
 class ExchangeRate(models.Model):
@@ -213,7 +287,9 @@ class NumberSeries(models.Model):
 
 
 class Invoice(models.Model):
-    """An invoice or a credit note. Once it has a number, triggers reject changes of anything but its state.
+    """An invoice, a credit note, a debit note or a purchase of prepaid credit.
+
+    Once it has a number, triggers reject changes of anything but its state.
 
     Amounts are in cents. Those of a credit note are positive numbers.
     """
@@ -222,8 +298,10 @@ class Invoice(models.Model):
 
     class InvoiceType(models.TextChoices):
         INVOICE = "invoice"
+        PURCHASE = "purchase"  # of prepaid credit
         CORRECTION = "correction"  # a credit note for usage that was corrected after the invoice
         CREDIT_NOTE = "credit_note"  # issued by an operator
+        DEBIT_NOTE = "debit_note"  # charges more on a final invoice
 
     class State(models.TextChoices):
         DRAFT = "draft"
@@ -248,14 +326,19 @@ class Invoice(models.Model):
     buyer = models.JSONField(default=dict)
     events = models.BigIntegerField(default=0)
     subtotal = models.BigIntegerField(default=0)
-    credits = models.JSONField(default=list)  # [{label, cents}]
+    credits = models.JSONField(default=list)  # [{label, cents}], with `taxed_on` for credit that was taxed at purchase
     taxable = models.BigIntegerField(default=0)
     taxes = models.JSONField(default=list)  # [{category, rate_ppm, label, note, base, tax}]
     total = models.BigIntegerField(default=0)
+    prepaid = models.BigIntegerField(
+        default=0, db_default=0, help_text="cents of the total that prepaid credit paid; of a purchase, all of it"
+    )
     rounding_femto = models.DecimalField(max_digits=38, decimal_places=0, default=0)
     saved_femto = models.DecimalField(max_digits=38, decimal_places=0, default=0)
     display_currency = models.CharField(max_length=3, blank=True)
     display_rate = models.BigIntegerField(null=True)  # millionths of it per dollar
+    tax_currency = models.CharField(max_length=3, blank=True, default="", db_default="")
+    tax_rate = models.BigIntegerField(null=True, help_text="millionths of the tax currency per dollar")
     sha256 = models.CharField(max_length=64, blank=True)  # of the JSON document
 
     objects = TenantManager()
@@ -271,6 +354,7 @@ class Invoice(models.Model):
                 | (~Q(state="draft") & Q(number__isnull=False, issued_at__isnull=False)),
             ),
             models.CheckConstraint(name="invoice_totals", condition=Q(total__gte=0, taxable__gte=0)),
+            models.CheckConstraint(name="invoice_prepaid", condition=Q(prepaid__gte=0, prepaid__lte=F("total"))),
         ]
         indexes: ClassVar = [models.Index(fields=["tenant", "-id"], name="invoice_tenant")]
 
@@ -279,7 +363,17 @@ class Invoice(models.Model):
 
     @property
     def is_credit_note(self) -> bool:
-        return self.invoice_type != self.InvoiceType.INVOICE
+        return self.invoice_type not in CHARGES
+
+    @property
+    def sells_credit(self) -> bool:
+        """Return whether the document is about prepaid credit: a purchase, or a credit note on one."""
+        billed = self if self.refers_to is None else self.refers_to
+        return billed.invoice_type == self.InvoiceType.PURCHASE
+
+
+# The documents that are to be paid.
+CHARGES = (Invoice.InvoiceType.INVOICE, Invoice.InvoiceType.PURCHASE, Invoice.InvoiceType.DEBIT_NOTE)
 
 
 class InvoiceLine(models.Model):
@@ -289,7 +383,11 @@ class InvoiceLine(models.Model):
     class LineType(models.TextChoices):
         USAGE = "usage"
         COMMITMENT = "commitment"
+        PREPAID = "prepaid"  # prepaid credit that is bought
         CREDIT = "credit"  # on credit notes
+        ONE_OFF = "one_off"  # see OneOffLine
+        METERED = "metered"  # see MeteredUsage
+        TERM = "term"  # see PriceTerm; may be negative
         ROUNDING = "rounding"  # whole cents of the rounding of earlier invoices, may be negative
 
     invoice = models.ForeignKey(Invoice, on_delete=models.CASCADE, related_name="lines")
@@ -348,6 +446,7 @@ class InvoiceEmail(OutboxRow):
     class EmailType(models.TextChoices):
         ISSUED = "issued"
         REMINDER = "reminder"
+        SUSPENSION = "suspension"
 
     invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="invoice_emails")
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
-from billing.models.invoicing import Invoice, Period
+from billing.models.invoicing import Invoice, Period, check_line
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant
 from tenants.models.records import Xid8Field
@@ -53,8 +53,35 @@ class Commitment(models.Model):
         return self.name
 
 
+class OneOffLine(models.Model):
+    """A charge on the tenant's next invoice, for the month or a later one. A void makes it due again."""
+
+    AUDITED: ClassVar = ("month", "description", "cents", "invoice_id")
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
+    month = models.CharField(max_length=7)  # 2026-11
+    description = models.CharField(max_length=200, validators=[check_line])
+    cents = models.BigIntegerField()
+    created_at = models.DateTimeField(auto_now_add=True)
+    invoice = models.ForeignKey(
+        Invoice, null=True, on_delete=models.PROTECT, related_name="one_off_lines", help_text="None: not billed yet"
+    )
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar = [models.CheckConstraint(condition=Q(cents__gt=0), name="one_off_line_amount")]
+        indexes: ClassVar = [models.Index(fields=["month"], condition=Q(invoice__isnull=True), name="one_off_line_due")]
+
+    def __str__(self) -> str:
+        return self.description
+
+
 class CreditGrant(models.Model):
-    """Credit applied to invoices before tax: by priority (lowest first), then expiry, then age."""
+    """Credit applied to invoices by priority (lowest first), then expiry, then age.
+
+    Prepaid credit that is not taxed yet pays the total with tax. Other credit is deducted before tax.
+    """
 
     AUDITED: ClassVar = ("grant_type", "nano", "priority", "starts_at", "expires_at", "note")
 
@@ -73,6 +100,13 @@ class CreditGrant(models.Model):
     note = models.CharField(max_length=200, blank=True)
     commitment = models.ForeignKey(Commitment, null=True, on_delete=models.PROTECT)
     period = models.ForeignKey(Period, null=True, on_delete=models.PROTECT)
+    purchase = models.ForeignKey(
+        Invoice, null=True, on_delete=models.PROTECT, related_name="credit_grants", help_text="of prepaid credit"
+    )
+    payment = models.ForeignKey("Payment", null=True, on_delete=models.PROTECT, related_name="credit_grants")
+    is_taxed = models.BooleanField(
+        default=False, db_default=False, help_text="its purchase was taxed, so its use is not"
+    )
 
     objects = TenantManager()
 
@@ -89,6 +123,11 @@ class CreditGrant(models.Model):
 
     def __str__(self) -> str:
         return self.note or self.get_grant_type_display()
+
+    @property
+    def is_payment(self) -> bool:
+        """Return whether the credit pays totals with tax, instead of reducing the taxable amount."""
+        return self.grant_type == self.GrantType.PREPAID and not self.is_taxed
 
 
 class CreditApplication(models.Model):
@@ -129,6 +168,7 @@ class Payment(models.Model):
     class Meta:
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["provider", "reference"], name="payment_once"),
+            models.UniqueConstraint(fields=["id", "tenant"], name="payment_of_tenant"),
             models.CheckConstraint(condition=~Q(cents=0), name="payment_some"),
         ]
         indexes: ClassVar = [
@@ -163,6 +203,33 @@ class PaymentEvent(models.Model):
 
     def __str__(self) -> str:
         return f"{self.provider} {self.reference}"
+
+
+class TopUp(models.Model):
+    """An automatic purchase of prepaid credit with a saved payment method. A tenant has at most one pending."""
+
+    class State(models.TextChoices):
+        PENDING = "pending"
+        SUCCEEDED = "succeeded"
+        FAILED = "failed"  # see `detail`
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
+    cents = models.BigIntegerField()
+    state = models.CharField(max_length=9, choices=State, default=State.PENDING)
+    reference = models.CharField(max_length=200, blank=True, help_text="of the payment; empty: not requested yet")
+    detail = models.CharField(max_length=200, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=Q(cents__gt=0), name="top_up_positive"),
+            models.UniqueConstraint(fields=["tenant"], condition=Q(state="pending"), name="top_up_pending_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"top-up {self.pk}"
 
 
 class LedgerTransaction(models.Model):

@@ -46,6 +46,14 @@ class ReleasedBy(models.TextChoices):
     SETTLER = "settler"
 
 
+class UsageSource(models.TextChoices):
+    """The origin of an execution's token counts."""
+
+    ENGINE = "engine"  # Millrace's own engine
+    UPSTREAM = "upstream"  # the upstream's final usage
+    ESTIMATED = "estimated"  # counted by Millrace, because the upstream sent no final usage
+
+
 class UsageEvent(models.Model):
     """The usage and cost of one execution. Written once by the settler; triggers reject changes.
 
@@ -101,6 +109,14 @@ class UsageEvent(models.Model):
         db_default=0, help_text="requested to be pinned and not pinned for lack of space"
     )
     reasoning_tokens = models.IntegerField(db_default=0, help_text="part of output")
+    usage_source = models.CharField(
+        max_length=9, choices=UsageSource, db_default=UsageSource.ENGINE, help_text="the origin of the token counts"
+    )
+    unbilled_tokens = models.IntegerField(
+        db_default=0, help_text="reported above the reservation; not charged, and in no other count"
+    )
+    accepted_drafts = models.IntegerField(db_default=0, help_text="draft tokens that became part of output")
+    rejected_drafts = models.IntegerField(db_default=0, help_text="draft tokens that were verified in vain; not billed")
     settled_at = models.DateTimeField()
     released_by = models.CharField(
         max_length=8,

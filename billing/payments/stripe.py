@@ -37,6 +37,8 @@ class _PaymentIntent(msgspec.Struct):
     amount_received: int
     created: int
     latest_charge: _ID | None = None
+    customer: _ID | None = None
+    payment_method: _ID | None = None
     metadata: dict[str, str] | None = None
 
 
@@ -133,6 +135,8 @@ class Stripe:
 def _payment(item: _PaymentIntent, event: ProviderEvent) -> list[Received]:
     cents = _cents(item.id, item.amount_received, item.currency)
     payer = _payer(item.metadata)
+    if (item.metadata or {}).get("save_method") == "true" and item.customer and item.payment_method:
+        payer |= {"customer": item.customer, "method": item.payment_method}
     return [Received(event.provider, item.id, cents, _time(item.created), charge=item.latest_charge or "", **payer)]
 
 

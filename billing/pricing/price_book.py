@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, DecimalException, localcontext
 from typing import Any
 
@@ -89,6 +89,28 @@ def check(proposal: Proposal) -> None:
     for price in proposal.prices:
         _check_price(price)
     _check_overlap(proposal.prices)
+
+
+def unpriced_hours(prices: Iterable[NewPrice]) -> list[str]:
+    """Return the hours of the day in which a component with prices in other hours has none, as texts."""
+    rows: dict[tuple[ModelTier, Component], list[NewPrice]] = defaultdict(list)
+    for price in prices:
+        rows[price.model_tier, price.component].append(price)
+    return [text for key, found in sorted(rows.items()) for text in _gaps(*key, found)]
+
+
+def _gaps(model_tier: ModelTier, component: Component, rows: Sequence[NewPrice]) -> Iterator[str]:
+    for band in sorted({price.from_tokens for price in rows}):
+        covered = 0
+        windows = {
+            (price.from_minute, price.until_minute) for price in rows if price.from_tokens <= band < price.until_tokens
+        }
+        for start, end in sorted({*windows, (MINUTES_A_DAY, MINUTES_A_DAY)}):
+            if covered < start:
+                hours = " to ".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (covered, start))
+                prompts = f" of prompts from {band} tokens" if band else ""
+                yield f"{model_tier[0]} ({model_tier[1]}): {component}{prompts} from {hours} UTC"
+            covered = max(covered, end)
 
 
 def _check_price(price: NewPrice) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from billing.amounts import NANO_DIGITS
+from msgspec.structs import replace
+
+from billing.amounts import NANO_DIGITS, PPM
 from billing.pricing.price_book import MAX_NAME_LENGTH, NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from tenants import csv_tables
@@ -30,6 +32,7 @@ _NAME = re.compile(
     r"(?:_above_(?P<thousands>\d{1,6})k_tokens)?(?:_(?P<tier>batches|flex|priority))?"
 )
 _WRITES = {Component.CACHE_WRITE_5M, Component.CACHE_WRITE_1H}
+_PERCENT = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?)\s*% of ([a-z0-9_]+)")
 CSV_COLUMNS = (
     *("model", "tier", "component", "usd_per_million"),
     *("from_tokens", "until_tokens", "from_time", "until_time"),
@@ -144,13 +147,16 @@ def _rows(model: str, tier: Tier, found: Found) -> Iterator[NewPrice]:
 def read_csv(lines: Iterable[str]) -> Proposal:
     """Read a CSV with the columns of CSV_COLUMNS. Those after the fourth may be missing or empty.
 
-    `usd_per_million` is a decimal; a band of prompt lengths and a window of the UTC day (up to `24:00`) are half-open.
+    `usd_per_million` is a decimal, or a percentage of another component with the same other columns: `10% of uncached`.
+    A band of prompt lengths and a window of the UTC day (up to `24:00`) are half-open. A window that ends before it
+    starts passes midnight and becomes two rows.
 
     Raises:
         ValueError: naming the line.
     """
     reader = csv_tables.read_table(lines, strict=True)
-    prices = []
+    prices: list[NewPrice] = []
+    percentages: list[tuple[int, NewPrice, _Percentage]] = []
     try:
         columns = reader.fieldnames or []
         if missing := [name for name in CSV_COLUMNS[:4] if name not in columns]:
@@ -158,24 +164,62 @@ def read_csv(lines: Iterable[str]) -> Proposal:
         if unknown := [name for name in columns if name not in CSV_COLUMNS]:
             raise ValueError(f"unknown columns {', '.join(unknown)}; known are {', '.join(CSV_COLUMNS)}")
         for row in reader:
-            prices.append(_csv_price(row))
+            price, percentage = _csv_price(row)
+            if percentage is None:
+                prices += _within_days(price)
+            else:
+                percentages += [(reader.line_num, part, percentage) for part in _within_days(price)]
     except (ValueError, csv_tables.Error) as exc:
         raise ValueError(f"line {max(reader.line_num, 1)}: {exc}") from exc
+    known = {replace(price, nano_per_million=0): price.nano_per_million for price in prices}
+    for number, price, (millionths, component) in percentages:
+        base = known.get(replace(price, component=component))
+        if base is None:
+            raise ValueError(f"line {number}: there is no price of {component.value} with the same other columns")
+        nano, rest = divmod(base * millionths, PPM)
+        if rest:
+            raise ValueError(f"line {number}: the percentage gives no whole nano-USD per million tokens")
+        prices.append(replace(price, nano_per_million=nano))
     return Proposal(tuple(prices))
 
 
-def _csv_price(row: Mapping[str, str | None]) -> NewPrice:
+class _Percentage(NamedTuple):
+    """A price relative to that of another component."""
+
+    millionths: int
+    component: Component
+
+
+def _percentage(text: str) -> _Percentage | None:
+    match = _PERCENT.fullmatch(text)
+    return None if match is None else _Percentage(int(Decimal(match[1]).scaleb(4)), Component(match[2]))
+
+
+def _within_days(price: NewPrice) -> list[NewPrice]:
+    """Return the price, in two parts if its window passes midnight."""
+    if price.from_minute < price.until_minute:
+        return [price]
+    parts = [replace(price, until_minute=MINUTES_A_DAY)]
+    return [*parts, replace(price, from_minute=0)] if price.until_minute else parts
+
+
+def _csv_price(row: Mapping[str, str | None]) -> tuple[NewPrice, _Percentage | None]:
+    """Return the price of a row; of a percentage, without its amount."""
     given = {name: csv_tables.unguarded((value or "").strip()) for name, value in row.items() if name}
-    return NewPrice(
+    percentage = _percentage(given["usd_per_million"])
+    price = NewPrice(
         given["model"],
         Tier(given["tier"] or Tier.STANDARD),
         Component(given["component"]),
-        nano_per_million(given["usd_per_million"]),
+        0 if percentage else nano_per_million(given["usd_per_million"]),
         int(given.get("from_tokens") or 0),
         int(given.get("until_tokens") or NO_END),
         minute(given.get("from_time") or "00:00"),
         minute(given.get("until_time") or "24:00"),
     )
+    if price.from_minute == price.until_minute:
+        raise ValueError("from_time and until_time are equal: leave both empty for the whole day")
+    return price, percentage
 
 
 def minute(text: str) -> int:

@@ -23,7 +23,7 @@ NO_END = 2**31 - 1  # of a range of prompt lengths: above any prompt
 
 
 class Component(StrEnum):
-    """A priced part of a request."""
+    """A priced part of a request, or metered usage that is not part of one."""
 
     UNCACHED = "uncached"
     CACHE_READ = "cache_read"
@@ -32,9 +32,15 @@ class Component(StrEnum):
     OUTPUT = "output"
     ANSWER_HIT_INPUT = "answer_hit_input"  # tokens that a cached answer made unnecessary: of the prompt,
     ANSWER_HIT_OUTPUT = "answer_hit_output"  # and of the answer
+    CACHE_STORAGE = "cache_storage"  # by token-hours
+    MACHINE_HOURS = "machine_hours"  # of a dedicated deployment
+    SEARCHES = "searches"  # of a cross-encoder
 
 
-COMPONENTS = tuple(Component)  # NOTE: in the order of TOKEN_COLUMNS and of `UsageEvent.price_ids`
+PRICED = tuple(Component)
+METERED = (Component.CACHE_STORAGE, Component.MACHINE_HOURS, Component.SEARCHES)
+# NOTE: in the order of TOKEN_COLUMNS and of `UsageEvent.price_ids`
+COMPONENTS = tuple(component for component in Component if component not in METERED)
 OUTPUTS = (Component.OUTPUT, Component.ANSWER_HIT_OUTPUT)
 # The components without a cache.
 _PLAIN = {component: Component.OUTPUT if component in OUTPUTS else Component.UNCACHED for component in COMPONENTS}

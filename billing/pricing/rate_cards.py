@@ -10,9 +10,9 @@ from django.db.models import Q
 
 from billing.models import CompiledRateCard, Price, PriceBook, PriceBookAssignment
 from billing.pricing.price_book import ModelTier, NewPrice
-from billing.pricing.pricing import COMPONENTS, Component, Rate, Tier, encode_rates
+from billing.pricing.pricing import Component, Rate, Tier, encode_rates
 
-_ORDER = {component: place for place, component in enumerate(COMPONENTS)}
+_ORDER = {component: place for place, component in enumerate(Component)}
 _BATCH = 1000
 
 

@@ -45,12 +45,20 @@ class Command(BaseCommand):
         reading.add_argument("--book", default=PriceBook.LIST)
         reading.add_argument("--from", dest="start", type=_instant, help="when they begin; default: when published")
         reading.add_argument("--note", default="")
+        reading.add_argument(
+            "--allow-unpriced-hours", action="store_true", help="draft prices that leave hours of the day without one"
+        )
         for action, what in (
             ("preview", "what last month would have cost"),
             ("publish", "publish it"),
             ("discard", "give it up"),
         ):
-            actions.add_parser(action, help=f"of a draft: {what}").add_argument("draft", type=int)
+            parser_of_action = actions.add_parser(action, help=f"of a draft: {what}")
+            parser_of_action.add_argument("draft", type=int)
+            if action == "publish":
+                parser_of_action.add_argument(
+                    "--confirm", action="store_true", help="also if it starts before usage that has a price"
+                )
         actions.add_parser("list", help="the versions, newest first")
         actions.add_parser("backfill", help="add prices for the embedded models that have none")
 
@@ -78,6 +86,7 @@ class Command(BaseCommand):
             tenant=None if options["tenant"] is None else tenant_of_slug(options["tenant"]),
             effective_from=options["start"],
             note=options["note"],
+            allow_unpriced_hours=options["allow_unpriced_hours"],
         )
         self.stdout.write(
             f"Draft {draft.pk}: {len(proposal.prices)} prices of {len(proposal.model_tiers)} models and tiers."
@@ -106,7 +115,7 @@ class Command(BaseCommand):
             self.stdout.write("No usage that these prices would have touched.")
 
     def _publish(self, options: dict[str, Any]) -> None:
-        version = do_publish_prices(_draft(options["draft"]), by=None)
+        version = do_publish_prices(_draft(options["draft"]), by=None, over_billed_usage=options["confirm"])
         self.stdout.write(
             f"Published as version {version.number}, from {version.effective_from:%Y-%m-%d %H:%M} UTC on."
         )

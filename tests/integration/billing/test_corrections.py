@@ -10,7 +10,9 @@ from billing.actions import credits
 from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
-from billing.actions.payments import Received, do_record_payment, outstanding
+from billing.actions.matching import outstanding
+from billing.actions.payments import Received, do_record_payment
+from billing.actions.purchases import do_sell_credit
 from billing.actions.setup import do_set_profile
 from billing.invoicing import checks
 from billing.invoicing.runs import invoice_months
@@ -134,14 +136,14 @@ def test_a_correction_of_a_written_off_invoice_reduces_the_loss(acme):
 
 def test_an_invoice_that_credit_paid_can_be_credited_and_returns_the_credit(acme):
     pay(300)
-    credits.do_grant_credit(acme, CreditGrant.GrantType.PREPAID, 300 * CENT, starts_at=OCTOBER)
+    do_sell_credit(acme, 300 * CENT, starts_at=OCTOBER)
     credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 100 * CENT, starts_at=OCTOBER, priority=1)
     use(acme, OCTOBER, (price("4"), MILLION))
     invoice = invoiced(acme, OCTOBER)
-    assert (invoice.total, state(invoice)) == (0, ("paid", 0))
-    for number, cents in enumerate((50, 300)):
+    assert (invoice.total, invoice.prepaid, state(invoice)) == (300, 300, ("paid", 0))
+    for cents, total, deducted in ((50, 50, []), (300, 250, [{"label": "Returned as credit", "cents": 50}])):
         note = do_issue_credit_note(invoice, [("SLA credit", cents)], "SLA")
-        assert (note.total, note.credits) == (0, [{"label": "Returned as credit", "cents": cents}]), number
+        assert (note.total, note.credits) == (total, deducted)
     with pytest.raises(Conflict, match=r"Only \$0\.50"):
         do_issue_credit_note(invoice, [("SLA credit", 51)], "SLA")
     returned = unscoped(CreditGrant).all()[2:]

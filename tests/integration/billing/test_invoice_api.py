@@ -98,7 +98,17 @@ def test_the_billing_profile(acme, client):
     url = "/api/billing/profile"
     assert client.get(url).json() | {"entity": ""} == {
         **{"name": "Acme", "street": "", "postcode": "", "city": "", "region": "", "country": "US", "vat_id": ""},
-        **{"emails": [], "po_number": "", "currency": "USD", "entity": ""},
+        **{
+            "emails": [],
+            "po_number": "",
+            "currency": "USD",
+            "entity": "",
+            "is_prepaid": False,
+            "suspended_at": None,
+            "top_up_below": None,
+            "top_up_cents": None,
+            "has_payment_method": False,
+        },
     }
     assert client.patch(url, {"country": "DE"}).status_code == 403  # a key cannot
     billing = by_role(acme, "billing")
@@ -166,7 +176,7 @@ def test_operators_grant_credits_and_commitments(operator, client, acme):
     tenant = f"/api/operator/tenants/{acme.pk}"
     granted = operator.post(f"{tenant}/credits", {"grant_type": "promotional", "nano": 5 * 10**9, "note": "Welcome"})
     assert (granted.status_code, granted.json()["rest"]) == (201, 5 * 10**9)
-    assert operator.post(f"{tenant}/credits", {"grant_type": "prepaid", "nano": 1}).status_code == 409
+    assert operator.post(f"{tenant}/credits", {"grant_type": "prepaid", "nano": 10**7}).status_code == 409
     assert [row["note"] for row in client.get("/api/credits").json()["results"]] == ["Welcome"]
     terms = {"name": "Committed use", "fee": 45_000, "included_nano": 500 * 10**9, "first_month": "2026-11"}
     assert operator.post(f"{tenant}/commitments", terms).status_code == 201

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from billing.actions.corrections import do_issue_credit_note
+from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
 from billing.actions.payments import Received, do_record_payment
 from billing.invoicing import emails
 from billing.models import Invoice
@@ -31,8 +31,10 @@ def invoice(acme) -> Invoice:
     return invoiced(acme, OCTOBER)
 
 
-def events_of(tenant: Tenant) -> list[WebhookEvent]:
-    return sorted(of(WebhookEvent, tenant), key=lambda event: event.pk)
+def events_of(tenant: Tenant, *, payments: bool = False) -> list[WebhookEvent]:
+    """Return the events in their order, with or without those of payments."""
+    found = [event for event in of(WebhookEvent, tenant) if payments or event.event_type != "payment.recorded"]
+    return sorted(found, key=lambda event: event.pk)
 
 
 def pay(invoice: Invoice, cents: int, reference: str) -> None:
@@ -45,6 +47,7 @@ def test_a_finalized_invoice_sends_an_event(acme, invoice):
     expected = {
         **{"invoice_id": invoice.pk, "number": invoice.number, "invoice_type": "invoice", "state": "open"},
         **{"period": "2026-10", "currency": "USD", "subtotal_cents": 200, "total_cents": 200, "refers_to": None},
+        "prepaid_cents": 0,
         **{"issued_at": invoice.issued_at.isoformat(), "due_on": invoice.due_on.isoformat()},
     }
     assert event.payload == expected
@@ -97,3 +100,26 @@ def test_no_event_is_sent_if_killed_before_the_commit(acme, monkeypatch):
         patch.setattr("billing.actions.invoices._book", die)
         invoiced(acme, OCTOBER)
     assert unscoped(WebhookEvent).count() == 0
+
+
+def test_payments_and_refunds_send_an_event_each(acme, invoice):
+    pay(invoice, 200, "p1")
+    pay(invoice, 200, "p1")
+    pay(invoice, -50, "r1")
+    events = [event for event in events_of(acme, payments=True) if event.event_type == "payment.recorded"]
+    assert [(event.payload["reference"], event.payload["amount_cents"]) for event in events] == [
+        ("p1", 200),
+        ("r1", -50),
+    ]
+    assert {event.payload["invoice"] for event in events} == {invoice.number}
+
+
+def test_a_void_and_each_write_off_send_an_event(acme, invoice):
+    do_void(invoice, "wrong address")
+    (event,) = events_of(acme)[1:]
+    assert (event.event_type, event.payload["state"]) == ("invoice.voided", "void")
+    use(acme, NOVEMBER, (price("3", model="b"), 10**6))
+    do_write_off(invoiced(acme, NOVEMBER), "insolvent")
+    event = events_of(acme)[-1]
+    assert (event.event_type, event.payload["written_off_cents"]) == ("invoice.written_off", 300)
+    assert event.payload["state"] == "uncollectible"

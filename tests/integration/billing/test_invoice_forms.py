@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from datetime import date, datetime, timedelta
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from smtplib import SMTPServerDisconnected
@@ -17,17 +18,22 @@ from django.core import mail
 from django.core.management import CommandError, call_command
 from hypothesis import given
 from hypothesis import strategies as st
-from saxonche import PySaxonProcessor
+from saxonche import PySaxonProcessor, PyXsltExecutable
 
 from billing.actions import credits
-from billing.actions.corrections import do_issue_credit_note
+from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note
 from billing.actions.payments import Received, do_record_payment
+from billing.actions.price_terms import do_add_price_term
+from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
 from billing.amounts import cents, decimal, dollars, half_up, tax
 from billing.invoicing import checks, document, emails, pdf
 from billing.invoicing.exports import as_csv, html
 from billing.invoicing.lines import lines_of
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceEmail, InvoiceFile, TaxRule
 from billing.periods import default_entity
+from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
+from billing.pricing.pricing import Component, Tier
+from billing.pricing.terms import TermRule, TermType
 from tenants.actions import do_add_member, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -93,13 +99,17 @@ def attached(invoice: Invoice) -> tuple[pikepdf.Pdf, bytes]:
     return file, file.attachments["factur-x.xml"].get_file().read_bytes()
 
 
+@cache
+def _schematron() -> tuple[PySaxonProcessor, PyXsltExecutable]:
+    processor = PySaxonProcessor(license=False)
+    sheet = processor.new_xslt30_processor().compile_stylesheet(stylesheet_file=str(FACTURX / "FACTUR-X_EN16931.xslt"))
+    return processor, sheet
+
+
 def failed_rules(xml: bytes) -> list[str]:
     """Return the failed rules of EN 16931's schematron."""
-    with PySaxonProcessor(license=False) as processor:
-        sheet = processor.new_xslt30_processor().compile_stylesheet(
-            stylesheet_file=str(FACTURX / "FACTUR-X_EN16931.xslt")
-        )
-        report = sheet.transform_to_string(xdm_node=processor.parse_xml(xml_text=xml.decode()))
+    processor, sheet = _schematron()
+    report = sheet.transform_to_string(xdm_node=processor.parse_xml(xml_text=xml.decode()))
     assert "fired-rule" in report
     return [part.partition("</svrl:text>")[0] for part in report.split("<svrl:failed-assert")[1:]]
 
@@ -110,8 +120,10 @@ def test_the_xml_is_valid_against_schema_and_schematron(acme, category, rate):
     credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 12 * 10**7, starts_at=OCTOBER, note="Welcome")
     invoice = month(acme)
     note = do_issue_credit_note(invoice, [("SLA credit", 55)], "SLA credit, 20 October")
-    for row in (invoice, note):
+    debit = do_issue_debit_note(invoice, [("Support", 110)], "Support in October")
+    for row, code in ((invoice, 380), (note, 381), (debit, 383)):
         _, xml = attached(row)
+        assert f"<ram:TypeCode>{code}</ram:TypeCode>".encode() in xml
         assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
         assert failed_rules(xml) == []
 
@@ -126,6 +138,25 @@ def test_a_negative_line_of_carried_rounding_is_valid(acme):
     assert b">-0.01<" in xml
     assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
     assert failed_rules(xml) == []
+
+
+def test_the_notes_of_a_re_rating_are_valid(acme):
+    """One price falls and another one rises; price terms add a line to each."""
+    furnish(acme, "S", 210_000)
+    do_add_price_term(acme, TermRule(TermType.DISCOUNT, ppm=100_000), description="Discount 10%", first_month="2026-10")
+    invoice = month(acme)
+    for cheap, costly in (("0.1", "2"), ("0.1", "0.2")):
+        new = (("uncached", cheap), ("output", costly))
+        prices = tuple(NewPrice("llama", Tier.STANDARD, Component(name), nano_per_million(usd)) for name, usd in new)
+        row = do_propose_rerating(Proposal(prices), OCTOBER.replace(day=1), NOVEMBER.replace(day=1), reason="Wrong")
+        do_apply_rerating(row, by=None)
+        assert continue_reratings().left == []
+    notes = sorted(unscoped(Invoice).filter(refers_to_id=invoice.pk), key=lambda row: row.pk)
+    assert [row.invoice_type for row in notes] == ["debit_note", "credit_note"]
+    for row in (invoice, *notes):
+        _, xml = attached(row)
+        assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
+        assert failed_rules(xml) == []
 
 
 def test_a_tenant_without_a_profile_is_billed_too(acme):

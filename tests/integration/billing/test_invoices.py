@@ -11,7 +11,8 @@ from billing.actions import credits
 from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
 from billing.actions.drafts import SETTLING, do_close_period, do_draft
 from billing.actions.invoices import do_finalize
-from billing.actions.payments import Received, do_record_payment, outstanding
+from billing.actions.matching import outstanding
+from billing.actions.payments import Received, do_record_payment
 from billing.invoicing import checks, document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule, tax_for
@@ -30,7 +31,7 @@ from billing.models import (
 )
 from billing.periods import default_entity
 from millrace.conf.environment import platform_settings
-from tenants.actions import Conflict, do_create_tenant, do_delete_tenant
+from tenants.actions import Conflict, do_create_tenant, do_delete_tenant, do_purge_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -473,3 +474,10 @@ def test_the_books_balance(acme):
     use(acme, OCTOBER, (price("2"), MILLION))
     invoiced(acme, OCTOBER)
     assert sum(entry.nano for entry in unscoped(LedgerEntry).all()) == 0
+
+
+def test_the_last_invoice_of_a_purged_tenant_has_its_name(acme):
+    use(acme, OCTOBER, (price("2"), MILLION))
+    do_delete_tenant(acme)
+    assert do_purge_tenant(acme, now=datetime.now(UTC) + timedelta(days=400))
+    assert invoiced(acme, OCTOBER).buyer["name"] == "Acme"

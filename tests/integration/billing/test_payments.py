@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.actions.credits import applied_credit
-from billing.actions.payments import Received, do_record_payment, outstanding
+from billing.actions.matching import outstanding
+from billing.actions.payments import Received, do_record_payment
 from billing.ledger import PostedEntry, balance, post
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
 from billing.payments import Unreadable, cents

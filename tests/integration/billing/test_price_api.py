@@ -44,7 +44,7 @@ def two() -> APIClient:
 
 
 def propose(client: APIClient, **more) -> int:
-    response = client.post(URL, {"prices": PRICES, **more})
+    response = client.post(URL, {"prices": PRICES, "allow_unpriced_hours": True, **more})
     assert response.status_code == 201, response.json()
     return response.json()["id"]
 

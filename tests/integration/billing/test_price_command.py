@@ -126,3 +126,24 @@ def test_last_month_is_the_calendars():
         datetime(2027, 1, 1, tzinfo=UTC),
     )
     assert month_of(last_month()[1]) == month_of(datetime.now(UTC))
+
+
+def test_hours_without_a_price_need_a_confirmation(tmp_path):
+    heading = "model,tier,component,usd_per_million,from_tokens,until_tokens,from_time,until_time"
+    (tmp_path / "night.csv").write_text(f"{heading}\nm,,uncached,1,,,22:00,06:00\nm,,output,1,,,,\n")
+    with pytest.raises(CommandError, match=r"No price for m \(standard\): uncached from 06:00 to 22:00 UTC"):
+        run("import", str(tmp_path / "night.csv"))
+    assert not unscoped(PriceVersion).all()
+    run("import", str(tmp_path / "night.csv"), "--allow-unpriced-hours")
+    assert unscoped(PriceVersion).count() == 1
+
+
+def test_prices_that_start_before_priced_usage_need_a_confirmation(event):
+    start, _ = last_month()
+    do_publish_prices(draft(start, uncached="3", cache_read="3", output="15"), by=None)
+    version = unscoped(CompiledRateCard).get().pk
+    settle([UsageMessage("1-0", encode(event(at=start + timedelta(days=1), model="m", price_version=version)))])
+    over = draft(start + timedelta(hours=1), uncached="1", cache_read="1", output="1")
+    with pytest.raises(CommandError, match="has prices already"):
+        run("publish", str(over.pk))
+    assert "version 2" in run("publish", str(over.pk), "--confirm")

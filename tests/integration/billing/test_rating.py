@@ -14,7 +14,7 @@ from rest_framework.test import APIClient
 
 from billing.metering.ingest import UsageMessage, settle
 from billing.models import InvoiceLine, Price, UsageEvent, UsageQuarantine
-from billing.pricing.pricing import Component, Tier
+from billing.pricing.pricing import COMPONENTS, Tier
 from inference_worker.contract.messages import encode
 from tenants.actions import do_create_api_key, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
@@ -139,10 +139,10 @@ def test_the_cost_is_independent_of_order_and_repetition(event):
         prices = Price.objects.in_bulk()
     total = 0
     for row in unscoped(UsageEvent).all():
-        counts = {name: getattr(row, name) for name in Component}
+        counts = {name: getattr(row, name) for name in COMPONENTS}
         total += sum(
             counts[name] * prices[price].nano_per_million
-            for name, price in zip(Component, row.price_ids, strict=True)
+            for name, price in zip(COMPONENTS, row.price_ids, strict=True)
             if price
         )
     assert total == sum(row.cost_femto for row in unscoped(UsageEvent).all())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
-from typing import Any
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from typing import Any, Self
 
+import pytest
 from django.db import connection
 
 from billing.actions.drafts import do_close_period, do_draft
@@ -162,3 +163,17 @@ def rate_card(model: str = "smollm2-135m", *, tenant_id: int | None = None, tier
             effective_from=datetime(2020, 1, 1, tzinfo=UTC),
             rates=encode_rates(tuple(rates)),
         ).pk
+
+
+class _InNovember(datetime):
+    """A `datetime` whose present is in November 2026, the month of most tests of prepaid credit."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return cls(2026, 11, 9, 12, tzinfo=tz)
+
+
+def start_credit_in_november(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let credit start in November, the month of the invoices, whenever the tests run."""
+    for module in ("credits", "prepayment", "purchases"):
+        monkeypatch.setattr(f"billing.actions.{module}.datetime", _InNovember)

@@ -1,0 +1,163 @@
+"""Endpoints for operators of re-ratings, debit notes and one-off lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import exceptions
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.actions.corrections import do_issue_debit_note
+from billing.actions.one_off_lines import do_add_one_off_line, do_remove_one_off_line
+from billing.actions.reratings import do_apply_rerating, do_discard_rerating, do_propose_rerating, preview_rerating
+from billing.api import rerating_serializers as s
+from billing.api.operators import MoneyView
+from billing.api.prices import operator_of
+from billing.api.serializers import CreditNoteIn, InvoiceOut
+from billing.models import OneOffLine, Rerating
+from billing.pricing.price_book import NewPrice, Proposal
+from billing.pricing.price_files import read_csv
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.serializers import Query
+from tenants.views import check_query, given
+
+FATES: dict[str, Callable[..., Rerating]] = {"apply": do_apply_rerating, "discard": do_discard_rerating}
+_NAMED = ("book", "created_by", "decided_by")
+
+
+class _ReratingView(MoneyView):
+    def rerating(self, pk: int) -> Rerating:
+        return self.row(Rerating.objects.select_related(*_NAMED), pk)
+
+
+@extend_schema(tags=["operators"])
+class Reratings(_ReratingView):
+    serializer_class = s.ReratingOut
+
+    @extend_schema(operation_id="operator_reratings", parameters=[s.ReratingQuery], responses=s.ReratingOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Return the re-ratings, newest first."""
+        query = check_query(s.ReratingQuery, request)
+        rows = Rerating.objects.select_related(*_NAMED).defer("body").filter(**query.filters())
+        return self.page(rows, s.ReratingOut, s.ReratingQuery)
+
+    @extend_schema(
+        operation_id="operator_reratings_propose",
+        parameters=[HEADER],
+        request=s.ReratingIn,
+        responses={201: s.ReratingOut},
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Draft corrected prices of past usage. Another operator applies them."""
+        fields = given(s.ReratingIn, request.data)
+        tenant_id = fields.pop("tenant_id", None)
+        tenant = None if tenant_id is None else self.find(tenant_id)
+        proposal = _proposal(fields)
+        row = do_propose_rerating(proposal, tenant=tenant, created_by=operator_of(request), **fields)
+        return Response(s.ReratingOut(self.rerating(row.pk)).data, status=201)
+
+
+def _proposal(fields: dict[str, Any]) -> Proposal:
+    """Take the prices from the fields of a request."""
+    text, prices = fields.pop("csv", None), fields.pop("prices", ())
+    if text is None:
+        return Proposal(tuple(NewPrice(**price) for price in prices))
+    try:
+        return read_csv(text.splitlines())
+    except ValueError as exc:
+        raise exceptions.ValidationError({"csv": [str(exc)]}) from exc
+
+
+@extend_schema(tags=["operators"])
+class ReratingOne(_ReratingView):
+    serializer_class = s.ReratingDetailOut
+
+    @extend_schema(operation_id="operator_reratings_one")
+    def get(self, request: Request, pk: int) -> Response:
+        """Return a re-rating with its corrected prices."""
+        return Response(s.ReratingDetailOut(self.rerating(pk)).data)
+
+
+@extend_schema(tags=["operators"])
+class ReratingPreview(_ReratingView):
+    serializer_class = s.RerateRowOut
+    pagination_class = None
+
+    @extend_schema(operation_id="operator_reratings_preview", responses=s.RerateRowOut(many=True))
+    def get(self, request: Request, pk: int) -> Response:
+        """Return the change of each invoice, by tenant. `note` is the credit or debit note that was issued for it."""
+        rows: Any = preview_rerating(self.rerating(pk))
+        return Response(s.RerateRowOut(rows, many=True).data)
+
+
+@extend_schema(tags=["operators"])
+class ReratingFate(_ReratingView):
+    """An action on a re-rating: POST /api/operator/reratings/{id}/{fate}."""
+
+    fate: ClassVar[str] = ""
+    serializer_class = s.ReratingOut
+
+    @extend_schema(parameters=[HEADER], request=None, responses=s.ReratingOut)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        row = FATES[self.fate](self.rerating(pk), by=operator_of(request))
+        return Response(s.ReratingOut(self.rerating(row.pk)).data)
+
+
+@extend_schema(tags=["operators"])
+class InvoiceDebitNotes(MoneyView):
+    serializer_class = InvoiceOut
+
+    @extend_schema(
+        operation_id="operator_invoice_debit", parameters=[HEADER], request=CreditNoteIn, responses={201: InvoiceOut}
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Issue a debit note: a further charge on a final invoice, with its tax."""
+        fields = given(CreditNoteIn, request.data)
+        amounts = [(item["description"], item["cents"]) for item in fields["amounts"]]
+        note = do_issue_debit_note(self.invoice(pk), amounts, fields["reason"])
+        return Response(InvoiceOut(self.invoice(note.pk)).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class TenantOneOffLines(MoneyView):
+    serializer_class = s.OneOffLineOut
+
+    @extend_schema(
+        operation_id="operator_tenant_one_off_lines", parameters=[Query], responses=s.OneOffLineOut(many=True)
+    )
+    def get(self, request: Request, pk: int) -> Response:
+        """Return the tenant's one-off lines, newest first."""
+        tenant = self.find(pk)
+        with self.scope():
+            return self.page(OneOffLine.objects.for_tenant(tenant).select_related("invoice"), s.OneOffLineOut)
+
+    @extend_schema(
+        operation_id="operator_tenant_one_off_line",
+        parameters=[HEADER],
+        request=s.OneOffLineIn,
+        responses={201: s.OneOffLineOut},
+    )
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Add a charge to the tenant's invoice of a month, or the next one."""
+        row = do_add_one_off_line(self.find(pk), **given(s.OneOffLineIn, request.data))
+        return Response(s.OneOffLineOut(row).data, status=201)
+
+
+@extend_schema(tags=["operators"])
+class OneOffLineOne(MoneyView):
+    serializer_class = s.OneOffLineOut
+
+    @extend_schema(operation_id="operator_one_off_line_remove", responses={204: None})
+    def delete(self, request: Request, pk: int) -> Response:
+        """Remove a one-off line that no invoice has billed."""
+        with self.scope():
+            row = self.row(OneOffLine.objects.all_tenants(), pk)
+        do_remove_one_off_line(row)
+        return Response(status=204)

@@ -1,0 +1,46 @@
+"""Usage that is not part of a request: stored tokens and machines over time, and searches."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import F, Q
+
+from billing.pricing.metered import METERED
+from tenants.isolation.scopes import TenantManager
+from tenants.models import Tenant
+
+
+class MeteredUsage(models.Model):
+    """An amount of a metered component over a time, with its price and cost. Written once for each reference."""
+
+    AUDITED: ClassVar = ("component", "model", "amount", "started_at", "ended_at", "reference")
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
+    reference = models.CharField(max_length=200, help_text="the sender's identifier")
+    component = models.CharField(max_length=20, choices=[(each.value, each.value) for each in METERED])
+    model = models.CharField(max_length=128, help_text="the model or deployment")
+    amount = models.BigIntegerField(help_text="tokens, machines or searches")
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField()
+    price_id = models.BigIntegerField()
+    nano_per_million = models.BigIntegerField()
+    cost_femto = models.DecimalField(max_digits=38, decimal_places=0)
+    invoice_period = models.BigIntegerField(help_text="the billing period whose invoice includes it")
+    recorded_at = models.DateTimeField(auto_now_add=True)
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["tenant", "reference"], name="metered_usage_once"),
+            models.CheckConstraint(
+                name="metered_usage_amounts",
+                condition=Q(amount__gt=0, cost_femto__gte=0, ended_at__gte=F("started_at")),
+            ),
+        ]
+        indexes: ClassVar = [models.Index(fields=["invoice_period", "tenant"], name="metered_usage_period")]
+
+    def __str__(self) -> str:
+        return self.reference

@@ -1,0 +1,149 @@
+"""The gate of prepaid tenants, which follows their balance, and suspensions by dunning."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.core import mail
+
+from billing.actions.budgets import do_change_budget, do_remove_budget
+from billing.actions.corrections import do_issue_credit_note
+from billing.actions.credits import do_grant_credit
+from billing.actions.dunning import suspend_overdue
+from billing.actions.setup import do_set_prepaid, do_set_profile
+from billing.invoicing import emails
+from billing.models import BillingEntity, Budget, BudgetPeriod, CreditGrant, InvoiceEmail
+from tenants.actions import Conflict, do_create_tenant, do_resume_tenant, do_suspend_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import ChangeEventRow, Tenant
+from tests.integration.billing.test_invoice_forms import furnish
+from tests.integration.billing.test_prepaid_credit import CENT, MULTI, SINGLE, bill, change_entity, pay
+from tests.support.billing.books import NOVEMBER, make_months, price, start_credit_in_november, use
+from tests.support.rows import unscoped
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_november")]
+
+
+@pytest.fixture
+def in_november(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_credit_in_november(monkeypatch)
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    make_months()
+    tenant = do_create_tenant("acme", "Acme")
+    furnish(tenant, "S", 250_000)
+    return tenant
+
+
+def gates(*, active: bool = True) -> list[Budget]:
+    return list(unscoped(Budget).filter(is_balance=True, active=active))
+
+
+def limit() -> int:
+    """Return the limit of the gate in cents, less what it has used."""
+    (gate,) = gates()
+    used = sum(int(row.used) for row in unscoped(BudgetPeriod).filter(budget_id=gate.pk))
+    return (gate.amount * 10**6 - used) // 10**13
+
+
+def spend(tenant: Tenant, dollars: str) -> None:
+    """Settle usage as the settler does: the event and the used amount of the gate."""
+    (gate,) = gates()
+    pk = price(dollars, model=f"m{dollars}")
+    use(tenant, NOVEMBER, (pk, 10**6))
+    start = datetime(1970, 1, 1, tzinfo=UTC)
+    with all_tenants_scope(BypassReason.BILLING):
+        row, _ = BudgetPeriod.objects.all_tenants().get_or_create(
+            tenant_id=tenant.pk, budget_id=gate.pk, unit="money", period_start=start
+        )
+        row.used = int(row.used) + int(dollars) * 10**15
+        row.save()
+
+
+@pytest.mark.parametrize("voucher_type", [SINGLE, MULTI])
+def test_the_gate_of_a_prepaid_tenant_follows_its_balance(acme, voucher_type):
+    """$125 with tax of 25 % allow usage of $100, whenever the tax is due."""
+    change_entity(voucher_type=voucher_type)
+    assert not gates()
+    do_set_prepaid(acme, is_prepaid=True)
+    assert (limit(), gates()[0].mode, gates()[0].period) == (0, "hard", "lifetime")
+    changes = unscoped(ChangeEventRow).count()
+    pay(12_500, as_credit=True)
+    assert (limit(), unscoped(ChangeEventRow).count()) == (10_000, changes + 1)
+    spend(acme, "30")
+    amount = gates()[0].amount
+    do_set_profile(acme, po_number="1")  # a booking after settlement finds the same limit
+    assert (gates()[0].amount, limit()) == (amount, 7_000)
+    do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 1_000 * CENT)
+    assert limit() == 8_000
+    invoice = bill(acme, "10", number=2)  # $40 in all; was not counted by the gate
+    assert (invoice.total - invoice.prepaid, limit()) == (0, 7_000)
+    pay(-2_500, "r1", tenant="", refund_of="p1")
+    assert limit() == 5_000
+    do_issue_credit_note(invoice, [("SLA", 1_000)], "SLA")
+    assert limit() == 6_000
+    pay(1_250, "p3")  # a deposit pays the next invoice
+    assert limit() == 7_000
+    with pytest.raises(Conflict, match="Buy credit"):
+        do_change_budget(gates()[0], amount=10**12)
+    with pytest.raises(Conflict, match="Buy credit"):
+        do_remove_budget(gates()[0])
+    do_set_prepaid(acme, is_prepaid=False)
+    assert (gates(), len(gates(active=False))) == ([], 1)
+
+
+def test_a_tenant_that_owes_has_no_balance(acme):
+    use(acme, NOVEMBER, (price("3"), 10**6))
+    do_set_prepaid(acme, is_prepaid=True)
+    pay(250, as_credit=True)
+    assert limit() == 0  # $2.00 of credit, $3.00 of usage
+    pay(250, "p2", as_credit=True)
+    assert limit() == 100
+
+
+def tenant_state(tenant: Tenant) -> str:
+    return unscoped(Tenant).get(pk=tenant.pk).status
+
+
+def test_dunning_suspends_and_a_payment_restores(acme):
+    invoice = bill(acme, "4")
+    days = {number: invoice_day(invoice.due_on, number) for number in (13, 14, 20)}
+    assert suspend_overdue(days[20]) == 0  # never, until the entity has a time
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingEntity.objects.update(suspend_after_days=14)
+    assert (suspend_overdue(days[13]), tenant_state(acme)) == (0, "active")
+    assert (suspend_overdue(days[14]), suspend_overdue(days[14]), tenant_state(acme)) == (1, 0, "suspended")
+    emails.send_all()
+    assert mail.outbox[-1].subject.startswith("Account suspended: Invoice")
+    assert "Access is then restored" in mail.outbox[-1].body
+    pay(499, invoice=invoice.number)
+    assert tenant_state(acme) == "suspended"
+    pay(1, "p2", invoice=invoice.number)
+    assert tenant_state(acme) == "active"
+    # A refund makes it overdue again, and the tenant is suspended again.
+    pay(-1, "r1", invoice=invoice.number)
+    assert (suspend_overdue(days[20]), tenant_state(acme)) == (1, "suspended")
+    assert unscoped(InvoiceEmail).filter(email_type="suspension").__len__() == 1
+
+
+def invoice_day(due_on: object, days: int) -> datetime:
+    return datetime.combine(due_on, datetime.min.time(), UTC) + timedelta(days=days)
+
+
+def test_a_payment_restores_only_what_dunning_suspended(acme):
+    invoice = bill(acme, "4")
+    late = invoice_day(invoice.due_on, 1)
+    change_entity(suspend_after_days=1)
+    do_suspend_tenant(acme)  # by an operator
+    assert suspend_overdue(late) == 0
+    pay(500, invoice=invoice.number)
+    assert tenant_state(acme) == "suspended"
+    do_resume_tenant(acme)
+    pay(-500, "r1", invoice=invoice.number)
+    assert (suspend_overdue(late), tenant_state(acme)) == (1, "suspended")
+    do_resume_tenant(acme)  # an operator resumes it in spite of the debt
+    assert (suspend_overdue(late), tenant_state(acme)) == (0, "active")

@@ -1,0 +1,210 @@
+"""Hosted payment pages and automatic top-ups, against a server that answers like Stripe's API."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+from rest_framework.test import APIClient
+
+from billing.actions.payment_events import do_record_event
+from billing.actions.setup import do_set_prepaid, do_set_profile
+from billing.actions.top_ups import do_top_up_all
+from billing.models import BillingProfile, CreditGrant, Payment, TopUp
+from billing.payments.stripe import Stripe
+from tenants.actions import do_add_member, do_create_tenant
+from tenants.actions.common import FieldRefused
+from tenants.models import Tenant, User
+from tests.integration.billing.test_invoice_forms import furnish
+from tests.integration.billing.test_prepaid_credit import NOW, bill, pay
+from tests.support.billing import stripe_events as stripe
+from tests.support.billing.books import make_months
+from tests.support.rows import unscoped
+from tests.support.tenants.management_api import by_person
+
+pytestmark = pytest.mark.django_db
+
+
+class FakeStripe:
+    """Stripe's API: answers from its public resources, repeated for the same idempotency key."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, str], str]] = []
+        self.charges: dict[str, dict[str, Any]] = {}
+        self.failure: tuple[int, dict[str, Any]] | None = None
+        self.is_lost = False  # the answer does not arrive
+        self.status = "succeeded"
+
+    def answer(self, path: str, fields: dict[str, str], headers: Any) -> tuple[int, dict[str, Any]]:
+        key = headers["Idempotency-Key"]
+        if headers["Authorization"] != "Bearer sk_test_1":
+            return 401, {"error": {"type": "invalid_request_error", "message": "Invalid API Key provided"}}
+        self.requests.append((path, fields, key))
+        if self.failure is not None:
+            return self.failure
+        if path == "/v1/checkout/sessions":
+            return 200, stripe.RESOURCES["checkout.session"] | {"url": "https://checkout.stripe.com/c/pay/cs_test_1"}
+        intent = {"id": f"pi_top_up_{len(self.charges) + 1}", "amount": int(fields["amount"]), "status": self.status}
+        return 200, self.charges.setdefault(
+            key, stripe.RESOURCES["payment_intent"] | intent | {"created": 1_793_000_000}
+        )
+
+
+@pytest.fixture
+def fake(settings) -> Iterator[FakeStripe]:
+    found = FakeStripe()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            text = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            fields = {name: values[0] for name, values in parse_qs(text).items()}
+            status, body = found.answer(self.path, fields, self.headers)
+            if found.is_lost:
+                return self.connection.close()
+            content = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+            return None
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    settings.MILLRACE = replace(settings.MILLRACE, stripe_api_key="sk_test_1", stripe_api_url=url)
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    make_months()
+    tenant = do_create_tenant("acme", "Acme")
+    furnish(tenant, "S", 250_000)
+    return tenant
+
+
+@pytest.fixture
+def client(acme) -> APIClient:
+    user = User.objects.create_user("b@acme.example")
+    do_add_member(acme, user, "billing")
+    return by_person(user)
+
+
+def profile() -> BillingProfile:
+    return unscoped(BillingProfile).get()
+
+
+def save_method() -> None:
+    """Receive the webhook of a hosted page on which the payer saved the payment method."""
+    metadata = {"tenant": "acme", "credit": "true", "save_method": "true"}
+    body = stripe.payment(1_250, customer="cus_1", payment_method="pm_1", metadata=metadata)
+    do_record_event(Stripe(stripe.SECRET, clock=lambda: stripe.NOW).event(body, stripe.signed(body)))
+
+
+def test_a_tenant_pays_on_hosted_pages(acme, client, fake):
+    """The metadata are those by which the webhook books the payment."""
+    response = client.post("/api/billing/top-ups", {"cents": 5_000, "save_method": True})
+    assert (response.status_code, response.json()) == (201, {"url": "https://checkout.stripe.com/c/pay/cs_test_1"})
+    path, fields, _ = fake.requests[0]
+    assert (path, fields["mode"], fields["line_items[0][price_data][unit_amount]"]) == (
+        *("/v1/checkout/sessions", "payment", "5000"),
+    )
+    for owner in ("metadata", "payment_intent_data[metadata]"):
+        assert {name: fields[f"{owner}[{name}]"] for name in ("tenant", "credit", "save_method")} == {
+            **{"tenant": "acme", "credit": "true", "save_method": "true"},
+        }
+    assert fields["payment_intent_data[setup_future_usage]"] == "off_session"
+    assert "payment_method_types[0]" not in fields  # those that are enabled for the currency
+    invoice = bill(acme, "10")
+    assert client.post(f"/api/invoices/{invoice.pk}/pay").status_code == 201
+    fields = fake.requests[1][1]
+    assert (fields["metadata[invoice]"], fields["line_items[0][price_data][unit_amount]"]) == (invoice.number, "1250")
+    pay(1_250, invoice=invoice.number)
+    assert client.post(f"/api/invoices/{invoice.pk}/pay").status_code == 409
+
+
+def test_errors_of_hosted_pages_are_typed(client, fake, settings):
+    for wrong in ({"cents": 99}, {"cents": 10**9}, {}, {"cents": 500, "credit": True}):
+        assert client.post("/api/billing/top-ups", wrong, format="json").status_code == 400
+    assert not fake.requests
+    fake.failure = (400, {"error": {"type": "invalid_request_error", "message": "Amount too small"}})
+    refused = client.post("/api/billing/top-ups", {"cents": 500})
+    assert (refused.status_code, "Amount too small" in refused.content.decode()) == (400, True)
+    fake.failure = (503, {})
+    assert client.post("/api/billing/top-ups", {"cents": 500}).status_code == 409
+    settings.MILLRACE = replace(settings.MILLRACE, stripe_api_key="")
+    answer = client.post("/api/billing/top-ups", {"cents": 500})
+    assert (answer.status_code, "not configured" in answer.content.decode()) == (409, True)
+
+
+def test_a_low_balance_is_topped_up_once(acme, fake):
+    with pytest.raises(FieldRefused, match="No payment method"):
+        do_set_profile(acme, top_up_below=1_000, top_up_cents=2_500)
+    save_method()  # buys $12.50, which allow usage of $10.00
+    assert (profile().payment_customer, profile().payment_method) == ("cus_1", "pm_1")
+    with pytest.raises(FieldRefused, match="together"):
+        do_set_profile(acme, top_up_below=1_000)
+    do_set_profile(acme, top_up_below=1_000, top_up_cents=2_500)
+    do_set_prepaid(acme, is_prepaid=True)
+    assert (do_top_up_all(), fake.requests) == (0, [])  # the balance is not below
+    bill(acme, "1")
+    fake.is_lost = True  # the answer is lost: the next run repeats the request
+    assert do_top_up_all() == 0
+    fake.is_lost = False
+    assert (do_top_up_all(), do_top_up_all()) == (1, 0)
+    (first, second) = fake.requests
+    assert first == second and len(fake.charges) == 1
+    fields = first[1]
+    assert (fields["amount"], fields["customer"], fields["payment_method"]) == ("2500", "cus_1", "pm_1")
+    assert (fields["off_session"], fields["confirm"]) == ("true", "true")
+    assert [(row.cents, row.state, row.reference) for row in unscoped(TopUp).all()] == [
+        (2_500, "succeeded", "pi_top_up_1")
+    ]
+    assert {row.cents for row in unscoped(Payment).all()} == {1_250, 2_500}
+    assert len(unscoped(CreditGrant).all()) == 2
+
+
+def test_a_direct_debit_is_pending_until_its_webhook(acme, fake):
+    save_method()
+    do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
+    fake.status = "processing"
+    assert (do_top_up_all(), do_top_up_all()) == (1, 0)
+    assert unscoped(TopUp).get().state == "pending"
+    pay(2_500, unscoped(TopUp).get().reference, as_credit=True)
+    assert (do_top_up_all(), unscoped(TopUp).get().state) == (0, "succeeded")
+
+
+def test_a_declined_method_stops_automatic_top_ups(acme, fake):
+    save_method()
+    do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
+    fake.failure = (
+        402,
+        {"error": {"type": "card_error", "code": "card_declined", "message": "Your card was declined."}},
+    )
+    assert (do_top_up_all(), do_top_up_all(), len(fake.requests)) == (0, 0, 1)
+    assert [(row.state, row.detail) for row in unscoped(TopUp).all()] == [("failed", "Your card was declined.")]
+    assert (profile().top_up_cents, profile().payment_method) == (None, "pm_1")
+
+
+def test_an_unreachable_provider_fails_after_a_day(acme, fake):
+    save_method()
+    do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
+    fake.failure = (503, {})
+    assert do_top_up_all() == 0
+    assert unscoped(TopUp).get().state == "pending"
+    fake.failure = None
+    assert do_top_up_all(NOW + timedelta(days=2)) == 1
+    assert [row.state for row in unscoped(TopUp).all()] == ["failed", "succeeded"]
+    assert len({key for _, _, key in fake.requests}) == 2
