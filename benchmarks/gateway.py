@@ -9,6 +9,8 @@ Portkey: one process of its open gateway in front of the same server; it has no 
 measured in turn with 1, 16 and 64 connections. The results are medians over the rounds, and `max` is the longest
 latency of all rounds. The CPU time per request is printed for Millrace's processes and for each other gateway.
 
+With --upstream, Millrace's worker is a relay to the same server instead. All systems then do the same work.
+
 Then many streams of 50 tokens per second each run through one gateway. Every token must arrive in time, and clients
 that stop reading must not affect the others. The load, the databases and all systems share the machine's cores. The
 exit status is 1 if a request failed.
@@ -39,12 +41,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import redis
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
 from benchmarks.connections import cpu_seconds  # noqa: E402
 from benchmarks.gateway_load import ClosedLoopResult, StreamsResult, closed_loop, many_streams, request_bytes  # noqa: E402
 from benchmarks.options import parse  # noqa: E402
+from inference_worker.contract.deployments import (  # noqa: E402
+    WANTED_KEY,
+    WantedDeployment,
+    WantedDeployments,
+    encode_wanted,
+)
+from inference_worker.contract.settings import ModelSpec  # noqa: E402
+from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec  # noqa: E402
 from millrace.devserver.program import Program, free_port  # noqa: E402
 from millrace.devserver.stack import Stack  # noqa: E402
 
@@ -87,11 +99,13 @@ def main() -> int:
             print("Without LiteLLM: --litellm names the python of its virtual environment.")
         if not options.portkey:
             print("Without Portkey: --portkey is the command that starts its gateway.\n")
-        millrace, processes = running.enter_context(platform(pace=options.pace if options.quick else 0))
-        report |= compare(options, millrace, processes, running)
-        if options.quick:  # one platform is enough to see that everything works
+        mock = running.enter_context(upstream())
+        base_url = mock.url.removesuffix("/chat/completions") if options.upstream else ""
+        millrace, processes = running.enter_context(platform(options.pace if options.quick else 0, base_url))
+        report |= compare(options, millrace, processes, mock, running)
+        if options.quick and not options.upstream:  # one platform is enough to see that everything works
             report |= stream(options, millrace, processes)
-    if options.streams and not options.quick:
+    if options.streams and not options.quick and not options.upstream:
         with platform(pace=options.pace) as (millrace, processes):
             report |= stream(options, millrace, processes)
     if options.json:
@@ -104,6 +118,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--litellm", help="the python of a virtual environment with the package litellm[proxy]")
     parser.add_argument("--portkey", help="the command of Portkey's gateway, such as 'npx @portkey-ai/gateway'")
+    parser.add_argument(
+        "--upstream", action="store_true", help="let Millrace relay to the same server as the others; no streams"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="length of each measurement (default 8)")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of which the median counts (default 3)")
     parser.add_argument("--streams", type=int, default=256, help="parallel streams; 0: none (default 256)")
@@ -117,10 +134,9 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def compare(
-    options: argparse.Namespace, millrace: ChatEndpoint, processes: Processes, running: ExitStack
+    options: argparse.Namespace, millrace: ChatEndpoint, processes: Processes, mock: ChatEndpoint, running: ExitStack
 ) -> dict[str, Any]:
     servers = [millrace]
-    mock = running.enter_context(upstream())
     if options.litellm:
         servers.append(running.enter_context(litellm(options.litellm, mock)))
         servers += running.enter_context(litellm_rust(options.litellm, mock))
@@ -272,8 +288,10 @@ def memory(processes: Processes) -> dict[str, float]:
 
 
 @contextmanager
-def platform(pace: float) -> Iterator[tuple[ChatEndpoint, Processes]]:
-    """Run the platform with an engine that computes nothing."""
+def platform(
+    pace: float, base_url: str = "", answer_cache_seconds: int = 0
+) -> Iterator[tuple[ChatEndpoint, Processes]]:
+    """Run the platform with an engine that computes nothing, or with a relay to the upstream at `base_url`."""
     with ExitStack() as running:
         state = Path(tempfile.mkdtemp(prefix="millrace-gateway-"))
         running.callback(shutil.rmtree, state, ignore_errors=True)
@@ -295,11 +313,15 @@ def platform(pace: float) -> Iterator[tuple[ChatEndpoint, Processes]]:
         services = {program.name: start(program, state, running) for program in stack.prepare_services()}
         assert stack.postgres is not None
         stack.postgres.make_roles()
-        key = set_up(stack, state)
+        key = set_up(stack, state, answer_cache_seconds)
         programs = {program.name: program for program in stack.programs()}
         worker = programs[f"worker-{MODEL}"]
         environ = {**worker.environ, "MILLRACE_INSTANT_PACE": str(pace)}
         instant = with_changes(worker, argv=(sys.executable, "-m", "benchmarks.instant_worker"), environ=environ)
+        if base_url:
+            deploy(environ["MILLRACE_VALKEY_URL"], base_url)
+            environ = {**worker.environ, "MILLRACE_WORKER_MODEL": "none", "MILLRACE_WORKER_POOLS": "default"}
+            instant = with_changes(worker, environ=environ, ready=lambda: True)
         processes = {
             "settler": start(programs["settler"], state, running),
             "worker": start(instant, state, running),
@@ -307,15 +329,25 @@ def platform(pace: float) -> Iterator[tuple[ChatEndpoint, Processes]]:
             "valkey": services["valkey"],
         }
         url = f"http://127.0.0.1:{environ_base['MILLRACE_PORT']}/v1/chat/completions"
+        while base_url and not answers(url, key):  # until the relay is ready
+            pass
         yield ChatEndpoint("millrace", url, key), processes
 
 
-def set_up(stack: Stack, state: Path) -> str:
+def deploy(valkey_url: str, base_url: str) -> None:
+    """Make the upstream the only deployment."""
+    spec = UpstreamSpec(UpstreamEngine.OPENAI, base_url, MODEL, allow_internal=True, concurrency=1024)
+    wanted = WantedDeployment(ModelSpec(MODEL, base_url, "auto", upstream=spec), {"default": 1})
+    with redis.Redis.from_url(valkey_url) as broker:
+        broker.set(WANTED_KEY, encode_wanted(WantedDeployments((wanted,))))
+
+
+def set_up(stack: Stack, state: Path, answer_cache_seconds: int) -> str:
     """Create the tables, a tenant whose account, project and key have limits, and the model's files. Return the key.
 
     As with `millrace up`, the gateway does not convert the model. Otherwise its memory includes the converter.
     """
-    django = (("django", "migrate", "--no-input"), ("django", "shell", "-c", _SET_UP))
+    django = (("django", "migrate", "--no-input"), ("django", "shell", "-c", _SET_UP + _CACHE % answer_cache_seconds))
     for command in (stack.command(*words) for words in (*django, ("millrace.cli.convert",))):
         with (state / "django.log").open("ab") as log:
             subprocess.run(command.argv, env=dict(command.environ), stdout=log, stderr=log, check=True)  # noqa: S603
@@ -340,6 +372,7 @@ actions.do_set_limits(tenant, limits)
 actions.do_set_limits(tenant, limits, project=project)
 actions.do_set_limits(tenant, limits, key=key)
 """
+_CACHE = "actions.do_set_answer_cache(tenant, seconds=%d, sampled=False)\n"
 
 
 @contextmanager

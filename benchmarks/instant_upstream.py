@@ -1,8 +1,8 @@
 """An OpenAI-compatible server that responds immediately: the upstream of the gateways that benchmarks.gateway compares,
 and the server of `serve --quick`.
 
-It is a raw ASGI application. Chat completions have one part, completions are a stream of eight tokens. Messages have
-the format of Anthropic's API.
+It is a raw ASGI application. Chat completions have one part, or eight if they are streamed; completions are a stream of
+eight tokens. Messages have the format of Anthropic's API.
 """
 
 from __future__ import annotations
@@ -63,11 +63,34 @@ _STREAM_HEAD = {
 }
 
 
+_CHAT_STREAM = b"".join(
+    b"data: "
+    + json.dumps({"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, **chunk}).encode()
+    + b"\n\n"
+    for chunk in [
+        *(
+            {"choices": [{"index": 0, "delta": {"content": f" {word}"}, "finish_reason": None}]}
+            for word in range(_USAGE["completion_tokens"])
+        ),
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": _USAGE},
+    ]
+)
+
+
 async def application(scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] != "http":
         return
-    while (await receive()).get("more_body"):
-        pass
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            break
+    if scope["path"] == "/v1/chat/completions" and b'"stream":true' in body:
+        await send(_STREAM_HEAD)
+        await send({"type": "http.response.body", "body": _CHAT_STREAM + b"data: [DONE]\n\n"})
+        return
     if scope["path"] == "/v1/completions":
         await send(_STREAM_HEAD)
         await send({"type": "http.response.body", "body": _STREAM, "more_body": True})

@@ -32,6 +32,10 @@ def test_a_batch_with_openais_sdk(stack: Stack) -> None:
 
     answered = results(client, batch.output_file_id)
     assert set(answered) == {f"n{n}" for n in range(12)}
+    usages = [line["response"]["body"]["usage"] for line in answered.values()]
+    assert batch.usage is not None
+    assert batch.usage.total_tokens == sum(usage["total_tokens"] for usage in usages)
+    assert batch.usage.output_tokens == sum(usage["completion_tokens"] for usage in usages)
     one = answered["n0"]
     assert one["error"] is None
     assert one["response"]["status_code"] == 200

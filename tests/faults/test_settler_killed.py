@@ -21,7 +21,7 @@ from django.db import connection
 from billing.budgets import reservations
 from billing.metering.reconciler import reconcile
 from billing.metering.settler import Settler
-from billing.models import Adjustment, BudgetPeriod, EarlyRelease, UsageEvent, UsageQuarantine
+from billing.models import Adjustment, BudgetPeriod, DailyCost, EarlyRelease, UsageEvent, UsageQuarantine
 from inference_worker.contract.messages import USAGE_STREAM, ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -124,7 +124,7 @@ def test_a_settler_killed_at_any_step(
 ) -> None:
     known = [books.execution(books.alive) for _ in range(2)]
     settle_events(*known)
-    executions = [books.execution(books.alive) for _ in range(EXECUTIONS)]
+    executions = [books.execution(books.alive, usage_source="upstream") for _ in range(EXECUTIONS)]
     failed = books.execution(
         books.alive,
         outcome="failed",
@@ -148,6 +148,7 @@ def test_a_settler_killed_at_any_step(
         assert unscoped(UsageEvent).count() == EXECUTIONS + 3
         assert unscoped(UsageQuarantine).count() == len(refused)
         assert [each.outcome for each in unscoped(Adjustment).all()] == ["failed"]
+        assert sum(each.executions for each in unscoped(DailyCost).all()) == EXECUTIONS
         assert {each.used for each in unscoped(BudgetPeriod).all()} == {(EXECUTIONS + 2) * COST * 10**6}
         assert settler_broker.xlen(USAGE_STREAM) == 0
         by_gateway = {each.request_id for each in unscoped(UsageEvent).all() if each.released_by == "gateway"}

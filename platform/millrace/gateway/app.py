@@ -17,6 +17,7 @@ import structlog
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from billing.budgets.budget_leases import BudgetLeaseStore
+from billing.costs.spend import SpendStore
 from billing.metering import status
 from inference_worker.contract import valkey
 from inference_worker.contract.deployments import WantedState
@@ -24,8 +25,12 @@ from inference_worker.contract.malloc import return_freed_memory, trim_heap
 from millrace.apps.batches.storage import Storage
 from millrace.conf.environment import PlatformSettings, platform_settings
 from millrace.gateway.admission.budget_admission import BudgetAdmission, RequestAdmission
+from millrace.gateway.admission.budget_shares import BudgetShares
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.admission.idempotency import IdempotencyStore
+from millrace.gateway.admission.spend_limits import SpendLimits
+from millrace.gateway.answer_cache.answer_cache import AnswerCache
+from millrace.gateway.answer_cache.answer_store import AnswerStore
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
@@ -47,6 +52,7 @@ from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
 from millrace.gateway.routing.router import Router
+from millrace.gateway.routing.signals import LatencyTracker, TargetSignals
 from tenants.isolation import db_roles
 from tenants.outbox.totals import TOTALS_KEY, read_totals
 
@@ -88,7 +94,6 @@ class Gateway:
             self.budget_admission,
             gateway_id=self.id,
         )
-        self.router = Router(models, loading)
         self.dispatcher = Dispatcher(
             self.broker,
             self.blocking_broker,
@@ -96,6 +101,9 @@ class Gateway:
             queue_seconds=settings.queue_timeout_seconds,
             retention_seconds=settings.stream_retention_seconds,
         )
+        latencies = LatencyTracker()
+        signals = TargetSignals(self.budget_admission.prices, latencies, self.dispatcher.relative_load)
+        self.router = Router(models, loading, signals)
         self.monitor = DispatchMonitor(self.dispatcher)
         self.subscribers = StreamSubscribers(self.broker)
         self.tenant_db = TenantConnectionPool(settings.database_url)
@@ -104,6 +112,7 @@ class Gateway:
         self.admission = RequestAdmission(
             self.broker,
             self.budget_admission,
+            spend_limits=SpendLimits(SpendStore(self.database, settings.request_timeout_seconds)),
             commands=self.dispatcher.commands,  # what both send in one iteration of the event loop is one write
             cached_token_limit_percent=settings.cached_token_limit_percent,
         )
@@ -117,7 +126,13 @@ class Gateway:
             self.active_requests,
             self.subscribers,
             InferenceJobBuilder(self.id, settings.prefix_cache_secret, settings.request_timeout_seconds),
+            AnswerCache(
+                AnswerStore(self.broker, settings.prefix_cache_secret, settings.request_timeout_seconds),
+                self.dispatcher,
+            ),
             self.disk,
+            latencies,
+            BudgetShares(self.database),
         )
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)

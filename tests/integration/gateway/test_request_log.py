@@ -27,6 +27,7 @@ from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.lifecycle import request_log
 from millrace.gateway.lifecycle.request_log import RequestLogWriter, RequestTrace
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
+from tenants.routing_policies.experiments import ArmAssignment
 from tests.support.gateway.keys import KEY, make_demand
 from tests.support.rows import unscoped
 
@@ -66,10 +67,26 @@ def call(texts: Sequence[str] = (), **changes: Any) -> Any:
     execution = SimpleNamespace(
         admitted=msgspec.structs.replace(admitted, limit_statuses=limit_statuses()),
         first_token_at=time.monotonic() + 1,
+        completed_at=time.monotonic() + 1.9,
+        output_tokens=10,
+        finish_reason="stop",
+        call_arguments={},
         completion_texts={index: [text] for index, text in enumerate(texts)},
+        cache_layer="computed",
+        answer=None,
     )
     return SimpleNamespace(
-        request=SimpleNamespace(ignored=()),
+        key=KEY,
+        route=SimpleNamespace(assignment=None),
+        request=SimpleNamespace(
+            ignored=(),
+            user="another-user",
+            metadata={"secret": "word"},
+            structured=None,
+            tools=(),
+            tool_choice="auto",
+            sampling=SamplingParams(),
+        ),
         decision_record=decision_record,
         prompt=demand.prompt,
         model="m1",
@@ -107,7 +124,49 @@ def test_the_record_of_a_completed_request() -> None:
     assert (record["reserved_nano"], record["price_version"], record["budget_periods"]) == (300, 5, [4, 9])
     assert (record["prompt_tokens"], record["max_tokens"]) == (10, 20)
     assert 900 < record["ttft_ms"] <= 1100
+    assert (record["end_user"], record["failure"], record["experiment_id"]) == ("another-user", "", None)
+    assert 99_000 < record["itl_us"] < 101_000
     assert trace.content() is None
+
+
+def test_the_record_of_a_request_in_an_experiment() -> None:
+    records = []
+    for user, finish_reason in (("a", "stop"), ("a", "length"), ("b", "stop"), (None, "stop")):
+        trace = RequestTrace(KEY, "req_1", "completions")
+        active = call()
+        active.request.user, active.request.structured = user, "a schema"
+        active.execution.finish_reason = finish_reason
+        active.execution.call_arguments = {(0, 0): '{"a": 1}', (0, 1): "{" if user is None else ""}
+        active.route.assignment = ArmAssignment(7, 1, "f0")
+        trace.active_requests.append(active)
+        records.append(record_of(trace))
+    assert {(row["experiment_id"], row["experiment_arm"], row["experiment_unit"]) for row in records} == {(7, 1, "f0")}
+    assert [row["failure"] for row in records] == ["", "schema", "", "tool"]
+    keys = [row["retry_key"] for row in records]
+    assert keys[0] == keys[1] != keys[2]
+    assert keys[3] is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (["exact"], ("exact", "req_source")),
+        (["single_flight"], ("single_flight", "req_source")),
+        (["computed"], ("computed", "")),
+        (["exact", "prefix"], ("prefix", "")),
+        (["prefix", "computed"], ("computed", "")),
+        (["exact", ""], ("", "")),
+    ],
+)
+def test_the_record_has_the_layer_with_the_most_computation(layers: list[str], expected: tuple[str, str]) -> None:
+    trace = RequestTrace(KEY, "req_1", "completions")
+    for layer in layers:
+        trace.active_requests.append(call())
+        served = layer if layer in ("exact", "single_flight") else ""
+        trace.active_requests[-1].execution.cache_layer = layer
+        trace.active_requests[-1].execution.answer = SimpleNamespace(layer=served, source="req_source")
+    record = record_of(trace)
+    assert (record["cache_layer"], record["cache_source"]) == expected
 
 
 @pytest.mark.parametrize(("ran", "served"), [(False, ""), (True, "m1")])

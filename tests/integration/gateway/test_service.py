@@ -25,13 +25,16 @@ from inference_worker.contract.messages import (
     pins_key,
 )
 from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec, TokenCounts
+from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.worker.shared_pins import PIN
 from millrace.conf.environment import platform_settings
 from millrace.gateway.admission import rates
 from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.admission.disk import DiskWatch
+from millrace.gateway.answer_cache.answer_cache import AnswerCache
+from millrace.gateway.answer_cache.answer_store import AnswerStore
 from millrace.gateway.auth.active_requests import ActiveRequests
-from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.catalog import ServedModel, upstream_model
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.dispatch import execution as execution_module
@@ -52,6 +55,8 @@ from tenants.routing_policies.policy import parse
 from tests.support.gateway.replica import GATEWAY, Replica, eventually
 
 MODELS = {name: ServedModel(name, None, context, 1000, 0) for name, context in (("a", 100), ("b", 400))}  # type: ignore[arg-type]
+UPSTREAM = UpstreamSpec(UpstreamEngine.OPENAI, "https://api.example.com/v1", "x", context_length=1000)
+MODELS |= {name: upstream_model(name, "", UPSTREAM) for name in ("u", "v")}
 LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, concurrency=2)
 
 
@@ -77,6 +82,7 @@ class Gate:
             ActiveRequests(),
             StreamSubscribers(broker),
             InferenceJobBuilder(GATEWAY, "secret", 60),
+            AnswerCache(AnswerStore(broker, "secret", 60), self.dispatcher),
             self.disk,
         )
         self.count = 0
@@ -142,6 +148,8 @@ def end(call: ActiveRequest, usage: TokenCounts, attempt: int = 1, seq: int = 0,
 
 
 EITHER = {"models": ["a", "b"]}
+ORDERED = [{"model": "a"}, {"model": "b"}]
+EITHER_RULE: dict[str, Any] = {"rules": [{"targets": ORDERED, "strategy": "ordered"}]}
 
 
 async def test_a_tenants_model_name_is_routed_by_its_policy(gate: Gate, a: Replica) -> None:
@@ -553,3 +561,133 @@ async def test_an_error_does_not_keep_the_body_alive(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(consumer, "respond_error", respond)
     await consumer._respond()
     assert [error.__traceback__ for error in reported] == [None]
+
+
+@pytest.mark.parametrize(("conditions", "waits"), [(["overload"], False), (["error"], True)])
+async def test_an_upstream_waits_for_capacity_unless_another_target_follows(
+    broker: redis.Redis, gate: Gate, conditions: list[str], waits: bool
+) -> None:
+    replica = Replica(broker, "ru", model="u")
+    await eventually(partial(serving, gate, "u"))
+    body = {"rules": [{"targets": [{"model": "u"}, {"model": "v", "weight": 0}]}], "fallback_on": conditions}
+    request = InferenceRequest("p", "Hello", SamplingParams(), 20)
+    active = await gate.service.begin(make_key(p=body), request, completions.DIALECT, "req_1")
+    job = active.execution.job
+    assert job.upstream is not None
+    assert (job.upstream.waits_for_capacity, job.upstream.body) == (waits, b'{"prompt":"Hello"}')
+    assert job.num_prompt_tokens > len("Hello")
+    gate.service.release(active)
+    replica.stall()
+
+
+SLOW = {**EITHER_RULE, "fallback_on": ["timeout"], "first_token_ms": 300}
+
+
+async def test_a_target_without_a_token_in_time_is_replaced_and_not_billed(gate: Gate, a: Replica, b: Replica) -> None:
+    call = await gate.begin(make_key(mine=SLOW), "mine")
+    assert await a.claim(call.request_id)
+    reading = asyncio.create_task(events_of(gate, call))
+
+    async def second_execution() -> bool:
+        return call.execution.execution == 1 and call.execution.written
+
+    await eventually(second_execution)
+    assert await b.claim(call.request_id, 2, execution=1)
+    await b.send(end(call, TokenCounts(10, output=3), attempt=2))
+    assert [type(event) for event in await reading] == [End]
+    gate.service.release(call)
+    await gate.service.drain()
+    assert (await gate.decision_record(call))["skipped"] == [{"model": "a", "reason": "first_token_timeout"}]
+    outcomes = {usage.billing_context.execution: usage.outcome for usage in await usages(gate)}
+    assert outcomes == {0: "failed"}  # the replicas of this test send no usage
+
+
+async def usages(gate: Gate) -> list[Any]:
+    return [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
+
+
+async def test_a_token_in_time_ends_the_wait(gate: Gate, a: Replica, b: Replica) -> None:
+    call = await gate.begin(make_key(mine=SLOW), "mine")
+    assert await a.claim(call.request_id)
+    reading = asyncio.create_task(events_of(gate, call))
+    await a.send(Tokens(call.request_id, 1, 0, [5], "Hi"))
+    await asyncio.sleep(0.4)  # longer than the time for the first token
+    await a.send(end(call, TokenCounts(10, output=1), seq=1))
+    assert [type(event) for event in await reading] == [Tokens, End]
+    assert len(call.executions) == 1
+    gate.service.release(call)
+
+
+@pytest.mark.usefixtures("a", "b")
+async def test_a_rate_limit_of_one_model_falls_back_to_another(gate: Gate) -> None:
+    limit = LimitSetSnapshot(7, "tenant", "a", requests_per_minute=0)
+    body = {**EITHER_RULE, "fallback_on": ["rate_limit"]}
+    call = await gate.begin(make_key(limit, mine=body), "mine")
+    assert call.model == "b"
+    gate.service.release(call)
+    with pytest.raises(ApiError) as exc_info:
+        await gate.begin(make_key(limit, mine=EITHER), "mine")
+    assert exc_info.value.code == "rate_limit_exceeded"
+
+
+@pytest.mark.parametrize("retries", [{"max_per_request": 0}, {"max_percent": 0}])
+@pytest.mark.usefixtures("b")
+async def test_fallbacks_beyond_the_retry_budget_do_not_happen(gate: Gate, retries: dict[str, int]) -> None:
+    with pytest.raises(ApiError):  # no replica of a is ready
+        await gate.begin(make_key(mine={**EITHER_RULE, "retries": retries}), "mine")
+    call = await gate.begin(make_key(mine=EITHER_RULE), "mine")
+    assert call.model == "b"
+    gate.service.release(call)
+
+
+CHECKED = {"rules": [{"targets": ORDERED, "strategy": "ordered", "escalate": {"on": ["pattern"], "pattern": "yes"}}]}
+
+
+async def answers(gate: Gate, replica: Replica, call: ActiveRequest, text: str, execution: int) -> None:
+    async def is_written() -> bool:
+        return call.execution.execution == execution and call.execution.written
+
+    await eventually(is_written)
+    attempt = execution + 1
+    assert await replica.claim(call.request_id, attempt, execution=execution)
+    usage = TokenCounts(10, output=1)
+    await replica.send(Tokens(call.request_id, attempt, 0, [5], text), end(call, usage, attempt=attempt, seq=1))
+
+
+@pytest.mark.parametrize(("first", "executions"), [("yes", 1), ("no", 2)])
+async def test_an_answer_that_fails_its_check_is_replaced(
+    gate: Gate, a: Replica, b: Replica, first: str, executions: int
+) -> None:
+    call = await gate.begin(make_key(LIMIT, mine=CHECKED), "mine")
+    reading = asyncio.create_task(events_of(gate, call))
+    await answers(gate, a, call, first, 0)
+    if executions > 1:
+        await answers(gate, b, call, "yes", 1)
+    events = await reading
+    assert [event.text for event in events if isinstance(event, Tokens)] == ["yes"]
+    assert [execution.usage is not None for execution in call.executions] == [True] * executions
+    gate.service.release(call)
+    await gate.service.drain()
+    assert await gate.left(make_key(LIMIT)) == (str(100 - executions), str(1000 - 11 * executions))
+    escalations = (await gate.decision_record(call)).get("escalations")
+    assert escalations == ([{"model": "a", "check": "pattern"}] if executions > 1 else None)
+    assert call.reserved == []
+
+
+async def test_the_first_answer_is_returned_if_the_next_target_fails(gate: Gate, a: Replica, b: Replica) -> None:
+    call = await gate.begin(make_key(LIMIT, mine=CHECKED), "mine")
+    reading = asyncio.create_task(events_of(gate, call))
+    await answers(gate, a, call, "no", 0)
+
+    async def second_execution() -> bool:
+        return call.execution.execution == 1 and call.execution.written
+
+    await eventually(second_execution)
+    assert await b.claim(call.request_id, 2, execution=1)
+    await b.send(Failed(call.request_id, 2, 0, "internal_error", "the engine failed"))
+    events = await reading
+    assert [event.text for event in events if isinstance(event, Tokens)] == ["no"]
+    assert (call.model, call.execution.execution) == ("a", 0)
+    gate.service.release(call)
+    await gate.service.drain()
+    assert await gate.left(make_key(LIMIT)) == ("99", "989")

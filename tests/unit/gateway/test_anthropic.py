@@ -24,6 +24,7 @@ from millrace.gateway.http.consumer import sse
 from millrace.gateway.protocols.anthropic.messages import MessagesBody, read_count, read_messages
 from millrace.gateway.protocols.anthropic.writer import MessagesWriter
 from millrace.gateway.protocols.dialects import ANTHROPIC
+from millrace.gateway.protocols.upstreams.images import require_images
 from tenants.keys.snapshot import LimitSetSnapshot
 from tenants.limits.token_buckets import DAY, MINUTE
 from tests.support.gateway.requests import ANY_JSON
@@ -42,7 +43,7 @@ def read(**fields: Any) -> InferenceRequest:
 
 def error_of(**fields: Any) -> ApiError:
     with pytest.raises(ApiError) as exc_info:
-        read(**fields)
+        require_images(read(**fields), is_supported=False)
     assert exc_info.value.status == 400
     return exc_info.value
 
@@ -72,6 +73,8 @@ def test_a_body_is_parsed() -> None:
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.stop) == (0.5, 3, 0.9, ("END",))
     assert (request.max_tokens, request.user, request.stream) == (5, "u", True)
+    assert (request.speculates, read(speculation="auto").speculates, read(speculation="off").speculates) == (1, 1, 0)
+    assert error_of(speculation="on").param == "speculation"
 
 
 def test_tools_and_their_results() -> None:
@@ -170,6 +173,14 @@ def test_media_are_refused_by_their_kind() -> None:
         assert error_of(messages=turns).param == "messages[2].content[0].content[0].type"
 
 
+def test_images_are_parts_in_their_order() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+    blocks = [{"type": "text", "text": "a"}, {"type": "image", "source": source}, {"type": "text", "text": "b"}]
+    (message,) = read(messages=[{"role": "user", "content": blocks}]).prompt
+    assert message["content"] == "ab"
+    assert [part.get("text") or part["url"] for part in message["parts"]] == ["a", "data:image/png;base64,AA==", "b"]
+
+
 def test_breakpoints_in_the_prompts_order() -> None:
     request = read(
         tools=[{**WEATHER, "cache_control": LONG}],
@@ -199,7 +210,7 @@ def test_the_last_blocks_cache_control_overrides_the_bodys() -> None:
         ({"messages": []}, "messages"),
         ({"messages": [*HELLO, {"role": "assistant", "content": [USE]}]}, "messages"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "owner", "content": "x"}]}, "messages[0].role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t9"}]}]},

@@ -14,6 +14,7 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.openai.chat import read_chat
 from millrace.gateway.protocols.responses.body import read_response
+from millrace.gateway.protocols.upstreams.images import require_images
 
 FILE = Path(__file__).parents[2] / "data" / "api_specs" / "openai_doc_examples.jsonl.gz"
 READERS = {"/chat/completions": read_chat, "/responses": read_response}
@@ -58,7 +59,7 @@ def test_documented_requests(example: dict[str, Any]) -> None:
     read, body = READERS[example["path"]], body_of(example["request_curl"])
     if isinstance(outcome, str):
         with pytest.raises(ApiError) as exc_info:
-            read(body)
+            require_images(read(body), is_supported=False)
         assert (exc_info.value.status, exc_info.value.param) == (400, outcome)
     else:
         assert set(read(body).ignored) == outcome

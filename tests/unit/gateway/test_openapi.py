@@ -36,13 +36,13 @@ from tools.openapi import document
 ROOT = Path(__file__).parents[3]
 SPECS = ROOT / "tests" / "data" / "api_specs"
 OURS: dict[str, Any] = yaml.safe_load(document.DOCUMENT.read_text(encoding="utf-8"))
-EXTENSIONS = {  # vLLM's names, not in OpenAI's description
+EXTENSIONS = {  # not in OpenAI's description; vLLM's names, except `speculation`
     *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "priority"),
     *("add_special_tokens", "truncate_prompt_tokens", "skip_special_tokens"),
     *("include_stop_str_in_output", "prompt_logprobs"),
     *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
-    "thinking_token_budget",
+    *("thinking_token_budget", "speculation"),
 }
 BODIES = [
     ("ChatBody", ChatBody, "openai", "CreateChatCompletionRequest"),
@@ -167,7 +167,7 @@ def test_request_bodies_agree_with_the_code_and_the_vendor(
             else EXTENSIONS
         )
         assert unknown <= (
-            more if vendor == "openai" else {"stream_options", "thread"}
+            more if vendor == "openai" else {"stream_options", "thread", "speculation"}
         )  # thread: newer than the schema
 
 

@@ -19,6 +19,7 @@ from millrace.gateway.protocols.openai.completions import read_completion
 from millrace.gateway.protocols.openai.parameters import NO_OP
 from millrace.gateway.protocols.tools import spec as tool_spec
 from millrace.gateway.protocols.unknown_fields import check_unknown
+from millrace.gateway.protocols.upstreams.images import require_images
 from tests.support.gateway.requests import ANY_JSON, HELLO, LIKELY, NAMES, called, named, tool
 
 
@@ -32,7 +33,9 @@ def completion(**fields: Any) -> InferenceRequest:
 
 def error_of(**fields: Any) -> ApiError:
     with pytest.raises(ApiError) as exc_info:
-        check_unknown("reject", chat(**fields).unknown)
+        request = chat(**fields)
+        check_unknown("reject", request.unknown)
+        require_images(request, is_supported=False)
     assert exc_info.value.status == 400
     return exc_info.value
 
@@ -339,12 +342,27 @@ def test_errors_name_the_unsupported_parameter(name: str, value: object) -> None
         ("store", True),
         ("reasoning_effort", "high"),
         ("verbosity", "low"),
-        ("prediction", {"type": "content", "content": "x"}),
     ],
 )
 def test_a_hint_is_accepted_and_named(name: str, value: object) -> None:
     request = chat(**{name: value})
     assert (request.ignored, request.unknown) == ((name,), ())
+
+
+def test_a_predicted_output_is_text_or_parts() -> None:
+    parts = [{"type": "text", "text": "def f"}, {"type": "text", "text": "():"}]
+    for content in ("def f():", parts):
+        request = chat(prediction={"type": "content", "content": content})
+        assert (request.prediction, request.speculates, request.ignored) == ("def f():", True, ())
+    assert chat(prediction=None).prediction == ""
+    assert error_of(prediction={"type": "content"}).param == "prediction.content"
+
+
+def test_speculation_can_be_turned_off() -> None:
+    assert chat(speculation="auto").speculates
+    assert not chat(speculation="off").speculates
+    assert not completion(speculation="off").speculates
+    assert error_of(speculation="on").param == "speculation"
 
 
 @pytest.mark.parametrize(

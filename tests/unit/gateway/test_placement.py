@@ -109,6 +109,15 @@ def test_no_replica_gets_more_requests_than_credits(fleet: Fleet) -> None:
     assert again and again.replica_id == "a"
 
 
+def test_requests_that_wait_for_an_upstream_use_no_credits(fleet: Fleet) -> None:
+    def credits(held_back: int) -> int:
+        beat = Heartbeat(1, "m", True, False, 0, held_back, 16, 10, 0, held_back=held_back)
+        return fleet.placement.credits("other", beat)
+
+    assert credits(10) == credits(0) + 10
+    assert credits(10**6) == credits(0) + placement.MAX_HELD_BACK * 16, "their number is limited"
+
+
 def test_a_heartbeat_includes_other_gateways_requests(fleet: Fleet) -> None:
     for _ in range(4):
         fleet.placement.sent("a")

@@ -21,6 +21,7 @@ from millrace.gateway.core.types import InferenceRequest, ResponseSpec, Tool
 from millrace.gateway.protocols.dialects import RESPONSES
 from millrace.gateway.protocols.responses.body import ResponseBody, read_response
 from millrace.gateway.protocols.responses.writer import ResponsesWriter
+from millrace.gateway.protocols.upstreams.images import require_images
 from tests.support.gateway.requests import ANY_JSON
 
 TOKENIZER: Any = None  # the output is text
@@ -52,6 +53,7 @@ def test_a_body_is_parsed() -> None:
     assert (request.metadata, request.user, request.cache_key) == ({"a": "b"}, "u", "k")
     assert (request.service_class, request.stream) == (ServiceClass.FLEX, True)
     assert request.structured == StructuredSpec("json_object", param="text.format")
+    assert (request.speculates, read(speculation="auto").speculates, read(speculation="off").speculates) == (1, 1, 0)
 
 
 def test_items_are_converted_to_messages() -> None:
@@ -87,7 +89,7 @@ def test_items_are_converted_to_messages() -> None:
         ({"input": None}, "input"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": ""}]}, "input[0].call_id"),
         ({"tools": [{"type": "teleport"}]}, "tools[0].type"),
         ({"tools": [WEATHER, {"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
@@ -170,7 +172,8 @@ def test_an_answer_with_a_refusal_can_be_sent_back() -> None:
 
 def test_media_are_refused_by_their_kind() -> None:
     with pytest.raises(ApiError, match="This model takes no images"):
-        read(input=[{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}])
+        image = {"type": "input_image", "image_url": "data:"}
+        require_images(read(input=[{"role": "user", "content": [image]}]), is_supported=False)
 
 
 def test_references_to_stored_items_are_refused() -> None:
@@ -207,7 +210,7 @@ USAGE = TokenCounts(uncached=1, cache_read=2, cache_write_1h=3, output=4)
 def events(text: str, reason: Any = "stop") -> list[AnswerEvent]:
     parts = re.split("( )", text)
     found: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(parts)]
-    return [*found, End("req_1", 1, len(found), reason, None, USAGE)]
+    return [*found, End("req_1", 1, len(found), reason, None, USAGE, accepted_drafts=2, rejected_drafts=3)]
 
 
 def form(**fields: Any) -> ResponseSpec:
@@ -247,7 +250,11 @@ def test_a_response() -> None:
         "input_tokens": 6,
         "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 3},
         "output_tokens": 4,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {
+            "reasoning_tokens": 0,
+            "accepted_prediction_tokens": 2,
+            "rejected_prediction_tokens": 3,
+        },
         "total_tokens": 10,
     }
     assert (answer["id"], answer["status"], answer["instructions"]) == ("resp_1", "completed", "Be brief.")

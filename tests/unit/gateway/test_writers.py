@@ -21,7 +21,7 @@ EVENTS: list[AnswerEvent] = [
     Tokens("req_1", 1, 0, [5], "Hel", prompt=TokenCounts(uncached=6, cache_read=4)),
     Tokens("req_1", 1, 1, [6], ""),  # half a character: a token without text
     Tokens("req_1", 1, 2, [7, 8], "lo"),
-    End("req_1", 1, 3, "stop", None, TokenCounts(uncached=6, cache_read=4, output=5)),
+    End("req_1", 1, 3, "stop", None, TokenCounts(uncached=6, cache_read=4, output=5), 2, 3),
 ]
 USAGE = {
     "prompt_tokens": 10,
@@ -30,8 +30,8 @@ USAGE = {
     "prompt_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
     "completion_tokens_details": {
         "reasoning_tokens": 0,
-        "accepted_prediction_tokens": 0,
-        "rejected_prediction_tokens": 0,
+        "accepted_prediction_tokens": 2,
+        "rejected_prediction_tokens": 3,
     },
 }
 

@@ -53,7 +53,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
 
     @property
     def prompt_tokens(self) -> int:
-        return len(self.prompt.ids)
+        return self.prompt.num_tokens
 
     @property
     def sequences(self) -> int:
@@ -80,6 +80,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, dict=True):
     reserved_nano: int | None = None
     reserved_tokens: int | None = None
     budget_period_ids: Sequence[int] = ()  # IDs of the budget periods that the reservation was reserved from
+    has_own_lease: bool = False  # the budget lease is for this execution only
     taken: TakenLimits | None = None
     taken_cost: LimitCost = NO_COST
     limit_statuses: Sequence[LimitStatus] = ()  # of the rate limits at the admission, for the response's headers
@@ -152,6 +153,37 @@ class RateLimitAdmission:
         self._taken[id(taken)] = taken
         return AdmittedRequest(demand, max_tokens, taken=taken, taken_cost=cost, limit_statuses=limit_statuses)
 
+    async def reserve_further(self, demand: AdmissionRequest) -> AdmittedRequest:
+        """Reserve the maximum cost of a further execution, which may start after the first.
+
+        Its rate limits are checked when it starts (`admit_reserved`).
+
+        Raises:
+            ApiError: it does not fit a budget, or cannot run at all.
+        """
+        return AdmittedRequest(demand, _max_tokens(demand, demand.limit_sets))
+
+    async def return_further(self, reserved: AdmittedRequest) -> bool:
+        """Return what was reserved for an execution that does not start.
+
+        Returns:
+            False if only a usage event of the execution can release it.
+        """
+        return True
+
+    async def admit_reserved(self, reserved: AdmittedRequest) -> AdmittedRequest:
+        """Admit an execution whose cost is reserved: check its rate limits.
+
+        Raises:
+            ApiError: a limit rejects it. Its cost stays reserved.
+        """
+        limited = await RateLimitAdmission.admit(self, reserved.demand)
+        admitted = msgspec.structs.replace(
+            reserved, taken=limited.taken, taken_cost=limited.taken_cost, limit_statuses=limited.limit_statuses
+        )
+        vars(admitted).clear()  # `replace` copies cached properties
+        return admitted
+
     async def charge(self, key: ApiKeySnapshot) -> None:
         """Count one request before its body is read and tokenized. It stays counted even if it is rejected later.
 
@@ -192,8 +224,10 @@ class RateLimitAdmission:
             return
         unused = admitted.taken_cost
         if usage is not None:
-            cached = usage.cache_read * (100 - self._cached_token_limit_percent) // 100
-            unused = LimitCost(0, cached, max(0, unused.output - usage.output))
+            cached = (usage.cache_read + usage.answer_hit_input) * (100 - self._cached_token_limit_percent) // 100
+            prompt_tokens = usage.prompt + usage.answer_hit_input
+            bound = 0 if admitted.demand.prompt.upstream is None else max(0, unused.input - prompt_tokens)
+            unused = LimitCost(0, cached + bound, max(0, unused.output - usage.output))
         await self._release(taken, unused)
 
     async def _release(self, taken: TakenLimits, unused: LimitCost) -> None:

@@ -40,6 +40,7 @@ from millrace.gateway.admission import rejections
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.admission.early_release import EarlyReleases
+from millrace.gateway.admission.spend_limits import SpendLimits
 from millrace.gateway.auth.authentication import FRESH_SECONDS
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.commands import CommandConnection
@@ -127,8 +128,10 @@ class BudgetAdmission:
             raise rejections.unpriced(demand.candidates[0].name)
         return CostEstimate(demand, tuple(rate_card for rate_card in rate_cards if rate_card is not None))
 
-    async def take(self, estimate: CostEstimate, admitted: AdmittedRequest) -> AdmittedRequest:
-        """Reserve the maximum cost of the request. Its maximum of output tokens may be reduced.
+    async def take(
+        self, estimate: CostEstimate, admitted: AdmittedRequest, *, may_reduce: bool = True
+    ) -> AdmittedRequest:
+        """Reserve the maximum cost of the request. If `may_reduce`, its maximum of output tokens may be reduced.
 
         Raises:
             ApiError: 429, a budget does not allow it; 503, the database or a missing lease is unavailable.
@@ -144,7 +147,9 @@ class BudgetAdmission:
                 chain = self._find_chain(demand) or await self._open(demand)
         lease = chain.lease if chain.budget_periods else None
         if chain.budget_periods and (lease is None or not lease.take(amount, time.monotonic())):
-            lease, max_tokens, amount = await self._take_from_new_lease(estimate, chain, max_tokens, amount)
+            lease, max_tokens, amount = await self._take_from_new_lease(
+                estimate, chain, max_tokens, amount, may_reduce=may_reduce
+            )
         reserved = msgspec.structs.replace(
             admitted,
             max_tokens=max_tokens,
@@ -154,9 +159,29 @@ class BudgetAdmission:
             reserved_nano=amount.money,
             reserved_tokens=amount.tokens,
             budget_period_ids=() if lease is None else chain.ids,
+            has_own_lease=lease is not None and lease.fully_reserved,
         )
         vars(reserved).clear()  # `replace` copies cached properties
         return reserved
+
+    async def return_unused(self, admitted: AdmittedRequest) -> bool:
+        """Return a reservation that no execution used. Return False if only a usage event can release it."""
+        if admitted.lease_id is None or admitted.fencing_token is None:
+            return True
+        chain = self._chains.get(tuple(admitted.budget_period_ids))
+        if chain is None:
+            return False
+        amount = ReservedAmount(admitted.reserved_nano or 0, admitted.reserved_tokens or 0, 1)
+        lease = chain.lease
+        if admitted.has_own_lease:
+            own = LocalBudgetLease(admitted.lease_id, admitted.fencing_token, amount, 0.0, fully_reserved=True)
+            self._return_later(chain, own)
+            await self._return_all()
+            return True
+        if lease is None or (lease.id, lease.fencing_token) != (admitted.lease_id, admitted.fencing_token):
+            return False
+        lease.left = ReservedAmount(*(left + unused for left, unused in zip(lease.left, amount, strict=True)))
+        return True
 
     def _find_chain(self, demand: AdmissionRequest) -> BudgetChain | None:
         """Return the key's budget chain, if it is current."""
@@ -198,14 +223,20 @@ class BudgetAdmission:
                 return chain
 
     async def _take_from_new_lease(
-        self, estimate: CostEstimate, chain: BudgetChain, max_tokens: int, amount: ReservedAmount
+        self,
+        estimate: CostEstimate,
+        chain: BudgetChain,
+        max_tokens: int,
+        amount: ReservedAmount,
+        *,
+        may_reduce: bool = True,
     ) -> tuple[LocalBudgetLease, int, ReservedAmount]:
         """Take the amount from a new budget lease, revoking leases of other gateways if necessary.
 
         If a shorter completion is acceptable, take as much as there is.
         """
         demand = estimate.demand
-        shorter = demand.sequences and (demand.request.max_tokens is None or chain.may_reduce_max_tokens)
+        shorter = may_reduce and demand.sequences and (demand.request.max_tokens is None or chain.may_reduce_max_tokens)
         floor = estimate.amount(1) if shorter else amount
         has_unreturned_lease = self._has_unreturned_lease(chain)
         found = await self._lease_after_revocation(chain, amount, floor)
@@ -423,30 +454,59 @@ class RequestAdmission(RateLimitAdmission):
         broker: redis.Redis,
         budgets: BudgetAdmission,
         *,
+        spend_limits: SpendLimits | None = None,
         commands: CommandConnection | None = None,
         cached_token_limit_percent: int = 0,
     ) -> None:
         super().__init__(broker, commands=commands, cached_token_limit_percent=cached_token_limit_percent)
         self._budgets = budgets
+        self._spend_limits = spend_limits
 
     async def start(self) -> None:
         await super().start()
         await self._budgets.start()
+        if self._spend_limits is not None:
+            await self._spend_limits.start()
 
     async def stop(self) -> None:
         await super().stop()
         await self._budgets.stop()
+        if self._spend_limits is not None:
+            await self._spend_limits.stop()
 
     async def admit(self, demand: AdmissionRequest) -> AdmittedRequest:
         estimate = self._budgets.estimate(demand)
         admitted = await super().admit(demand)
+        has_spend = False
         try:
+            if self._spend_limits is not None:
+                await self._spend_limits.reserve(admitted)
+                has_spend = True
             return await self._budgets.take(estimate, admitted)
         except BaseException as exc:
             await self.close(admitted, None)
+            if has_spend and self._spend_limits is not None:
+                await self._spend_limits.release(admitted)
             if isinstance(exc, ApiError):
                 exc.limit_statuses = admitted.limit_statuses
             raise
+
+    async def reserve_further(self, demand: AdmissionRequest) -> AdmittedRequest:
+        estimate = self._budgets.estimate(demand)
+        return await self._budgets.take(estimate, await super().reserve_further(demand), may_reduce=False)
+
+    async def return_further(self, reserved: AdmittedRequest) -> bool:
+        return await self._budgets.return_unused(reserved)
+
+    async def admit_reserved(self, reserved: AdmittedRequest) -> AdmittedRequest:
+        admitted = await super().admit_reserved(reserved)
+        if self._spend_limits is not None:
+            try:
+                await self._spend_limits.reserve(admitted)
+            except BaseException:
+                await self.close(admitted, None)
+                raise
+        return admitted
 
     async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
         await self._budgets.early.end(admitted, usage)

@@ -24,6 +24,11 @@ def unpriced(model: str) -> ApiError:
     return ApiError("model_not_priced", f"The model {model!r} has no price yet. Contact the operator.", "model")
 
 
+def spend_limit_reached(model: str, seconds: float) -> ApiError:
+    text = f"The model {model!r} has reached its provider's daily spend limit. Use another model, or retry tomorrow."
+    return ApiError("upstream_limit_reached", text, "model", retry_after=seconds)
+
+
 def empty_prompt(request: InferenceRequest) -> ApiError:
     return invalid(request.prompt_param, "The prompt is empty. It must have at least one token.")
 

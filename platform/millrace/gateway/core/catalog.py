@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,13 @@ from pathlib import Path
 from inference_worker.contract.encoder_config import EncoderConfig, ModelTask, read_model_config
 from inference_worker.contract.settings import ModelSpec, deployment_key
 from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.contract.upstream_presets import preset_of
+from inference_worker.contract.upstreams import UpstreamSpec
 from inference_worker.models.model_source import ensure_model
+from millrace.gateway.core.errors import ApiError
 
 DEFAULT_MAX_OUTPUT = 1024  # tokens, if the request does not set a limit
+MAX_DIMENSIONS = 65_536  # of an upstream's vectors, if their number is unknown
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class ServedModel:
     version: str = ""
     weights: tuple[str, ...] = ()  # source, revision, dtype and quantization of the weights
     parsers: tuple[str, str] = ("", "")  # as configured, of tool calls and of reasoning
+    upstream: UpstreamSpec | None = None  # another server that runs the model
 
     @property
     def key(self) -> str:
@@ -47,6 +53,31 @@ class ServedModel:
         return "embed" if self.vector_sizes else "generate"
 
 
+class UnknownTokenizer(Tokenizer):
+    """The tokenizer of a model that an upstream runs. Its tokens are unknown."""
+
+    def __init__(self) -> None:
+        self.vocab_size = 0
+        self.longest_token_bytes = 1
+        self.eos_token_ids = ()
+        self.tool_format = None
+        self.reasoning_format = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise _no_tokens()
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        raise _no_tokens()
+
+    def spell(self, token_id: int) -> bytes:
+        raise _no_tokens()
+
+
+def _no_tokens() -> ApiError:
+    message = "Another server runs this model, and its tokenizer is unknown. Use a model that Millrace runs."
+    return ApiError("unsupported_parameter", message, "model")
+
+
 def load_catalog(specs: Sequence[ModelSpec], data_dir: Path) -> Mapping[str, ServedModel]:
     """Read each model's tokenizer and limits, and return the deployments by name."""
     models: dict[str, ServedModel] = {}
@@ -55,12 +86,35 @@ def load_catalog(specs: Sequence[ModelSpec], data_dir: Path) -> Mapping[str, Ser
     return models
 
 
+def upstream_model(name: str, version: str, upstream: UpstreamSpec) -> ServedModel:
+    """Return a deployment whose model another server runs.
+
+    Raises:
+        ValueError: its preset does not exist.
+    """
+    preset_of(upstream)
+    sizes = (upstream.dimensions or MAX_DIMENSIONS,) if upstream.task == "embed" else ()
+    return ServedModel(
+        name=name,
+        tokenizer=UnknownTokenizer(),
+        context_length=upstream.context_length,
+        vocab_size=0,
+        vector_sizes=sizes,
+        version=version,
+        weights=(upstream.base_url, upstream.model),
+        upstream=upstream,
+        created=int(time.time()),
+    )
+
+
 def load_served_model(spec: ModelSpec, data_dir: Path, others: Iterable[ServedModel] = ()) -> ServedModel:
     """Read a deployment's tokenizer and limits. Deployments of one model share its tokenizer with `others`.
 
     Raises:
         ModelError: the source is missing, damaged or not supported.
     """
+    if spec.upstream is not None:
+        return upstream_model(spec.name, spec.version, spec.upstream)
     directory = ensure_model(spec, data_dir, None)
     config = read_model_config(directory)
     encoder = config if isinstance(config, EncoderConfig) else None

@@ -38,6 +38,7 @@ CODES = {
     "conflict": (409, "invalid_request_error"),
     idempotency_rules.CONFLICT: (409, "invalid_request_error"),
     "feedback_conflict": (409, "invalid_request_error"),
+    "not_cached": (412, "invalid_request_error"),
     "request_too_large": (413, "invalid_request_error"),
     "unsupported_encoding": (415, "invalid_request_error"),
     "invalid_encoding": (400, "invalid_request_error"),
@@ -45,11 +46,13 @@ CODES = {
     "headers_too_large": (431, "invalid_request_error"),
     "too_many_connections": (429, "rate_limit_error"),
     "rate_limit_exceeded": (429, "rate_limit_error"),
+    "upstream_limit_reached": (429, "rate_limit_error"),
     "budget_exceeded": (429, "insufficient_quota"),
     "quota_exceeded": (429, "insufficient_quota"),
     "credit_balance_exhausted": (429, "insufficient_quota"),
     "cancelled": (499, "invalid_request_error"),
     "timeout": (504, "service_unavailable_error"),
+    "first_token_timeout": (504, "service_unavailable_error"),
     "request_expired": (504, "service_unavailable_error"),
     OVERLOADED: (503, "service_unavailable_error"),
     "model_not_priced": (503, "service_unavailable_error"),
@@ -57,8 +60,12 @@ CODES = {
     "worker_lost": (503, "service_unavailable_error"),
     "stream_lost": (503, "service_unavailable_error"),
     "not_served": (500, "server_error"),
+    "upstream_error": (502, "server_error"),
+    "upstream_rejected": (400, "invalid_request_error"),
 }
-_RETRYABLE = frozenset({OVERLOADED, "model_loading", "worker_lost", "stream_lost"})
+_RETRYABLE = frozenset(
+    {OVERLOADED, "model_loading", "worker_lost", "stream_lost", "upstream_error", "first_token_timeout"}
+)
 _NOT_RETRYABLE = frozenset({"not_served", "model_not_priced"})  # a retry would fail in the same way
 _BILLING_CODES = frozenset({"tenant_suspended", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
 

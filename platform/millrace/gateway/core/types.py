@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -17,6 +17,7 @@ from inference_worker.contract.request import (
     StructuredSpec,
     TokenCounts,
 )
+from inference_worker.contract.upstreams import UpstreamRequest
 
 if TYPE_CHECKING:
     from millrace.gateway.core.catalog import ServedModel
@@ -50,6 +51,7 @@ class ReasoningOptions:
     is_enabled: bool | None = None  # None: the template's default
     budget: int | None = None  # maximum tokens of the reasoning; None: no limit
     names: tuple[str, ...] = ()  # of the parameters, which are named as ignored if the model has no reasoning
+    effort: str | None = None  # in OpenAI's words, if the request names one
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,27 @@ class Prompt:
     input_lengths: tuple[int, ...] = ()  # encoders: the number of tokens of each input, in the order of `ids`
     second_starts: tuple[int, ...] = ()  # cross-encoders: the position of the second text in each input
     reasoning: ReasoningSpec | None = None  # the reasoning that may precede the answer
+    prediction: tuple[int, ...] = ()  # the tokens of the expected output
+    upstream: UpstreamRequest | None = None  # instead of tokens, for a model that an upstream runs
+    ignored: tuple[str, ...] | None = None  # the request's fields without effect at the upstream; None: the request's
+    dropped_messages: int = 0  # messages in the middle of the conversation that were left out, so that it fits
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens; for an upstream, an upper bound."""
+        return len(self.ids) if self.upstream is None else self.upstream.prompt_tokens
+
+    @property
+    def expected_tokens(self) -> int:
+        """The number of tokens; for an upstream, an estimate."""
+        return len(self.ids) if self.upstream is None else self.upstream.estimated_tokens
+
+
+class RequestSource(NamedTuple):
+    """The body that a request was read from."""
+
+    reader: str  # key of `dialect_readers.READERS`
+    body: bytes
 
 
 class TokenizedPrompts(Protocol):
@@ -87,6 +110,13 @@ class TokenizedPrompts(Protocol):
             ApiError: 400, the prompt is invalid for this model; 503, it cannot be tokenized now.
         """
 
+    async def shortened(self, model: ServedModel, number: int, max_tokens: int) -> Prompt:
+        """Return the prompt without messages in its middle, so that it has at most `max_tokens` tokens.
+
+        Raises:
+            ApiError: 400, it cannot be shortened enough; 503, it cannot be tokenized now.
+        """
+
 
 @dataclass(frozen=True)
 class InferenceRequest:
@@ -95,6 +125,7 @@ class InferenceRequest:
     model: str
     # Chat messages, text or token IDs. A message has `role` and `content` (a string). An assistant message may have
     # `tool_calls` ({"id", "type": "function", "function": {"name", "arguments": dict}}), a tool message `tool_call_id`.
+    # A message with images also has `parts`: {"type": "text", "text"} and {"type": "image", "url", "detail", "path"}.
     prompt: list[Any] | str
     sampling: SamplingParams  # its max_tokens is not used: admission sets the limit
     max_tokens: int | None = None  # None: the request does not set a limit
@@ -108,9 +139,15 @@ class InferenceRequest:
     breakpoints: tuple[Breakpoint, ...] = ()  # in the order of the prompt
     service_class: ServiceClass = ServiceClass.DEFAULT
     priority: int = 0  # within the tenant and the service class; lower runs first
+    speculates: bool = True  # whether drafts of the output may be verified
+    prediction: str = ""  # the expected output, a source of drafts
     cache_key: str | None = None  # separates prefix caches within the tenant
     metadata: dict[str, str] = field(default_factory=dict)  # set by the client, stored with the decision record
     user: str | None = None  # the client's end user, also stored
+    task: str = (
+        ""  # label of the header x-millrace-task, or of the metadata; rules of routing policies may depend on it
+    )
+    images: int = 0  # of all messages, if a prompt process has read the request
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -129,6 +166,8 @@ class InferenceRequest:
     # Set if a prompt process has read the request. Then its prompts, inputs and queries are placeholders.
     tokenized: TokenizedPrompts | None = None
     number: int = 0  # of this prompt among the request's prompts
+    cache_directives: frozenset[str] = frozenset()  # of the header x-millrace-cache
+    source: RequestSource | None = None  # set if an upstream may run the request
 
     @property
     def charged(self) -> bool:

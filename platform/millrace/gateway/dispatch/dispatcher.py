@@ -148,6 +148,15 @@ class Dispatcher:
         message = f"The model {deployment_name(key)!r} is not ready yet. Retry later."
         return ApiError("model_loading", message, retry_after=seconds)
 
+    def relative_load(self, key: str) -> float | None:
+        """Return the deployment's requests per slot of its ready replicas; None if no replica is ready."""
+        ready = self.replicas.ready(key)
+        slots = sum(heartbeat.max_num_seqs for heartbeat in ready.values())
+        if not slots:
+            return None
+        queue = self.queues.get((key, False))
+        return (sum(map(self.placement.load, ready)) + (0 if queue is None else len(queue))) / slots
+
     def submit(self, execution: Execution) -> None:
         """Put an execution into its queue. Its buffer receives the events.
 
@@ -347,6 +356,18 @@ class Dispatcher:
         except BaseException:
             self._pending_events = events + self._pending_events
             raise
+
+    async def record_hit(self, execution: Execution, usage: ExecutionUsage) -> None:
+        """Record the usage and the decisions of an execution that was served from the answer cache.
+
+        Raises:
+            redis.RedisError: Valkey is unavailable. The usage may have been recorded.
+        """
+        decisions = msgspec.json.encode(execution.decision_record)
+        async with self.broker.pipeline(transaction=True) as pipe:
+            pipe.xadd(USAGE_STREAM, {"e": usage.encoded})
+            pipe.set(decision_record_key(execution.request_id), decisions, ex=self._retention_seconds)
+            await pipe.execute()
 
     def _failed(self, job: InferenceJob, attempt: int, code: str) -> bytes:
         return encode(

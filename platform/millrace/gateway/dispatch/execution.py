@@ -7,11 +7,12 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from inference_worker.contract.messages import InferenceJob
+from inference_worker.contract.messages import InferenceJob, Tokens
 from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.admission.limits import is_long
 from millrace.gateway.core.types import ResponseSpec, encode_response_spec
+from millrace.gateway.dispatch.answer_lookup import AnswerLookup
 from millrace.gateway.dispatch.streams import EventBuffer, LogEvent
 
 
@@ -61,14 +62,19 @@ class Execution:
         self.retry_after: float | None = None  # seconds, reported with its failure
         self.lost_replicas = 0  # the number of replicas that were lost while they ran it
         self.moves = 0  # how often it was moved away from a suspected replica
-        self.waiting_since = time.monotonic()  # start of the wait for a replica, in this attempt
+        self.created_at = time.monotonic()
+        self.waiting_since = self.created_at  # start of the wait for a replica, in this attempt
         self.sent_at = self.waiting_since
         self.notified_at = self.waiting_since
         self.is_renotified = False  # the last wakeup was not the first of the placement
         self.first_token_at: float | None = None  # monotonic time of the first token
+        self.completed_at: float | None = None  # monotonic time of the end of a completed answer
+        self.finish_reason = ""  # of a completed answer
+        self.call_arguments: dict[tuple[int, int], str] = {}  # arguments of tool calls that an upstream has parsed
         self.output_tokens = 0  # number of generated tokens, from the events
         self.completion_texts: dict[int, list[str]] = {}  # choice -> texts, if the tenant stores content
         self.usage: TokenCounts | None = None
+        self.answer: AnswerLookup | None = None  # its state in the answer cache, if the cache is used
 
     @property
     def attempt(self) -> int:
@@ -80,14 +86,29 @@ class Execution:
         return not (self.queued or self.is_finished or self.begun) and self.owner is None
 
     @property
+    def cache_layer(self) -> str:
+        """Return the origin of its answer; empty if its usage is not known."""
+        if self.usage is None:
+            return ""
+        if self.answer is not None and self.answer.layer:
+            return self.answer.layer
+        return "prefix" if self.usage.cache_read else "computed"
+
+    @property
     def cost(self) -> int:
         """Return the maximum number of tokens, prompt and completions together."""
-        return len(self.job.prompt_token_ids) + self.job.params.max_tokens * self.job.params.n
+        return self.job.num_prompt_tokens + self.job.params.max_tokens * self.job.params.n
 
     @property
     def is_long(self) -> bool:
         """Return whether it waits in the tenant's lane for long prompts."""
-        return is_long(self.admitted.demand.limit_sets, len(self.job.prompt_token_ids))
+        return is_long(self.admitted.demand.limit_sets, self.job.num_prompt_tokens)
+
+    def add_calls(self, event: Tokens) -> None:
+        """Collect the arguments of an upstream's tool calls."""
+        for call in event.calls:
+            place = event.index, call.number
+            self.call_arguments[place] = self.call_arguments.get(place, "") + call.arguments
 
     async def next_event(self) -> LogEvent:
         return await self.buffer.get()

@@ -35,6 +35,12 @@ class GatewayMetrics:
         self.tokens = Counter(
             "millrace_tokens", "tokens served, by billing class", ["model", "token_class"], registry=self.registry
         )
+        self.answers = Counter(
+            "millrace_answers",
+            "answers by the layer that served them: exact, single_flight, prefix (a part of the prompt) or computed",
+            ["model", "layer"],
+            registry=self.registry,
+        )
         self.records_lost = Counter(
             "millrace_request_records_lost",
             "request records that were not written, because too many were waiting for the database or it rejected them:"

@@ -28,6 +28,7 @@ from millrace.gateway.dispatch.replicas import ReplicaRegistry
 AFFINITY_TOKENS = 64
 LOAD_FACTOR = 1.25  # a replica with more than this multiple of the mean load is skipped
 MIN_REQUESTS_TO_BALANCE = 4  # loads up to this number of requests are not balanced
+MAX_HELD_BACK = 3  # requests that wait for an upstream's capacity, for each slot of their replica
 WARM_SECONDS = 300.0  # how long a computed prefix is assumed to be cached
 MAX_REMEMBERED_PREFIXES = 20_000  # (prefix, replica) pairs; the oldest are removed first
 
@@ -104,7 +105,13 @@ class Placement:
         )
 
     def credits(self, replica_id: str, heartbeat: Heartbeat, *, batch: bool = False) -> int:
-        return heartbeat.max_num_seqs + max(1, heartbeat.max_num_seqs // 8) - self.load(replica_id, batch=batch)
+        """Return the number of further requests that the replica takes.
+
+        Requests that wait for an upstream's capacity use no slot, up to `MAX_HELD_BACK` times the number of slots.
+        """
+        slots = heartbeat.max_num_seqs
+        held_back = min(heartbeat.held_back, MAX_HELD_BACK * slots)
+        return slots + max(1, slots // 8) + held_back - self.load(replica_id, batch=batch)
 
     def choose(self, job: InferenceJob) -> PlacementChoice | None:
         """Return the replica for the job, or None if no replica has a credit."""

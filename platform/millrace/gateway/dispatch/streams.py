@@ -91,6 +91,15 @@ class EventBuffer:
         self._failure: Failed | None = None  # a failure that is not in the log
         self.attempt = attempt
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._events) >= BUFFERED_EVENTS
+
+    def replay(self, events: Iterable[LogEvent]) -> None:
+        """Add events that are in no log, in order."""
+        self._events.extend(events)
+        self._ready.set()
+
     def put(self, event: LogEvent) -> None:
         expected = self._next_seq + len(self._events)
         if event.seq == expected and not self._must_read_log and len(self._events) < BUFFERED_EVENTS:
@@ -111,7 +120,10 @@ class EventBuffer:
         self._ready.set()
 
     def restart(self, attempt: int) -> None:
-        """Discard the events, since another attempt starts. Only called before the first event was read."""
+        """Discard the events, since another attempt starts.
+
+        If events were read before, the reader must skip what the new attempt repeats.
+        """
         self.attempt = attempt
         self._events.clear()
         self._next_seq = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,10 +22,12 @@ from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_db import TenantConnectionPool
+from millrace.gateway.lifecycle.success import success_signals
 from tenants.keys.snapshot import ApiKeySnapshot
 
 if TYPE_CHECKING:
     from millrace.gateway.core.types import InferenceRequest
+    from millrace.gateway.dispatch.execution import Execution
     from millrace.gateway.dispatch.metrics import GatewayMetrics
     from millrace.gateway.lifecycle.service import ActiveRequest
 
@@ -40,7 +42,11 @@ MAX_MODEL_NAME_LENGTH = 128  # characters of a requested model name
 MAX_LISTED = 24  # limits, skipped models and placements, each
 MAX_CONTENT_CHARACTERS = 65_536  # characters of a request, and of its completions
 LIMITED = frozenset({"rate_limit_exceeded", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
-_ROUTE = ("policy", "targets", "prompt_tokens", "skipped")
+_LAYERS = ("", "computed", "prefix", "single_flight", "exact")  # empty: no usage is known
+_ROUTE = (
+    *("policy", "targets", "prompt_tokens", "facts", "skipped", "escalations", "not_escalating", "retry_budget"),
+    *("dropped_messages", "answer_cache", "decided_at", "experiment"),
+)
 
 
 class Record(msgspec.Struct):
@@ -74,8 +80,17 @@ class Record(msgspec.Struct):
     dry_run_rejections: int
     replay_of: str
     ignored: Sequence[str]
+    cache_layer: str
+    cache_source: str
     batch_id: int | None
     batch_line: int | None
+    end_user: str = ""
+    failure: str = ""
+    retry_key: int | None = None
+    itl_us: int | None = None
+    experiment_id: int | None = None
+    experiment_arm: int | None = None
+    experiment_unit: str = ""
 
 
 class LoggedContent(msgspec.Struct):
@@ -91,9 +106,9 @@ class LoggedContent(msgspec.Struct):
 
 _TYPES = {
     **dict.fromkeys(("tenant_id", "started_at", "project_id", "key_id", "reserved_nano"), "bigint"),
-    **dict.fromkeys(("price_version", "batch_id"), "bigint"),
-    **dict.fromkeys(("prompt_tokens", "max_tokens", "total_ms", "ttft_ms", "batch_line"), "integer"),
-    **dict.fromkeys(("prompts", "dry_run_rejections"), "smallint"),
+    **dict.fromkeys(("price_version", "batch_id", "retry_key", "experiment_id"), "bigint"),
+    **dict.fromkeys(("prompt_tokens", "max_tokens", "total_ms", "ttft_ms", "batch_line", "itl_us"), "integer"),
+    **dict.fromkeys(("prompts", "dry_run_rejections", "experiment_arm"), "smallint"),
     **dict.fromkeys(("stream", "truncated"), "boolean"),
     **dict.fromkeys(("limited_by", "limits", "budget_periods", "route", "placements", "answers", "ignored"), "jsonb"),
 }
@@ -128,6 +143,7 @@ class RequestTrace:
         "body",
         "endpoint",
         "error",
+        "failure",
         "ignored",
         "key",
         "replay_of",
@@ -147,6 +163,7 @@ class RequestTrace:
         self.ignored: Sequence[str] = ()  # request fields that were accepted without effect
         self.active_requests: list[ActiveRequest] = []  # one for each prompt that was started
         self.error: ApiError | None = None  # reported to the client
+        self.failure = ""  # of the answer, found by its endpoint
         self.replay_of = ""
         self.batch: tuple[int, int] | None = None  # (batch ID, line number)
         self.body: bytes | None = None  # if content is stored
@@ -201,7 +218,7 @@ class RequestTrace:
             {name: decision_record[name] for name in _ROUTE if name in decision_record},
             executions[:MAX_LISTED],
             max(1, len(self.active_requests)),
-            sum(len(active.prompt.ids) for active in self.active_requests) if self.active_requests else None,
+            sum(active.prompt.expected_tokens for active in self.active_requests) if self.active_requests else None,
             admitted[0].max_tokens if admitted else None,
             sum(reserved) if reserved else None,
             admitted[0].price_version if admitted else None,
@@ -210,7 +227,9 @@ class RequestTrace:
             sum(1 for item in limit_statuses if item.wait_ms and item.check.group != ENFORCED),
             self.replay_of,
             self.ignored if first is None else first.request.ignored,
+            *_cache_layer(active.execution for active in self.active_requests if active.executions),
             *(self.batch or (None, None)),
+            **success_signals(self.active_requests, self.failure)._asdict(),
         )
 
     def content(self) -> LoggedContent | None:
@@ -320,6 +339,16 @@ def _outcome(status: str, code: str, *, complete: bool) -> str:
     if status.startswith("stream_") or status[0] == "5":
         return "failed"
     return "completed" if status[0] == "2" else "refused"
+
+
+def _cache_layer(executions: Iterable[Execution]) -> tuple[str, str]:
+    """Return the cache layer of a request and the request that its answer is from. Of several prompts, the layer with
+    the most computation counts."""
+    first = min(executions, key=lambda execution: _LAYERS.index(execution.cache_layer), default=None)
+    if first is None or not first.cache_layer:
+        return "", ""
+    answer = first.answer
+    return first.cache_layer, answer.source if answer is not None and answer.layer else ""
 
 
 def _limit(status: LimitStatus) -> dict[str, Any]:

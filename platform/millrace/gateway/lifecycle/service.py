@@ -1,8 +1,9 @@
 """The inference service: the lifecycle of a request, independent of its API dialect.
 
 `begin` tokenizes the prompt, routes it to a candidate, admits it and dispatches an execution. `events` yields the
-execution's events. If the execution fails before its first event, the next candidate is tried. `release` ends the
-request: it cancels a running execution and closes the admission lease.
+execution's events. If the execution fails before its first event, the next candidate is tried. If a complete answer
+fails a check of the routing policy, the next candidate answers (escalation.py). `release` ends the request: it cancels
+a running execution and closes the admission lease.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import redis.asyncio as redis
 import structlog
@@ -19,7 +21,9 @@ import structlog
 from inference_worker.contract.messages import AnswerEvent, End, Failed, Tokens
 from inference_worker.contract.request import TOKEN_CLASSES, ServiceClass, TokenCounts
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
+from millrace.gateway.admission.budget_shares import BudgetShares
 from millrace.gateway.admission.disk import DiskWatch
+from millrace.gateway.answer_cache.answer_cache import AnswerCache
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
@@ -30,11 +34,17 @@ from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
+from millrace.gateway.dispatch.streams import LogEvent
+from millrace.gateway.lifecycle.answer_checks import failed_check
+from millrace.gateway.lifecycle.escalation import EscalationReserves
 from millrace.gateway.lifecycle.request_log import RequestTrace
-from millrace.gateway.protocols import tools
+from millrace.gateway.lifecycle.routing_facts import has_images, request_size, routing_facts
+from millrace.gateway.protocols import context_overflow, tools
 from millrace.gateway.protocols.prompts import is_short, tokenize, tokenize_here
 from millrace.gateway.protocols.writers import make_writer
+from millrace.gateway.routing.retry_budgets import RetryBudgets
 from millrace.gateway.routing.router import Route, Router
+from millrace.gateway.routing.signals import LatencyTracker
 from tenants.keys.snapshot import ApiKeySnapshot
 
 log = structlog.get_logger(__name__)
@@ -50,9 +60,13 @@ LOCAL_FAILURES = ("stream_lost", "timeout")  # failures seen only by this gatewa
 FALLBACK = {
     OVERLOADED: "overload",
     "model_loading": "overload",
+    "upstream_limit_reached": "overload",
     "worker_lost": "error",
     "internal_error": "error",
+    "upstream_error": "error",
     "context_length_exceeded": "context",
+    "rate_limit_exceeded": "rate_limit",
+    "first_token_timeout": "timeout",
 }
 
 
@@ -68,6 +82,7 @@ class ActiveRequest:
         prompt: Prompt,
         counting_model: ServedModel,
         route: Route,
+        retry_budgets: RetryBudgets,
     ) -> None:
         self.key = key
         self.request = request
@@ -83,6 +98,11 @@ class ActiveRequest:
         self.started_at = time.monotonic()
         self.further_prompts: list[ActiveRequest] = []  # one for each further prompt
         self.executions: list[Execution] = []  # the last one is current
+        self.fallbacks = 0
+        self.reserved: list[AdmittedRequest] = []  # for escalations, in their order
+        self.escalates = False  # complete answers are checked
+        self.escalations = 0
+        self._retry_budgets = retry_budgets
 
     @property
     def execution(self) -> Execution:
@@ -107,9 +127,42 @@ class ActiveRequest:
         usages = [execution.usage for execution in executions if execution.usage is not None]
         return sum(usages, TokenCounts()) if len(usages) == len(executions) else None
 
-    def may_fall_back(self, error: ApiError) -> bool:
-        """Return whether another candidate may be tried after this failure."""
-        return bool(self.remaining_candidates) and FALLBACK.get(error.code) in self.route.fallback_on
+    def take_fallback(self, error: ApiError) -> bool:
+        """Count a fallback after this failure, if the routing policy allows it. Return whether it does."""
+        policy = self.route.policy
+        if policy is None or not self.falls_back(FALLBACK.get(error.code, "")):
+            return False
+        if not self._retry_budgets.take((self.key.tenant_id, self.request.model), policy.retries.max_percent):
+            self.decision_record["retry_budget"] = "used up"
+            return False
+        self.fallbacks += 1
+        return True
+
+    def falls_back(self, condition: str) -> bool:
+        """Return whether another candidate follows under a condition of the routing policy."""
+        policy = self.route.policy
+        if policy is None or not self.remaining_candidates or condition not in self.route.fallback_on:
+            return False
+        return self.fallbacks < policy.retries.max_per_request
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """The time after which the current execution is replaced if it has no token; None: no limit."""
+        policy, answer = self.route.policy, self.execution.answer
+        if policy is None or policy.first_token_ms is None or not self.falls_back("timeout"):
+            return None
+        return None if answer is not None and answer.layer else policy.first_token_ms / 1000
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The request's fields that have no effect with the current deployment."""
+        return self.request.ignored if self.prompt.ignored is None else self.prompt.ignored
+
+    def make_current(self, execution: Execution) -> None:
+        """Make an earlier execution the one that the response is written from."""
+        self.executions.remove(execution)
+        self.executions.append(execution)
+        self.target, self.prompt = execution.admitted.demand.model, execution.admitted.demand.prompt
 
     def skip(self, error: ApiError) -> None:
         """Record why a candidate did not run the request."""
@@ -126,7 +179,10 @@ class InferenceService:
         active_requests: ActiveRequests,
         subscribers: StreamSubscribers,
         jobs: InferenceJobBuilder,
+        answers: AnswerCache,
         disk: DiskWatch,
+        latencies: LatencyTracker | None = None,
+        budget_shares: BudgetShares | None = None,
     ) -> None:
         self._router = router
         self._admission = admission
@@ -135,7 +191,12 @@ class InferenceService:
         self._active_requests = active_requests
         self._subscribers = subscribers
         self._jobs = jobs
+        self._answers = answers
         self._disk = disk
+        self._latencies = latencies or LatencyTracker()
+        self._budget_shares = budget_shares
+        self._retry_budgets = RetryBudgets()
+        self._reserves = EscalationReserves(admission, dispatcher, self._tokenize)
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._tokenizing = asyncio.Lock()
@@ -172,7 +233,7 @@ class InferenceService:
         Raises:
             ApiError: the key may not use the model, or the prompt is invalid for the model.
         """
-        return len((await self.tokenize(key, request)).ids)
+        return (await self.tokenize(key, request)).expected_tokens
 
     async def tokenize(self, key: ApiKeySnapshot, request: InferenceRequest) -> Prompt:
         """Return the request's prompt in the tokens of its model.
@@ -180,7 +241,8 @@ class InferenceService:
         Raises:
             ApiError: the key may not use the model, or the prompt is invalid for the model.
         """
-        return await self._tokenize(self._router.measure(key, request.model), request)
+        model = self._router.measure(key, request.model, has_images=has_images(request))
+        return await self._tokenize(model, request)
 
     def events(self, active: ActiveRequest) -> AsyncIterator[AnswerEvent]:
         """Return the response's events, ending with its end.
@@ -200,7 +262,9 @@ class InferenceService:
     async def mark_failed(self, active: ActiveRequest, code: str = "internal_error") -> None:
         """Mark the request as failed before an internal error is reported, so that it is never billed."""
         for part in (active, *active.further_prompts):
-            await self._abandon(part.execution, code)
+            for execution in part.executions:
+                if execution is part.execution or execution.usage is not None:
+                    await self._abandon(execution, code)
 
     async def drain(self) -> None:
         """Wait until all requests are cancelled or closed."""
@@ -212,38 +276,105 @@ class InferenceService:
     async def _begin(
         self, key: ApiKeySnapshot, request: InferenceRequest, dialect: str, request_id: str, trace: RequestTrace | None
     ) -> ActiveRequest:
-        counting_model = self._router.measure(key, request.model)
+        counting_model = self._router.measure(key, request.model, has_images=has_images(request))
         prompt = await self._tokenize(counting_model, request)
         if request.reasoning.names and counting_model.tokenizer.reasoning_format is not None:
             ignored = tuple(name for name in request.ignored if name not in request.reasoning.names)
             request = dataclasses.replace(request, ignored=ignored)
-        route = self._router.route(
-            key,
-            request.model,
-            request_id,
-            len(prompt.ids),
-            tools=bool(request.tools),
-            schema=request.structured is not None,
-        )
+        facts = await routing_facts(key, request, request_id, prompt, self._budget_shares)
+        route = self._router.route(key, request.model, facts, request_size(key, request, prompt, facts))
+        route = self._router.assign_arm(key, request, route)
+        if route.policy is not None:
+            self._retry_budgets.record_request((key.tenant_id, request.model))
         decision_record = route.decision_record
         decision_record |= {name: value for name in ("metadata", "user") if (value := getattr(request, name))}
-        active = ActiveRequest(key, request, dialect, request_id, prompt, counting_model, route)
+        active = ActiveRequest(key, request, dialect, request_id, prompt, counting_model, route, self._retry_budgets)
         if trace is not None:
             trace.active_requests.append(active)
         await self._next_execution(active)
         return active
 
     async def _events(self, active: ActiveRequest) -> AsyncIterator[AnswerEvent]:
+        if active.escalates:
+            for event in await self._checked_events(active):
+                yield event
+            return
+        async for event in self._execution_events(active):
+            if isinstance(event, End):
+                self._in_background(self._answers.store(active.execution))
+            yield event
+
+    async def _checked_events(self, active: ActiveRequest) -> list[AnswerEvent]:
+        """Return the events of the first answer that passes the checks of the routing policy, or else of the last."""
+        answered: tuple[Execution, list[AnswerEvent]] | None = None
+        while True:
+            try:
+                events = [event async for event in self._execution_events(active)]
+            except ApiError as exc:
+                if answered is None:
+                    raise
+                active.skip(exc)
+                await self._close_execution(active.execution)
+                break
+            answered = active.execution, events
+            escalation = active.route.escalation if active.escalates else None
+            spec = active.execution.response_spec
+            check = None if escalation is None else await failed_check(escalation, active.request, spec, events)
+            if check is None:
+                self._in_background(self._answers.store(active.execution))
+                break
+            await self._answers.end_flight(active.execution)
+            if not await self._escalate(active, check):
+                break
+        await self._reserves.release(active)
+        execution, events = answered
+        if execution is not active.execution:
+            active.make_current(execution)
+        return events
+
+    async def _escalate(self, active: ActiveRequest, check: str) -> bool:
+        """Start the execution that is reserved next. Return False if there is none, or it cannot start."""
+        entry = {"model": active.model, "check": check}
+        active.decision_record.setdefault("escalations", []).append(entry)
+        if not active.reserved:
+            entry["reason"] = "no target left"
+            return False
+        execution, reserved = active.execution, active.reserved.pop(0)
+        active.escalations += 1
+        await self._close_execution(execution)
+        log.info("escalation_started", request_id=active.request_id, model=active.model, check=check)
+        try:
+            await self._begin_reserved(active, reserved)
+        except ApiError as exc:
+            active.skip(exc)
+            active.make_current(execution)
+            return False
+        return True
+
+    async def _execution_events(self, active: ActiveRequest) -> AsyncIterator[AnswerEvent]:
         while True:
             execution = active.execution
-            event = await execution.next_event()
+            next_event = await self._next_event(active)
+            if next_event is None:
+                continue
+            if execution.answer is not None and not isinstance(next_event, Failed):
+                try:
+                    accepted = execution.answer.accept(next_event)
+                except ApiError as exc:
+                    await self._abandon(execution, exc.code)
+                    raise
+                if accepted is None:
+                    continue
+                next_event = accepted
+            event = next_event
             is_first = execution.first_token_at is None
             if isinstance(event, Failed):
-                error = ApiError(event.code, event.message, event.param, retry_after=execution.retry_after)
+                retry_after = execution.retry_after if event.retry_after is None else event.retry_after
+                error = ApiError(event.code, event.message, event.param, retry_after=retry_after)
                 execution.ended = True
                 if event.code in LOCAL_FAILURES:
                     await self._abandon(execution, event.code)
-                if not (is_first and active.may_fall_back(error)):
+                if not (is_first and active.take_fallback(error)):
                     raise error
                 await self._fall_back(active, error)
                 continue
@@ -252,18 +383,45 @@ class InferenceService:
                 self._metrics.time_to_first_token.labels(execution.model).observe(
                     execution.first_token_at - active.started_at
                 )
+                if not execution.batch and (execution.answer is None or not execution.answer.layer):
+                    self._latencies.record(execution.model, execution.first_token_at - execution.created_at)
             if isinstance(event, End):
                 execution.ended = True
-                await self._record_usage(execution, event.usage)
+                execution.completed_at, execution.finish_reason = time.monotonic(), event.finish_reason
+                hit_usage = None if execution.answer is None else execution.answer.usage
+                await self._record_usage(execution, hit_usage or event.usage)
                 if event.finish_reason == "cancelled":
                     raise ApiError("cancelled", "The request was cancelled.")
             elif isinstance(event, Tokens):
                 execution.output_tokens += len(event.token_ids)
+                execution.add_calls(event)
                 if active.key.content_retention_days:
                     execution.completion_texts.setdefault(event.index, []).append(event.text)
             yield event
             if isinstance(event, End):
                 return
+
+    async def _next_event(self, active: ActiveRequest) -> LogEvent | None:
+        """Return the next event of the current execution; None if it was replaced, since its first token took too long.
+
+        Raises:
+            ApiError: no other candidate can run the request.
+        """
+        execution, seconds = active.execution, active.first_token_seconds
+        if execution.first_token_at is not None or seconds is None:
+            return await execution.next_event()
+        try:
+            async with asyncio.timeout(max(0.0, execution.created_at + seconds - time.monotonic())):
+                return await execution.next_event()
+        except TimeoutError:
+            message = f"The model {execution.model!r} sent no token within {seconds:g} seconds. Retry later."
+            error = ApiError("first_token_timeout", message)
+        if not active.take_fallback(error):
+            execution.buffer.refill()  # the wait was cancelled, possibly while it read the log
+            return await execution.next_event()
+        await self._abandon(execution, error.code)
+        await self._fall_back(active, error)
+        return None
 
     async def _record_usage(self, execution: Execution, usage: TokenCounts) -> None:
         """Record what the execution used, and release the rest of its reservation early."""
@@ -295,7 +453,7 @@ class InferenceService:
             try:
                 return await self._begin_execution(active, active.target)
             except ApiError as exc:
-                if not active.may_fall_back(exc):
+                if not active.take_fallback(exc):
                     raise
                 active.skip(exc)
 
@@ -318,10 +476,18 @@ class InferenceService:
 
     async def _begin_execution(self, active: ActiveRequest, model: ServedModel) -> None:
         key, request = active.key, active.request
+        await self._reserves.release(active)
         if model.tokenizer is not active.tokenizer:
             active.prompt, active.tokenizer = await self._tokenize(model, request), model.tokenizer
+        await self._shorten(active, model)
         batch = request.service_class == ServiceClass.BATCH
-        self._dispatcher.require_capacity(model.key, key.tenant_id, key.weight, batch=batch)
+        rejection: ApiError | None = None
+        try:
+            self._dispatcher.require_capacity(model.key, key.tenant_id, key.weight, batch=batch)
+        except ApiError as exc:
+            if not key.answer_cache_seconds:
+                raise
+            rejection = exc  # the answer may be cached
         demand = AdmissionRequest(
             active.request_id,
             active.admitted_at,
@@ -333,10 +499,73 @@ class InferenceService:
         )
         echo = await self._echo(model, active) if request.echo else None
         admitted = await self._admission.admit(demand)
+        await self._start(active, admitted, echo, rejection, reserves=True)
+
+    async def _shorten(self, active: ActiveRequest, model: ServedModel) -> None:
+        """Drop messages of a conversation that outgrows the context of the last candidate, if the policy says so.
+
+        Raises:
+            ApiError: 400, it cannot be shortened enough.
+        """
+        policy, request = active.route.policy, active.request
+        if policy is None or policy.context_overflow != "drop_middle" or active.falls_back("context"):
+            return
+        room = model.context_length - context_overflow.output_room(model, request)
+        if active.prompt.num_tokens <= room or room < 1 or not context_overflow.can_shorten(model, request):
+            return
+        if request.tokenized is not None:
+            active.prompt = await request.tokenized.shortened(model, request.number, room)
+        else:
+            active.prompt = context_overflow.shortened(model, request, room)
+        active.decision_record["dropped_messages"] = active.prompt.dropped_messages
+
+    async def _begin_reserved(self, active: ActiveRequest, reserved: AdmittedRequest) -> None:
+        """Start an execution whose cost is reserved.
+
+        Raises:
+            ApiError: it cannot start. Its reservation is returned.
+        """
+        key, model = active.key, reserved.demand.model
+        batch = active.request.service_class == ServiceClass.BATCH
         try:
-            execution = self._execution(active, admitted, echo)
-            self._dispatcher.submit(execution)
+            self._dispatcher.require_capacity(model.key, key.tenant_id, key.weight, batch=batch)
+            admitted = await self._admission.admit_reserved(reserved)
         except BaseException:
+            await self._reserves.return_one(reserved)
+            raise
+        active.remaining_candidates = [each for each in active.remaining_candidates if each.name != model.name]
+        active.target, active.prompt, active.tokenizer = model, reserved.demand.prompt, model.tokenizer
+        await self._start(active, admitted)
+
+    async def _start(
+        self,
+        active: ActiveRequest,
+        admitted: AdmittedRequest,
+        echo: list[list[int]] | None = None,
+        rejection: ApiError | None = None,
+        *,
+        reserves: bool = False,
+    ) -> None:
+        """Serve an admitted execution from the answer cache or dispatch it, unless there is a rejection.
+
+        Args:
+            reserves: whether the escalations that may follow are reserved first.
+
+        Raises:
+            ApiError: it cannot run, and nothing is reserved.
+        """
+        request, key, execution = active.request, active.key, None
+        try:
+            if reserves:
+                await self._reserves.reserve(active, admitted)
+            execution = self._execution(active, admitted, echo)
+            if not await self._answers.serve(execution, request, key):
+                if rejection is not None:
+                    raise rejection
+                self._dispatcher.submit(execution)
+        except BaseException:
+            if execution is not None:
+                await self._answers.end_flight(execution)
             await self._dispatcher.record_not_started(admitted.billing_context)
             await self._admission.close(admitted, None)
             raise
@@ -358,7 +587,7 @@ class InferenceService:
             active.request_id,
             active.model,
             active.admitted_at // 1_000_000,
-            len(active.prompt.ids),
+            active.prompt.expected_tokens,
             request.include_usage,
             request.continuous_usage,
             request.service_class,
@@ -366,12 +595,12 @@ class InferenceService:
             1 + len(request.more_prompts),
             echo=echo,
             echoed_parameters=request.echoed_parameters,
-            **tools.response_fields(request, admitted.demand.model.tokenizer),
+            **_call_fields(request, admitted.demand.model),
         )
         return Execution(
             self._dispatcher.broker,
             admitted,
-            self._jobs.make(admitted),
+            self._jobs.make(admitted, waits_for_capacity=not active.falls_back("overload")),
             response_spec,
             active.decision_record,
             active.execution.attempt + 1 if active.executions else 1,
@@ -381,12 +610,17 @@ class InferenceService:
         """Start an execution with the next candidate, after a failure before the first token."""
         log.info("fallback_started", request_id=active.request_id, model=active.model, code=error.code)
         active.skip(error)
-        self._dispatcher.release(active.execution)
-        await self._admission.close(active.execution.admitted, None)
+        await self._close_execution(active.execution)
         try:
             await self._next_execution(active)
         except ApiError:
             raise error from None  # report the first failure
+
+    async def _close_execution(self, execution: Execution) -> None:
+        """Close an execution that another one follows."""
+        self._dispatcher.release(execution)
+        await self._answers.end_flight(execution)
+        await self._admission.close(execution.admitted, execution.usage)
 
     # End of a request.
 
@@ -394,15 +628,20 @@ class InferenceService:
         execution = active.execution
         try:
             if not execution.ended:
-                if is_returning and not await self._wait_for_return(active):
+                is_served = execution.answer is not None and execution.answer.layer  # no gateway can resume it
+                if is_returning and not is_served and not await self._wait_for_return(active):
                     return  # the execution continues; only its concurrency slots expire
                 await self._end(execution)
             await self._admission.close(execution.admitted, execution.usage)
         finally:
             self._dispatcher.release(execution)
+            await self._answers.end_flight(execution)
+            await self._reserves.release(active)
             self._metrics.in_flight.set(self._dispatcher.in_flight)
-            if execution.usage is not None:
-                self._count(execution.model, execution.usage)
+            for each in active.executions:
+                if each.usage is not None:
+                    self._count(each.model, each.usage)
+                    self._metrics.answers.labels(each.model, each.cache_layer).inc()
 
     async def _wait_for_return(self, active: ActiveRequest) -> bool:
         """Let the execution continue for a while without a reader, and as long as it has subscribers.
@@ -432,8 +671,11 @@ class InferenceService:
 
     async def _end(self, execution: Execution) -> None:
         """Cancel the execution and wait for its usage, which is not refunded."""
+        if await self._answers.end(execution):
+            return
+        had_finished = execution.is_finished  # a cancellation in the queue finishes it too, without an event
         try:
-            end_expected = await self._dispatcher.cancel(execution) or execution.is_finished
+            end_expected = await self._dispatcher.cancel(execution) or had_finished
         except redis.RedisError as exc:
             log.warning("cancellation_failed", request_id=execution.request_id, error=str(exc))
             end_expected = True
@@ -459,6 +701,13 @@ class InferenceService:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _call_fields(request: InferenceRequest, model: ServedModel) -> dict[str, Any]:
+    """Return the fields of `ResponseSpec` for the model's tool calls."""
+    if model.upstream is not None:
+        return tools.upstream_response_fields(request)
+    return tools.response_fields(request, model.tokenizer)
 
 
 async def _first(*events: asyncio.Event, seconds: float) -> bool:

@@ -11,6 +11,7 @@ from array import array
 import msgspec
 
 from inference_worker.contract.request import CacheBreakpoint, ReasoningSpec
+from inference_worker.contract.upstreams import UpstreamRequest, UpstreamSpec
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt
 
@@ -32,13 +33,15 @@ class ModelFiles(msgspec.Struct, frozen=True):
     tool_parser: str
     reasoning_parser: str
     version: str = ""
+    upstream: UpstreamSpec | None = None
 
 
 class Target(msgspec.Struct, frozen=True, array_like=True):
     """The deployment whose tokenizer is used for a model name."""
 
     deployment: str  # deployment key
-    max_tokens: int  # the longest context among the name's deployments
+    max_tokens: int  # the longest prompt that is accepted, by the contexts of the name's deployments
+    deployment_with_images: str = ""  # deployment key, used instead for a request with images
 
 
 class PromptTask(msgspec.Struct, frozen=True):
@@ -47,6 +50,7 @@ class PromptTask(msgspec.Struct, frozen=True):
     reader: str
     names: dict[str, Target]  # the model names that the key may use
     deployment: str | None = None  # deployment key, used instead of the name's deployment
+    fits_tokens: int | None = None  # conversations are shortened to this number of tokens
 
 
 class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):
@@ -57,16 +61,40 @@ class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):
     input_lengths: tuple[int, ...]
     second_starts: tuple[int, ...]
     reasoning: ReasoningSpec | None
+    prediction: tuple[int, ...] = ()
+    upstream: UpstreamRequest | None = None
+    ignored: tuple[str, ...] | None = None
+    dropped_messages: int = 0
 
     @classmethod
     def pack(cls, prompt: Prompt) -> PackedPrompt:
         ids = array("I", prompt.ids).tobytes()
-        return cls(ids, prompt.breakpoints, prompt.input_lengths, prompt.second_starts, prompt.reasoning)
+        return cls(
+            ids,
+            prompt.breakpoints,
+            prompt.input_lengths,
+            prompt.second_starts,
+            prompt.reasoning,
+            prompt.prediction,
+            prompt.upstream,
+            prompt.ignored,
+            prompt.dropped_messages,
+        )
 
     def unpack(self) -> Prompt:
         ids = array("I")
         ids.frombytes(self.ids)
-        return Prompt(ids.tolist(), self.breakpoints, self.input_lengths, self.second_starts, self.reasoning)
+        return Prompt(
+            ids.tolist(),
+            self.breakpoints,
+            self.input_lengths,
+            self.second_starts,
+            self.reasoning,
+            self.prediction,
+            self.upstream,
+            self.ignored,
+            self.dropped_messages,
+        )
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -261,6 +261,7 @@ def _files_of(models: Iterable[ServedModel]) -> list[ModelFiles]:
             model.tokenizer.tool_format.name if model.tokenizer.tool_format else NONE,
             model.tokenizer.reasoning_format.name if model.tokenizer.reasoning_format else NONE,
             model.version,
+            model.upstream,
         )
         for model in models
     ]

@@ -22,9 +22,9 @@ import msgspec
 
 from inference_worker.contract.malloc import return_freed_memory
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.catalog import ServedModel, upstream_model
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.core.types import InferenceRequest, RequestSource
 from millrace.gateway.prompt_processes.prompt_frames import (
     LENGTH,
     ModelFiles,
@@ -33,9 +33,11 @@ from millrace.gateway.prompt_processes.prompt_frames import (
     PromptTask,
     Result,
 )
+from millrace.gateway.protocols.context_overflow import shortened
 from millrace.gateway.protocols.dialect_readers import READERS, WITHOUT_LIMIT
 from millrace.gateway.protocols.prompt_bounds import check_bounds, max_characters
 from millrace.gateway.protocols.prompts import tokenize_here
+from millrace.gateway.protocols.upstreams.images import image_parts
 
 NICENESS = 10
 _decode_models = msgspec.msgpack.Decoder(list[ModelFiles]).decode
@@ -73,10 +75,21 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
         target = work.names.get(request.model)
         if target is None:
             return Result(_resident_bytes(), request=_without_prompts(request))
-        model = models[work.deployment or target.deployment]
+        images = _image_count(request)
+        by_name = target.deployment_with_images if images and target.deployment_with_images else target.deployment
+        model = models[work.deployment or by_name]
+        if model.upstream is not None:
+            request = dataclasses.replace(request, source=RequestSource(work.reader, body))
         check_bounds(request, target.max_tokens, max_characters(model, target.max_tokens))
         max_tokens = None if work.reader in WITHOUT_LIMIT else target.max_tokens
-        prompts = [PackedPrompt.pack(tokenize_here(model, single, max_tokens)) for single in _single_prompts(request)]
+        prompts = [
+            PackedPrompt.pack(
+                tokenize_here(model, single, max_tokens)
+                if work.fits_tokens is None
+                else shortened(model, single, work.fits_tokens)
+            )
+            for single in _single_prompts(request)
+        ]
     except ApiError as exc:
         return Result(_resident_bytes(), Problem(exc.code, exc.message, exc.param))
     except Exception:  # noqa: BLE001 - an error must not end the process
@@ -88,6 +101,10 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
     return Result(_resident_bytes(), None, _without_prompts(request), model.key, tuple(prompts))
 
 
+def _image_count(request: InferenceRequest) -> int:
+    return len(image_parts(request.prompt)) if request.prompt_param == "messages" else 0
+
+
 def _single_prompts(request: InferenceRequest) -> list[InferenceRequest]:
     return [request, *(dataclasses.replace(request, prompt=prompt) for prompt in request.more_prompts)]
 
@@ -97,13 +114,26 @@ def _without_prompts(request: InferenceRequest) -> InferenceRequest:
     prompt: list[dict[str, str]] | str = [{}] if request.prompt_param == "messages" else ""
     inputs, queries = ("",) if request.inputs else (), ("",) if request.queries else ()
     more_prompts = ("",) * len(request.more_prompts)
-    return dataclasses.replace(request, prompt=prompt, more_prompts=more_prompts, inputs=inputs, queries=queries)
+    return dataclasses.replace(
+        request,
+        prompt=prompt,
+        more_prompts=more_prompts,
+        inputs=inputs,
+        queries=queries,
+        prediction="",
+        source=None,
+        images=_image_count(request),
+    )
 
 
 def _load(files: list[ModelFiles]) -> Mapping[str, ServedModel]:
     tokenizers: dict[tuple[str, str, str], Tokenizer] = {}
     models = {}
     for model_files in files:
+        if model_files.upstream is not None:
+            model = upstream_model(model_files.name, model_files.version, model_files.upstream)
+            models[model.key] = model
+            continue
         parsers = model_files.tool_parser, model_files.reasoning_parser
         key = model_files.directory, *parsers
         if key not in tokenizers:

@@ -12,13 +12,14 @@ import msgspec
 from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
-from millrace.gateway.core.types import InferenceRequest, Prompt
+from millrace.gateway.core.types import InferenceRequest, Prompt, RequestSource
 from millrace.gateway.prompt_processes.prompt_frames import PromptTask, Result, Target
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
+from millrace.gateway.protocols.context_overflow import MAX_OVERFLOW
 from millrace.gateway.protocols.dialect_readers import MAX_PROMPTS, READERS
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES, SMALL_PROMPT_COST, max_body_bytes, prompt_cost
 from millrace.gateway.protocols.unknown_fields import check_unknown
-from millrace.gateway.routing.router import Router
+from millrace.gateway.routing.router import Router, counting_model
 from tenants.keys.snapshot import ApiKeySnapshot, UnknownParameters
 
 
@@ -68,12 +69,13 @@ class PromptReader:
         if len(body) <= SMALL_BODY_BYTES:
             small_request = READERS[reader](body)
             self._check_unknown(key, small_request)
+            if self._router.may_leave(key, small_request.model):
+                small_request = dataclasses.replace(small_request, source=RequestSource(reader, body))
             if prompt_cost(small_request, len(body)) <= SMALL_PROMPT_COST:
                 return small_request
             await self._admission.charge(key)
         names = self._router.usable_names(key)
-        max_tokens = {name: max(model.context_length for model in models) for name, models in names.items()}
-        work = PromptTask(reader, {name: Target(models[0].key, max_tokens[name]) for name, models in names.items()})
+        work = PromptTask(reader, {name: _target(key, name, models) for name, models in names.items()})
         result = await self.run(key, work, body)
         request = result.request
         if request is None:
@@ -83,9 +85,11 @@ class PromptReader:
             self._router.measure(key, request.model)  # raises if the key may not use this name
             raise ApiError(OVERLOADED, "The deployments of the model have changed. Retry later.")
         models = names[request.model]
-        body_to_retain = body if any(model.tokenizer is not models[0].tokenizer for model in models) else None
+        counting = next((model for model in models if model.key == result.deployment), models[0])
+        may_differ = any(model.tokenizer is not counting.tokenizer for model in models)
+        body_to_retain = body if may_differ or _drops_messages(key, request.model) else None
         return dataclasses.replace(
-            request, tokenized=_ProcessedPrompts(self, key, work, body_to_retain, models[0], result)
+            request, tokenized=_ProcessedPrompts(self, key, work, body_to_retain, counting, result)
         )
 
     def _check_unknown(self, key: ApiKeySnapshot, request: InferenceRequest) -> None:
@@ -101,6 +105,20 @@ class PromptReader:
         if result.problem is not None:
             raise result.problem.error()
         return result
+
+
+def _target(key: ApiKeySnapshot, name: str, models: list[ServedModel]) -> Target:
+    """Return the deployment that tokenizes prompts for a model name, and the longest prompt that it accepts."""
+    longest = max(model.context_length for model in models)
+    if _drops_messages(key, name):
+        longest *= MAX_OVERFLOW
+    with_images = counting_model(models, has_images=True)
+    return Target(models[0].key, longest, "" if with_images is models[0] else with_images.key)
+
+
+def _drops_messages(key: ApiKeySnapshot, name: str) -> bool:
+    policy = key.policies.get(name)
+    return policy is not None and policy.context_overflow == "drop_middle"
 
 
 class _ProcessedPrompts:
@@ -129,3 +147,10 @@ class _ProcessedPrompts:
             self._prompts = [packed.unpack() for packed in result.prompts]
             self._tokenizer = model.tokenizer
         return self._prompts[number]
+
+    async def shortened(self, model: ServedModel, number: int, max_tokens: int) -> Prompt:
+        if self._body is None:  # the policy has changed meanwhile
+            return self._prompts[number]
+        work = msgspec.structs.replace(self._work, deployment=model.key, fits_tokens=max_tokens)
+        result = await self._reader.run(self._key, work, self._body)
+        return result.prompts[number].unpack()

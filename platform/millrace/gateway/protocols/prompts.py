@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, Prompt
 from millrace.gateway.protocols import tools
 from millrace.gateway.protocols.prompt_bounds import max_characters, too_long
+from millrace.gateway.protocols.upstreams.images import require_images
+from millrace.gateway.protocols.upstreams.requests import upstream_prompt
 
 SHORT_CHARACTERS = 2048
 SHORT_MESSAGES = 8
@@ -31,6 +34,8 @@ def is_short(request: InferenceRequest) -> bool:
     """Return whether the prompt is tokenized in a fraction of a millisecond."""
     prompt = request.prompt
     if request.tokenized is not None or request.inputs or request.tools or request.breakpoints:
+        return False
+    if len(request.prediction) > SHORT_CHARACTERS:
         return False
     if isinstance(prompt, str) or not prompt or not isinstance(prompt[0], dict):
         return len(prompt) <= SHORT_CHARACTERS
@@ -62,6 +67,9 @@ def tokenize_here(model: ServedModel, request: InferenceRequest, max_tokens: int
     task: ModelTask = "rerank" if request.queries else "embed" if request.inputs else "generate"
     if model.task != task:
         raise invalid("model", f"The model {model.name!r} {_TASKS[model.task]}.")
+    if model.upstream is not None:
+        return upstream_prompt(model, request)
+    require_images(request, is_supported=False)
     if request.queries:
         return _tokenize_pairs(model, request)
     if request.inputs:
@@ -73,7 +81,16 @@ def tokenize_here(model: ServedModel, request: InferenceRequest, max_tokens: int
             raise too_long(max_tokens, f"your prompt has {len(ids)} tokens", request.prompt_param)
         _check_ids(model, ids, "prompt")
         return Prompt(ids)
-    return _Encoding(model, request, max_tokens).prompt()
+    encoded = _Encoding(model, request, max_tokens).prompt()
+    if request.prediction and request.speculates:
+        return dataclasses.replace(encoded, prediction=_prediction(model, request.prediction))
+    return encoded
+
+
+def _prediction(model: ServedModel, text: str) -> tuple[int, ...]:
+    """Return the tokens of a predicted output. What is longer than any output is left out."""
+    ids = model.tokenizer.encode(text[: max_characters(model)], add_special_tokens=False)
+    return tuple(token for token in ids[: model.context_length] if token < model.vocab_size)
 
 
 def _tokenize_inputs(model: ServedModel, request: InferenceRequest) -> Prompt:

@@ -18,7 +18,7 @@ def effort_options(effort: Effort | None, name: str) -> ReasoningOptions:
     if effort is None:
         return ReasoningOptions()
     names = () if effort == "none" else (name,)
-    return ReasoningOptions(is_enabled=effort != "none", budget=BUDGETS.get(effort), names=names)
+    return ReasoningOptions(is_enabled=effort != "none", budget=BUDGETS.get(effort), effort=effort, names=names)
 
 
 def check_budget(budget: int, max_tokens: int | None, name: str, *, minimum: int = 0) -> None:

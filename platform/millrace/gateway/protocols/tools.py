@@ -19,6 +19,7 @@ from millrace.gateway.core.types import InferenceRequest, Tool
 from millrace.gateway.protocols.unknown_fields import IgnoredFields
 
 MAX_TOOLS = 128
+UPSTREAM_CALLS = "upstream"  # as the format of calls: they are not in the text, since an upstream parses them
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _CHOICES = ("auto", "any", "none", "required")  # values of tool_choice, which tools may not be named
 
@@ -86,6 +87,14 @@ def remove_hosted_tools(fields: dict[str, Any], hosted: re.Pattern[str], ignored
         else:
             remaining.append(tool)
     fields["tools"] = remaining
+
+
+def upstream_response_fields(request: InferenceRequest) -> dict[str, Any]:
+    """Return the fields of `ResponseSpec` for tool calls that an upstream parses."""
+    if not request.tools or request.tool_choice == "none":
+        return {}
+    names = [tool.name for tool in request.tools]
+    return {"tools": names, "tool_format": UPSTREAM_CALLS, "max_calls": 0 if request.parallel_tools else 1}
 
 
 def response_fields(request: InferenceRequest, tokenizer: Tokenizer) -> dict[str, Any]:

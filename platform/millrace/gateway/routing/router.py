@@ -7,14 +7,18 @@ A name is a deployment's name, or a logical name that the tenant's routing polic
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.routing.experiments import apply_experiment
+from millrace.gateway.routing.signals import RequestSize, TargetSignals
 from tenants.keys.snapshot import ApiKeySnapshot
-from tenants.routing_policies.policy import RoutingFacts, decide
+from tenants.routing_policies.experiments import ArmAssignment
+from tenants.routing_policies.policy import Escalation, Policy, RoutingFacts, Rule, find_rule
+from tenants.routing_policies.strategies import TargetMeasures, TargetOrder, order_targets
 
 LOADING_RETRY_SECONDS = 2.0
 
@@ -26,18 +30,36 @@ class Route:
     candidates: list[ServedModel]
     fallback_on: tuple[str, ...]
     decision_record: dict[str, Any]  # the first fields of the request's decision record
+    policy: Policy | None = None
+    escalation: Escalation | None = None  # of the rule that applied
+    assignment: ArmAssignment | None = None  # of a running experiment
+
+
+@dataclass(frozen=True)
+class PickedTargets:
+    """The targets of a rule in the order of attempts, and what they were chosen by, for the decision record."""
+
+    models: tuple[str, ...]
+    reasons: dict[str, Any] = field(default_factory=dict)
 
 
 class Router:
-    def __init__(self, models: Mapping[str, ServedModel], loading: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        loading: Collection[str] = (),
+        signals: TargetSignals | None = None,
+    ) -> None:
         """Create a router. Its arguments may change later.
 
         Args:
             models: the deployments by name.
             loading: names of further deployments, which no replica serves yet.
+            signals: measures of the targets; without them, strategies use the order of the rule.
         """
         self._models = models
         self._loading = loading
+        self._signals = signals
 
     def served(self, name: str) -> ServedModel | None:
         """Return the deployment with this name, or None."""
@@ -61,8 +83,10 @@ class Router:
             name: models for name, models in usable.items() if models and (key.models is None or name in key.models)
         }
 
-    def measure(self, key: ApiKeySnapshot, name: str) -> ServedModel:
+    def measure(self, key: ApiKeySnapshot, name: str, *, has_images: bool = False) -> ServedModel:
         """Return the deployment whose tokenizer counts a prompt before the prompt is routed.
+
+        It is the first of the policy. For a request with images, it is the first that takes images, if there is one.
 
         Raises:
             ApiError: 404, the name does not exist; 403, this key may not use it.
@@ -78,11 +102,21 @@ class Router:
             )
         if key.models is not None and name not in key.models:
             raise ApiError("model_not_allowed", f"This API key may not use the model {name!r}.", "model")
-        return served[0]
+        return counting_model(served, has_images=has_images)
 
-    def route(
-        self, key: ApiKeySnapshot, name: str, request_id: str, prompt_tokens: int, *, tools: bool, schema: bool
-    ) -> Route:
+    def may_leave(self, key: ApiKeySnapshot, name: str) -> bool:
+        """Return whether an upstream may run a request for the model `name`."""
+        policy = key.policies.get(name)
+        experiment = key.experiments.get(name)
+        arms = (arm.model for arm in experiment.arms) if experiment else ()
+        served = (self._models.get(model) for model in (*(policy.models if policy else (name,)), *arms))
+        return any(model is not None and model.upstream is not None for model in served)
+
+    def assign_arm(self, key: ApiKeySnapshot, request: InferenceRequest, route: Route) -> Route:
+        """Return the route with the arm of a running experiment, or the same route."""
+        return apply_experiment(self._models, key, request, route)
+
+    def route(self, key: ApiKeySnapshot, name: str, facts: RoutingFacts, size: RequestSize) -> Route:
         """Return the route of a request for the model `name`, with at least one candidate.
 
         Raises:
@@ -90,26 +124,80 @@ class Router:
         """
         policy = key.policies.get(name)
         decision_record: dict[str, Any] = {"tenant": key.tenant_id, "requested_model": name}
+        decision_record["decided_at"] = facts.at.isoformat(timespec="milliseconds")
+        decision_record["facts"] = described_facts(facts, policy)
         if policy is None:
             if name not in self._models:  # removed since the prompt was tokenized
                 raise ApiError("model_not_found", f"The model {name!r} is not served any more.", "model")
             return Route([self._models[name]], (), decision_record)
-        decided_at = datetime.now(UTC)
-        decision = decide(policy, RoutingFacts(request_id, key.key_id, prompt_tokens, tools, schema, decided_at))
-        if decision is None:
+        number = find_rule(policy, facts)
+        if number is None:
             raise ApiError(
                 "model_not_found", f"No rule of the routing policy {name!r} applies to this request.", "model"
             )
-        known = [model for model in decision.models if model in self._models]
+        rule = policy.rules[number]
+        picked = self.pick_targets(rule, facts, size)
+        known = [model for model in picked.models if model in self._models]
         if not known:
             raise ApiError("model_not_found", f"None of the models of the routing policy {name!r} is served.", "model")
+        described = {"rule_name": rule.name} if rule.name else {}
         decision_record |= {
-            "policy": {"version": policy.version, "rule": decision.rule, "draw": decision.draw},
-            "targets": list(decision.models),
-            "prompt_tokens": prompt_tokens,
-            "decided_at": decided_at.isoformat(timespec="milliseconds"),
+            "policy": {"version": policy.version, "rule": number, **described, **picked.reasons},
+            "targets": list(picked.models),
+            "prompt_tokens": facts.prompt_tokens,
         }
-        skipped = [{"model": model, "reason": "not served here"} for model in decision.models if model not in known]
+        skipped = [{"model": model, "reason": "not served here"} for model in picked.models if model not in known]
         if skipped:
             decision_record["skipped"] = skipped
-        return Route([self._models[model] for model in known], policy.fallback_on, decision_record)
+        candidates = [self._models[model] for model in known]
+        return Route(candidates, policy.fallback_on, decision_record, policy, rule.escalate)
+
+    def pick_targets(self, rule: Rule, facts: RoutingFacts, size: RequestSize) -> PickedTargets:
+        """Return the targets of a rule in the order of attempts, by the strategy of the rule."""
+        measures: dict[str, TargetMeasures] = {}
+
+        def measure(model: str) -> TargetMeasures:
+            served = self._models.get(model)
+            if served is None or self._signals is None:
+                return TargetMeasures(fits=served is not None)
+            measures[model] = self._signals.measure(served, size)
+            return measures[model]
+
+        order = order_targets(rule.strategy, rule.weights, facts.request_id, measure)
+        return PickedTargets(order.models, _reasons(rule, order, measures))
+
+
+def counting_model(served: list[ServedModel], *, has_images: bool) -> ServedModel:
+    """Return the deployment whose tokenizer counts a prompt, among those of a name."""
+    takes_images = (model for model in served if model.upstream is not None)
+    return next(takes_images, served[0]) if has_images else served[0]
+
+
+def described_facts(facts: RoutingFacts, policy: Policy | None) -> dict[str, Any]:
+    """Return the properties of a request that rules depend on, without those that are recorded elsewhere.
+
+    Properties that are false or empty are left out. Of the metadata, it contains the fields that the policy names.
+    """
+    given: dict[str, Any] = {name: getattr(facts, name) for name in ("tools", "schema", "images", "task")}
+    found = {name: value for name, value in given.items() if value}
+    if policy is not None and policy.metadata_fields:
+        found["metadata"] = {name: facts.metadata.get(name) for name in policy.metadata_fields}
+    if policy is not None and policy.uses_budget:
+        found["budget_left"] = None if facts.budget_left is None else round(facts.budget_left, 1)
+    return found
+
+
+def _reasons(rule: Rule, order: TargetOrder, measures: Mapping[str, TargetMeasures]) -> dict[str, Any]:
+    """Return what the targets were ordered by."""
+    if rule.strategy == "weighted":
+        return {"draw": order.draw}
+    reasons: dict[str, Any] = {"strategy": rule.strategy}
+    if order.is_probe:
+        reasons["probe"] = True
+    name = {"cheapest": "cost_nano", "lowest_latency": "ttft_ms", "least_busy": "load"}.get(rule.strategy)
+    if name is not None and measures:
+        values = {model: getattr(found, name) for model, found in measures.items()}
+        reasons[name] = {model: round(value, 3) for model, value in values.items() if value is not None}
+        if misfits := [model for model, found in measures.items() if not found.fits]:
+            reasons["does_not_fit"] = misfits
+    return reasons

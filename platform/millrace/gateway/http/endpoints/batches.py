@@ -103,6 +103,7 @@ def batch_object(row: dict[str, Any]) -> dict[str, Any]:
         "expires_at": _seconds(row["expires_at"]),
         **times,
         "request_counts": {"total": row["total"], "completed": row["succeeded"], "failed": failed},
+        "usage": row["usage"],
         "metadata": row["metadata"],
     }
 

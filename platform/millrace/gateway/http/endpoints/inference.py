@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from billing.pricing.pricing import price
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.idempotency import IdempotentCall
+from millrace.gateway.answer_cache.answer_cache import read_directives
 from millrace.gateway.core.content_encoding import decoded_pieces
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import too_large
@@ -21,12 +23,29 @@ from millrace.gateway.core.types import InferenceRequest, Writer
 from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
 from millrace.gateway.http.client_paths import DEPLOYMENT
 from millrace.gateway.http.consumer import ANY_METHOD, Headers, HttpConsumer
+from millrace.gateway.lifecycle.routing_facts import MAX_TASK_LENGTH
 from millrace.gateway.lifecycle.service import ActiveRequest
+from millrace.gateway.lifecycle.success import SCHEMA
 from millrace.gateway.protocols import rerank
 from millrace.gateway.protocols.dialects import Dialect, requested_dialect
 from millrace.gateway.protocols.openai import chat, completions, embeddings
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES
 from tenants.keys.snapshot import ApiKeySnapshot
+
+TASK_HEADER = b"x-millrace-task"
+
+
+def read_task(header: bytes) -> str:
+    """Return the task label of a request.
+
+    Raises:
+        ApiError: 400, it is too long.
+    """
+    task = header.decode("latin-1").strip()
+    if len(task) > MAX_TASK_LENGTH:
+        message = f"The header x-millrace-task may have at most {MAX_TASK_LENGTH} characters."
+        raise ApiError("invalid_value", message, "x-millrace-task")
+    return task
 
 
 class PromptConsumer(HttpConsumer):
@@ -87,7 +106,12 @@ class InferenceConsumer(PromptConsumer):
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
+        directives = read_directives(self.headers.get(b"x-millrace-cache"))
         request = await self.read_request(key)
+        if directives:
+            request = dataclasses.replace(request, cache_directives=directives)
+        if task := self.headers.get(TASK_HEADER):
+            request = dataclasses.replace(request, task=read_task(task))
         if self.idempotent_call is None or not await self._resume(key, self.idempotent_call, request):
             await self._begin(key, request)
 
@@ -102,7 +126,10 @@ class InferenceConsumer(PromptConsumer):
             # The status is sent with the first token. Until then a failure is still an HTTP status.
             first = await anext(events)
             self.limit_statuses = active.execution.admitted.limit_statuses
-            await self._write(active.request, active.writer(), active.model, first, events, lambda: _cost(active))
+            request = dataclasses.replace(active.request, ignored=active.ignored)
+            layer, writer = _cache_layer(active, first), active.writer()
+            dropped = active.prompt.dropped_messages
+            await self._write(request, writer, active.model, layer, first, events, lambda: _cost(active), dropped)
         except (ApiError, OSError):  # the request has ended, or the client has disconnected
             raise
         except Exception:
@@ -132,7 +159,8 @@ class InferenceConsumer(PromptConsumer):
             self.request_id = call.unfinished_request_id
             if self.trace is not None:
                 self.trace.replay_of = call.unfinished_request_id
-            await self._write(request, self.gateway.service.writer(response_spec), response_spec.model, first, events)
+            writer = self.gateway.service.writer(response_spec)
+            await self._write(request, writer, response_spec.model, _prefix_layer(first), first, events)
         return True
 
     async def _write(
@@ -140,17 +168,25 @@ class InferenceConsumer(PromptConsumer):
         request: InferenceRequest,
         writer: Writer,
         model: str,
+        layer: str,
         first: AnswerEvent,
         events: AsyncIterator[AnswerEvent],
         cost: Callable[[], Headers] = lambda: [],
+        dropped_messages: int = 0,
     ) -> None:
         structlog.contextvars.bind_contextvars(model=model)
-        headers = _headers(model, first) + ignored_headers(request)
+        headers = [(b"x-millrace-model", model.encode()), (b"x-millrace-cache", layer.encode())]
+        headers += ignored_headers(request)
+        if dropped_messages:
+            headers.append((b"x-millrace-dropped-messages", str(dropped_messages).encode()))
         if request.stream:
             await self._stream(writer, headers, first, events)
         else:
             all_events = [first, *[later async for later in events]]
-            headers += await _schema_headers(request, all_events)
+            schema_headers = await _schema_headers(request, all_events)
+            if self.trace is not None and (b"x-millrace-schema-valid", b"false") in schema_headers:
+                self.trace.failure = SCHEMA
+            headers += schema_headers
             await self.respond_json(200, writer.whole(all_events), headers + cost())
 
     async def _stream(
@@ -168,12 +204,16 @@ class InferenceConsumer(PromptConsumer):
             event = await anext(events)
 
 
-def _headers(model: str, first: AnswerEvent) -> Headers:
-    cached = isinstance(first, Tokens) and first.prompt is not None and first.prompt.cache_read
-    return [
-        (b"x-millrace-model", model.encode()),
-        (b"x-millrace-cache", b"prefix" if cached else b"miss"),
-    ]
+def _cache_layer(active: ActiveRequest, first: AnswerEvent) -> str:
+    """Return the cache layer that the answer comes from, in the words of the header x-millrace-cache."""
+    lookups = [part.execution.answer for part in (active, *active.further_prompts)]
+    layers = {"" if lookup is None else lookup.layer for lookup in lookups}
+    return layers.pop() if len(layers) == 1 and "" not in layers else _prefix_layer(first)
+
+
+def _prefix_layer(first: AnswerEvent) -> str:
+    is_cached = isinstance(first, Tokens) and first.prompt is not None and first.prompt.cache_read
+    return "prefix" if is_cached else "miss"
 
 
 def _with_model(body: bytes, deployment: str | None) -> bytes:
@@ -210,10 +250,14 @@ def _cost(active: ActiveRequest) -> Headers:
     """Return the exact cost of the request in USD, as a header."""
     femto = 0
     for part in (active, *active.further_prompts):
-        rate_card, usage = part.execution.admitted.rate_card, part.execution.usage
-        if rate_card is None or usage is None:
+        if part.execution.usage is None:
             return []
-        femto += price(rate_card, usage, part.admitted_at).cost_femto
+        for execution in part.executions:
+            rate_card, usage = execution.admitted.rate_card, execution.usage
+            if rate_card is None:
+                return []
+            if usage is not None:  # otherwise it failed before a fallback
+                femto += price(rate_card, usage, part.admitted_at).cost_femto
     return [(b"x-millrace-cost-usd", decimal(femto, FEMTO_DIGITS).encode())]
 
 

@@ -40,6 +40,7 @@ class Tokenize(_TokenizationConsumer):
         key = await self.authenticate("inference")
         request = await self.read_request(key)
         model = self.gateway.router.measure(key, request.model)
+        _require_tokenizer(model)
         ids = (await self.gateway.service.tokenize(key, request)).ids
         answer = {"count": len(ids), "max_model_len": model.context_length, "tokens": ids}
         if request.echoed_parameters["return_token_strs"]:
@@ -80,6 +81,7 @@ class TokenizerInfo(HttpConsumer):
             if default_model is None:
                 raise ApiError("model_not_found", "Your key may not use any model that generates text.", "model")
             model = default_model
+        _require_tokenizer(model)
         await self.respond_json(200, await asyncio.to_thread(_tokenizer_info, model))
 
 
@@ -87,6 +89,16 @@ def _default_model(consumer: HttpConsumer, key: ApiKeySnapshot) -> ServedModel |
     """Return the key's first model that generates text."""
     visible = consumer.gateway.router.visible(key).values()
     return next((each for each in visible if each.task == "generate"), None)
+
+
+def _require_tokenizer(model: ServedModel) -> None:
+    """Check that the model's tokenizer is known.
+
+    Raises:
+        ApiError: 400, an upstream runs the model.
+    """
+    if model.upstream is not None:
+        model.tokenizer.encode("")
 
 
 def _check_length(parameter: str, ids: Sequence[int], model: ServedModel) -> None:

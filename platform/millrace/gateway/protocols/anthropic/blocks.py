@@ -10,7 +10,7 @@ import msgspec
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import Breakpoint
 from millrace.gateway.protocols.documented import documented
-from millrace.gateway.protocols.openai.messages import media_error
+from millrace.gateway.protocols.openai.messages import image_part, media_error
 
 SECONDS = {"5m": 300, "1h": 3600}
 
@@ -96,6 +96,7 @@ class Conversation:
         self._names: dict[str, str] = {}  # call ID -> tool name, of the calls so far
         self._texts: list[str] = []  # of the last message, joined to its content when it is complete
         self._length = 0  # of these texts, in characters
+        self._images: list[tuple[int, dict[str, Any]]] = []  # of the last message, with the number of texts before
 
     def add(self, path: str, role: str, content: str | list[Any]) -> None:
         """Add one message, whose blocks may become several template messages.
@@ -116,11 +117,14 @@ class Conversation:
                 self._add_result(block_path, block)
                 has_message = False
                 continue
-            if isinstance(block, Media):
+            if isinstance(block, Media) and not isinstance(block, ImageBlock):
                 raise media_error(MEDIA[type(block)], block_path)
             if not has_message:
                 self._begin({"role": role})
                 has_message = True
+            if isinstance(block, ImageBlock):
+                self._add_image(block_path, block)
+                continue
             if isinstance(block, ThinkingBlock):
                 self.messages[-1]["reasoning_content"] = block.thinking
             if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
@@ -140,10 +144,22 @@ class Conversation:
         self._texts.append(text)
         self._length += len(text)
 
+    def _add_image(self, path: str, block: ImageBlock) -> None:
+        source = block.source if isinstance(block.source, dict) else {}
+        url = source.get("url") if source.get("type") == "url" else None  # a file belongs to the provider's account
+        if source.get("type") == "base64":
+            url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        self._images.append((len(self._texts), image_part(url, path)))
+
     def _complete(self) -> None:
         if self._texts:
             self.messages[-1]["content"] = "".join(self._texts)
-        self._texts, self._length = [], 0
+        if self._images:
+            parts: list[dict[str, Any]] = [{"type": "text", "text": text} for text in self._texts]
+            for position, image in reversed(self._images):
+                parts.insert(position, image)
+            self.messages[-1]["parts"] = parts
+        self._texts, self._length, self._images = [], 0, []
 
     def _add_call(self, block: ToolUse) -> None:
         self._names[block.id] = block.name
@@ -161,6 +177,9 @@ class Conversation:
         self._add_text(prefix)
         self.parts += len(parts)
         for number, part in enumerate(parts):
+            if isinstance(part, ImageBlock):
+                self._add_image(f"{path}.content[{number}]", part)
+                continue
             if not isinstance(part, AnthropicText):
                 raise media_error(MEDIA[type(part)], f"{path}.content[{number}]")
             self._add_text(part.text)

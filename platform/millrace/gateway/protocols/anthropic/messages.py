@@ -131,7 +131,8 @@ class MessagesBody(CountBody, kw_only=True):
     stream: bool | None = None
     # "auto" would allow prepaid priority capacity, which does not exist here. Both values mean the default tier.
     service_tier: Literal["auto", "standard_only"] | None = None
-    stream_options: UsageOptions | None = None  # an extension, as in chat completions
+    stream_options: UsageOptions | None = None  # an extension, as in chat completions; the next one too
+    speculation: Literal["auto", "off"] | None = None
 
 
 B = TypeVar("B", bound=CountBody)
@@ -156,6 +157,7 @@ def read_messages(body: bytes) -> InferenceRequest:
         sampling=_sampling(parsed),
         max_tokens=parsed.max_tokens,
         user=user,
+        speculates=parsed.speculation != "off",
         stream=bool(parsed.stream),
         continuous_usage=bool(parsed.stream_options and parsed.stream_options.continuous_usage_stats),
         echoed_parameters={"thinking_display": display} if display else {},

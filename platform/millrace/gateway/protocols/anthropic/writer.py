@@ -39,6 +39,7 @@ class MessagesWriter:
         self._is_started = False
         self._prompt: TokenCounts | None = None
         self._output_tokens = self._reasoning_tokens = 0
+        self._provider_signature = ""
         self._block = -1  # index of the last content block
         self._open: type[Piece] | Literal["thinking"] | None = None  # its type, while it is open
 
@@ -49,7 +50,8 @@ class MessagesWriter:
             self._reasoning_tokens += event.reasoning_tokens
             started = self._begin(usage_so_far(self._spec, self._prompt, self._output_tokens))
             started += self._write_reasoning(event.reasoning)
-            return started + self._write_pieces(self._parser.push(event.text))
+            self._provider_signature += event.signature
+            return started + self._write_pieces(self._parser.read(event))
         if not isinstance(event, End):
             return []
         pieces = self._parser.close(is_truncated=event.finish_reason == "length")
@@ -65,10 +67,9 @@ class MessagesWriter:
 
     def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         (end,) = (event for event in events if isinstance(event, End))
-        pieces = self._parser.push(
-            "".join(event.text for event in events if isinstance(event, Tokens))
-        ) + self._parser.close(is_truncated=end.finish_reason == "length")
         parts = [event for event in events if isinstance(event, Tokens)]
+        pieces = self._parser.read(*parts) + self._parser.close(is_truncated=end.finish_reason == "length")
+        self._provider_signature = "".join(part.signature for part in parts)
         reasoning = "".join(part.reasoning for part in parts)
         self._reasoning_tokens = sum(part.reasoning_tokens for part in parts)
         blocks = self._thinking(reasoning) + self._blocks(pieces)
@@ -108,6 +109,8 @@ class MessagesWriter:
     def _reason(self, end: End, calls: bool) -> dict[str, Any]:
         if end.finish_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if end.finish_reason == "content_filter":
+            return {"stop_reason": "refusal", "stop_sequence": None}
         if isinstance(end.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": end.stop_reason}
         return {"stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None}
@@ -141,8 +144,8 @@ class MessagesWriter:
 
     @property
     def _signature(self) -> str:
-        """Return the signature of the thinking block, which clients send back and which is not checked."""
-        return call_id(self._spec.request_id, 0, 0, "sig_")
+        """Return the signature of the thinking block, which clients send back. Only providers check it."""
+        return self._provider_signature or call_id(self._spec.request_id, 0, 0, "sig_")
 
     @property
     def _is_omitted(self) -> bool:

@@ -20,6 +20,7 @@ from millrace.gateway.protocols.openai.messages import (
     MAX_BREAKPOINTS,
     ChatAssistant,
     Message,
+    TextPart,
     count_parts,
     explicit_breakpoints,
     template_messages,
@@ -93,6 +94,11 @@ class CacheOptions(msgspec.Struct, forbid_unknown_fields=True):
     ttl: Literal["30m"] | None = None
 
 
+class ChatPrediction(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
 class ChatBody(Common):
     messages: Annotated[list[Message], documented(minItems=1)]
     max_completion_tokens: Positive | None = None
@@ -106,6 +112,7 @@ class ChatBody(Common):
     functions: list[dict[str, Any]] | None = None  # the older name of tools
     function_call: Any = None  # the older name of tool_choice
     reasoning_effort: Effort | None = None
+    prediction: ChatPrediction | None = None
     # vLLM's names.
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -144,8 +151,17 @@ def read_chat(body: bytes) -> InferenceRequest:
         structured=structured,
         breakpoints=_breakpoints(chat),
         parts=count_parts(chat.messages),
+        prediction=_prediction(chat.prediction),
         echoed_parameters=_echoed_parameters(chat),
     )
+
+
+def _prediction(prediction: ChatPrediction | None) -> str:
+    """Return the text of the expected output."""
+    if prediction is None:
+        return ""
+    content = prediction.content
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _echoed_parameters(chat: ChatBody) -> dict[str, Any]:

@@ -144,13 +144,51 @@ def _text(path: str, content: str | list[Part] | None) -> str:
         return content or ""
     texts = []
     for number, part in enumerate(content):
+        if isinstance(part, ImagePart):
+            continue
         if not isinstance(part, TextPart | RefusalPart):
             raise media_error(MEDIA[type(part)], f"{path}.content[{number}]")
         texts.append(part.text)
     return "".join(texts)
 
 
+def _parts(path: str, content: str | list[Part] | None) -> dict[str, Any]:
+    """Return the field `parts` of a message with images.
+
+    Raises:
+        ApiError: 400, an image has no URL.
+    """
+    if not isinstance(content, list) or not any(isinstance(part, ImagePart) for part in content):
+        return {}
+    parts: list[dict[str, Any]] = []
+    for number, part in enumerate(content):
+        part_path = f"{path}.content[{number}]"
+        if isinstance(part, ImagePart):
+            image = part.image_url
+            fields = image if isinstance(image, dict) else {"url": image}
+            parts.append(image_part(fields.get("url"), part_path, fields.get("detail")))
+        elif isinstance(part, TextPart | RefusalPart):
+            parts.append({"type": "text", "text": part.text})
+    return {"parts": parts}
+
+
+def image_part(url: Any, path: str, detail: Any = None) -> dict[str, Any]:
+    """Return an image of a message in the internal form.
+
+    Raises:
+        ApiError: 400, it has no URL.
+    """
+    if not isinstance(url, str) or not url:
+        raise invalid(path, "The image needs a URL.")
+    image = {"type": "image", "url": url, "path": path}
+    return {**image, "detail": detail} if detail in ("low", "high", "auto") else image
+
+
 def _template_message(path: str, message: Message, names: dict[str, str]) -> dict[str, Any]:
+    return {**_text_message(path, message, names), **_parts(path, message.content)}
+
+
+def _text_message(path: str, message: Message, names: dict[str, str]) -> dict[str, Any]:
     text = _text(path, message.content)
     if isinstance(message, ChatToolResult):
         if message.tool_call_id not in names:

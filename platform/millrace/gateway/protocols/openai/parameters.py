@@ -137,6 +137,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     truncate_prompt_tokens: int | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = None
+    speculation: Literal["auto", "off"] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Label | None = None
@@ -314,6 +315,7 @@ def common_fields(body: Common) -> dict[str, Any]:
         "model": body.model,
         "service_class": TIERS[body.service_tier or "auto"],
         "priority": body.priority or 0,
+        "speculates": body.speculation != "off",
         "cache_key": body.prompt_cache_key,
         "metadata": metadata,
         "user": body.safety_identifier or body.user,

@@ -84,7 +84,8 @@ class OpenAIWriter(ABC):
 
     def _usage(self, event: AnswerEvent) -> dict[str, Any]:
         so_far = usage_so_far(self._spec, self._prompt, self._output_tokens)
-        return usage_object(event.usage if isinstance(event, End) else so_far, self._reasoning_tokens)
+        end = event if isinstance(event, End) else None
+        return usage_object(end.usage if end else so_far, self._reasoning_tokens, end)
 
     def _finish(self, index: int, reason: FinishReason) -> list[dict[str, Any]]:
         del self._unfinished[index]
@@ -170,7 +171,7 @@ class ChatWriter(OpenAIWriter):
         deltas = self._opening(index)
         if event.reasoning:
             deltas.append({"reasoning_content": event.reasoning})
-        deltas += self._parsed(index, event.text)
+        deltas += self._parsed(event)
         logprobs = _answer_logprobs(event)
         if logprobs and (not deltas or "reasoning_content" in deltas[-1]):
             deltas.append({"content": ""})  # the text of these tokens is still pending
@@ -185,10 +186,11 @@ class ChatWriter(OpenAIWriter):
         self._opened.add(index)
         return [{"role": "assistant", "content": ""}]
 
-    def _parsed(self, index: int, text: str) -> list[dict[str, Any]]:
+    def _parsed(self, event: Tokens) -> list[dict[str, Any]]:
+        index, text = event.index, event.text
         if index not in self._parsers:
             return [{"content": text}] if text else []
-        return [self._delta(index, piece) for piece in self._parsers[index].push(text)]
+        return [self._delta(index, piece) for piece in self._parsers[index].read(event)]
 
     def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
         if isinstance(piece, AnswerText):
@@ -219,7 +221,7 @@ class ChatWriter(OpenAIWriter):
             message["reasoning_content"] = reasoning
         calls: list[dict[str, Any]] = []
         if parser := self._parsers.get(index):
-            pieces = [*parser.push(text), *parser.close(is_truncated=reason == "length")]
+            pieces = [*parser.read(*parts), *parser.close(is_truncated=reason == "length")]
             arguments = _arguments(pieces)
             calls = [
                 self._call(index, piece, arguments.get(piece.number, ""))

@@ -134,6 +134,7 @@ class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    speculation: Literal["auto", "off"] | None = None  # an extension, as in chat completions
     include: list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -172,6 +173,7 @@ def read_response(body: bytes) -> InferenceRequest:
         parallel_tools=parsed.parallel_tool_calls is not False,
         structured=structured,
         service_class=TIERS[parsed.service_tier or "auto"],
+        speculates=parsed.speculation != "off",
         cache_key=parsed.prompt_cache_key,
         metadata=parsed.metadata or {},
         user=parsed.safety_identifier or parsed.user,

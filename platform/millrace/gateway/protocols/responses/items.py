@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from millrace.gateway.core.errors import ApiError, invalid
-from millrace.gateway.protocols.openai.messages import call_arguments, media_error
+from millrace.gateway.protocols.openai.messages import call_arguments, image_part, media_error
 from millrace.gateway.protocols.openai.parameters import converted_leniently
 from millrace.gateway.protocols.unknown_fields import IgnoredFields
 
@@ -37,6 +37,7 @@ class Refusal(msgspec.Struct, forbid_unknown_fields=True, tag="refusal"):
 # Parts that no served model takes. They are read, so that the refusal names what is wrong.
 class InputImage(msgspec.Struct, tag="input_image"):
     image_url: Any = None
+    detail: Any = None
 
 
 class InputFile(msgspec.Struct, tag="input_file"):
@@ -138,7 +139,8 @@ def _add(messages: list[dict[str, Any]], path: str, item: Item, names: dict[str,
     elif isinstance(item, ResponseMessage) and item.role == "assistant" and _is_only_reasoning(messages):
         messages[-1]["content"] = _text(f"{path}.content", item.content)
     elif isinstance(item, ResponseMessage):
-        messages.append({"role": _ROLES.get(item.role, item.role), "content": _text(f"{path}.content", item.content)})
+        text, parts = _text(f"{path}.content", item.content), _parts(f"{path}.content", item.content)
+        messages.append({"role": _ROLES.get(item.role, item.role), "content": text, **parts})
     elif isinstance(item, FunctionCall):
         names[item.call_id] = item.name
         function = {"name": item.name, "arguments": call_arguments(item.arguments)}
@@ -150,7 +152,8 @@ def _add(messages: list[dict[str, Any]], path: str, item: Item, names: dict[str,
         if item.call_id not in names:
             raise invalid(f"{path}.call_id", "A function call output must refer to an earlier function call.")
         output, name = _text(f"{path}.output", item.output), names[item.call_id]
-        messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id, "name": name})
+        parts = _parts(f"{path}.output", item.output)
+        messages.append({"role": "tool", "content": output, "tool_call_id": item.call_id, "name": name, **parts})
 
 
 def _add_reasoning(messages: list[dict[str, Any]], item: Reasoning) -> None:
@@ -171,6 +174,19 @@ def _text(path: str, content: str | list[Any]) -> str:
     if isinstance(content, str):
         return content
     for number, part in enumerate(content):
-        if type(part) in MEDIA:
+        if type(part) in MEDIA and not isinstance(part, InputImage):
             raise media_error(MEDIA[type(part)], f"{path}[{number}]")
-    return "".join(part.text for part in content)
+    return "".join(part.text for part in content if not isinstance(part, InputImage))
+
+
+def _parts(path: str, content: str | list[Any]) -> dict[str, Any]:
+    """Return the field `parts` of a message with images."""
+    if isinstance(content, str) or not any(isinstance(part, InputImage) for part in content):
+        return {}
+    parts = [
+        image_part(part.image_url, f"{path}[{number}]", part.detail)
+        if isinstance(part, InputImage)
+        else {"type": "text", "text": part.text}
+        for number, part in enumerate(content)
+    ]
+    return {"parts": parts}

@@ -20,12 +20,21 @@ _encode = msgspec.json.Encoder().encode
 Event = dict[str, Any]
 
 
-def usage_object(usage: TokenCounts, reasoning_tokens: int = 0) -> dict[str, Any]:
+def usage_object(usage: TokenCounts, reasoning_tokens: int = 0, end: End | None = None) -> dict[str, Any]:
+    """Return the usage object.
+
+    Args:
+        end: of a complete response. It has the numbers of accepted and rejected draft tokens.
+    """
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
         "output_tokens": usage.output,
-        "output_tokens_details": {"reasoning_tokens": min(reasoning_tokens, usage.output)},
+        "output_tokens_details": {
+            "reasoning_tokens": min(reasoning_tokens, usage.output),
+            "accepted_prediction_tokens": end.accepted_drafts if end else 0,
+            "rejected_prediction_tokens": end.rejected_drafts if end else 0,
+        },
         "total_tokens": usage.total,
     }
 
@@ -83,7 +92,7 @@ class ResponsesWriter:
             self._output_tokens += len(event.token_ids)
             self._reasoning_tokens += event.reasoning_tokens
             events += self._write_reasoning(event.reasoning)
-            events += self._write_pieces(self._parser.push(event.text))
+            events += self._write_pieces(self._parser.read(event))
             return self._with_usage(events) if self._spec.continuous_usage else events
         events += self._write_pieces(self._parser.close(is_truncated=event.finish_reason == "length"))
         if not self._items:  # an empty completion is also a message
@@ -106,7 +115,7 @@ class ResponsesWriter:
             "status": status,
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": _incomplete_details(end) if status == "incomplete" else None,
             "model": spec.model,
             "output": self._items if end else [],
             "previous_response_id": None,
@@ -115,7 +124,7 @@ class ResponsesWriter:
             "top_logprobs": 0,
             "truncation": "disabled",
             **spec.echoed_parameters,
-            **({"usage": usage_object(end.usage, self._reasoning_tokens)} if end else {}),
+            **({"usage": usage_object(end.usage, self._reasoning_tokens, end)} if end else {}),
         }
 
     # Items of the output.
@@ -205,4 +214,9 @@ class ResponsesWriter:
 
 
 def _status(reason: FinishReason) -> str:
-    return "incomplete" if reason == "length" else "completed"
+    return "incomplete" if reason in ("length", "content_filter") else "completed"
+
+
+def _incomplete_details(end: End | None) -> dict[str, str]:
+    is_filtered = end is not None and end.finish_reason == "content_filter"
+    return {"reason": "content_filter" if is_filtered else "max_output_tokens"}

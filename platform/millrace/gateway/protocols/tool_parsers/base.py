@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from inference_worker.contract.messages import Tokens
 from inference_worker.contract.reasoning import beginning_length
+from inference_worker.contract.request import ToolCallDelta
 
 SPACE = " \t\r\n"
 MAX_SPACE = 64  # whitespace characters at one place of a call's head, or dropped before it
@@ -61,6 +63,10 @@ class ToolCallParser(ABC):
         self.max_calls = 0  # further calls are dropped; 0: no limit
         # JSON types of each tool's parameters, for formats that do not distinguish a string from other values
         self.parameter_types: Mapping[str, Mapping[str, Collection[str]]] = {}
+
+    def read(self, *events: Tokens) -> list[Piece]:
+        """Parse the next events and return the new pieces."""
+        return self.push("".join([event.text for event in events]))
 
     def push(self, text: str) -> list[Piece]:
         """Parse the next part of the text and return the new pieces."""
@@ -158,11 +164,49 @@ class PlainTextParser:
 
     calls = 0
 
+    def read(self, *events: Tokens) -> list[Piece]:
+        return self.push("".join([event.text for event in events]))
+
     def push(self, text: str) -> list[Piece]:
         return [AnswerText(text)] if text else []
 
     def close(self, *, is_truncated: bool = False) -> list[Piece]:
         return []
+
+
+class UpstreamCallParser(PlainTextParser):
+    """A parser for completions of an upstream, which has parsed the calls."""
+
+    def __init__(self, max_calls: int) -> None:
+        self.calls = 0
+        self._max_calls = max_calls  # 0: no limit
+        self._without_arguments: set[int] = set()
+
+    def read(self, *events: Tokens) -> list[Piece]:
+        pieces: list[Piece] = []
+        for event in events:
+            pieces += self.push(event.text)
+            for call in event.calls:
+                self._add(pieces, call)
+        return pieces
+
+    def close(self, *, is_truncated: bool = False) -> list[Piece]:
+        if is_truncated:
+            return []
+        return [CallArguments(number, "{}") for number in sorted(self._without_arguments)]
+
+    def _add(self, pieces: list[Piece], call: ToolCallDelta) -> None:
+        if self._max_calls and call.number >= self._max_calls:
+            return
+        if call.name:
+            # The arguments of a call end before the next call.
+            pieces += self.close()
+            self._without_arguments = {call.number}
+            self.calls += 1
+            pieces.append(CallStart(call.number, call.name))
+        if call.arguments:
+            self._without_arguments.discard(call.number)
+            pieces.append(CallArguments(call.number, call.arguments))
 
 
 class BraceCounter:

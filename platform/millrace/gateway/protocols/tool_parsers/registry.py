@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 
 from inference_worker.contract.output_formats import TOOL_FORMATS
-from millrace.gateway.protocols.tool_parsers.base import PlainTextParser, ToolCallParser
+from millrace.gateway.protocols.tool_parsers.base import PlainTextParser, ToolCallParser, UpstreamCallParser
 from millrace.gateway.protocols.tool_parsers.gemma import GemmaParser
 from millrace.gateway.protocols.tool_parsers.granite import GraniteParser
 from millrace.gateway.protocols.tool_parsers.hermes import HermesParser
@@ -15,6 +15,7 @@ from millrace.gateway.protocols.tool_parsers.llama3_json import Llama3JsonParser
 from millrace.gateway.protocols.tool_parsers.mistral import MistralParser
 from millrace.gateway.protocols.tool_parsers.pythonic import PythonicParser
 from millrace.gateway.protocols.tool_parsers.tags import TagsParser
+from millrace.gateway.protocols.tools import UPSTREAM_CALLS
 
 TOOL_PARSERS: Mapping[str, Callable[[Collection[str]], ToolCallParser]] = {
     "hermes": HermesParser,
@@ -45,6 +46,8 @@ def make_parser(
     """
     if not names:
         return PlainTextParser()
+    if tool_format == UPSTREAM_CALLS:
+        return UpstreamCallParser(max_calls)
     parser = TOOL_PARSERS[tool_format](names)
     parser.max_calls, parser.parameter_types = max_calls, parameter_types
     return parser

@@ -1,0 +1,1 @@
+"""The answer cache: answers of earlier, equal requests of the same tenant."""

@@ -1,0 +1,158 @@
+"""Cached answers in Valkey, encrypted, and the flights of requests that are being computed.
+
+Each change is one script. The answer, its place in the tenant's index and the end of its flight are written together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import time
+from typing import Any
+
+import msgspec
+import redis.asyncio as redis
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from inference_worker.contract.messages import AnswerEvent
+from millrace.apps.request_log.answer_keys import answer_key, flight_key, index_key
+
+MAX_ANSWER_BYTES = 64 * 1024  # a longer answer is not stored
+MAX_TENANT_ANSWERS = 2000  # the answer that expires first makes room for a new one
+_NONCE_BYTES = 12
+_KEY_ID_BYTES = 8
+
+# KEYS: answer, flight. ARGV: leader, milliseconds. Returns {answer, leader}: the cached answer, or else the leader of
+# its flight, which is the given one if there was none.
+_FIND = """
+local answer = redis.call('GET', KEYS[1])
+if answer then return {answer, ''} end
+if ARGV[1] == '' then return {'', ''} end
+local leader = redis.call('SET', KEYS[2], ARGV[1], 'NX', 'GET', 'PX', ARGV[2])
+return {'', leader or ARGV[1]}
+"""
+
+# KEYS: answer, flight, index. ARGV: leader, answer, seconds, now, maximum number of answers. An empty answer is not
+# stored. The flight ends if it is the leader's.
+_STORE = """
+if ARGV[2] ~= '' then
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', ARGV[4])
+  redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
+  redis.call('ZADD', KEYS[3], ARGV[4] + ARGV[3], KEYS[1])
+  local excess = redis.call('ZCARD', KEYS[3]) - ARGV[5]
+  if excess > 0 then
+    local first = redis.call('ZPOPMIN', KEYS[3], excess)
+    for i = 1, #first, 2 do redis.call('DEL', first[i]) end
+  end
+  if redis.call('TTL', KEYS[3]) < tonumber(ARGV[3]) then redis.call('EXPIRE', KEYS[3], ARGV[3]) end
+end
+if redis.call('GET', KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
+return 1
+"""
+
+# KEYS: flight. ARGV: leader that failed, its successor, milliseconds. Returns the leader after that.
+_SUCCEED = """
+local leader = redis.call('GET', KEYS[1])
+if leader and leader ~= ARGV[1] then return leader end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return ARGV[2]
+"""
+
+
+class CachedAnswer(msgspec.Struct, frozen=True):
+    """The events of a completed request. Its usage is in the last event."""
+
+    request_id: str
+    stored_at: int  # Unix seconds
+    events: list[AnswerEvent]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(CachedAnswer).decode
+
+
+class AnswerStore:
+    """The cached answers of all tenants, and the flights."""
+
+    def __init__(self, broker: redis.Redis, secret: str, flight_seconds: int) -> None:
+        """Create a store. `flight_seconds` is the longest time that a request runs."""
+        self._broker = broker
+        self._secret = secret.encode()
+        self._key_id = hashlib.sha256(b"answer cache key\0" + self._secret).digest()[:_KEY_ID_BYTES]
+        self._flight_ms = flight_seconds * 1000
+        self._ciphers: dict[int, AESGCM] = {}
+        self._find = broker.register_script(_FIND)
+        self._store = broker.register_script(_STORE)
+        self._succeed = broker.register_script(_SUCCEED)
+
+    def answer_id(self, parts: object) -> str:
+        """Return the identity of the answer to a request with these parts."""
+        return hmac.digest(self._secret, b"answer\0" + _encode(parts), "sha256").hex()
+
+    async def find(self, tenant_id: int, answer_id: str, leader: str) -> tuple[CachedAnswer | None, str]:
+        """Return the cached answer, or else the leader of its flight.
+
+        Args:
+            leader: the leader of a new flight if there is none; empty: no flight starts.
+
+        Raises:
+            redis.RedisError: Valkey is unavailable.
+        """
+        keys = [answer_key(tenant_id, answer_id), flight_key(tenant_id, answer_id)]
+        reply: Any = await self._find(keys=keys, args=[leader, self._flight_ms])
+        payload, current = reply
+        if not payload:
+            return None, current.decode()
+        answer = self._open(tenant_id, answer_id, payload)
+        return answer, "" if answer is not None else leader
+
+    async def store(self, tenant_id: int, answer_id: str, leader: str, answer: CachedAnswer, seconds: int) -> None:
+        """Store an answer, unless it is too long, and end its flight."""
+        payload = _encode(answer)
+        fits = len(payload) <= MAX_ANSWER_BYTES
+        await self._end_flight(
+            tenant_id, answer_id, leader, self._seal(tenant_id, answer_id, payload) if fits else b"", seconds
+        )
+
+    async def end_flight(self, tenant_id: int, answer_id: str, leader: str) -> None:
+        """End the leader's flight without an answer."""
+        await self._end_flight(tenant_id, answer_id, leader, b"", 0)
+
+    async def is_leader(self, tenant_id: int, answer_id: str, leader: str) -> bool:
+        """Return whether the answer's flight has this leader."""
+        current: Any = await self._broker.get(flight_key(tenant_id, answer_id))
+        return current is not None and current.decode() == leader
+
+    async def succeed(self, tenant_id: int, answer_id: str, leader: str, successor: str) -> str:
+        """Replace a leader that failed. Return the leader of the flight, which may be another follower."""
+        keys = [flight_key(tenant_id, answer_id)]
+        reply: Any = await self._succeed(keys=keys, args=[leader, successor, self._flight_ms])
+        return str(reply.decode())
+
+    async def _end_flight(self, tenant_id: int, answer_id: str, leader: str, payload: bytes, seconds: int) -> None:
+        keys = [answer_key(tenant_id, answer_id), flight_key(tenant_id, answer_id), index_key(tenant_id)]
+        await self._store(keys=keys, args=[leader, payload, seconds, time.time(), MAX_TENANT_ANSWERS])
+
+    def _seal(self, tenant_id: int, answer_id: str, payload: bytes) -> bytes:
+        nonce = os.urandom(_NONCE_BYTES)
+        return self._key_id + nonce + self._cipher(tenant_id).encrypt(nonce, payload, answer_id.encode())
+
+    def _open(self, tenant_id: int, answer_id: str, sealed: bytes) -> CachedAnswer | None:
+        """Return the decrypted answer; None if it is of another secret or unreadable."""
+        key_id, nonce = sealed[:_KEY_ID_BYTES], sealed[_KEY_ID_BYTES : _KEY_ID_BYTES + _NONCE_BYTES]
+        if key_id != self._key_id:
+            return None
+        try:
+            ciphertext = sealed[_KEY_ID_BYTES + _NONCE_BYTES :]
+            return _decode(self._cipher(tenant_id).decrypt(nonce, ciphertext, answer_id.encode()))
+        except (InvalidTag, msgspec.MsgspecError, ValueError):
+            return None
+
+    def _cipher(self, tenant_id: int) -> AESGCM:
+        cipher = self._ciphers.get(tenant_id)
+        if cipher is None:
+            key = hmac.digest(self._secret, f"answer cache\0{tenant_id}".encode(), "sha256")
+            cipher = self._ciphers[tenant_id] = AESGCM(key)
+        return cipher
