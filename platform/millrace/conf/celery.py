@@ -13,6 +13,7 @@ from celery.signals import setup_logging
 
 from billing.schedule import BEAT_SCHEDULE as BILLING
 from millrace.apps.batches.schedule import BEAT_SCHEDULE as BATCHES
+from millrace.apps.experiments.schedule import BEAT_SCHEDULE as EXPERIMENTS
 from millrace.apps.feedback.schedule import BEAT_SCHEDULE as FEEDBACK
 from millrace.apps.operations.schedule import BEAT_SCHEDULE as OPERATIONS
 from millrace.apps.request_log.schedule import BEAT_SCHEDULE as REQUEST_LOG
@@ -31,7 +32,7 @@ app.conf.update(
     broker_channel_error_retry=True,  # Valkey rejects writes while its disk is full
     broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "millrace:web:"},
     accept_content=["json"],
-    beat_schedule=BATCHES | BILLING | OPERATIONS | FEEDBACK | REQUEST_LOG | TENANTS,
+    beat_schedule=BATCHES | BILLING | EXPERIMENTS | OPERATIONS | FEEDBACK | REQUEST_LOG | TENANTS,
     beat_schedule_filename=str(_settings.data_dir / "beat-schedule"),
     result_backend=None,
     task_acks_late=True,

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace.conf.environment import database_parameters, email_parameters, platform_settings
+from millrace.conf.environment import (
+    database_parameters,
+    email_parameters,
+    platform_settings,
+    read_credential_keys,
+)
 from tenants.isolation.db_roles import APP
 
 _settings = platform_settings()
 MILLRACE = _settings  # the typed settings, for the apps
+READ_CREDENTIAL_KEYS = read_credential_keys  # a function: the keys change without a restart
 _https = _settings.public_url.startswith("https://")
 
 SECRET_KEY = _settings.secret_key
@@ -41,6 +47,7 @@ INSTALLED_APPS = [
     "millrace.apps.feedback",
     "millrace.devserver.demo",
     "millrace.apps.request_log",
+    "millrace.apps.experiments",
     "millrace.apps.operations",
 ]
 
@@ -209,14 +216,23 @@ SPECTACULAR_SETTINGS = {
     "SCHEMA_PATH_PREFIX": "/api",
     "SERVE_INCLUDE_SCHEMA": False,
     "SWAGGER_UI_DIST": "SIDECAR",
+    # All tags fit on a screen; of a long list, Swagger UI renders only the operations in view.
+    "SWAGGER_UI_SETTINGS": {"deepLinking": True, "docExpansion": "none", "filter": True},
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "ENUM_NAME_OVERRIDES": {
+        "BudgetUnit": "billing.models.budgets.BudgetPeriod.Unit",
         "ExecutionOutcome": "billing.models.usage.ExecutionOutcome",
         "RequestOutcome": "millrace.apps.request_log.models.RequestOutcome",
+        "ExperimentState": "tenants.models.experiments.Experiment.State",
+        "ExperimentUnit": "tenants.models.experiments.Experiment.Unit",
         "InvoiceState": "billing.models.invoicing.Invoice.State",
+        "MeteredComponent": "billing.pricing.pricing.METERED",
         "PaymentEventStatus": "billing.models.ledger.PaymentEvent.Status",
+        "PriceComponent": "billing.pricing.pricing.PRICED",
         "PriceVersionState": "billing.models.prices.PriceVersion.State",
+        "ReratingState": "billing.models.reratings.Rerating.State",
+        "TokenComponent": "billing.pricing.pricing.COMPONENTS",
         "TenantStatus": "tenants.models.tenancy.Tenant.Status",
         "WebhookDeliveryState": "tenants.models.webhooks.WebhookDelivery.State",
     },

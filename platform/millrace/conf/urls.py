@@ -15,6 +15,7 @@ urlpatterns = [
     path("api/", include("tenants.api.urls")),
     path("api/", include("billing.urls")),
     path("api/", include("millrace.apps.request_log.urls")),
+    path("api/", include("millrace.apps.experiments.urls")),
     path("api/", include("millrace.apps.operations.urls")),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     path(

@@ -18,7 +18,13 @@ from millrace.devserver.program import Program, ServiceError
 from millrace.devserver.state_file import write_private
 from millrace.devserver.valkey import Valkey
 
-SECRETS = ("MILLRACE_SECRET_KEY", "MILLRACE_PREFIX_CACHE_SECRET", "MILLRACE_KEY_PEPPERS")
+PLATFORM_SECRETS = (
+    "MILLRACE_SECRET_KEY",
+    "MILLRACE_PREFIX_CACHE_SECRET",
+    "MILLRACE_KEY_PEPPERS",
+    "MILLRACE_CREDENTIAL_KEYS",
+)
+SECRETS = (*PLATFORM_SECRETS, "MILLRACE_WORKER_SECRET")
 MODELS = "MILLRACE_MODELS"
 OWNER = "MILLRACE_MIGRATION_DATABASE_URL"
 # Variables that workers do not receive: a worker uses only Valkey.
@@ -27,7 +33,7 @@ NOT_FOR_WORKERS = (
     OWNER,
     "MILLRACE_EMAIL_URL",
     "MILLRACE_OIDC_CLIENT_SECRET",
-    *SECRETS,
+    *PLATFORM_SECRETS,
 )
 # Variables with a token of the hub, which only the process that pulls models receives.
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")

@@ -35,6 +35,12 @@ from tests.support.rows import unscoped
 pytestmark = pytest.mark.django_db(transaction=True)
 URL = "/v1/completions"
 ANSWER = b'{"text": "yes"}'
+COUNTED = json.dumps(
+    {
+        "text": "yes",
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}},
+    }
+).encode()
 
 
 class Killed(Exception):
@@ -123,12 +129,16 @@ async def test_a_batch_from_its_file_to_its_results(desk: Desk) -> None:
             .read(line.batch.input_file, line.byte_offset, line.size)
             .startswith(b'{"custom_id": "n%d"' % line.number)
         )
-        assert await desk.one.store_response(line, 200, ANSWER)
+        assert await desk.one.store_response(line, 200, COUNTED if line.number else ANSWER)
     assert (await desk.advance(batch)).status == "in_progress"  # three run
     for line in second:
         assert await desk.two.store_response(line, 200 if line.number < 4 else 400, ANSWER)
     batch = await desk.advance(batch)
     assert (batch.status, batch.succeeded, batch.errored, batch.expired) == ("completed", 4, 1, 0)
+    assert batch.usage == {
+        **{"input_tokens": 5, "input_tokens_details": {"cached_tokens": 4}},
+        **{"output_tokens": 2, "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 7},
+    }
     found = await desk.results(batch)
     assert list(found) == ["n0", "n1", "n2", "n3", "n4"]
     assert found["n0"]["response"] == {"status_code": 200, "request_id": first[0].request_id, "body": {"text": "yes"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -36,8 +37,10 @@ from millrace.apps.operations.deployments import (
 )
 from millrace.apps.operations.fleet_status import read_fleet_status
 from millrace.apps.operations.models import Deployment
-from tenants.actions import ActionRefused, Conflict
-from tenants.models import AuditEntry, User
+from tenants.actions import ActionRefused, Conflict, do_create_tenant
+from tenants.actions.credentials import do_create_credential
+from tenants.credentials.encryption import decrypt_secret
+from tenants.models import AuditEntry, UpstreamCredential, User
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_person
 
@@ -310,3 +313,82 @@ def test_only_operators_reach_the_api() -> None:
     other = by_person(User.objects.create_user("user@example.com", "a long password 1", name="User"))
     assert call(other, "get").status_code == 404
     assert call(APIClient(), "get").status_code in (401, 403)
+
+
+UPSTREAM = {"name": "remote", "engine": "openai", "upstream_model": "gpt-x", "preset": "openai"}
+
+
+@pytest.mark.usefixtures("catalog")
+def test_an_upstream_is_a_deployment(operator: APIClient, broker: redis.Redis) -> None:
+    checked = operator.post(f"{URL}/check", UPSTREAM | {"secret": "sk-up"}, format="json")
+    assert (checked.status_code, checked.json()) == (200, {"task": "generate"}), checked.content
+    added = operator.post(URL, UPSTREAM | {"secret": "sk-upstream-secret"}, format="json")
+    assert added.status_code == 201, added.content
+    row = added.json()
+    assert "sk-upstream-secret" not in added.content.decode()
+    assert (row["source"], row["state"]) == ("https://api.openai.com/v1", "pending")  # the preset's URL
+    wanted = published(broker).find("remote")
+    assert wanted is not None
+    assert wanted.spec.upstream is not None
+    assert (wanted.spec.upstream.model, wanted.spec.upstream.credential) == ("gpt-x", row["credential_id"])
+    assert wanted.spec.source == wanted.spec.upstream.base_url
+    (stored,) = unscoped(UpstreamCredential).all()
+    assert (stored.name, stored.tenant_id, decrypt_secret(stored)) == ("remote", None, "sk-upstream-secret")
+    assert b"sk-upstream-secret" not in (broker.get(WANTED_KEY) or b"")  # type: ignore[operator]
+    one = f"/api/operator/upstream-credentials/{stored.pk}"
+    refused = operator.delete(one)
+    assert (refused.status_code, "deployment uses" in refused.json()["detail"]) == (409, True)
+    changed = operator.patch(f"{URL}/remote", {"concurrency": 8, "credential_id": None}, format="json").json()
+    assert (changed["concurrency"], changed["version"] != row["version"]) == (8, True)
+    assert operator.delete(one).status_code == 204
+    assert "sk-upstream-secret" not in repr(list(unscoped(AuditEntry).values_list("before", "after")))
+
+
+WRONG_UPSTREAMS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"engine": "other"}, "engine"),
+    ({"upstream_model": ""}, "upstream_model"),
+    ({"preset": "unknown"}, "preset"),
+    ({"preset": "anthropic"}, "preset"),  # of another engine
+    ({"preset": ""}, "base_url"),
+    ({"base_url": "http://api.example.com/v1"}, "base_url"),  # plain http
+    ({"base_url": "https://10.0.0.1/v1"}, "base_url"),
+    ({"base_url": "https://user:pw@example.com/v1"}, "base_url"),
+    ({"base_url": "https://example.com/v1?key=x"}, "base_url"),
+    ({"base_url": "file:///etc/passwd", "allow_internal": True}, "base_url"),
+    ({"base_url": "https://example.com/v1", "source": "embedded"}, "base_url"),
+    ({"credential_id": 1 << 40}, "credential_id"),
+    ({"credential_id": 1, "secret": "sk-x"}, "secret"),
+    ({"secret": "two words"}, "secret"),
+    ({"concurrency": 0}, "concurrency"),
+    ({"command": "vllm serve"}, "command"),
+    ({"engine": "managed", "preset": "vllm"}, "command"),
+    ({"engine": "millrace", "source": "embedded"}, "upstream_model"),
+)
+
+
+@pytest.mark.usefixtures("catalog")
+def test_invalid_upstreams_name_the_field(operator: APIClient) -> None:
+    for (changes, field), url in itertools.product(WRONG_UPSTREAMS, (f"{URL}/check", URL)):
+        response = operator.post(url, UPSTREAM | changes, format="json")
+        assert (response.status_code, list(response.json()["errors"])) == (400, [field]), (changes, response.content)
+    assert unscoped(UpstreamCredential).count() == 0
+
+
+@pytest.mark.usefixtures("catalog")
+def test_internal_and_managed_upstreams_and_foreign_credentials(operator: APIClient, broker: redis.Redis) -> None:
+    internal = UPSTREAM | {"name": "local", "preset": "vllm", "base_url": "http://127.0.0.1:8001/v1/"}
+    assert operator.post(URL, internal | {"allow_internal": True}, format="json").json()["source"].endswith(":8001/v1")
+    managed = {"name": "own", "engine": "managed", "upstream_model": "org/model", "preset": "vllm"}
+    assert operator.post(URL, managed | {"command": "vllm serve {model}"}, format="json").status_code == 201
+    spec = published(broker).find("own")
+    assert spec is not None
+    assert spec.spec.upstream is not None
+    assert (spec.spec.source, spec.spec.upstream.base_url, spec.spec.upstream.command) == (
+        "org/model",
+        "",
+        "vllm serve {model}",
+    )
+    tenant = do_create_tenant("acme", "Acme")
+    own = do_create_credential(tenant, "own", "sk-own", model_names=["remote"])
+    foreign = operator.post(URL, UPSTREAM | {"credential_id": own.pk}, format="json")
+    assert list(foreign.json()["errors"]) == ["credential_id"]  # a tenant's credential is not the platform's

@@ -30,6 +30,11 @@ BILLING_MAY = {
     "inference_worker.contract.request",
     "inference_worker.contract.valkey",
 }
+TENANTS_MAY = BILLING_MAY | {
+    "inference_worker.contract.credentials",
+    "inference_worker.contract.ip_addresses",
+    "inference_worker.contract.settings.MODEL_NAME",
+}
 GATEWAY_MAY = {
     *(
         "inference_worker.contract",
@@ -39,8 +44,15 @@ GATEWAY_MAY = {
     "tenants.idempotency_rules",
     *("tenants.isolation.db_roles", "tenants.keys", "tenants.limits.token_buckets", "tenants.outbox.change_feed"),
     "tenants.outbox.totals",
-    *("tenants.permissions", "tenants.routing_policies.policy"),
-    *("billing.amounts", "billing.pricing.pricing", "billing.budgets.budget_leases", "billing.metering.status"),
+    "tenants.permissions",
+    *(f"tenants.routing_policies.{name}" for name in ("answer_pattern", "experiments", "policy", "strategies")),
+    *(
+        "billing.amounts",
+        "billing.pricing.pricing",
+        "billing.budgets.budget_leases",
+        "billing.costs.spend",
+        "billing.metering.status",
+    ),
 }
 
 
@@ -54,7 +66,7 @@ def test_engine_and_kernels_run_on_a_bare_gpu_machine(folder: str) -> None:
     ("folder", "of", "allowed"),
     [
         ("billing", {"inference_worker"}, BILLING_MAY),
-        ("tenants", {"inference_worker"}, BILLING_MAY),
+        ("tenants", {"inference_worker"}, TENANTS_MAY),
         ("platform/millrace/gateway", {"inference_worker", "tenants", "billing"}, GATEWAY_MAY),
     ],
 )

@@ -131,8 +131,9 @@ def test_generated_secrets_are_stored_and_private(tmp_path: Path) -> None:
         kept.append(environment.read_env_file(tmp_path / "env"))
     first, second = kept
     assert first == second
-    assert set(first) == {"MILLRACE_SECRET_KEY", "MILLRACE_PREFIX_CACHE_SECRET", "MILLRACE_KEY_PEPPERS"}
-    assert len(set(first.values())) == 3
+    names = ("SECRET_KEY", "PREFIX_CACHE_SECRET", "KEY_PEPPERS", "CREDENTIAL_KEYS", "WORKER_SECRET")
+    assert set(first) == {f"MILLRACE_{name}" for name in names}
+    assert len(set(first.values())) == len(names)
     assert (tmp_path / "env").stat().st_mode & 0o777 == 0o600
     mine = Stack({"MILLRACE_DATA_DIR": str(tmp_path), "MILLRACE_SECRET_KEY": "m" * 40})
     mine.store_secrets()

@@ -19,7 +19,7 @@ from django.db.models import Q
 
 from millrace.apps.batches.models import Batch, File, Line
 from millrace.apps.batches.reading import BadFile, ParsedLine, read_lines
-from millrace.apps.batches.results import WRITERS, line_outcome
+from millrace.apps.batches.results import WRITERS, BatchUsage, line_outcome
 from millrace.apps.batches.storage import Storage, new_name
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -109,20 +109,21 @@ def _write_out(batch: Batch) -> None:
         return
     if cancelled and lines.filter(_running(now)).exists():
         return
-    counts, files = _write_results(batch, "cancelled" if cancelled else "expired")
+    counts, files, usage = _write_results(batch, "cancelled" if cancelled else "expired")
     if cancelled:
         done = {"status": Batch.Status.CANCELLED, "cancelled_at": now}
     elif counts["expired"]:
         done = {"status": Batch.Status.EXPIRED, "expired_at": now}
     else:
         done = {"status": Batch.Status.COMPLETED, "completed_at": now}
-    _move(batch, Batch.Status(batch.status), **done, **counts, **files)
+    _move(batch, Batch.Status(batch.status), **done, **counts, **files, usage=usage.as_json())
     lines.delete()
     log.info("batch_finished", batch=batch.name, tenant_id=batch.tenant_id, status=str(done["status"]), **counts)
 
 
-def _write_results(batch: Batch, unanswered: str) -> tuple[dict[str, int], dict[str, str]]:
-    """Write the result files. Returns the number of lines by how they ended, and the files' names."""
+def _write_results(batch: Batch, unanswered: str) -> tuple[dict[str, int], dict[str, str], BatchUsage]:
+    """Write the result files. Returns the number of lines by how they ended, the files' names and the token usage."""
+    usage = BatchUsage()
     counts = Counter({outcome: 0 for outcome in ("succeeded", "errored", "cancelled", "expired")})
     directory, names = storage(), {"output_file": new_name("file-"), "error_file": new_name("file-")}
     write = WRITERS[batch.dialect]
@@ -136,6 +137,8 @@ def _write_results(batch: Batch, unanswered: str) -> tuple[dict[str, int], dict[
             if which not in files:
                 files[which] = stack.enter_context(directory.writing(names[which]))
             files[which].write(write(batch, line, outcome))
+            if outcome == "succeeded" and line.answer is not None:
+                usage.add(bytes(line.answer))
     purpose = File.Purpose.BATCH_OUTPUT if batch.dialect == "openai" else File.Purpose.MESSAGES_OUTPUT
     retention = RETENTION if batch.output_seconds is None else timedelta(seconds=batch.output_seconds)
     for which in files:
@@ -148,7 +151,7 @@ def _write_results(batch: Batch, unanswered: str) -> tuple[dict[str, int], dict[
             size=directory.path(names[which]).stat().st_size,
             expires_at=datetime.now(UTC) + retention,
         )
-    return dict(counts), {which: names[which] for which in files}
+    return dict(counts), {which: names[which] for which in files}, usage
 
 
 def _move(batch: Batch, before: Batch.Status, **fields: object) -> bool:

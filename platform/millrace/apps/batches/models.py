@@ -69,6 +69,7 @@ class Batch(models.Model):
     input_file = models.CharField(max_length=64)  # names of files, which may be deleted
     output_file = models.CharField(max_length=64, null=True)
     error_file = models.CharField(max_length=64, null=True)
+    usage = models.JSONField(null=True)  # tokens of the answered lines, as OpenAI's batches report them; set at the end
     output_seconds = models.IntegerField(null=True)  # retention of the result files; None: the default
     total = models.IntegerField(db_default=0)
     # Number of lines by how they ended; set when the batch ends.

@@ -21,7 +21,8 @@ from millrace.apps.operations.fleet_status import FleetStatus, read_fleet_status
 from millrace.apps.operations.models import Deployment
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
-from tenants.api.serializers import ModelOut, Strict
+from tenants.api.serializers import MAX_BIGINT, ModelOut, Strict
+from tenants.models import MAX_SECRET_LENGTH
 from tenants.views import given, person
 
 STATES: dict[str, WantedState] = {
@@ -40,6 +41,12 @@ class DeploymentOptions(Strict):
     quantization = serializers.CharField(required=False, max_length=16, help_text="Of the weights; none by default.")
     max_model_len = serializers.IntegerField(
         required=False, allow_null=True, max_value=_MAX_INT, help_text="Tokens of prompt and completion together."
+    )
+    speculation = serializers.CharField(
+        required=False,
+        allow_blank=True,
+        max_length=8,
+        help_text="Speculative decoding: auto or off; empty: the worker's.",
     )
     kv_cache_memory = serializers.CharField(
         required=False, allow_blank=True, max_length=16, help_text="A size such as 2GiB, or a share such as 0.9."
@@ -60,15 +67,71 @@ class DeploymentOptions(Strict):
     idle_seconds = serializers.IntegerField(
         required=False, max_value=_MAX_INT, help_text="Unload after this time without requests; 0: never."
     )
+    engine = serializers.ChoiceField(
+        deployments.ENGINES,
+        required=False,
+        help_text="millrace loads the model; openai and anthropic call an upstream; managed starts a command.",
+    )
+    upstream_model = serializers.CharField(
+        required=False, allow_blank=True, max_length=256, help_text="The model's name at the upstream."
+    )
+    preset = serializers.CharField(
+        required=False, allow_blank=True, max_length=32, help_text="Known upstream, such as openai, groq or vllm."
+    )
+    credential_id = serializers.IntegerField(
+        required=False, allow_null=True, min_value=1, max_value=MAX_BIGINT, help_text="Of the platform's credentials."
+    )
+    allow_internal = serializers.BooleanField(
+        required=False, help_text="Whether the base URL may have internal addresses and plain http."
+    )
+    concurrency = serializers.IntegerField(
+        required=False, max_value=_MAX_INT, help_text="Concurrent requests of a replica to the upstream."
+    )
+    command = serializers.CharField(
+        required=False,
+        allow_blank=True,
+        max_length=deployments.MAX_COMMAND_LENGTH,
+        help_text="Starts a managed engine, such as `vllm serve {model} --port {port}`.",
+    )
+    images = serializers.BooleanField(required=False, help_text="Whether the upstream's model reads images.")
+    tools = serializers.BooleanField(required=False, help_text="Whether the upstream's model calls tools.")
+    reasoning = serializers.BooleanField(required=False, help_text="Whether the upstream's model reasons.")
+    task = serializers.ChoiceField(("generate", "embed"), required=False, help_text="Of the upstream's model.")
+    dimensions = serializers.IntegerField(
+        required=False, allow_null=True, max_value=_MAX_INT, help_text="Numbers of a vector, if the task is embed."
+    )
 
 
-class DeploymentIn(DeploymentOptions):
+class _SourceIn(DeploymentOptions):
+    source = serializers.CharField(  # type: ignore[assignment]
+        required=False, max_length=1024, help_text="embedded, a model directory or a .gguf file."
+    )
+    base_url = serializers.CharField(
+        required=False, max_length=1024, help_text="Of an upstream; default: the preset's, if it has one."
+    )
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        attrs = super().validate(attrs)
+        if (url := attrs.pop("base_url", None)) is not None:  # stored as the source
+            if "source" in attrs:
+                raise serializers.ValidationError({"base_url": ["Send the base URL or a source, not both."]})
+            attrs["source"] = url
+        return attrs
+
+
+class DeploymentIn(_SourceIn):
     name = serializers.CharField(max_length=64, help_text="The model name that requests use.")
-    source = serializers.CharField(max_length=1024, help_text="embedded, a model directory or a .gguf file.")  # type: ignore[assignment]
+    secret = serializers.CharField(
+        required=False,
+        write_only=True,
+        trim_whitespace=False,
+        max_length=MAX_SECRET_LENGTH,
+        help_text="API key at the upstream. It is stored encrypted, as a credential with the deployment's name.",
+    )
 
 
-class DeploymentChangesIn(DeploymentOptions):
-    source = serializers.CharField(required=False, max_length=1024)  # type: ignore[assignment]
+class DeploymentChangesIn(_SourceIn):
+    pass
 
 
 class DeploymentsIn(Strict):
@@ -127,11 +190,24 @@ class DeploymentOut(serializers.Serializer[DeploymentStatus]):
     max_model_len = serializers.IntegerField(source="deployment.max_model_len", allow_null=True)
     kv_cache_memory = serializers.CharField(source="deployment.kv_cache_memory")
     block_size = serializers.IntegerField(source="deployment.block_size", allow_null=True)
+    speculation = serializers.CharField(source="deployment.speculation")
     tool_parser = serializers.CharField(source="deployment.tool_parser")
     reasoning_parser = serializers.CharField(source="deployment.reasoning_parser")
     default_max_tokens = serializers.IntegerField(source="deployment.default_max_tokens", allow_null=True)
     pools = serializers.DictField(source="deployment.pools", child=serializers.IntegerField())
     idle_seconds = serializers.IntegerField(source="deployment.idle_seconds")
+    engine = serializers.CharField(source="deployment.engine")
+    upstream_model = serializers.CharField(source="deployment.upstream_model")
+    preset = serializers.CharField(source="deployment.preset")
+    credential_id = serializers.IntegerField(source="deployment.credential_id", allow_null=True)
+    allow_internal = serializers.BooleanField(source="deployment.allow_internal")
+    concurrency = serializers.IntegerField(source="deployment.concurrency")
+    command = serializers.CharField(source="deployment.command")
+    images = serializers.BooleanField(source="deployment.images")
+    tools = serializers.BooleanField(source="deployment.tools")
+    reasoning = serializers.BooleanField(source="deployment.reasoning")
+    task = serializers.CharField(source="deployment.task")
+    dimensions = serializers.IntegerField(source="deployment.dimensions", allow_null=True)
     wanted_state = serializers.ChoiceField(
         [state.value for state in WantedState], source="deployment.state", help_text="What operators want."
     )

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import msgspec
 import redis
@@ -24,7 +26,7 @@ from billing.actions.prices import do_propose_prices
 from billing.models import CompiledRateCard, PriceVersion
 from billing.pricing.price_book import NewPrice, Proposal
 from inference_worker.contract import valkey
-from inference_worker.contract.config import DTypeName, ModelError, QuantizationName
+from inference_worker.contract.config import DTypeName, ModelError, QuantizationName, SpeculationName
 from inference_worker.contract.deployments import (
     ALL_WORKERS,
     MAX_DEPLOYMENTS,
@@ -36,30 +38,44 @@ from inference_worker.contract.deployments import (
 from inference_worker.contract.encoder_config import model_task, read_model_config
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.settings import EMBEDDED, MODEL_NAME, ModelSpec, read_kv_cache_memory
+from inference_worker.contract.upstream_presets import preset_of
+from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.models.model_source import embedded_source
-from millrace.apps.operations.models import Deployment
+from millrace.apps.operations.models import GENERATE, MILLRACE, Deployment
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import FieldRefused
+from tenants.actions.credentials import check_secret, do_create_credential
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import User
+from tenants.models import UpstreamCredential, User
+from tenants.webhooks.targets import TargetRefused, check_url, parse
 
 log = structlog.get_logger(__name__)
 
 DEFAULT_POOLS = {"default": 1}
 MAX_POOLS = 32
+MAX_CONCURRENCY = 10_000
+MAX_COMMAND_LENGTH = 4000
+ENGINES = (MILLRACE, *(engine.value for engine in UpstreamEngine))
 MAX_IDLE_SECONDS = 30 * 86_400
 POOL_NAME = MODEL_NAME
 RESERVED_NAMES = ("check", "import")  # paths of the API, below /api/operator/deployments
 OPTIONS = tuple(name for name in Deployment.AUDITED if name not in ("name", "source", "state"))
 _LOCK = 0x6465706C  # the number of an advisory lock; unique in the database
-_RANGES = {"max_model_len": (16, 1 << 24), "block_size": (1, 256), "default_max_tokens": (1, 1 << 24)}
+_RANGES = {
+    "max_model_len": (16, 1 << 24),
+    "block_size": (1, 256),
+    "default_max_tokens": (1, 1 << 24),
+    "dimensions": (1, 65_536),
+}
 _CHOICES: Mapping[str, Sequence[str]] = {
     "dtype": get_args(DTypeName),
+    "task": (GENERATE, "embed"),
     "quantization": get_args(QuantizationName),
     "tool_parser": (AUTO, NONE, *TOOL_FORMATS),
     "reasoning_parser": (AUTO, NONE, *REASONING_FORMATS),
+    "speculation": ("", *get_args(SpeculationName)),
 }
 
 
@@ -77,14 +93,20 @@ def served_specs(*, wanted_loaded: bool = False) -> tuple[ModelSpec, ...]:
     return tuple(row.spec for row in rows if not wanted_loaded or row.state == WantedState.LOADED)
 
 
-def do_add_deployment(name: str, source: str, *, state: WantedState = WantedState.LOADED, **options: Any) -> Deployment:
+def do_add_deployment(
+    name: str, source: str = "", *, state: WantedState = WantedState.LOADED, secret: str | None = None, **options: Any
+) -> Deployment:
     """Add a deployment. Workers of its pools load it.
+
+    Args:
+        secret: the API key at the upstream. It is stored as a credential with the deployment's name.
 
     Raises:
         Conflict: the name is taken. ActionRefused: a value is invalid.
     """
     row = Deployment(name=name, source=source, state=state, **{"pools": DEFAULT_POOLS, **options})
     _check(row)
+    _check_secret(row, secret)
     with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
         if not Deployment.objects.exists() and row.imported is None:  # the models of the settings stay
@@ -93,6 +115,9 @@ def do_add_deployment(name: str, source: str, *, state: WantedState = WantedStat
             raise Conflict(f"The deployment {name!r} exists already. Choose another name, or update it.")
         if Deployment.objects.count() >= MAX_DEPLOYMENTS:
             raise Conflict(f"There are {MAX_DEPLOYMENTS} deployments already. Remove one first.")
+        if secret is not None:
+            row.credential_id = do_create_credential(None, name, secret).pk
+        _check_credential(row)
         row.save(force_insert=True)
         audit.record("deployment.created", row, tenant_id=None, after=audit.serialize_for_audit(row))
         transaction.on_commit(_publish)
@@ -111,6 +136,7 @@ def do_update_deployment(name: str, **changes: Any) -> Deployment:
         for option, value in changes.items():
             setattr(row, option, value)
         _check(row)
+        _check_credential(row)
         after = audit.serialize_for_audit(row)
         if before != after:
             row.save()
@@ -182,13 +208,15 @@ def do_import_settings(specs: Iterable[ModelSpec]) -> None:
     with all_tenants_scope(BypassReason.BOOTSTRAP):
         _lock()
         known = {row.name: row for row in Deployment.objects.all()}
+        # Options that an earlier release did not store.
+        defaults = {field.name: field.default for field in fields(ModelSpec) if field.default is not MISSING}
         for spec in specs:
             values = msgspec.to_builtins(spec)
             row = known.get(spec.name)
             if row is None:
                 options = _options_of(spec)
                 do_add_deployment(spec.name, pools={spec.name: ALL_WORKERS}, imported=values, **options)
-            elif row.imported != values:
+            elif row.imported is None or defaults | row.imported != values:
                 do_update_deployment(spec.name, **_options_of(spec))
                 Deployment.objects.filter(pk=row.pk).update(imported=values)
         names = {spec.name for spec in specs}
@@ -212,8 +240,8 @@ def copy_deployments() -> int:
     return len(wanted.deployments)
 
 
-def check_deployment(name: str, source: str, **options: Any) -> str:
-    """Check a deployment's values and its source without changing anything.
+def check_deployment(name: str, source: str = "", *, secret: str | None = None, **options: Any) -> str:
+    """Check a deployment's values and its source without changing anything. An upstream is not called.
 
     Returns:
         The model's task.
@@ -223,10 +251,36 @@ def check_deployment(name: str, source: str, **options: Any) -> str:
     """
     row = Deployment(name=name, source=source, state=WantedState.LOADED, **{"pools": DEFAULT_POOLS, **options})
     _check(row)
+    _check_secret(row, secret)
     with all_tenants_scope(BypassReason.OPERATOR):
         if Deployment.objects.filter(name=name).exists():
             raise Conflict(f"The deployment {name!r} exists already. Choose another name, or update it.")
-    return check_source(row.spec)
+        _check_credential(row)
+    if row.engine == MILLRACE:
+        return check_source(row.spec)
+    check_public(row)
+    return deployment_task(row)
+
+
+def check_public(row: Deployment) -> None:
+    """Check that the base URL of an upstream does not resolve to internal addresses, unless the deployment allows it.
+
+    Call it outside of transactions: it can wait for a name server. Workers check the address of each connection again.
+
+    Raises:
+        FieldRefused: the host is internal.
+    """
+    if row.engine in (MILLRACE, UpstreamEngine.MANAGED) or row.allow_internal:
+        return
+    try:
+        check_url(row.source, ())
+    except TargetRefused as exc:
+        raise _base_url_refused(exc) from exc
+
+
+def deployment_task(row: Deployment) -> str:
+    """Return the model's task: generate, embed or rerank."""
+    return row.task if row.engine != MILLRACE else model_task(row.source)
 
 
 def check_source(spec: ModelSpec) -> str:
@@ -272,12 +326,14 @@ def offered_price(deployment: Deployment) -> Proposal:
     Inside `all_tenants_scope(…)`.
     """
     similar = (
-        Deployment.objects.filter(source=deployment.source).exclude(pk=deployment.pk).values_list("name", flat=True)
+        Deployment.objects.filter(source=deployment.source, upstream_model=deployment.upstream_model)
+        .exclude(pk=deployment.pk)
+        .values_list("name", flat=True)
     )
     for name in similar:
         if prices := _list_prices(name):
             return Proposal(tuple(msgspec.structs.replace(price, model=deployment.name) for price in prices))
-    if model_task(deployment.source) == "generate":
+    if deployment_task(deployment) == "generate":
         return demo_prices.proposal([deployment.name])
     return demo_prices.proposal([], [deployment.name])
 
@@ -317,7 +373,7 @@ def _list_prices(model: str) -> list[NewPrice]:
 def _options_of(spec: ModelSpec) -> dict[str, Any]:
     """Return the options that MILLRACE_MODELS defines."""
     names = ("source", "dtype", "max_model_len", "tool_parser", "reasoning_parser", "revision", "quantization")
-    return {name: getattr(spec, name) for name in names}
+    return {name: getattr(spec, name) for name in (*names, "speculation")}
 
 
 def _check(row: Deployment) -> None:
@@ -331,6 +387,12 @@ def _check(row: Deployment) -> None:
         raise FieldRefused("name", "invalid", message)
     if row.name in RESERVED_NAMES and row.imported is None:
         raise FieldRefused("name", "invalid", f"{row.name!r} is reserved. Choose another name.")
+    if row.engine not in ENGINES:
+        raise FieldRefused("engine", "invalid", f"Enter one of {', '.join(ENGINES)}.")
+    if row.engine != MILLRACE:
+        _check_upstream(row)
+    elif unused := [field for field in ("upstream_model", "preset", "credential_id", "command") if getattr(row, field)]:
+        raise FieldRefused(unused[0], "invalid", "Only for upstreams. Remove it, or choose another engine.")
     if not row.source or len(row.source) > 1024:
         raise FieldRefused("source", "invalid", f"Enter {', '.join(EMBEDDED)}, a model directory or a .gguf file.")
     for field, known in _CHOICES.items():
@@ -349,6 +411,71 @@ def _check(row: Deployment) -> None:
     except ValueError as exc:
         raise FieldRefused("kv_cache_memory", "invalid", f"Enter a size or a share: {exc}.") from exc
     _check_pools(row.pools)
+
+
+def _check_upstream(row: Deployment) -> None:
+    """Check the fields of an upstream, and set the base URL of its preset if none is given.
+
+    Raises:
+        FieldRefused: names the field.
+    """
+    if not 1 <= len(row.upstream_model) <= 256 or not row.upstream_model.isprintable():
+        raise FieldRefused("upstream_model", "invalid", "Enter the model's name at the upstream.")
+    if not 1 <= row.concurrency <= MAX_CONCURRENCY:
+        raise FieldRefused("concurrency", "invalid", f"Enter a number from 1 to {MAX_CONCURRENCY}.")
+    if row.task == "embed" and (row.dimensions is None or row.engine == UpstreamEngine.ANTHROPIC):
+        message = "Enter the vector size. Anthropic's protocol has no embeddings."
+        raise FieldRefused("dimensions", "invalid", message)
+    if row.engine == UpstreamEngine.MANAGED:
+        row.source = row.source or row.upstream_model
+        if not 1 <= len(row.command) <= MAX_COMMAND_LENGTH:
+            raise FieldRefused("command", "invalid", "Enter the command that starts the engine.")
+    elif row.command:
+        raise FieldRefused("command", "invalid", "Only the engine managed has a command. Remove it.")
+    try:
+        preset = preset_of(UpstreamSpec(UpstreamEngine(row.engine), row.source, row.upstream_model, preset=row.preset))
+    except ValueError as exc:
+        raise FieldRefused("preset", "invalid", f"{exc}.") from exc
+    if row.engine == UpstreamEngine.MANAGED:
+        return
+    row.source = (row.source or preset.base_url).rstrip("/")
+    if not row.source:
+        raise FieldRefused("base_url", "invalid", "Enter the base URL of the upstream, such as https://host/v1.")
+    parts = urlsplit(row.source)
+    if parts.query or parts.scheme not in ("https", "http"):
+        raise FieldRefused("base_url", "invalid", "Enter an http:// or https:// URL without a query.")
+    try:
+        parse(row.source, (parts.hostname or "",) if row.allow_internal else ())
+    except (TargetRefused, ValueError) as exc:
+        raise _base_url_refused(exc) from exc
+
+
+def _base_url_refused(exc: ValueError) -> FieldRefused:
+    reason = str(exc).partition(" Use a host")[0]  # without the advice for webhooks
+    advice = "Use an https:// URL with a public address, or allow internal addresses for this deployment."
+    return FieldRefused("base_url", "base_url_refused", f"{reason} {advice}")
+
+
+def _check_secret(row: Deployment, secret: str | None) -> None:
+    """Check a secret that is stored with a new deployment.
+
+    Raises:
+        FieldRefused: the deployment needs no secret, or it is not valid.
+    """
+    if secret is None:
+        return
+    if row.engine == MILLRACE or row.credential_id is not None:
+        raise FieldRefused("secret", "invalid", "Send a secret only for an upstream, and without a credential.")
+    check_secret(secret)
+
+
+def _check_credential(row: Deployment) -> None:
+    """Check that the credential exists and belongs to the platform. Inside `all_tenants_scope(…)`."""
+    if row.credential_id is None:
+        return
+    if not UpstreamCredential.objects.all_tenants().filter(pk=row.credential_id, tenant=None).exists():
+        message = f"The platform has no credential {row.credential_id}. List them with `millrace credentials list`."
+        raise FieldRefused("credential_id", "invalid", message)
 
 
 def _check_pools(pools: Any) -> None:

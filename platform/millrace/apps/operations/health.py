@@ -16,7 +16,18 @@ from django.db import connection
 from django.db.models import Count, Min, Q, Sum
 from django.utils.timesince import timesince
 
-from billing.models import CompiledRateCard, Invoice, InvoiceEmail, Reconciliation, UsageQuarantine, UsageRollup
+from billing.amounts import FEMTO_A_NANO, NANO_DIGITS, decimal, half_up
+from billing.models import (
+    CompiledRateCard,
+    DailyCost,
+    ExecutionCost,
+    Invoice,
+    InvoiceEmail,
+    PaymentEvent,
+    Reconciliation,
+    UsageQuarantine,
+    UsageRollup,
+)
 from billing.pricing.pricing import Tier
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.messages import ReplicaPhase
@@ -50,12 +61,15 @@ class IssueType(StrEnum):
     BROKER = "broker"
     BUDGET = "budget"
     CORDON = "cordon"
+    COST = "cost"
     DISK = "disk"
     FAILURES = "failures"
     EMAIL = "email"
     INVOICE = "invoice"
     MODEL = "model"
     OBJECTIVE = "objective"
+    OVERAGE = "overage"
+    PAYMENT = "payment"
     PRICE = "price"
     PROCESS = "process"
     QUARANTINE = "quarantine"
@@ -317,6 +331,20 @@ def _invoices(now: datetime) -> Iterator[HealthIssue]:
         )
 
 
+def _payment_events(now: datetime) -> Iterator[HealthIssue]:
+    """Yield payment providers with events that could not be booked and were not dismissed."""
+    rows = PaymentEvent.objects.filter(status=PaymentEvent.Status.FAILED).order_by().values("provider")
+    for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("provider"):
+        events = "payment event" if row["number"] == 1 else "payment events"
+        yield HealthIssue(
+            IssueType.PAYMENT,
+            row["provider"],
+            urgent=True,
+            title=f"{row['number']:,} {events} of {row['provider']} not booked{_since(row['first'], now)}",
+            todo="Check their details, record the payments, then dismiss the events.",
+        )
+
+
 def _since(first: datetime, now: datetime) -> str:
     return "" if now - first < timedelta(minutes=1) else f", oldest {timesince(first, now, depth=1)}"
 
@@ -350,6 +378,34 @@ def _prices(now: datetime) -> Iterator[HealthIssue]:
                 title=f"{spec.name} has no price",
                 todo="Its requests are rejected with 503 until a price is published.",
             )
+
+
+def _overages(now: datetime) -> Iterator[HealthIssue]:
+    """Yield deployments whose upstream counted more tokens than were reserved."""
+    rows = ExecutionCost.objects.filter(admitted_at__gte=now - timedelta(days=1), unbilled_femto__gt=0)
+    sums = rows.order_by().values("model").annotate(executions=Count("request_id"), femto=Sum("unbilled_femto"))
+    for row in sums.order_by("model"):
+        lost = decimal(half_up(int(row["femto"]), FEMTO_A_NANO), NANO_DIGITS, 2)
+        yield HealthIssue(
+            IssueType.OVERAGE,
+            row["model"],
+            urgent=False,
+            title=f"{row['model']}: {row['executions']:,} executions of the last day used more than was reserved",
+            todo=f"${lost} was not billed. Compare the provider's tokens with the reservation of its requests.",
+        )
+
+
+def _costs(now: datetime) -> Iterator[HealthIssue]:
+    """Yield deployments with tokens of today and yesterday that have no cost."""
+    rows = DailyCost.objects.filter(day__gte=(now - timedelta(days=1)).date(), uncosted_tokens__gt=0)
+    for row in rows.order_by().values("model").annotate(tokens=Sum("uncosted_tokens")).order_by("model"):
+        yield HealthIssue(
+            IssueType.COST,
+            row["model"],
+            urgent=False,
+            title=f"{row['model']}: {row['tokens']:,} tokens since yesterday have no cost",
+            todo="The margin is too high. Import its cost card with `millrace costs import`.",
+        )
 
 
 _MOVED = "Budget periods were corrected. Find the cause. Overdue leases require a running settler."
@@ -465,5 +521,6 @@ _OF_BOARD: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] 
 )
 _OF_ROWS: tuple[Callable[[datetime], Iterable[HealthIssue]], ...] = (
     *(_quarantine, _reconciliation, _requests, _budgets, _unrated, _prices),
-    *(_cordons, _webhooks, _mails, _invoices),
+    *(_cordons, _webhooks, _mails, _invoices, _payment_events),
+    *(_overages, _costs),
 )

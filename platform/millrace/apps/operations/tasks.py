@@ -6,7 +6,7 @@ import redis
 import structlog
 from celery import shared_task
 
-from millrace.apps.operations import cordons, deployments, health, history
+from millrace.apps.operations import cordons, deployments, fit_checks, health, history
 from millrace.apps.operations.fleet_status import read_fleet_status
 
 log = structlog.get_logger(__name__)
@@ -42,6 +42,12 @@ def publish_deployments() -> int:
     except redis.RedisError as exc:
         log.warning("broker_unreachable", error=str(exc))
         return 0
+
+
+@shared_task(name="operations.check_fit")
+def check_fit(check_id: str, source: str, arguments: list[str]) -> None:
+    """Check whether this machine can serve a model."""
+    fit_checks.run_fit_check(check_id, source, arguments)
 
 
 @shared_task(name="operations.purge_expired")

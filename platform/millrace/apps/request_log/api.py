@@ -16,11 +16,12 @@ from rest_framework.response import Response
 
 from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
 from billing.metering.usage import BUCKETS
-from billing.models import Adjustment
+from billing.models import Adjustment, UsageSource
 from billing.serializers import InstantField
 from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
-from millrace.apps.request_log.models import RequestOutcome, RequestRecord
+from millrace.apps.request_log.cache_layers import CacheLayers, LayerUsage, cache_layers
+from millrace.apps.request_log.models import CacheLayer, RequestOutcome, RequestRecord
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
 from tenants.api.serializers import MAX_BIGINT, Query
 from tenants.permissions import Permission
@@ -65,6 +66,10 @@ class RequestQuery(_Times):
         return Filters(
             tenant_id, **{name: fields[name] for name in fields.keys() & Filters.__dataclass_fields__.keys()}
         )
+
+
+class CacheLayersQuery(_Times):
+    pass
 
 
 class RatesQuery(_Times):
@@ -170,6 +175,18 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
     reasoning_tokens = serializers.IntegerField(
         source="event.reasoning_tokens", help_text="The part of the output before the answer."
     )
+    usage_source = serializers.ChoiceField(
+        UsageSource.choices, source="event.usage_source", help_text="The origin of the token counts."
+    )
+    unbilled_tokens = serializers.IntegerField(
+        source="event.unbilled_tokens", help_text="Counted by the provider above the reservation, and not charged."
+    )
+    accepted_drafts = serializers.IntegerField(
+        source="event.accepted_drafts", help_text="Draft tokens that became part of the output."
+    )
+    rejected_drafts = serializers.IntegerField(
+        source="event.rejected_drafts", help_text="Draft tokens that were rejected. They are not billed."
+    )
     miss_reason = serializers.CharField(
         source="event.miss_reason", help_text="Why the prefix cache was missed; empty: it was not."
     )
@@ -210,6 +227,7 @@ class RequestRecordOut(serializers.ModelSerializer[RequestRecord]):
             *_LISTED,
             *("gateway_id", "limits", "route", "placements", "prompts", "prompt_tokens", "max_tokens"),
             *("reserved_nano", "price_version", "dry_run_rejections", "batch_line", "ignored"),
+            *("cache_layer", "cache_source"),
         )
         read_only_fields = fields
 
@@ -289,6 +307,34 @@ class RequestRatesOut(serializers.Serializer[Any]):
     ttft_slo_ms = serializers.IntegerField()
 
 
+class CacheLayerOut(serializers.Serializer[LayerUsage]):
+    """What one cache layer served."""
+
+    layer = serializers.ChoiceField(CacheLayer.choices)
+    requests = serializers.IntegerField()
+    input_tokens = serializers.IntegerField(help_text="Of `prefix`: tokens read from the prefix cache.")
+    output_tokens = serializers.IntegerField()
+    saved_usd = serializers.SerializerMethodField(help_text="Compared with uncached prices; exact amount.")
+    saved_ms = serializers.IntegerField(help_text="Latency of the original requests minus that of their exact hits.")
+
+    def get_saved_usd(self, layer: LayerUsage) -> str:
+        return _usd(layer.saved_femto)
+
+
+class CacheLayersOut(serializers.Serializer[CacheLayers]):
+    """Requests, tokens and savings by cache layer."""
+
+    layers = CacheLayerOut(many=True)
+    requests = serializers.IntegerField(help_text="Requests with a known cache layer.")
+    hits = serializers.IntegerField(help_text="Requests whose answer was not computed.")
+    hit_rate = serializers.FloatField(allow_null=True)
+    saved_usd = serializers.SerializerMethodField()
+    saved_ms = serializers.IntegerField()
+
+    def get_saved_usd(self, found: CacheLayers) -> str:
+        return _usd(found.saved_femto)
+
+
 @extend_schema(tags=["requests"])
 class Requests(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
@@ -346,11 +392,35 @@ class RequestRates(TenantView):
     def get(self, request: Request) -> Response:
         """Return numbers of requests by hour or day, and by the limit or budget that rejected them. Default: 1 day."""
         query = check_query(RatesQuery, request)
-        values = query.validated_data
-        end = values.get("to") or datetime.now(UTC)
-        start = values.get("from") or end - timedelta(days=1)
-        if not timedelta(0) < end - start <= MAX_RATES_PERIOD:
-            raise ValidationError({"from": [f"It must be before `to`, by {MAX_RATES_PERIOD.days} days at most."]})
+        start, end = _period(query.validated_data)
         with self.scope():
-            rates = selectors.rates(self.access.tenant.pk, start, end, values["bucket"])
+            rates = selectors.rates(self.access.tenant.pk, start, end, query.validated_data["bucket"])
         return Response(RequestRatesOut({**vars(rates), "ttft_slo_ms": selectors.ttft_slo_ms()}).data)
+
+
+@extend_schema(tags=["requests"])
+class RequestCacheLayers(TenantView):
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+    pagination_class = None
+
+    @extend_schema(operation_id="requests_cache_layers", parameters=[CacheLayersQuery], responses=CacheLayersOut)
+    def get(self, request: Request) -> Response:
+        """Return requests, tokens and savings by cache layer. Default: 1 day."""
+        query = check_query(CacheLayersQuery, request)
+        start, end = _period(query.validated_data)
+        with self.scope():
+            found = cache_layers(self.access.tenant.pk, start, end)
+        return Response(CacheLayersOut(found).data)
+
+
+def _period(values: Mapping[str, Any]) -> tuple[datetime, datetime]:
+    """Return the period of a query.
+
+    Raises:
+        ValidationError: it is longer than `MAX_RATES_PERIOD`.
+    """
+    end = values.get("to") or datetime.now(UTC)
+    start = values.get("from") or end - timedelta(days=1)
+    if not timedelta(0) < end - start <= MAX_RATES_PERIOD:
+        raise ValidationError({"from": [f"It must be before `to`, by {MAX_RATES_PERIOD.days} days at most."]})
+    return start, end

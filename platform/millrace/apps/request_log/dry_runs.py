@@ -20,7 +20,7 @@ from django.db.models import F, QuerySet, Sum
 
 from billing.amounts import FEMTO_A_NANO
 from billing.metering.usage import UsageReport, sums, total
-from billing.models import Budget, BudgetPeriod, UsageEvent, token_sum
+from billing.models import Budget, BudgetPeriod, UsageEvent, UsageRollup, token_sum
 from billing.periods import billing_zone
 from inference_worker.contract import valkey
 from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_CLASSES
@@ -60,6 +60,16 @@ class DryRunScope:
             rows = rows.filter(key_id__in=self._members_keys())
         return rows.exclude(outcome="failed")
 
+    def hours(self, start: datetime, end: datetime) -> QuerySet[UsageRollup]:
+        """Return the hourly sums of the period, without the usage of the last minutes, which is not summed yet."""
+        rows = UsageRollup.objects.for_tenant(self.tenant_id).filter(
+            bucket=UsageRollup.Bucket.HOUR, start__gte=start, start__lt=end
+        )
+        for name in ("project_id", "key_id", "model"):
+            if (value := getattr(self, name)) is not None:
+                rows = rows.filter(**{name: value})
+        return rows if self.member_id is None else rows.filter(key_id__in=self._members_keys())
+
     def used_before(self, unit: str, start: datetime, end: datetime) -> int:
         """Return the usage of the period in the unit (money: femto-USD)."""
         if start >= end:
@@ -90,7 +100,7 @@ def budget_would_refuse(
     end = now or datetime.now(UTC)
     start, zone = end - timedelta(days=days), billing_zone(scope.tenant_id)
     most = amount * FEMTO_A_NANO if unit == "money" else amount
-    window = _window(period, start, zone)
+    window = period_start(period, start, zone)
     used = 0 if period == Budget.Period.LIFETIME else scope.used_before(unit, window, start)
     column = {"money": F("cost_femto"), "tokens": token_sum()}.get(unit)
     rows = scope.events(start, end).order_by("admitted_at", "request_id", "execution")
@@ -102,7 +112,7 @@ def budget_would_refuse(
         if seen == MAX_REQUESTS:
             return DryRunResult(seen, refused, complete=False)
         needed = 1 if column is None else int(cost)
-        if (begun := _window(period, at, zone)) != window:
+        if (begun := period_start(period, at, zone)) != window:
             window, used = begun, 0
         seen += 1
         if used + needed > most:
@@ -221,7 +231,7 @@ def _counters(tenant_id: int, end: datetime, days: int) -> Iterator[tuple[str, i
             yield field.decode(), int(number)
 
 
-def _window(period: str, at: datetime, zone: ZoneInfo) -> datetime:
+def period_start(period: str, at: datetime, zone: ZoneInfo) -> datetime:
     """Return the start of the period that contains the time."""
     if period == Budget.Period.LIFETIME:
         return datetime(1970, 1, 1, tzinfo=UTC)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 from django.db.models import F, JSONField, Q, Value
+from django.db.models.functions import Collate
 
 from tenants.isolation.scopes import TenantManager
 
@@ -19,6 +20,15 @@ class RequestOutcome(models.TextChoices):
     FAILED = "failed"  # internal error or overload: a 5xx status, or an interrupted stream
     LIMITED = "limited"  # rejected by a rate limit, budget or quota
     REFUSED = "refused"  # any other 4xx
+
+
+class CacheLayer(models.TextChoices):
+    """The origin of a request's answer."""
+
+    EXACT = "exact"  # a cached answer
+    SINGLE_FLIGHT = "single_flight"  # the answer of an equal concurrent request
+    PREFIX = "prefix"  # computed, with a part of the prompt from the prefix cache
+    COMPUTED = "computed"
 
 
 class RequestRecord(models.Model):
@@ -61,19 +71,39 @@ class RequestRecord(models.Model):
     ignored = models.JSONField(
         default=list, db_default=Value([], JSONField()), help_text="request fields that were accepted without effect"
     )
+    cache_layer = models.CharField(
+        max_length=16, default="", db_default="", help_text="origin of the answer; empty: no usage is known"
+    )
+    cache_source = models.CharField(
+        max_length=64, default="", db_default="", help_text="the request whose cached or concurrent answer was returned"
+    )
     batch_id = models.BigIntegerField(null=True)
     batch_line = models.IntegerField(null=True)
+    end_user = models.CharField(max_length=128, default="", db_default="", help_text="`user` of the request")
+    failure = models.CharField(max_length=8, default="", db_default="", help_text="of the answer: schema or tool")
+    retry_key = models.BigIntegerField(null=True, help_text="equal if the same end user sends the same prompt again")
+    itl_us = models.IntegerField(null=True, help_text="mean time between tokens, in microseconds")
+    experiment_id = models.BigIntegerField(null=True)
+    experiment_arm = models.SmallIntegerField(null=True, help_text="number of the assigned arm")
+    experiment_unit = models.CharField(max_length=32, default="", db_default="", help_text="hash of the assigned unit")
 
     objects = TenantManager()
 
     class Meta:
         indexes: ClassVar = [
             models.Index(F("request_id"), name="request_log_request"),
+            # For searches by the beginning of an ID: in the collation C, these are a range.
+            models.Index(F("tenant_id"), Collate("request_id", "C"), name="request_log_id_prefix"),
             models.Index(
                 F("tenant_id"),
                 F("started_at").desc(),
                 condition=~Q(outcome="completed"),
                 name="request_log_not_completed",
+            ),
+            models.Index(
+                fields=["tenant_id", "retry_key", "started_at"],
+                condition=Q(retry_key__isnull=False),
+                name="request_log_retry",
             ),
             models.Index(fields=["tenant_id", "replay_of"], condition=~Q(replay_of=""), name="request_log_replay"),
             BrinIndex(fields=["started_at"], name="request_log_started", autosummarize=True),

@@ -8,4 +8,5 @@ from celery.schedules import crontab
 
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "request-log-purge-expired": {"task": "request_log.purge_expired", "schedule": crontab(minute="*/10")},
+    "request-log-purge-answers": {"task": "request_log.purge_answers", "schedule": crontab(minute="*/10")},
 }

@@ -16,6 +16,7 @@ from typing import Any
 from django.conf import settings
 from django.db import connection
 from django.db.models import Q, QuerySet
+from django.db.models.functions import Collate
 
 from billing.metering.usage import BUCKETS, Bucket, instant
 from billing.models import Adjustment, Price, UsageEvent
@@ -27,6 +28,7 @@ from millrace.apps.request_log.request_budgets import HeldFrom, budgets_of, reje
 from tenants.models import Tenant
 
 PAGE, MAX_PAGE = 50, 200
+MAX_SEARCHED = 1000  # stored requests that one search reads
 MAX_EXECUTIONS = 200  # returned per request
 LATEST_EVENT = timedelta(days=2)  # after a request's record, its executions are admitted: batches wait long
 _MAX_LIMITS = 50
@@ -51,6 +53,8 @@ class Filters:
     status: str | None = None
     code: str | None = None
     endpoint: str | None = None
+    id_prefix: str | None = None
+    request_ids: tuple[str, ...] | None = None  # only these
 
     def rows(self) -> QuerySet[RequestRecord]:
         names = ("key_id", "project_id", "outcome", "status", "code", "endpoint")
@@ -60,6 +64,12 @@ class Filters:
         records = RequestRecord.objects.for_tenant(self.tenant_id).filter(**given)
         if self.model is not None:
             records = records.filter(Q(requested_model=self.model) | Q(served_model=self.model))
+        if self.id_prefix is not None:
+            # The collation of the index request_log_id_prefix, in which a prefix is a range.
+            named = records.annotate(bare_id=Collate("request_id", "C"))
+            records = named.filter(bare_id__gte=self.id_prefix, bare_id__lt=f"{self.id_prefix}\U0010ffff")
+        if self.request_ids is not None:
+            records = records.filter(request_id__in=self.request_ids)
         if self.outcome is not None and self.outcome != RequestOutcome.COMPLETED:
             records = records.filter(~Q(outcome=RequestOutcome.COMPLETED))  # the condition of a partial index
         return records
@@ -233,6 +243,39 @@ def stored_content(tenant_id: int, request_id: str) -> RequestContent | None:
         return None
     since = datetime.now(UTC) - timedelta(days=tenant.content_retention_days)
     return RequestContent.objects.for_tenant(tenant_id).filter(request_id=request_id, started_at__gte=since).first()
+
+
+_SEARCH = """
+SELECT request_id, (strpos(lower(body), %(text)s) > 0 OR strpos(lower(answers::text), %(text)s) > 0) AS is_match
+FROM (SELECT request_id, body, answers FROM request_log_requestcontent
+    WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s
+    ORDER BY started_at DESC LIMIT %(most)s) newest
+"""
+
+
+@dataclass(frozen=True)
+class ContentSearch:
+    """The IDs of requests whose stored prompt or completion has a text. `complete`: all of the period were searched."""
+
+    request_ids: tuple[str, ...]
+    searched: int
+    complete: bool
+
+
+def search_content(tenant_id: int, text: str, start: datetime, end: datetime) -> ContentSearch:
+    """Search the newest stored prompts and completions of the period, at most MAX_SEARCHED, without case."""
+    tenant = Tenant.objects.for_tenant(tenant_id).only("content_retention_days").first()
+    if tenant is None or not tenant.content_retention_days:
+        return ContentSearch((), 0, complete=True)
+    since = max(start, datetime.now(UTC) - timedelta(days=tenant.content_retention_days))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _SEARCH,
+            {"tenant": tenant_id, "text": text.lower(), "start": since, "end": end, "most": MAX_SEARCHED + 1},
+        )
+        rows = cursor.fetchall()
+    found = tuple(request_id for request_id, is_match in rows[:MAX_SEARCHED] if is_match)
+    return ContentSearch(found, min(len(rows), MAX_SEARCHED), complete=len(rows) <= MAX_SEARCHED)
 
 
 def _executions(tenant_id: int, names: Sequence[str]) -> tuple[RequestExecution, ...]:

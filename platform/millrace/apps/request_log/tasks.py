@@ -8,8 +8,11 @@ from celery import shared_task
 from django.conf import settings
 from django.db import connection
 
+from inference_worker.contract import valkey
+from millrace.apps.request_log.answer_keys import INDEX_PATTERN, tenant_of
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Tenant
 
 DELETE_BATCH_SIZE = 5_000  # rows, to keep transactions short
 _RECORDS = """
@@ -33,6 +36,23 @@ def purge_expired(now: datetime | None = None) -> int:
     now = now or datetime.now(UTC)
     before = now - timedelta(days=settings.MILLRACE.request_log_retention_days)
     return sum(_delete(statement, now, before) for statement in (_RECORDS, _CONTENT))
+
+
+@shared_task(name="request_log.purge_answers")
+def purge_answers() -> int:
+    """Remove the cached answers of tenants that do not cache answers any more. Returns the number of tenants."""
+    purged = 0
+    with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
+        for index in broker.scan_iter(INDEX_PATTERN, count=1000):
+            tenant_id = tenant_of(index.decode())
+            with all_tenants_scope(BypassReason.HOUSEKEEPING):
+                tenant = Tenant.objects.all_tenants().filter(pk=tenant_id).first()
+            if tenant is not None and tenant.status != Tenant.Status.PURGED and tenant.answer_cache_seconds:
+                continue
+            while entries := broker.zpopmin(index, DELETE_BATCH_SIZE):
+                broker.delete(*(entry for entry, _ in entries))
+            purged += 1
+    return purged
 
 
 def _delete(statement: str, now: datetime, before: datetime) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from django.urls import path
 
-from millrace.apps.request_log import api
+from millrace.apps.request_log import api, policy_api
 
 urlpatterns = [
+    path("policies/dry-run", policy_api.PolicyDryRunView.as_view(), name="api-policy-dry-run"),
     path("requests", api.Requests.as_view(), name="api-requests"),
     path("requests/rates", api.RequestRates.as_view(), name="api-requests-rates"),
+    path("requests/cache-layers", api.RequestCacheLayers.as_view(), name="api-requests-cache-layers"),
     path("requests/<str:name>", api.RequestDetail.as_view(), name="api-request"),
 ]

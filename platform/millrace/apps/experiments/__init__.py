@@ -1,0 +1,1 @@
+"""Experiments on model names: results by arm, and the automatic stop. See docs/guides/experiments.md."""

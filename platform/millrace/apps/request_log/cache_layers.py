@@ -1,0 +1,108 @@
+"""Requests, tokens and savings of a tenant by cache layer.
+
+Requests and layers are those of the request log, tokens and money those of the settled usage. A request whose usage is
+not settled yet has no tokens. The time that an exact hit saved is the latency of the request whose answer was returned
+minus its own. It is known while both records are in the request log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from django.db import connection
+
+from billing.models import UsageChange
+from millrace.apps.request_log.models import CacheLayer
+
+# A request has one record, except for a line of a batch that another gateway has continued; the last record counts.
+# The prompts of a request are usage of `<request>.<number>`.
+_LAYERS = """
+WITH records AS (
+    SELECT DISTINCT ON (request_id) request_id, cache_layer, cache_source, total_ms, outcome
+    FROM request_log_requestrecord
+    WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s AND cache_layer <> ''
+    ORDER BY request_id, started_at DESC
+), usage AS (
+    SELECT split_part(u.request_id, '.', 1) AS request_id,
+        sum(u.uncached + u.cache_write_5m + u.cache_write_1h) AS input,
+        sum(u.cache_read) AS read, sum(u.output) AS output, sum(u.answer_hit_input) AS hit_input,
+        sum(u.answer_hit_output) AS hit_output, sum(u.saved_femto) AS saved
+    FROM {changes} u
+    WHERE u.tenant_id = %(tenant)s AND u.admitted_at >= %(start)s - interval '1 hour'
+        AND u.admitted_at < %(end)s + interval '2 days'
+        AND split_part(u.request_id, '.', 1) IN (SELECT request_id FROM records)
+    GROUP BY 1
+), sources AS (
+    SELECT s.request_id, max(s.total_ms) AS total_ms FROM request_log_requestrecord s
+    WHERE s.tenant_id = %(tenant)s AND s.cache_layer IN ('computed', 'prefix') AND s.outcome = 'completed'
+        AND s.request_id IN (SELECT cache_source FROM records WHERE cache_layer = 'exact')
+    GROUP BY 1
+)
+SELECT r.cache_layer, count(*), coalesce(sum(u.input), 0), coalesce(sum(u.read), 0), coalesce(sum(u.output), 0),
+    coalesce(sum(u.hit_input), 0), coalesce(sum(u.hit_output), 0), coalesce(sum(u.saved), 0),
+    coalesce(sum(greatest(s.total_ms - r.total_ms, 0)) FILTER (WHERE r.cache_layer = 'exact'), 0)
+FROM records r LEFT JOIN usage u USING (request_id) LEFT JOIN sources s ON s.request_id = r.cache_source
+GROUP BY 1
+"""
+_NONE = (0,) * 8
+
+
+@dataclass(frozen=True)
+class LayerUsage:
+    """What one layer served. `input_tokens` of the prefix cache are the tokens that were read from it."""
+
+    layer: CacheLayer
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    saved_femto: int = 0
+    saved_ms: int = 0
+
+
+@dataclass(frozen=True)
+class CacheLayers:
+    """The layers in the order in which they are tried."""
+
+    layers: tuple[LayerUsage, ...]
+
+    @property
+    def requests(self) -> int:
+        return sum(layer.requests for layer in self.layers)
+
+    @property
+    def hits(self) -> int:
+        """Return the number of requests whose answer was not computed."""
+        served = (CacheLayer.EXACT, CacheLayer.SINGLE_FLIGHT)
+        return sum(layer.requests for layer in self.layers if layer.layer in served)
+
+    @property
+    def hit_rate(self) -> float | None:
+        return self.hits / self.requests if self.requests else None
+
+    @property
+    def saved_femto(self) -> int:
+        return sum(layer.saved_femto for layer in self.layers)
+
+    @property
+    def saved_ms(self) -> int:
+        return sum(layer.saved_ms for layer in self.layers)
+
+
+def cache_layers(tenant_id: int, start: datetime, end: datetime) -> CacheLayers:
+    """Return requests, tokens and savings by cache layer. The tenant's scope must be open."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _LAYERS.format(changes=UsageChange._meta.db_table), {"tenant": tenant_id, "start": start, "end": end}
+        )
+        rows = {row[0]: tuple(int(value) for value in row[1:]) for row in cursor.fetchall()}
+    found: dict[CacheLayer, LayerUsage] = {}
+    read = output = uncached = 0
+    for layer in CacheLayer:
+        requests, row_input, row_read, row_output, hit_input, hit_output, saved, saved_ms = rows.get(layer.value, _NONE)
+        found[layer] = LayerUsage(layer, requests, hit_input, hit_output, saved, saved_ms)
+        uncached, read, output = uncached + row_input, read + row_read, output + row_output
+    prefix, computed = found[CacheLayer.PREFIX], found[CacheLayer.COMPUTED]
+    found[CacheLayer.PREFIX] = replace(prefix, input_tokens=read, output_tokens=0)
+    found[CacheLayer.COMPUTED] = replace(computed, input_tokens=uncached, output_tokens=output)
+    return CacheLayers(tuple(found.values()))

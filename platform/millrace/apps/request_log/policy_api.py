@@ -1,0 +1,115 @@
+"""Management API of dry runs of routing policies."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.exceptions import ValidationError
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.amounts import FEMTO_DIGITS, decimal
+from millrace.apps.request_log.policy_dry_runs import DEFAULT_REQUESTS, MAX_REQUESTS, PolicyDryRun, dry_run
+from tenants.api.policies import bounded_body
+from tenants.api.serializers import Strict
+from tenants.permissions import Permission
+from tenants.routing_policies import policy
+from tenants.views import TenantView, given
+
+MAX_DECISIONS = 100  # of requests that would move, in a response
+
+
+class PolicyDryRunIn(Strict):
+    name = serializers.CharField(
+        required=False, max_length=64, help_text="The model name of the requests; default: requests of all models."
+    )
+    body = serializers.DictField()
+    requests = serializers.IntegerField(
+        required=False,
+        default=DEFAULT_REQUESTS,
+        min_value=1,
+        max_value=MAX_REQUESTS,
+        help_text=f"The number of newest requests; default: {DEFAULT_REQUESTS}.",
+    )
+
+
+class PolicyDryRunRuleOut(serializers.Serializer[Any]):
+    rule = serializers.IntegerField(help_text="Index of the rule.")
+    requests = serializers.IntegerField()
+
+
+class PolicyDryRunMoveOut(serializers.Serializer[Any]):
+    """Requests that would go to another target."""
+
+    before = serializers.CharField()
+    after = serializers.CharField(help_text="Empty: no rule matches, so the response would be 404.")
+    requests = serializers.IntegerField()
+
+
+class PolicyDryRunDecisionOut(serializers.Serializer[Any]):
+    request_id = serializers.CharField()
+    before = serializers.CharField()
+    after = serializers.CharField()
+    rule = serializers.IntegerField(allow_null=True)
+
+
+class PolicyDryRunOut(serializers.Serializer[dict[str, Any]]):
+    """The targets that recent requests would have taken, and the difference of their cost."""
+
+    requests = serializers.IntegerField()
+    undecided = serializers.IntegerField(help_text="Requests whose properties were not all recorded.")
+    unmatched = serializers.IntegerField(help_text="Requests that no rule matches: 404.")
+    rules = PolicyDryRunRuleOut(many=True)
+    moves = PolicyDryRunMoveOut(many=True)
+    priced = serializers.IntegerField(help_text="Requests whose cost is known before and after.")
+    usd_before = serializers.CharField(help_text="The cost of these requests.")
+    usd_after = serializers.CharField(help_text="Their cost by the rate cards of the new targets.")
+    ttft_p50_ms_before = serializers.IntegerField(allow_null=True)
+    ttft_p95_ms_before = serializers.IntegerField(allow_null=True)
+    ttft_p50_ms_after = serializers.IntegerField(allow_null=True, help_text="Estimated by the last day's latencies.")
+    ttft_p95_ms_after = serializers.IntegerField(allow_null=True)
+    decisions = PolicyDryRunDecisionOut(many=True, help_text=f"The first {MAX_DECISIONS} requests that would move.")
+
+
+@extend_schema(tags=["policies"])
+class PolicyDryRunView(TenantView):
+    permissions: ClassVar = {"POST": Permission.POLICIES_READ}
+
+    @extend_schema(operation_id="policy_dry_run", request=PolicyDryRunIn, responses=PolicyDryRunOut)
+    def post(self, request: Request) -> Response:
+        """Decide recent requests again by a policy, without running them."""
+        self.require(request, Permission.USAGE_READ)
+        fields = given(PolicyDryRunIn, request.data)
+        try:
+            parsed = policy.parse(bounded_body(fields["body"]))
+        except ValueError as exc:
+            raise ValidationError({"body": [str(exc)]}) from exc
+        with self.scope():
+            run = dry_run(self.access.tenant.pk, parsed, fields.get("name"), fields["requests"])
+        return Response(PolicyDryRunOut(_fields(run)).data)
+
+
+def _fields(run: PolicyDryRun) -> dict[str, Any]:
+    before, after = run.ttft_ms or (None, None), run.new_ttft_ms or (None, None)
+    return {
+        "requests": run.requests,
+        "undecided": run.undecided,
+        "unmatched": run.unmatched,
+        "rules": [{"rule": rule, "requests": count} for rule, count in sorted(run.rules.items())],
+        "moves": [
+            {"before": was, "after": would, "requests": count} for (was, would), count in run.moves.most_common()
+        ],
+        "priced": run.priced,
+        "usd_before": decimal(run.cost_femto, FEMTO_DIGITS, 2),
+        "usd_after": decimal(run.new_cost_femto, FEMTO_DIGITS, 2),
+        "ttft_p50_ms_before": before[0],
+        "ttft_p95_ms_before": before[1],
+        "ttft_p50_ms_after": after[0],
+        "ttft_p95_ms_after": after[1],
+        "decisions": [
+            {"request_id": each.record.request_id, "before": each.was, "after": each.would, "rule": each.rule}
+            for each in run.moved[:MAX_DECISIONS]
+        ],
+    }

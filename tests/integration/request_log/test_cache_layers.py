@@ -1,0 +1,131 @@
+"""Requests, tokens and savings by cache layer."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from billing.models import UsageEvent
+from billing.periods import stamps
+from billing.pricing.pricing import COMPONENTS
+from millrace.apps.request_log.cache_layers import CacheLayers, LayerUsage, cache_layers
+from millrace.apps.request_log.models import CacheLayer
+from tenants import actions
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.models import Tenant
+from tests.integration.request_log.test_selectors import NOW, record
+from tests.support.billing.books import make_months
+from tests.support.tenants.management_api import by_key
+
+pytestmark = pytest.mark.django_db
+START, END = NOW - timedelta(hours=2), NOW + timedelta(hours=1)
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    make_months()
+    return actions.do_create_tenant("acme", "Acme")
+
+
+def settle(tenant: Tenant, request_id: str, saved_femto: int = 0, at: datetime = NOW, **tokens: int) -> None:
+    with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
+        (period,) = stamps(cursor, [(tenant.pk, at)])
+        UsageEvent.objects.all_tenants().create(
+            admitted_at=at,
+            request_id=request_id,
+            execution=0,
+            tenant_id=tenant.pk,
+            project_id=1,
+            key_id=1,
+            model="alpha",
+            attempt=1,
+            outcome="completed",
+            finish_reason="stop",
+            **{name: tokens.get(name, 0) for name in COMPONENTS},
+            replica_id="r",
+            block_size=32,
+            queue_us=0,
+            ttft_us=0,
+            duration_us=0,
+            price_ids=[None for _ in COMPONENTS],
+            cost_femto=1,
+            saved_femto=saved_femto,
+            invoice_period=period,
+            settled_at=datetime.now(UTC),
+        )
+
+
+def layers_of(tenant: Tenant) -> CacheLayers:
+    with tenant_scope(tenant):
+        return cache_layers(tenant.pk, START, END)
+
+
+def make_requests(tenant: Tenant) -> None:
+    rows: tuple[tuple[str, str, int, int, dict[str, int]], ...] = (
+        ("computed", "", 900, 0, {"uncached": 100, "cache_write_5m": 10, "output": 20}),
+        ("prefix", "", 800, 70, {"uncached": 30, "cache_read": 70, "output": 5}),
+        ("exact", "req_000", 40, 500, {"answer_hit_input": 100, "answer_hit_output": 20}),
+        ("exact", "req_gone", 30, 500, {"answer_hit_input": 8, "answer_hit_output": 2}),
+        ("single_flight", "req_000", 850, 300, {"answer_hit_input": 100, "answer_hit_output": 20}),
+    )
+    for number, (layer, source, total_ms, saved, tokens) in enumerate(rows):
+        record(tenant, number, cache_layer=layer, cache_source=source, total_ms=total_ms)
+        settle(tenant, f"req_{number:03}", saved, **tokens)
+
+
+def test_each_layer_has_its_requests_tokens_and_savings(acme: Tenant) -> None:
+    make_requests(acme)
+    record(acme, 10, outcome="failed")  # its layer is not known
+    record(acme, 11, cache_layer="computed", started_at=START - timedelta(minutes=1))
+    record(acme, 12, cache_layer="computed", started_at=END)
+    settle(acme, "req_000.1", 1, uncached=7, output=3)  # another prompt of the first request
+    found = layers_of(acme)
+    assert found.layers == (
+        LayerUsage(CacheLayer.EXACT, 2, 108, 22, 1000, 860),  # 900 - 40 ms; the other source is not known
+        LayerUsage(CacheLayer.SINGLE_FLIGHT, 1, 100, 20, 300, 0),
+        LayerUsage(CacheLayer.PREFIX, 1, 70, 0, 70, 0),
+        LayerUsage(CacheLayer.COMPUTED, 1, 147, 28, 1, 0),
+    )
+    assert (found.requests, found.hits, found.hit_rate) == (5, 3, 0.6)
+    assert (found.saved_femto, found.saved_ms) == (1371, 860)
+
+
+def test_usage_of_a_request_without_a_settled_event_is_zero(acme: Tenant) -> None:
+    record(acme, 0, cache_layer="exact", cache_source="req_x")
+    assert layers_of(acme).layers[0] == LayerUsage(CacheLayer.EXACT, requests=1)
+
+
+def test_other_tenants_are_not_counted(acme: Tenant) -> None:
+    other = actions.do_create_tenant("other", "Other")
+    make_requests(acme)
+    record(other, 0, cache_layer="exact", cache_source="req_000")  # the source is another tenant's
+    found = layers_of(other)
+    assert (found.requests, found.saved_ms, found.saved_femto) == (1, 0, 0)
+    with tenant_scope(other):  # also by row-level security
+        assert cache_layers(acme.pk, START, END).requests == 0
+
+
+def test_api(acme: Tenant) -> None:
+    make_requests(acme)
+    client = by_key(acme)
+    times: dict[str, Any] = {"from": START.isoformat(), "to": END.isoformat()}
+    response = client.get("/api/requests/cache-layers", times)
+    assert response.status_code == 200
+    found = response.json()
+    assert [row["layer"] for row in found["layers"]] == CacheLayer.values
+    assert found["layers"][0] == {
+        "layer": "exact",
+        "requests": 2,
+        "input_tokens": 108,
+        "output_tokens": 22,
+        "saved_usd": "0.000000000001",
+        "saved_ms": 860,
+    }
+    assert (found["requests"], found["hits"], found["hit_rate"]) == (5, 3, 0.6)
+    assert client.get("/api/requests/cache-layers?from=2020-01-01&to=2026-01-01").status_code == 400
+    story = client.get("/api/requests/req_002").json()["record"]
+    assert (story["cache_layer"], story["cache_source"]) == ("exact", "req_000")
