@@ -101,6 +101,7 @@ def _gateway_metric_rows() -> list[str]:
         (metrics.requests, 2),
         (metrics.time_to_first_token, 1),
         (metrics.tokens, 2),
+        (metrics.answers, 2),
         (metrics.records_lost, 1),
     ):
         metric.labels(*("" for _ in range(count)))

@@ -28,7 +28,7 @@ _TOLERANT = (InferenceConsumer, CountTokens)  # the endpoints that accept unknow
 _HEADERS: Json = {
     "x-request-id": {"schema": {"type": "string"}},
     "x-millrace-model": {"schema": {"type": "string"}},
-    "x-millrace-cache": {"schema": {"type": "string", "enum": ["miss", "prefix"]}},
+    "x-millrace-cache": {"schema": {"type": "string", "enum": ["miss", "prefix", "exact", "single_flight"]}},
     "x-millrace-ignored": {
         "description": "The request's fields that were accepted without effect.",
         "schema": {"type": "string"},
@@ -46,6 +46,10 @@ _PARAMETERS: Json = {
         maxLength=MAX_IDEMPOTENCY_KEY_CHARACTERS,
     ),
     "Resume": header("x-millrace-resume", "1: if the client disconnects, the request runs for another 30 s."),
+    "CacheControl": header(
+        "x-millrace-cache",
+        "Use of the answer cache, comma-separated: no-store, no-cache and only-if-cached.",
+    ),
     "AnthropicVersion": header("anthropic-version", "The version of Anthropic's API.", enum=list(VERSIONS)),
 }
 
@@ -127,6 +131,7 @@ def _parameters(path: str, consumer: type[HttpConsumer], operation: Operation) -
         "AnthropicVersion": issubclass(consumer, Messages | CountTokens),
         "IdempotencyKey": consumer.method == "POST",
         "Resume": issubclass(consumer, InferenceConsumer | ResumeStream),
+        "CacheControl": issubclass(consumer, InferenceConsumer),
     }
     return found + [{"$ref": f"#/components/parameters/{name}"} for name, is_read in applies.items() if is_read]
 

@@ -39,6 +39,10 @@ class Session:
     def client(self) -> Client:
         return make_client(find_connection(self.profile, os.environ, config_path()))
 
+    def tenant_client(self, slug: str) -> Client:
+        """Return a client for one tenant, for operators."""
+        return make_client(find_connection(self.profile, os.environ, config_path()), tenant=slug)
+
     def rows(
         self, rows: Iterable[Any], columns: Sequence[Column], *, empty: str = "Nothing found.", limit: int | None = None
     ) -> None:
@@ -68,10 +72,10 @@ class Session:
             click.echo(output.printable(text))
 
 
-def make_client(connection: Connection) -> Client:
+def make_client(connection: Connection, tenant: str | None = None) -> Client:
     from millrace.client import Client
 
-    return Client(connection.url, connection.api_key, cookies=connection.cookies)
+    return Client(connection.url, connection.api_key, cookies=connection.cookies, tenant=tenant)
 
 
 class ResourceGroup(click.Group):

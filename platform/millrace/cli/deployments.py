@@ -6,16 +6,19 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from millrace.cli import output
-from millrace.cli.app import FAILED, ResourceGroup, Session, command, fail, given_options
+from millrace.cli.app import FAILED, USAGE, ResourceGroup, Session, command, fail, given_options
+from millrace.cli.credentials import read_secret
 from millrace.cli.output import Column, yes_no
 from millrace.cli.profiles import config_path, find_connection
 
+ENGINES = click.Choice(["millrace", "openai", "anthropic", "managed"])
 MAX_FILE_BYTES = 1 << 20
 WAIT_SECONDS = 600.0
 POLL_SECONDS = 1.0
@@ -49,11 +52,17 @@ _DETAILS = [
     Column("max_model_len", "max_model_len"),
     Column("KV cache memory", "kv_cache_memory"),
     Column("block size", "block_size"),
+    Column("speculation", "speculation"),
     Column("tool parser", "tool_parser"),
     Column("reasoning parser", "reasoning_parser"),
     Column("default max_tokens", "default_max_tokens"),
     Column("pools", lambda row: ", ".join(f"{pool}={count or 'all'}" for pool, count in row["pools"].items())),
     Column("idle seconds", "idle_seconds"),
+    Column("engine", "engine"),
+    Column("upstream model", "upstream_model"),
+    Column("preset", "preset"),
+    Column("credential", "credential_id"),
+    Column("concurrency", "concurrency"),
 ]
 _REPLICA = [
     Column("replica", "id"),
@@ -82,6 +91,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
             click.option("--max-model-len", type=int, help="Maximum tokens of prompt and completion together."),
             click.option("--kv-cache-memory", metavar="SIZE", help="KV cache: a size such as 2GiB, or a share."),
             click.option("--block-size", type=int, help="Tokens of a KV cache block."),
+            click.option("--speculation", help="Speculative decoding: auto or off."),
             click.option("--tool-parser", metavar="NAME", help="Format of tool calls."),
             click.option("--reasoning-parser", metavar="NAME", help="Format of reasoning."),
             click.option("--default-max-tokens", type=int, help="Limit of responses whose request sets none."),
@@ -89,6 +99,18 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
                 "--pool", "pools", multiple=True, metavar="POOL=REPLICAS", help="Worker pool; 0: on each worker."
             ),
             click.option("--idle-seconds", type=int, help="Unload after this time without requests; 0: never."),
+            click.option("--base-url", metavar="URL", help="Base URL of an upstream, such as https://host/v1."),
+            click.option("--model", "upstream_model", metavar="NAME", help="The model's name at the upstream."),
+            click.option("--preset", metavar="NAME", help="Known upstream, such as openai, anthropic, groq or vllm."),
+            click.option("--credential", "credential_id", type=int, metavar="ID", help="See `millrace credentials`."),
+            click.option("--allow-internal/--no-allow-internal", default=None, help="Allow internal addresses."),
+            click.option("--concurrency", type=int, help="Concurrent requests of a replica to the upstream."),
+            click.option("--command", help="Command of a managed engine, such as `vllm serve {model} --port {port}`."),
+            click.option("--task", type=click.Choice(["generate", "embed"]), help="Task of the upstream's model."),
+            click.option("--dimensions", type=int, help="Numbers of a vector, if the task is embed."),
+            click.option("--images/--no-images", default=None, help="Whether the upstream's model reads images."),
+            click.option("--tools/--no-tools", default=None, help="Whether the upstream's model calls tools."),
+            click.option("--reasoning/--no-reasoning", default=None, help="Whether the upstream's model reasons."),
         )
     ):
         decorated = option(decorated)
@@ -115,18 +137,26 @@ def show_deployment(session: Session, name: str) -> None:
 
 @command(deployments, "add", example="millrace deployments add llama --source /models/Llama-3.2-1B-Instruct")
 @click.argument("name")
-@click.option("--source", required=True, help="embedded, a model directory or a .gguf file.")
+@click.option("--source", help="embedded, a model directory or a .gguf file.")
+@click.option(
+    "--engine", type=ENGINES, help="millrace loads the model itself; others are upstreams; default: millrace."
+)
+@click.option("--credential-env", metavar="VAR", help="Environment variable with the upstream's API key, to store.")
 @_options
 @click.option("--dry-run", is_flag=True, help="Only check the values and the source.")
-def add_deployment(session: Session, name: str, source: str, dry_run: bool, **options: Any) -> None:
-    """Add a deployment. Workers load it; `list` shows the progress."""
+def add_deployment(session: Session, name: str, dry_run: bool, credential_env: str | None, **options: Any) -> None:
+    """Add a deployment: a model that workers load, or a model of an upstream."""
     fields = _fields(options)
+    if "source" not in fields and fields.get("engine", "millrace") == "millrace":
+        fail("Name a model with --source, or an upstream with --engine, --base-url and --model.", USAGE)
+    if credential_env is not None:
+        fields["secret"] = read_secret(credential_env)
     resource = session.client.operator.deployments
     if dry_run:
-        found = resource.check(name=name, source=source, **fields)
+        found = resource.check(name=name, **fields)
         session.done(found, f"{name} can be added.")
         return
-    row = resource.create(name=name, source=source, **fields)
+    row = resource.create(name=name, **fields)
     session.done(row, f"Added the deployment {name}.")
     _offer_price(session, row)
 
@@ -189,59 +219,24 @@ def import_deployments(session: Session, file: Path) -> None:
 @command(deployments, "test", example="millrace deployments test llama")
 @click.argument("name")
 @click.option("--api-key", envvar="MILLRACE_API_KEY", help="API key that pays for the request.")
-@click.option("--prompt", default="Say hello.", show_default=True, help="Text of the request.")
-def test_deployment(session: Session, name: str, api_key: str | None, prompt: str) -> None:
-    """Send a short request with an API key, and print the response and its times."""
+@click.option("--prompt", help="Text of the request; default: a greeting.")
+@click.option("--stream", is_flag=True, help="Measure the time to the first token. A stream reports no cost.")
+def test_deployment(session: Session, name: str, api_key: str | None, prompt: str | None, stream: bool) -> None:
+    """Send one short request, and print the response, its latency, usage and cost."""
+    from millrace.client import testing  # imports httpx
+
     if not api_key:
         fail("Set MILLRACE_API_KEY or --api-key: the request is billed to the key's tenant.", FAILED)
-    result = _send_test(find_connection(session.profile, os.environ, config_path()).url, api_key, name, prompt)
-    if session.as_json:
-        output.print_json(result)
-    else:
-        click.echo(output.printable(result["text"]))
-        click.echo(f"First token after {result['ttft_ms']} ms; {result['tokens']} tokens in {result['total_ms']} ms.")
-
-
-def _send_test(url: str, api_key: str, model: str, prompt: str) -> dict[str, Any]:
-    """Stream a chat completion. Return its text, tokens and times."""
-    import httpx
-
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": 32,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    started, first, text, tokens = time.monotonic(), None, "", 0
+    url = find_connection(session.profile, os.environ, config_path()).url
     try:
-        headers = {"authorization": f"Bearer {api_key}"}
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=120) as response:
-            if response.status_code != 200:
-                response.read()
-                fail(f"{model}: status {response.status_code}: {response.text[:500]}")
-            for line in response.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                event = json.loads(line.removeprefix("data: "))
-                if "error" in event:
-                    fail(f"{model}: {event['error'].get('message', '')[:500]}")
-                tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-                for choice in event.get("choices", ()):
-                    part = choice["delta"].get("content") or ""
-                    if part and first is None:
-                        first = time.monotonic()
-                    text += part
-    except httpx.HTTPError as exc:
-        fail(f"{model}: {exc}. Check the URL, and that the platform runs.")
-    ended = time.monotonic()
-    return {
-        "model": model,
-        "text": text,
-        "tokens": tokens,
-        "ttft_ms": round(((first or ended) - started) * 1000),
-        "total_ms": round((ended - started) * 1000),
-    }
+        result = testing.send_test_call(url, api_key, name, prompt or testing.PROMPT, stream=stream)
+    except testing.TestCallFailed as exc:
+        fail(str(exc))
+    if session.as_json:
+        output.print_json(asdict(result))
+    else:
+        click.echo(output.printable(result.text))
+        click.echo(result.summary)
 
 
 def _offer_price(session: Session, row: Mapping[str, Any]) -> None:

@@ -18,6 +18,9 @@ EVENT_TYPES = click.Choice(
         "invoice.finalized",
         "invoice.paid",
         "invoice.past_due",
+        "invoice.voided",
+        "invoice.written_off",
+        "payment.recorded",
         "webhook.test",
     ]
 )

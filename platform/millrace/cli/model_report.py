@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from inference_worker.contract import env
-from inference_worker.contract.config import ModelError
+from inference_worker.contract.config import ModelError, QuantizationName
 from inference_worker.engine.telemetry.fit import ComputeDevice, estimate_fit
 from inference_worker.engine.telemetry.roofline import Peaks
 from inference_worker.models.inspection import CheckpointReport, inspect_checkpoint
@@ -65,7 +65,14 @@ _FIT = [
 
 
 def inspect_source(
-    source: Path | HubSource, store: ModelStore, *, context: int | None, dtype: str, device: str, kv_memory: str | None
+    source: Path | HubSource,
+    store: ModelStore,
+    *,
+    context: int | None,
+    dtype: str,
+    device: str,
+    kv_memory: str | None,
+    quantization: QuantizationName = "none",
 ) -> dict[str, Any]:
     """Return the report as JSON values. Of a model on the hub that was not pulled, only headers are downloaded.
 
@@ -79,7 +86,7 @@ def inspect_source(
         try:
             memory = env.size_or_share(kv_memory) if kv_memory else None
             machine = _measure(dtype, device, report)
-            fit = estimate_fit(report, machine, context=context, kv_memory=memory)
+            fit = estimate_fit(report, machine, context=context, kv_memory=memory, quantization=quantization)
         except ValueError as exc:
             raise ModelError(str(exc)) from None
     return {

@@ -1,9 +1,8 @@
-"""`millrace projects`, `policies`, `organization` and `audit`: the settings of a tenant and the log of its changes."""
+"""`millrace projects`, `organization` and `audit`: the settings of a tenant and the log of its changes."""
 
 from __future__ import annotations
 
-import json
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -18,14 +17,6 @@ _PROJECT = [
     Column("name", "name"),
     Column("created", "created_at", moment),
 ]
-_POLICY = [
-    Column("id", "id", right=True),
-    Column("name", "name"),
-    Column("version", "version", right=True),
-    Column("active", "active", yes_no),
-    Column("published", "created_at", moment),
-]
-_POLICY_FIELDS = [*_POLICY, Column("body", "body", lambda body: json.dumps(body, ensure_ascii=False))]
 _ORGANIZATION = [
     Column("id", "id", right=True),
     Column("slug", "slug"),
@@ -34,6 +25,8 @@ _ORGANIZATION = [
     Column("days of stored content", "content_retention_days", number),
     Column("unknown parameters", "unknown_parameters"),
     Column("allowed origins", "allowed_origins", joined),
+    Column("answer cache, seconds", "answer_cache_seconds", number),
+    Column("sampled answers cached", "answer_cache_sampled", yes_no),
     Column("created", "created_at", moment),
     Column("purged after", "purge_after", moment),
 ]
@@ -83,64 +76,6 @@ def delete_project(session: Session, id: int) -> None:
     session.done({"id": id, "deleted": True}, f"Deleted the project {id}.")
 
 
-@click.group(cls=ResourceGroup)
-def policies() -> None:
-    """Manage routing policies, the tenant's own model names."""
-
-
-@command(policies, "list", example="millrace policies list --active", rows=True)
-@click.option("--name", metavar="MODEL", help="Only versions of this model name.")
-@click.option("--active/--inactive", default=None, help="Only active versions, or only inactive ones.")
-def list_policies(session: Session, limit: int, **filters: Any) -> None:
-    """List all versions of all routing policies, newest first."""
-    session.rows(session.client.policies.list(**given_options(filters)), _POLICY, limit=limit, empty="No policies.")
-
-
-@command(policies, "show", example="millrace policies show 9 --json")
-@click.argument("id", type=int)
-def show_policy(session: Session, id: int) -> None:
-    """Show a version of a routing policy."""
-    session.one(session.client.policies.get(id), _POLICY_FIELDS)
-
-
-@command(policies, "publish", example="millrace policies publish assistant --model smollm2-135m")
-@click.argument("name")
-@click.option("--file", type=click.File(encoding="utf-8"), metavar="FILE", help="Policy as JSON; -: standard input.")
-@click.option("--model", "models", multiple=True, metavar="MODEL", help="Instead of a file; repeat for fallbacks.")
-def publish_policy(session: Session, name: str, file: TextIO | None, models: tuple[str, ...]) -> None:
-    """Publish a new version of the routing policy of a model name."""
-    if (file is None) == (not models):
-        raise click.UsageError("Give either --file or --model.")
-    policy = session.client.policies.publish(name=name, body=_body(file) if file else {"models": list(models)})
-    session.done(policy, f"Published version {policy['version']} of {name} ({policy['id']}).")
-
-
-def _body(file: TextIO) -> dict[str, Any]:
-    try:
-        body = json.load(file)
-    except ValueError as exc:
-        raise click.UsageError(f"{file.name} is not JSON: {exc}.") from exc
-    if not isinstance(body, dict):
-        raise click.UsageError(f'{file.name} is not a policy: give a JSON object such as {{"models": ["a", "b"]}}.')
-    return body
-
-
-@command(policies, "revert", example="millrace policies revert 7")
-@click.argument("id", type=int)
-def revert_policy(session: Session, id: int) -> None:
-    """Publish the rules of an earlier version again."""
-    policy = session.client.policies.revert(id)
-    session.done(policy, f"Published version {policy['version']} of {policy['name']} ({policy['id']}).")
-
-
-@command(policies, "withdraw", example="millrace policies withdraw 9")
-@click.argument("id", type=int)
-def withdraw_policy(session: Session, id: int) -> None:
-    """Deactivate the routing policy of a model name. Its versions can be published again."""
-    session.client.policies.withdraw(id)
-    session.done({"id": id, "active": False}, f"Deactivated the policy {id}.")
-
-
 @click.group(cls=ResourceGroup, default="show")
 def organization() -> None:
     """Show and change the settings of the tenant."""
@@ -164,6 +99,14 @@ def show_organization(session: Session) -> None:
     multiple=True,
     metavar="ORIGIN",
     help="Origin that may call the API from a browser; repeat.",
+)
+@click.option(
+    "--answer-cache-seconds", type=click.IntRange(0, 2_592_000), help="Lifetime of cached answers; 0: none is cached."
+)
+@click.option(
+    "--answer-cache-sampled/--no-answer-cache-sampled",
+    default=None,
+    help="Whether answers with a temperature above 0 are cached too.",
 )
 @click.option("--no-allowed-origins", is_flag=True, help="Allow no web origin.")
 def update_organization(session: Session, no_allowed_origins: bool, **fields: Any) -> None:

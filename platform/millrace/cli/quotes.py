@@ -1,4 +1,4 @@
-"""`millrace price`: the cost of usage at the prices of a file, without the platform."""
+"""`millrace price`: the cost of usage at the prices of a file, and corrections of charged prices."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from millrace.cli import output
-from millrace.cli.app import ApiCommand, ResourceGroup, fail, server_packages
-from millrace.cli.output import Column, number, usd
+from millrace.cli.app import ApiCommand, ResourceGroup, Session, command, fail, given_options, server_packages
+from millrace.cli.output import Column, cents, moment, number, usd
 
 if TYPE_CHECKING:
     from billing.pricing.quotes import Quote
@@ -24,21 +24,44 @@ _LINE = [
 ]
 
 
+_RERATING = [
+    Column("id", "id", right=True),
+    Column("book", "book"),
+    Column("tenant", "tenant_id", right=True),
+    Column("state", "state"),
+    Column("from", "starts_at", moment),
+    Column("until", "ends_at", moment),
+    Column("reason", "reason"),
+    Column("author", "created_by"),
+]
+_CHANGE = [
+    Column("tenant", "tenant"),
+    Column("invoice", "invoice"),
+    Column("month", "month"),
+    Column("difference", "difference_usd", usd, right=True),
+    Column("before tax", "subtotal", cents, right=True),
+    Column("with tax", "total", cents, right=True),
+    Column("note", "note"),
+]
+
+
 @click.group(cls=ResourceGroup, default="quote")
 def price() -> None:
-    """Compute what usage costs at the prices of a file, offline."""
+    """Compute what usage costs at the prices of a file, and correct prices of past usage."""
 
 
 class _QuoteCommand(ApiCommand):
     example = "millrace price quote --rates rates.csv --usage usage.json --at 2026-03-01T16:30:00Z"
 
 
-def _moment(_ctx: click.Context, _parameter: click.Parameter, text: str) -> datetime:
+def _moment(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> datetime | None:
+    if text is None:
+        return None
     try:
-        moment = datetime.fromisoformat(text)
+        at = datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a time. Give one like 2026-03-01T16:30:00Z.") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 @price.command("quote", cls=_QuoteCommand)
@@ -89,3 +112,53 @@ def _as_json(found: Quote) -> dict[str, Any]:
     ]
     cost_usd = decimal(found.cost_femto, FEMTO_DIGITS, 2)
     return {"tier": found.tier, "components": components, "cost_femto": found.cost_femto, "cost_usd": cost_usd}
+
+
+@command(price, "reratings", example="millrace price reratings --state draft", rows=True)
+@click.option("--state", type=click.Choice(["draft", "applied", "discarded"]), help="Only re-ratings in this state.")
+def list_reratings(session: Session, limit: int, **filters: Any) -> None:
+    """List the corrections of charged prices, newest first (operators)."""
+    session.rows(session.client.operator.reratings.list(**given_options(filters)), _RERATING, limit=limit)
+
+
+@command(
+    price,
+    "rerate",
+    example='millrace price rerate --rates right.csv --from 2026-10-01 --to 2026-11-01 --reason "Wrong output price"',
+)
+@click.argument("id", type=int, required=False)
+@click.option("--rates", type=_FILE, metavar="FILE", help="Draft the corrected prices of this CSV.")
+@click.option(
+    "--from", "starts_at", metavar="TIME", callback=_moment, help="First time of admission; without offset, UTC."
+)
+@click.option("--to", "ends_at", metavar="TIME", callback=_moment, help="End of the times, exclusive.")
+@click.option("--reason", help="Printed on the credit and debit notes.")
+@click.option("--book", metavar="NAME", help="Price book; default: list.")
+@click.option("--tenant", "tenant_id", type=int, metavar="ID", help="Correct this tenant's own prices.")
+@click.option("--preview", "action", flag_value="preview", default="preview", help="Show the change of each invoice.")
+@click.option("--apply", "action", flag_value="apply", help="Issue the notes. Another operator than the author must.")
+@click.option("--discard", "action", flag_value="discard", help="Discard the draft.")
+def rerate(session: Session, id: int | None, rates: Path | None, action: str, **fields: Any) -> None:
+    """Correct the prices of usage that is invoiced, by credit and debit notes (operators).
+
+    With --rates, drafts the correction and shows the change of each invoice. With an ID, shows, applies or discards it.
+    """
+    resource = session.client.operator.reratings
+    if (id is None) == (rates is None):
+        raise click.UsageError("Give either the ID of a re-rating or --rates FILE.")
+    if rates is not None:
+        names = {"starts_at": "--from", "ends_at": "--to", "reason": "--reason"}
+        if missing := [option for name, option in names.items() if not fields[name]]:
+            raise click.UsageError(f"Give {' and '.join(missing)} with --rates.")
+        if action != "preview":
+            raise click.UsageError(f"Draft with --rates first. Then use --{action} with the ID.")
+        times = {name: fields.pop(name).isoformat() for name in ("starts_at", "ends_at")}
+        made = resource.propose(csv=rates.read_text(encoding="utf-8"), **times, **given_options(fields))
+        click.echo(f"Drafted the re-rating {made['id']}.", err=True)
+        session.rows(resource.preview(made["id"]), _CHANGE, empty="No invoiced usage is affected.")
+    elif id is None or action == "preview":
+        session.rows(resource.preview(id or 0), _CHANGE, empty="No invoiced usage is affected.")
+    elif action == "apply":
+        session.done(resource.apply(id), f"Applied the re-rating {id}. Its notes are issued within minutes.")
+    else:
+        session.done(resource.discard(id), f"Discarded the re-rating {id}.")

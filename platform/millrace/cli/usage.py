@@ -32,6 +32,7 @@ _EVENT = [
     Column("input", lambda row: row["tokens"]["input"], number, right=True),
     Column("output", lambda row: row["tokens"]["output"], number, right=True),
     Column("cost", lambda row: row["cost"]["usd"], usd, right=True),
+    Column("counted by", "usage_source"),
 ]
 _REQUEST = [
     Column("request", "request_id"),

@@ -17,11 +17,16 @@ from millrace.client.models import (
     BookIn,
     Budget,
     BudgetSaved,
+    BudgetUnit,
     BuyerEnum,
+    CacheLayers,
     CategoryEnum,
     Check,
     Commitment,
     Comparison,
+    CostCard,
+    CostImport,
+    Credential,
     Credit,
     CreditInGrantTypeEnum,
     Delivery,
@@ -31,12 +36,20 @@ from millrace.client.models import (
     DraftedPrice,
     Endpoint,
     EndpointMade,
+    EngineEnum,
     Entity,
     Event,
     EventTypesEnum,
     ExchangeRate,
+    ExecutionCost,
+    Experiment,
+    ExperimentArmField,
+    ExperimentResults,
+    ExperimentUnit,
+    ExportComparison,
     FileTypeEnum,
     Forecast,
+    HostedPage,
     Import,
     Invitation,
     Invoice,
@@ -45,35 +58,56 @@ from millrace.client.models import (
     KindIn,
     Ledger,
     Limits,
+    Margins,
     Member,
+    MeteredComponent,
+    MeteredUsage,
     ModeEnum,
     Model,
     NewKey,
+    OneOffLine,
+    OwnCredential,
     Payment,
     PaymentEvent,
     Period,
     PeriodEnum,
     Policy,
+    PolicyDiff,
+    PolicyDraft,
+    PolicyDryRun,
+    PolicyValidation,
     Price,
+    PriceComponent,
     PriceIn,
+    PriceTerm,
+    PrimaryMetricEnum,
     Profile,
     Project,
+    Reencrypted,
     Request,
     RequestRates,
     RequestStory,
+    RerateRow,
+    Rerating,
+    ReratingDetail,
     RoleEnum,
     ScopesEnum,
     Secret,
+    Spend,
     Standing,
+    TaskEnum,
     TaxRule,
     Tenant,
-    UnitEnum,
+    TermTypeEnum,
+    TierEnum,
     UnknownParametersEnum,
     Usage,
     UsageEvent,
     User,
     Version,
     VersionDetail,
+    VolumeTierIn,
+    VoucherTypeEnum,
     Worker,
 )
 from millrace.client.pages import AsyncPager
@@ -134,6 +168,30 @@ class AsyncAuditResource:
         return cast("Audit", await self._http.call("GET", f"audit/{id}"))
 
 
+class AsyncBillingResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def top_up(
+        self, *, cents: int, save_method: bool | Omit = OMIT, idempotency_key: str | None = None
+    ) -> HostedPage:
+        """Create a page of the payment provider on which you buy prepaid credit.
+
+        Args:
+            cents: Amount to pay, with tax if it is charged.
+            save_method: Save the payment method for automatic top-ups.
+        """
+        return cast(
+            "HostedPage",
+            await self._http.call(
+                "POST",
+                "billing/top-ups",
+                body={"cents": cents, "save_method": save_method},
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+
 class AsyncBillingProfileResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
@@ -155,11 +213,15 @@ class AsyncBillingProfileResource:
         emails: Sequence[str] | Omit = OMIT,
         po_number: str | Omit = OMIT,
         currency: str | Omit = OMIT,
+        top_up_below: int | Omit | None = OMIT,
+        top_up_cents: int | Omit | None = OMIT,
     ) -> Profile:
         """Update the billing profile, for the next invoices.
 
         Args:
             currency: shown in addition to USD.
+            top_up_below: cents of balance before tax below which credit is bought; null: never.
+            top_up_cents: cents of each automatic top-up.
         """
         return cast(
             "Profile",
@@ -177,6 +239,8 @@ class AsyncBillingProfileResource:
                     "emails": emails,
                     "po_number": po_number,
                     "currency": currency,
+                    "top_up_below": top_up_below,
+                    "top_up_cents": top_up_cents,
                 },
             ),
         )
@@ -213,7 +277,7 @@ class AsyncBudgetsResource:
         *,
         name: str,
         amount: int,
-        unit: UnitEnum,
+        unit: BudgetUnit,
         period: PeriodEnum,
         mode: ModeEnum | Omit = OMIT,
         reduce_max_tokens: bool | Omit = OMIT,
@@ -357,6 +421,91 @@ class AsyncCreditsResource:
         return AsyncPager[Credit](self._http, "credits", query={"limit": page_size})
 
 
+class AsyncExperimentsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    def list(
+        self,
+        *,
+        page_size: int | Omit = OMIT,
+        model: str | Omit = OMIT,
+        state: Literal["draft", "running", "stopped"] | Omit = OMIT,
+    ) -> AsyncPager[Experiment]:
+        """Return all experiments, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return AsyncPager[Experiment](
+            self._http, "experiments", query={"limit": page_size, "model": model, "state": state}
+        )
+
+    async def create(
+        self,
+        *,
+        name: str,
+        model: str,
+        arms: Sequence[ExperimentArmField],
+        unit: ExperimentUnit | Omit = OMIT,
+        metadata_key: str | Omit = OMIT,
+        primary_metric: PrimaryMetricEnum | Omit = OMIT,
+        guardrails: Mapping[str, float] | Omit = OMIT,
+        planned_days: int | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> Experiment:
+        """Create an experiment as a draft.
+
+        Args:
+            model: The model name of the requests: an alias or a deployment.
+            arms: The first one is the control.
+            unit: All requests of a unit have the same arm.
+            metadata_key: The metadata field that names the arm.
+        """
+        return cast(
+            "Experiment",
+            await self._http.call(
+                "POST",
+                "experiments",
+                body={
+                    "name": name,
+                    "model": model,
+                    "unit": unit,
+                    "metadata_key": metadata_key,
+                    "arms": arms,
+                    "primary_metric": primary_metric,
+                    "guardrails": guardrails,
+                    "planned_days": planned_days,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    async def get(self, id: int) -> Experiment:
+        """Return the object with this ID."""
+        return cast("Experiment", await self._http.call("GET", f"experiments/{id}"))
+
+    async def delete(self, id: int) -> None:
+        """Delete a draft."""
+        await self._http.call("DELETE", f"experiments/{id}")
+
+    async def results(self, id: int) -> ExperimentResults:
+        """Return the results so far."""
+        return cast("ExperimentResults", await self._http.call("GET", f"experiments/{id}/results"))
+
+    async def start(self, id: int, *, idempotency_key: str | None = None) -> Experiment:
+        """Start a draft."""
+        return cast(
+            "Experiment", await self._http.call("POST", f"experiments/{id}/start", idempotency_key=idempotency_key)
+        )
+
+    async def stop(self, id: int, *, idempotency_key: str | None = None) -> Experiment:
+        """Stop a running experiment. Its requests are routed as without it."""
+        return cast(
+            "Experiment", await self._http.call("POST", f"experiments/{id}/stop", idempotency_key=idempotency_key)
+        )
+
+
 class AsyncForecastResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
@@ -411,7 +560,7 @@ class AsyncInvoicesResource:
     def list(
         self,
         *,
-        invoice_type: Literal["invoice", "correction", "credit_note"] | Omit = OMIT,
+        invoice_type: Literal["invoice", "purchase", "correction", "credit_note", "debit_note"] | Omit = OMIT,
         page_size: int | Omit = OMIT,
         month: str | Omit = OMIT,
         state: Literal["draft", "open", "paid", "void", "uncollectible"] | Omit = OMIT,
@@ -452,6 +601,10 @@ class AsyncInvoicesResource:
     async def html(self, id: int) -> str:
         """Return the invoice as HTML."""
         return (await self._http.raw("GET", f"invoices/{id}/html")).text
+
+    async def pay(self, id: int, *, idempotency_key: str | None = None) -> HostedPage:
+        """Create a page of the payment provider on which you pay what is outstanding on an invoice."""
+        return cast("HostedPage", await self._http.call("POST", f"invoices/{id}/pay", idempotency_key=idempotency_key))
 
     async def pdf(self, id: int) -> bytes:
         """Return the PDF as sent: PDF/A-3 with the Factur-X XML attached."""
@@ -706,6 +859,86 @@ class AsyncMembersResource:
         await self._http.call("DELETE", f"members/{id}")
 
 
+class AsyncOperatorCostsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def list(self) -> builtins.list[CostCard]:
+        """Return the current cost card of each deployment."""
+        return cast("builtins.list[CostCard]", await self._http.call("GET", "operator/costs"))
+
+    def executions(
+        self,
+        *,
+        from_month: str | Omit = OMIT,
+        page_size: int | Omit = OMIT,
+        model: str | Omit = OMIT,
+        request_id: str | Omit = OMIT,
+        tenant_id: int | Omit = OMIT,
+        to_month: str | Omit = OMIT,
+    ) -> AsyncPager[ExecutionCost]:
+        """Return the cost and the margin of each execution, newest first, in pages.
+
+        Args:
+            from_month: As 2026-11; default: the current month.
+            page_size: Rows per page; default: 50.
+            model: The deployment's name.
+            to_month: Default: `from_month`.
+        """
+        return AsyncPager[ExecutionCost](
+            self._http,
+            "operator/costs/executions",
+            query={
+                "from_month": from_month,
+                "limit": page_size,
+                "model": model,
+                "request_id": request_id,
+                "tenant_id": tenant_id,
+                "to_month": to_month,
+            },
+        )
+
+    async def import_file(
+        self,
+        *,
+        file_type: FileTypeEnum,
+        content: str,
+        models: Mapping[str, str] | Omit = OMIT,
+        round: bool | Omit = OMIT,
+        effective_from: str | datetime | Omit = OMIT,
+        note: str | Omit = OMIT,
+        dry_run: bool | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> CostImport:
+        """Set what deployments cost the operator, from the public price file (`json`) or a CSV of prices, and return
+        the changes. Only the standard tier's prices per token are read.
+
+        Args:
+            content: The file's text.
+            models: Deployment -> the model's name in the file. Default: deployments have the file's names.
+            round: Round costs that are not whole nano-USD per million tokens.
+            effective_from: Not in the past; default: now.
+            dry_run: Only return the changes.
+        """
+        return cast(
+            "CostImport",
+            await self._http.call(
+                "POST",
+                "operator/costs/import",
+                body={
+                    "file_type": file_type,
+                    "content": content,
+                    "models": models,
+                    "round": round,
+                    "effective_from": effective_from,
+                    "note": note,
+                    "dry_run": dry_run,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+
 class AsyncOperatorDeploymentsResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
@@ -718,11 +951,11 @@ class AsyncOperatorDeploymentsResource:
         self,
         *,
         name: str,
-        source: str,
         revision: str | Omit = OMIT,
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
+        speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -730,22 +963,52 @@ class AsyncOperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
+        engine: EngineEnum | Omit = OMIT,
+        upstream_model: str | Omit = OMIT,
+        preset: str | Omit = OMIT,
+        credential_id: int | Omit | None = OMIT,
+        allow_internal: bool | Omit = OMIT,
+        concurrency: int | Omit = OMIT,
+        command: str | Omit = OMIT,
+        images: bool | Omit = OMIT,
+        tools: bool | Omit = OMIT,
+        reasoning: bool | Omit = OMIT,
+        task: TaskEnum | Omit = OMIT,
+        dimensions: int | Omit | None = OMIT,
+        source: str | Omit = OMIT,
+        base_url: str | Omit = OMIT,
+        secret: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> Deployment:
         """Add a deployment. Workers of its pools load it.
 
         Args:
             name: The model name that requests use.
-            source: embedded, a model directory or a .gguf file.
             revision: Of the source.
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
+            speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
             pools: Worker pool and number of replicas; 0: one on each of its workers.
             idle_seconds: Unload after this time without requests; 0: never.
+            engine: millrace loads the model; openai and anthropic call an upstream; managed starts a command.
+            upstream_model: The model's name at the upstream.
+            preset: Known upstream, such as openai, groq or vllm.
+            credential_id: Of the platform's credentials.
+            allow_internal: Whether the base URL may have internal addresses and plain http.
+            concurrency: Concurrent requests of a replica to the upstream.
+            command: Starts a managed engine, such as `vllm serve {model} --port {port}`.
+            images: Whether the upstream's model reads images.
+            tools: Whether the upstream's model calls tools.
+            reasoning: Whether the upstream's model reasons.
+            task: Of the upstream's model.
+            dimensions: Numbers of a vector, if the task is embed.
+            source: embedded, a model directory or a .gguf file.
+            base_url: Of an upstream; default: the preset's, if it has one.
+            secret: API key at the upstream. It is stored encrypted, as a credential with the deployment's name.
         """
         return cast(
             "Deployment",
@@ -757,6 +1020,7 @@ class AsyncOperatorDeploymentsResource:
                     "dtype": dtype,
                     "quantization": quantization,
                     "max_model_len": max_model_len,
+                    "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -764,8 +1028,22 @@ class AsyncOperatorDeploymentsResource:
                     "default_max_tokens": default_max_tokens,
                     "pools": pools,
                     "idle_seconds": idle_seconds,
-                    "name": name,
+                    "engine": engine,
+                    "upstream_model": upstream_model,
+                    "preset": preset,
+                    "credential_id": credential_id,
+                    "allow_internal": allow_internal,
+                    "concurrency": concurrency,
+                    "command": command,
+                    "images": images,
+                    "tools": tools,
+                    "reasoning": reasoning,
+                    "task": task,
+                    "dimensions": dimensions,
                     "source": source,
+                    "base_url": base_url,
+                    "name": name,
+                    "secret": secret,
                 },
                 idempotency_key=idempotency_key,
             ),
@@ -783,6 +1061,7 @@ class AsyncOperatorDeploymentsResource:
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
+        speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -790,7 +1069,20 @@ class AsyncOperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
+        engine: EngineEnum | Omit = OMIT,
+        upstream_model: str | Omit = OMIT,
+        preset: str | Omit = OMIT,
+        credential_id: int | Omit | None = OMIT,
+        allow_internal: bool | Omit = OMIT,
+        concurrency: int | Omit = OMIT,
+        command: str | Omit = OMIT,
+        images: bool | Omit = OMIT,
+        tools: bool | Omit = OMIT,
+        reasoning: bool | Omit = OMIT,
+        task: TaskEnum | Omit = OMIT,
+        dimensions: int | Omit | None = OMIT,
         source: str | Omit = OMIT,
+        base_url: str | Omit = OMIT,
     ) -> Deployment:
         """Change a deployment. A new version is loaded beside the old one, which serves until then.
 
@@ -799,11 +1091,26 @@ class AsyncOperatorDeploymentsResource:
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
+            speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
             pools: Worker pool and number of replicas; 0: one on each of its workers.
             idle_seconds: Unload after this time without requests; 0: never.
+            engine: millrace loads the model; openai and anthropic call an upstream; managed starts a command.
+            upstream_model: The model's name at the upstream.
+            preset: Known upstream, such as openai, groq or vllm.
+            credential_id: Of the platform's credentials.
+            allow_internal: Whether the base URL may have internal addresses and plain http.
+            concurrency: Concurrent requests of a replica to the upstream.
+            command: Starts a managed engine, such as `vllm serve {model} --port {port}`.
+            images: Whether the upstream's model reads images.
+            tools: Whether the upstream's model calls tools.
+            reasoning: Whether the upstream's model reasons.
+            task: Of the upstream's model.
+            dimensions: Numbers of a vector, if the task is embed.
+            source: embedded, a model directory or a .gguf file.
+            base_url: Of an upstream; default: the preset's, if it has one.
         """
         return cast(
             "Deployment",
@@ -815,6 +1122,7 @@ class AsyncOperatorDeploymentsResource:
                     "dtype": dtype,
                     "quantization": quantization,
                     "max_model_len": max_model_len,
+                    "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -822,7 +1130,20 @@ class AsyncOperatorDeploymentsResource:
                     "default_max_tokens": default_max_tokens,
                     "pools": pools,
                     "idle_seconds": idle_seconds,
+                    "engine": engine,
+                    "upstream_model": upstream_model,
+                    "preset": preset,
+                    "credential_id": credential_id,
+                    "allow_internal": allow_internal,
+                    "concurrency": concurrency,
+                    "command": command,
+                    "images": images,
+                    "tools": tools,
+                    "reasoning": reasoning,
+                    "task": task,
+                    "dimensions": dimensions,
                     "source": source,
+                    "base_url": base_url,
                 },
             ),
         )
@@ -871,11 +1192,11 @@ class AsyncOperatorDeploymentsResource:
         self,
         *,
         name: str,
-        source: str,
         revision: str | Omit = OMIT,
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
+        speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -883,22 +1204,52 @@ class AsyncOperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
+        engine: EngineEnum | Omit = OMIT,
+        upstream_model: str | Omit = OMIT,
+        preset: str | Omit = OMIT,
+        credential_id: int | Omit | None = OMIT,
+        allow_internal: bool | Omit = OMIT,
+        concurrency: int | Omit = OMIT,
+        command: str | Omit = OMIT,
+        images: bool | Omit = OMIT,
+        tools: bool | Omit = OMIT,
+        reasoning: bool | Omit = OMIT,
+        task: TaskEnum | Omit = OMIT,
+        dimensions: int | Omit | None = OMIT,
+        source: str | Omit = OMIT,
+        base_url: str | Omit = OMIT,
+        secret: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> DeploymentCheck:
         """Check a deployment's values and its source without adding it.
 
         Args:
             name: The model name that requests use.
-            source: embedded, a model directory or a .gguf file.
             revision: Of the source.
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
+            speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
             pools: Worker pool and number of replicas; 0: one on each of its workers.
             idle_seconds: Unload after this time without requests; 0: never.
+            engine: millrace loads the model; openai and anthropic call an upstream; managed starts a command.
+            upstream_model: The model's name at the upstream.
+            preset: Known upstream, such as openai, groq or vllm.
+            credential_id: Of the platform's credentials.
+            allow_internal: Whether the base URL may have internal addresses and plain http.
+            concurrency: Concurrent requests of a replica to the upstream.
+            command: Starts a managed engine, such as `vllm serve {model} --port {port}`.
+            images: Whether the upstream's model reads images.
+            tools: Whether the upstream's model calls tools.
+            reasoning: Whether the upstream's model reasons.
+            task: Of the upstream's model.
+            dimensions: Numbers of a vector, if the task is embed.
+            source: embedded, a model directory or a .gguf file.
+            base_url: Of an upstream; default: the preset's, if it has one.
+            secret: API key at the upstream. It is stored encrypted, as a credential with the deployment's name.
         """
         return cast(
             "DeploymentCheck",
@@ -910,6 +1261,7 @@ class AsyncOperatorDeploymentsResource:
                     "dtype": dtype,
                     "quantization": quantization,
                     "max_model_len": max_model_len,
+                    "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -917,8 +1269,22 @@ class AsyncOperatorDeploymentsResource:
                     "default_max_tokens": default_max_tokens,
                     "pools": pools,
                     "idle_seconds": idle_seconds,
-                    "name": name,
+                    "engine": engine,
+                    "upstream_model": upstream_model,
+                    "preset": preset,
+                    "credential_id": credential_id,
+                    "allow_internal": allow_internal,
+                    "concurrency": concurrency,
+                    "command": command,
+                    "images": images,
+                    "tools": tools,
+                    "reasoning": reasoning,
+                    "task": task,
+                    "dimensions": dimensions,
                     "source": source,
+                    "base_url": base_url,
+                    "name": name,
+                    "secret": secret,
                 },
                 idempotency_key=idempotency_key,
             ),
@@ -969,9 +1335,20 @@ class AsyncOperatorEntitiesResource:
         credit_note_prefix: str | Omit = OMIT,
         terms_days: int | Omit = OMIT,
         payment_details: str | Omit = OMIT,
+        iban: str | Omit = OMIT,
+        bic: str | Omit = OMIT,
+        voucher_type: VoucherTypeEnum | Omit = OMIT,
+        tax_currency: str | Omit = OMIT,
+        suspend_after_days: int | Omit | None = OMIT,
         idempotency_key: str | None = None,
     ) -> Entity:
-        """Create a billing entity."""
+        """Create a billing entity.
+
+        Args:
+            voucher_type: when prepaid credit is taxed: single_purpose at its purchase, multi_purpose at its use.
+            tax_currency: currency of the entity's tax returns, if it is not USD.
+            suspend_after_days: days past due after which a tenant is suspended; null: never.
+        """
         return cast(
             "Entity",
             await self._http.call(
@@ -993,6 +1370,11 @@ class AsyncOperatorEntitiesResource:
                     "credit_note_prefix": credit_note_prefix,
                     "terms_days": terms_days,
                     "payment_details": payment_details,
+                    "iban": iban,
+                    "bic": bic,
+                    "voucher_type": voucher_type,
+                    "tax_currency": tax_currency,
+                    "suspend_after_days": suspend_after_days,
                 },
                 idempotency_key=idempotency_key,
             ),
@@ -1017,8 +1399,19 @@ class AsyncOperatorEntitiesResource:
         credit_note_prefix: str | Omit = OMIT,
         terms_days: int | Omit = OMIT,
         payment_details: str | Omit = OMIT,
+        iban: str | Omit = OMIT,
+        bic: str | Omit = OMIT,
+        voucher_type: VoucherTypeEnum | Omit = OMIT,
+        tax_currency: str | Omit = OMIT,
+        suspend_after_days: int | Omit | None = OMIT,
     ) -> Entity:
-        """Update a billing entity, for the next invoices."""
+        """Update a billing entity, for the next invoices.
+
+        Args:
+            voucher_type: when prepaid credit is taxed: single_purpose at its purchase, multi_purpose at its use.
+            tax_currency: currency of the entity's tax returns, if it is not USD.
+            suspend_after_days: days past due after which a tenant is suspended; null: never.
+        """
         return cast(
             "Entity",
             await self._http.call(
@@ -1040,6 +1433,11 @@ class AsyncOperatorEntitiesResource:
                     "credit_note_prefix": credit_note_prefix,
                     "terms_days": terms_days,
                     "payment_details": payment_details,
+                    "iban": iban,
+                    "bic": bic,
+                    "voucher_type": voucher_type,
+                    "tax_currency": tax_currency,
+                    "suspend_after_days": suspend_after_days,
                 },
             ),
         )
@@ -1090,6 +1488,20 @@ class AsyncOperatorInvoicesResource:
             ),
         )
 
+    async def create_debit_note(
+        self, id: int, *, reason: str, amounts: Sequence[AmountIn], idempotency_key: str | None = None
+    ) -> Invoice:
+        """Issue a debit note: a further charge on a final invoice, with its tax."""
+        return cast(
+            "Invoice",
+            await self._http.call(
+                "POST",
+                f"operator/invoices/{id}/debit",
+                body={"reason": reason, "amounts": amounts},
+                idempotency_key=idempotency_key,
+            ),
+        )
+
     async def finalize(self, id: int, *, idempotency_key: str | None = None) -> Invoice:
         """Finalize a draft."""
         return cast(
@@ -1116,6 +1528,46 @@ class AsyncOperatorInvoicesResource:
         )
 
 
+class AsyncOperatorMarginsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def get(
+        self,
+        *,
+        all: bool | Omit = OMIT,
+        from_month: str | Omit = OMIT,
+        group_by: str | Omit = OMIT,
+        model: str | Omit = OMIT,
+        tenant_id: int | Omit = OMIT,
+        to_month: str | Omit = OMIT,
+    ) -> Margins:
+        """Return revenue, cost and margin by month, tenant and deployment.
+
+        Args:
+            all: Also deployments without a booked cost.
+            from_month: As 2026-11; default: the current month.
+            group_by: Comma-separated: month, tenant, model; empty: one total.
+            model: The deployment's name.
+            to_month: Default: `from_month`.
+        """
+        return cast(
+            "Margins",
+            await self._http.call(
+                "GET",
+                "operator/margins",
+                query={
+                    "all": all,
+                    "from_month": from_month,
+                    "group_by": group_by,
+                    "model": model,
+                    "tenant_id": tenant_id,
+                    "to_month": to_month,
+                },
+            ),
+        )
+
+
 class AsyncOperatorModelsResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
@@ -1123,6 +1575,15 @@ class AsyncOperatorModelsResource:
     async def list(self) -> builtins.list[Model]:
         """Return the models this platform serves."""
         return cast("builtins.list[Model]", await self._http.call("GET", "operator/models"))
+
+
+class AsyncOperatorOneOffLinesResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def delete(self, id: int) -> None:
+        """Remove a one-off line that no invoice has billed."""
+        await self._http.call("DELETE", f"operator/one-off-lines/{id}")
 
 
 class AsyncOperatorPaymentEventsResource:
@@ -1139,6 +1600,13 @@ class AsyncOperatorPaymentEventsResource:
         """
         return AsyncPager[PaymentEvent](
             self._http, "operator/payment-events", query={"limit": page_size, "status": status}
+        )
+
+    async def dismiss(self, id: int, *, idempotency_key: str | None = None) -> PaymentEvent:
+        """Dismiss a failed payment event that was handled manually. Its health issue is resolved."""
+        return cast(
+            "PaymentEvent",
+            await self._http.call("POST", f"operator/payment-events/{id}/dismiss", idempotency_key=idempotency_key),
         )
 
 
@@ -1158,6 +1626,27 @@ class AsyncOperatorPeriodsResource:
         """Close a billing period that is over. Later usage goes to the next one."""
         return cast(
             "Period", await self._http.call("POST", f"operator/periods/{id}/close", idempotency_key=idempotency_key)
+        )
+
+
+class AsyncOperatorPriceTermsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def end(self, id: int, *, last_month: str, idempotency_key: str | None = None) -> PriceTerm:
+        """End a price term after a month that is not invoiced yet.
+
+        Args:
+            last_month: The last month with the term.
+        """
+        return cast(
+            "PriceTerm",
+            await self._http.call(
+                "POST",
+                f"operator/price-terms/{id}/end",
+                body={"last_month": last_month},
+                idempotency_key=idempotency_key,
+            ),
         )
 
 
@@ -1191,6 +1680,7 @@ class AsyncOperatorPricesResource:
         book: str | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
+        allow_unpriced_hours: bool | Omit = OMIT,
         prices: Sequence[PriceIn] | Omit = OMIT,
         withdrawn: Sequence[KindIn] | Omit = OMIT,
         idempotency_key: str | None = None,
@@ -1200,6 +1690,7 @@ class AsyncOperatorPricesResource:
         Args:
             tenant_id: Its own prices.
             effective_from: Default: the time of publication.
+            allow_unpriced_hours: Draft prices that leave hours of the day without a price.
             withdrawn: Models and tiers without a price from then on.
         """
         return cast(
@@ -1212,6 +1703,7 @@ class AsyncOperatorPricesResource:
                     "book": book,
                     "effective_from": effective_from,
                     "note": note,
+                    "allow_unpriced_hours": allow_unpriced_hours,
                     "prices": prices,
                     "withdrawn": withdrawn,
                 },
@@ -1253,6 +1745,7 @@ class AsyncOperatorPricesResource:
         book: str | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
+        allow_unpriced_hours: bool | Omit = OMIT,
         models: Sequence[str] | Omit = OMIT,
         round: bool | Omit = OMIT,
         idempotency_key: str | None = None,
@@ -1263,6 +1756,7 @@ class AsyncOperatorPricesResource:
             content: The file's text.
             tenant_id: Its own prices.
             effective_from: Default: the time of publication.
+            allow_unpriced_hours: Draft prices that leave hours of the day without a price.
             models: Only these, of a public price file.
             round: Round prices that are not whole nano-USD per million tokens.
         """
@@ -1276,11 +1770,43 @@ class AsyncOperatorPricesResource:
                     "book": book,
                     "effective_from": effective_from,
                     "note": note,
+                    "allow_unpriced_hours": allow_unpriced_hours,
                     "file_type": file_type,
                     "content": content,
                     "models": models,
                     "round": round,
                 },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+
+class AsyncOperatorProviderExportsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def compare(
+        self,
+        *,
+        content: str,
+        models: Mapping[str, str] | Omit = OMIT,
+        apply: bool | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> ExportComparison:
+        """Compare a provider's usage export with the booked executions, by day and model and by request. With `apply`,
+        requests that the tenant is charged too much for are credited, each once. Charges never rise.
+
+        Args:
+            content: The CSV's text.
+            models: Deployment -> the model's name in the export. Default: deployments have the export's names.
+            apply: Credit what tenants are charged too much.
+        """
+        return cast(
+            "ExportComparison",
+            await self._http.call(
+                "POST",
+                "operator/provider-exports",
+                body={"content": content, "models": models, "apply": apply},
                 idempotency_key=idempotency_key,
             ),
         )
@@ -1294,6 +1820,94 @@ class AsyncOperatorReconciliationResource:
         """Return the last comparison of budget periods, leases, events and journals, what was repaired, and which
         usage could not be settled."""
         return cast("Standing", await self._http.call("GET", "operator/reconciliation"))
+
+
+class AsyncOperatorReratingsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    def list(
+        self, *, page_size: int | Omit = OMIT, state: Literal["draft", "applied", "discarded"] | Omit = OMIT
+    ) -> AsyncPager[Rerating]:
+        """Return the re-ratings, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return AsyncPager[Rerating](self._http, "operator/reratings", query={"limit": page_size, "state": state})
+
+    async def propose(
+        self,
+        *,
+        starts_at: str | datetime,
+        ends_at: str | datetime,
+        reason: str,
+        tenant_id: int | Omit = OMIT,
+        book: str | Omit = OMIT,
+        prices: Sequence[PriceIn] | Omit = OMIT,
+        csv: str | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> Rerating:
+        """Draft corrected prices of past usage. Another operator applies them.
+
+        Args:
+            starts_at: First time of admission.
+            ends_at: End of the times of admission, exclusive.
+            reason: Printed on the credit and debit notes.
+            tenant_id: Correct this tenant's own prices.
+            csv: Instead of `prices`: a CSV.
+        """
+        return cast(
+            "Rerating",
+            await self._http.call(
+                "POST",
+                "operator/reratings",
+                body={
+                    "tenant_id": tenant_id,
+                    "book": book,
+                    "starts_at": starts_at,
+                    "ends_at": ends_at,
+                    "reason": reason,
+                    "prices": prices,
+                    "csv": csv,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    async def get(self, id: int) -> ReratingDetail:
+        """Return a re-rating with its corrected prices."""
+        return cast("ReratingDetail", await self._http.call("GET", f"operator/reratings/{id}"))
+
+    async def apply(self, id: int, *, idempotency_key: str | None = None) -> Rerating:
+        """Apply the draft: its credit and debit notes are issued within minutes."""
+        return cast(
+            "Rerating", await self._http.call("POST", f"operator/reratings/{id}/apply", idempotency_key=idempotency_key)
+        )
+
+    async def discard(self, id: int, *, idempotency_key: str | None = None) -> Rerating:
+        """Discard the draft."""
+        return cast(
+            "Rerating",
+            await self._http.call("POST", f"operator/reratings/{id}/discard", idempotency_key=idempotency_key),
+        )
+
+    async def preview(self, id: int) -> builtins.list[RerateRow]:
+        """Return the change of each invoice, by tenant. `note` is the credit or debit note that was issued for it."""
+        return cast("builtins.list[RerateRow]", await self._http.call("GET", f"operator/reratings/{id}/preview"))
+
+
+class AsyncOperatorSpendResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def list(self, *, day: str | date | Omit = OMIT) -> builtins.list[Spend]:
+        """Return what each upstream credential has spent on a day, and what running executions have reserved.
+
+        Args:
+            day: UTC; default: today.
+        """
+        return cast("builtins.list[Spend]", await self._http.call("GET", "operator/spend", query={"day": day}))
 
 
 class AsyncOperatorTaxRulesResource:
@@ -1441,7 +2055,7 @@ class AsyncOperatorTenantsResource:
         note: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> Credit:
-        """Grant credit. Prepaid credit is paid from the tenant's deposits."""
+        """Grant promotional credit, or sell prepaid credit from the tenant's deposits."""
         return cast(
             "Credit",
             await self._http.call(
@@ -1489,6 +2103,77 @@ class AsyncOperatorTenantsResource:
             ),
         )
 
+    def metered_usage(self, id: int, *, page_size: int | Omit = OMIT) -> AsyncPager[MeteredUsage]:
+        """Return the tenant's metered usage, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return AsyncPager[MeteredUsage](self._http, f"operator/tenants/{id}/metered-usage", query={"limit": page_size})
+
+    async def record_metered_usage(
+        self,
+        id: int,
+        *,
+        component: MeteredComponent,
+        model: str,
+        amount: int,
+        started_at: str | datetime,
+        ended_at: str | datetime,
+        reference: str,
+        idempotency_key: str | None = None,
+    ) -> MeteredUsage:
+        """Record cache storage, machine time or searches at the price of its start. A reference is recorded once.
+
+        Args:
+            model: The model or deployment.
+            amount: Tokens, machines or searches.
+            reference: Your identifier. A reference is recorded once.
+        """
+        return cast(
+            "MeteredUsage",
+            await self._http.call(
+                "POST",
+                f"operator/tenants/{id}/metered-usage",
+                body={
+                    "component": component,
+                    "model": model,
+                    "amount": amount,
+                    "started_at": started_at,
+                    "ended_at": ended_at,
+                    "reference": reference,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    def one_off_lines(self, id: int, *, page_size: int | Omit = OMIT) -> AsyncPager[OneOffLine]:
+        """Return the tenant's one-off lines, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return AsyncPager[OneOffLine](self._http, f"operator/tenants/{id}/one-off-lines", query={"limit": page_size})
+
+    async def add_one_off_line(
+        self, id: int, *, month: str, description: str, cents: int, idempotency_key: str | None = None
+    ) -> OneOffLine:
+        """Add a charge to the tenant's invoice of a month, or the next one.
+
+        Args:
+            month: The invoice's month, for example 2026-11.
+            cents: Before tax.
+        """
+        return cast(
+            "OneOffLine",
+            await self._http.call(
+                "POST",
+                f"operator/tenants/{id}/one-off-lines",
+                body={"month": month, "description": description, "cents": cents},
+                idempotency_key=idempotency_key,
+            ),
+        )
+
     async def record_payment(
         self,
         id: int,
@@ -1524,6 +2209,22 @@ class AsyncOperatorTenantsResource:
             ),
         )
 
+    async def set_prepaid(self, id: int, *, is_prepaid: bool, idempotency_key: str | None = None) -> Profile:
+        """Start or stop limiting a tenant's requests to its prepaid balance.
+
+        Args:
+            is_prepaid: Limit the tenant's requests to its balance.
+        """
+        return cast(
+            "Profile",
+            await self._http.call(
+                "POST",
+                f"operator/tenants/{id}/prepaid",
+                body={"is_prepaid": is_prepaid},
+                idempotency_key=idempotency_key,
+            ),
+        )
+
     async def price_book(self, id: int) -> BookIn:
         """Return the tenant's price book."""
         return cast("BookIn", await self._http.call("GET", f"operator/tenants/{id}/price-book"))
@@ -1531,6 +2232,62 @@ class AsyncOperatorTenantsResource:
     async def set_price_book(self, id: int, *, book: str) -> BookIn:
         """Assign the tenant to a price book from now on. Prices of the tenant take precedence."""
         return cast("BookIn", await self._http.call("PUT", f"operator/tenants/{id}/price-book", body={"book": book}))
+
+    def price_terms(self, id: int, *, page_size: int | Omit = OMIT) -> AsyncPager[PriceTerm]:
+        """Return the tenant's price terms, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return AsyncPager[PriceTerm](self._http, f"operator/tenants/{id}/price-terms", query={"limit": page_size})
+
+    async def add_price_term(
+        self,
+        id: int,
+        *,
+        term_type: TermTypeEnum,
+        description: str,
+        first_month: str,
+        last_month: str | Omit = OMIT,
+        model: str | Omit = OMIT,
+        tier: TierEnum | Omit = OMIT,
+        component: PriceComponent | Omit = OMIT,
+        tiers: Sequence[VolumeTierIn] | Omit = OMIT,
+        ppm: int | Omit = OMIT,
+        cents: int | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> PriceTerm:
+        """Add a price term: tiers of a component by month, a discount or a minimum charge.
+
+        Args:
+            description: Printed on invoices.
+            first_month: For example 2026-12.
+            model: Of a discount: all if empty.
+            tier: The service tier; default: standard.
+            tiers: Of graduated and volume prices.
+            ppm: Of a discount: 100000 is 10 percent.
+            cents: Of a minimum: each month, before tax.
+        """
+        return cast(
+            "PriceTerm",
+            await self._http.call(
+                "POST",
+                f"operator/tenants/{id}/price-terms",
+                body={
+                    "term_type": term_type,
+                    "description": description,
+                    "first_month": first_month,
+                    "last_month": last_month,
+                    "model": model,
+                    "tier": tier,
+                    "component": component,
+                    "tiers": tiers,
+                    "ppm": ppm,
+                    "cents": cents,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
 
     async def restore(self, id: int, *, idempotency_key: str | None = None) -> Tenant:
         """Restore the deleted tenant."""
@@ -1548,6 +2305,106 @@ class AsyncOperatorTenantsResource:
         """Suspend the tenant."""
         return cast(
             "Tenant", await self._http.call("POST", f"operator/tenants/{id}/suspend", idempotency_key=idempotency_key)
+        )
+
+
+class AsyncOperatorUpstreamCredentialsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def list(self) -> builtins.list[Credential]:
+        """Return the platform's upstream credentials, without their secrets."""
+        return cast("builtins.list[Credential]", await self._http.call("GET", "operator/upstream-credentials"))
+
+    async def create(
+        self,
+        *,
+        name: str,
+        secret: str,
+        daily_spend_limit_nano: int | Omit | None = OMIT,
+        max_concurrency: int | Omit | None = OMIT,
+        idempotency_key: str | None = None,
+    ) -> Credential:
+        """Store an upstream credential of the platform, for deployments to name.
+
+        Args:
+            name: 1 to 64 of a-z 0-9 . _ -.
+            secret: API key at the upstream. It is stored encrypted and never shown again.
+            daily_spend_limit_nano: Nano-USD per day (UTC).
+            max_concurrency: Concurrent requests.
+        """
+        return cast(
+            "Credential",
+            await self._http.call(
+                "POST",
+                "operator/upstream-credentials",
+                body={
+                    "name": name,
+                    "daily_spend_limit_nano": daily_spend_limit_nano,
+                    "max_concurrency": max_concurrency,
+                    "secret": secret,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    async def get(self, id: int) -> Credential:
+        """Return an upstream credential of the platform, without its secret."""
+        return cast("Credential", await self._http.call("GET", f"operator/upstream-credentials/{id}"))
+
+    async def update(
+        self,
+        id: int,
+        *,
+        name: str | Omit = OMIT,
+        daily_spend_limit_nano: int | Omit | None = OMIT,
+        max_concurrency: int | Omit | None = OMIT,
+    ) -> Credential:
+        """Change the name or the limits. To replace the secret, rotate the credential.
+
+        Args:
+            name: 1 to 64 of a-z 0-9 . _ -.
+            daily_spend_limit_nano: Nano-USD per day (UTC).
+            max_concurrency: Concurrent requests.
+        """
+        return cast(
+            "Credential",
+            await self._http.call(
+                "PATCH",
+                f"operator/upstream-credentials/{id}",
+                body={
+                    "name": name,
+                    "daily_spend_limit_nano": daily_spend_limit_nano,
+                    "max_concurrency": max_concurrency,
+                },
+            ),
+        )
+
+    async def delete(self, id: int) -> None:
+        """Remove a credential that no deployment uses."""
+        await self._http.call("DELETE", f"operator/upstream-credentials/{id}")
+
+    async def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> Credential:
+        """Replace the secret. Workers use the new one within seconds.
+
+        Args:
+            secret: API key at the upstream. It is stored encrypted and never shown again.
+        """
+        return cast(
+            "Credential",
+            await self._http.call(
+                "POST",
+                f"operator/upstream-credentials/{id}/rotate",
+                body={"secret": secret},
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    async def reencrypt(self, *, idempotency_key: str | None = None) -> Reencrypted:
+        """Encrypt all credentials, also those of tenants, with the newest key of MILLRACE_CREDENTIAL_KEYS."""
+        return cast(
+            "Reencrypted",
+            await self._http.call("POST", "operator/upstream-credentials/reencrypt", idempotency_key=idempotency_key),
         )
 
 
@@ -1666,9 +2523,71 @@ class AsyncPoliciesResource:
         """Deactivate the routing policy of the name. Its versions are kept and can be published again."""
         await self._http.call("DELETE", f"policies/{id}")
 
+    async def diff(self, id: int, *, against: int | Omit = OMIT) -> PolicyDiff:
+        """Return the differences between this version and an older one, as lines of their JSON.
+
+        Args:
+            against: ID of the older version; default: the previous one.
+        """
+        return cast("PolicyDiff", await self._http.call("GET", f"policies/{id}/diff", query={"against": against}))
+
     async def revert(self, id: int, *, idempotency_key: str | None = None) -> Policy:
         """Publish the body of this version as the newest version."""
         return cast("Policy", await self._http.call("POST", f"policies/{id}/revert", idempotency_key=idempotency_key))
+
+    async def dry_run(
+        self, *, body: Mapping[str, Any], name: str | Omit = OMIT, requests: int | Omit = OMIT
+    ) -> PolicyDryRun:
+        """Decide recent requests again by a policy, without running them.
+
+        Args:
+            name: The model name of the requests; default: requests of all models.
+            requests: The number of newest requests; default: 500.
+        """
+        return cast(
+            "PolicyDryRun",
+            await self._http.call("POST", "policies/dry-run", body={"name": name, "body": body, "requests": requests}),
+        )
+
+    async def validate(self, *, body: Mapping[str, Any]) -> PolicyValidation:
+        """Validate the body of a routing policy. Nothing is stored."""
+        return cast("PolicyValidation", await self._http.call("POST", "policies/validate", body={"body": body}))
+
+
+class AsyncPolicyDraftsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    def list(self, *, page_size: int | Omit = OMIT, name: str | Omit = OMIT) -> AsyncPager[PolicyDraft]:
+        """Return the drafts of routing policies, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return AsyncPager[PolicyDraft](self._http, "policy-drafts", query={"limit": page_size, "name": name})
+
+    async def save(self, *, name: str, body: Mapping[str, Any], idempotency_key: str | None = None) -> PolicyDraft:
+        """Save the draft of a routing policy, in place of an earlier one. Requests do not use it."""
+        return cast(
+            "PolicyDraft",
+            await self._http.call(
+                "POST", "policy-drafts", body={"name": name, "body": body}, idempotency_key=idempotency_key
+            ),
+        )
+
+    async def get(self, id: int) -> PolicyDraft:
+        """Return the object with this ID."""
+        return cast("PolicyDraft", await self._http.call("GET", f"policy-drafts/{id}"))
+
+    async def discard(self, id: int) -> None:
+        """Discard the draft."""
+        await self._http.call("DELETE", f"policy-drafts/{id}")
+
+    async def publish(self, id: int, *, idempotency_key: str | None = None) -> Policy:
+        """Publish the draft as the newest version, unless another version was published since it was created."""
+        return cast(
+            "Policy", await self._http.call("POST", f"policy-drafts/{id}/publish", idempotency_key=idempotency_key)
+        )
 
 
 class AsyncPricesResource:
@@ -1771,6 +2690,19 @@ class AsyncRequestsResource:
         """Return the details of a request: limits, route, replicas, times, tokens and the calculation of its cost."""
         return cast("RequestStory", await self._http.call("GET", f"requests/{quote(name, safe='')}"))
 
+    async def cache_layers(
+        self, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT
+    ) -> CacheLayers:
+        """Return requests, tokens and savings by cache layer. Default: 1 day.
+
+        Args:
+            from_: Start, inclusive.
+            to: End, exclusive; default: now.
+        """
+        return cast(
+            "CacheLayers", await self._http.call("GET", "requests/cache-layers", query={"from": from_, "to": to})
+        )
+
     async def rates(
         self,
         *,
@@ -1806,8 +2738,10 @@ class AsyncTenantResource:
         content_retention_days: int | Omit = OMIT,
         unknown_parameters: UnknownParametersEnum | Omit = OMIT,
         allowed_origins: Sequence[str] | Omit = OMIT,
+        answer_cache_seconds: int | Omit = OMIT,
+        answer_cache_sampled: bool | Omit = OMIT,
     ) -> Tenant:
-        """Change the tenant's name, retention of content, handling of unknown parameters, or allowed origins.
+        """Change the tenant's name, retention of content, unknown parameters, allowed origins or answer cache.
 
         Args:
             content_retention_days: Days for which prompts and completions are stored in the request log; 0: not
@@ -1817,6 +2751,8 @@ class AsyncTenantResource:
                 setting.
             allowed_origins: Origins of web pages that may call /v1 with the tenant's keys, such as https://host; *:
                 any.
+            answer_cache_seconds: Lifetime of cached answers in seconds; 0: answers are not cached.
+            answer_cache_sampled: Whether answers to requests with a temperature above 0 are cached too.
         """
         return cast(
             "Tenant",
@@ -1828,6 +2764,8 @@ class AsyncTenantResource:
                     "content_retention_days": content_retention_days,
                     "unknown_parameters": unknown_parameters,
                     "allowed_origins": allowed_origins,
+                    "answer_cache_seconds": answer_cache_seconds,
+                    "answer_cache_sampled": answer_cache_sampled,
                 },
             ),
         )
@@ -1839,6 +2777,106 @@ class AsyncTenantResource:
     async def restore(self, *, idempotency_key: str | None = None) -> Tenant:
         """Restore the deleted tenant."""
         return cast("Tenant", await self._http.call("POST", "tenant/restore", idempotency_key=idempotency_key))
+
+
+class AsyncUpstreamCredentialsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[OwnCredential]:
+        """Return the tenant's own upstream credentials, newest first, without their secrets.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return AsyncPager[OwnCredential](self._http, "upstream-credentials", query={"limit": page_size})
+
+    async def create(
+        self,
+        *,
+        name: str,
+        models: Sequence[str],
+        secret: str,
+        daily_spend_limit_nano: int | Omit | None = OMIT,
+        max_concurrency: int | Omit | None = OMIT,
+        idempotency_key: str | None = None,
+    ) -> OwnCredential:
+        """Store an upstream credential of the tenant. Its requests for `models` use it instead of the platform's.
+
+        Args:
+            name: 1 to 64 of a-z 0-9 . _ -.
+            models: Models whose requests use this credential instead of the platform's.
+            secret: API key at the upstream. It is stored encrypted and never shown again.
+            daily_spend_limit_nano: Nano-USD per day (UTC).
+            max_concurrency: Concurrent requests.
+        """
+        return cast(
+            "OwnCredential",
+            await self._http.call(
+                "POST",
+                "upstream-credentials",
+                body={
+                    "name": name,
+                    "daily_spend_limit_nano": daily_spend_limit_nano,
+                    "max_concurrency": max_concurrency,
+                    "models": models,
+                    "secret": secret,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    async def get(self, id: int) -> OwnCredential:
+        """Return the object with this ID."""
+        return cast("OwnCredential", await self._http.call("GET", f"upstream-credentials/{id}"))
+
+    async def update(
+        self,
+        id: int,
+        *,
+        name: str | Omit = OMIT,
+        daily_spend_limit_nano: int | Omit | None = OMIT,
+        max_concurrency: int | Omit | None = OMIT,
+        models: Sequence[str] | Omit = OMIT,
+    ) -> OwnCredential:
+        """Change the name, the models or the limits. To replace the secret, rotate the credential.
+
+        Args:
+            name: 1 to 64 of a-z 0-9 . _ -.
+            daily_spend_limit_nano: Nano-USD per day (UTC).
+            max_concurrency: Concurrent requests.
+            models: Models whose requests use this credential instead of the platform's.
+        """
+        return cast(
+            "OwnCredential",
+            await self._http.call(
+                "PATCH",
+                f"upstream-credentials/{id}",
+                body={
+                    "name": name,
+                    "daily_spend_limit_nano": daily_spend_limit_nano,
+                    "max_concurrency": max_concurrency,
+                    "models": models,
+                },
+            ),
+        )
+
+    async def delete(self, id: int) -> None:
+        """Remove the credential. Requests for its models use the platform's again."""
+        await self._http.call("DELETE", f"upstream-credentials/{id}")
+
+    async def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> OwnCredential:
+        """Replace the secret. Workers use the new one within seconds.
+
+        Args:
+            secret: API key at the upstream. It is stored encrypted and never shown again.
+        """
+        return cast(
+            "OwnCredential",
+            await self._http.call(
+                "POST", f"upstream-credentials/{id}/rotate", body={"secret": secret}, idempotency_key=idempotency_key
+            ),
+        )
 
 
 class AsyncUsageResource:
@@ -1977,6 +3015,9 @@ class AsyncWebhookEventsResource:
             "invoice.finalized",
             "invoice.paid",
             "invoice.past_due",
+            "invoice.voided",
+            "invoice.written_off",
+            "payment.recorded",
             "webhook.test",
         ]
         | Omit = OMIT,
@@ -2075,17 +3116,25 @@ class AsyncOperatorResources:
     """Resources of operators."""
 
     def __init__(self, http: AsyncHttp) -> None:
+        self.costs = AsyncOperatorCostsResource(http)
         self.deployments = AsyncOperatorDeploymentsResource(http)
         self.entities = AsyncOperatorEntitiesResource(http)
         self.exchange_rates = AsyncOperatorExchangeRatesResource(http)
         self.invoices = AsyncOperatorInvoicesResource(http)
+        self.margins = AsyncOperatorMarginsResource(http)
         self.models = AsyncOperatorModelsResource(http)
+        self.one_off_lines = AsyncOperatorOneOffLinesResource(http)
         self.payment_events = AsyncOperatorPaymentEventsResource(http)
         self.periods = AsyncOperatorPeriodsResource(http)
+        self.price_terms = AsyncOperatorPriceTermsResource(http)
         self.prices = AsyncOperatorPricesResource(http)
+        self.provider_exports = AsyncOperatorProviderExportsResource(http)
         self.reconciliation = AsyncOperatorReconciliationResource(http)
+        self.reratings = AsyncOperatorReratingsResource(http)
+        self.spend = AsyncOperatorSpendResource(http)
         self.tax_rules = AsyncOperatorTaxRulesResource(http)
         self.tenants = AsyncOperatorTenantsResource(http)
+        self.upstream_credentials = AsyncOperatorUpstreamCredentialsResource(http)
         self.users = AsyncOperatorUsersResource(http)
         self.workers = AsyncOperatorWorkersResource(http)
 
@@ -2096,10 +3145,12 @@ class AsyncResources:
     def __init__(self, http: AsyncHttp) -> None:
         self.alerts = AsyncAlertsResource(http)
         self.audit = AsyncAuditResource(http)
+        self.billing = AsyncBillingResource(http)
         self.billing_profile = AsyncBillingProfileResource(http)
         self.budgets = AsyncBudgetsResource(http)
         self.commitments = AsyncCommitmentsResource(http)
         self.credits = AsyncCreditsResource(http)
+        self.experiments = AsyncExperimentsResource(http)
         self.forecast = AsyncForecastResource(http)
         self.invitations = AsyncInvitationsResource(http)
         self.invoices = AsyncInvoicesResource(http)
@@ -2109,10 +3160,12 @@ class AsyncResources:
         self.members = AsyncMembersResource(http)
         self.payments = AsyncPaymentsResource(http)
         self.policies = AsyncPoliciesResource(http)
+        self.policy_drafts = AsyncPolicyDraftsResource(http)
         self.prices = AsyncPricesResource(http)
         self.projects = AsyncProjectsResource(http)
         self.requests = AsyncRequestsResource(http)
         self.tenant = AsyncTenantResource(http)
+        self.upstream_credentials = AsyncUpstreamCredentialsResource(http)
         self.usage = AsyncUsageResource(http)
         self.webhook_deliveries = AsyncWebhookDeliveriesResource(http)
         self.webhook_events = AsyncWebhookEventsResource(http)

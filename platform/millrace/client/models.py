@@ -9,13 +9,13 @@ AccountEnum = Literal[
 ]
 BlankEnum = Literal[""]
 BucketEnum = Literal["hour", "day", "month"]
+BudgetUnit = Literal["money", "tokens", "requests"]
 BuyerEnum = Literal["business", "consumer"]
 CategoryEnum = Literal["S", "AE", "Z", "E", "G", "O"]
-ComponentEnum = Literal[
-    "uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output", "answer_hit_input", "answer_hit_output"
-]
+ChangeEnum = Literal["+", "-", " "]
 CreditInGrantTypeEnum = Literal["prepaid", "promotional"]
 CreditOutGrantTypeEnum = Literal["prepaid", "promotional", "commitment"]
+DecisionEnum = Literal["draft", "waiting", "sample_ratio", "harm", "better", "worse", "no_difference", "unclear"]
 DeliveryStateEnum = Literal["queued", "sent", "failed"]
 DeploymentOutStateEnum = Literal[
     "ready",
@@ -30,32 +30,62 @@ DeploymentOutStateEnum = Literal[
     "unloaded",
     "unknown",
 ]
+EngineEnum = Literal["millrace", "openai", "anthropic", "managed"]
 EventTypesEnum = Literal[
     "budget.threshold_reached",
     "credit_note.finalized",
     "invoice.finalized",
     "invoice.paid",
     "invoice.past_due",
+    "invoice.voided",
+    "invoice.written_off",
+    "payment.recorded",
     "webhook.test",
 ]
 ExecutionOutcome = Literal["completed", "cancelled", "failed"]
+ExperimentState = Literal["draft", "running", "stopped"]
+ExperimentUnit = Literal["end_user", "conversation", "key", "metadata"]
 FileTypeEnum = Literal["json", "csv"]
 GroupByEnum = Literal["model", "key", "project", "tier", "miss_reason"]
 InvoiceState = Literal["draft", "open", "paid", "void", "uncollectible"]
-InvoiceTypeEnum = Literal["invoice", "correction", "credit_note"]
+InvoiceTypeEnum = Literal["invoice", "purchase", "correction", "credit_note", "debit_note"]
+KindEnum = Literal["webhook", "slack", "pagerduty"]
+LayerEnum = Literal["exact", "single_flight", "prefix", "computed"]
+MeteredComponent = Literal["cache_storage", "machine_hours", "searches"]
 ModeEnum = Literal["hard", "soft", "dry_run"]
 PaymentEventStatus = Literal["handled", "ignored", "failed"]
 PeriodEnum = Literal["day", "month", "lifetime"]
+PriceComponent = Literal[
+    "uncached",
+    "cache_read",
+    "cache_write_5m",
+    "cache_write_1h",
+    "output",
+    "answer_hit_input",
+    "answer_hit_output",
+    "cache_storage",
+    "machine_hours",
+    "searches",
+]
 PriceVersionState = Literal["draft", "published", "discarded"]
-RequestAdjustmentOutOutcomeEnum = Literal["failed", "cancelled", "late"]
+PrimaryMetricEnum = Literal["cost", "ttft", "itl", "success", "cache_hit"]
+RequestAdjustmentOutOutcomeEnum = Literal["failed", "cancelled", "late", "reconciled"]
 RequestOutcome = Literal["completed", "cancelled", "failed", "limited", "refused"]
+ReratingState = Literal["draft", "applied", "discarded"]
+ResultEnum = Literal["waiting", "better", "worse", "harm", "within", "unclear"]
 RoleEnum = Literal["owner", "admin", "developer", "billing", "readonly"]
 ScopeEnum = Literal["tenant", "project", "key"]
 ScopesEnum = Literal["inference", "manage", "models", "endpoints"]
+TaskEnum = Literal["generate", "embed"]
 TenantStatus = Literal["active", "suspended", "purged"]
+TermTypeEnum = Literal["graduated", "volume", "discount", "minimum"]
 TierEnum = Literal["standard", "batch", "flex", "priority"]
-UnitEnum = Literal["money", "tokens", "requests"]
+TokenComponent = Literal[
+    "uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output", "answer_hit_input", "answer_hit_output"
+]
 UnknownParametersEnum = Literal["default", "reject", "warn"]
+UsageSourceEnum = Literal["engine", "upstream", "estimated"]
+VoucherTypeEnum = Literal["single_purpose", "multi_purpose"]
 WantedStateEnum = Literal["loaded", "drained", "unloaded"]
 WebhookDeliveryState = Literal["pending", "delivered", "failed"]
 
@@ -66,7 +96,7 @@ class Alert(TypedDict):
     id: int
     budget_id: int
     budget_name: str
-    unit: UnitEnum
+    unit: BudgetUnit
     period_start: str
     period_end: str | None
     threshold: str  # percent, or `forecast`
@@ -123,7 +153,7 @@ class Budget(TypedDict):
     project_id: int | None
     key_id: int | None
     member_id: int | None
-    unit: UnitEnum
+    unit: BudgetUnit
     period: PeriodEnum
     amount: int
     mode: ModeEnum
@@ -144,7 +174,7 @@ class BudgetSaved(TypedDict):
     project_id: int | None
     key_id: int | None
     member_id: int | None
-    unit: UnitEnum
+    unit: BudgetUnit
     period: PeriodEnum
     amount: int
     mode: ModeEnum
@@ -158,6 +188,28 @@ class BudgetSaved(TypedDict):
     created_at: str
     budget_period: dict[str, Any] | None  # Return the current period. null: no request has used the budget in it.
     pending_gateways: list[str] | None
+
+
+class CacheLayer(TypedDict):
+    """What one cache layer served."""
+
+    layer: LayerEnum
+    requests: int
+    input_tokens: int  # Of `prefix`: tokens read from the prefix cache.
+    output_tokens: int
+    saved_usd: str  # Compared with uncached prices; exact amount.
+    saved_ms: int  # Latency of the original requests minus that of their exact hits.
+
+
+class CacheLayers(TypedDict):
+    """Requests, tokens and savings by cache layer."""
+
+    layers: list[CacheLayer]
+    requests: int  # Requests with a known cache layer.
+    hits: int  # Requests whose answer was not computed.
+    hit_rate: float | None
+    saved_usd: str
+    saved_ms: int
 
 
 class Check(TypedDict):
@@ -200,6 +252,40 @@ class Cost(TypedDict):
     saved_usd: str  # Negative if cache writes cost more than reads saved.
 
 
+class CostCard(TypedDict):
+    """A deployment's current cost card."""
+
+    id: int
+    model: str  # The deployment's name.
+    effective_from: str
+    note: str
+    prices: list[Price]
+
+
+class CostChange(TypedDict):
+    """A change of the cost of a component. Null: without a cost."""
+
+    model: str  # The deployment's name.
+    component: str
+    from_tokens: int
+    until_tokens: int | None
+    before_usd_per_million: str | None
+    after_usd_per_million: str | None
+
+
+class CostImport(TypedDict):
+    changes: list[CostChange]
+    left_out: LeftOut
+    dry_run: bool
+
+
+class Counted(TypedDict):
+    input_tokens: int
+    cached_tokens: int | None  # Part of the input.
+    output_tokens: int
+    cost_usd: str | None
+
+
 class Counts(TypedDict):
     """The sums of a set of events."""
 
@@ -209,6 +295,19 @@ class Counts(TypedDict):
     unpinned_tokens: int  # Marked for caching, but not pinned because a limit was reached.
     reasoning_tokens: int  # The part of the output before the answers.
     cost: Cost
+
+
+class Credential(TypedDict):
+    """A credential of the platform, without its secret."""
+
+    id: int
+    name: str
+    daily_spend_limit_nano: int | None  # nano-USD per day (UTC); null: no limit
+    max_concurrency: int | None  # concurrent requests of all replicas; null: no limit
+    version: int  # increases by 1 with each rotation of the secret
+    encryption_key_id: str  # of the key in MILLRACE_CREDENTIAL_KEYS
+    created_at: str
+    rotated_at: str | None
 
 
 class Credit(TypedDict):
@@ -221,6 +320,7 @@ class Credit(TypedDict):
     expires_at: str | None
     created_at: str
     note: str
+    is_taxed: bool  # its purchase was taxed, so its use is not
 
 
 class Day(TypedDict):
@@ -259,11 +359,24 @@ class Deployment(TypedDict):
     max_model_len: int | None
     kv_cache_memory: str
     block_size: int | None
+    speculation: str
     tool_parser: str
     reasoning_parser: str
     default_max_tokens: int | None
     pools: dict[str, int]
     idle_seconds: int
+    engine: str
+    upstream_model: str
+    preset: str
+    credential_id: int | None
+    allow_internal: bool
+    concurrency: int
+    command: str
+    images: bool
+    tools: bool
+    reasoning: bool
+    task: str
+    dimensions: int | None
     wanted_state: WantedStateEnum
     state: DeploymentOutStateEnum
     reason: str  # Why a replica could not be loaded.
@@ -312,6 +425,7 @@ class Endpoint(TypedDict):
     """An endpoint without its secret, with the result of its newest attempt."""
 
     id: int
+    kind: KindEnum
     url: str
     description: str
     event_types: list[str]  # empty: all types
@@ -329,6 +443,7 @@ class EndpointMade(TypedDict):
     """An endpoint without its secret, with the result of its newest attempt."""
 
     id: int
+    kind: KindEnum
     url: str
     description: str
     event_types: list[str]  # empty: all types
@@ -360,6 +475,11 @@ class Entity(TypedDict):
     credit_note_prefix: str
     terms_days: int
     payment_details: str
+    iban: str
+    bic: str
+    voucher_type: VoucherTypeEnum
+    tax_currency: str  # currency of the entity's tax returns, if it is not USD
+    suspend_after_days: int | None  # days past due after which a tenant is suspended; null: never
 
 
 class Event(TypedDict):
@@ -378,6 +498,123 @@ class ExchangeRate(TypedDict):
     micro_per_usd: int
 
 
+class ExecutionCost(TypedDict):
+    """The cost and the margin of an execution."""
+
+    request_id: str
+    execution: int
+    admitted_at: str
+    tenant_id: int
+    model: str
+    outcome: str  # as reported with the tokens
+    usage_source: str
+    credential_id: int | None  # the upstream credential that it used
+    is_tenant_credential: bool  # the tenant pays the provider, so the cost is 0
+    uncached: int
+    cache_read: int
+    cache_write_5m: int
+    cache_write_1h: int
+    output: int
+    uncosted_tokens: int  # of classes without a price in the cost card
+    cost_card_id: int | None  # None: the deployment had none
+    cost_usd: str
+    revenue_usd: str | None  # Null if its usage is archived.
+    margin_usd: str | None  # Null if its usage is archived.
+    unbilled_usd: str  # The price of the tokens above the reservation.
+
+
+class Experiment(TypedDict):
+    """An experiment."""
+
+    id: int
+    name: str
+    model: str  # the model name of the requests
+    unit: ExperimentUnit
+    metadata_key: str
+    arms: list[ExperimentArmField]
+    primary_metric: str
+    guardrails: dict[str, float]
+    planned_days: int
+    state: ExperimentState
+    stop_reason: str  # user, harm or ended; empty: it was not stopped.
+    stop_metric: str  # the guardrail that was crossed
+    created_at: str
+    started_at: str | None
+    stopped_at: str | None
+
+
+class ExperimentArm(TypedDict):
+    """The results of an arm."""
+
+    name: str
+    share: int
+    requests: int
+    units: int
+    cost_usd: str
+    changes: list[ExperimentChange]
+    saving: ExperimentSaving | None
+
+
+class ExperimentArmField(TypedDict):
+    """An arm of an experiment."""
+
+    name: str
+    share: int  # Percent of the units.
+    model: NotRequired[str]  # Deployment; empty: as the routing policy selects.
+
+
+class ExperimentChange(TypedDict):
+    """The change of a metric against the control. Of cost and latencies it is relative, of rates in parts of 1."""
+
+    metric: str
+    control: float | None  # Cost in femto-USD; TTFT in milliseconds, ITL in microseconds (geometric means).
+    treatment: float | None
+    change: float | None
+    low: float | None  # Lower end of the always-valid 95% interval.
+    high: float | None  # Upper end.
+    guardrail: float | None
+    result: ResultEnum
+    is_primary: bool
+
+
+class ExperimentResults(TypedDict):
+    """The results of an experiment, which are valid at any time."""
+
+    requests: int  # Counted requests of all arms.
+    decision: DecisionEnum
+    winner: str  # The arm that is better; empty if the decision is another.
+    sample_ratio_p: float  # Below 0.01, the observed shares contradict the planned ones.
+    arms: list[ExperimentArm]
+
+
+class ExperimentSaving(TypedDict):
+    """The saving per 30 days if all requests moved to this arm."""
+
+    requests: int  # Requests per 30 days at the rate of the experiment.
+    usd: str  # Negative if this arm costs more.
+    low_usd: str | None
+    high_usd: str | None
+
+
+class ExportComparison(TypedDict):
+    days: int  # Compared pairs of a day and a model.
+    requests: int  # Compared requests.
+    differences: list[ExportDifference]
+    more: int  # Differences that are left out.
+
+
+class ExportDifference(TypedDict):
+    """A difference between the provider's counts and the booked executions."""
+
+    day: str
+    model: str  # The model's name in the export.
+    request_id: str  # Empty: of the whole day.
+    provider: Counted | None  # Null: not in the export.
+    booked: Counted | None  # Null: nothing is booked.
+    credit_usd: str  # What the tenant is charged too much.
+    is_credited: bool
+
+
 class Forecast(TypedDict):
     """The forecast of the month. All null and without days if there is too little history."""
 
@@ -385,6 +622,12 @@ class Forecast(TypedDict):
     low: int | None  # `low` to `high` is an 80% prediction interval.
     high: int | None
     path: list[Day]
+
+
+class HostedPage(TypedDict):
+    """A page of the payment provider."""
+
+    url: str
 
 
 class Import(TypedDict):
@@ -424,6 +667,7 @@ class Invoice(TypedDict):
     subtotal: int
     taxable: int
     total: int
+    prepaid: int  # cents of the total that prepaid credit paid; of a purchase, all of it
     sha256: str
 
 
@@ -507,12 +751,50 @@ class Limits(TypedDict):
     updated_at: str
 
 
+class Margin(TypedDict):
+    """Revenue, cost and margin of a group. A dimension that is not grouped by is null."""
+
+    month: str | None
+    tenant_id: int | None
+    tenant: str | None  # The tenant's slug.
+    model: str | None
+    executions: int  # All, also failed ones.
+    costed: int  # Executions with a booked cost.
+    estimated: int  # Executions whose tokens are estimated.
+    revenue_usd: str  # Usage at the tenants' prices, before credits and tax.
+    cost_usd: str
+    margin_usd: str
+    failed_usd: str  # The part of the cost that failed executions have.
+    unbilled_usd: str  # The price of tokens above reservations; not in the revenue.
+    uncosted_tokens: int  # Tokens without a cost.
+
+
+class Margins(TypedDict):
+    rows: list[Margin]
+    total: Margin
+
+
 class Member(TypedDict):
     id: int
     email: str
     name: str
     role: RoleEnum
     created_at: str
+
+
+class MeteredUsage(TypedDict):
+    """Metered usage with its cost."""
+
+    id: int
+    reference: str  # the sender's identifier
+    component: MeteredComponent
+    model: str  # the model or deployment
+    amount: int  # tokens, machines or searches
+    started_at: str
+    ended_at: str
+    recorded_at: str
+    usd_per_million: str  # Of token-hours, machine-hours or searches.
+    cost_usd: str
 
 
 class Model(TypedDict):
@@ -547,6 +829,28 @@ class OfferedPrice(TypedDict):
     tier: str
     component: str
     usd_per_million: str
+
+
+class OneOffLine(TypedDict):
+    id: int
+    month: str
+    description: str
+    cents: int
+    created_at: str
+    invoice: NotRequired[str | None]
+
+
+class OwnCredential(TypedDict):
+    """A tenant's own credential, without its secret."""
+
+    id: int
+    name: str
+    models: list[str]
+    daily_spend_limit_nano: int | None  # nano-USD per day (UTC); null: no limit
+    max_concurrency: int | None  # concurrent requests of all replicas; null: no limit
+    version: int  # increases by 1 with each rotation of the secret
+    created_at: str
+    rotated_at: str | None
 
 
 class Payment(TypedDict):
@@ -592,12 +896,77 @@ class Policy(TypedDict):
     created_at: str
 
 
+class PolicyDiff(TypedDict):
+    name: str
+    version: int
+    against: int | None  # The older version; null: there is none.
+    lines: list[PolicyDiffLine]  # All lines of both texts; empty if they are equal.
+
+
+class PolicyDiffLine(TypedDict):
+    change: ChangeEnum
+    text: str
+
+
+class PolicyDraft(TypedDict):
+    id: int
+    name: str
+    body: dict[str, Any]
+    based_on: int | None  # version that was active when the draft was created
+    error: str  # Why the draft is not a valid policy; empty: it is valid.
+    updated_at: str
+
+
+class PolicyDryRun(TypedDict):
+    """The targets that recent requests would have taken, and the difference of their cost."""
+
+    requests: int
+    undecided: int  # Requests whose properties were not all recorded.
+    unmatched: int  # Requests that no rule matches: 404.
+    rules: list[PolicyDryRunRule]
+    moves: list[PolicyDryRunMove]
+    priced: int  # Requests whose cost is known before and after.
+    usd_before: str  # The cost of these requests.
+    usd_after: str  # Their cost by the rate cards of the new targets.
+    ttft_p50_ms_before: int | None
+    ttft_p95_ms_before: int | None
+    ttft_p50_ms_after: int | None  # Estimated by the last day's latencies.
+    ttft_p95_ms_after: int | None
+    decisions: list[PolicyDryRunDecision]  # The first 100 requests that would move.
+
+
+class PolicyDryRunDecision(TypedDict):
+    request_id: str
+    before: str
+    after: str
+    rule: int | None
+
+
+class PolicyDryRunMove(TypedDict):
+    """Requests that would go to another target."""
+
+    before: str
+    after: str  # Empty: no rule matches, so the response would be 404.
+    requests: int
+
+
+class PolicyDryRunRule(TypedDict):
+    rule: int  # Index of the rule.
+    requests: int
+
+
+class PolicyValidation(TypedDict):
+    valid: bool
+    error: str  # The first error, with its path; empty: the policy is valid.
+    models: list[str]  # The models of all rules.
+
+
 class Price(TypedDict):
     """A price with half-open ranges."""
 
     model: str
     tier: TierEnum
-    component: ComponentEnum
+    component: PriceComponent
     usd_per_million: str
     from_tokens: int
     until_tokens: int | None
@@ -610,12 +979,23 @@ class PriceIn(TypedDict):
 
     model: str
     tier: NotRequired[TierEnum]
-    component: ComponentEnum
+    component: PriceComponent
     usd_per_million: str  # For example 3.75.
     from_tokens: NotRequired[int]  # Of the whole prompt.
     until_tokens: NotRequired[int]
     from_time: NotRequired[str]  # Of the UTC day, HH:MM.
     until_time: NotRequired[str]
+
+
+class PriceTerm(TypedDict):
+    """A price term. Prices are in USD per million tokens."""
+
+    id: int
+    description: str  # printed on invoices
+    first_month: str
+    last_month: str
+    created_at: str
+    rule: dict[str, Any]
 
 
 class Profile(TypedDict):
@@ -630,6 +1010,11 @@ class Profile(TypedDict):
     po_number: str
     currency: str  # shown in addition to USD
     entity: str
+    is_prepaid: bool  # requests are limited to the tenant's balance
+    suspended_at: str | None  # by dunning; null: not by dunning
+    top_up_below: int | None  # cents of balance before tax below which credit is bought; null: never
+    top_up_cents: int | None  # cents of each automatic top-up
+    has_payment_method: bool  # Whether a payment method is saved.
 
 
 class Project(TypedDict):
@@ -642,11 +1027,15 @@ class Project(TypedDict):
 class RatedLine(TypedDict):
     """Tokens of one class at one price: tokens x price is the cost, exactly."""
 
-    component: ComponentEnum
+    component: TokenComponent
     tokens: int
     price_id: int
     usd_per_million: str
     usd: str
+
+
+class Reencrypted(TypedDict):
+    changed: int  # Credentials that had an older encryption key.
 
 
 class Report(TypedDict):
@@ -748,6 +1137,10 @@ class RequestExecution(TypedDict):
     cache_write_1h: int
     output: int
     reasoning_tokens: int  # The part of the output before the answer.
+    usage_source: UsageSourceEnum
+    unbilled_tokens: int  # Counted by the provider above the reservation, and not charged.
+    accepted_drafts: int  # Draft tokens that became part of the output.
+    rejected_drafts: int  # Draft tokens that were rejected. They are not billed.
     miss_reason: str  # Why the prefix cache was missed; empty: it was not.
     reserved_nano: int | None
     price_version: int | None
@@ -815,6 +1208,8 @@ class RequestRecord(TypedDict):
     dry_run_rejections: int  # number of dry-run limits that would have rejected the request
     batch_line: int | None
     ignored: list[str]  # Request fields that were accepted without effect.
+    cache_layer: str  # origin of the answer; empty: no usage is known
+    cache_source: str  # the request whose cached or concurrent answer was returned
 
 
 class RequestStory(TypedDict):
@@ -852,8 +1247,61 @@ class Requests(TypedDict):
     failed: int  # Never billed; their tokens are in no sum.
 
 
+class RerateRow(TypedDict):
+    """The change of an invoice. Negative amounts are credited."""
+
+    tenant_id: int
+    tenant: str
+    invoice: str
+    month: str
+    difference_usd: str  # Exact.
+    subtotal: int  # Cents before tax.
+    total: int  # Cents with tax, before credit is applied.
+    note: NotRequired[str | None]  # Null: not issued.
+
+
+class Rerating(TypedDict):
+    id: int
+    book: str
+    tenant_id: int | None  # whose own prices are corrected; None: the book's
+    number: int | None  # the order in which re-ratings were applied
+    state: ReratingState
+    reason: str
+    starts_at: str
+    ends_at: str
+    created_at: str
+    created_by: NotRequired[str | None]
+    decided_at: str | None
+    decided_by: NotRequired[str | None]
+
+
+class ReratingDetail(TypedDict):
+    id: int
+    book: str
+    tenant_id: int | None  # whose own prices are corrected; None: the book's
+    number: int | None  # the order in which re-ratings were applied
+    state: ReratingState
+    reason: str
+    starts_at: str
+    ends_at: str
+    created_at: str
+    created_by: NotRequired[str | None]
+    decided_at: str | None
+    decided_by: NotRequired[str | None]
+    prices: list[Price]
+
+
 class Secret(TypedDict):
     secret: str  # The signing secret (Standard Webhooks). It is shown only once.
+
+
+class Spend(TypedDict):
+    """What an upstream credential has spent on a day, and what is reserved for running executions."""
+
+    credential_id: int  # 0: without a credential.
+    executions: int
+    spent_usd: str
+    reserved_usd: str
 
 
 class Standing(TypedDict):
@@ -888,6 +1336,8 @@ class Tenant(TypedDict):
     content_retention_days: int  # retention of prompts and completions; 0: not stored
     unknown_parameters: UnknownParametersEnum
     allowed_origins: list[str]
+    answer_cache_seconds: int  # lifetime of cached answers; 0: answers are not cached
+    answer_cache_sampled: bool  # whether answers with a temperature above 0 are cached too
 
 
 class Tokens(TypedDict):
@@ -935,6 +1385,8 @@ class UsageEvent(TypedDict):
     changed_at: int | None  # the prompt's first token that differs from a known prefix
     unpinned_tokens: int  # requested to be pinned and not pinned for lack of space
     reasoning_tokens: int  # part of output
+    usage_source: UsageSourceEnum
+    unbilled_tokens: int  # reported above the reservation; not charged, and in no other count
     cost: Cost
     lines: list[RatedLine]  # Empty if not billed.
     queue_us: int
@@ -999,6 +1451,13 @@ class VersionDetail(TypedDict):
     decided_by: NotRequired[str | None]
     prices: list[Price]
     withdrawn: list[KindIn]
+
+
+class VolumeTierIn(TypedDict):
+    """The price of a month's tokens from a number on, up to the next tier."""
+
+    from_tokens: int
+    usd_per_million: str  # For example 3.75. 0 includes the tokens.
 
 
 class Worker(TypedDict):

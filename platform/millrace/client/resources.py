@@ -17,11 +17,16 @@ from millrace.client.models import (
     BookIn,
     Budget,
     BudgetSaved,
+    BudgetUnit,
     BuyerEnum,
+    CacheLayers,
     CategoryEnum,
     Check,
     Commitment,
     Comparison,
+    CostCard,
+    CostImport,
+    Credential,
     Credit,
     CreditInGrantTypeEnum,
     Delivery,
@@ -31,12 +36,20 @@ from millrace.client.models import (
     DraftedPrice,
     Endpoint,
     EndpointMade,
+    EngineEnum,
     Entity,
     Event,
     EventTypesEnum,
     ExchangeRate,
+    ExecutionCost,
+    Experiment,
+    ExperimentArmField,
+    ExperimentResults,
+    ExperimentUnit,
+    ExportComparison,
     FileTypeEnum,
     Forecast,
+    HostedPage,
     Import,
     Invitation,
     Invoice,
@@ -45,35 +58,56 @@ from millrace.client.models import (
     KindIn,
     Ledger,
     Limits,
+    Margins,
     Member,
+    MeteredComponent,
+    MeteredUsage,
     ModeEnum,
     Model,
     NewKey,
+    OneOffLine,
+    OwnCredential,
     Payment,
     PaymentEvent,
     Period,
     PeriodEnum,
     Policy,
+    PolicyDiff,
+    PolicyDraft,
+    PolicyDryRun,
+    PolicyValidation,
     Price,
+    PriceComponent,
     PriceIn,
+    PriceTerm,
+    PrimaryMetricEnum,
     Profile,
     Project,
+    Reencrypted,
     Request,
     RequestRates,
     RequestStory,
+    RerateRow,
+    Rerating,
+    ReratingDetail,
     RoleEnum,
     ScopesEnum,
     Secret,
+    Spend,
     Standing,
+    TaskEnum,
     TaxRule,
     Tenant,
-    UnitEnum,
+    TermTypeEnum,
+    TierEnum,
     UnknownParametersEnum,
     Usage,
     UsageEvent,
     User,
     Version,
     VersionDetail,
+    VolumeTierIn,
+    VoucherTypeEnum,
     Worker,
 )
 from millrace.client.pages import Pager
@@ -134,6 +168,28 @@ class AuditResource:
         return cast("Audit", self._http.call("GET", f"audit/{id}"))
 
 
+class BillingResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def top_up(self, *, cents: int, save_method: bool | Omit = OMIT, idempotency_key: str | None = None) -> HostedPage:
+        """Create a page of the payment provider on which you buy prepaid credit.
+
+        Args:
+            cents: Amount to pay, with tax if it is charged.
+            save_method: Save the payment method for automatic top-ups.
+        """
+        return cast(
+            "HostedPage",
+            self._http.call(
+                "POST",
+                "billing/top-ups",
+                body={"cents": cents, "save_method": save_method},
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+
 class BillingProfileResource:
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -155,11 +211,15 @@ class BillingProfileResource:
         emails: Sequence[str] | Omit = OMIT,
         po_number: str | Omit = OMIT,
         currency: str | Omit = OMIT,
+        top_up_below: int | Omit | None = OMIT,
+        top_up_cents: int | Omit | None = OMIT,
     ) -> Profile:
         """Update the billing profile, for the next invoices.
 
         Args:
             currency: shown in addition to USD.
+            top_up_below: cents of balance before tax below which credit is bought; null: never.
+            top_up_cents: cents of each automatic top-up.
         """
         return cast(
             "Profile",
@@ -177,6 +237,8 @@ class BillingProfileResource:
                     "emails": emails,
                     "po_number": po_number,
                     "currency": currency,
+                    "top_up_below": top_up_below,
+                    "top_up_cents": top_up_cents,
                 },
             ),
         )
@@ -213,7 +275,7 @@ class BudgetsResource:
         *,
         name: str,
         amount: int,
-        unit: UnitEnum,
+        unit: BudgetUnit,
         period: PeriodEnum,
         mode: ModeEnum | Omit = OMIT,
         reduce_max_tokens: bool | Omit = OMIT,
@@ -357,6 +419,85 @@ class CreditsResource:
         return Pager[Credit](self._http, "credits", query={"limit": page_size})
 
 
+class ExperimentsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(
+        self,
+        *,
+        page_size: int | Omit = OMIT,
+        model: str | Omit = OMIT,
+        state: Literal["draft", "running", "stopped"] | Omit = OMIT,
+    ) -> Pager[Experiment]:
+        """Return all experiments, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return Pager[Experiment](self._http, "experiments", query={"limit": page_size, "model": model, "state": state})
+
+    def create(
+        self,
+        *,
+        name: str,
+        model: str,
+        arms: Sequence[ExperimentArmField],
+        unit: ExperimentUnit | Omit = OMIT,
+        metadata_key: str | Omit = OMIT,
+        primary_metric: PrimaryMetricEnum | Omit = OMIT,
+        guardrails: Mapping[str, float] | Omit = OMIT,
+        planned_days: int | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> Experiment:
+        """Create an experiment as a draft.
+
+        Args:
+            model: The model name of the requests: an alias or a deployment.
+            arms: The first one is the control.
+            unit: All requests of a unit have the same arm.
+            metadata_key: The metadata field that names the arm.
+        """
+        return cast(
+            "Experiment",
+            self._http.call(
+                "POST",
+                "experiments",
+                body={
+                    "name": name,
+                    "model": model,
+                    "unit": unit,
+                    "metadata_key": metadata_key,
+                    "arms": arms,
+                    "primary_metric": primary_metric,
+                    "guardrails": guardrails,
+                    "planned_days": planned_days,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    def get(self, id: int) -> Experiment:
+        """Return the object with this ID."""
+        return cast("Experiment", self._http.call("GET", f"experiments/{id}"))
+
+    def delete(self, id: int) -> None:
+        """Delete a draft."""
+        self._http.call("DELETE", f"experiments/{id}")
+
+    def results(self, id: int) -> ExperimentResults:
+        """Return the results so far."""
+        return cast("ExperimentResults", self._http.call("GET", f"experiments/{id}/results"))
+
+    def start(self, id: int, *, idempotency_key: str | None = None) -> Experiment:
+        """Start a draft."""
+        return cast("Experiment", self._http.call("POST", f"experiments/{id}/start", idempotency_key=idempotency_key))
+
+    def stop(self, id: int, *, idempotency_key: str | None = None) -> Experiment:
+        """Stop a running experiment. Its requests are routed as without it."""
+        return cast("Experiment", self._http.call("POST", f"experiments/{id}/stop", idempotency_key=idempotency_key))
+
+
 class ForecastResource:
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -409,7 +550,7 @@ class InvoicesResource:
     def list(
         self,
         *,
-        invoice_type: Literal["invoice", "correction", "credit_note"] | Omit = OMIT,
+        invoice_type: Literal["invoice", "purchase", "correction", "credit_note", "debit_note"] | Omit = OMIT,
         page_size: int | Omit = OMIT,
         month: str | Omit = OMIT,
         state: Literal["draft", "open", "paid", "void", "uncollectible"] | Omit = OMIT,
@@ -450,6 +591,10 @@ class InvoicesResource:
     def html(self, id: int) -> str:
         """Return the invoice as HTML."""
         return (self._http.raw("GET", f"invoices/{id}/html")).text
+
+    def pay(self, id: int, *, idempotency_key: str | None = None) -> HostedPage:
+        """Create a page of the payment provider on which you pay what is outstanding on an invoice."""
+        return cast("HostedPage", self._http.call("POST", f"invoices/{id}/pay", idempotency_key=idempotency_key))
 
     def pdf(self, id: int) -> bytes:
         """Return the PDF as sent: PDF/A-3 with the Factur-X XML attached."""
@@ -704,6 +849,86 @@ class MembersResource:
         self._http.call("DELETE", f"members/{id}")
 
 
+class OperatorCostsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(self) -> builtins.list[CostCard]:
+        """Return the current cost card of each deployment."""
+        return cast("builtins.list[CostCard]", self._http.call("GET", "operator/costs"))
+
+    def executions(
+        self,
+        *,
+        from_month: str | Omit = OMIT,
+        page_size: int | Omit = OMIT,
+        model: str | Omit = OMIT,
+        request_id: str | Omit = OMIT,
+        tenant_id: int | Omit = OMIT,
+        to_month: str | Omit = OMIT,
+    ) -> Pager[ExecutionCost]:
+        """Return the cost and the margin of each execution, newest first, in pages.
+
+        Args:
+            from_month: As 2026-11; default: the current month.
+            page_size: Rows per page; default: 50.
+            model: The deployment's name.
+            to_month: Default: `from_month`.
+        """
+        return Pager[ExecutionCost](
+            self._http,
+            "operator/costs/executions",
+            query={
+                "from_month": from_month,
+                "limit": page_size,
+                "model": model,
+                "request_id": request_id,
+                "tenant_id": tenant_id,
+                "to_month": to_month,
+            },
+        )
+
+    def import_file(
+        self,
+        *,
+        file_type: FileTypeEnum,
+        content: str,
+        models: Mapping[str, str] | Omit = OMIT,
+        round: bool | Omit = OMIT,
+        effective_from: str | datetime | Omit = OMIT,
+        note: str | Omit = OMIT,
+        dry_run: bool | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> CostImport:
+        """Set what deployments cost the operator, from the public price file (`json`) or a CSV of prices, and return
+        the changes. Only the standard tier's prices per token are read.
+
+        Args:
+            content: The file's text.
+            models: Deployment -> the model's name in the file. Default: deployments have the file's names.
+            round: Round costs that are not whole nano-USD per million tokens.
+            effective_from: Not in the past; default: now.
+            dry_run: Only return the changes.
+        """
+        return cast(
+            "CostImport",
+            self._http.call(
+                "POST",
+                "operator/costs/import",
+                body={
+                    "file_type": file_type,
+                    "content": content,
+                    "models": models,
+                    "round": round,
+                    "effective_from": effective_from,
+                    "note": note,
+                    "dry_run": dry_run,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+
 class OperatorDeploymentsResource:
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -716,11 +941,11 @@ class OperatorDeploymentsResource:
         self,
         *,
         name: str,
-        source: str,
         revision: str | Omit = OMIT,
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
+        speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -728,22 +953,52 @@ class OperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
+        engine: EngineEnum | Omit = OMIT,
+        upstream_model: str | Omit = OMIT,
+        preset: str | Omit = OMIT,
+        credential_id: int | Omit | None = OMIT,
+        allow_internal: bool | Omit = OMIT,
+        concurrency: int | Omit = OMIT,
+        command: str | Omit = OMIT,
+        images: bool | Omit = OMIT,
+        tools: bool | Omit = OMIT,
+        reasoning: bool | Omit = OMIT,
+        task: TaskEnum | Omit = OMIT,
+        dimensions: int | Omit | None = OMIT,
+        source: str | Omit = OMIT,
+        base_url: str | Omit = OMIT,
+        secret: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> Deployment:
         """Add a deployment. Workers of its pools load it.
 
         Args:
             name: The model name that requests use.
-            source: embedded, a model directory or a .gguf file.
             revision: Of the source.
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
+            speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
             pools: Worker pool and number of replicas; 0: one on each of its workers.
             idle_seconds: Unload after this time without requests; 0: never.
+            engine: millrace loads the model; openai and anthropic call an upstream; managed starts a command.
+            upstream_model: The model's name at the upstream.
+            preset: Known upstream, such as openai, groq or vllm.
+            credential_id: Of the platform's credentials.
+            allow_internal: Whether the base URL may have internal addresses and plain http.
+            concurrency: Concurrent requests of a replica to the upstream.
+            command: Starts a managed engine, such as `vllm serve {model} --port {port}`.
+            images: Whether the upstream's model reads images.
+            tools: Whether the upstream's model calls tools.
+            reasoning: Whether the upstream's model reasons.
+            task: Of the upstream's model.
+            dimensions: Numbers of a vector, if the task is embed.
+            source: embedded, a model directory or a .gguf file.
+            base_url: Of an upstream; default: the preset's, if it has one.
+            secret: API key at the upstream. It is stored encrypted, as a credential with the deployment's name.
         """
         return cast(
             "Deployment",
@@ -755,6 +1010,7 @@ class OperatorDeploymentsResource:
                     "dtype": dtype,
                     "quantization": quantization,
                     "max_model_len": max_model_len,
+                    "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -762,8 +1018,22 @@ class OperatorDeploymentsResource:
                     "default_max_tokens": default_max_tokens,
                     "pools": pools,
                     "idle_seconds": idle_seconds,
-                    "name": name,
+                    "engine": engine,
+                    "upstream_model": upstream_model,
+                    "preset": preset,
+                    "credential_id": credential_id,
+                    "allow_internal": allow_internal,
+                    "concurrency": concurrency,
+                    "command": command,
+                    "images": images,
+                    "tools": tools,
+                    "reasoning": reasoning,
+                    "task": task,
+                    "dimensions": dimensions,
                     "source": source,
+                    "base_url": base_url,
+                    "name": name,
+                    "secret": secret,
                 },
                 idempotency_key=idempotency_key,
             ),
@@ -781,6 +1051,7 @@ class OperatorDeploymentsResource:
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
+        speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -788,7 +1059,20 @@ class OperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
+        engine: EngineEnum | Omit = OMIT,
+        upstream_model: str | Omit = OMIT,
+        preset: str | Omit = OMIT,
+        credential_id: int | Omit | None = OMIT,
+        allow_internal: bool | Omit = OMIT,
+        concurrency: int | Omit = OMIT,
+        command: str | Omit = OMIT,
+        images: bool | Omit = OMIT,
+        tools: bool | Omit = OMIT,
+        reasoning: bool | Omit = OMIT,
+        task: TaskEnum | Omit = OMIT,
+        dimensions: int | Omit | None = OMIT,
         source: str | Omit = OMIT,
+        base_url: str | Omit = OMIT,
     ) -> Deployment:
         """Change a deployment. A new version is loaded beside the old one, which serves until then.
 
@@ -797,11 +1081,26 @@ class OperatorDeploymentsResource:
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
+            speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
             pools: Worker pool and number of replicas; 0: one on each of its workers.
             idle_seconds: Unload after this time without requests; 0: never.
+            engine: millrace loads the model; openai and anthropic call an upstream; managed starts a command.
+            upstream_model: The model's name at the upstream.
+            preset: Known upstream, such as openai, groq or vllm.
+            credential_id: Of the platform's credentials.
+            allow_internal: Whether the base URL may have internal addresses and plain http.
+            concurrency: Concurrent requests of a replica to the upstream.
+            command: Starts a managed engine, such as `vllm serve {model} --port {port}`.
+            images: Whether the upstream's model reads images.
+            tools: Whether the upstream's model calls tools.
+            reasoning: Whether the upstream's model reasons.
+            task: Of the upstream's model.
+            dimensions: Numbers of a vector, if the task is embed.
+            source: embedded, a model directory or a .gguf file.
+            base_url: Of an upstream; default: the preset's, if it has one.
         """
         return cast(
             "Deployment",
@@ -813,6 +1112,7 @@ class OperatorDeploymentsResource:
                     "dtype": dtype,
                     "quantization": quantization,
                     "max_model_len": max_model_len,
+                    "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -820,7 +1120,20 @@ class OperatorDeploymentsResource:
                     "default_max_tokens": default_max_tokens,
                     "pools": pools,
                     "idle_seconds": idle_seconds,
+                    "engine": engine,
+                    "upstream_model": upstream_model,
+                    "preset": preset,
+                    "credential_id": credential_id,
+                    "allow_internal": allow_internal,
+                    "concurrency": concurrency,
+                    "command": command,
+                    "images": images,
+                    "tools": tools,
+                    "reasoning": reasoning,
+                    "task": task,
+                    "dimensions": dimensions,
                     "source": source,
+                    "base_url": base_url,
                 },
             ),
         )
@@ -869,11 +1182,11 @@ class OperatorDeploymentsResource:
         self,
         *,
         name: str,
-        source: str,
         revision: str | Omit = OMIT,
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
+        speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -881,22 +1194,52 @@ class OperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
+        engine: EngineEnum | Omit = OMIT,
+        upstream_model: str | Omit = OMIT,
+        preset: str | Omit = OMIT,
+        credential_id: int | Omit | None = OMIT,
+        allow_internal: bool | Omit = OMIT,
+        concurrency: int | Omit = OMIT,
+        command: str | Omit = OMIT,
+        images: bool | Omit = OMIT,
+        tools: bool | Omit = OMIT,
+        reasoning: bool | Omit = OMIT,
+        task: TaskEnum | Omit = OMIT,
+        dimensions: int | Omit | None = OMIT,
+        source: str | Omit = OMIT,
+        base_url: str | Omit = OMIT,
+        secret: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> DeploymentCheck:
         """Check a deployment's values and its source without adding it.
 
         Args:
             name: The model name that requests use.
-            source: embedded, a model directory or a .gguf file.
             revision: Of the source.
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
+            speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
             pools: Worker pool and number of replicas; 0: one on each of its workers.
             idle_seconds: Unload after this time without requests; 0: never.
+            engine: millrace loads the model; openai and anthropic call an upstream; managed starts a command.
+            upstream_model: The model's name at the upstream.
+            preset: Known upstream, such as openai, groq or vllm.
+            credential_id: Of the platform's credentials.
+            allow_internal: Whether the base URL may have internal addresses and plain http.
+            concurrency: Concurrent requests of a replica to the upstream.
+            command: Starts a managed engine, such as `vllm serve {model} --port {port}`.
+            images: Whether the upstream's model reads images.
+            tools: Whether the upstream's model calls tools.
+            reasoning: Whether the upstream's model reasons.
+            task: Of the upstream's model.
+            dimensions: Numbers of a vector, if the task is embed.
+            source: embedded, a model directory or a .gguf file.
+            base_url: Of an upstream; default: the preset's, if it has one.
+            secret: API key at the upstream. It is stored encrypted, as a credential with the deployment's name.
         """
         return cast(
             "DeploymentCheck",
@@ -908,6 +1251,7 @@ class OperatorDeploymentsResource:
                     "dtype": dtype,
                     "quantization": quantization,
                     "max_model_len": max_model_len,
+                    "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -915,8 +1259,22 @@ class OperatorDeploymentsResource:
                     "default_max_tokens": default_max_tokens,
                     "pools": pools,
                     "idle_seconds": idle_seconds,
-                    "name": name,
+                    "engine": engine,
+                    "upstream_model": upstream_model,
+                    "preset": preset,
+                    "credential_id": credential_id,
+                    "allow_internal": allow_internal,
+                    "concurrency": concurrency,
+                    "command": command,
+                    "images": images,
+                    "tools": tools,
+                    "reasoning": reasoning,
+                    "task": task,
+                    "dimensions": dimensions,
                     "source": source,
+                    "base_url": base_url,
+                    "name": name,
+                    "secret": secret,
                 },
                 idempotency_key=idempotency_key,
             ),
@@ -967,9 +1325,20 @@ class OperatorEntitiesResource:
         credit_note_prefix: str | Omit = OMIT,
         terms_days: int | Omit = OMIT,
         payment_details: str | Omit = OMIT,
+        iban: str | Omit = OMIT,
+        bic: str | Omit = OMIT,
+        voucher_type: VoucherTypeEnum | Omit = OMIT,
+        tax_currency: str | Omit = OMIT,
+        suspend_after_days: int | Omit | None = OMIT,
         idempotency_key: str | None = None,
     ) -> Entity:
-        """Create a billing entity."""
+        """Create a billing entity.
+
+        Args:
+            voucher_type: when prepaid credit is taxed: single_purpose at its purchase, multi_purpose at its use.
+            tax_currency: currency of the entity's tax returns, if it is not USD.
+            suspend_after_days: days past due after which a tenant is suspended; null: never.
+        """
         return cast(
             "Entity",
             self._http.call(
@@ -991,6 +1360,11 @@ class OperatorEntitiesResource:
                     "credit_note_prefix": credit_note_prefix,
                     "terms_days": terms_days,
                     "payment_details": payment_details,
+                    "iban": iban,
+                    "bic": bic,
+                    "voucher_type": voucher_type,
+                    "tax_currency": tax_currency,
+                    "suspend_after_days": suspend_after_days,
                 },
                 idempotency_key=idempotency_key,
             ),
@@ -1015,8 +1389,19 @@ class OperatorEntitiesResource:
         credit_note_prefix: str | Omit = OMIT,
         terms_days: int | Omit = OMIT,
         payment_details: str | Omit = OMIT,
+        iban: str | Omit = OMIT,
+        bic: str | Omit = OMIT,
+        voucher_type: VoucherTypeEnum | Omit = OMIT,
+        tax_currency: str | Omit = OMIT,
+        suspend_after_days: int | Omit | None = OMIT,
     ) -> Entity:
-        """Update a billing entity, for the next invoices."""
+        """Update a billing entity, for the next invoices.
+
+        Args:
+            voucher_type: when prepaid credit is taxed: single_purpose at its purchase, multi_purpose at its use.
+            tax_currency: currency of the entity's tax returns, if it is not USD.
+            suspend_after_days: days past due after which a tenant is suspended; null: never.
+        """
         return cast(
             "Entity",
             self._http.call(
@@ -1038,6 +1423,11 @@ class OperatorEntitiesResource:
                     "credit_note_prefix": credit_note_prefix,
                     "terms_days": terms_days,
                     "payment_details": payment_details,
+                    "iban": iban,
+                    "bic": bic,
+                    "voucher_type": voucher_type,
+                    "tax_currency": tax_currency,
+                    "suspend_after_days": suspend_after_days,
                 },
             ),
         )
@@ -1088,6 +1478,20 @@ class OperatorInvoicesResource:
             ),
         )
 
+    def create_debit_note(
+        self, id: int, *, reason: str, amounts: Sequence[AmountIn], idempotency_key: str | None = None
+    ) -> Invoice:
+        """Issue a debit note: a further charge on a final invoice, with its tax."""
+        return cast(
+            "Invoice",
+            self._http.call(
+                "POST",
+                f"operator/invoices/{id}/debit",
+                body={"reason": reason, "amounts": amounts},
+                idempotency_key=idempotency_key,
+            ),
+        )
+
     def finalize(self, id: int, *, idempotency_key: str | None = None) -> Invoice:
         """Finalize a draft."""
         return cast(
@@ -1113,6 +1517,46 @@ class OperatorInvoicesResource:
         )
 
 
+class OperatorMarginsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def get(
+        self,
+        *,
+        all: bool | Omit = OMIT,
+        from_month: str | Omit = OMIT,
+        group_by: str | Omit = OMIT,
+        model: str | Omit = OMIT,
+        tenant_id: int | Omit = OMIT,
+        to_month: str | Omit = OMIT,
+    ) -> Margins:
+        """Return revenue, cost and margin by month, tenant and deployment.
+
+        Args:
+            all: Also deployments without a booked cost.
+            from_month: As 2026-11; default: the current month.
+            group_by: Comma-separated: month, tenant, model; empty: one total.
+            model: The deployment's name.
+            to_month: Default: `from_month`.
+        """
+        return cast(
+            "Margins",
+            self._http.call(
+                "GET",
+                "operator/margins",
+                query={
+                    "all": all,
+                    "from_month": from_month,
+                    "group_by": group_by,
+                    "model": model,
+                    "tenant_id": tenant_id,
+                    "to_month": to_month,
+                },
+            ),
+        )
+
+
 class OperatorModelsResource:
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -1120,6 +1564,15 @@ class OperatorModelsResource:
     def list(self) -> builtins.list[Model]:
         """Return the models this platform serves."""
         return cast("builtins.list[Model]", self._http.call("GET", "operator/models"))
+
+
+class OperatorOneOffLinesResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def delete(self, id: int) -> None:
+        """Remove a one-off line that no invoice has billed."""
+        self._http.call("DELETE", f"operator/one-off-lines/{id}")
 
 
 class OperatorPaymentEventsResource:
@@ -1135,6 +1588,13 @@ class OperatorPaymentEventsResource:
             page_size: Rows per page; default: 50.
         """
         return Pager[PaymentEvent](self._http, "operator/payment-events", query={"limit": page_size, "status": status})
+
+    def dismiss(self, id: int, *, idempotency_key: str | None = None) -> PaymentEvent:
+        """Dismiss a failed payment event that was handled manually. Its health issue is resolved."""
+        return cast(
+            "PaymentEvent",
+            self._http.call("POST", f"operator/payment-events/{id}/dismiss", idempotency_key=idempotency_key),
+        )
 
 
 class OperatorPeriodsResource:
@@ -1152,6 +1612,27 @@ class OperatorPeriodsResource:
     def close(self, id: int, *, idempotency_key: str | None = None) -> Period:
         """Close a billing period that is over. Later usage goes to the next one."""
         return cast("Period", self._http.call("POST", f"operator/periods/{id}/close", idempotency_key=idempotency_key))
+
+
+class OperatorPriceTermsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def end(self, id: int, *, last_month: str, idempotency_key: str | None = None) -> PriceTerm:
+        """End a price term after a month that is not invoiced yet.
+
+        Args:
+            last_month: The last month with the term.
+        """
+        return cast(
+            "PriceTerm",
+            self._http.call(
+                "POST",
+                f"operator/price-terms/{id}/end",
+                body={"last_month": last_month},
+                idempotency_key=idempotency_key,
+            ),
+        )
 
 
 class OperatorPricesResource:
@@ -1184,6 +1665,7 @@ class OperatorPricesResource:
         book: str | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
+        allow_unpriced_hours: bool | Omit = OMIT,
         prices: Sequence[PriceIn] | Omit = OMIT,
         withdrawn: Sequence[KindIn] | Omit = OMIT,
         idempotency_key: str | None = None,
@@ -1193,6 +1675,7 @@ class OperatorPricesResource:
         Args:
             tenant_id: Its own prices.
             effective_from: Default: the time of publication.
+            allow_unpriced_hours: Draft prices that leave hours of the day without a price.
             withdrawn: Models and tiers without a price from then on.
         """
         return cast(
@@ -1205,6 +1688,7 @@ class OperatorPricesResource:
                     "book": book,
                     "effective_from": effective_from,
                     "note": note,
+                    "allow_unpriced_hours": allow_unpriced_hours,
                     "prices": prices,
                     "withdrawn": withdrawn,
                 },
@@ -1246,6 +1730,7 @@ class OperatorPricesResource:
         book: str | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
+        allow_unpriced_hours: bool | Omit = OMIT,
         models: Sequence[str] | Omit = OMIT,
         round: bool | Omit = OMIT,
         idempotency_key: str | None = None,
@@ -1256,6 +1741,7 @@ class OperatorPricesResource:
             content: The file's text.
             tenant_id: Its own prices.
             effective_from: Default: the time of publication.
+            allow_unpriced_hours: Draft prices that leave hours of the day without a price.
             models: Only these, of a public price file.
             round: Round prices that are not whole nano-USD per million tokens.
         """
@@ -1269,11 +1755,43 @@ class OperatorPricesResource:
                     "book": book,
                     "effective_from": effective_from,
                     "note": note,
+                    "allow_unpriced_hours": allow_unpriced_hours,
                     "file_type": file_type,
                     "content": content,
                     "models": models,
                     "round": round,
                 },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+
+class OperatorProviderExportsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def compare(
+        self,
+        *,
+        content: str,
+        models: Mapping[str, str] | Omit = OMIT,
+        apply: bool | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> ExportComparison:
+        """Compare a provider's usage export with the booked executions, by day and model and by request. With `apply`,
+        requests that the tenant is charged too much for are credited, each once. Charges never rise.
+
+        Args:
+            content: The CSV's text.
+            models: Deployment -> the model's name in the export. Default: deployments have the export's names.
+            apply: Credit what tenants are charged too much.
+        """
+        return cast(
+            "ExportComparison",
+            self._http.call(
+                "POST",
+                "operator/provider-exports",
+                body={"content": content, "models": models, "apply": apply},
                 idempotency_key=idempotency_key,
             ),
         )
@@ -1287,6 +1805,93 @@ class OperatorReconciliationResource:
         """Return the last comparison of budget periods, leases, events and journals, what was repaired, and which
         usage could not be settled."""
         return cast("Standing", self._http.call("GET", "operator/reconciliation"))
+
+
+class OperatorReratingsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(
+        self, *, page_size: int | Omit = OMIT, state: Literal["draft", "applied", "discarded"] | Omit = OMIT
+    ) -> Pager[Rerating]:
+        """Return the re-ratings, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return Pager[Rerating](self._http, "operator/reratings", query={"limit": page_size, "state": state})
+
+    def propose(
+        self,
+        *,
+        starts_at: str | datetime,
+        ends_at: str | datetime,
+        reason: str,
+        tenant_id: int | Omit = OMIT,
+        book: str | Omit = OMIT,
+        prices: Sequence[PriceIn] | Omit = OMIT,
+        csv: str | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> Rerating:
+        """Draft corrected prices of past usage. Another operator applies them.
+
+        Args:
+            starts_at: First time of admission.
+            ends_at: End of the times of admission, exclusive.
+            reason: Printed on the credit and debit notes.
+            tenant_id: Correct this tenant's own prices.
+            csv: Instead of `prices`: a CSV.
+        """
+        return cast(
+            "Rerating",
+            self._http.call(
+                "POST",
+                "operator/reratings",
+                body={
+                    "tenant_id": tenant_id,
+                    "book": book,
+                    "starts_at": starts_at,
+                    "ends_at": ends_at,
+                    "reason": reason,
+                    "prices": prices,
+                    "csv": csv,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    def get(self, id: int) -> ReratingDetail:
+        """Return a re-rating with its corrected prices."""
+        return cast("ReratingDetail", self._http.call("GET", f"operator/reratings/{id}"))
+
+    def apply(self, id: int, *, idempotency_key: str | None = None) -> Rerating:
+        """Apply the draft: its credit and debit notes are issued within minutes."""
+        return cast(
+            "Rerating", self._http.call("POST", f"operator/reratings/{id}/apply", idempotency_key=idempotency_key)
+        )
+
+    def discard(self, id: int, *, idempotency_key: str | None = None) -> Rerating:
+        """Discard the draft."""
+        return cast(
+            "Rerating", self._http.call("POST", f"operator/reratings/{id}/discard", idempotency_key=idempotency_key)
+        )
+
+    def preview(self, id: int) -> builtins.list[RerateRow]:
+        """Return the change of each invoice, by tenant. `note` is the credit or debit note that was issued for it."""
+        return cast("builtins.list[RerateRow]", self._http.call("GET", f"operator/reratings/{id}/preview"))
+
+
+class OperatorSpendResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(self, *, day: str | date | Omit = OMIT) -> builtins.list[Spend]:
+        """Return what each upstream credential has spent on a day, and what running executions have reserved.
+
+        Args:
+            day: UTC; default: today.
+        """
+        return cast("builtins.list[Spend]", self._http.call("GET", "operator/spend", query={"day": day}))
 
 
 class OperatorTaxRulesResource:
@@ -1434,7 +2039,7 @@ class OperatorTenantsResource:
         note: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> Credit:
-        """Grant credit. Prepaid credit is paid from the tenant's deposits."""
+        """Grant promotional credit, or sell prepaid credit from the tenant's deposits."""
         return cast(
             "Credit",
             self._http.call(
@@ -1478,6 +2083,77 @@ class OperatorTenantsResource:
             ),
         )
 
+    def metered_usage(self, id: int, *, page_size: int | Omit = OMIT) -> Pager[MeteredUsage]:
+        """Return the tenant's metered usage, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return Pager[MeteredUsage](self._http, f"operator/tenants/{id}/metered-usage", query={"limit": page_size})
+
+    def record_metered_usage(
+        self,
+        id: int,
+        *,
+        component: MeteredComponent,
+        model: str,
+        amount: int,
+        started_at: str | datetime,
+        ended_at: str | datetime,
+        reference: str,
+        idempotency_key: str | None = None,
+    ) -> MeteredUsage:
+        """Record cache storage, machine time or searches at the price of its start. A reference is recorded once.
+
+        Args:
+            model: The model or deployment.
+            amount: Tokens, machines or searches.
+            reference: Your identifier. A reference is recorded once.
+        """
+        return cast(
+            "MeteredUsage",
+            self._http.call(
+                "POST",
+                f"operator/tenants/{id}/metered-usage",
+                body={
+                    "component": component,
+                    "model": model,
+                    "amount": amount,
+                    "started_at": started_at,
+                    "ended_at": ended_at,
+                    "reference": reference,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    def one_off_lines(self, id: int, *, page_size: int | Omit = OMIT) -> Pager[OneOffLine]:
+        """Return the tenant's one-off lines, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return Pager[OneOffLine](self._http, f"operator/tenants/{id}/one-off-lines", query={"limit": page_size})
+
+    def add_one_off_line(
+        self, id: int, *, month: str, description: str, cents: int, idempotency_key: str | None = None
+    ) -> OneOffLine:
+        """Add a charge to the tenant's invoice of a month, or the next one.
+
+        Args:
+            month: The invoice's month, for example 2026-11.
+            cents: Before tax.
+        """
+        return cast(
+            "OneOffLine",
+            self._http.call(
+                "POST",
+                f"operator/tenants/{id}/one-off-lines",
+                body={"month": month, "description": description, "cents": cents},
+                idempotency_key=idempotency_key,
+            ),
+        )
+
     def record_payment(
         self,
         id: int,
@@ -1513,6 +2189,22 @@ class OperatorTenantsResource:
             ),
         )
 
+    def set_prepaid(self, id: int, *, is_prepaid: bool, idempotency_key: str | None = None) -> Profile:
+        """Start or stop limiting a tenant's requests to its prepaid balance.
+
+        Args:
+            is_prepaid: Limit the tenant's requests to its balance.
+        """
+        return cast(
+            "Profile",
+            self._http.call(
+                "POST",
+                f"operator/tenants/{id}/prepaid",
+                body={"is_prepaid": is_prepaid},
+                idempotency_key=idempotency_key,
+            ),
+        )
+
     def price_book(self, id: int) -> BookIn:
         """Return the tenant's price book."""
         return cast("BookIn", self._http.call("GET", f"operator/tenants/{id}/price-book"))
@@ -1520,6 +2212,62 @@ class OperatorTenantsResource:
     def set_price_book(self, id: int, *, book: str) -> BookIn:
         """Assign the tenant to a price book from now on. Prices of the tenant take precedence."""
         return cast("BookIn", self._http.call("PUT", f"operator/tenants/{id}/price-book", body={"book": book}))
+
+    def price_terms(self, id: int, *, page_size: int | Omit = OMIT) -> Pager[PriceTerm]:
+        """Return the tenant's price terms, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return Pager[PriceTerm](self._http, f"operator/tenants/{id}/price-terms", query={"limit": page_size})
+
+    def add_price_term(
+        self,
+        id: int,
+        *,
+        term_type: TermTypeEnum,
+        description: str,
+        first_month: str,
+        last_month: str | Omit = OMIT,
+        model: str | Omit = OMIT,
+        tier: TierEnum | Omit = OMIT,
+        component: PriceComponent | Omit = OMIT,
+        tiers: Sequence[VolumeTierIn] | Omit = OMIT,
+        ppm: int | Omit = OMIT,
+        cents: int | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> PriceTerm:
+        """Add a price term: tiers of a component by month, a discount or a minimum charge.
+
+        Args:
+            description: Printed on invoices.
+            first_month: For example 2026-12.
+            model: Of a discount: all if empty.
+            tier: The service tier; default: standard.
+            tiers: Of graduated and volume prices.
+            ppm: Of a discount: 100000 is 10 percent.
+            cents: Of a minimum: each month, before tax.
+        """
+        return cast(
+            "PriceTerm",
+            self._http.call(
+                "POST",
+                f"operator/tenants/{id}/price-terms",
+                body={
+                    "term_type": term_type,
+                    "description": description,
+                    "first_month": first_month,
+                    "last_month": last_month,
+                    "model": model,
+                    "tier": tier,
+                    "component": component,
+                    "tiers": tiers,
+                    "ppm": ppm,
+                    "cents": cents,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
 
     def restore(self, id: int, *, idempotency_key: str | None = None) -> Tenant:
         """Restore the deleted tenant."""
@@ -1535,6 +2283,106 @@ class OperatorTenantsResource:
         """Suspend the tenant."""
         return cast(
             "Tenant", self._http.call("POST", f"operator/tenants/{id}/suspend", idempotency_key=idempotency_key)
+        )
+
+
+class OperatorUpstreamCredentialsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(self) -> builtins.list[Credential]:
+        """Return the platform's upstream credentials, without their secrets."""
+        return cast("builtins.list[Credential]", self._http.call("GET", "operator/upstream-credentials"))
+
+    def create(
+        self,
+        *,
+        name: str,
+        secret: str,
+        daily_spend_limit_nano: int | Omit | None = OMIT,
+        max_concurrency: int | Omit | None = OMIT,
+        idempotency_key: str | None = None,
+    ) -> Credential:
+        """Store an upstream credential of the platform, for deployments to name.
+
+        Args:
+            name: 1 to 64 of a-z 0-9 . _ -.
+            secret: API key at the upstream. It is stored encrypted and never shown again.
+            daily_spend_limit_nano: Nano-USD per day (UTC).
+            max_concurrency: Concurrent requests.
+        """
+        return cast(
+            "Credential",
+            self._http.call(
+                "POST",
+                "operator/upstream-credentials",
+                body={
+                    "name": name,
+                    "daily_spend_limit_nano": daily_spend_limit_nano,
+                    "max_concurrency": max_concurrency,
+                    "secret": secret,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    def get(self, id: int) -> Credential:
+        """Return an upstream credential of the platform, without its secret."""
+        return cast("Credential", self._http.call("GET", f"operator/upstream-credentials/{id}"))
+
+    def update(
+        self,
+        id: int,
+        *,
+        name: str | Omit = OMIT,
+        daily_spend_limit_nano: int | Omit | None = OMIT,
+        max_concurrency: int | Omit | None = OMIT,
+    ) -> Credential:
+        """Change the name or the limits. To replace the secret, rotate the credential.
+
+        Args:
+            name: 1 to 64 of a-z 0-9 . _ -.
+            daily_spend_limit_nano: Nano-USD per day (UTC).
+            max_concurrency: Concurrent requests.
+        """
+        return cast(
+            "Credential",
+            self._http.call(
+                "PATCH",
+                f"operator/upstream-credentials/{id}",
+                body={
+                    "name": name,
+                    "daily_spend_limit_nano": daily_spend_limit_nano,
+                    "max_concurrency": max_concurrency,
+                },
+            ),
+        )
+
+    def delete(self, id: int) -> None:
+        """Remove a credential that no deployment uses."""
+        self._http.call("DELETE", f"operator/upstream-credentials/{id}")
+
+    def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> Credential:
+        """Replace the secret. Workers use the new one within seconds.
+
+        Args:
+            secret: API key at the upstream. It is stored encrypted and never shown again.
+        """
+        return cast(
+            "Credential",
+            self._http.call(
+                "POST",
+                f"operator/upstream-credentials/{id}/rotate",
+                body={"secret": secret},
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    def reencrypt(self, *, idempotency_key: str | None = None) -> Reencrypted:
+        """Encrypt all credentials, also those of tenants, with the newest key of MILLRACE_CREDENTIAL_KEYS."""
+        return cast(
+            "Reencrypted",
+            self._http.call("POST", "operator/upstream-credentials/reencrypt", idempotency_key=idempotency_key),
         )
 
 
@@ -1645,9 +2493,67 @@ class PoliciesResource:
         """Deactivate the routing policy of the name. Its versions are kept and can be published again."""
         self._http.call("DELETE", f"policies/{id}")
 
+    def diff(self, id: int, *, against: int | Omit = OMIT) -> PolicyDiff:
+        """Return the differences between this version and an older one, as lines of their JSON.
+
+        Args:
+            against: ID of the older version; default: the previous one.
+        """
+        return cast("PolicyDiff", self._http.call("GET", f"policies/{id}/diff", query={"against": against}))
+
     def revert(self, id: int, *, idempotency_key: str | None = None) -> Policy:
         """Publish the body of this version as the newest version."""
         return cast("Policy", self._http.call("POST", f"policies/{id}/revert", idempotency_key=idempotency_key))
+
+    def dry_run(self, *, body: Mapping[str, Any], name: str | Omit = OMIT, requests: int | Omit = OMIT) -> PolicyDryRun:
+        """Decide recent requests again by a policy, without running them.
+
+        Args:
+            name: The model name of the requests; default: requests of all models.
+            requests: The number of newest requests; default: 500.
+        """
+        return cast(
+            "PolicyDryRun",
+            self._http.call("POST", "policies/dry-run", body={"name": name, "body": body, "requests": requests}),
+        )
+
+    def validate(self, *, body: Mapping[str, Any]) -> PolicyValidation:
+        """Validate the body of a routing policy. Nothing is stored."""
+        return cast("PolicyValidation", self._http.call("POST", "policies/validate", body={"body": body}))
+
+
+class PolicyDraftsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(self, *, page_size: int | Omit = OMIT, name: str | Omit = OMIT) -> Pager[PolicyDraft]:
+        """Return the drafts of routing policies, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return Pager[PolicyDraft](self._http, "policy-drafts", query={"limit": page_size, "name": name})
+
+    def save(self, *, name: str, body: Mapping[str, Any], idempotency_key: str | None = None) -> PolicyDraft:
+        """Save the draft of a routing policy, in place of an earlier one. Requests do not use it."""
+        return cast(
+            "PolicyDraft",
+            self._http.call(
+                "POST", "policy-drafts", body={"name": name, "body": body}, idempotency_key=idempotency_key
+            ),
+        )
+
+    def get(self, id: int) -> PolicyDraft:
+        """Return the object with this ID."""
+        return cast("PolicyDraft", self._http.call("GET", f"policy-drafts/{id}"))
+
+    def discard(self, id: int) -> None:
+        """Discard the draft."""
+        self._http.call("DELETE", f"policy-drafts/{id}")
+
+    def publish(self, id: int, *, idempotency_key: str | None = None) -> Policy:
+        """Publish the draft as the newest version, unless another version was published since it was created."""
+        return cast("Policy", self._http.call("POST", f"policy-drafts/{id}/publish", idempotency_key=idempotency_key))
 
 
 class PricesResource:
@@ -1748,6 +2654,15 @@ class RequestsResource:
         """Return the details of a request: limits, route, replicas, times, tokens and the calculation of its cost."""
         return cast("RequestStory", self._http.call("GET", f"requests/{quote(name, safe='')}"))
 
+    def cache_layers(self, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT) -> CacheLayers:
+        """Return requests, tokens and savings by cache layer. Default: 1 day.
+
+        Args:
+            from_: Start, inclusive.
+            to: End, exclusive; default: now.
+        """
+        return cast("CacheLayers", self._http.call("GET", "requests/cache-layers", query={"from": from_, "to": to}))
+
     def rates(
         self,
         *,
@@ -1782,8 +2697,10 @@ class TenantResource:
         content_retention_days: int | Omit = OMIT,
         unknown_parameters: UnknownParametersEnum | Omit = OMIT,
         allowed_origins: Sequence[str] | Omit = OMIT,
+        answer_cache_seconds: int | Omit = OMIT,
+        answer_cache_sampled: bool | Omit = OMIT,
     ) -> Tenant:
-        """Change the tenant's name, retention of content, handling of unknown parameters, or allowed origins.
+        """Change the tenant's name, retention of content, unknown parameters, allowed origins or answer cache.
 
         Args:
             content_retention_days: Days for which prompts and completions are stored in the request log; 0: not
@@ -1793,6 +2710,8 @@ class TenantResource:
                 setting.
             allowed_origins: Origins of web pages that may call /v1 with the tenant's keys, such as https://host; *:
                 any.
+            answer_cache_seconds: Lifetime of cached answers in seconds; 0: answers are not cached.
+            answer_cache_sampled: Whether answers to requests with a temperature above 0 are cached too.
         """
         return cast(
             "Tenant",
@@ -1804,6 +2723,8 @@ class TenantResource:
                     "content_retention_days": content_retention_days,
                     "unknown_parameters": unknown_parameters,
                     "allowed_origins": allowed_origins,
+                    "answer_cache_seconds": answer_cache_seconds,
+                    "answer_cache_sampled": answer_cache_sampled,
                 },
             ),
         )
@@ -1815,6 +2736,106 @@ class TenantResource:
     def restore(self, *, idempotency_key: str | None = None) -> Tenant:
         """Restore the deleted tenant."""
         return cast("Tenant", self._http.call("POST", "tenant/restore", idempotency_key=idempotency_key))
+
+
+class UpstreamCredentialsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(self, *, page_size: int | Omit = OMIT) -> Pager[OwnCredential]:
+        """Return the tenant's own upstream credentials, newest first, without their secrets.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return Pager[OwnCredential](self._http, "upstream-credentials", query={"limit": page_size})
+
+    def create(
+        self,
+        *,
+        name: str,
+        models: Sequence[str],
+        secret: str,
+        daily_spend_limit_nano: int | Omit | None = OMIT,
+        max_concurrency: int | Omit | None = OMIT,
+        idempotency_key: str | None = None,
+    ) -> OwnCredential:
+        """Store an upstream credential of the tenant. Its requests for `models` use it instead of the platform's.
+
+        Args:
+            name: 1 to 64 of a-z 0-9 . _ -.
+            models: Models whose requests use this credential instead of the platform's.
+            secret: API key at the upstream. It is stored encrypted and never shown again.
+            daily_spend_limit_nano: Nano-USD per day (UTC).
+            max_concurrency: Concurrent requests.
+        """
+        return cast(
+            "OwnCredential",
+            self._http.call(
+                "POST",
+                "upstream-credentials",
+                body={
+                    "name": name,
+                    "daily_spend_limit_nano": daily_spend_limit_nano,
+                    "max_concurrency": max_concurrency,
+                    "models": models,
+                    "secret": secret,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    def get(self, id: int) -> OwnCredential:
+        """Return the object with this ID."""
+        return cast("OwnCredential", self._http.call("GET", f"upstream-credentials/{id}"))
+
+    def update(
+        self,
+        id: int,
+        *,
+        name: str | Omit = OMIT,
+        daily_spend_limit_nano: int | Omit | None = OMIT,
+        max_concurrency: int | Omit | None = OMIT,
+        models: Sequence[str] | Omit = OMIT,
+    ) -> OwnCredential:
+        """Change the name, the models or the limits. To replace the secret, rotate the credential.
+
+        Args:
+            name: 1 to 64 of a-z 0-9 . _ -.
+            daily_spend_limit_nano: Nano-USD per day (UTC).
+            max_concurrency: Concurrent requests.
+            models: Models whose requests use this credential instead of the platform's.
+        """
+        return cast(
+            "OwnCredential",
+            self._http.call(
+                "PATCH",
+                f"upstream-credentials/{id}",
+                body={
+                    "name": name,
+                    "daily_spend_limit_nano": daily_spend_limit_nano,
+                    "max_concurrency": max_concurrency,
+                    "models": models,
+                },
+            ),
+        )
+
+    def delete(self, id: int) -> None:
+        """Remove the credential. Requests for its models use the platform's again."""
+        self._http.call("DELETE", f"upstream-credentials/{id}")
+
+    def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> OwnCredential:
+        """Replace the secret. Workers use the new one within seconds.
+
+        Args:
+            secret: API key at the upstream. It is stored encrypted and never shown again.
+        """
+        return cast(
+            "OwnCredential",
+            self._http.call(
+                "POST", f"upstream-credentials/{id}/rotate", body={"secret": secret}, idempotency_key=idempotency_key
+            ),
+        )
 
 
 class UsageResource:
@@ -1952,6 +2973,9 @@ class WebhookEventsResource:
             "invoice.finalized",
             "invoice.paid",
             "invoice.past_due",
+            "invoice.voided",
+            "invoice.written_off",
+            "payment.recorded",
             "webhook.test",
         ]
         | Omit = OMIT,
@@ -2050,17 +3074,25 @@ class OperatorResources:
     """Resources of operators."""
 
     def __init__(self, http: Http) -> None:
+        self.costs = OperatorCostsResource(http)
         self.deployments = OperatorDeploymentsResource(http)
         self.entities = OperatorEntitiesResource(http)
         self.exchange_rates = OperatorExchangeRatesResource(http)
         self.invoices = OperatorInvoicesResource(http)
+        self.margins = OperatorMarginsResource(http)
         self.models = OperatorModelsResource(http)
+        self.one_off_lines = OperatorOneOffLinesResource(http)
         self.payment_events = OperatorPaymentEventsResource(http)
         self.periods = OperatorPeriodsResource(http)
+        self.price_terms = OperatorPriceTermsResource(http)
         self.prices = OperatorPricesResource(http)
+        self.provider_exports = OperatorProviderExportsResource(http)
         self.reconciliation = OperatorReconciliationResource(http)
+        self.reratings = OperatorReratingsResource(http)
+        self.spend = OperatorSpendResource(http)
         self.tax_rules = OperatorTaxRulesResource(http)
         self.tenants = OperatorTenantsResource(http)
+        self.upstream_credentials = OperatorUpstreamCredentialsResource(http)
         self.users = OperatorUsersResource(http)
         self.workers = OperatorWorkersResource(http)
 
@@ -2071,10 +3103,12 @@ class Resources:
     def __init__(self, http: Http) -> None:
         self.alerts = AlertsResource(http)
         self.audit = AuditResource(http)
+        self.billing = BillingResource(http)
         self.billing_profile = BillingProfileResource(http)
         self.budgets = BudgetsResource(http)
         self.commitments = CommitmentsResource(http)
         self.credits = CreditsResource(http)
+        self.experiments = ExperimentsResource(http)
         self.forecast = ForecastResource(http)
         self.invitations = InvitationsResource(http)
         self.invoices = InvoicesResource(http)
@@ -2084,10 +3118,12 @@ class Resources:
         self.members = MembersResource(http)
         self.payments = PaymentsResource(http)
         self.policies = PoliciesResource(http)
+        self.policy_drafts = PolicyDraftsResource(http)
         self.prices = PricesResource(http)
         self.projects = ProjectsResource(http)
         self.requests = RequestsResource(http)
         self.tenant = TenantResource(http)
+        self.upstream_credentials = UpstreamCredentialsResource(http)
         self.usage = UsageResource(http)
         self.webhook_deliveries = WebhookDeliveriesResource(http)
         self.webhook_events = WebhookEventsResource(http)

@@ -44,9 +44,11 @@ def connect(one_connection: None) -> Callable[[Connection], Client]:
 
     from millrace.client import Client
 
-    def connect(connection: Connection) -> Client:
+    def connect(connection: Connection, tenant: str | None = None) -> Client:
         transport = httpx.WSGITransport(app=get_wsgi_application())
-        return Client(connection.url, connection.api_key, cookies=connection.cookies, transport=transport)
+        return Client(
+            connection.url, connection.api_key, cookies=connection.cookies, tenant=tenant, transport=transport
+        )
 
     return connect
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from billing.actions.reratings import continue_reratings
+from billing.models import Rerating
 from millrace import cli
 from millrace.cli import app
-from tests.support.billing.books import rate_card
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Tenant, User
+from tests.support.billing.books import OCTOBER, invoiced, make_months, price, rate_card, use
 
 pytestmark = pytest.mark.django_db
 Run = Callable[..., Result]
@@ -126,13 +133,25 @@ def test_policies(run, tmp_path):
     path = tmp_path / "policy.json"
     path.write_text('{"rules": [{"targets": [{"model": "smollm2-135m"}]}]}')
     first = printed(run("policies", "publish", "quick", "--file", path, "--json"))
-    second = printed(run("policies", "publish", "quick", "--model", "smollm2-135m-f32", "--json"))
+    second = printed(run("policies", "publish", "quick", "--model", "smollm2-135m-int4", "--json"))
     assert (first["version"], second["version"]) == (1, 2)
-    assert "smollm2-135m-f32" in run("policies", "show", second["id"]).stdout
+    assert "smollm2-135m-int4" in run("policies", "show", second["id"]).stdout
     assert "version 3 of quick" in run("policies", "revert", first["id"]).stdout
     (active,) = printed(run("policies", "list", "--name", "quick", "--active", "--json"))
     run("policies", "withdraw", active["id"])
     assert run("policies", "list", "--name", "quick", "--active").stdout == "No policies.\n"
+    assert "smollm2-135m" in run("policies", "validate", path).stdout
+    assert "+" in run("policies", "diff", second["id"], "--against", first["id"]).stdout
+    draft = printed(run("policies", "save-draft", "quick", "--file", path, "--json"))
+    assert "quick" in run("policies", "drafts").stdout
+    assert "version 4 of quick" in run("policies", "publish-draft", draft["id"]).stdout
+    again = printed(run("policies", "save-draft", "quick", "--file", path, "--json"))
+    assert again["based_on"] == 4
+    run("policies", "discard-draft", again["id"])
+    (other,) = printed(run("policies", "drafts", "--json"))  # of the fixture
+    run("policies", "discard-draft", other["id"])
+    assert run("policies", "drafts").stdout == "No drafts.\n"
+    assert printed(run("policies", "dry-run", path, "--name", "quick", "--json"))["requests"] == 0
 
 
 def test_money_of_the_tenant(run, operate, acme):
@@ -187,3 +206,75 @@ def test_operator(operate, acme, tmp_path: Path):
     operate("billing", "draft", acme.tenant.pk, "--month", month)
     assert "in quarantine" in operate("billing", "reconciliation").stdout
     assert "smollm2-135m" in operate("fleet", "models").stdout
+
+
+def test_prices_of_past_usage_are_corrected_by_another_operator(operate, acme, tmp_path):
+    """A draft from a CSV shows each invoice's change; another operator applies it, and the notes appear."""
+    with all_tenants_scope(BypassReason.COMMAND):
+        tenant = Tenant.objects.all_tenants().get(slug="acme")
+    make_months()
+    use(tenant, OCTOBER, (price("10", model="re"), 10**6))
+    invoice = invoiced(tenant, OCTOBER)
+    rates = tmp_path / "rates.csv"
+    rates.write_text("model,tier,component,usd_per_million\nre,standard,uncached,4\n")
+    options = ("--from", "2026-10-01", "--to", "2026-11-01", "--reason", "Typing error", "--json")
+    (row,) = printed(operate("price", "rerate", "--rates", rates, *options))
+    assert (row["tenant"], row["invoice"], row["subtotal"], row["difference_usd"]) == (
+        *("acme", invoice.number, -600, "-6.00"),
+    )
+    (draft,) = printed(operate("price", "reratings", "--state", "draft", "--json"))
+    refused = CliRunner().invoke(cli.root, ["price", "rerate", str(draft["id"]), "--apply"])
+    assert (refused.exit_code, "someone other" in refused.output) == (1, True)
+    with all_tenants_scope(BypassReason.COMMAND):
+        Rerating.objects.update(created_by=User.objects.create_superuser("author@op.example"))
+    operate("price", "rerate", draft["id"], "--apply")
+    assert len(continue_reratings().issued) == 1
+    assert "CN-2026-000001" in operate("price", "rerate", draft["id"]).stdout
+    other = printed(operate("price", "rerate", "--rates", rates, *options))
+    assert other == []
+    (draft,) = printed(operate("price", "reratings", "--state", "draft", "--json"))
+    operate("price", "rerate", draft["id"], "--discard")
+
+
+def test_costs(operate, acme, tmp_path: Path):
+    from millrace.apps.operations.models import Deployment
+    from tests.integration.billing.test_execution_costs import FULL, settle_all
+    from tests.support.billing.usage_events import make_event
+    from tests.support.rows import unscoped
+
+    unscoped(Deployment).create(name="smollm2-135m", source="embedded", pools={"default": 0}, state="drained")
+    public = tmp_path / "prices.json.gz"
+    prices = {"input_cost_per_token": 1e-6, "output_cost_per_token": 5e-6, "cache_read_input_token_cost": 1e-7}
+    public.write_bytes(gzip.compress(json.dumps({"smollm2-135m": prices, "other": prices}).encode()))
+    preview = operate("costs", "import", public, "--dry-run")
+    assert "smollm2-135m" in preview.stdout
+    assert "other" not in preview.stdout
+    assert operate("costs").stdout == "No cost cards. Import them with `millrace costs import`.\n"
+    operate("costs", "import", public, "--note", "public file")
+    assert operate("costs", "import", public).stdout == "No changes.\n"
+    operate("costs", "import", public, "--model", "mine=other")
+    assert "5.00" in operate("costs", "show", "mine").stdout
+    now = datetime.now(UTC)  # not before the cost card
+    settle_all(
+        make_event(
+            at=now,
+            usage_source="upstream",
+            request_id="req_1",
+            tenant_id=acme.tenant.pk,
+            price_version=rate_card(),
+            **FULL,
+        )
+    )
+    lines = operate("margin").stdout.splitlines()
+    assert lines[1].split()[1:3] == ["acme", "smollm2-135m"]
+    assert lines[1].split()[-4:-1] == lines[2].split()[-4:-1] == ["$0.006", "$0.002", "$0.004"]
+    assert printed(operate("margin", "--group-by", "model", "--json"))["rows"][0]["margin_usd"] == "0.004"
+    assert "0.004" in operate("costs", "executions", "--request", "req_1").stdout
+    assert "none" in operate("costs", "spend").stdout
+    export = tmp_path / "export.csv"
+    export.write_text(f"date,model,request_id,prompt_tokens,completion_tokens\n{now:%Y-%m-%d},o,req_1,1000,100\n")
+    given = ("reconcile", export, "--model", "smollm2-135m=o")
+    assert "--apply" in operate(*given).stderr
+    (day, request) = printed(operate(*given, "--apply", "--json"))["differences"]
+    assert (request["credit_usd"], request["is_credited"], day["request_id"]) == ("0.0015", True, "")
+    assert operate(*given).stdout.splitlines()[2].split()[-1] == "yes"

@@ -64,6 +64,8 @@ async def test_both_clients_send_the_same_requests():
             await pending
         first, second = sent[-2:]
         assert (first.method, first.url, first.content) == (second.method, second.url, second.content), name
+        if first.method == "POST" and "idempotency_key" not in arguments:  # random: the call changes nothing
+            del first.headers["idempotency-key"], second.headers["idempotency-key"]
         assert first.headers == second.headers
         assert ("tenant=acme" in str(first.url)) is not name.startswith("operator."), name
     client.close()
