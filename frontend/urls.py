@@ -14,12 +14,17 @@ from frontend.operator.billing import views as operator_billing
 from frontend.operator.deployments import views as operator_deployments
 from frontend.operator.fleet import views as operator_fleet
 from frontend.operator.health import views as operator_health
+from frontend.operator.margin import views as operator_margin
 from frontend.operator.models import views as operator_models
 from frontend.operator.prices import views as operator_prices
+from frontend.operator.reratings import views as operator_reratings
 from frontend.operator.tenants import views as operator_tenants
 from frontend.operator.users import views as operator_users
+from frontend.tenant.alerts import views as alerts
 from frontend.tenant.audit import views as audit
+from frontend.tenant.batches import views as batches
 from frontend.tenant.budgets import views as budgets
+from frontend.tenant.experiments import views as experiments
 from frontend.tenant.invoices import views as invoices
 from frontend.tenant.keys import views as keys
 from frontend.tenant.members import views as members
@@ -68,6 +73,8 @@ urlpatterns = [
     path("operator/search", command_palette.operator_search, name="operator-search"),
     # One line per screen.
     *overview.urlpatterns,
+    *alerts.urlpatterns,
+    *batches.urlpatterns,
     *budgets.urlpatterns,
     *keys.urlpatterns,
     *playground.urlpatterns,
@@ -81,14 +88,17 @@ urlpatterns = [
     *webhooks.urlpatterns,
     *settings.urlpatterns,
     *routing.urlpatterns,
+    *experiments.urlpatterns,
     *models.urlpatterns,
     *operator_deployments.urlpatterns,
     *operator_fleet.urlpatterns,
     *operator_alerts.urlpatterns,
     *operator_audit.urlpatterns,
     *operator_health.urlpatterns,
+    *operator_margin.urlpatterns,
     *operator_models.urlpatterns,
     *operator_prices.urlpatterns,
+    *operator_reratings.urlpatterns,
     *operator_tenants.urlpatterns,
     *operator_users.urlpatterns,
 ]

@@ -11,17 +11,27 @@ from django.http import HttpResponse
 from django.urls import reverse
 from django.utils.http import urlencode
 
-from billing.models import Invoice, Price
+from billing.models import Budget, Invoice, Price
 from frontend.core.labels import outcome_label
 from frontend.core.navigation import sections
 from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.rendering import render_page
 from millrace.apps.operations.deployments import served_specs
-from millrace.apps.request_log.models import RequestRecord
+from millrace.apps.request_log.selectors import Filters, requests_page
 from tenants.models import ApiKey, Tenant, User
 from tenants.permissions import Permission
 
 MAX_RESULTS_PER_KIND = 8
+_ACTIONS = (
+    ("Create API key", "keys-new", "plus", Permission.KEYS_WRITE),
+    ("Create budget", "budgets-new", "plus", Permission.LIMITS_WRITE),
+    ("Set rate limits", "budgets-limits-new", "gauge", Permission.LIMITS_WRITE),
+    ("Create batch", "batches-new", "plus", Permission.KEYS_WRITE),
+    ("Invite member", "members-invite", "members", Permission.MEMBERS_WRITE),
+    ("Add webhook endpoint", "webhooks-new", "webhooks", Permission.WEBHOOKS_WRITE),
+    ("Add Slack channel", "alerts-slack", "alerts", Permission.WEBHOOKS_WRITE),
+    ("Add PagerDuty service", "alerts-pagerduty", "alerts", Permission.WEBHOOKS_WRITE),
+)
 
 
 @dataclass(frozen=True)
@@ -55,13 +65,27 @@ def find_keys(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
         yield SearchResult(key.name, ctx.url("keys-detail", key.pk), "keys", f"{key.prefix}…")
 
 
-def find_request(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
-    """Yield the request with this full ID, as in the header `x-request-id`."""
-    if typed.startswith("req_") and ctx.may(Permission.USAGE_READ):
-        for row in RequestRecord.objects.for_tenant(ctx.tenant).filter(request_id=typed)[:1]:
-            yield SearchResult(
-                row.request_id, ctx.url("requests-detail", row.request_id), "requests", outcome_label(row.outcome)
-            )
+def find_requests(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield requests by the beginning of their ID, as in the header `x-request-id`, newest first."""
+    if not (typed.startswith("req_") and len(typed) > len("req_") and ctx.may(Permission.USAGE_READ)):
+        return
+    page = requests_page(Filters(ctx.tenant.pk, id_prefix=typed), size=MAX_RESULTS_PER_KIND)
+    for row in page.rows:
+        name = row.record.request_id
+        yield SearchResult(name, ctx.url("requests-detail", name), "requests", outcome_label(row.record.outcome))
+
+
+def find_actions(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield actions whose label has every typed word, and the budgets that can be raised."""
+    words = typed.lower().split()
+    for label, route, icon, needs in _ACTIONS:
+        if ctx.may(needs) and all(word in label.lower() for word in words):
+            yield SearchResult(label, ctx.url(route), icon)
+    if ctx.may(Permission.LIMITS_WRITE) and words and "raise budget".startswith(words[0]):
+        rows = Budget.objects.for_tenant(ctx.tenant).filter(active=True).order_by("name", "pk")
+        rest = " ".join(words[1:]).removeprefix("budget").strip()
+        for row in rows.filter(name__icontains=rest)[:MAX_RESULTS_PER_KIND]:
+            yield SearchResult(f"Raise budget {row.name}", ctx.url("budgets-raise", row.pk), "up")
 
 
 def find_invoices(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
@@ -104,7 +128,12 @@ def find_prices(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
 
 
 # Finders by group, called inside `ctx.scope()` with the typed text.
-TENANT: dict[str, Finder] = {"API keys": find_keys, "Requests": find_request, "Invoices": find_invoices}
+TENANT: dict[str, Finder] = {
+    "Actions": find_actions,
+    "API keys": find_keys,
+    "Requests": find_requests,
+    "Invoices": find_invoices,
+}
 OPERATOR: dict[str, Finder] = {
     "Models": find_models,
     "Tenants": find_tenants,

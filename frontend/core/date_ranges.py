@@ -9,11 +9,20 @@ from zoneinfo import ZoneInfo
 
 from billing.metering.usage import instant, this_month
 from billing.periods import billing_zone
-from frontend.core.lists import Choice
+from frontend.core.lists import CURSORS, Choice
 from frontend.core.page_context import PageContext
 
 _DAY = timedelta(days=1)
 _MAX_RANGE = timedelta(days=366)
+_LABELS = {
+    "today": "Today",
+    "24h": "Last 24 hours",
+    "7d": "Last 7 days",
+    "30d": "Last 30 days",
+    "month": "Month to date",
+    "last-month": "Last month",
+    "custom": "Custom",
+}
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,7 @@ class DateRange:
     `choices` are the ranges that the user can select.
     """
 
-    name: str  # month, 7d, 30d, or custom
+    name: str  # today, 24h, 7d, 30d, month, last-month, or custom
     start: datetime
     end: datetime
     label: str
@@ -33,6 +42,21 @@ class DateRange:
     last: str
     zone: tzinfo = UTC
     error: str = ""  # the error message of invalid dates
+    hidden: tuple[tuple[str, str], ...] = ()  # the other parameters of the page, for the custom form
+
+    @property
+    def preset(self) -> str:
+        """The label of the selected range."""
+        return next(choice.label for choice in self.choices if choice.current)
+
+    @property
+    def previous(self) -> tuple[datetime, datetime]:
+        """The range to compare with: the same days of the previous month, or the same length directly before."""
+        length = self.end - self.start
+        if self.name in ("month", "last-month"):
+            start = this_month(self.start - _DAY, self.zone)[0]
+            return start, self.start if self.name == "last-month" else min(start + length, self.start)
+        return self.start - length, self.start
 
     @property
     def is_custom(self) -> bool:
@@ -51,6 +75,14 @@ def date_range_of(ctx: PageContext) -> DateRange:
     if name in ("7d", "30d"):
         today = ctx.now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         start = today - (6 if name == "7d" else 29) * _DAY
+    elif name == "today":
+        start = ctx.now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    elif name == "24h":
+        start = ctx.now - _DAY
+    elif name == "last-month":
+        zone = billing_time_zone_of(ctx)
+        end = month_of(ctx)[0]
+        start = this_month(end - _DAY, zone)[0]
     elif name == "custom":
         try:
             start, end = _dates(ctx)
@@ -62,9 +94,10 @@ def date_range_of(ctx: PageContext) -> DateRange:
         (start, end), zone = month_of(ctx), billing_time_zone_of(ctx)
     first, last = start.astimezone(zone).date(), (end - timedelta(microseconds=1)).astimezone(zone).date()
     label = f"{first:%-d %B %Y}" if first == last else f"{first:{_first_form(first, last)}} – {last:%-d %B %Y}"
-    labels = (("month", "Month to date"), ("7d", "7 days"), ("30d", "30 days"), ("custom", "Custom"))
-    choices = tuple(Choice(text, _url(ctx, option, first, last), option == name) for option, text in labels)
-    return DateRange(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, error)
+    if name == "24h":
+        label = f"{start.astimezone(zone):%-d %B, %H:%M} – {end.astimezone(zone):%-d %B %Y, %H:%M}"
+    choices = tuple(Choice(text, _url(ctx, option, first, last), option == name) for option, text in _LABELS.items())
+    return DateRange(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, error, _others(ctx))
 
 
 def billing_time_zone_of(ctx: PageContext) -> ZoneInfo:
@@ -103,8 +136,12 @@ def _dates(ctx: PageContext) -> tuple[datetime, datetime]:
 
 
 def _url(ctx: PageContext, name: str, first: object, last: object) -> str:
-    params = {key: value for key, value in ctx.query.items() if key not in ("range", "from", "to")}
     chosen = {} if name == "month" else {"range": name}
     if name == "custom":
         chosen |= {"from": str(first), "to": str(last)}
-    return f"?{urlencode(params | chosen)}"
+    return f"?{urlencode(dict(_others(ctx)) | chosen)}"
+
+
+def _others(ctx: PageContext) -> tuple[tuple[str, str], ...]:
+    """Return the page's parameters without the range and the position in a list."""
+    return tuple((name, value) for name, value in ctx.query.items() if name not in ("range", "from", "to", *CURSORS))

@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from frontend.core.page_context import PageContext
 
 MAX_CHOICES = 500
-_CURSORS = ("before", "after", "cursor", "page")
+CURSORS = ("before", "after", "cursor", "page")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def with_query(url: str, **params: Any) -> str:
 
 def changed_url(ctx: PageContext, url: str, **changes: Any) -> str:
     """Return the URL with the page's parameters and these changes. The position in the list is not kept."""
-    return with_query(url, **{name: value for name, value in ctx.query.items() if name not in _CURSORS} | changes)
+    return with_query(url, **{name: value for name, value in ctx.query.items() if name not in CURSORS} | changes)
 
 
 def options(rows: Iterable[tuple[Any, str]], chosen: Any) -> list[Choice]:

@@ -46,13 +46,16 @@ TENANT = (
             NavigationEntry("API keys", "keys", "keys", "k", Permission.KEYS_READ),
             NavigationEntry("Models", "models", "models", "d"),
             NavigationEntry("Routing policy", "routing", "routing", "r", Permission.POLICIES_READ),
+            NavigationEntry("Experiments", "experiments", "percent", "e", Permission.POLICIES_READ),
             NavigationEntry("Requests", "requests", "requests", "q", Permission.USAGE_READ),
+            NavigationEntry("Batches", "batches", "layers", "j", Permission.USAGE_READ),
         ),
     ),
     NavigationGroup(
         "Billing",
         (
             NavigationEntry("Budgets and quotas", "budgets", "budgets", "b", Permission.LIMITS_READ),
+            NavigationEntry("Alerts", "alerts", "alerts", "l", Permission.LIMITS_READ),
             NavigationEntry("Invoices", "invoices", "invoices", "i", Permission.BILLING_READ),
             NavigationEntry("Prices", "prices", "prices", "c"),
         ),
@@ -81,6 +84,7 @@ OPERATOR = (
         (
             NavigationEntry("Billing runs", "operator-billing", "runs", "b"),
             NavigationEntry("Price book", "operator-prices", "prices", "p"),
+            NavigationEntry("Margin", "operator-margin", "usage", "g"),
         ),
     ),
     NavigationGroup(

@@ -14,6 +14,7 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.http.response import HttpResponseBase
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
@@ -123,12 +124,12 @@ def first_or_404(rows: QuerySet[M]) -> M:
     return found
 
 
-View = Callable[[PageContext], HttpResponse]
+View = Callable[[PageContext], HttpResponseBase]
 
 
 def tenant_page(
     needs: Permission = Permission.TENANT_READ, *, methods: tuple[str, ...] = READ, step_up: bool | None = None
-) -> Callable[[View], Callable[..., HttpResponse]]:
+) -> Callable[[View], Callable[..., HttpResponseBase]]:
     """Decorate a view below /t/<slug>/. Another tenant is a 404; a missing permission is a 403.
 
     An operator must start an impersonation first and can then only read (`frontend.core.impersonation`).
@@ -137,9 +138,9 @@ def tenant_page(
     """
     required = needs in STEP_UP if step_up is None else step_up
 
-    def decorate(view: View) -> Callable[..., HttpResponse]:
+    def decorate(view: View) -> Callable[..., HttpResponseBase]:
         @wraps(view)
-        def wrapped(request: HttpRequest, slug: str, **arguments: Any) -> HttpResponse:
+        def wrapped(request: HttpRequest, slug: str, **arguments: Any) -> HttpResponseBase:
             def enter(user: User) -> PageContext:
                 accessible = accesses(user, slug) if user.is_staff else accesses(user)
                 found = [access for access in accessible if access.tenant.slug == slug]
@@ -158,12 +159,12 @@ def tenant_page(
 
 def operator_page(
     *, methods: tuple[str, ...] = READ, step_up: bool = False
-) -> Callable[[View], Callable[..., HttpResponse]]:
+) -> Callable[[View], Callable[..., HttpResponseBase]]:
     """Decorate a view below /operator/, which only operators can see. `step_up` is described at `tenant_page`."""
 
-    def decorate(view: View) -> Callable[..., HttpResponse]:
+    def decorate(view: View) -> Callable[..., HttpResponseBase]:
         @wraps(view)
-        def wrapped(request: HttpRequest, **arguments: Any) -> HttpResponse:
+        def wrapped(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
             def enter(user: User) -> PageContext:
                 if not user.is_staff:
                     raise Http404
@@ -202,7 +203,7 @@ def _run(
     needs: Permission | None,
     methods: tuple[str, ...],
     step_up: bool,
-) -> HttpResponse:
+) -> HttpResponseBase:
     user = request.user
     if not isinstance(user, User):
         return leave_for(request, redirect_to_login(page_of(request)))

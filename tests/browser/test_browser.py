@@ -125,6 +125,7 @@ def test_the_login_page_is_accessible(open_page, acme, theme, width):
 def test_the_api_reference_is_shown_with_the_content_security_policy(open_page, theme):
     page = open_page(theme)
     page.goto("/api/docs/")
+    page.get_by_role("link", name="usage", exact=True).click()
     page.get_by_text("/api/usage/events").first.wait_for()
     ground = page.locator(".reference").evaluate("element => getComputedStyle(element).backgroundColor")
     assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(28, 32, 34)"}[theme]

@@ -100,7 +100,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
 
 def invoice_list(ctx: PageContext) -> ListPage:
     """Return a page of the month's invoices, ordered by tenant."""
-    rows = _invoices(ctx).select_related("tenant", "entity", "period")
+    rows = _invoices(ctx).select_related("tenant", "entity", "period", "refers_to")
     state, typed = ctx.query.get("state", ""), text_param(ctx, "tenant")
     if state in STATES and state:
         rows = rows.filter(state=state)
@@ -119,16 +119,21 @@ def invoice_list(ctx: PageContext) -> ListPage:
 
 
 def _ledger_totals(rows: list[Invoice]) -> Mapping[int, bool]:
-    """Return whether the ledger's revenue of each invoice equals the sum of its lines."""
+    """Return whether the ledger's revenue of each invoice, or the sold credit, equals the sum of its lines."""
     final = {row.pk: row for row in rows if row.state != Invoice.State.DRAFT}
     if not final:
         return {}
     keys = [f"invoice:{pk}" for pk in final]
-    entries = LedgerEntry.objects.all_tenants().filter(transaction__key__in=keys, account=Account.REVENUE).order_by()
-    earned = dict(entries.values_list("invoice_id").annotate(Sum("nano")))
+    accounts = (Account.REVENUE, Account.CREDITS)
+    entries = LedgerEntry.objects.all_tenants().filter(transaction__key__in=keys, account__in=accounts).order_by()
+    sums = entries.values_list("invoice_id", "account").annotate(Sum("nano"))
+    earned = {(invoice_id, account): int(nano) for invoice_id, account, nano in sums}
     lines = InvoiceLine.objects.all_tenants().filter(invoice__in=final).order_by()
     lined = dict(lines.values_list("invoice_id").annotate(Sum("cents")))
-    return {pk: _matches_ledger(row, int(earned.get(pk, 0)), int(lined.get(pk, 0))) for pk, row in final.items()}
+    return {
+        pk: _matches_ledger(row, earned.get((pk, accounts[row.sells_credit]), 0), int(lined.get(pk, 0)))
+        for pk, row in final.items()
+    }
 
 
 def _matches_ledger(row: Invoice, earned_nano: int, lined_cents: int) -> bool:

@@ -16,6 +16,7 @@ from billing.actions.credits import do_grant_credit
 from billing.actions.drafts import close_after, do_close_period, do_draft, notes_on
 from billing.actions.invoices import do_finalize
 from billing.actions.payments import Received, do_record_payment
+from billing.actions.purchases import do_sell_credit
 from billing.amounts import NANO_A_CENT
 from billing.models import CreditGrant, Invoice, Payment, Period
 from frontend.operator.billing.forms import cents_of
@@ -93,6 +94,8 @@ def grant(tenant: Tenant, data: Mapping[str, Any]) -> CreditGrant:
         if credits_of(tenant) != data["seen"]:
             raise Conflict("Another credit was added. Reload and check the balance.")
         nano = cents_of(data["amount"]) * NANO_A_CENT
+        if data["kind"] == CreditGrant.GrantType.PREPAID:
+            return do_sell_credit(tenant, nano, expires_at=expires, note=data["note"])
         return do_grant_credit(tenant, CreditGrant.GrantType(data["kind"]), nano, expires_at=expires, note=data["note"])
 
 

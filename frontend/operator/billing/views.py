@@ -11,7 +11,7 @@ from django.urls import path
 from billing.actions.corrections import do_void, do_write_off
 from billing.actions.drafts import notes_on
 from billing.actions.invoices import do_finalize
-from billing.actions.payments import outstanding
+from billing.actions.matching import outstanding
 from billing.amounts import NANO_A_CENT, dollars
 from billing.invoicing.lines import lines_of
 from billing.models import Invoice, InvoiceLine, Period

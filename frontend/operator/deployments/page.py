@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 from django.conf import settings
 from django.db import connection
+from django.db.models import Sum
 
+from billing.models import DailyCost
+from frontend.core.lists import Choice, changed_url, text_param
 from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
+from frontend.core.shared_values import SharedValue
 from millrace.apps.operations.costs import ModelCost, costs
 from millrace.apps.operations.deployment_status import DeploymentState, DeploymentStatus, deployment_status
 from millrace.apps.operations.deployments import unpriced_names
 from millrace.apps.operations.fleet_status import FleetStatus, read_fleet_status
 from millrace.apps.operations.models import Deployment
+from millrace.apps.operations.upstream_limits import UpstreamLimits, read_upstream_limits
+from tenants.models import UpstreamCredential
 
 HOUR = timedelta(hours=1)
 RATE_SECONDS = 300
+MIN_FAILING_SHARE = 5  # an upstream is failing if one of this many requests fails
 LABELS: Mapping[DeploymentState, tuple[str, str]] = {  # label and badge
     DeploymentState.READY: ("Ready", "good"),
     DeploymentState.UPDATING: ("Updating", "info"),
@@ -37,6 +45,13 @@ _TRAFFIC = """
 SELECT served_model, percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
 FROM request_log_requestrecord WHERE started_at >= %s AND served_model <> '' GROUP BY served_model
 """
+# Requests of the last hour by model: all, failed, without capacity at the upstream, and the most frequent error code.
+_UPSTREAM_ERRORS = """
+SELECT served_model, count(*), count(*) FILTER (WHERE code LIKE 'upstream%%'),
+    count(*) FILTER (WHERE code = 'server_is_overloaded'),
+    coalesce(mode() WITHIN GROUP (ORDER BY code) FILTER (WHERE code <> ''), '')
+FROM request_log_requestrecord WHERE started_at >= %s AND served_model = ANY(%s) GROUP BY served_model
+"""
 _TOKENS = """
 WITH seen AS (
     SELECT model, prompt_tokens + generation_tokens - lag(prompt_tokens + generation_tokens) OVER w AS tokens
@@ -45,6 +60,19 @@ WITH seen AS (
 )
 SELECT model, coalesce(sum(tokens), 0) FROM seen GROUP BY model
 """
+
+
+_PAGE = "operator-deployments"
+
+
+def _read_ttft(now: datetime) -> dict[str, int]:
+    """Return the 95th percentile of the time to first token by model, in milliseconds."""
+    with connection.cursor() as cursor:
+        cursor.execute(_TRAFFIC, [now - HOUR])
+        return dict(cursor.fetchall())
+
+
+_TTFT = SharedValue(timedelta(seconds=15), _read_ttft)
 
 
 def statuses(ctx: PageContext) -> list[DeploymentStatus]:
@@ -75,11 +103,9 @@ def stats(ctx: PageContext) -> dict[str, Any]:
 
 
 def deployments(ctx: PageContext) -> dict[str, Any]:
-    rates, spent = _token_rates(ctx), _costs(ctx)
-    with connection.cursor() as cursor:
-        cursor.execute(_TRAFFIC, [ctx.now - HOUR])
-        ttft = dict(cursor.fetchall())
-    found = statuses(ctx)
+    rates, spent, ttft = _token_rates(ctx), _costs(ctx), _TTFT.get(ctx.now)
+    typed, chosen = text_param(ctx, "q").casefold(), ctx.query.get("state", "")
+    found = [status for status in statuses(ctx) if _is_shown(status, typed, chosen)]
     unpriced = unpriced_names(status.deployment.name for status in found)
     rows = [
         _row(status, spent.get(status.deployment.name))
@@ -90,7 +116,87 @@ def deployments(ctx: PageContext) -> dict[str, Any]:
         }
         for status in found
     ]
-    return {"rows": rows, "objective_ms": settings.MILLRACE.ttft_slo_ms}
+    return {"rows": rows, "number": len(statuses(ctx)), "objective_ms": settings.MILLRACE.ttft_slo_ms}
+
+
+def filters(ctx: PageContext) -> dict[str, Any]:
+    """Return the typed text, the chosen state, and links to the list of each state that a deployment has."""
+    states, chosen, url = [status.state for status in statuses(ctx)], ctx.query.get("state", ""), ctx.url(_PAGE)
+    links = [Choice(f"All {len(states)}", changed_url(ctx, url, state=""), not chosen)]
+    links += [
+        Choice(f"{LABELS[state][0]} {states.count(state)}", changed_url(ctx, url, state=state.value), state == chosen)
+        for state in DeploymentState
+        if state in states or state == chosen
+    ]
+    return {"typed": text_param(ctx, "q"), "chosen": chosen, "links": links}
+
+
+def _is_shown(status: DeploymentStatus, typed: str, chosen: str) -> bool:
+    row = status.deployment
+    return chosen in ("", status.state) and (typed in row.name.casefold() or typed in row.source.casefold())
+
+
+def upstreams(ctx: PageContext) -> dict[str, Any]:
+    """Return the health of each upstream: requests in progress, errors, lack of capacity, and spend of the UTC day."""
+    found = [status for status in statuses(ctx) if status.deployment.upstream is not None]
+    if not found:
+        return {"rows": []}
+    with connection.cursor() as cursor:
+        cursor.execute(_UPSTREAM_ERRORS, [ctx.now - HOUR, [status.deployment.name for status in found]])
+        requests = {name: counts for name, *counts in cursor.fetchall()}
+    today = DailyCost.objects.filter(day=ctx.now.date(), model__in=[status.deployment.name for status in found])
+    spent = dict(today.order_by().values_list("model").annotate(Sum("cost_femto")))
+    ids = {status.deployment.credential_id for status in found if status.deployment.credential_id is not None}
+    credentials = UpstreamCredential.objects.all_tenants().filter(pk__in=ids).in_bulk()
+    limits = _limits(found)
+    rows = []
+    for status in found:
+        credential = credentials.get(status.deployment.credential_id)
+        row = _upstream_row(status, requests.get(status.deployment.name))
+        limit = None if credential is None else credential.daily_spend_limit_nano
+        row["credential"] = None if credential is None else credential.name
+        row["spent"] = Money(int(spent.get(status.deployment.name, 0)))
+        row["spend_limit"] = None if limit is None else Money.nano(limit)
+        row["rate"] = None if (known := limits.get(status.deployment.name)) is None else known.rate
+        row["credential_running"] = 0 if known is None else known.running
+        row["max_concurrency"] = None if credential is None else credential.max_concurrency
+        rows.append(row)
+    return {"rows": rows}
+
+
+def _limits(found: Sequence[DeploymentStatus]) -> dict[str, UpstreamLimits]:
+    upstreams = [(status.deployment.name, status.deployment.upstream) for status in found]
+    try:
+        return read_upstream_limits((name, upstream) for name, upstream in upstreams if upstream is not None)
+    except redis.RedisError:
+        return {}
+
+
+def _upstream_row(status: DeploymentStatus, counts: Sequence[Any] | None) -> dict[str, Any]:
+    total, failed, overloaded, code = counts or (0, 0, 0, "")
+    if status.state != DeploymentState.READY:
+        label, badge = LABELS[status.state]
+    elif failed * MIN_FAILING_SHARE >= total > 0:
+        label, badge = "Failing", "bad"
+    elif overloaded:
+        label, badge = "Rate limited", "warn"
+    else:
+        label, badge = LABELS[status.state]
+    row = status.deployment
+    return {
+        "name": row.name,
+        "host": urlsplit(row.source).hostname or row.source,
+        "model": row.upstream_model,
+        "label": label,
+        "badge": badge,
+        "running": status.running,
+        "held_back": sum(replica.beat.held_back for replica in status.replicas),
+        "most": row.concurrency * max(1, len(status.replicas)),
+        "requests": total,
+        "failed": failed,
+        "overloaded": overloaded,
+        "code": code,
+    }
 
 
 def _row(status: DeploymentStatus, cost: ModelCost | None) -> dict[str, Any]:
@@ -105,6 +211,7 @@ def _row(status: DeploymentStatus, cost: ModelCost | None) -> dict[str, Any]:
         "cost": None if per_million is None else Money(per_million),
         "price": None if price is None else Money(price),
         "margin": None if per_million is None or not price else Margin(price, per_million),
+        "is_upstream": status.deployment.upstream is not None,
         "can_load": status.deployment.state != "loaded",
         "can_drain": status.deployment.state == "loaded",
         "can_unload": status.deployment.state != "unloaded",

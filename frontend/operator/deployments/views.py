@@ -1,10 +1,11 @@
-"""Deployments: the page, its panels, the form, and the actions load, drain, unload, remove and draft price."""
+"""Deployments: the page, its panels, the form, and the actions load, drain, unload, remove, test and draft price."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.http import HttpResponse
 from django.urls import path, reverse
 
@@ -15,24 +16,31 @@ from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
-from frontend.operator.deployments import page
-from frontend.operator.deployments.forms import DeploymentForm
+from frontend.operator.deployments import fit, page
+from frontend.operator.deployments.forms import DeploymentForm, TestCallForm, UpstreamForm
 from inference_worker.contract.deployments import WantedState
 from millrace.apps.operations import deployments as catalog
 from millrace.apps.operations.models import Deployment
+from millrace.client.testing import TestCallFailed, TestCallResult, send_test_call
+from tenants.actions import ActionRefused
+from tenants.models import UpstreamCredential
 
+TEST_SECONDS = 60.0  # of a test call
 PANELS = Panels(
     "operator-deployments-panel",
     (
         Panel("stats", "Figures", "operator/deployments/stats.html", page.stats, every=15),
         Panel("list", "Deployments", "operator/deployments/list.html", page.deployments, every=5),
+        Panel("upstreams", "Upstreams", "operator/deployments/upstreams.html", page.upstreams, every=15),
     ),
 )
 
 
 @operator_page()
 def deployments(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "operator/deployments/page.html", "Deployments", panels=PANELS, metering=metering(ctx.now))
+    with ctx.scope():
+        context: dict[str, Any] = {"filters": page.filters(ctx), "metering": metering(ctx.now)}
+    return render_page(ctx, "operator/deployments/page.html", "Deployments", panels=PANELS, **context)
 
 
 @operator_page(methods=FORM, step_up=True)
@@ -47,13 +55,60 @@ def new(ctx: PageContext) -> HttpResponse:
         DeploymentForm(bound_data(ctx)),
         add,
         message=_added,
+        template="operator/deployments/form.html",
+        other=("operator-deployments-new-upstream", "Add a model of another server or provider"),
         **_sheet("Add deployment"),
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def new_upstream(ctx: PageContext) -> HttpResponse:
+    def add(data: dict[str, Any]) -> Deployment:
+        catalog.check_deployment(**data)
+        return catalog.do_add_deployment(**data)
+
+    return form_view(
+        ctx,
+        "Add upstream",
+        UpstreamForm(bound_data(ctx), None, _credentials(ctx)),
+        add,
+        message=_added,
+        template="operator/deployments/new.html",
+        other=("operator-deployments-new", "Add a model that Millrace's engine runs"),
+        **_sheet("Add deployment"),
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def test(ctx: PageContext) -> HttpResponse:
+    name = _deployment(ctx).name
+
+    def send(data: dict[str, Any]) -> TestCallResult:
+        try:
+            return send_test_call(
+                settings.MILLRACE.base_url, data["api_key"], name, data["prompt"], timeout=TEST_SECONDS
+            )
+        except TestCallFailed as exc:
+            raise ActionRefused(str(exc)) from exc
+
+    return form_view(
+        ctx,
+        f"Test {name}",
+        TestCallForm(bound_data(ctx)),
+        send,
+        message=lambda result: f"{name} answered: {result.summary}",
+        **_sheet("Send request"),
     )
 
 
 @operator_page(methods=FORM, step_up=True)
 def edit(ctx: PageContext) -> HttpResponse:
     row = _deployment(ctx)
+    form = (
+        DeploymentForm(bound_data(ctx), row)
+        if row.upstream is None
+        else UpstreamForm(bound_data(ctx), row, _credentials(ctx))
+    )
     effect = (
         "A change of the source, revision, precision, context, KV cache or parsers loads a new version beside the old"
         " one, which serves until then."
@@ -61,7 +116,7 @@ def edit(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         f"Edit {row.name}",
-        DeploymentForm(bound_data(ctx), row),
+        form,
         lambda data: catalog.do_update_deployment(row.name, **data),
         message=lambda changed: f"{changed.name} was updated.",
         **_sheet("Save", effect),
@@ -117,6 +172,13 @@ def price(ctx: PageContext) -> HttpResponse:
     )
 
 
+def _credentials(ctx: PageContext) -> list[tuple[int, str]]:
+    """Return the platform's credentials, by ID."""
+    with ctx.scope():
+        rows = UpstreamCredential.objects.all_tenants().filter(tenant=None).order_by("name")
+        return list(rows.values_list("pk", "name"))
+
+
 def _added(row: Deployment) -> str:
     if catalog.has_price(row.name):
         return f"{row.name} was added. Workers load it."
@@ -148,11 +210,14 @@ def _sheet(submit: str, effect: str = "") -> dict[str, Any]:
 urlpatterns = [
     path("operator/deployments/", deployments, name="operator-deployments"),
     path("operator/deployments/new", new, name="operator-deployments-new"),
+    path("operator/deployments/new-upstream", new_upstream, name="operator-deployments-new-upstream"),
+    path("operator/deployments/<str:name>/test", test, name="operator-deployments-test"),
     path("operator/deployments/<str:name>/edit", edit, name="operator-deployments-edit"),
     path("operator/deployments/<str:name>/load", load, name="operator-deployments-load"),
     path("operator/deployments/<str:name>/drain", drain, name="operator-deployments-drain"),
     path("operator/deployments/<str:name>/unload", unload, name="operator-deployments-unload"),
     path("operator/deployments/<str:name>/remove", remove, name="operator-deployments-remove"),
     path("operator/deployments/<str:name>/price", price, name="operator-deployments-price"),
+    *fit.urlpatterns,
     PANELS.operator_url("operator/deployments/"),
 ]

@@ -26,10 +26,13 @@ MILLISECOND = 1000  # microseconds
 # Link of each issue type: label and URL name.
 _SCREENS: dict[IssueType, tuple[str, str]] = {
     IssueType.BUDGET: ("Budgets", "budgets"),
+    IssueType.COST: ("Margin", "operator-margin"),
     IssueType.CORDON: ("Workers", "operator-models"),
     IssueType.FAILURES: ("Fleet", "operator-fleet"),
     IssueType.MODEL: ("Workers", "operator-models"),
     IssueType.OBJECTIVE: ("Fleet", "operator-fleet"),
+    IssueType.OVERAGE: ("Margin", "operator-margin"),
+    IssueType.PAYMENT: ("Billing runs", "operator-billing"),
     IssueType.PRICE: ("Price book", "operator-prices"),
     IssueType.QUEUE: ("Fleet", "operator-fleet"),
     IssueType.REPLICA: ("Workers", "operator-models"),

@@ -12,6 +12,7 @@ from billing.actions.credits import with_rest
 from billing.ledger import balance
 from billing.metering.usage import UsageReport, sums, this_month
 from billing.models import (
+    CHARGES,
     Account,
     BillingProfile,
     CreditGrant,
@@ -50,7 +51,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     last = this_month(start - timedelta(days=1))[0]
     used = spending.spent(start).get(tenant.pk, spending.Spent())
     before = sums(UsageReport(tenant.pk, last, min(last + (now - start), start)))
-    owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, invoice_type=Invoice.InvoiceType.INVOICE)
+    owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, invoice_type__in=CHARGES)
     return {
         "used": used,
         "before": Money(sum(row["cost_femto"] for row in before)),  # in the same days of the previous month

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.urls import path
 
 from frontend.core.confirmation import Confirm
@@ -107,7 +108,7 @@ def user(ctx: PageContext) -> HttpResponse:
     )
 
 
-def _form(action: Action) -> Callable[..., HttpResponse]:
+def _form(action: Action) -> Callable[..., HttpResponseBase]:
     @operator_page(methods=FORM, step_up=True)
     def view(ctx: PageContext) -> HttpResponse:
         with ctx.scope():

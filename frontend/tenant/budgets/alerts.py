@@ -28,7 +28,11 @@ class BudgetDelivery:
 
 def alerts(ctx: PageContext, budget_id: int | None = None) -> list[dict[str, Any]]:
     """Return the latest alerts with their deliveries."""
-    rows = list(alerts_of(ctx.tenant.pk, budget_id)[:MAX_ALERTS])
+    return alert_rows(ctx, list(alerts_of(ctx.tenant.pk, budget_id)[:MAX_ALERTS]))
+
+
+def alert_rows(ctx: PageContext, rows: list[BudgetAlert]) -> list[dict[str, Any]]:
+    """Return alerts for the template, with their deliveries."""
     deliveries = deliveries_of(rows, ctx.tenant.pk)
     return [_alert(row) | {"deliveries": deliveries[row.pk]} for row in rows]
 
@@ -64,7 +68,10 @@ def deliveries_of(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, t
     if events := [row.event_id for row in rows if row.event_id]:
         for delivery in deliveries(tenant_id).filter(event_id__in=events):
             sent[delivery.event_id].append(delivery)
-    return {row.pk: _delivery_rows(row.email, sent[row.event_id]) for row in rows}
+    return {
+        row.pk: (BudgetDelivery("Muted", "", ""),) if row.is_muted else _delivery_rows(row.email, sent[row.event_id])
+        for row in rows
+    }
 
 
 def _delivery_rows(mail: OutboxEmail | None, sent: list[WebhookDelivery]) -> tuple[BudgetDelivery, ...]:

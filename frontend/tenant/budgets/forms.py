@@ -17,22 +17,33 @@ from tenants.models import LIMITS, LimitSet
 
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 _NUMBER = {**_PLAIN, "inputmode": "decimal"}
-UNITS = (("money", "Money (USD)"), ("tokens", "Tokens"), ("requests", "Requests"))
-PERIODS = (("month", "Monthly"), ("day", "Daily"), ("lifetime", "Never"))
+# The words of the sentence that a budget's form is.
+UNITS = (("money", "spend"), ("tokens", "tokens"), ("requests", "requests"))
+PERIODS = (("month", "per month"), ("day", "per day"), ("lifetime", "in total"))
 MODES = (
-    (Budget.Mode.HARD, "Hard limit: reject requests over budget"),
-    (Budget.Mode.SOFT, "Soft limit: alert only"),
-    (Budget.Mode.DRY_RUN, "Dry run: count requests over budget"),
+    (Budget.Mode.HARD, "reject requests"),
+    (Budget.Mode.SOFT, "only send alerts"),
+    (Budget.Mode.DRY_RUN, "only count (dry run)"),
 )
+_ADVERBS = {"month": "monthly", "day": "daily", "lifetime": "in total"}
 LIMIT_MODES = (("hard", "Hard limit: reject requests over budget"), ("dry_run", "Dry run: count requests over budget"))
-GROUPS = (
-    ("Requests", ("requests_per_minute", "requests_per_day", "concurrency")),
-    ("Tokens", ("tokens_per_minute", "tokens_per_day")),
+BASIC = ("requests_per_minute", "tokens_per_minute", "concurrency")
+GROUPS = (  # the advanced limits
+    ("Per day", ("requests_per_day", "tokens_per_day")),
     ("Input tokens", ("input_tokens_per_minute", "input_tokens_per_day")),
     ("Output tokens", ("output_tokens_per_minute", "output_tokens_per_day")),
     ("Per request", ("max_prompt_tokens", "max_output_tokens")),
     ("Long prompts", ("long_prompt_threshold", "long_prompt_concurrency")),
 )
+
+
+def percentages(text: str) -> list[int]:
+    """Return the whole percentages of a list as typed. Other words are left out."""
+    return [int(word) for word in _words(text[:100]) if word.isascii() and word.isdigit() and len(word) < 5]
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[\s,;%]+", text) if word]
 
 
 class AmountField(forms.CharField):
@@ -47,9 +58,7 @@ class BudgetForm(forms.Form):
 
     name = forms.CharField(max_length=100, widget=forms.TextInput(_PLAIN))
     amount = AmountField(label="Limit")
-    mode = forms.ChoiceField(
-        label="When the limit is reached", choices=MODES, initial=Budget.Mode.HARD, widget=forms.RadioSelect
-    )
+    mode = forms.ChoiceField(label="When the limit is reached", choices=MODES, initial=Budget.Mode.HARD)
     reduce_max_tokens = forms.BooleanField(
         required=False,
         label="Reduce max_tokens to fit instead of rejecting",
@@ -66,14 +75,13 @@ class BudgetForm(forms.Form):
         initial="50, 80, 100",
         widget=forms.TextInput(_PLAIN),
         label="Alert thresholds (% of limit)",
-        help_text="Sent once per period by email and webhook. Leave blank for no alerts.",
     )
     alert_forecast = forms.BooleanField(
         required=False, initial=True, label="Alert when the monthly forecast exceeds the limit"
     )
 
     def __init__(self, data: Any = None, budget: Budget | None = None, initial: Any = None) -> None:
-        super().__init__(data, initial=_of_budget(budget) if budget else initial)
+        super().__init__(data, initial=(_of_budget(budget) if budget else {}) | (initial or {}))
         self._unit = budget.unit if budget else ""
 
     def unit(self) -> str:
@@ -90,10 +98,10 @@ class BudgetForm(forms.Form):
         return data
 
     def clean_thresholds(self) -> list[int]:
-        words = [word for word in re.split(r"[\s,;%]+", self.cleaned_data["thresholds"]) if word]
-        if not all(word.isascii() and word.isdigit() and len(word) < 5 for word in words):
+        found = percentages(self.cleaned_data["thresholds"])
+        if len(found) != len(_words(self.cleaned_data["thresholds"])):
             raise forms.ValidationError("Enter whole percentages, e.g. 50, 80, 100")
-        return [int(word) for word in words]
+        return found
 
     def chosen(self) -> dict[str, Any]:
         """Return the values as arguments of the budget actions."""
@@ -104,19 +112,32 @@ class BudgetForm(forms.Form):
 class NewBudget(BudgetForm):
     """A new budget, with the owner, the unit and the period, which cannot be changed later."""
 
+    name = forms.CharField(
+        required=False,
+        max_length=100,
+        widget=forms.TextInput(_PLAIN),
+        help_text="Leave blank for a name from the sentence.",
+    )
     owner = forms.ChoiceField(label="Applies to")
     counts = forms.ChoiceField(label="Measure", choices=UNITS)
     period = forms.ChoiceField(label="Resets", choices=PERIODS)
 
     def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
+        self._owners = owners
         self.fields["owner"].choices = [(value, owner.label) for value, owner in owners.items()]  # type: ignore[attr-defined]
 
     def unit(self) -> str:
         return str(self.cleaned_data.get("counts", ""))
 
     def chosen(self) -> dict[str, Any]:
-        return super().chosen() | {"unit": self.cleaned_data["counts"], "period": self.cleaned_data["period"]}
+        data = self.cleaned_data
+        default = f"{self._owners[data['owner']].label[:80]}, {_ADVERBS[data['period']]}"
+        return super().chosen() | {
+            "name": data["name"] or default,
+            "unit": data["counts"],
+            "period": data["period"],
+        }
 
 
 class RaiseForm(forms.Form):
@@ -164,9 +185,18 @@ class LimitsForm(forms.Form):
         for name in LIMITS:
             self.fields[name] = AmountField(label=NAMES[name], required=False)
 
-    def groups(self) -> list[tuple[str, list[Any]]]:
-        """Return the fields of the limits in groups with a label."""
+    def basic(self) -> list[Any]:
+        """Return the fields that most limits need."""
+        return [self[name] for name in BASIC]
+
+    def advanced(self) -> list[tuple[str, list[Any]]]:
+        """Return the fields of the other limits in groups with a label."""
         return [(label, [self[name] for name in names]) for label, names in GROUPS]
+
+    def is_advanced(self) -> bool:
+        """Return true if an advanced field has a value or an error, so that it must be shown."""
+        names = [name for _, group in GROUPS for name in group]
+        return self["mode"].value() == "dry_run" or any(self[name].value() or self[name].errors for name in names)
 
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}

@@ -19,10 +19,10 @@ from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
-from frontend.tenant.budgets import alerts, detail, dry_runs, limits, page, sets
-from frontend.tenant.budgets.amounts import BudgetAmount, input_text
+from frontend.tenant.budgets import alerts, detail, dry_runs, limits, page, replay, sets
+from frontend.tenant.budgets.amounts import BudgetAmount, input_text, parse
 from frontend.tenant.budgets.effect import effect_of
-from frontend.tenant.budgets.forms import BudgetForm, NewBudget, RaiseForm
+from frontend.tenant.budgets.forms import PERIODS, UNITS, BudgetForm, NewBudget, RaiseForm, percentages
 from frontend.tenant.budgets.scopes import choices, owner_of
 from tenants.permissions import Permission
 
@@ -62,6 +62,7 @@ def budget(ctx: PageContext) -> HttpResponse:
         "standing": standing,
         "owner": owner_of(row).label,
         "writes": ctx.may(WRITES) and row.active,
+        "is_muted": row.alerts_muted_until is not None and row.alerts_muted_until > ctx.now,
         "metering": metering(ctx.now),
     }
     return render_page(ctx, "budgets/detail.html", row.name, panels=DETAIL_PANELS, **context)
@@ -71,8 +72,7 @@ def budget(ctx: PageContext) -> HttpResponse:
 def new_budget(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         owners = choices(ctx, members=True)
-    initial = {"owner": ctx.query.get("owner", ""), "counts": "money", "period": "month"}
-    form = NewBudget(owners, bound_data(ctx), initial)
+    form = NewBudget(owners, bound_data(ctx), _typed(ctx, {"counts": "money", "period": "month"}))
     return form_view(
         ctx,
         "New budget",
@@ -88,7 +88,7 @@ def new_budget(ctx: PageContext) -> HttpResponse:
 @tenant_page(WRITES, methods=FORM)
 def edit_budget(ctx: PageContext) -> HttpResponse:
     row = _active_budget(ctx)
-    form = BudgetForm(bound_data(ctx), row)
+    form = BudgetForm(bound_data(ctx), row, _typed(ctx, {}))
     return form_view(
         ctx,
         f"Edit {row.name}",
@@ -97,6 +97,7 @@ def edit_budget(ctx: PageContext) -> HttpResponse:
         message=lambda changed: f"{changed.name} was updated. {effect_of(changed)}",
         template="budgets/form.html",
         try_url=f"{ctx.url('budgets-try')}?budget={row.pk}",
+        fixed={"unit": dict(UNITS)[row.unit], "owner": owner_of(row).label, "period": dict(PERIODS)[row.period]},
         **_sheet(ctx, "Save", row),
     )
 
@@ -165,19 +166,42 @@ def remove_budget(ctx: PageContext) -> HttpResponse:
 
 @tenant_page(READS)
 def simulate_budget(ctx: PageContext) -> HttpResponse:
-    """Return the effect of the budget as typed so far."""
+    """Return the effect of the budget as typed so far, and the previous month replayed against it."""
     query = ctx.query
     with ctx.scope():
         owners = choices(ctx, members=True)
         owner, unit, period = owners.get(query.get("owner", "")), query.get("counts", ""), query.get("period", "")
+        url = ctx.url("budgets-new")
         if (text := query.get("budget", "")).isdigit() and len(text) < 19:
             rows = Budget.objects.for_tenant(ctx.tenant).select_related("project", "key", "member")
             if (row := rows.filter(pk=int(text)).first()) is not None:
-                owner, unit, period = owner_of(row), row.unit, row.period
+                owner, unit, period, url = owner_of(row), row.unit, row.period, ctx.url("budgets-edit", row.pk)
         unit = unit if unit in ("money", "tokens", "requests") else "money"
         mode, amount = query.get("mode", ""), query.get("amount", "")[:40]
         simulation = dry_runs.simulate_budget(ctx.tenant.pk, owner, mode, unit, period, amount)
-    return render(ctx.request, "budgets/simulation_result.html", {"simulation": simulation})
+        found = None
+        if owner is not None and period in dict(PERIODS):
+            found = replay.month_replay(
+                *(ctx.tenant.pk, owner, unit, period, mode, limit_of(amount, unit)),
+                percentages(query.get("thresholds", "")),
+                url,
+                _typed(ctx, {}),
+            )
+    return render(ctx.request, "budgets/replay.html", {"simulation": simulation, "replay": found, "ctx": ctx})
+
+
+def limit_of(amount: str, unit: str) -> int | None:
+    """Return a typed amount in whole units; None if it is not an amount above zero."""
+    try:
+        return parse(amount, unit) or None
+    except ValueError:
+        return None
+
+
+def _typed(ctx: PageContext, initial: dict[str, str]) -> dict[str, Any]:
+    """Return the values of a budget form in the query string, over the initial ones."""
+    names = ("name", "owner", "counts", "period", "amount", "mode", "thresholds", "rollover_limit")
+    return initial | {name: ctx.query[name][:100].replace("\0", "") for name in names if name in ctx.query}
 
 
 def _active_budget(ctx: PageContext) -> Budget:

@@ -38,7 +38,7 @@ def document_of(
         "state": state_of(invoice, today_of(invoice, now), owed),
         "groups": [_group(key, list(found), line_url) for key, found in groupby(lines, key=_key)],
         "totals": list(_totals(invoice)),
-        "total": Money.cents(invoice.total),
+        "total": Money.cents(invoice.total - invoice.prepaid),
         "movements": _movements(invoice, invoice_url) if final and not invoice.is_credit_note else [],
         "owed": owed,
         "lines": len(lines),
@@ -82,7 +82,7 @@ def _line(line: InvoiceLine, url: str) -> dict[str, Any]:
         "note": note_of(line),
         "tokens": line.tokens,
         "price": Money.nano(line.nano_per_million),  # per 1M tokens
-        "url": url,
+        "url": "" if line.description else url,  # a line of a re-rating has the difference of its events
         **amounts,
     }
 
@@ -90,6 +90,7 @@ def _line(line: InvoiceLine, url: str) -> dict[str, Any]:
 def note_of(line: InvoiceLine) -> str:
     """Return the details that distinguish a line from its neighbors."""
     parts = (
+        line.description,
         f"used in {line.usage_month}" if line.usage_month else "",
         f"prompts from {line.prompt_length_band:,} tokens" if line.prompt_length_band else "",
         f"{line.window} UTC" if line.window else "",
@@ -107,6 +108,10 @@ def _totals(invoice: Invoice) -> Iterable[tuple[str, Money]]:
     for tax in invoice.taxes:
         label = f"{tax['label']}, reverse charge" if tax["category"] == "AE" else tax["label"]
         yield (f"{label} {decimal(tax['rate_ppm'], 4)} %", Money.cents(tax["tax"]))
+    if invoice.prepaid:
+        yield ("Total", Money.cents(invoice.total))
+        is_purchase = invoice.invoice_type == Invoice.InvoiceType.PURCHASE
+        yield ("Paid" if is_purchase else "Paid with prepaid credit", Money.cents(-invoice.prepaid))
 
 
 _MOVEMENTS = {"void": "Reversed", "bad-debt": "Written off", "recovery": "Write-off reversed"}

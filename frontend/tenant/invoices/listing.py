@@ -14,7 +14,7 @@ from billing.budgets.forecast import forecast_tenant
 from billing.invoicing.preview import period_at
 from billing.ledger import balance
 from billing.metering.usage import UsageReport, sums, total
-from billing.models import Account, CreditGrant, Invoice, LedgerEntry
+from billing.models import CHARGES, Account, CreditGrant, Invoice, LedgerEntry
 from frontend.core.lists import ListPage, keyset_page
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
@@ -50,7 +50,7 @@ def upcoming(ctx: PageContext) -> dict[str, Any] | None:
 def balance_due(ctx: PageContext) -> dict[str, Any]:
     """Return the balance due, and the credit and deposits that can pay it."""
     tenant = ctx.tenant
-    rows = Invoice.objects.for_tenant(tenant).filter(invoice_type=Invoice.InvoiceType.INVOICE, state=Invoice.State.OPEN)
+    rows = Invoice.objects.for_tenant(tenant).filter(invoice_type__in=CHARGES, state=Invoice.State.OPEN)
     opened = list(rows.only("pk", "due_on"))
     owed = owed_on(LedgerEntry.objects.for_tenant(tenant), opened)
     alive = CreditGrant.objects.for_tenant(tenant).filter(

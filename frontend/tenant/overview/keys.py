@@ -11,6 +11,7 @@ from billing.pricing.pricing import Tier
 from frontend.core.date_ranges import date_range_of
 from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
+from frontend.tenant.batches.page import KINDS
 from frontend.tenant.budgets.page import BudgetUsage
 from frontend.tenant.overview.spend import budget_statuses, hard_budgets
 from frontend.tenant.overview.usage import all_input, by_tier
@@ -19,12 +20,6 @@ from tenants.models import ApiKey
 
 MAX_KEYS = 5
 MAX_BATCHES = 4
-_KINDS: Mapping[str, str] = {
-    Batch.Status.COMPLETED: "good",
-    Batch.Status.FAILED: "bad",
-    Batch.Status.EXPIRED: "warn",
-    Batch.Status.CANCELLED: "warn",
-}
 
 
 def keys(ctx: PageContext) -> dict[str, Any]:
@@ -85,7 +80,7 @@ def batches(ctx: PageContext) -> dict[str, Any]:
 
     Usage stays when its job is deleted: `used` counts the accepted requests of deleted jobs.
     """
-    rows = [(row, _ended(row), _KINDS.get(row.status, "info")) for row in _latest(ctx)]
+    rows = [(row, _ended(row), KINDS.get(row.status, "info")) for row in _latest(ctx)]
     if rows:
         return {"rows": rows}
     date_range = date_range_of(ctx)

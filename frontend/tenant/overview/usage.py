@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from billing.metering.usage import UsageReport, accepted, sums, this_month, total
+from billing.metering.usage import UsageReport, accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
-from frontend.core.date_ranges import DateRange, date_range_of, days_of
+from frontend.core.date_ranges import date_range_of, days_of
 from frontend.core.numbers import Money, duration, share
 from frontend.core.page_context import PageContext
 from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.selectors import Rates, rates, ttft_slo_ms
 
-_DAY, _HOUR = timedelta(days=1), timedelta(hours=1)
+_HOUR = timedelta(hours=1)
 _HOURS = 48
 
 
@@ -81,16 +81,16 @@ def cache(ctx: PageContext) -> dict[str, Any]:
 
 def stats(ctx: PageContext) -> dict[str, Any]:
     date_range = date_range_of(ctx)
-    start, end = _before(date_range)
+    start, end = date_range.previous
     now = _metered(ctx, date_range.start, date_range.end)
     then = _metered(ctx, start, end)
     traffic = rates(ctx.tenant.pk, date_range.start, date_range.end, "day")
     first, last = start.astimezone(date_range.zone), (end - timedelta(microseconds=1)).astimezone(date_range.zone)
     return {
         "accepted": now[0],
-        "accepted_delta": _delta(now[0], then[0], ""),
+        "accepted_delta": delta_of(now[0], then[0], ""),
         "cost": _per_thousand(*now),
-        "cost_delta": _delta(now[1] * then[0], then[1] * now[0], "good"),
+        "cost_delta": delta_of(now[1] * then[0], then[1] * now[0], "good"),
         "failed": _rate(traffic.total.failed, traffic),
         "limited": _rate(traffic.total.limited, traffic),
         "limited_by": _bound(traffic),
@@ -105,20 +105,12 @@ def _metered(ctx: PageContext, start: datetime, end: datetime) -> tuple[int, int
     return accepted(counts), counts["cost_femto"]
 
 
-def _before(date_range: DateRange) -> tuple[datetime, datetime]:
-    """Return the previous date range: the same days of the previous month, or the same length directly before."""
-    length = date_range.end - date_range.start
-    if date_range.name == "month":
-        start = this_month(date_range.start - _DAY, date_range.zone)[0]
-        return start, min(start + length, date_range.start)
-    return date_range.start - length, date_range.start
-
-
 def _per_thousand(requests: int, femto: int) -> Money | None:
     return Money(femto * 1000 // requests) if requests else None
 
 
-def _delta(now: int, then: int, when_down: Literal["", "good"]) -> Delta | None:
+def delta_of(now: int, then: int, when_down: Literal["", "good"]) -> Delta | None:
+    """Return the change of a figure; None without a previous value. `when_down`: "good" if less is better."""
     if then <= 0:
         return None
     rose = now > then

@@ -27,6 +27,9 @@ COLUMNS = (
     (Component.OUTPUT, "Output"),
     (Component.ANSWER_HIT_INPUT, "Cached response, input"),
     (Component.ANSWER_HIT_OUTPUT, "Cached response, output"),
+    (Component.CACHE_STORAGE, "Cache storage, token-hours"),
+    (Component.MACHINE_HOURS, "Machine-hours"),
+    (Component.SEARCHES, "Searches"),
 )
 TIERS = {Tier.STANDARD: "Standard", Tier.BATCH: "Batch", Tier.FLEX: "Flex", Tier.PRIORITY: "Priority"}
 

@@ -10,12 +10,14 @@ from typing import Any
 from django.utils.http import urlencode
 
 from billing.models import Adjustment, UsageEvent
-from frontend.core.numbers import Money, duration, exact, exact_places
+from frontend.core.numbers import Money, duration, exact, exact_places, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import bound_text, status_text
+from frontend.tenant.requests.messages import curl_of, messages_of
+from frontend.tenant.requests.timeline import events_of, timeline_of
 from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
-from millrace.apps.request_log.models import RequestOutcome, RequestRecord
+from millrace.apps.request_log.models import CacheLayer, RequestOutcome, RequestRecord
 from millrace.apps.request_log.request_budgets import HeldFrom
 from millrace.apps.request_log.selectors import RequestExecution, RequestStory
 from tenants.models import ApiKey, Project
@@ -33,6 +35,15 @@ MISSES = {
     "other_worker": "cached on another replica or before a restart",
     "prefix_changed": "prefix changed",
 }
+SOURCES = {
+    "upstream": "Tokens as counted by the provider",
+    "estimated": "Tokens estimated, because the provider sent no final count",
+}
+ADJUSTMENTS = {
+    "failed": "Corrected: failed",
+    "cancelled": "Corrected: cancelled",
+    "reconciled": "Corrected: the provider counted fewer tokens",
+}
 COMPONENTS = {
     "uncached": "Input",
     "cache_read": "Cache reads",
@@ -41,6 +52,12 @@ COMPONENTS = {
     "output": "Output",
     "answer_hit_input": "Cached response, input",
     "answer_hit_output": "Cached response, output",
+}
+LAYERS: Mapping[str, str] = {
+    CacheLayer.EXACT: "Cached response",
+    CacheLayer.SINGLE_FLIGHT: "Concurrent equal request",
+    CacheLayer.PREFIX: "Prompt cache",
+    CacheLayer.COMPUTED: "Computed",
 }
 WRITE_DELAY = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
 
@@ -63,15 +80,18 @@ def request_detail(ctx: PageContext, request_id: str) -> dict[str, Any] | None:
         "why_not": status_text(code, bound),  # the limit or error; empty for an answered request
         "bound": _bound(bound) if bound else [],
         "facts": _facts(ctx, record, first),
-        "limits": [_limit(limit) for limit in record.limits] if record else [],
-        "budgets": [_budget(budget) for budget in found.budgets],
-        "rejecting_budget": _budget(found.rejecting_budget) if found.rejecting_budget else None,
+        "limits": _limits(record) if record else [],
+        "budgets": _budgets(found),
         "route": _route(record) if record else [],
         "skipped": [(entry["model"], entry["reason"].replace("_", " ")) for entry in _skipped(record)],
         "places": [_place(placement) for placement in record.placements] if record else [],
         "executions": [_execution(execution) for execution in found.executions],
         "ran": bool(found.executions or (record and record.placements)),  # usage is settled or will be
         "content": _content(found),
+        "stored_messages": messages_of(found.content),
+        "curl": curl_of(record, found.content) if record else "",
+        "timeline": timeline_of(found),
+        "events": events_of(found),
         "replays": [replay for replay in found.others if replay.replay_of == found.request_id],
         "replay_url": _replay(ctx, found),
         "writing": _writing(ctx, found),  # records may still arrive
@@ -113,6 +133,8 @@ def _facts(ctx: PageContext, record: RequestRecord | None, first: UsageEvent | N
         facts += [("Requested model", record.requested_model or "–", True)]
         if served := selectors.served_model(record):
             facts.append(("Served model", served, True))
+        if record.cache_layer:
+            facts.append(("Cache layer", LAYERS.get(record.cache_layer, record.cache_layer), False))
         if record.ttft_ms is not None:
             facts.append(("Time to first token", duration(record.ttft_ms * 1000), False))
         facts.append(("Total latency (client)", duration(record.total_ms * 1000), False))
@@ -124,6 +146,24 @@ def _facts(ctx: PageContext, record: RequestRecord | None, first: UsageEvent | N
             facts.append(("Batch line", exact((record.batch_line or 0) + 1), False))
         facts.append(("Gateway", record.gateway_id, True))
     return facts
+
+
+def _limits(record: RequestRecord) -> list[dict[str, Any]]:
+    """Return the checked limits, with the one that rejected the request also if it was not recorded among them."""
+    bound = record.limited_by or {}
+    rows = [_limit(check) for check in record.limits]
+    if bound.get("kind") == "limit" and not any(row["kind"] == "bad" for row in rows):
+        numbers = {"limit": bound.get("limit", 0), "left": bound.get("left", 0), "cost": bound.get("needed", 0)}
+        rows.append(_limit({"name": "", "scope": "", **bound, **numbers, "refused": True}))
+    return rows
+
+
+def _budgets(found: RequestStory) -> list[dict[str, Any]]:
+    """Return the budgets that the request had to fit, the one that rejected it last."""
+    rejecting = found.rejecting_budget
+    passed = [budget for budget in found.budgets if rejecting is None or budget.budget_id != rejecting.budget_id]
+    rows = [_budget(budget) | {"result": "passed", "kind": "good"} for budget in passed]
+    return rows + ([_budget(rejecting) | {"result": "rejected", "kind": "bad"}] if rejecting else [])
 
 
 def _budget(budget: HeldFrom) -> dict[str, Any]:
@@ -153,12 +193,57 @@ def _route(record: RequestRecord) -> list[Fact]:
     route = record.route
     policy = route.get("policy")
     if policy is None:
-        return [("Policy", "None (model requested by name)", False)]
-    return [
+        return [("Policy", "None (model requested by name)", False), *_answer_cache(route)]
+    name = f": {policy['rule_name']}" if policy.get("rule_name") else ""
+    facts: list[Fact] = [
         ("Policy", f"{record.requested_model}, version {policy['version']}", False),
-        ("Rule", f"{policy['rule'] + 1} (first match)", False),
+        ("Rule", f"{policy['rule'] + 1}{name} (first match)", False),
         ("Targets in order", ", ".join(route.get("targets", ())), True),
     ]
+    return facts + _choice(policy) + _changes(route) + _answer_cache(route)
+
+
+def _choice(policy: Mapping[str, Any]) -> list[Fact]:
+    """Return what the first target was chosen by."""
+    if "strategy" not in policy:
+        return [("Drawn by weight", exact(int(policy.get("draw", 0))), False)]
+    facts: list[Fact] = [("Strategy", str(policy["strategy"]).replace("_", " "), False)]
+    for name, label in (("cost_nano", "Estimated cost"), ("ttft_ms", "Time to first token"), ("load", "Load")):
+        for model, value in policy.get(name, {}).items():
+            facts.append((f"{label}, {model}", _measure(name, value), False))
+    if policy.get("probe"):
+        facts.append(("Probe", "Another target is faster. This request measures this one.", False))
+    return facts
+
+
+def _measure(name: str, value: float) -> str:
+    if name == "cost_nano":
+        return Money.nano(int(value)).text
+    return duration(round(value * 1000)) if name == "ttft_ms" else f"{value:.2f} requests per slot"
+
+
+def _changes(route: Mapping[str, Any]) -> list[Fact]:
+    """Return the escalations and what was left out."""
+    facts: list[Fact] = [
+        (f"Escalated from {each['model']}", f"Answer failed the check {str(each['check']).replace('_', ' ')}", False)
+        for each in route.get("escalations", ())
+    ]
+    if reason := route.get("not_escalating"):
+        facts.append(("No escalation", str(reason).replace("_", " "), False))
+    if dropped := route.get("dropped_messages"):
+        facts.append(("Dropped messages", exact(int(dropped)), False))
+    if route.get("retry_budget"):
+        facts.append(("Retry budget", str(route["retry_budget"]), False))
+    return facts
+
+
+def _answer_cache(route: Mapping[str, Any]) -> list[Fact]:
+    """Return the result of the answer cache."""
+    note = route.get("answer_cache")
+    if not note:
+        return []
+    result = note.get("layer") or f"miss ({note.get('miss', '')})"
+    return [("Answer cache", str(result).replace("_", " "), False)]
 
 
 def _skipped(record: RequestRecord | None) -> list[dict[str, str]]:
@@ -190,15 +275,20 @@ def _execution(execution: RequestExecution) -> dict[str, Any]:
     tokens = [(COMPONENTS[name], getattr(event, name)) for name in TOKEN_CLASSES]
     if event.reasoning_tokens:
         tokens.append(("of that, reasoning", event.reasoning_tokens))
+    if event.accepted_drafts or event.rejected_drafts:
+        tokens.append(("of that, accepted drafts", event.accepted_drafts))
+        tokens.append(("Rejected drafts, not billed", event.rejected_drafts))
+    if event.unbilled_tokens:
+        tokens.append(("Not charged, above the reservation", event.unbilled_tokens))
     cost = Money(int(event.cost_femto) + sum(cost.femto for _, _, cost in adjustments))
     return {
         "event": event,
         "number": event.execution + 1,
         "finish": event.finish_reason.replace("_", " "),
-        "whole_us": max(event.duration_us, 1),
-        "steps": (("Queue", event.queue_us), ("Prefill", execution.prefill_us), ("Decode", execution.decode_us)),
         "tokens": tokens,
+        "source": SOURCES.get(event.usage_source, ""),
         "miss": _miss(event),
+        "cache": _cache(event),
         "lines": lines,
         "adjustments": adjustments,
         "cost": cost,
@@ -206,6 +296,15 @@ def _execution(execution: RequestExecution) -> dict[str, Any]:
         "cost_places": exact_places([*(line[3] for line in lines), *(row[2] for row in adjustments), cost]),
         "prices_from": sorted({line.effective_from for line in execution.lines}),
     }
+
+
+def _cache(event: UsageEvent) -> dict[str, Any] | None:
+    """Return what part of the input came from the prompt cache; None without input."""
+    whole = event.uncached + event.cache_read + event.cache_write_5m + event.cache_write_1h
+    if not whole or event.outcome == "failed":
+        return None
+    written = event.cache_write_5m + event.cache_write_1h
+    return {"read": event.cache_read, "whole": whole, "share": share(event.cache_read, whole), "written": written}
 
 
 def _miss(event: UsageEvent) -> str:
@@ -216,9 +315,7 @@ def _miss(event: UsageEvent) -> str:
 
 
 def _place_reason(adjustment: Adjustment) -> str:
-    return {"failed": "Corrected: failed", "cancelled": "Corrected: cancelled"}.get(
-        adjustment.outcome, "Written off: too late"
-    )
+    return ADJUSTMENTS.get(adjustment.outcome, "Written off: too late")
 
 
 def _content(found: RequestStory) -> dict[str, Any] | None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from frontend.core.date_ranges import date_range_of
+from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.labels import outcome_label
-from frontend.core.lists import ListPage, changed_url, named_rows, number_param, options, text_param, with_query
-from frontend.core.numbers import Money, common_places, share
+from frontend.core.lists import ListPage, changed_url, named_rows, number_param, text_param
+from frontend.core.numbers import Money, common_places, exact, share
 from frontend.core.page_context import PageContext
+from frontend.tenant.overview.usage import delta_of
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
-from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest
+from millrace.apps.request_log.selectors import BadCursor, ContentSearch, Filters, ListedRequest
 from tenants.models import ApiKey, Project
 
 PAGE_SIZE = 50
-_FILTERS = ("model", "key", "project", "outcome", "code")
+MAX_EXPORTED = 5000
+ID_PREFIX = "req_"
+_FILTERS = ("model", "key", "project", "outcome", "code", "q")
 
 
 @dataclass(frozen=True)
@@ -54,38 +58,92 @@ class RequestLogRow:
 
 
 def _filters(ctx: PageContext) -> Filters:
-    """Return the filters of the query string. Invalid values are ignored."""
+    """Return the filters of the query string. Invalid values are ignored.
+
+    The beginning of a request ID is searched in all requests, a stored text in the date range.
+    """
     date_range, outcome = date_range_of(ctx), text_param(ctx, "outcome")
+    typed = text_param(ctx, "q")
+    is_id = typed.startswith(ID_PREFIX)
+    text = search_of(ctx) if typed and not is_id else None
     return Filters(
         ctx.tenant.pk,
-        start=date_range.start,
-        end=date_range.end,
+        start=None if is_id else date_range.start,
+        end=None if is_id else date_range.end,
         model=text_param(ctx, "model", 128) or None,
         key_id=number_param(ctx, "key"),
         project_id=number_param(ctx, "project"),
         outcome=outcome if outcome in RequestOutcome.values else None,
         code=text_param(ctx, "code", 128) or None,
+        id_prefix=typed if is_id else None,
+        request_ids=None if text is None else text.request_ids,
     )
 
 
-def filters(ctx: PageContext) -> dict[str, Any]:
-    """Return the values of the filter form. `hidden` are the parameters of the date range."""
-    selected = _filters(ctx)
-    params = {name: value for name, value in ctx.query.items() if name in ("range", "from", "to")}
+def search_of(ctx: PageContext) -> ContentSearch:
+    """Return the result of the search in stored texts, read once per page."""
+    date_range, typed = date_range_of(ctx), text_param(ctx, "q")
+    return ctx.once(
+        ("search", typed),
+        lambda: selectors.search_content(ctx.tenant.pk, typed, date_range.start, date_range.end),
+    )
+
+
+def filters(ctx: PageContext) -> FilterBar:
+    """Return the filter chips."""
+    outcome, url = text_param(ctx, "outcome"), ctx.url("requests")
     outcomes = ((value, outcome_label(value)) for value in RequestOutcome.values)
-    return {
-        "keys": options(named_rows(ApiKey.objects.for_tenant(ctx.tenant)), selected.key_id),
-        "projects": options(named_rows(Project.objects.for_tenant(ctx.tenant)), selected.project_id),
-        "outcomes": options(outcomes, selected.outcome),
-        "model": selected.model or "",
-        "code": selected.code or "",
-        "hidden": params.items(),
-        "clear_url": with_query(ctx.url("requests"), **params) if _filtered(ctx) else "",
-    }
+    keys, projects = (named_rows(model.objects.for_tenant(ctx.tenant)) for model in (ApiKey, Project))
+    chips = (
+        choice_chip(ctx, url, "outcome", "Status", outcomes, outcome if outcome in RequestOutcome.values else None),
+        choice_chip(ctx, url, "key", "API key", keys, number_param(ctx, "key")),
+        choice_chip(ctx, url, "project", "Project", projects, number_param(ctx, "project")),
+        text_chip(ctx, url, "model", "Model", most=128),
+        text_chip(ctx, url, "code", "Error code", "rate_limit_exceeded", most=128),
+    )
+    return filter_bar(ctx, url, chips, text_chip(ctx, url, "q", "Request ID or stored text"))
 
 
 def _filtered(ctx: PageContext) -> bool:
     return any(ctx.query.get(name) for name in _FILTERS)
+
+
+def listed_rows(ctx: PageContext, listed: Sequence[ListedRequest]) -> list[RequestLogRow]:
+    """Return requests with the names of their keys."""
+    keys = dict(
+        ApiKey.objects.for_tenant(ctx.tenant)
+        .filter(pk__in={row.record.key_id for row in listed})
+        .values_list("pk", "name")
+    )
+    return [RequestLogRow(row, keys.get(row.record.key_id, f"Key {row.record.key_id}, deleted")) for row in listed]
+
+
+EXPORTED_COLUMNS = (
+    *("request_id", "started_at", "outcome", "status", "code", "endpoint", "requested_model", "served_model", "key"),
+    *("input_tokens", "cached_tokens", "output_tokens", "ttft_ms", "total_ms", "cost_usd"),
+)
+
+
+def export_row(row: RequestLogRow) -> tuple[str | int | None, ...]:
+    """Return a request's values of EXPORTED_COLUMNS."""
+    record, tokens = row.record, row.tokens
+    return (
+        *(record.request_id, record.started_at.isoformat(), record.outcome, record.status, record.code),
+        *(record.endpoint, record.requested_model, selectors.served_model(record), row.key),
+        *(tokens["input"], tokens["cache_read"], tokens["output"], record.ttft_ms, record.total_ms),
+        row.cost.exact if row.cost else None,
+    )
+
+
+def exported_rows(ctx: PageContext) -> Iterator[RequestLogRow]:
+    """Yield the newest requests with the page's filters, at most MAX_EXPORTED. Call inside `ctx.scope()`."""
+    wanted, cursor = _filters(ctx), None
+    for _ in range(MAX_EXPORTED // selectors.MAX_PAGE):
+        page = selectors.requests_page(wanted, cursor, selectors.MAX_PAGE)
+        yield from listed_rows(ctx, page.rows)
+        cursor = page.older
+        if cursor is None:
+            return
 
 
 def log(ctx: PageContext) -> dict[str, Any]:
@@ -96,12 +154,25 @@ def log(ctx: PageContext) -> dict[str, Any]:
     except BadCursor:
         error = "That page no longer exists. Showing the newest requests."
         page = selectors.requests_page(_filters(ctx), None, PAGE_SIZE)
-    key_ids = {row.record.key_id for row in page.rows}
-    keys = dict(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=key_ids).values_list("pk", "name"))
-    rows = [RequestLogRow(row, keys.get(row.record.key_id, f"Key {row.record.key_id}, deleted")) for row in page.rows]
+    rows = listed_rows(ctx, page.rows)
     newer, older = (changed_url(ctx, ctx.url("requests"), cursor=to) if to else "" for to in (page.newer, page.older))
     places = common_places(row.cost for row in rows)
-    return {"page": ListPage(rows, newer, older, filtered=_filtered(ctx), places=places), "error": error}
+    return {
+        "page": ListPage(rows, newer, older, filtered=_filtered(ctx), places=places),
+        "error": error,
+        "note": _search_note(ctx),
+    }
+
+
+def _search_note(ctx: PageContext) -> str:
+    """Return what a search in stored texts has not searched."""
+    typed = text_param(ctx, "q")
+    if not typed or typed.startswith(ID_PREFIX):
+        return ""
+    if not ctx.tenant.content_retention_days:
+        return f"Prompt logging is off, so only request IDs can be searched. They start with {ID_PREFIX}."
+    found = search_of(ctx)
+    return "" if found.complete else f"Searched the newest {exact(found.searched)} stored requests of this period."
 
 
 def status_text(code: str, bound: Mapping[str, object] | None) -> str:
@@ -122,12 +193,23 @@ def bound_label(kind: str, scope: str, name: str, model: str) -> str:
     return f"{name.replace('_', ' ')} of the {scope}" + (f", {model}" if model else "")
 
 
+def compares(ctx: PageContext) -> bool:
+    """Return true if the figures are compared with the previous period."""
+    return ctx.query.get("compare") == "previous"
+
+
 def stats(ctx: PageContext) -> dict[str, Any]:
     """Return statistics of the requests in the date range. Other filters do not apply."""
     date_range = date_range_of(ctx)
     found = selectors.rates(ctx.tenant.pk, date_range.start, date_range.end, "day")
     total, objective = found.total, selectors.ttft_slo_ms()
+    before = selectors.rates(ctx.tenant.pk, *date_range.previous, "day").total if compares(ctx) else None
     return {
+        "requests_delta": before and delta_of(total.requests, before.requests, ""),
+        "failed_delta": before and delta_of(total.failed * before.requests, before.failed * total.requests, "good"),
+        "limited_delta": before and delta_of(total.limited * before.requests, before.limited * total.requests, "good"),
+        "p50_delta": before and delta_of(total.ttft_p50_ms or 0, before.ttft_p50_ms or 0, "good"),
+        "p95_delta": before and delta_of(total.ttft_p95_ms or 0, before.ttft_p95_ms or 0, "good"),
         "total": total,
         "failed": share(total.failed, total.requests),
         "limited": share(total.limited, total.requests),

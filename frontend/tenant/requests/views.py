@@ -6,11 +6,14 @@ from django.http import Http404, HttpResponse
 from django.urls import path
 
 from frontend.core.date_ranges import date_range_of
+from frontend.core.exports import export_response, export_urls
 from frontend.core.layout import Breadcrumb
+from frontend.core.lists import changed_url
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.tenant.requests import detail, log
+from frontend.tenant.requests.log import EXPORTED_COLUMNS, export_row
 from tenants.permissions import Permission
 
 NEEDS = Permission.USAGE_READ
@@ -28,7 +31,26 @@ def requests(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = log.filters(ctx)
     return render_page(
-        ctx, "requests/page.html", "Requests", panels=PANELS, date_range=date_range_of(ctx), filters=filters
+        ctx,
+        "requests/page.html",
+        "Requests",
+        panels=PANELS,
+        date_range=date_range_of(ctx),
+        filters=filters,
+        compares=log.compares(ctx),
+        compare_url=changed_url(ctx, ctx.url("requests"), compare="" if log.compares(ctx) else "previous"),
+        export_urls=export_urls(ctx, ctx.url("requests-export")),
+    )
+
+
+@tenant_page(NEEDS)
+def export(ctx: PageContext) -> HttpResponse:
+    """Return the newest requests with the page's filters, with all digits of their costs."""
+    with ctx.scope():
+        rows = [export_row(row) for row in log.exported_rows(ctx)]
+    date_range = date_range_of(ctx)
+    return export_response(
+        ctx, f"requests-{ctx.tenant.slug}-{date_range.first}-{date_range.last}", EXPORTED_COLUMNS, rows
     )
 
 
@@ -44,6 +66,7 @@ def request(ctx: PageContext) -> HttpResponse:
 
 urlpatterns = [
     path("t/<slug:slug>/requests/", requests, name="requests"),
+    path("t/<slug:slug>/requests/export", export, name="requests-export"),
     PANELS.tenant_url("t/<slug:slug>/requests/", NEEDS),
     path("t/<slug:slug>/requests/<str:name>", request, name="requests-detail"),
 ]

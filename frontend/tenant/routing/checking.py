@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from frontend.core.page_context import PageContext
-from frontend.tenant.routing import dry_runs, page, positions
-from frontend.tenant.routing.dry_runs import RoutingDryRun
-from frontend.tenant.routing.page import DiffLine, RoutingPanel
+from frontend.tenant.routing import page, positions
 from frontend.tenant.routing.positions import PolicyError
 from millrace.apps.operations.deployments import served_specs
+from millrace.apps.request_log.policy_dry_runs import PolicyDryRun, dry_run
 from tenants import actions
 from tenants.actions import Conflict
 from tenants.isolation.scopes import tenant_scope
-from tenants.models import RoutingPolicy
+from tenants.models import RoutingPolicy, RoutingPolicyDraft
+from tenants.routing_policies.diffs import DiffLine, diff, pretty
+
+ALL_MODELS = "*"  # of the dry run
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Either the error of a policy, or its meaning and its dry run."""
+    """Either the error of a policy, or its dry run."""
 
     error: PolicyError | None
-    shown: RoutingPanel | None
-    trial: RoutingDryRun | None
-    against: int | None  # the active version, which `diff` compares with
+    trial: PolicyDryRun | None
+    of_all: bool  # the dry run is of requests of all models
+    active: RoutingPolicy | None  # which `diff` compares with
     diff: list[DiffLine]
     unserved: tuple[str, ...]  # named models that the platform does not serve
 
@@ -33,21 +37,26 @@ def served() -> tuple[str, ...]:
     return tuple(spec.name for spec in served_specs())
 
 
-def check(ctx: PageContext, name: str, text: str) -> CheckResult:
+def check(ctx: PageContext, name: str, text: str, served_models: Collection[str]) -> CheckResult:
     """Check the text of a policy. Call inside `ctx.scope()`."""
+    of_all = ctx.request.POST.get("of", ctx.query.get("of", "")) == ALL_MODELS
     found = positions.read(text)
     if isinstance(found, PolicyError):
-        return CheckResult(found, None, None, None, [], ())
+        return CheckResult(found, None, of_all, _active(ctx, name), [], ())
     body, policy = found
-    active = page.versions(ctx).filter(name=name, active=True).first() if name else None
+    active = _active(ctx, name)
     return CheckResult(
         error=None,
-        shown=page.in_words(ctx, policy),
-        trial=dry_runs.dry_run(ctx, policy, name),
-        against=None if active is None else active.version,
-        diff=[] if active is None else page.diff(positions.pretty(active.body), positions.pretty(body)),
-        unserved=tuple(sorted(set(policy.models) - set(served()))),
+        trial=dry_run(ctx.tenant.pk, policy, None if of_all else name),
+        of_all=of_all,
+        active=active,
+        diff=[] if active is None else diff(pretty(active.body), pretty(body)),
+        unserved=tuple(sorted(set(policy.models) - set(served_models))),
     )
+
+
+def _active(ctx: PageContext, name: str) -> RoutingPolicy | None:
+    return page.versions(ctx).filter(name=name, active=True).first() if name else None
 
 
 def publish(ctx: PageContext, *, name: str, body: str, base: int | None) -> RoutingPolicy:
@@ -67,4 +76,21 @@ def publish(ctx: PageContext, *, name: str, body: str, base: int | None) -> Rout
         was = None if before is None else before.version
         if base is not None and was is not None and was > base:
             raise Conflict(f"Version {was} was published while you were editing. Start from that version.")
+        if draft := RoutingPolicyDraft.objects.for_tenant(ctx.tenant).filter(name=name).first():
+            actions.do_discard_policy_draft(draft)
     return made
+
+
+def save_draft(ctx: PageContext, *, name: str, body: str) -> RoutingPolicyDraft:
+    """Save the draft of a policy, which may be invalid.
+
+    Raises:
+        ActionRefused: the text is not a JSON object.
+    """
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise actions.ActionRefused("A draft must be JSON.") from exc
+    if not isinstance(parsed, dict):
+        raise actions.ActionRefused("A draft must be a JSON object.")
+    return actions.do_save_policy_draft(ctx.tenant, name, parsed, updated_by=ctx.user)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,18 +9,32 @@ from typing import Any
 from django.db.models import QuerySet
 
 from frontend.core.page_context import PageContext
-from frontend.tenant.routing.positions import pretty
-from tenants.models import ApiKey, RoutingPolicy
+from tenants.models import ApiKey, Project, RoutingPolicy, RoutingPolicyDraft
 from tenants.routing_policies import policy
-from tenants.routing_policies.policy import Policy, Rule, When
+from tenants.routing_policies.conditions import DAYS
+from tenants.routing_policies.diffs import diff, pretty
+from tenants.routing_policies.policy import MAX_TARGETS, Policy, Rule, When
 
 MAX_VERSIONS = 100  # aliases, or versions of one alias
 FALLBACKS = {
     "error": "worker error",
     "overload": "overload",
+    "rate_limit": "rate limit",
     "context": "context overflow",
+    "timeout": "no token in time",
 }
-DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+STRATEGIES = {
+    "ordered": "in order",
+    "cheapest": "cheapest that fits",
+    "lowest_latency": "lowest latency",
+    "least_busy": "least busy",
+}
+CHECKS = {
+    "schema": "is not valid under the schema",
+    "tool_arguments": "has invalid tool arguments",
+    "pattern": "does not match the pattern",
+    "empty": "is empty",
+}
 
 
 @dataclass(frozen=True)
@@ -30,14 +43,18 @@ class RoutingPanel:
 
     rules: tuple[dict[str, Any], ...]
     fallbacks: tuple[str, ...]
-
-
-DiffLine = tuple[str, str]  # "+", "-" or a space, and the text
+    more: tuple[str, ...] = ()  # sentences on retries and long conversations
 
 
 def versions(ctx: PageContext) -> QuerySet[RoutingPolicy]:
     """Return all versions of all aliases. Call inside `ctx.scope()`."""
     found: QuerySet[RoutingPolicy] = RoutingPolicy.objects.for_tenant(ctx.tenant).select_related("created_by")
+    return found
+
+
+def drafts(ctx: PageContext) -> QuerySet[RoutingPolicyDraft]:
+    """Return the drafts of all aliases. Call inside `ctx.scope()`."""
+    found: QuerySet[RoutingPolicyDraft] = RoutingPolicyDraft.objects.for_tenant(ctx.tenant).select_related("updated_by")
     return found
 
 
@@ -53,8 +70,11 @@ def names(ctx: PageContext) -> list[tuple[RoutingPolicy, int, tuple[str, ...]]]:
 def detail(ctx: PageContext, row: RoutingPolicy) -> dict[str, Any]:
     """Return a version and its changes since the active or the previous version. Call inside `ctx.scope()`."""
     rows = list(versions(ctx).filter(name=row.name).order_by("-version")[:MAX_VERSIONS])
-    against = next((policy for policy in rows if policy.active), None)
-    if row.active or against is None:
+    chosen = ctx.query.get("against", "")
+    against = next((policy for policy in rows if str(policy.version) == chosen), None)
+    if against is None:
+        against = next((policy for policy in rows if policy.active), None)
+    if not chosen and (row.active or against is None):
         against = next((policy for policy in rows if policy.version < row.version), None)
     return {
         "version": row,
@@ -63,6 +83,8 @@ def detail(ctx: PageContext, row: RoutingPolicy) -> dict[str, Any]:
         "against": against,
         "diff": diff(pretty(against.body), pretty(row.body)) if against else (),
         "versions": rows,
+        "others": [other for other in rows if other.pk != row.pk],
+        "draft": drafts(ctx).filter(name=row.name).first(),
     }
 
 
@@ -70,9 +92,12 @@ def in_words(ctx: PageContext, of: Policy) -> RoutingPanel:
     """Return the policy as text. Call inside `ctx.scope()`."""
     ids = {key for rule in of.rules for key in rule.when.keys or ()}
     keys = dict(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=ids).values_list("pk", "name")) if ids else {}
+    ids = {project for rule in of.rules for project in rule.when.projects or ()}
+    projects = dict(Project.objects.for_tenant(ctx.tenant).filter(pk__in=ids).values_list("pk", "name")) if ids else {}
     return RoutingPanel(
-        rules=tuple(_rule(number, rule, keys) for number, rule in enumerate(of.rules, 1)),
-        fallbacks=tuple(FALLBACKS[condition] for condition in of.fallback_on),
+        rules=tuple(_rule(number, rule, keys, projects) for number, rule in enumerate(of.rules, 1)),
+        fallbacks=tuple(_fallback(condition, of) for condition in of.fallback_on),
+        more=tuple(_policy_facts(of)),
     )
 
 
@@ -91,20 +116,38 @@ def _size(row: RoutingPolicy) -> tuple[int, tuple[str, ...]]:
     return len(found.rules), found.models
 
 
-def _rule(number: int, rule: Rule, keys: Mapping[int, str]) -> dict[str, Any]:
+def _fallback(condition: str, policy: Policy) -> str:
+    if condition == "timeout" and policy.first_token_ms is not None:
+        return f"no token after {policy.first_token_ms / 1000:g} s"
+    return FALLBACKS[condition]
+
+
+def _policy_facts(policy: Policy) -> Iterator[str]:
+    if policy.retries.max_per_request < MAX_TARGETS - 1:
+        yield f"A request falls back at most {policy.retries.max_per_request} times."
+    if policy.retries.max_percent is not None:
+        yield f"At most {policy.retries.max_percent} fallbacks per 100 requests."
+    if policy.context_overflow == "drop_middle":
+        yield "Messages in the middle of too long conversations are dropped."
+
+
+def _rule(number: int, rule: Rule, keys: Mapping[int, str], projects: Mapping[int, str]) -> dict[str, Any]:
     """Return a rule as text. Without conditions it always matches. Targets without a weight stand by."""
     total = sum(target.weight for target in rule.targets)
     drawn = [(target, f"{target.weight * 1000 // total / 10:g}%") for target in rule.targets if target.weight]
     return {
         "number": number,
-        "conditions": list(_conditions(rule.when, keys)),
+        "name": rule.name,
+        "strategy": STRATEGIES.get(rule.strategy, ""),
+        "escalation": _listed(CHECKS[check] for check in rule.escalate.on) if rule.escalate else "",
+        "conditions": list(_conditions(rule.when, keys, projects)),
         "drawn": drawn,
         "total": total,
         "standing_by": [target.model for target in rule.targets if not target.weight],
     }
 
 
-def _conditions(when: When, keys: Mapping[int, str]) -> Iterator[str]:
+def _conditions(when: When, keys: Mapping[int, str], projects: Mapping[int, str]) -> Iterator[str]:
     if (tokens := when.prompt_tokens) is not None:
         if tokens.at_most is None:
             yield f"prompt of {tokens.at_least:,} tokens or more"
@@ -118,6 +161,18 @@ def _conditions(when: When, keys: Mapping[int, str]) -> Iterator[str]:
         yield "structured output" if when.schema else "no structured output"
     if when.keys is not None:
         yield f"by key {_listed(keys.get(key, f'no. {key}') for key in when.keys)}"
+    if when.images is not None:
+        yield "with images" if when.images else "without images"
+    if when.task is not None:
+        yield f"task {_listed(when.task)}"
+    for name, values in (when.metadata or {}).items():
+        yield f"{name} is {_listed(values)}"
+    if when.projects is not None:
+        yield f"in project {_listed(projects.get(project, f'no. {project}') for project in when.projects)}"
+    if (left := when.budget_left) is not None:
+        most = "" if left.at_most is None else f"at most {left.at_most}%"
+        least = f"at least {left.at_least}%" if left.at_least or not most else ""
+        yield f"{' and '.join(filter(None, (least, most)))} of the budget left"
     if (hours := when.hours) is not None:
         days = "" if len(hours.days) == len(DAYS) else f" on {_listed(day.capitalize() for day in hours.days)}"
         yield f"{hours.start} to {hours.end} {hours.zone}{days}"
@@ -125,11 +180,3 @@ def _conditions(when: When, keys: Mapping[int, str]) -> Iterator[str]:
 
 def _listed(parts: Iterable[str]) -> str:
     return ", ".join(parts)
-
-
-def diff(old: str, new: str) -> list[DiffLine]:
-    """Return all lines with removed and added ones; empty if the texts are equal."""
-    if old == new:
-        return []
-    lines = difflib.ndiff(old.splitlines(), new.splitlines())
-    return [(line[0], line[2:]) for line in lines if line[0] != "?"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,6 @@ from tenants.routing_policies import policy
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _PLACE = re.compile(r"^(?P<said>.*?)(?: - at `(?P<place>.*)`)?$", re.DOTALL)
-# A list or object without nested ones.
-_INNERMOST = re.compile(r'([\[{])\n\s*((?:"(?:[^"\\]|\\.)*"|[^\[\]{}"])*?)\n\s*([\]}])')
-_NAMES = (
-    *("models", "rules", "when", "prompt_tokens", "at_least", "at_most", "tools", "schema", "keys"),
-    *("hours", "start", "end", "zone", "days", "targets", "model", "weight", "fallback_on"),
-)
 CONTEXT_LINES = 2  # lines shown before and after the error
 MAX_LENGTH = 64 * 1024  # characters of a policy
 
@@ -111,19 +105,3 @@ def _under(stack: list[tuple[str, int | None]], key: str) -> str:
         return "$"
     around, index = stack[-1]
     return f"{around}.{key}" if index is None else f"{around}[{index}]"
-
-
-def pretty(body: Mapping[str, Any]) -> str:
-    """Return a body as text for the editor: in one order, with one line for each target and condition."""
-    text = json.dumps(_in_order(body), indent=2, ensure_ascii=False)
-    return _INNERMOST.sub(lambda found: found[1] + re.sub(r"\s*\n\s*", " ", found[2]) + found[3], text)
-
-
-def _in_order(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_in_order(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    # PostgreSQL orders the names of JSON objects by length.
-    names = sorted(value, key=lambda name: (_NAMES.index(name) if name in _NAMES else len(_NAMES), name))
-    return {name: _in_order(value[name]) for name in names}

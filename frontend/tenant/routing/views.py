@@ -14,11 +14,14 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_form_errors, render_page
-from frontend.tenant.routing import checking, dry_runs, page, positions
+from frontend.tenant.routing import checking, page, positions
+from frontend.tenant.routing.editor import open_editor, submitted_text
+from frontend.tenant.routing.rule_forms import PolicyForm, RuleForm
 from tenants import actions
 from tenants.actions import ActionRefused
-from tenants.models import RoutingPolicy
+from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.permissions import Permission
+from tenants.routing_policies.diffs import pretty
 
 PANELS = Panels("routing-panel", (Panel("names", "Aliases", "routing/names.html", page.names, every=0),))
 EXAMPLE = """{
@@ -68,34 +71,77 @@ def policy(ctx: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
 def edit(ctx: PageContext) -> HttpResponse:
-    """Show the editor. A submitted form is published, or only checked if `check` is set."""
-    form = Editor(bound_data(ctx), initial=_initial(ctx))
-    if ctx.request.method == "POST" and "check" not in ctx.request.POST and form.is_valid():
+    """Show the editor. A submitted form is published or saved as a draft, unless a check or a rule's button is used."""
+    is_post = ctx.request.method == "POST"
+    initial, draft = ({}, None) if is_post else _initial(ctx)
+    text, rule_forms, policy_form = submitted_text(ctx) if is_post else (initial["body"], [], None)
+    data = bound_data(ctx)
+    if data is not None:
+        data = data.copy()
+        data["body"] = text
+    form = Editor(data, initial=initial)
+    acts = is_post and not {"check", "op"} & set(ctx.request.POST) and not rule_forms
+    if acts and form.is_valid():
+        given = form.cleaned_data
         try:
-            made = checking.publish(ctx, **form.cleaned_data)
+            if "draft" in ctx.request.POST:
+                row = checking.save_draft(ctx, name=given["name"], body=given["body"])
+                url = f"{ctx.url('routing-edit')}?draft={row.pk}"
+                return redirect_with_message(ctx, url, f"Draft of {row.name} saved. Requests do not use it.")
+            made = checking.publish(ctx, **given)
         except ActionRefused as exc:
             form.add_error(None, str(exc))
         else:
             message = f"Version {made.version} of {made.name} published. It is live within a second."
             return redirect_with_message(ctx, ctx.url("routing-detail", made.pk), message)
-    typed = {name: form[name].value() or "" for name in ("name", "body")}
-    with ctx.scope():
-        checked = checking.check(ctx, typed["name"], typed["body"])
-    context: dict[str, Any] = {"checked": checked, "breadcrumbs": _crumbs(ctx), "back": ctx.url("routing")}
-    context |= {"check_url": ctx.url("routing-check"), "of_all": ctx.request.POST.get("of") == dry_runs.MAX_MODELS}
-    title = f"Edit {typed['name']}" if typed["name"] else "New alias"
-    if form.is_bound and form.errors:
+    name = form["name"].value() or ""
+    context = _editor_context(ctx, name, text, rule_forms, policy_form)
+    if name and not is_post and draft is None and context["checked"].active is not None:
+        form.initial["base"] = context["checked"].active.version
+    context |= {"breadcrumbs": _crumbs(ctx), "back": ctx.url("routing"), "draft": draft}
+    title = f"Edit {name}" if name else "New alias"
+    if acts and form.errors:
         return render_form_errors(ctx, "routing/edit.html", title, form, **context)
     return render_page(ctx, "routing/edit.html", title, form=form, **context)
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=("POST",))
 def check(ctx: PageContext) -> HttpResponse:
-    """Return the result of checking the text as typed so far."""
+    """Return the result of checking the editor as typed so far, with its rules and its JSON."""
     post = ctx.request.POST
+    text, rule_forms, policy_form = submitted_text(ctx)
+    context = _editor_context(ctx, post.get("name", ""), text, rule_forms, policy_form)
+    context["is_from_rows"] = post.get("source") == "rules" or "op" in post
+    return render_page(ctx, "routing/check_result.html", "Check", **context)
+
+
+def _editor_context(
+    ctx: PageContext, name: str, text: str, rule_forms: list[RuleForm], policy_form: PolicyForm | None
+) -> dict[str, Any]:
+    served = checking.served()
     with ctx.scope():
-        checked = checking.check(ctx, post.get("name", ""), post.get("body", ""))
-    return render_page(ctx, "routing/checked.html", "Check", checked=checked)
+        checked = checking.check(ctx, name, text, served)
+        active = None if checked.active is None else checked.active.body
+        editor = open_editor(ctx, text, rule_forms, policy_form, active)
+    if checked.trial is not None and checked.trial.requests:
+        for row in editor.rows:
+            row.requests = checked.trial.rules.get(row.index, 0)
+    return {"checked": checked, "editor": editor, "check_url": ctx.url("routing-check"), "of_all": checked.of_all}
+
+
+@tenant_page(Permission.POLICIES_WRITE, methods=FORM)
+def discard(ctx: PageContext) -> HttpResponse:
+    row = ctx.get(lambda: page.drafts(ctx).filter(pk=ctx.arguments["draft"]))
+    return form_view(
+        ctx,
+        f"Discard the draft of {row.name}",
+        forms.Form(bound_data(ctx)),
+        lambda _: actions.do_discard_policy_draft(row),
+        message=lambda _: f"The draft of {row.name} was discarded.",
+        effect="The draft cannot be restored. Requests are not affected.",
+        danger=True,
+        **_sheet(ctx, "Discard"),
+    )
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
@@ -128,16 +174,21 @@ def unpublish(ctx: PageContext) -> HttpResponse:
     )
 
 
-def _initial(ctx: PageContext) -> dict[str, Any]:
-    """Return the initial text of the editor: a version or an example."""
-    text = ctx.query.get("from", "")
-    if text.isascii() and text.isdigit() and len(text) < 19:
-        row = _version(ctx, int(text))
-        with ctx.scope():
-            base = page.versions(ctx).filter(name=row.name, active=True).values_list("version", flat=True).first()
-        return {"name": row.name, "body": positions.pretty(row.body), "base": base}
+def _initial(ctx: PageContext) -> tuple[dict[str, Any], RoutingPolicyDraft | None]:
+    """Return the initial text of the editor, and the draft that it is from: a draft, a version or an example."""
+    text, draft = ctx.query.get("from", ""), ctx.query.get("draft", "")
+    if _is_id(draft):
+        row = ctx.get(lambda: page.drafts(ctx).filter(pk=int(draft)))
+        return {"name": row.name, "body": pretty(row.body), "base": row.based_on}, row
+    if _is_id(text):
+        version = _version(ctx, int(text))
+        return {"name": version.name, "body": pretty(version.body)}, None
     models = checking.served()
-    return {"name": "", "body": EXAMPLE.replace("MODEL", models[0] if models else "model")}
+    return {"name": "", "body": EXAMPLE.replace("MODEL", models[0] if models else "model")}, None
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 19
 
 
 def _version(ctx: PageContext, pk: int) -> RoutingPolicy:
@@ -157,6 +208,7 @@ urlpatterns = [
     path(_ROOT, routing, name="routing"),
     path(f"{_ROOT}edit", edit, name="routing-edit"),
     path(f"{_ROOT}check", check, name="routing-check"),
+    path(f"{_ROOT}drafts/<int:draft>/discard", discard, name="routing-discard"),
     path(f"{_ROOT}<int:policy>", policy, name="routing-detail"),
     path(f"{_ROOT}<int:policy>/revert", revert, name="routing-revert"),
     path(f"{_ROOT}<int:policy>/unpublish", unpublish, name="routing-unpublish"),

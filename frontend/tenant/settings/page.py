@@ -27,6 +27,7 @@ def settings(ctx: PageContext) -> dict[str, Any]:
         badge = "warn"
     return {
         "tenant": tenant,
+        "answer_cache_time": readable_time(tenant.answer_cache_seconds),
         "state": label,
         "badge": badge,
         "ttft_ms": ttft_slo_ms(),
@@ -56,3 +57,8 @@ def _default_entity() -> BillingEntity:
     with all_tenants_scope(BypassReason.BILLING):
         found = BillingEntity.objects.filter(slug="default").first()
     return found or BillingEntity(name="", time_zone="UTC", terms_days=14)
+
+
+def readable_time(seconds: int) -> str:
+    """Return whole hours, or the seconds that a client of the API has set."""
+    return f"{seconds:,} s" if seconds % 3600 else f"{seconds // 3600:,} h"

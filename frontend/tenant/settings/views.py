@@ -19,7 +19,7 @@ from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.rendering import render_page
 from frontend.tenant.settings import page
 from tenants import actions
-from tenants.models import MAX_CONTENT_DAYS
+from tenants.models import MAX_ANSWER_CACHE_SECONDS, MAX_CONTENT_DAYS
 from tenants.permissions import Permission
 
 MAX_EMAILS = 10
@@ -35,6 +35,20 @@ class SettingsContent(forms.Form):
         min_value=0,
         max_value=MAX_CONTENT_DAYS,
         help_text="Enter 0 to turn prompt logging off and delete stored prompts.",
+    )
+
+
+class SettingsAnswerCache(forms.Form):
+    hours = forms.IntegerField(
+        label="Hours",
+        min_value=0,
+        max_value=MAX_ANSWER_CACHE_SECONDS // 3600,
+        help_text="Time for which answers are cached. Enter 0 to turn the cache off and delete cached answers.",
+    )
+    sampled = forms.BooleanField(
+        label="Also cache answers to requests with a temperature above 0",
+        required=False,
+        help_text="Equal requests then receive the same answer instead of a new sample.",
     )
 
 
@@ -109,6 +123,30 @@ def content(ctx: PageContext) -> HttpResponse:
     )
 
 
+@tenant_page(Permission.TENANT_UPDATE, methods=FORM)
+def answer_cache(ctx: PageContext) -> HttpResponse:
+    initial = {"hours": -(-ctx.tenant.answer_cache_seconds // 3600), "sampled": ctx.tenant.answer_cache_sampled}
+
+    def save(data: dict[str, Any]) -> int:
+        # Unchanged hours keep the seconds that a client of the API has set.
+        is_same = data["hours"] == initial["hours"]
+        seconds = ctx.tenant.answer_cache_seconds if is_same else data["hours"] * 3600
+        actions.do_set_answer_cache(ctx.tenant, seconds=seconds, sampled=data["sampled"])
+        return int(seconds)
+
+    return form_view(
+        ctx,
+        "Answer cache",
+        SettingsAnswerCache(bound_data(ctx), initial=initial),
+        save,
+        message=lambda time: (
+            f"Answers are cached for {page.readable_time(time)}." if time else "The answer cache is off."
+        ),
+        effect="A request that equals an earlier one receives its answer, at the price of a cached answer.",
+        **_sheet(ctx, "Save"),
+    )
+
+
 @tenant_page(Permission.BILLING_WRITE, methods=FORM)
 def billing(ctx: PageContext) -> HttpResponse:
     row = page.profile(ctx)
@@ -164,6 +202,7 @@ urlpatterns = [
     path("t/<slug:slug>/settings/", settings, name="settings"),
     path("t/<slug:slug>/settings/name", name, name="settings-name"),
     path("t/<slug:slug>/settings/content", content, name="settings-content"),
+    path("t/<slug:slug>/settings/answer-cache", answer_cache, name="settings-answer-cache"),
     path("t/<slug:slug>/settings/billing", billing, name="settings-billing"),
     path("t/<slug:slug>/settings/delete", delete, name="settings-delete"),
     path("t/<slug:slug>/settings/restore", restore, name="settings-restore"),

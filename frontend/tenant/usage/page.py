@@ -14,9 +14,11 @@ from frontend.core.date_ranges import days_of
 from frontend.core.lists import with_query
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
+from frontend.tenant.requests.detail import LAYERS
 from frontend.tenant.requests.log import bound_label
 from frontend.tenant.usage.query import UsageReportQuery, query_of
 from inference_worker.contract.request import PROMPT_CLASSES
+from millrace.apps.request_log.cache_layers import cache_layers
 from millrace.apps.request_log.models import RequestOutcome
 from millrace.apps.request_log.selectors import rates
 
@@ -119,6 +121,32 @@ def caches(ctx: PageContext) -> dict[str, Any]:
     }
 
 
+def layers(ctx: PageContext) -> dict[str, Any]:
+    """Return requests, tokens and savings by cache layer."""
+    now = query_of(ctx)
+    found = cache_layers(ctx.tenant.pk, now.date_range.start, now.date_range.end)
+    return {
+        "found": found,
+        "hit_rate": share(found.hits, found.requests),
+        "saved_seconds": found.saved_ms // 1000,
+        "rows": [
+            {
+                "label": LAYERS[layer.layer],
+                "usage": layer,
+                "part": share(layer.requests, found.requests),
+                "saved": Money(layer.saved_femto),
+            }
+            for layer in found.layers
+        ],
+        "filtered": is_filtered(ctx),
+    }
+
+
+def is_filtered(ctx: PageContext) -> bool:
+    """Return whether the page is filtered. Numbers from the request log are not."""
+    return any(ctx.query.get(name) for name in ("model", "key", "project"))
+
+
 def _miss(row: Mapping[str, Any], all_missed: int) -> dict[str, Any]:
     label, message = REASONS.get(row["miss_reason"], (row["miss_reason"].replace("_", " "), ""))
     tokens = row["uncached"]
@@ -140,6 +168,5 @@ def rejections(ctx: PageContext) -> dict[str, Any]:
             for limit in traffic.bounds[:MAX_LIMITS]
         ],
         "log_url": with_query(ctx.url("requests"), **params, outcome=RequestOutcome.LIMITED.value),
-        # The page is filtered, these numbers are not.
-        "filtered": any(ctx.query.get(name) for name in ("model", "key", "project")),
+        "filtered": is_filtered(ctx),
     }

@@ -25,6 +25,7 @@ PANELS = Panels(
         Panel("cost", "Cost", "usage/cost.html", page.cost, every=60),
         Panel("groups", "Usage by group", "usage/groups.html", groups),
         Panel("caches", "Cache performance", "usage/caches.html", page.caches, every=60),
+        Panel("layers", "Cache layers", "usage/layers.html", page.layers, every=60, lazy=True),
         Panel("rejections", "Rate limited (429)", "usage/rejections.html", page.rejections, every=60),
     ),
 )

@@ -44,7 +44,7 @@ def log(ctx: PageContext) -> ListPage:
     if (state := ctx.query.get("state")) in State.values:
         rows = rows.filter(state=state)
     if (kind := ctx.query.get("kind")) in EVENT_TYPES:
-        rows = rows.filter(event__kind=kind)
+        rows = rows.filter(event__event_type=kind)
     if (chosen := number_param(ctx, "endpoint")) is not None:
         rows = rows.filter(endpoint_id=chosen)
     page = keyset_page(ctx, rows, ctx.url("webhooks"), PAGE_SIZE, filtered=_filtered(ctx))

@@ -51,6 +51,12 @@ class EndpointForm(forms.Form):
     )
 
 
+class ChannelChangeForm(EndpointForm):
+    """The events of a channel, whose target cannot be changed."""
+
+    url = None  # type: ignore[assignment]
+
+
 class NewEndpointForm(OnceForm, EndpointForm):
     """A new endpoint, whose signing secret is shown once."""
 
@@ -89,11 +95,12 @@ def new(ctx: PageContext) -> HttpResponse:
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def edit(ctx: PageContext) -> HttpResponse:
     row = _endpoint(ctx)
+    form = EndpointForm if row.kind == WebhookEndpoint.Kind.WEBHOOK else ChannelChangeForm
     initial = {"url": row.url, "description": row.description, "event_types": row.event_types}
     return form_view(
         ctx,
         "Edit endpoint",
-        EndpointForm(bound_data(ctx), initial=initial),
+        form(bound_data(ctx), initial=initial),
         lambda data: actions.do_update_endpoint(row, **data),
         message=lambda changed: f"{changed.url} was updated.",
         submit="Save",

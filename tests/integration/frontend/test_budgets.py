@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from smtplib import SMTPServerDisconnected
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,15 +17,27 @@ from hypothesis import strategies as st
 from billing.actions.budgets import do_make_budget
 from billing.amounts import MAX_BUDGET
 from billing.budgets.alerts import check_thresholds
+from billing.metering import rollups
 from billing.models import Budget, BudgetAlert, BudgetPeriod, UsageEvent
 from frontend.tenant.budgets.alerts import deliveries_of
 from frontend.tenant.budgets.amounts import BudgetAmount, input_text, parse
 from frontend.tenant.budgets.effect import effect_of
+from millrace.apps.request_log.budget_replays import replay_budget
+from millrace.apps.request_log.dry_runs import DryRunScope
 from tenants import actions
 from tenants.actions.webhooks import do_create_endpoint
 from tenants.isolation.db_roles import BypassReason
-from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import LimitSet, OutboxEmail, Tenant, User, WebhookAttempt, WebhookDelivery
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.models import (
+    AuditEntry,
+    LimitSet,
+    OutboxEmail,
+    Tenant,
+    User,
+    WebhookAttempt,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
 from tenants.outbox import propagation
 from tests.support.billing import books
 from tests.support.frontend.console import meter, remembered
@@ -161,6 +175,88 @@ def test_the_preview_of_a_budget(client, acme):
     assert "Enter a whole number" in said
 
 
+@pytest.fixture
+def previous_month(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> datetime:
+    """Usage of the previous month: on four days, of one key, 10 requests of 1,000 tokens each."""
+    version, key = books.rate_card(), actions.do_create_api_key(only_project(acme), "k")[0]
+    start = (datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)).replace(
+        day=1
+    )
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
+        cursor.execute("SELECT billing_create_partitions(%s)", [[start.date()]])
+    for number in range(40):
+        at = start + timedelta(days=4 * (number // 10), hours=number % 10)
+        meter(acme, at=at, key_id=key.pk, uncached=1000, price_version=version, project_id=key.project_id)
+    monkeypatch.setattr(rollups, "MARGIN", timedelta(0))
+    rollups.build()
+    return start
+
+
+@db
+@pytest.mark.parametrize(
+    ("period", "amount", "rejected", "passed"),
+    [
+        ("month", 25_000, 15_000, {50: 98, 80: 105, 100: 196}),  # hours after the month's start
+        ("day", 4_000, 24_000, {50: 1, 80: 3, 100: 3}),
+        ("lifetime", 40_000, 0, {50: 105, 80: 289, 100: 297}),
+        ("day", 10_000, 0, {50: 4, 80: 7, 100: 9}),
+    ],
+)
+def test_the_previous_month_is_replayed(acme, previous_month, period, amount, rejected, passed):
+    with tenant_scope(acme):
+        found = replay_budget(DryRunScope(acme.pk), "tokens", period, amount, [100, 50, 80])
+        nothing = replay_budget(DryRunScope(acme.pk, project_id=10**6), "tokens", period, amount)
+    assert (found.used, found.requests, found.rejected_amount, found.rejected) == (
+        40_000,
+        40,
+        rejected,
+        rejected // 1000,
+    )
+    assert found.peak == (10_000 if period == "day" else 40_000)
+    assert {share: (at - previous_month) // timedelta(hours=1) for share, at in found.passed} == passed
+    last = [day for day in found.days if day.accepted + day.rejected][-1]
+    assert last.accepted + last.rejected == found.peak
+    assert last.rejected == (rejected // 4 if period == "day" else rejected)
+    assert (
+        len(found.days) == (previous_month + timedelta(days=32)).replace(day=1).toordinal() - previous_month.toordinal()
+    )
+    assert (nothing.used, nothing.rejected, nothing.passed) == (0, 0, ())
+
+
+@db
+def test_the_form_shows_the_previous_month_and_a_limit_that_fits(client, acme, previous_month):
+    query = "owner=account&mode=hard&counts=tokens&period=month&thresholds=50"
+    said = unescape(get(client, f"/t/acme/budgets/try?{query}&amount=25000"))
+    assert "≈ 15 of 40 requests would have been rejected." in said
+    assert "50% alert" in said
+    assert "Use 44,000 tokens" in said
+    (url,) = re.findall(r'href="([^"]*budgets/new[^"]*)"', said)
+    page = get(client, url)
+    assert 'value="44000"' in page
+    assert '<option value="tokens" selected>' in page
+    assert "All 40 requests would have passed." in get(client, f"/t/acme/budgets/try?{query}&amount=44000")
+    assert "Use" not in get(client, f"/t/acme/budgets/try?{query}&amount=44000")
+    assert "Type a limit" in get(client, f"/t/acme/budgets/try?{query}&amount=x")
+
+
+@db
+def test_a_budget_without_a_name_is_named_by_its_sentence(client, acme):
+    assert client.post("/t/acme/budgets/new", NEW | {"name": ""}).status_code == 303
+    assert unscoped(Budget).get().name == "The organization, daily"
+
+
+@db
+def test_advanced_limits_are_open_only_if_they_are_used(client, acme):
+    opened = '<details class="form-section" open>'
+    assert opened not in get(client, "/t/acme/limits/new")
+    row = actions.do_set_limits(acme, {"requests_per_minute": 8})
+    assert opened not in get(client, f"/t/acme/limits/{row.pk}/edit")
+    row = actions.do_set_limits(acme, {"requests_per_day": 8})
+    assert opened in get(client, f"/t/acme/limits/{row.pk}/edit")
+    response = client.post("/t/acme/limits/new", {"owner": "account", "mode": "hard", "tokens_per_day": "x"})
+    assert opened in response.content.decode()
+
+
 @db
 def test_an_exhausted_budget_has_a_banner(client, acme):
     row = do_make_budget(acme, name="Tiny", unit="money", period="lifetime", amount=10**7)
@@ -272,3 +368,66 @@ def test_an_alert_shows_the_state_of_its_email_and_webhooks(client, acme, monkey
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         OutboxEmail.objects.all_tenants().delete()  # as they are after 90 days
     assert alert_states()[0] == ("Email", "no longer stored")
+
+
+@db
+def test_a_muted_budget_records_its_alerts_and_sends_none(client, acme):
+    do_create_endpoint(acme, "https://hooks.example/1")
+    budget, now = do_make_budget(acme, name="All", unit="tokens", period="lifetime", amount=1000), datetime.now(UTC)
+    path = f"/t/acme/budgets/{budget.pk}/mute"
+    assert client.post(path, {"hours": "8"}).status_code == 303
+    until = unscoped(Budget).get().alerts_muted_until
+    assert timedelta(hours=7) < until - now < timedelta(hours=9)
+    assert "Alerts are muted" in get(client, f"/t/acme/budgets/{budget.pk}/")
+    with all_tenants_scope(BypassReason.BILLING):
+        fields = {"tenant_id": acme.pk, "unit": "tokens", "period_start": now, "used": 600 * 10**6}
+        BudgetPeriod.objects.create(budget_id=budget.pk, **fields)
+    assert check_thresholds() == 1
+    assert ">Muted</span>" in get(client, "/t/acme/alerts/")
+    assert (unscoped(OutboxEmail).count(), unscoped(WebhookDelivery).count()) == (0, 0)
+    assert client.post(path, {"hours": "0"}).status_code == 303
+    assert unscoped(Budget).get().alerts_muted_until is None
+    assert check_thresholds() == 0  # a threshold alerts once, also if it was muted
+    with all_tenants_scope(BypassReason.BILLING):
+        BudgetPeriod.objects.all_tenants().update(used=900 * 10**6)
+    assert check_thresholds() == 1
+    assert unscoped(OutboxEmail).count() == 1
+
+
+@db
+def test_an_alert_is_acknowledged_once_and_filtered(client, acme):
+    budget, now = do_make_budget(acme, name="All", unit="tokens", period="lifetime", amount=1000), datetime.now(UTC)
+    with all_tenants_scope(BypassReason.BILLING):
+        fields = {"tenant_id": acme.pk, "unit": "tokens", "period_start": now, "used": 600 * 10**6}
+        BudgetPeriod.objects.create(budget_id=budget.pk, **fields)
+    check_thresholds()
+    alert = unscoped(BudgetAlert).get()
+    assert "50% reached" in get(client, "/t/acme/alerts/?state=open")
+    for _ in range(2):
+        assert client.post(f"/t/acme/alerts/{alert.pk}/acknowledge").status_code == 303
+    assert unscoped(BudgetAlert).get().acknowledged_by == "owner@example.com"
+    assert len(unscoped(AuditEntry).filter(action="budget_alert.acknowledged")) == 1
+    assert "No alert matches" in get(client, "/t/acme/alerts/?state=open")
+    assert "owner@example.com" in get(client, "/t/acme/alerts/?state=acknowledged")
+    reader = User.objects.create_user("reader@example.com")
+    actions.do_add_member(acme, reader, "readonly")
+    client.force_login(reader)
+    assert client.post(f"/t/acme/alerts/{alert.pk}/acknowledge").status_code == 403
+
+
+@db
+def test_channels_are_added_in_the_console(client, acme):
+    form = {"routing_key": "k" * 32, "region": "eu", "description": "On call"}
+    assert client.post("/t/acme/alerts/pagerduty", form | {"routing_key": "x"}).status_code == 422
+    assert client.post("/t/acme/alerts/pagerduty", form).status_code == 303
+    assert client.post("/t/acme/alerts/slack", {"url": "https://10.0.0.1/x"}).status_code == 422
+    row = unscoped(WebhookEndpoint).get()
+    page = get(client, "/t/acme/alerts/")
+    assert "On call" in page and "PagerDuty" in page
+    detail = get(client, f"/t/acme/webhooks/{row.pk}/")
+    assert "Rotate secret" not in detail and "k" * 32 not in detail
+    change = {"description": "Night", "event_types": ["invoice.paid"]}
+    assert client.post(f"/t/acme/webhooks/{row.pk}/edit", change).status_code == 303
+    assert (unscoped(WebhookEndpoint).get().description, unscoped(WebhookEndpoint).get().kind) == ("Night", "pagerduty")
+    assert "Night" not in get(client, "/t/acme/alerts/")  # it receives no budget alerts
+    assert get(client, "/t/acme/webhooks/?kind=invoice.paid")

@@ -17,6 +17,7 @@ from tenants.models import (
     Membership,
     OutboxEmail,
     RoutingPolicy,
+    RoutingPolicyDraft,
     Tenant,
     User,
     WebhookDelivery,
@@ -173,6 +174,18 @@ def test_deliveries_page_by_key(acme, monkeypatch):
     assert [int(pk) for pk in re.findall(r", delivery (\d+)<", client.get(back).content.decode())] == made[2:0:-1]
 
 
+def test_the_form_keeps_the_seconds_of_the_answer_cache(acme):
+    client, url = log_in(), "/t/acme/settings/answer-cache"
+    actions.do_set_answer_cache(acme, seconds=90, sampled=False)
+    assert "Cached for 90 s" in client.get("/t/acme/settings/").content.decode()
+    for form, expected in (({"hours": "1", "sampled": "on"}, (90, True)), ({"hours": "2"}, (7200, False))):
+        assert client.post(url, form).status_code == 303
+        row = unscoped(Tenant).get(slug="acme")
+        assert (row.answer_cache_seconds, row.answer_cache_sampled) == expected
+    assert "Cached for 2 h" in client.get("/t/acme/settings/").content.decode()
+    assert log_in("readonly").post(url, {"hours": "3"}).status_code == 403
+
+
 def test_settings_are_changed(acme):
     client = log_in()
     assert client.post("/t/acme/settings/name", {"name": "Apex"}).status_code == 303
@@ -204,7 +217,7 @@ def test_a_policy_is_published_reverted_and_withdrawn(acme):
     client = log_in("developer")
     edit = "/t/acme/routing/edit"
     assert client.post(edit, {"name": "mine", "body": json.dumps(GOOD)}).status_code == 303
-    second = {"models": ["smollm2-135m-f32"]}
+    second = {"models": ["smollm2-135m-int4"]}
     client.post(edit, {"name": "mine", "body": json.dumps(second), "base": "1"})
     first, last = sorted(of(RoutingPolicy, acme), key=lambda row: row.version)
     assert (first.active, last.active, last.body) == (False, True, second)
@@ -241,6 +254,79 @@ def test_a_draft_is_checked_and_not_published(acme):
     said = client.post("/t/acme/routing/check", {"name": "mine", "body": '{"models": ["gone"]}'}).content.decode()
     assert "is not available" in said
     assert of(RoutingPolicy, acme) == []
+
+
+def _rows(*rules: dict[str, str], **fields: Any) -> dict[str, Any]:
+    plain = {"strategy": "weighted", "targets": "smollm2-135m"}
+    rows = {f"r{n}-{name}": value for n, rule in enumerate(rules) for name, value in (plain | rule).items()}
+    policy = {"p-fallback_on": ["error"], "p-context_overflow": "refuse", "rules": len(rules), "source": "rules"}
+    return {"name": "mine", "body": json.dumps(GOOD), **rows, **policy, **fields}
+
+
+def test_rules_are_edited_as_rows(acme):
+    client = log_in("developer")
+    short = {
+        **{"name": "Short", "tokens_at_most": "500", "task": "qa, sum", "metadata": "team = a, b", "images": "false"},
+        **{"start": "08:00", "end": "18:00", "zone": "Europe/Berlin", "budget_at_least": "5", "strategy": "cheapest"},
+        **{"targets": "smollm2-135m 9\nsmollm2-135m-int4 0", "checks": ["pattern"], "pattern": "yes|no"},
+    }
+    post = _rows(short, {}, **{"p-max_per_request": "2", "p-context_overflow": "drop_middle", "publish": "1"})
+    assert client.post("/t/acme/routing/edit", post).status_code == 303
+    (row,) = of(RoutingPolicy, acme)
+    hours = {"start": "08:00", "end": "18:00", "zone": "Europe/Berlin"}
+    when = {"prompt_tokens": {"at_most": 500}, "images": False, "task": ["qa", "sum"], "metadata": {"team": ["a", "b"]}}
+    assert row.body["rules"][0] == {
+        **{"name": "Short", "when": {**when, "hours": hours, "budget_left": {"at_least": 5}}, "strategy": "cheapest"},
+        "targets": [{"model": "smollm2-135m", "weight": 9}, {"model": "smollm2-135m-int4", "weight": 0}],
+        "escalate": {"on": ["pattern"], "pattern": "yes|no"},
+    }
+    assert row.body["rules"][1] == {"targets": [{"model": "smollm2-135m"}]}
+    assert row.body["retries"] == {"max_per_request": 2}
+    page = client.get(f"/t/acme/routing/edit?from={row.pk}").content.decode()
+    for text in ("Short", "task qa, sum", "team is a, b", "cheapest that fits", "does not match the pattern"):
+        assert text in page, text
+
+
+@pytest.mark.parametrize(
+    ("op", "names"),
+    [("move:1:0", "bac"), ("move:0:2", "bca"), ("remove:1", "ac"), ("add", "abNc"), ("move:9:0", "abc"), ("x", "abc")],
+)
+def test_rules_are_reordered_removed_and_added(acme, op, names):
+    rules = [{"name": name, "tokens_at_most": "5"} for name in "ab"] + [{"name": "c"}]
+    said = log_in("developer").post("/t/acme/routing/check", _rows(*rules, op=op), headers=HX).content.decode()
+    found = re.findall(r"<h3>\d+\. (\w)", said)
+    assert "".join(found).startswith(names)
+    assert 'id="policy-json" hx-swap-oob="innerHTML"' in said
+
+
+def test_invalid_fields_of_a_row_leave_the_json_unchanged(acme):
+    client = log_in("developer")
+    said = client.post("/t/acme/routing/check", _rows({"tokens_at_most": "many"}), headers=HX).content.decode()
+    assert "Correct the marked fields" in said
+    assert "Enter a whole number" in said
+    assert client.post("/t/acme/routing/edit", _rows({"tokens_at_most": "many"}, publish="1")).status_code == 200
+    assert of(RoutingPolicy, acme) == []
+
+
+def test_a_draft_is_saved_edited_and_published(acme):
+    client = log_in("developer")
+    actions.do_publish_policy(acme, "mine", GOOD)
+    invalid = {"name": "mine", "body": '{"rules": []}', "draft": "1"}
+    response = client.post("/t/acme/routing/edit", invalid)
+    assert response.status_code == 303
+    (draft,) = of(RoutingPolicyDraft, acme)
+    assert f"draft={draft.pk}" in response.headers["Location"]
+    assert "There is a draft" in client.get(f"/t/acme/routing/{of(RoutingPolicy, acme)[0].pk}").content.decode()
+    assert "Requests still use version 1" in client.get(response.headers["Location"]).content.decode()
+    assert client.post("/t/acme/routing/edit", {"name": "mine", "body": "[]", "draft": "1"}).status_code == 422
+    fixed = {"name": "mine", "body": '{"models": ["smollm2-135m-int4"]}', "base": "1", "publish": "1"}
+    assert client.post(response.headers["Location"], fixed).status_code == 303
+    assert of(RoutingPolicyDraft, acme) == []
+    assert max(row.version for row in of(RoutingPolicy, acme)) == 2
+    again = actions.do_save_policy_draft(acme, "mine", GOOD)
+    assert log_in("readonly").post(f"/t/acme/routing/drafts/{again.pk}/discard").status_code == 403
+    assert client.post(f"/t/acme/routing/drafts/{again.pk}/discard").status_code == 303
+    assert of(RoutingPolicyDraft, acme) == []
 
 
 def _record(tenant: Tenant, number: int, **fields: Any) -> Any:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from billing.actions.budgets import do_change_budget, do_make_budget
 from billing.models import BudgetPeriod, UsageEvent
-from millrace.apps.request_log.models import RequestRecord
+from frontend.tenant.requests.timeline import events_of, timeline_of
+from millrace.apps.request_log import selectors
+from millrace.apps.request_log.models import RequestContent, RequestRecord
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant, User
 from tests.support.billing.books import price, use
+from tests.support.frontend.console import meter
 from tests.support.rows import of, only_project
 
 pytestmark = pytest.mark.django_db
@@ -101,8 +107,93 @@ def test_filters_are_in_the_url(client, acme):
     ):
         page = get(client, f"/t/acme/requests/?{query}&range=7d")
         assert listed(page) == [f"req_{number:08}" for number in found], query
-    assert '<option value="limited" selected>' in get(client, "/t/acme/requests/?outcome=limited")
+    page = get(client, "/t/acme/requests/?outcome=limited&range=7d")
+    assert '<a href="/t/acme/requests/?outcome=limited&amp;range=7d" aria-current="true">Rate limited</a>' in page
+    assert 'href="/t/acme/requests/?range=7d" aria-label="Clear Status"' in page
     assert "No request matches" in get(client, "/t/acme/requests/?project=7")
+
+
+def content(tenant: Tenant, row: RequestRecord, body: str, answer: str = "") -> None:
+    with tenant_scope(tenant):
+        RequestContent.objects.create(
+            tenant_id=tenant.pk,
+            request_id=row.request_id,
+            started_at=row.started_at,
+            body=body,
+            answers=[answer],
+            truncated=False,
+        )
+
+
+def test_requests_are_found_by_the_beginning_of_their_id_at_any_time(client, acme):
+    record(acme, 0)
+    record(acme, 17, started_at=NOW - timedelta(days=200))
+    record(actions.do_create_tenant("other", "Other"), 18)
+    assert listed(get(client, "/t/acme/requests/?q=req_0000001")) == ["req_00000017"]
+    assert listed(get(client, "/t/acme/requests/?q=req_0000001&outcome=failed")) == []
+    assert listed(get(client, "/t/acme/requests/?q=req_9")) == []
+
+
+def test_stored_texts_are_searched_within_a_bound(client, acme, monkeypatch):
+    rows = [record(acme, number) for number in range(3)]
+    assert "Prompt logging is off" in get(client, "/t/acme/requests/?q=miller&range=24h")
+    actions.do_set_content_retention(acme, 7)
+    other = actions.do_create_tenant("other", "Other")
+    actions.do_set_content_retention(other, 7)
+    content(acme, rows[0], '{"messages": "The MILLER"}')
+    content(acme, rows[1], "{}", "a miller’s tale")
+    content(acme, rows[2], "{}", "100%")
+    content(other, record(other, 8), "miller")
+    assert listed(get(client, "/t/acme/requests/?q=miller&range=24h")) == ["req_00000000", "req_00000001"]
+    assert listed(get(client, "/t/acme/requests/?q=0%25&range=24h")) == ["req_00000002"]
+    assert listed(get(client, "/t/acme/requests/?q=mill%25&range=24h")) == []  # no wildcards
+    assert listed(get(client, "/t/acme/requests/?q=miller&range=custom&from=2020-01-01&to=2020-02-01")) == []
+    monkeypatch.setattr("millrace.apps.request_log.selectors.MAX_SEARCHED", 1)
+    with CaptureQueriesContext(connection) as queries:
+        page = get(client, "/t/acme/requests/?q=miller&range=24h")
+    (search,) = [query["sql"] for query in queries if "strpos" in query["sql"]]
+    assert "LIMIT 2)" in search
+    assert listed(page) == ["req_00000000"]
+    assert "Searched the newest 1 stored requests" in page
+
+
+def test_the_export_has_the_rows_that_are_shown(client, acme, monkeypatch):
+    monkeypatch.setattr("millrace.apps.request_log.selectors.MAX_PAGE", 2)
+    for number in range(5):
+        record(acme, number, code="=cmd()" if number == 3 else "", requested_model="m" if number else "other")
+    (url,) = re.findall(r'href="([^"]*requests/export[^"]*format=json[^"]*)"', get(client, "/t/acme/requests/?model=m"))
+    response = client.get(unescape(url))
+    assert [row["request_id"] for row in response.json()] == [f"req_{number:08}" for number in range(1, 5)]
+    assert response.headers["Content-Disposition"].startswith('attachment; filename="requests-acme-')
+    lines = client.get(unescape(url).replace("json", "csv")).content.decode().splitlines()
+    assert len(lines) == 5
+    assert ",'=cmd()," in lines[3]
+    monkeypatch.setattr("frontend.tenant.requests.log.MAX_EXPORTED", 2)
+    assert len(client.get(unescape(url)).json()) == 2
+
+
+def test_figures_are_compared_with_the_previous_period(client, acme):
+    for number in range(3):
+        record(acme, number)
+    record(acme, 3, started_at=NOW - timedelta(hours=30))
+    assert "200.0%" in get(client, "/t/acme/requests/?range=24h&compare=previous")
+    assert "200.0%" not in get(client, "/t/acme/requests/?range=24h")
+
+
+@pytest.mark.parametrize(("name", "found"), [("today", 1), ("24h", 2), ("7d", 3), ("last-month", 0), ("month", 3)])
+def test_date_ranges(client, acme, monkeypatch, name, found):
+    """On the 10th at noon: a request an hour, 20 hours and two days ago."""
+    now = NOW.replace(day=10, hour=12)
+
+    class Then(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return now.astimezone(tz)
+
+    monkeypatch.setattr("frontend.core.page_context.datetime", Then)
+    for number, hours in enumerate((1, 20, 48)):
+        record(acme, number, started_at=now - timedelta(hours=hours))
+    assert len(listed(get(client, f"/t/acme/requests/?range={name}"))) == found
 
 
 def test_the_drawer_shows_the_details(client, acme):
@@ -130,6 +221,73 @@ def test_the_drawer_shows_the_details(client, acme):
     fragment = client.get(f"/t/acme/requests/{event.request_id}", headers={"HX-Request": "true"}).content.decode()
     assert "<html" not in fragment
     assert "0.0045" in fragment
+
+
+def test_the_timeline_has_every_execution(acme):
+    """A failed execution, then a fallback: waits of both queues, and the average time per token."""
+    began = NOW - timedelta(seconds=5)
+    key = actions.do_create_api_key(only_project(acme), "k")[0]
+    common: dict[str, Any] = {"key_id": key.pk, "project_id": key.project_id, "ttft_us": 90_000, "queue_us": 10_000}
+    name = meter(acme, at=began + timedelta(milliseconds=6), duration_us=300_000, outcome="failed", **common)
+    counts = {"uncached": 25, "cache_read": 75, "output": 101}
+    at = began + timedelta(milliseconds=320)
+    meter(acme, at=at, request_id=name, execution=1, duration_us=1_090_000, **counts, **common)
+    placements = [{"execution": 0, "attempt": 1, "replica": "a", "by": "load", "queued_ms": 4}]
+    placements.append({"execution": 1, "attempt": 1, "replica": "b", "by": "load"})
+    record(acme, request_id=name, started_at=began, total_ms=1500, ttft_ms=420, placements=placements)
+    with tenant_scope(acme):
+        story = selectors.story(acme.pk, name)
+    assert story is not None
+    found = timeline_of(story)
+    assert found is not None
+    assert [(span.label, span.start, span.end) for span in found.whole] == [
+        ("Admission", 0, 6_000),
+        ("Gateway queue 1", 6_000, 10_000),
+        ("Failed execution 1", 10_000, 310_000),
+        ("Engine queue 2", 320_000, 330_000),
+        ("Prefill 2", 330_000, 410_000),
+        ("Decode 2", 410_000, 1_410_000),
+    ]
+    assert (found.total, found.first_token, found.decode) == ("1.50 s", "420 ms", "1.00 s")
+    assert [span.label for span in found.first] == [span.label for span in found.whole[:-1]]
+    assert (found.speed, found.per_token) == ("100.0", "10.0 ms")
+    assert [(at, name) for at, name, _ in events_of(story)][-4:-2] == [
+        ("+420 ms", "token.first"),
+        ("+1,500 ms", "request.completed"),
+    ]
+
+
+def test_the_page_has_the_cache_the_messages_and_a_curl_command(client, acme):
+    key = actions.do_create_api_key(only_project(acme), "k")[0]
+    counts = {"uncached": 25, "cache_read": 75, "output": 2, "miss_reason": "prefix_changed", "changed_at": 75}
+    row = record(acme, request_id=meter(acme, key_id=key.pk, project_id=key.project_id, **counts), max_tokens=9)
+    page = unescape(get(client, f"/t/acme/requests/{row.request_id}"))
+    for text in ("<b>75.0%</b> of the input, 75 of 100 tokens", "prefix changed from token 75", '"max_tokens": 9'):
+        assert text in page, text
+    assert "The messages were not stored" in page
+    actions.do_set_content_retention(acme, 7)
+    parts = [{"type": "text", "text": "It's <b>"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    content(
+        acme,
+        row,
+        json.dumps({"model": "mine", "system": "Be brief.", "messages": [{"role": "user", "content": parts}]}),
+        "Yes.",
+    )
+    page = get(client, f"/t/acme/requests/{row.request_id}")
+    assert "<b>\n[image_url]" not in page  # escaped
+    page = unescape(page)
+    for text in (
+        "<p>Be brief.</p>",
+        "<p>It's <b>\n[image_url]</p>",
+        "<p>Yes.</p>",
+        "/v1/chat/completions",
+        "It'\\''s <b>",
+    ):
+        assert text in page, text
+    body = "not json"
+    with tenant_scope(acme):
+        RequestContent.objects.for_tenant(acme).filter(request_id=row.request_id).update(body=body)
+    assert "Yes." in get(client, f"/t/acme/requests/{row.request_id}")
 
 
 def test_a_rejection_names_the_limit(client, acme):
@@ -223,3 +381,17 @@ def test_an_unfinished_request_is_refreshed(client, acme, monkeypatch):
     assert "Usage is not settled yet" in get(client, f"/t/acme/requests/{row.request_id}")
     monkeypatch.undo()
     assert "Usage is being settled" in get(client, f"/t/acme/requests/{row.request_id}")
+
+
+def test_the_palette_finds_requests_by_prefix_and_actions(client, acme):
+    rows = [record(acme, number) for number in (7, 8, 90)]
+    record(actions.do_create_tenant("other", "Other"), 9)
+    found = get(client, "/t/acme/search?q=req_0000000")
+    assert listed(found) == [rows[0].request_id, rows[1].request_id]
+    assert "/keys/new" not in get(client, "/t/acme/search?q=create+key")  # a reader may not
+    owner = User.objects.create_user("owner@example.com")
+    actions.do_add_member(acme, owner, "owner")
+    client.force_login(owner)
+    budget = do_make_budget(acme, name="Nightly", unit="money", period="month", amount=10**9)
+    assert "/keys/new" in get(client, "/t/acme/search?q=create+key")
+    assert f"/t/acme/budgets/{budget.pk}/raise" in get(client, "/t/acme/search?q=raise+budget")

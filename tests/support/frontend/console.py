@@ -56,7 +56,7 @@ def meter(tenant: Tenant, **changes: Any) -> str:
     billing_context = BillingContext(
         admitted_at=int(at.timestamp()) * 1_000_000 + at.microsecond,
         request_id=request_id,
-        execution=0,
+        execution=changes.pop("execution", 0),
         tenant_id=tenant.pk,
         project_id=changes.pop("project_id", 1),
         key_id=changes.pop("key_id", 1),

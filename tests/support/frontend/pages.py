@@ -124,4 +124,4 @@ def accessible(page: Page, options: dict[str, Any] | None = None) -> None:
     """Check that the page violates none of axe's rules, or of the rules that `options` name."""
     found = page.evaluate("(options) => axe.run(document, options)", {"resultTypes": ["violations"], **(options or {})})
     seen = [(rule["id"], rule["help"], [node["html"][:200] for node in rule["nodes"]]) for rule in found["violations"]]
-    assert seen == []
+    assert seen == [], seen

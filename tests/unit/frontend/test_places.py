@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from frontend.tenant.routing import positions
 from frontend.tenant.routing.positions import PolicyError
+from tenants.routing_policies import diffs
 
 TEXT = """{
   "rules": [
@@ -54,7 +55,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.text(max_size=5), JSON, max_size=4))
 @example({"a": ["{ b }", "[ 1"], "c": "} ]"})
 def test_formatting_keeps_the_policy(body):
-    assert json.loads(positions.pretty(body)) == body
+    assert json.loads(diffs.pretty(body)) == body
 
 
 @given(st.text(max_size=200) | JSON.map(json.dumps))
@@ -65,7 +66,7 @@ def test_any_text_is_parsed_or_has_an_error(text):
 
 def test_small_parts_are_written_on_one_line():
     body = {"fallback_on": ["error"], "rules": [{"targets": [{"weight": 2, "model": "a"}], "when": {"keys": [1, 2]}}]}
-    assert positions.pretty(body).splitlines() == [
+    assert diffs.pretty(body).splitlines() == [
         *("{", '  "rules": [', "    {", '      "when": {', '        "keys": [1, 2]', "      },", '      "targets": ['),
         *('        {"model": "a", "weight": 2}', "      ]", "    }", "  ],", '  "fallback_on": ["error"]', "}"),
     ]

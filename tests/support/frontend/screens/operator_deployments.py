@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.support.frontend.console import Screen, World, register
 
 NAME = "bring-your-own"
-FORMS = ("edit", "load", "drain", "unload", "remove", "price")
+UPSTREAM = "remote"
+FORMS = ("edit", "load", "drain", "unload", "remove", "price", "test")
 
 
 def prepare(world: World) -> None:
@@ -16,11 +17,14 @@ def prepare(world: World) -> None:
 
     do_import_settings(settings.MILLRACE.models)
     do_add_deployment(NAME, "/models/own", state=WantedState.UNLOADED, revision="v2")
+    do_add_deployment(UPSTREAM, engine="openai", preset="openai", upstream_model="gpt-x", secret="sk-of-the-screens")
 
 
 register(
     Screen("operator-deployments", "/operator/deployments/", queries=40, who="operator", states=("populated", "error")),
     Screen("operator-deployments-new", "/operator/deployments/new", 10, who="operator", states=("populated",)),
+    Screen("operator-deployments-new-upstream", "/operator/deployments/new-upstream", 12, "operator", ("populated",)),
+    Screen("operator-upstreams-edit", f"/operator/deployments/{UPSTREAM}/edit", 14, "operator", ("populated",)),
     *(
         Screen(f"operator-deployments-{form}", f"/operator/deployments/{NAME}/{form}", 14, "operator", ("populated",))
         for form in FORMS

@@ -14,14 +14,25 @@ def prepare(world: World) -> None:
         tenant, key = world.tenants[state], world.keys[state][0]
         actions.do_publish_policy(tenant, "old-name", {"models": ["smollm2-135m"]})
         actions.do_withdraw_policy(tenant, "old-name")
-        first = actions.do_publish_policy(tenant, "mine", {"models": ["smollm2-135m", "smollm2-135m-f32"]})
+        first = actions.do_publish_policy(tenant, "mine", {"models": ["smollm2-135m", "smollm2-135m-int4"]})
         hours = {"start": "08:00", "end": "18:00", "zone": "Europe/Berlin", "days": ["mon", "tue"]}
         when = {"prompt_tokens": {"at_least": 900}, "keys": [key.pk], "hours": hours, "tools": False}
-        big = [{"model": "smollm2-135m-f32"}, {"model": "gone", "weight": 0}]
-        split = [{"model": "smollm2-135m", "weight": 9}, {"model": "smollm2-135m-f32"}]
+        big = [{"model": "smollm2-135m-int4"}, {"model": "gone", "weight": 0}]
+        split = [{"model": "smollm2-135m", "weight": 9}, {"model": "smollm2-135m-int4"}]
         body = {"rules": [{"when": when, "targets": big}, {"targets": split}], "fallback_on": ["error"]}
         actions.do_publish_policy(tenant, "mine", body, created_by=world.owner)
         world.rows[f"{state}.policy"] = first.pk
+        checked = {
+            "name": "Short questions",
+            "when": {"task": ["qa"], "metadata": {"team": ["a"]}, "budget_left": {"at_least": 5}, "images": False},
+            "strategy": "cheapest",
+            "escalate": {"on": ["pattern", "empty"], "pattern": "(yes|no)"},
+            "targets": [*split, {"model": "gone", "weight": 0}],
+        }
+        draft = {"rules": [checked, *body["rules"]], "fallback_on": ["error", "timeout"], "first_token_ms": 2000}
+        world.rows[f"{state}.policy_draft"] = actions.do_save_policy_draft(
+            tenant, "mine", draft, updated_by=world.owner
+        ).pk
 
 
 def _newest(tenant: Any) -> int:
@@ -30,7 +41,7 @@ def _newest(tenant: Any) -> int:
 
     rows = RoutingPolicy.objects.for_tenant(tenant)
     if not rows.exists():
-        small, whole = "smollm2-135m", "smollm2-135m-f32"
+        small, whole = "smollm2-135m", "smollm2-135m-int4"
         do_publish_policy(tenant, "assistant", {"models": [small]})
         long = {"when": {"prompt_tokens": {"at_least": 400}}, "targets": [{"model": whole}]}
         split = {"targets": [{"model": small, "weight": 9}, {"model": whole}]}
@@ -38,14 +49,28 @@ def _newest(tenant: Any) -> int:
     return int(rows.filter(active=True).order_by("-pk")[0].pk)
 
 
+def _draft(tenant: Any) -> int:
+    from tenants.actions import do_save_policy_draft
+
+    small, whole = "smollm2-135m", "smollm2-135m-int4"
+    short = {"name": "Short questions", "when": {"prompt_tokens": {"at_most": 200}}, "targets": [{"model": whole}]}
+    checks = {"strategy": "ordered", "escalate": {"on": ["empty"]}, "targets": [{"model": whole}, {"model": small}]}
+    return int(do_save_policy_draft(tenant, "assistant", {"rules": [short, checks]}).pk)
+
+
 ONE = ("populated",)
 register(
     Screen("routing-detail", "/t/{slug}/routing/{policy}", queries=16, states=("populated", "over")),
     Screen("routing-edit", "/t/{slug}/routing/edit?from={policy}", queries=24, states=ONE),
     Screen("routing-new", "/t/{slug}/routing/edit", queries=20, states=("populated", "empty")),
+    Screen("routing-draft", "/t/{slug}/routing/edit?draft={policy_draft}", queries=26, states=ONE, ready=".rule-row"),
+    Screen("routing-discard", "/t/{slug}/routing/drafts/{policy_draft}/discard", 12, states=ONE),
     Screen("routing-unpublish", "/t/{slug}/routing/{policy}/unpublish", 12, states=ONE),
     Screen("routing", "/t/{slug}/routing/", queries=12),
     prepare=prepare,
-    theirs={"policy": lambda world: world.rows["populated.policy"]},
-    demo={"policy": _newest},
+    theirs={
+        "policy": lambda world: world.rows["populated.policy"],
+        "draft": lambda world: world.rows["populated.policy_draft"],
+    },
+    demo={"policy": _newest, "policy_draft": _draft},
 )

@@ -16,6 +16,7 @@ ONE = ("populated",)
 register(
     Screen("settings", "/t/{slug}/settings/", queries=18, states=("populated", "empty", "over")),
     Screen("settings-content", "/t/{slug}/settings/content", 10, states=ONE),
+    Screen("settings-answer-cache", "/t/{slug}/settings/answer-cache", 10, states=ONE),
     Screen("settings-billing", "/t/{slug}/settings/billing", 12, states=ONE),
     Screen("settings-delete", "/t/{slug}/settings/delete", 10, states=ONE),
     prepare=prepare,

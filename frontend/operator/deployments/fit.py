@@ -1,0 +1,82 @@
+"""The fit check in the form of a deployment: whether the platform's machine can serve the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from django.http import HttpResponse
+from django.template.loader import render_to_string
+from django.urls import path
+
+from frontend.core.page_context import PageContext, operator_page
+from frontend.operator.deployments.forms import DeploymentForm
+from millrace.apps.operations.fit_checks import do_start_fit_check, read_fit_check
+from tenants.actions import ActionRefused
+
+_FIELDS = ("source", "dtype", "quantization", "max_model_len", "kv_cache_memory")
+
+
+@operator_page(methods=("POST",))
+def start(ctx: PageContext) -> HttpResponse:
+    form = DeploymentForm(ctx.request.POST)
+    form.full_clean()
+    if errors := [f"{form.fields[name].label}: {form.errors[name][0]}" for name in _FIELDS if name in form.errors]:
+        return _fragment(ctx, error=" ".join(errors))
+    options = {name: form.cleaned_data[name] for name in _FIELDS}
+    try:
+        return _fragment(ctx, check_id=do_start_fit_check(options.pop("source"), options))
+    except ActionRefused as exc:
+        return _fragment(ctx, error=str(exc))
+
+
+@operator_page()
+def result(ctx: PageContext) -> HttpResponse:
+    check_id = ctx.arguments["check_id"]
+    try:
+        found = read_fit_check(check_id)
+    except redis.RedisError:
+        found = {"state": "running"}
+    if found is None:
+        return _fragment(ctx, error="The check ended without a result. Try again.")
+    if found["state"] == "running":
+        return _fragment(ctx, check_id=check_id)
+    if error := found.get("error"):
+        return _fragment(ctx, error=error)
+    return _fragment(ctx, **_view_model(found["report"]))
+
+
+def _view_model(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report of `millrace models inspect` for the template."""
+    checkpoint, fit, machine = report["checkpoint"], report["fit"] or {}, report["machine"] or {}
+    problems = [problem["message"] for problem in checkpoint["problems"]]
+    if fit.get("problem"):
+        problems.append(fit["problem"])
+    values: list[tuple[str, str]] = [("Architecture", checkpoint["architecture"] or "–")]
+    for label, name in (("Weights", "weight_bytes"), ("KV cache", "kv_bytes")):
+        if fit.get(name) is not None:
+            values.append((label, f"{fit[name] / 2**30:.2f} GiB"))
+    for label, name, unit in (
+        ("Context", "context", "tokens"),
+        ("Streams of that context", "streams", ""),
+        ("One stream, at most", "decode_tokens_per_second", "tokens/s"),
+        ("All streams, at most", "batch_tokens_per_second", "tokens/s"),
+    ):
+        if fit.get(name) is not None:
+            values.append((label, f"{fit[name]:,.0f} {unit}".strip()))
+    return {
+        "can_serve": report["can_serve"],
+        "problems": problems,
+        "values": values,
+        "machine": machine.get("name", ""),
+    }
+
+
+def _fragment(ctx: PageContext, **context: Any) -> HttpResponse:
+    return HttpResponse(render_to_string("operator/deployments/fit.html", context, ctx.request))
+
+
+urlpatterns = [
+    path("operator/deployments/fit", start, name="operator-deployments-fit"),
+    path("operator/deployments/fit/<slug:check_id>", result, name="operator-deployments-fit-result"),
+]

@@ -1,0 +1,1 @@
+"""The margin: revenue and cost of executions, by month."""

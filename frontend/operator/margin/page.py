@@ -1,0 +1,160 @@
+"""The margin page, one function for each panel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import Http404
+
+from billing.costs.margin import Group, MarginQuery, MarginRow, execution_costs, margins, month_of, revenues, total
+from billing.models import DailyCost, ExecutionCost
+from frontend.core.lists import Choice, changed_url, options, text_param
+from frontend.core.numbers import Margin, Money, common_places
+from frontend.core.page_context import PageContext
+from tenants.models import Tenant
+
+MONTHS = 6
+MAX_LISTED = 200  # groups shown; the export has all
+MAX_EXECUTIONS = 25
+GROUPS: dict[str, tuple[str, tuple[Group, ...]]] = {
+    "model": ("Deployment", ("model",)),
+    "tenant": ("Tenant", ("tenant",)),
+    "both": ("Tenant and deployment", ("tenant", "model")),
+}
+DEFAULT_GROUP = "model"
+_MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
+
+
+@dataclass(frozen=True)
+class MarginFilters:
+    """The filters of the query string. `tenant` is None for all tenants, `model` empty for all deployments."""
+
+    month: str
+    group: str
+    tenant: Tenant | None
+    model: str
+
+    @property
+    def query(self) -> MarginQuery:
+        tenant_id = None if self.tenant is None else self.tenant.pk
+        return MarginQuery(self.month, self.month, tenant_id, self.model or None, GROUPS[self.group][1])
+
+
+def filters_of(ctx: PageContext) -> MarginFilters:
+    """Return the filters of the query string. Call inside `ctx.scope()`.
+
+    Raises:
+        Http404: the tenant does not exist.
+    """
+
+    def find() -> MarginFilters:
+        month, group = ctx.query.get("month", ""), ctx.query.get("group", "")
+        slug, tenant = text_param(ctx, "tenant"), None
+        if slug:
+            tenant = Tenant.objects.all_tenants().filter(slug=slug).first()
+            if tenant is None:
+                raise Http404
+        return MarginFilters(
+            month if _MONTH.fullmatch(month) else month_of(ctx.now.date()),
+            group if group in GROUPS else DEFAULT_GROUP,
+            tenant,
+            text_param(ctx, "model"),
+        )
+
+    return ctx.once("margin-filters", find)
+
+
+def filters(ctx: PageContext) -> dict[str, Any]:
+    now, url = filters_of(ctx), ctx.url("operator-margin")
+    near = [month_of(ctx.now.date())]
+    while len(near) < MONTHS:
+        near.append(_month_before(near[-1]))
+    months = sorted({now.month, *near}, reverse=True)
+    models = DailyCost.objects.order_by("model").values_list("model", flat=True).distinct()
+    paid = DailyCost.objects.order_by().values_list("tenant_id", flat=True).distinct()
+    tenants = Tenant.objects.all_tenants().filter(pk__in=list(paid)).order_by("name").values_list("slug", "name")
+    return {
+        "months": [Choice(month, changed_url(ctx, url, month=month), month == now.month) for month in months],
+        "groups": [
+            Choice(name, changed_url(ctx, url, group=key), key == now.group) for key, (name, _) in GROUPS.items()
+        ],
+        "models": options(((name, name) for name in models), now.model),
+        "tenants": options(tenants, now.tenant.slug if now.tenant else ""),
+        "now": now,
+    }
+
+
+def stats(ctx: PageContext) -> dict[str, Any]:
+    """Return the sums of the month."""
+    sums = total(margins(filters_of(ctx).query))
+    return {
+        "sums": sums,
+        "revenue": Money(sums.revenue_femto),
+        "cost": Money(sums.cost_femto),
+        "margin": Margin(sums.revenue_femto, sums.cost_femto),
+        "failed": Money(sums.failed_femto),
+        "unbilled": Money(sums.unbilled_femto),
+    }
+
+
+def groups(ctx: PageContext) -> dict[str, Any]:
+    """Return a row for each group, the highest cost first."""
+    now = filters_of(ctx)
+    found = sorted(margins(now.query), key=lambda row: -row.cost_femto)
+    names = tenant_names(row.tenant_id for row in found)
+    rows = [_row(ctx, row, names) for row in found[:MAX_LISTED]]
+    amounts = [money for row in rows for money in (row["revenue"], row["cost"], row["margin"].amount)]
+    return {
+        "rows": rows,
+        "label": GROUPS[now.group][0],
+        "places": common_places(amounts),
+        "others": len(found) - len(rows),
+    }
+
+
+def executions(ctx: PageContext) -> dict[str, Any]:
+    """Return the newest executions with a booked cost."""
+    costs = list(
+        execution_costs(filters_of(ctx).query).order_by("-admitted_at", "-request_id", "-execution")[:MAX_EXECUTIONS]
+    )
+    earned, names = revenues(costs), tenant_names(row.tenant_id for row in costs)
+    rows = [_execution(row, earned.get((row.request_id, row.execution)), names) for row in costs]
+    amounts = [money for row in rows for money in (row["revenue"], row["cost"]) if money is not None]
+    return {"rows": rows, "places": common_places(amounts)}
+
+
+def tenant_names(ids: Iterable[int | None]) -> dict[int, str]:
+    wanted = {pk for pk in ids if pk is not None}
+    return dict(Tenant.objects.all_tenants().filter(pk__in=wanted).values_list("pk", "name"))
+
+
+def _row(ctx: PageContext, row: MarginRow, names: dict[int, str]) -> dict[str, Any]:
+    return {
+        "name": row.model or names.get(row.tenant_id or 0, f"tenant {row.tenant_id}"),
+        "detail": names.get(row.tenant_id, f"tenant {row.tenant_id}") if row.model and row.tenant_id else "",
+        "row": row,
+        "revenue": Money(row.revenue_femto),
+        "cost": Money(row.cost_femto),
+        "failed": Money(row.failed_femto),
+        "unbilled": Money(row.unbilled_femto),
+        "margin": Margin(row.revenue_femto, row.cost_femto),
+    }
+
+
+def _execution(row: ExecutionCost, revenue: int | None, names: dict[int, str]) -> dict[str, Any]:
+    return {
+        "cost_of": row,
+        "tenant": names.get(row.tenant_id, f"tenant {row.tenant_id}"),
+        "revenue": None if revenue is None else Money(revenue),
+        "cost": Money(int(row.cost_femto)),
+        "margin": None if revenue is None else Margin(revenue, int(row.cost_femto)),
+    }
+
+
+def _month_before(month: str) -> str:
+    year, number = map(int, month.split("-"))
+    years, index = divmod(year * 12 + number - 2, 12)
+    return f"{years:04}-{index + 1:02}"

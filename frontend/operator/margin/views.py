@@ -1,0 +1,72 @@
+"""Margin: the page, its panels and its CSV export."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+from django.urls import path
+
+from billing.costs.margin import margins
+from billing.metering.usage import TooManyRows
+from billing.serializers import usd
+from frontend.core.metering import metering
+from frontend.core.page_context import PageContext, operator_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import render_page
+from frontend.operator.margin import page
+from tenants import csv_tables
+
+PANELS = Panels(
+    "operator-margin-panel",
+    (
+        Panel("stats", "Key figures", "operator/margins/stats.html", page.stats),
+        Panel("groups", "Margin by group", "operator/margins/groups.html", page.groups),
+        Panel("executions", "Newest executions", "operator/margins/executions.html", page.executions),
+    ),
+)
+_COUNTS = ("executions", "costed", "estimated", "uncosted_tokens")
+_AMOUNTS = ("revenue", "cost", "margin", "failed", "unbilled")
+
+
+@operator_page()
+def margin(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        filters = page.filters(ctx)
+    metered = metering(ctx.now)
+    return render_page(ctx, "operator/margins/page.html", "Margin", panels=PANELS, filters=filters, metering=metered)
+
+
+@operator_page()
+def margin_csv(ctx: PageContext) -> HttpResponse:
+    """Return all rows of the table with all digits, for the page's month, grouping and filters."""
+    with ctx.scope():
+        now = page.filters_of(ctx)
+        try:
+            rows = margins(now.query)
+        except TooManyRows:
+            return HttpResponse(
+                "The export would have too many rows. Group by tenant or by deployment, or add a filter.",
+                status=422,
+                content_type="text/plain",
+            )
+        names = page.tenant_names(row.tenant_id for row in rows)
+    heading = ("month", "tenant", "deployment", *_COUNTS, *(f"{name}_usd" for name in _AMOUNTS))
+    table = (
+        (
+            now.month,
+            "" if row.tenant_id is None else names.get(row.tenant_id, row.tenant_id),
+            row.model or "",
+            *(getattr(row, name) for name in _COUNTS),
+            *(usd(getattr(row, f"{name}_femto")) for name in _AMOUNTS),
+        )
+        for row in rows
+    )
+    answer = HttpResponse(csv_tables.as_csv(heading, table), content_type="text/csv; charset=utf-8")
+    answer.headers["Content-Disposition"] = f'attachment; filename="margin-{now.month}-by-{now.group}.csv"'
+    return answer
+
+
+urlpatterns = [
+    path("operator/margin/", margin, name="operator-margin"),
+    path("operator/margin/csv", margin_csv, name="operator-margin-csv"),
+    PANELS.operator_url("operator/margin/"),
+]

@@ -1,0 +1,1 @@
+"""Re-ratings: corrected prices of past usage, and their credit and debit notes."""

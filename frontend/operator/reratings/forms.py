@@ -1,0 +1,81 @@
+"""The form of a re-rating."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django import forms
+
+from billing.metering.usage import instant
+from billing.models import PriceBook
+from billing.pricing.price_book import Proposal
+from billing.pricing.price_files import read_csv
+from frontend.operator.prices.forms import PriceDraftForm
+
+_PLAIN = {"autocomplete": "off", "spellcheck": "false"}
+
+
+class RerateForm(PriceDraftForm):
+    """Corrected prices as CSV, and the times of admission of the usage that they apply to."""
+
+    book = forms.SlugField(
+        label="Price book",
+        max_length=50,
+        initial=PriceBook.LIST,
+        required=False,
+        help_text="“list” applies to tenants without another price book",
+        widget=forms.TextInput(attrs=_PLAIN),
+    )
+    tenant = forms.CharField(
+        label="Or one tenant",
+        max_length=50,
+        required=False,
+        help_text="Slug of a tenant with its own prices, which are corrected instead",
+        widget=forms.TextInput(attrs=_PLAIN),
+    )
+    since = forms.CharField(
+        label="Admitted from", max_length=25, help_text="UTC, e.g. 2026-10-01", widget=forms.TextInput(attrs=_PLAIN)
+    )
+    until = forms.CharField(
+        label="Admitted before", max_length=25, help_text="UTC, e.g. 2026-11-01", widget=forms.TextInput(attrs=_PLAIN)
+    )
+    note = forms.CharField(
+        label="Reason",
+        max_length=200,
+        help_text="Printed on the credit and debit notes",
+        widget=forms.TextInput(attrs=_PLAIN),
+    )
+    text = forms.CharField(
+        label="Corrected prices as CSV",
+        strip=False,
+        help_text="Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens,"
+        " from_time, until_time. Other prices do not change",
+        widget=forms.Textarea(attrs=_PLAIN | {"rows": 8, "class": "mono", "wrap": "off"}),
+    )
+    field_order = ("text", "since", "until", "book", "tenant", "note")
+
+    def clean_since(self) -> datetime:
+        return _time(self.cleaned_data["since"])
+
+    def clean_until(self) -> datetime:
+        return _time(self.cleaned_data["until"])
+
+    def clean_text(self) -> Proposal:
+        try:
+            return read_csv(self.cleaned_data["text"].splitlines())
+        except ValueError as exc:
+            raise forms.ValidationError(f"{exc}.") from exc
+
+    def clean(self) -> dict[str, Any]:
+        context = super().clean()
+        if "since" in context and "until" in context and context["since"] >= context["until"]:
+            self.add_error("until", "Choose a time after the first one.")
+        return context
+
+
+def _time(text: str) -> datetime:
+    try:
+        return instant(text.strip())
+    except ValueError:
+        raise forms.ValidationError("Enter a date, or a date and time, e.g. 2026-10-01 14:30.") from None

@@ -1,0 +1,1 @@
+"""Alerts: their history and acknowledgment, and the channels that send them."""

@@ -1,0 +1,56 @@
+"""The history of alerts with filters, and the channels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from billing.budgets.alerts import alerts_of
+from billing.models import Budget
+from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
+from frontend.core.lists import ListPage, keyset_page, named_rows, number_param
+from frontend.core.page_context import PageContext
+from frontend.tenant.budgets.alerts import alert_rows
+from tenants.models import WebhookEndpoint
+from tenants.webhooks.queries import endpoints_with_last
+
+PAGE_SIZE = 30
+STATES = {"open": "Open", "acknowledged": "Acknowledged"}
+ALERT_EVENT = "budget.threshold_reached"
+
+
+def filters(ctx: PageContext) -> FilterBar:
+    """Return the filter chips. Call inside `ctx.scope()`."""
+    url, state = ctx.url("alerts"), ctx.query.get("state", "")
+    budgets = named_rows(Budget.objects.for_tenant(ctx.tenant))
+    return filter_bar(
+        ctx,
+        url,
+        (
+            choice_chip(ctx, url, "state", "State", STATES.items(), state if state in STATES else None),
+            choice_chip(ctx, url, "budget", "Budget", budgets, number_param(ctx, "budget")),
+        ),
+    )
+
+
+def history(ctx: PageContext) -> ListPage:
+    """Return a page of alerts, newest first."""
+    rows = alerts_of(ctx.tenant.pk, number_param(ctx, "budget"))
+    if (state := ctx.query.get("state")) in STATES:
+        rows = rows.filter(acknowledged_at__isnull=state == "open")
+    filtered = any(ctx.query.get(name) for name in ("state", "budget"))
+    page = keyset_page(ctx, rows, ctx.url("alerts"), PAGE_SIZE, filtered=filtered)
+    return replace(page, rows=alert_rows(ctx, list(page.rows)))
+
+
+def channels(ctx: PageContext) -> list[dict[str, Any]]:
+    """Return the webhooks and channels that receive budget alerts, oldest first."""
+    rows = endpoints_with_last(ctx.tenant.pk).order_by("pk")
+    return [_channel(row) for row in rows if not row.event_types or ALERT_EVENT in row.event_types]
+
+
+def _channel(row: WebhookEndpoint) -> dict[str, Any]:
+    state, kind = ("Active", "good") if row.active else ("Disabled", "bad")
+    if row.active and row.failing_since:
+        state, kind = "Failing", "warn"
+    return {"endpoint": row, "state": state, "kind": kind, "last_at": getattr(row, "last_at", None)}

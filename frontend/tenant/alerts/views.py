@@ -1,0 +1,111 @@
+"""Alerts: the page, acknowledgment, muting, and the forms of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http import HttpResponse
+from django.urls import path
+
+from billing.actions.alerts import do_acknowledge_alert
+from billing.actions.budgets import do_change_budget
+from billing.models import Budget, BudgetAlert
+from frontend.core.form_view import bound_data, form_view
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import FORM, PageContext, tenant_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import redirect_with_message, render_page
+from frontend.tenant.alerts import page
+from frontend.tenant.alerts.forms import ChannelForm, MuteForm, PagerDutyForm, SlackForm
+from tenants.actions.channels import do_create_pagerduty_channel, do_create_slack_channel
+from tenants.models import WebhookEndpoint
+from tenants.permissions import Permission
+
+READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
+PANELS = Panels(
+    "alerts-panel",
+    (
+        Panel("history", "Alert history", "alerts/history.html", page.history, every=10),
+        Panel("channels", "Channels", "alerts/channels.html", page.channels, needs=Permission.WEBHOOKS_READ),
+    ),
+)
+
+
+@tenant_page(READS)
+def alerts(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        filters = page.filters(ctx)
+    return render_page(ctx, "alerts/page.html", "Alerts", panels=PANELS, filters=filters)
+
+
+@tenant_page(WRITES, methods=("POST",), step_up=False)  # it changes no limit
+def acknowledge(ctx: PageContext) -> HttpResponse:
+    row = ctx.get(lambda: BudgetAlert.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["alert"]))
+    do_acknowledge_alert(row)
+    return redirect_with_message(ctx, ctx.url("alerts"), "Alert acknowledged")
+
+
+@tenant_page(WRITES, methods=FORM, step_up=False)
+def mute(ctx: PageContext) -> HttpResponse:
+    row = ctx.get(lambda: Budget.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["budget"], active=True))
+    form = MuteForm(bound_data(ctx))
+
+    def message(changed: Budget) -> str:
+        until = changed.alerts_muted_until
+        when = until and until.astimezone(ctx.zone)
+        return (
+            f"Alerts of {row.name} are muted until {when:%-d %B, %H:%M}." if when else f"Alerts of {row.name} are sent."
+        )
+
+    return form_view(
+        ctx,
+        f"Mute alerts of {row.name}",
+        form,
+        lambda _: do_change_budget(row, alerts_muted_until=form.until(ctx.now)),
+        submit="Save",
+        back=ctx.url("budgets-detail", row.pk),
+        message=message,
+        effect="Muted alerts are in the history. They are not sent by email, webhook or channel, also not afterwards.",
+        breadcrumbs=(Breadcrumb("Budgets and quotas", ctx.url("budgets")),),
+    )
+
+
+@tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
+def new_slack(ctx: PageContext) -> HttpResponse:
+    return _new_channel(
+        ctx, "Add Slack channel", SlackForm(bound_data(ctx)), lambda data: do_create_slack_channel(ctx.tenant, **data)
+    )
+
+
+@tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
+def new_pagerduty(ctx: PageContext) -> HttpResponse:
+    form = PagerDutyForm(bound_data(ctx))
+    return _new_channel(
+        ctx, "Add PagerDuty service", form, lambda data: do_create_pagerduty_channel(ctx.tenant, **data)
+    )
+
+
+def _new_channel(
+    ctx: PageContext, title: str, form: ChannelForm, create: Callable[[dict[str, Any]], WebhookEndpoint]
+) -> HttpResponse:
+    return form_view(
+        ctx,
+        title,
+        form,
+        create,
+        submit="Add channel",
+        back=ctx.url("alerts"),
+        message=lambda made: f"{made.get_kind_display()} channel added. Send a test event to check it.",
+        breadcrumbs=(Breadcrumb("Alerts", ctx.url("alerts")),),
+    )
+
+
+urlpatterns = [
+    path("t/<slug:slug>/alerts/", alerts, name="alerts"),
+    path("t/<slug:slug>/alerts/slack", new_slack, name="alerts-slack"),
+    path("t/<slug:slug>/alerts/pagerduty", new_pagerduty, name="alerts-pagerduty"),
+    path("t/<slug:slug>/alerts/<int:alert>/acknowledge", acknowledge, name="alerts-acknowledge"),
+    path("t/<slug:slug>/budgets/<int:budget>/mute", mute, name="budgets-mute"),
+    PANELS.tenant_url("t/<slug:slug>/alerts/", READS),
+]

@@ -1,0 +1,173 @@
+"""Batches: the list, one batch, the form of a new one, cancellation, and files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from django import forms
+from django.core.files.uploadedfile import UploadedFile
+from django.http import Http404, HttpResponse, StreamingHttpResponse
+from django.urls import path
+
+from frontend.core.form_view import bound_data, form_view
+from frontend.core.layout import Breadcrumb
+from frontend.core.page_context import FORM, PageContext, tenant_page
+from frontend.core.panels import Panel, Panels
+from frontend.core.rendering import render_page
+from frontend.tenant.batches import page
+from frontend.tenant.batches.forms import BatchForm, usable_keys
+from millrace.apps.batches.actions import storage
+from millrace.apps.batches.models import Batch, File
+from millrace.apps.batches.tenant_actions import do_cancel_batch, do_create_batch, do_delete_file, do_upload_file
+from tenants.permissions import Permission
+
+# Files contain prompts and completions, and batches are billed to a key, like the requests of the playground.
+READS, WRITES = Permission.USAGE_READ, Permission.KEYS_WRITE
+_PART_BYTES = 2**18
+PANELS = Panels(
+    "batches-panel",
+    (
+        Panel("batches", "Batches", "batches/list.html", page.batches, every=10),
+        Panel("files", "Files", "batches/files.html", page.files),
+    ),
+)
+DETAIL_PANELS = Panels(
+    "batches-detail-panel",
+    (
+        Panel("status", "Progress", "batches/status.html", page.status, every=5),
+        Panel("errors", "Errors by line", "batches/errors.html", page.errors, every=10),
+    ),
+)
+
+
+@tenant_page(READS)
+def batches(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        filters = page.filters(ctx)
+    return render_page(ctx, "batches/page.html", "Batches", panels=PANELS, filters=filters)
+
+
+@tenant_page(READS)
+def batch(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        row = page.batch_of(ctx)
+    can_cancel = row.status in page.CANCELLABLE
+    return render_page(
+        ctx,
+        "batches/detail.html",
+        row.name,
+        panels=DETAIL_PANELS,
+        breadcrumbs=_breadcrumbs(ctx),
+        batch=row,
+        can_cancel=can_cancel,
+    )
+
+
+@tenant_page(WRITES, methods=FORM, step_up=False)  # a suspended form would lose its file
+def new_batch(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        keys = usable_keys(ctx)
+        rows = File.objects.for_tenant(ctx.tenant).filter(purpose=File.Purpose.BATCH, expires_at__gt=ctx.now)
+        files = list(rows.order_by("-pk")[: page.MAX_FILES])
+    form = BatchForm(keys, files, bound_data(ctx), ctx.request.FILES or None, {"file": ctx.query.get("file", "")})
+
+    def create(data: dict[str, Any]) -> Batch:
+        key, upload = keys[data["key"]], data["upload"]
+        name = data["file"]
+        if isinstance(upload, UploadedFile):
+            name = do_upload_file(key.project, upload.name or "", upload.chunks()).name
+        return do_create_batch(ctx.tenant, name, key, data["endpoint"])
+
+    return form_view(
+        ctx,
+        "New batch",
+        form,
+        create,
+        submit="Create batch",
+        back=ctx.url("batches"),
+        then=lambda made: ctx.url("batches-detail", made.name),
+        message=lambda _: "Batch created",
+        breadcrumbs=_breadcrumbs(ctx),
+        template="batches/form.html",
+        has_keys=bool(keys),
+    )
+
+
+@tenant_page(WRITES, methods=FORM, step_up=False)
+def cancel(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        row = page.batch_of(ctx)
+    return form_view(
+        ctx,
+        "Cancel batch",
+        forms.Form(bound_data(ctx)),
+        lambda _: do_cancel_batch(row),
+        submit="Cancel batch",
+        back=ctx.url("batches-detail", row.name),
+        message=lambda _: "Batch cancelled",
+        effect="Requests that have not started are not run. Responses so far are kept and billed.",
+        danger=True,
+        breadcrumbs=_breadcrumbs(ctx),
+    )
+
+
+@tenant_page(WRITES, methods=FORM, step_up=False)
+def delete_file(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        row = page.file_of(ctx)
+    return form_view(
+        ctx,
+        "Delete file",
+        forms.Form(bound_data(ctx)),
+        lambda _: do_delete_file(row),
+        submit="Delete file",
+        back=ctx.url("batches"),
+        message=lambda _: f"{row.filename or row.name} was deleted.",
+        effect=f"{row.filename or row.name} is deleted permanently.",
+        danger=True,
+        breadcrumbs=_breadcrumbs(ctx),
+    )
+
+
+@tenant_page(WRITES)
+def content(ctx: PageContext) -> StreamingHttpResponse:
+    """Send a file at the speed at which the browser reads."""
+    with ctx.scope():
+        row = page.file_of(ctx)
+    stored = storage().path(row.name)
+    try:
+        size = stored.stat().st_size
+    except FileNotFoundError:
+        raise Http404 from None
+    response = StreamingHttpResponse(_parts(stored), content_type="application/jsonl; charset=utf-8")
+    response.headers["Content-Length"] = str(size)
+    response.headers["Content-Disposition"] = f'attachment; filename="{row.name}.jsonl"'
+    return response
+
+
+async def _parts(stored: Path) -> AsyncIterator[bytes]:
+    file = await asyncio.to_thread(stored.open, "rb")
+    try:
+        while part := await asyncio.to_thread(file.read, _PART_BYTES):
+            yield part
+    finally:
+        file.close()
+
+
+def _breadcrumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
+    return (Breadcrumb("Batches", ctx.url("batches")),)
+
+
+urlpatterns = [
+    path("t/<slug:slug>/batches/", batches, name="batches"),
+    path("t/<slug:slug>/batches/new", new_batch, name="batches-new"),
+    PANELS.tenant_url("t/<slug:slug>/batches/", READS),
+    path("t/<slug:slug>/batches/<str:batch>/", batch, name="batches-detail"),
+    path("t/<slug:slug>/batches/<str:batch>/cancel", cancel, name="batches-cancel"),
+    DETAIL_PANELS.tenant_url("t/<slug:slug>/batches/<str:batch>/", READS),
+    path("t/<slug:slug>/files/<str:file>/content", content, name="batches-file"),
+    path("t/<slug:slug>/files/<str:file>/delete", delete_file, name="batches-file-delete"),
+]

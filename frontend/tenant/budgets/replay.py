@@ -1,0 +1,146 @@
+"""The previous month replayed against a budget while it is typed, and a limit that would have fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from billing.amounts import FEMTO_A_NANO, MAX_BUDGET, MILLIONTHS, NANO_A_DOLLAR
+from frontend.core.gauges import percent
+from frontend.core.lists import with_query
+from frontend.core.numbers import exact
+from frontend.tenant.budgets.amounts import BudgetAmount, input_text
+from frontend.tenant.budgets.scopes import BudgetOwnerScope
+from millrace.apps.request_log.budget_replays import BudgetReplay, replay_budget
+
+_SPARE = 110  # percent of the month's peak: the suggested limit
+
+
+@dataclass(frozen=True)
+class ReplayBar:
+    """A day in the drawing. Numbers are percent of the drawing's width and height."""
+
+    x: str
+    accepted_y: str
+    accepted: str
+    rejected_y: str
+    rejected: str
+
+
+@dataclass(frozen=True)
+class BudgetReplayView:
+    """The replay for the template. `limit_y` is empty if the limit is above the drawing or unknown."""
+
+    month: str
+    headline: str
+    kind: str  # "bad" if requests are rejected
+    text: str
+    label: str  # of the drawing
+    used: BudgetAmount
+    rejected: BudgetAmount | None
+    bars: Sequence[ReplayBar]
+    width: str
+    limit_y: str
+    passed: Sequence[tuple[int, datetime]]
+    suggestion: BudgetAmount | None
+    suggestion_url: str
+    is_daily: bool
+
+
+def month_replay(
+    tenant_id: int,
+    owner: BudgetOwnerScope,
+    unit: str,
+    period: str,
+    mode: str,
+    limit: int | None,
+    thresholds: Sequence[int],
+    url: str,
+    typed: Mapping[str, str],
+) -> BudgetReplayView:
+    """Return the replay of a budget as typed so far. Call inside the tenant's scope.
+
+    `limit` is None if no valid amount is typed. `url` is the page of the form, which `typed` fills.
+    """
+    found = replay_budget(owner.scope(tenant_id), unit, period, limit, thresholds)
+    month = f"{found.start.astimezone(found.zone):%B}"
+    headline, text = _result(found, month, mode, limit)
+    whole = None if limit is None else BudgetAmount.whole(unit, limit)
+    fits = whole is not None and whole.millionths * 100 >= _amount(unit, found.peak).millionths * _SPARE
+    suggestion = None if fits or not found.peak else BudgetAmount.whole(unit, _suggested(unit, found.peak))
+    rejected = _amount(unit, found.rejected_amount) if found.rejected_amount else None
+    used = _amount(unit, found.used)
+    scale = max(found.peak, min(_native(unit, limit), 2 * found.peak) if limit is not None else 0, 1)
+    label = f"{month} by day: {used.text} used"
+    if whole is not None:
+        label += f", against a limit of {whole.text}"
+    return BudgetReplayView(
+        month=month,
+        headline=headline,
+        kind="bad" if found.rejected_amount and mode == "hard" else "",
+        text=text,
+        label=f"{label}. {headline}",
+        used=used,
+        rejected=rejected,
+        bars=_bars(found, scale),
+        width=percent(4, 5 * len(found.days)),
+        limit_y=_from_top(_native(unit, limit), scale) if limit and _native(unit, limit) <= scale else "",
+        passed=[(share, at) for share, at in found.passed if share < 100 or mode != "hard"],
+        suggestion=suggestion,
+        suggestion_url=with_query(url, **{**typed, "amount": input_text(_suggested(unit, found.peak), unit)})
+        if suggestion
+        else "",
+        is_daily=period == "day",
+    )
+
+
+def _result(found: BudgetReplay, month: str, mode: str, limit: int | None) -> tuple[str, str]:
+    """Return the headline and its explanation."""
+    if not found.used:
+        return f"No usage in {month}.", "The replay needs a month of usage."
+    if limit is None:
+        return f"Usage in {month}.", "Type a limit to replay it on this month."
+    if not found.rejected_amount:
+        return f"Not reached in {month}.", f"All {exact(found.requests)} requests would have passed."
+    last = len(found.days) - found.reached_days
+    part = "on every day" if not last else f"on {found.reached_days} of {len(found.days)} days"
+    requests = f"≈ {exact(found.rejected)} of {exact(found.requests)} requests"
+    verb = "would have been rejected" if mode == "hard" else "would have been over the limit"
+    return f"Reached in {month}, {part}.", f"{requests} {verb}."
+
+
+def _amount(unit: str, native: int) -> BudgetAmount:
+    return BudgetAmount(unit, native if unit == "money" else native * MILLIONTHS)
+
+
+def _native(unit: str, whole: int | None) -> int:
+    """Return nano-USD as femto-USD; tokens and requests unchanged."""
+    return (whole or 0) * FEMTO_A_NANO if unit == "money" else whole or 0
+
+
+def _suggested(unit: str, peak: int) -> int:
+    """Return a limit with two significant digits that exceeds the peak by a tenth, in whole units."""
+    wanted = -(-peak * _SPARE // (100 * (FEMTO_A_NANO if unit == "money" else 1)))
+    step = int(10 ** max(0, len(str(wanted)) - 2))
+    if unit == "money":
+        step = max(step, NANO_A_DOLLAR // 100)  # whole cents
+    return min(-(-wanted // step) * step, MAX_BUDGET)
+
+
+def _bars(found: BudgetReplay, scale: int) -> list[ReplayBar]:
+    days = len(found.days)
+    return [
+        ReplayBar(
+            percent(place, days),
+            _from_top(day.accepted, scale),
+            percent(day.accepted, scale),
+            _from_top(day.accepted + day.rejected, scale),
+            percent(day.rejected, scale),
+        )
+        for place, day in enumerate(found.days)
+    ]
+
+
+def _from_top(value: int, scale: int) -> str:
+    return percent(scale - min(value, scale), scale)

@@ -1,0 +1,1 @@
+"""Experiments: the list, the form of a new one, and the results."""

@@ -1,0 +1,82 @@
+"""The form of a new experiment with two arms. Experiments with more arms are created by the API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+
+from millrace.apps.experiments.metrics import METRICS
+from tenants.models import Experiment
+from tenants.models.experiments import MAX_DAYS
+
+_PLAIN = {"autocomplete": "off", "spellcheck": "false"}
+_UNITS = [choice for choice in Experiment.Unit.choices if choice[0] != Experiment.Unit.METADATA]
+
+
+class ExperimentForm(forms.Form):
+    """A control and a treatment, with two guardrails."""
+
+    name = forms.CharField(label="Name", max_length=64, widget=forms.TextInput(attrs=_PLAIN))
+    model = forms.CharField(
+        label="Model name",
+        max_length=64,
+        help_text="Alias or model. Requests for this name are in the experiment.",
+        widget=forms.TextInput(attrs=_PLAIN),
+    )
+    control = forms.CharField(
+        label="Control (A)",
+        max_length=64,
+        required=False,
+        help_text="Leave blank to use the current routing policy.",
+        widget=forms.TextInput(attrs=_PLAIN),
+    )
+    treatment = forms.CharField(
+        label="Treatment (B)",
+        max_length=64,
+        help_text="Model to compare with the control.",
+        widget=forms.TextInput(attrs=_PLAIN),
+    )
+    share = forms.IntegerField(
+        label="Traffic share of each arm (%)",
+        min_value=1,
+        max_value=50,
+        initial=50,
+        help_text="The rest is not in the experiment.",
+    )
+    unit = forms.ChoiceField(
+        label="Assign by",
+        choices=_UNITS,
+        help_text="All requests of one end user, conversation or key use the same arm.",
+    )
+    primary_metric = forms.ChoiceField(
+        label="Primary metric", choices=[(metric.name, metric.label) for metric in METRICS.values()]
+    )
+    ttft = forms.FloatField(
+        label="Guardrail: TTFT at most (+%)",
+        min_value=0,
+        max_value=1000,
+        initial=10,
+        required=False,
+        help_text="The experiment stops if the change is certainly larger. Leave blank for no guardrail.",
+    )
+    success = forms.FloatField(
+        label="Guardrail: success rate at least (−pp)",
+        min_value=0,
+        max_value=100,
+        initial=2,
+        required=False,
+        help_text="Percentage points. Leave blank for no guardrail.",
+    )
+    planned_days = forms.IntegerField(label="Days", min_value=1, max_value=MAX_DAYS, initial=14)
+
+    @staticmethod
+    def fields_of(data: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of `do_create_experiment`."""
+        arms = [
+            {"name": data["control"] or "current", "share": data["share"], "model": data["control"]},
+            {"name": data["treatment"], "share": data["share"], "model": data["treatment"]},
+        ]
+        guardrails = {name: data[name] / 100 for name in ("ttft", "success") if data[name] is not None}
+        names = ("name", "model", "unit", "primary_metric", "planned_days")
+        return {name: data[name] for name in names} | {"arms": arms, "guardrails": guardrails}

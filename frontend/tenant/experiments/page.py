@@ -1,0 +1,238 @@
+"""The list of experiments, and the results of one in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from frontend.core.numbers import Money, duration
+from frontend.core.page_context import PageContext
+from millrace.apps.experiments.metrics import ALPHA, METRICS, MIN_UNITS, Metric
+from millrace.apps.experiments.models import ArmTotal
+from millrace.apps.experiments.results import (
+    SAMPLE_RATIO_ALPHA,
+    ArmResult,
+    ExperimentResults,
+    MetricChange,
+    Saving,
+    read_results,
+)
+from tenants.models import Experiment
+
+MAX_EXPERIMENTS = 100  # in the list
+STATES = {"draft": ("Draft", ""), "running": ("Running", "info"), "stopped": ("Stopped", "")}
+_SCALES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
+_RESULTS = {
+    "waiting": ("Waiting for data", ""),
+    "better": ("Better", "good"),
+    "worse": ("Worse", "warn"),
+    "harm": ("Guardrail crossed", "bad"),
+    "within": ("Within guardrail", ""),
+    "unclear": ("No clear difference", ""),
+}
+
+
+@dataclass(frozen=True)
+class Banner:
+    """The decision in words."""
+
+    kind: str
+    icon: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class IntervalBar:
+    """The interval as drawing, in percent of the width. The middle is no difference."""
+
+    low: str
+    width: str
+    estimate: str
+    limit: str | None  # where the guardrail begins
+    limit_width: str
+
+
+@dataclass(frozen=True)
+class ChangeRow:
+    """A metric of the table."""
+
+    label: str
+    role: str
+    control: str
+    treatment: str
+    change: str
+    interval: str
+    kind: str
+    result: str
+    result_kind: str
+    bar: IntervalBar | None
+
+
+@dataclass(frozen=True)
+class TreatmentTable:
+    """The metrics of a treatment against the control."""
+
+    name: str
+    rows: tuple[ChangeRow, ...]
+    scale: str
+    saving: Saving | None
+
+
+def experiments(ctx: PageContext) -> list[tuple[Experiment, int, tuple[str, str]]]:
+    """Return the experiments with their counted requests and their states. Call inside `ctx.scope()`."""
+    rows = list(Experiment.objects.for_tenant(ctx.tenant)[:MAX_EXPERIMENTS])
+    counts: dict[int, int] = {}
+    totals = ArmTotal.objects.for_tenant(ctx.tenant).filter(experiment_id__in=[row.pk for row in rows])
+    for experiment_id, requests in totals.values_list("experiment_id", "requests"):
+        counts[experiment_id] = counts.get(experiment_id, 0) + requests
+    return [(row, counts.get(row.pk, 0), STATES[row.state]) for row in rows]
+
+
+def detail(ctx: PageContext, row: Experiment) -> dict[str, Any]:
+    """Return the results of an experiment. Call inside `ctx.scope()`."""
+    results = read_results(row, ctx.now)
+    units = sum(arm.units for arm in results.arms)
+    return {
+        "experiment": row,
+        "results": results,
+        "state": STATES[row.state],
+        "banner": _banner(results),
+        "tables": [_table(arm) for arm in results.arms[1:]],
+        "arms": [(arm, Money(arm.cost_femto), _percent(arm.units, units)) for arm in results.arms],
+        "ratio_is_wrong": results.sample_ratio_p < SAMPLE_RATIO_ALPHA,
+        "ratio_p": f"{results.sample_ratio_p:.2g}",
+        "day": _day(ctx, row),
+        "guardrails": [(METRICS[name].label, _allowed(METRICS[name], value)) for name, value in row.guardrails.items()],
+        "primary": METRICS[row.primary_metric].label,
+        "confidence": f"{1 - ALPHA:.0%}",
+    }
+
+
+def _day(ctx: PageContext, row: Experiment) -> int:
+    if row.started_at is None:
+        return 0
+    return ((row.stopped_at or ctx.now) - row.started_at).days + 1
+
+
+def _banner(results: ExperimentResults) -> Banner:
+    row = results.experiment
+    metric = METRICS[row.primary_metric].label
+    if results.decision == "draft":
+        return Banner("info", "info", "Not started", "Start the experiment to assign requests to its arms.")
+    if results.decision == "sample_ratio":
+        text = "More units are missing from one arm than chance explains. Do not use these results."
+        return Banner("bad", "danger", "Sample ratio mismatch", text)
+    if results.decision == "harm":
+        label = METRICS[row.stop_metric].label if row.stop_metric in METRICS else "A guardrail"
+        text = f"{label} became worse than its guardrail allows. All requests use the route without the experiment."
+        return Banner("bad", "stop", "Stopped automatically", text)
+    if results.decision == "better":
+        change = _primary(results, results.winner)
+        text = f"{metric}: {_change(change)}, with 95% confidence. No guardrail is crossed."
+        return Banner("good", "check", f"Ready to roll out: {results.winner}", text)
+    if results.decision == "worse":
+        return Banner("warn", "warning", "Keep the control", f"{metric} is worse with 95% confidence.")
+    if results.decision == "no_difference":
+        return Banner("info", "info", "No difference that matters", f"{metric} differs by less than its guardrail.")
+    if results.decision == "waiting":
+        return Banner("info", "clock", "Collecting data", f"Results appear from {MIN_UNITS} units per arm on.")
+    if any(change.is_primary and change.result == "better" for arm in results.arms[1:] for change in arm.changes):
+        text = f"{metric} is better, but a guardrail may still be crossed. More requests are needed."
+    else:
+        text = f"{metric} is not clearly different. More requests are needed."
+    return Banner("info", "clock", "No decision yet", text)
+
+
+def _primary(results: ExperimentResults, name: str) -> MetricChange:
+    (arm,) = (arm for arm in results.arms if arm.arm.name == name)
+    return next(change for change in arm.changes if change.is_primary)
+
+
+def _table(arm: ArmResult) -> TreatmentTable:
+    scale = _scale(arm.changes)
+    rows = tuple(_row(change, scale) for change in arm.changes)
+    return TreatmentTable(arm.arm.name, rows, f"{scale:.0%}", arm.saving)
+
+
+def _scale(changes: Sequence[MetricChange]) -> float:
+    """Return the largest change of the drawing."""
+    found = [0.05]
+    for change in changes:
+        if change.interval is not None:
+            found += [abs(float(change.interval.low)), abs(float(change.interval.high))]
+    return next((scale for scale in _SCALES if scale >= max(found)), _SCALES[-1])
+
+
+def _row(change: MetricChange, scale: float) -> ChangeRow:
+    metric, interval = change.metric, change.interval
+    label, kind = _RESULTS[change.result]
+    direction = "lower is better" if metric.is_lower_better else "higher is better"
+    roles = ["Primary"] if change.is_primary else []
+    if change.allowed is not None:
+        roles.append(f"Guardrail, {_allowed(metric, change.allowed)}")
+    bounds = "" if interval is None else f"{_signed(metric, interval.low)} to {_signed(metric, interval.high)}"
+    return ChangeRow(
+        label=metric.label,
+        role=", ".join([*roles, direction]).capitalize(),
+        control=_value(metric, change.control),
+        treatment=_value(metric, change.treatment),
+        change=_change(change),
+        interval=bounds,
+        kind=kind,
+        result=label,
+        result_kind=kind,
+        bar=_bar(change, scale),
+    )
+
+
+def _bar(change: MetricChange, scale: float) -> IntervalBar | None:
+    if change.interval is None:
+        return None
+    low, high = _place(float(change.interval.low), scale), _place(float(change.interval.high), scale)
+    limit: str | None = None
+    limit_width = "0"
+    if change.allowed is not None and change.allowed < scale:
+        sign = 1 if change.metric.is_lower_better else -1
+        place = _place(sign * change.allowed, scale)
+        limit, limit_width = (f"{place:.2f}", f"{100 - place:.2f}") if sign > 0 else ("0", f"{place:.2f}")
+    estimate = _place(float(change.interval.estimate), scale)
+    return IntervalBar(f"{low:.2f}", f"{max(0.5, high - low):.2f}", f"{estimate:.2f}", limit, limit_width)
+
+
+def _place(value: float, scale: float) -> float:
+    """Return the horizontal place of a change, from 0 to 100."""
+    return 50 + 50 * min(1.0, max(-1.0, value / scale))
+
+
+def _change(change: MetricChange) -> str:
+    return "–" if change.interval is None else _signed(change.metric, float(change.interval.estimate))
+
+
+def _signed(metric: Metric, value: float) -> str:
+    text = f"{abs(value) * 100:.1f}"
+    sign = "" if text == "0.0" else "−" if value < 0 else "+"
+    return f"{sign}{text}{'%' if metric.is_relative else ' pp'}"
+
+
+def _allowed(metric: Metric, value: float) -> str:
+    sign = "+" if metric.is_lower_better else "−"
+    amount = f"{sign}{value * 100:g}{'%' if metric.is_relative else ' pp'}"
+    return f"{'at most' if metric.is_lower_better else 'at least'} {amount}"
+
+
+def _value(metric: Metric, value: float | None) -> str:
+    if value is None:
+        return "–"
+    if metric.name == "cost":
+        return Money(round(value * 1000)).text
+    if metric.name == "ttft":
+        return duration(round(value * 1000))
+    if metric.name == "itl":
+        return f"{value / 1000:.1f} ms"
+    return f"{value:.1%}"
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "–"

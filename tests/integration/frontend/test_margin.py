@@ -1,0 +1,67 @@
+"""The operators' margin screen: sums, filters and the export agree, and the health page reports losses."""
+
+from __future__ import annotations
+
+import csv
+import io
+from decimal import Decimal
+
+import pytest
+from django.test import Client
+
+from billing.metering import rollups
+from billing.models import CompiledRateCard
+from millrace.apps.operations.health import IssueType, find_issues
+from tenants.actions import do_create_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Tenant, User
+from tests.integration.billing.test_execution_costs import AT, FULL, PAID, PRICE, cost_card, settle_all
+from tests.support.billing.usage_events import make_event
+from tests.support.frontend.console import remembered
+from tests.support.rows import unscoped
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def operator(client: Client) -> Client:
+    client.force_login(User.objects.create_superuser("op@example.com"))
+    remembered(client.session)
+    return client
+
+
+def test_the_margin_screen_shows_the_sums_of_its_export(operator: Client, tenant: Tenant) -> None:
+    other, version = do_create_tenant("other", "Other"), unscoped(CompiledRateCard).get().pk
+    cost_card()
+    given = {"at": AT, "price_version": version, "usage_source": "upstream", **FULL}
+    settle_all(
+        make_event(tenant_id=tenant.pk, **given),
+        make_event(tenant_id=tenant.pk, **(given | {"reserved_nano": PRICE // 2 // 10**6})),
+        make_event(tenant_id=other.pk, **(given | {"outcome": "failed"})),
+        make_event(tenant_id=other.pk, **(given | {"model": "uncosted"})),
+    )
+    rollups.build()
+    url = "/operator/margin/"
+    page = operator.get(url).content.decode()
+    assert "smollm2-135m" in page
+    assert "Acme" in page
+    for query, rows in (({}, 2), ({"group": "both"}, 3), ({"tenant": "other"}, 2), ({"model": "uncosted"}, 1)):
+        text = operator.get(f"{url}csv", query).content.decode()
+        found = list(csv.DictReader(io.StringIO(text)))
+        assert len(found) == rows
+        for row in found:
+            assert Decimal(row["revenue_usd"]) - Decimal(row["cost_usd"]) == Decimal(row["margin_usd"])
+    total = sum(
+        Decimal(row["cost_usd"]) for row in csv.DictReader(io.StringIO(operator.get(f"{url}csv").content.decode()))
+    )
+    assert total == Decimal(3 * PAID) / 10**15
+    assert operator.get(url, {"month": "2020-01"}).content.decode().count("No costs in this month") == 1
+    assert operator.get(url, {"tenant": "nobody"}).status_code == 404
+    member = Client()
+    member.force_login(User.objects.create_user("member@example.com"))
+    assert member.get(url).status_code == member.get(f"{url}csv").status_code == 404
+    with all_tenants_scope(BypassReason.OPERATOR):
+        issues = {issue.issue_type: issue for issue in find_issues(None)}
+    assert issues[IssueType.OVERAGE].subject == "smollm2-135m"
+    assert issues[IssueType.COST].subject == "uncosted"

@@ -1,0 +1,159 @@
+"""Upstreams in the operators' console: the form, the test call, and the errors of the last hour."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import redis
+from django.test import Client
+
+from billing.models import DailyCost
+from inference_worker.contract.upstream_limits import leases_key, limits_key
+from millrace.apps.operations.deployments import do_add_deployment
+from millrace.apps.operations.models import Deployment
+from millrace.apps.request_log.models import RequestRecord
+from tenants import actions
+from tenants.actions.credentials import do_update_credential
+from tenants.credentials.encryption import decrypt_secret
+from tenants.isolation.scopes import tenant_scope
+from tenants.models import UpstreamCredential, User
+from tests.support.rows import unscoped
+from tests.support.tenants.management_api import reauthenticated
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+URL = "/operator/deployments/"
+FIELDS = {
+    "name": "remote",
+    "engine": "openai",
+    "preset": "openai",
+    "upstream_model": "gpt-x",
+    "secret": "sk-entered-in-the-form",
+    "concurrency": "8",
+    "pools": "default=1",
+    "tools": "on",
+    "task": "generate",
+}
+
+
+@pytest.fixture
+def operator(broker: redis.Redis) -> Client:
+    client = Client()
+    client.force_login(User.objects.create_user("op@example.com", is_staff=True))
+    return reauthenticated(client)  # type: ignore[arg-type, return-value]
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """A gateway that answers one chat completion, or rejects the key."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        is_known = self.headers["authorization"] == "Bearer sk-mr-known"
+        answer: dict[str, Any] = {
+            "choices": [{"message": {"content": "Hello!"}}],
+            "usage": {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}},
+        }
+        body = json.dumps(answer if is_known else {"error": {"message": "Wrong API key."}}).encode()
+        self.send_response(200 if is_known else 401)
+        self.send_header("x-millrace-cost-usd", "0.000042")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def gateway(settings: Any) -> Iterator[None]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        settings.MILLRACE = replace(settings.MILLRACE, public_url=f"http://127.0.0.1:{server.server_port}")
+        yield
+        server.shutdown()
+
+
+def test_an_upstream_is_added_and_edited_with_the_form(operator: Client) -> None:
+    wrong = operator.post(f"{URL}new-upstream", FIELDS | {"base_url": "http://10.0.0.1/v1"})
+    assert "Use an https:// URL with a public address" in wrong.content.decode()
+    assert "sk-entered-in-the-form" not in wrong.content.decode()
+    assert operator.post(f"{URL}new-upstream", FIELDS | {"engine": "managed"}).status_code == 422  # cannot be used yet
+    added = operator.post(f"{URL}new-upstream", FIELDS)
+    assert added.status_code == 303, added.content.decode()
+    (row,) = unscoped(Deployment).filter(name="remote")
+    assert (row.source, row.concurrency, row.tools, row.images) == ("https://api.openai.com/v1", 8, True, False)
+    (credential,) = unscoped(UpstreamCredential).all()
+    assert (row.credential_id, decrypt_secret(credential)) == (credential.pk, "sk-entered-in-the-form")
+    shown = operator.get(f"{URL}remote/edit").content.decode()
+    assert "gpt-x" in shown
+    assert "sk-entered" not in shown
+    changes = FIELDS | {"credential_id": str(credential.pk), "concurrency": "16", "base_url": row.source}
+    assert operator.post(f"{URL}remote/edit", changes).status_code == 303
+    (row,) = unscoped(Deployment).filter(name="remote")
+    assert (row.concurrency, row.credential_id) == (16, credential.pk)
+
+
+@pytest.mark.usefixtures("gateway")
+def test_a_test_call_shows_latency_usage_and_cost(operator: Client) -> None:
+    do_add_deployment("remote", engine="openai", preset="openai", upstream_model="gpt-x")
+    sent = operator.post(f"{URL}remote/test", {"api_key": "sk-mr-known", "prompt": "Hi"}, follow=True)
+    text = sent.content.decode()
+    assert "9 prompt (4 cached) and 3 completion tokens in" in text
+    assert "for 0.000042 USD" in text
+    refused = operator.post(f"{URL}remote/test", {"api_key": "sk-mr-other", "prompt": "Hi"}).content.decode()
+    assert "status 401: Wrong API key." in refused
+    assert "sk-mr-other" not in refused
+
+
+def test_errors_and_spend_of_upstreams_are_shown(operator: Client) -> None:
+    do_add_deployment("remote", engine="openai", preset="openai", upstream_model="gpt-x", secret="sk-x")
+    tenant = actions.do_create_tenant("acme", "Acme")
+    common = {"tenant_id": tenant.pk, "project_id": 1, "key_id": 1, "gateway_id": "g", "endpoint": "chat.completions"}
+    common |= {"requested_model": "remote", "served_model": "remote", "stream": False, "total_ms": 5}
+    codes = ("", "upstream_error", "upstream_error", "server_is_overloaded")
+    with tenant_scope(tenant):
+        for number, code in enumerate(codes):
+            RequestRecord.objects.create(
+                **common,
+                request_id=f"r{number}",
+                status="200" if not code else "502",
+                code=code,
+                outcome="failed" if code else "completed",
+                started_at=datetime.now(UTC),
+            )
+    (credential,) = unscoped(UpstreamCredential).all()
+    do_update_credential(credential, daily_spend_limit_nano=5 * 10**9)
+    day = {"day": datetime.now(UTC).date(), "tenant_id": tenant.pk, "model": "remote", "credential_id": credential.pk}
+    counts = {"executions": 1, "estimated": 0, "failed_femto": 0, "uncosted_tokens": 0, "unbilled_femto": 0}
+    unscoped(DailyCost).create(**day, **counts, cost_femto=2_340_000_000_000_000)
+    panel = operator.get(f"{URL}panels/upstreams", headers={"hx-request": "true"}).content.decode()
+    cells = dict(re.findall(r'data-label="([^"]*)">(.*?)</td>', panel))
+    shown = {name: re.sub(r"<[^>]*>", "", cell) for name, cell in cells.items()}
+    assert "api.openai.com" in panel, panel
+    assert [shown[name] for name in ("Requests", "Failed", "Rate limited")] == ["4", "2", "1"]
+    assert (shown["Most frequent error"], shown["Credential"]) == ("upstream_error", "remote")
+    assert shown["Spent today"] == "$2.34credential’s limit $5.00"
+    assert shown["Rate limit left"] == "–"
+
+
+def test_the_limits_that_relays_have_learned_are_shown(operator: Client, broker: redis.Redis) -> None:
+    row = do_add_deployment("remote", engine="openai", preset="openai", upstream_model="gpt-x", secret="sk-x")
+    credential = row.credential_id
+    assert credential is not None
+    do_update_credential(unscoped(UpstreamCredential).get(), max_concurrency=4)
+    now_ms = broker.time()[0] * 1000  # type: ignore[index]
+    fields = {"resumes_at": now_ms + 60_000, "requests_limit": 5000, "requests_left": 1234, "requests_at": now_ms}
+    broker.hset(limits_key(row.source, "gpt-x", credential), mapping={**fields, "requests_rate": 0})
+    broker.zadd(leases_key(credential), {"running": now_ms + 60_000, "of a killed worker": now_ms - 1})
+    panel = operator.get(f"{URL}panels/upstreams", headers={"hx-request": "true"}).content.decode()
+    shown = re.sub(r"<[^>]*>", " ", panel)
+    assert re.search(r"Paused for (59|60) s", shown), shown
+    assert "1.23K / 5.00K requests" in " ".join(shown.split())
+    assert "1 / 4 concurrent" in " ".join(shown.split())
