@@ -12,6 +12,8 @@ INSTALL := $(PIP) install --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# One process more than cores: these tests often wait, for processes to start and for timers.
+test: JOBS = $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 
 # make up PORT=8001 DATA_DIR=/data/millrace
 ifdef PORT
@@ -24,7 +26,7 @@ endif
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help up setup test test-unit test-browser test-faults test-browser-quick test-faults-quick \
-	test-clients test-clients-quick bench-quick \
+	test-clients test-clients-quick bench-quick bench-cpu \
 	lint types lint-imports check client docs docs-clients docs-reference docs-settings docs-openapi screenshots release lock clean
 
 help: ## list the targets
@@ -36,14 +38,14 @@ up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, DATA_DIR=
 
 setup: $(VENV)/installed ## install what `make up` needs
 
-# A file's tests share what they look at, so they go to one process, in the files' order: the largest, which are the
-# quickest, would come first else and the long ones last. Of several -m the last counts: ARGS="-m slow".
+# A file's tests share what they look at, so they go to one process. The longest files come first, so that the processes
+# end at about the same time. Of several -m the last counts: ARGS="-m slow".
 # A suite's directories are left out if ARGS names some.
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 TESTS = $(if $(filter tests/%,$(ARGS)),,$(1))
 
 test: $(VENV)/installed-dev ## run all tests except test-browser, test-faults and test-clients (ARGS="tests/integration/gateway -k name")
-	@exec $(PYTEST) $(call TESTS,tests/unit tests/integration tests/e2e) $(ARGS)
+	@exec $(PYTEST) $(call TESTS,tests/e2e tests/integration tests/unit) $(ARGS)
 
 test-unit: $(VENV)/installed-dev ## run the tests that need no service, model or browser
 	@exec $(PYTEST) $(call TESTS,tests/unit) $(ARGS)
@@ -71,6 +73,10 @@ test-clients-quick: $(VENV)/installed-dev ## run the openai, anthropic, LangChai
 
 bench-quick: setup ## run every benchmark for a few seconds, to see that it works (ARGS="serve gateway")
 	@PYTHONPATH=.:platform exec $(BIN)/python -m benchmarks.run_quick $(ARGS)
+
+bench-cpu: setup ## measure the CPU backend beside OpenVINO and vLLM, which it installs into build/peers (ARGS="--sections engine")
+	@PYTHONPATH=.:platform exec $(BIN)/python -m benchmarks.cpu --install --models build/peers/models \
+		--out benchmarks/results $(ARGS)
 
 lint: $(VENV)/installed-dev ## check style, format, words, class names and commit subjects
 	$(BIN)/ruff check
@@ -108,8 +114,10 @@ docs-openapi: setup ## update docs/openapi.yaml from the routes and request type
 screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.support.frontend.make_screenshots
 
-release: $(VENV)/installed ## build the sdist and the wheel into dist
+release: $(VENV)/installed ## build the sdist and the wheels into dist: for all machines, and with the kernels for this architecture
 	@rm -rf dist && $(BIN)/python -m hatchling build --directory dist
+	@HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m hatchling build --target wheel --directory dist
+	@rm -rf kernels/native/prebuilt
 
 lock: $(VENV)/installed-dev ## lock the newest allowed versions
 	$(PIP) install --quiet uv

@@ -160,6 +160,8 @@ def pytest_configure(config: pytest.Config) -> None:
         MILLRACE_SECRET_KEY="tests-" + "s" * 44,
         MILLRACE_PREFIX_CACHE_SECRET="tests-" + "c" * 44,
         MILLRACE_KEY_PEPPERS="tests-" + "p" * 44,
+        MILLRACE_CREDENTIAL_KEYS="tests-" + "e" * 44,
+        MILLRACE_WORKER_SECRET="tests-" + "w" * 44,
         MILLRACE_PORT=str(services.unused_port),  # no test reaches a platform on this machine
         MILLRACE_LOG_LEVEL="warning",
         DJANGO_SETTINGS_MODULE="millrace.conf.settings",

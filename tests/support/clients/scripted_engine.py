@@ -34,7 +34,9 @@ class ScriptedEngine(LLMEngine):
     def __init__(self, config: EngineConfig) -> None:
         tokenizer = Tokenizer.from_dir(config.model_dir)
         super().__init__(
-            dataclasses.replace(config, max_num_batched_tokens=2**16, long_prefill_token_threshold=2**16),
+            dataclasses.replace(
+                config, max_num_batched_tokens=2**16, long_prefill_token_threshold=2**16, speculation=False
+            ),
             runner=FakeRunner(NUM_BLOCKS, self._choose),
             tokenizer=tokenizer,
         )

@@ -11,6 +11,7 @@ from rest_framework.test import APIClient
 from billing.actions.budgets import do_make_budget
 from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
+from tenants.actions.credentials import do_create_credential
 from tenants.actions.webhooks import do_create_endpoint, do_send_test_event
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import (
@@ -23,6 +24,7 @@ from tests.support.billing.books import draft_for
 from tests.support.rows import of
 
 BODY = {"models": ["smollm2-135m"]}
+EXPERIMENT_ARMS = [{"name": "a", "share": 50}, {"name": "b", "share": 50, "model": "smollm2-135m"}]
 
 
 class Row(NamedTuple):
@@ -41,18 +43,24 @@ def furnished(slug: str) -> Row:
     invitation = actions.do_invite(tenant, f"new@{slug}.example", "billing")
     limits = actions.do_set_limits(tenant, {"concurrency": 1}, key=key)
     policy = actions.do_publish_policy(tenant, "fast", BODY)
+    experiment = actions.do_create_experiment(
+        tenant, name="cheaper", model="fast", arms=EXPERIMENT_ARMS, primary_metric="cost", guardrails={}
+    )
+    draft = actions.do_save_policy_draft(tenant, "fast", BODY)
     invoice = draft_for(tenant).pk
     budget = do_make_budget(tenant, name=f"of {slug}", unit="money", period="month", amount=1)
     endpoint, _ = do_create_endpoint(tenant, f"https://hooks.{slug}.example/")
     delivery = do_send_test_event(endpoint)
+    credential = do_create_credential(tenant, "own", f"sk-{slug}", model_names=["remote"])
     ids: dict[str, int | str] = {
         "api-request": record_of(tenant).request_id,
         **dict.fromkeys(("api-budget", "api-budget-alerts", "api-budget-forecast"), budget.pk),
         **dict.fromkeys(("api-webhook", "api-webhook-rotate", "api-webhook-test"), endpoint.pk),
         **dict.fromkeys(("api-webhook-delivery", "api-webhook-replay"), delivery.pk),
+        **dict.fromkeys(("api-credential", "api-credential-rotate"), credential.pk),
         "api-webhook-event": delivery.event_id,
         **dict.fromkeys(("api-invoice", "api-invoice-pdf", "api-invoice-html", "api-invoice-csv"), invoice),
-        **dict.fromkeys(("api-invoice-events", "api-invoice-check"), invoice),
+        **dict.fromkeys(("api-invoice-events", "api-invoice-check", "api-invoice-pay"), invoice),
         "api-project": spare.pk,
         "api-key": key.pk,
         "api-key-rotate": key.pk,
@@ -60,7 +68,10 @@ def furnished(slug: str) -> Row:
         "api-invitation": invitation.pk,
         "api-limits-detail": limits.pk,
         "api-policy": policy.pk,
-        "api-policy-revert": policy.pk,
+        **dict.fromkeys(("api-experiment", "api-experiment-results"), experiment.pk),
+        **dict.fromkeys(("api-experiment-start", "api-experiment-stop"), experiment.pk),
+        **dict.fromkeys(("api-policy-revert", "api-policy-diff"), policy.pk),
+        **dict.fromkeys(("api-policy-draft", "api-policy-draft-publish"), draft.pk),
         "api-audit-entry": of(AuditEntry, tenant)[0].pk,
     }
     return Row(tenant, ids)
