@@ -23,7 +23,7 @@ from tests.support.stack import Stack, eventually, running
 
 NAME = "tiny-reasoner"
 THINKER = "tiny-thinker"
-THOUGHT, ANSWER = "Hm, so: 1+2=3.", "Yes"
+THOUGHT, ANSWER = "Hm:1+2=3.", "Yes"  # each token once
 ROOT = Path(__file__).parents[2]
 HELLO: Any = [{"role": "user", "content": "hello"}]
 GREEDY: Any = {"temperature": 0}
