@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.options import parse
-from inference_worker.contract.config import DTypeName, EngineConfig, QuantizationName
+from inference_worker.contract.config import DTypeName, EngineConfig, KVCacheDTypeName, QuantizationName
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.tokenizer import Tokenizer
@@ -39,17 +39,21 @@ from inference_worker.models.model_source import ensure_model
 
 TEXT = Path(__file__).resolve().parents[1] / "tests" / "data" / "text" / "alice.txt.gz"
 REFERENCE = "float32"
-CONFIGURATIONS: dict[str, tuple[DTypeName, QuantizationName]] = {
-    REFERENCE: ("float32", "none"),
-    "bfloat16": ("bfloat16", "none"),
-    "int8": ("bfloat16", "int8"),
-    "int4": ("bfloat16", "int4"),
-    "int4-g64": ("bfloat16", "int4-g64"),
-    "int4-g128": ("bfloat16", "int4-g128"),
-    "fp8": ("bfloat16", "fp8"),
+# The dtype, the quantization of the weights, and the dtype of the KV cache.
+CONFIGURATIONS: dict[str, tuple[DTypeName, QuantizationName, KVCacheDTypeName]] = {
+    REFERENCE: ("float32", "none", "auto"),
+    "bfloat16": ("bfloat16", "none", "auto"),
+    "bfloat16-kv-int8": ("bfloat16", "none", "int8"),
+    "bfloat16-kv-fp8": ("bfloat16", "none", "fp8"),
+    "int8": ("bfloat16", "int8", "auto"),
+    "int4": ("bfloat16", "int4", "auto"),
+    "int4-g64": ("bfloat16", "int4-g64", "auto"),
+    "int4-g128": ("bfloat16", "int4-g128", "auto"),
+    "fp8": ("bfloat16", "fp8", "auto"),
+    "gguf": ("bfloat16", "gguf", "auto"),  # only of a .gguf file
 }
 # Maximum change of the perplexity of the embedded model with --check, in percent.
-MAX_CHANGES = {"bfloat16": 0.1, "int8": 0.5, "int4": 0.5}
+MAX_CHANGES = {"bfloat16": 0.1, "bfloat16-kv-int8": 0.2, "int8": 0.5, "int4": 0.5}
 GROUP = 32  # of q4_1
 
 
@@ -75,11 +79,12 @@ class Scores:
 
 
 def start_engine(directory: Path, name: str, options: argparse.Namespace) -> LLMEngine:
-    dtype, quantization = CONFIGURATIONS[name]
+    dtype, quantization, kv_dtype = CONFIGURATIONS[name]
     return LLMEngine(
         EngineConfig(
-            directory, device=options.device, dtype=dtype, quantization=quantization, prefix_cache=False,
-            max_num_seqs=1, max_model_len=options.context + 1, threads=options.threads, measure_peaks=False,
+            directory, device=options.device, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_dtype,
+            prefix_cache=False, max_num_seqs=1, max_model_len=options.context + 1, threads=options.threads,
+            measure_peaks=False,
         )
     )  # fmt: skip
 
@@ -105,7 +110,10 @@ def compare(directory: Path, prompts: Sequence[Sequence[int]], options: argparse
     found: list[Quality] = []
     reference = None
     for name in names:
-        scores = score(start_engine(directory, name, options), prompts)
+        if name == "gguf" and options.kept is None:
+            continue
+        place = options.kept if name == "gguf" else directory
+        scores = score(start_engine(place, name, options), prompts)
         reference = reference or scores
         count = len(scores.best)
         equal = sum(a == b for a, b in zip(scores.best, reference.best, strict=True))
@@ -156,6 +164,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         source = options.directory or "embedded"
         directory = ensure_model(ModelSpec("model", source, "auto"), Path(place))
+        options.kept = None  # the model with the blocks of its file
+        if not options.dither and not Path(source).is_dir() and "gguf" in options.configurations.split(","):
+            options.kept = ensure_model(ModelSpec("model", source, "auto", quantization="gguf"), Path(place))
         if options.dither:
             published, directory = directory, Path(place) / "dithered"
             dither(published, directory)

@@ -18,6 +18,7 @@ from inference_worker.contract.config import (
     DeviceName,
     DTypeName,
     EngineConfig,
+    KVCacheDTypeName,
     ModelConfig,
     ModelError,
     QuantizationName,
@@ -47,6 +48,7 @@ class OfflineOptions:
     seed: int = 0
     dtype: DTypeName = "auto"
     quantization: QuantizationName = "none"
+    kv_dtype: KVCacheDTypeName = "auto"
     device: DeviceName = "auto"
     streams: tuple[int, ...] = (1, 8, 32)
     as_json: bool = False
@@ -72,7 +74,9 @@ class OfflineModel:
         has_tokenizer = (directory / "tokenizer.json").exists() or not directory.is_dir() or find_source(directory)
         without_text = options.prompt is None and not has_tokenizer
         if not without_text:
-            directory = ensure_model(ModelSpec("model", options.source, options.dtype), cache)
+            directory = ensure_model(
+                ModelSpec("model", options.source, options.dtype, quantization=options.quantization), cache
+            )
         config = read_model_config(directory)
         if isinstance(config, EncoderConfig):
             raise ModelError(f"{directory} is an encoder: it does not generate text")
@@ -86,6 +90,7 @@ class OfflineModel:
             device=options.device,
             dtype=options.dtype,
             quantization=options.quantization,
+            kv_cache_dtype=options.kv_dtype,
             max_num_seqs=max_num_seqs,
             max_model_len=limit,
             prefix_cache=False,

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import torch
 
+KV_GROUP = 32  # numbers of a head that share a scale in an 8-bit KV cache
+MAX_FP8 = 448.0
+_MAX_KV = 3.3e38  # so that 127 times the scale is finite in bfloat16
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x / sqrt(mean(x²) + eps) · weight over the last dimension, computed in float32.
@@ -59,6 +63,31 @@ def write_cache(
     slots = slot_mapping.long()
     key_cache.flatten(0, 1)[slots] = key
     value_cache.flatten(0, 1)[slots] = value
+
+
+def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return keys or values [..., head_dim] as int8 [..., head_dim] and scales, bfloat16 [..., head_dim / KV_GROUP].
+
+    A scale is rounded up, so that numbers are at most 127. It is NaN if a number of its group is not finite.
+    """
+    groups = x.float().unflatten(-1, (-1, KV_GROUP))
+    top = groups.abs().amax(-1)
+    bits = (top.clamp(max=_MAX_KV) / 127).view(torch.int32)
+    scales = (((bits + 0xFFFF) >> 16) << 16).view(torch.float32)
+    factors = torch.where(scales > 1e-35, scales.reciprocal(), 0)
+    numbers = (groups * factors[..., None]).round().clamp(-127, 127).nan_to_num().to(torch.int8)
+    return numbers.flatten(-2), torch.where(top.isfinite(), scales, torch.nan).bfloat16()
+
+
+def dequantize_kv(numbers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the keys or values of `quantize_kv` in `dtype`."""
+    groups = numbers.float().unflatten(-1, (-1, KV_GROUP))
+    return (groups * scales.float()[..., None]).flatten(-2).to(dtype)
+
+
+def to_fp8(x: torch.Tensor) -> torch.Tensor:
+    """Return keys or values in float8_e4m3fn. Numbers beyond its range become its largest number."""
+    return x.float().clamp(-MAX_FP8, MAX_FP8).to(torch.float8_e4m3fn)
 
 
 def paged_attention(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,6 +38,16 @@ def percent(part: int, whole: int) -> str:
         return "0"
     hundredths = min(max(part, 0) * 10_000 // whole, 10_000)
     return f"{hundredths // 100}.{hundredths % 100:02}"
+
+
+def line_points(values: Sequence[int]) -> str:
+    """Return the points of a line through values from 0, in a square of 100; empty if all are 0."""
+    top = max(values, default=0)
+    if top <= 0 or len(values) < 2:
+        return ""
+    return " ".join(
+        f"{index * 100 // (len(values) - 1)},{96 - value * 92 // top}" for index, value in enumerate(values)
+    )
 
 
 def level(part: int, whole: int) -> Literal["", "near", "over"]:

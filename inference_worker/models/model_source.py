@@ -47,6 +47,8 @@ def ensure_model(spec: ModelSpec, data_dir: Path, progress: Progress | None = No
         )
     source = embedded_source(spec.source) if spec.source in EMBEDDED else Path(spec.source).expanduser()
     if source.is_dir():
+        if spec.quantization == "gguf":
+            raise ModelError(f"model {spec.name}: quantization gguf requires a .gguf file; {source} is a directory")
         directory = _with_tokenizer(source, data_dir / "models")
         check_directory(directory)
         return directory
@@ -55,7 +57,7 @@ def ensure_model(spec: ModelSpec, data_dir: Path, progress: Progress | None = No
     if not source.is_file():
         raise ModelError(f"model {spec.name}: {source}: no such file")
     try:
-        return _convert_once(source, data_dir / "models", progress)
+        return _convert_once(source, data_dir / "models", progress, keep_blocks=spec.quantization == "gguf")
     except GGUFError as exc:
         raise ModelError(f"model {spec.name}: {exc}") from None
 
@@ -91,8 +93,8 @@ def check_directory(directory: Path) -> None:
     read_tensor_entries(directory)
 
 
-def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path:
-    target = models / _slug(source)
+def _convert_once(source: Path, models: Path, progress: Progress | None, *, keep_blocks: bool) -> Path:
+    target = models / (_slug(source) + ("-blocks" if keep_blocks else ""))
     if target.is_dir():
         return target
     # Only a conversion needs numpy and the package gguf, which take 13 MB of memory in a gateway.
@@ -100,7 +102,7 @@ def _convert_once(source: Path, models: Path, progress: Progress | None) -> Path
     from inference_worker.models.gguf_file import GGUFFile
 
     with GGUFFile(source) as file:
-        return _build_once(target, lambda partial: convert(file, partial, progress))
+        return _build_once(target, lambda partial: convert(file, partial, progress, keep_blocks=keep_blocks))
 
 
 def _with_tokenizer(directory: Path, models: Path) -> Path:

@@ -421,6 +421,7 @@ class Worker:
             long_prefill_token_threshold=limits.long_prefill_token_threshold,
             block_size=spec.block_size or settings.block_size,
             kv_cache_memory=settings.kv_cache_memory if memory is None else memory,
+            kv_cache_dtype=spec.kv_cache_dtype,
             kv_offload_bytes=settings.kv_offload_bytes,
             threads=settings.cpu_threads,
             cpu_kernels=settings.cpu_kernels,

@@ -35,7 +35,8 @@ class AttentionArguments(ctypes.Structure):
 
     _fields_ = _fields(
         pointers="query key value out cache slots table starts lengths parts",
-        sizes="sequences tokens heads kv_heads head_dim block_size table_stride query_stride kv_stride window",
+        sizes="sequences tokens heads kv_heads head_dim block_size table_stride query_stride kv_stride window "
+        "cache_format",
         floats="scale soft_cap",
     )
 

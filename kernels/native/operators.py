@@ -401,6 +401,12 @@ def rotate(library: Library, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tens
     RotationStep(library, cos, sin, x.shape[1], x.shape[2]).apply(x)
 
 
+def int8_block_bytes(kv_heads: int, head_dim: int, block_size: int) -> int:
+    """Return the bytes of a block of one layer in an 8-bit cache: codes, and a scale in bfloat16 for each token and
+    UNIT numbers of a head."""
+    return 2 * kv_heads * block_size * (head_dim + 2 * (head_dim // UNIT))
+
+
 class AttentionStep:
     """The data of a step's attention that all layers share.
 
@@ -409,6 +415,7 @@ class AttentionStep:
         seq_lens: integers [sequences], tokens of each sequence, including the new ones.
         block_table: integers [sequences, max_blocks].
         slot_mapping: integers [tokens].
+        cache_dtype: bfloat16, or int8 for a cache with scales.
     """
 
     def __init__(
@@ -422,6 +429,7 @@ class AttentionStep:
         seq_lens: torch.Tensor,
         block_table: torch.Tensor,
         slot_mapping: torch.Tensor,
+        cache_dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         query_start_loc, seq_lens, block_table, slot_mapping = sizes = [
             x.to(torch.int32).contiguous() for x in (query_start_loc, seq_lens, block_table, slot_mapping)
@@ -447,7 +455,9 @@ class AttentionStep:
             head_dim=head_dim,
             block_size=block_size,
             table_stride=block_table.stride(0),
+            cache_format=_INT8 if cache_dtype == torch.int8 else _BFLOAT16,
         )
+        self._cache_dtype = cache_dtype
 
     def attend(
         self,
@@ -464,7 +474,8 @@ class AttentionStep:
         Args:
             query: [tokens, heads, head_dim]. As key and value, it may be a view with a larger stride of tokens.
             key, value: [tokens, kv_heads, head_dim], with equal strides.
-            cache: [blocks, 2 · kv_heads · block_size · head_dim], finite numbers.
+            cache: [blocks, 2 · kv_heads · block_size · head_dim], finite numbers; in 8 bits, the bytes of
+                `int8_block_bytes` for each block.
             window: tokens that a token attends to, including itself; 0: all.
             soft_cap: scores are limited to ±soft_cap with tanh; 0: no limit.
         """
@@ -475,7 +486,7 @@ class AttentionStep:
             key, value = key.contiguous(), value.contiguous()
         for x in (query, key, value):
             _require(x.dtype == torch.bfloat16 and (x.stride()[1:] == (head_dim, 1)))
-        _require(cache.is_contiguous() and cache.dtype == torch.bfloat16)
+        _require(cache.is_contiguous() and cache.dtype == self._cache_dtype)
         out = query.new_empty(tokens, heads * head_dim)
         arguments = self.arguments
         arguments.query, arguments.key, arguments.value = query.data_ptr(), key.data_ptr(), value.data_ptr()

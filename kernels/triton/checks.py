@@ -41,8 +41,8 @@ def require_cache(query: torch.Tensor, key_cache: torch.Tensor, value_cache: tor
     require_heads("value_cache", value_cache, 4)
     require(key_cache.shape == value_cache.shape, "key_cache and value_cache must have one shape")
     require(key_cache.stride() == value_cache.stride(), "key_cache and value_cache must have the same strides")
-    require_dtype("key_cache", key_cache, query.dtype)
-    require_dtype("value_cache", value_cache, query.dtype)
+    require_dtype("key_cache", key_cache, query.dtype, torch.float8_e4m3fn)
+    require_dtype("value_cache", value_cache, key_cache.dtype)
     heads, head_dim = query.shape[-2:]
     _, block_size, num_kv_heads, cache_dim = key_cache.shape
     require(cache_dim == head_dim, f"the cache's head_dim is {cache_dim}, the query's {head_dim}")

@@ -215,7 +215,7 @@ def paged_decode(
 
     Args:
         query: [num_seqs, num_heads, head_dim]; the row stride is free.
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], dtype of `query`.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], dtype of `query` or float8_e4m3fn.
         block_table: int32 or int64 [num_seqs, max_blocks]: the cache block of each block_size tokens; the rest is not
             read.
         seq_lens: int32 or int64 [num_seqs], in tokens, including the new one; 0 marks a padding row with output 0.

@@ -158,7 +158,7 @@ def paged_prefill(
 
     Args:
         query: [num_tokens, num_heads, head_dim], the sequences' new tokens one after another; the row stride is free.
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], dtype of `query`.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], dtype of `query` or float8_e4m3fn.
         block_table: int32 or int64 [num_seqs, max_blocks]: the cache block of each block_size tokens; the rest is not
             read.
         seq_lens: int32 or int64 [num_seqs], in tokens, including the new ones; at least the number of new ones.

@@ -73,6 +73,16 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: tor
 
 
 @triton.jit
+def _to_element(x: tl.tensor, element: tl.constexpr) -> tl.tensor:
+    """Return numbers in the cache's type. Those beyond the range of 8 bits become its largest number, and NaN stays."""
+    if element == x.dtype:
+        return x
+    wide = x.to(tl.float32)
+    wide = tl.where(wide > 448.0, 448.0, wide)
+    return tl.where(wide < -448.0, -448.0, wide).to(element)
+
+
+@triton.jit
 def _write_cache_kernel(
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
@@ -95,9 +105,9 @@ def _write_cache_kernel(
     if slot >= 0:
         row = slot // block_size * block_stride + slot % block_size * token_stride
         key = tl.load(key_ptr + token * key_stride + column, mask=inside)
-        tl.store(key_cache_ptr + row + column, key, mask=inside)
+        tl.store(key_cache_ptr + row + column, _to_element(key, key_cache_ptr.dtype.element_ty), mask=inside)
         value = tl.load(value_ptr + token * value_stride + column, mask=inside)
-        tl.store(value_cache_ptr + row + column, value, mask=inside)
+        tl.store(value_cache_ptr + row + column, _to_element(value, value_cache_ptr.dtype.element_ty), mask=inside)
 
 
 def write_cache(
@@ -111,7 +121,7 @@ def write_cache(
 
     Args:
         key, value: [num_tokens, num_kv_heads, head_dim]; the row stride is free.
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], dtype of `key`.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], dtype of `key` or float8_e4m3fn.
         slot_mapping: integer [num_tokens]: block × block_size + offset, all different; −1 writes nothing (padding).
 
     Raises:
@@ -125,7 +135,7 @@ def write_cache(
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         require_heads(name, cache, 4)
         require(cache.shape[2:] == key.shape[1:], f"{name} must have the heads of key")
-        require_dtype(name, cache, key.dtype)
+        require_dtype(name, cache, key.dtype, torch.float8_e4m3fn)
     require(key_cache.shape == value_cache.shape, "key_cache and value_cache must have one shape")
     require(key_cache.stride() == value_cache.stride(), "key_cache and value_cache must have the same strides")
     require_dtype("slot_mapping", slot_mapping, torch.int32, torch.int64)

@@ -77,7 +77,8 @@ def attend_tile(
     # int64: a big cache has over 2³¹ elements.
     rows = block.to(tl.int64) * block_stride + (readable % block_size) * token_stride
     dims = tl.arange(0, tile_dim)
-    key = _load_rows(key_ptr + rows[:, None] + dims[None, :], dims, head_dim, tile_dim)
+    # Keys and values in 8 bits are multiplied in the dtype of the query.
+    key = _load_rows(key_ptr + rows[:, None] + dims[None, :], dims, head_dim, tile_dim).to(query.dtype)
     scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
     if soft_cap > 0:
         cap: tl.constexpr = soft_cap * 1.4426950408889634  # scores are in powers of two
@@ -93,7 +94,7 @@ def attend_tile(
         base = tl.where(new_top == float("-inf"), 0.0, new_top)  # −inf − −inf is not a number
     weights = tl.exp2(scores - base[:, None])
     fade = tl.exp2(top - base)
-    value = _load_rows(value_ptr + rows[:, None] + dims[None, :], dims, head_dim, tile_dim)
+    value = _load_rows(value_ptr + rows[:, None] + dims[None, :], dims, head_dim, tile_dim).to(query.dtype)
     acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
     total = total * fade + tl.sum(weights, 1)
     return acc, total, new_top

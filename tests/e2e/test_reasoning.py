@@ -1,4 +1,4 @@
-"""Reasoning through a whole platform: a tiny Qwen3 with random weights, whose reasoning ends by its budget."""
+"""Reasoning through a whole platform: tiny Qwen3 models. One ends its reasoning itself, the other by its budget."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from openai.types.responses import ResponseOutputMessage, ResponseReasoningItem
 
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.conf.environment import read_env_file
-from tests.support.engine.tiny_reasoner import write_reasoner
+from tests.support.engine.tiny_reasoner import write_reasoner, write_scripted_reasoner
 from tests.support.stack import Stack, eventually, running
 
 NAME = "tiny-reasoner"
+THINKER = "tiny-thinker"
+THOUGHT, ANSWER = "Hm:1+2=3.", "Yes"  # each token once
 ROOT = Path(__file__).parents[2]
 HELLO: Any = [{"role": "user", "content": "hello"}]
 GREEDY: Any = {"temperature": 0}
 PRICES = f"""
 from billing import demo_prices
 from billing.actions.prices import do_price_unpriced
-do_price_unpriced(demo_prices.proposal([{NAME!r}]), "tests")
+do_price_unpriced(demo_prices.proposal([{NAME!r}, {THINKER!r}]), "tests")
 """
 
 
@@ -37,11 +39,14 @@ def stack() -> Iterator[Stack]:
     folder = Path(tempfile.mkdtemp(prefix="millrace-reasoning-"))
     folder.chmod(0o711)
     write_reasoner(folder / NAME)
-    with running(folder, MILLRACE_MODELS=f"{NAME}={folder / NAME}?dtype=float32") as stack:
+    write_scripted_reasoner(folder / THINKER, f"{THOUGHT}</think>{ANSWER}<|im_end|>")
+    models = ",".join(f"{name}={folder / name}?dtype=float32" for name in (NAME, THINKER))
+    with running(folder, MILLRACE_MODELS=models) as stack:
         environ = read_env_file(stack.data_dir / "env") | {"MILLRACE_DATA_DIR": str(stack.data_dir)}
         manage = [sys.executable, str(ROOT / "manage.py"), "shell", "--no-imports", "-c", PRICES]
         subprocess.run(manage, env=environ, check=True, timeout=120)
-        eventually(lambda: chat(stack, max_tokens=1))
+        for name in (NAME, THINKER):
+            eventually(lambda name=name: chat(stack, name, max_tokens=1))  # type: ignore[misc]
         yield stack
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -53,11 +58,66 @@ def end_tokens(stack: Stack) -> int:
     return len(tokenizer.encode("\n</think>\n\n", add_special_tokens=False))
 
 
-def chat(stack: Stack, **options: Any) -> Any:
+@pytest.fixture(scope="module")
+def thought_tokens(stack: Stack) -> int:
+    """Return the number of tokens of the thinker's reasoning, with the mark that ends it."""
+    return len(Tokenizer.from_dir(stack.data_dir.parent / THINKER).encode(f"{THOUGHT}</think>"))
+
+
+def chat(stack: Stack, model: str = NAME, **options: Any) -> Any:
     """Return the completion, or the list of a stream's chunks."""
     with stack.client() as client:
-        answer = client.chat.completions.create(model=NAME, messages=HELLO, **{**GREEDY, **options})
+        answer = client.chat.completions.create(model=model, messages=HELLO, **{**GREEDY, **options})
         return list(answer) if options.get("stream") else answer
+
+
+@pytest.mark.parametrize("budget", [None, 1000])
+def test_a_model_ends_its_reasoning(stack: Stack, thought_tokens: int, budget: int | None) -> None:
+    extra: Any = {} if budget is None else {"thinking_token_budget": budget}
+    answer = chat(stack, THINKER, max_tokens=100, extra_body=extra)
+    message, usage = answer.choices[0].message, answer.usage
+    assert (message.reasoning_content, message.content) == (THOUGHT, ANSWER)
+    assert (answer.choices[0].finish_reason, usage.completion_tokens_details.reasoning_tokens) == (
+        "stop",
+        thought_tokens,
+    )
+    assert usage.completion_tokens > thought_tokens
+
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}, "extra_body": extra}
+    chunks = chat(stack, THINKER, max_tokens=100, **options)
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    parts = [(getattr(delta, "reasoning_content", None) or "", delta.content or "") for delta in deltas]
+    assert ("".join(part[0] for part in parts), "".join(part[1] for part in parts)) == (THOUGHT, ANSWER)
+    assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == thought_tokens
+
+
+def test_a_model_that_ends_its_reasoning_has_blocks_and_items(stack: Stack, thought_tokens: int) -> None:
+    options: Any = {"base_url": stack.url, "api_key": stack.key, "max_retries": 0}
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+    body: Any = {"model": THINKER, "messages": HELLO, "max_tokens": 1200, "extra_body": GREEDY}
+    with anthropic.Anthropic(**options) as client:
+        found: Any = client.messages.create(thinking=thinking, **body)
+    assert [block.type for block in found.content] == ["thinking", "text"]
+    assert (found.content[0].thinking, found.content[1].text, found.stop_reason) == (THOUGHT, ANSWER, "end_turn")
+    with stack.client() as client:
+        response: Any = client.responses.create(model=THINKER, input="hello", max_output_tokens=100, **GREEDY)
+    reasoning, message = response.output
+    assert (reasoning.content[0].text, message.content[0].text, response.status) == (THOUGHT, ANSWER, "completed")
+    assert response.usage.output_tokens_details.reasoning_tokens == thought_tokens
+
+
+def test_a_grammar_begins_where_a_model_ends_its_reasoning(stack: Stack, thought_tokens: int) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": {**schema, "additionalProperties": False}},
+    }
+    answer = chat(stack, THINKER, max_tokens=80, response_format=form)
+    message = answer.choices[0].message
+    assert message.reasoning_content == THOUGHT
+    assert isinstance(json.loads(message.content)["ok"], bool)
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens_details.reasoning_tokens == thought_tokens
 
 
 def test_a_budget_ends_the_reasoning_of_a_chat_completion(stack: Stack, end_tokens: int) -> None:

@@ -9,12 +9,13 @@ from django.http import HttpResponse
 from django.template.loader import render_to_string
 from django.urls import path
 
+from frontend.core.gauges import percent
 from frontend.core.page_context import PageContext, operator_page
 from frontend.operator.deployments.forms import DeploymentForm
 from millrace.apps.operations.fit_checks import do_start_fit_check, read_fit_check
 from tenants.actions import ActionRefused
 
-_FIELDS = ("source", "dtype", "quantization", "max_model_len", "kv_cache_memory")
+_FIELDS = ("source", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "kv_cache_memory")
 
 
 @operator_page(methods=("POST",))
@@ -53,9 +54,6 @@ def _view_model(report: dict[str, Any]) -> dict[str, Any]:
     if fit.get("problem"):
         problems.append(fit["problem"])
     values: list[tuple[str, str]] = [("Architecture", checkpoint["architecture"] or "–")]
-    for label, name in (("Weights", "weight_bytes"), ("KV cache", "kv_bytes")):
-        if fit.get(name) is not None:
-            values.append((label, f"{fit[name] / 2**30:.2f} GiB"))
     for label, name, unit in (
         ("Context", "context", "tokens"),
         ("Streams of that context", "streams", ""),
@@ -69,7 +67,24 @@ def _view_model(report: dict[str, Any]) -> dict[str, Any]:
         "problems": problems,
         "values": values,
         "machine": machine.get("name", ""),
+        "memory": _memory(fit, machine),
     }
+
+
+def _memory(fit: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the parts of the free memory: a label, a size, the kind of a color, and the place in percent."""
+    free, parts, used = machine.get("free_bytes"), [], 0
+    if not free or fit.get("weight_bytes") is None:
+        return None
+    for label, name, kind in (("Weights", "weight_bytes", "fill"), ("KV cache", "kv_bytes", "reserved")):
+        if (size := fit.get(name)) is not None:
+            parts.append((label, _gib(size), kind, percent(used, free), percent(min(size, free - used), free)))
+            used = min(used + size, free)
+    return {"parts": parts, "spare": _gib(free - used), "free": _gib(free)}
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def _fragment(ctx: PageContext, **context: Any) -> HttpResponse:

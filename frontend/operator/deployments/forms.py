@@ -24,8 +24,8 @@ _MONO = forms.TextInput(attrs=_NO_AUTOCOMPLETE | {"class": "mono"})
 _SECRET = forms.PasswordInput(attrs={"autocomplete": "off", "spellcheck": "false"})
 # The options of Millrace's engine. An upstream has none of them.
 _OWN_ENGINE = (
-    *("source", "revision", "dtype", "quantization", "kv_cache_memory", "block_size", "speculation", "tool_parser"),
-    "reasoning_parser",
+    *("source", "revision", "dtype", "quantization", "kv_cache_dtype", "kv_cache_memory", "block_size"),
+    *("speculation", "tool_parser", "reasoning_parser"),
 )
 
 
@@ -58,6 +58,13 @@ class DeploymentForm(forms.Form):
         choices=_choices(*get_args(QuantizationName)),
         initial="none",
         help_text="Of the weights when they are loaded",
+    )
+    kv_cache_dtype = forms.ChoiceField(
+        label="KV cache precision",
+        required=False,
+        choices=[("auto", "Precision of the model"), *_choices("int8", "fp8")],
+        initial="auto",
+        help_text="int8 on CPUs, fp8 on GPUs. Fits about twice the tokens",
     )
     max_model_len = forms.IntegerField(
         label="Maximum context", required=False, help_text="Tokens. Leave blank for the model's own maximum"
@@ -113,6 +120,9 @@ class DeploymentForm(forms.Form):
                 raise forms.ValidationError("Enter a pool and its number of replicas, e.g. default=1.")
             pools[name] = int(count)
         return pools
+
+    def clean_kv_cache_dtype(self) -> str:
+        return self.cleaned_data["kv_cache_dtype"] or "auto"
 
     def clean_idle_seconds(self) -> int:
         return self.cleaned_data["idle_seconds"] or 0

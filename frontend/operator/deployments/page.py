@@ -25,8 +25,8 @@ from millrace.apps.operations.models import Deployment
 from millrace.apps.operations.upstream_limits import UpstreamLimits, read_upstream_limits
 from tenants.models import UpstreamCredential
 
-HOUR = timedelta(hours=1)
-RATE_SECONDS = 300
+HOUR, HOUR_MINUTES = timedelta(hours=1), 60
+RATE_MINUTES, TREND_MINUTES = 5, 2  # of the rate, and of a point of its trend
 MIN_FAILING_SHARE = 5  # an upstream is failing if one of this many requests fails
 LABELS: Mapping[DeploymentState, tuple[str, str]] = {  # label and badge
     DeploymentState.READY: ("Ready", "good"),
@@ -54,11 +54,13 @@ FROM request_log_requestrecord WHERE started_at >= %s AND served_model = ANY(%s)
 """
 _TOKENS = """
 WITH seen AS (
-    SELECT model, prompt_tokens + generation_tokens - lag(prompt_tokens + generation_tokens) OVER w AS tokens
+    SELECT model, sampled_at,
+        prompt_tokens + generation_tokens - lag(prompt_tokens + generation_tokens) OVER w AS tokens
     FROM operations_replicasample WHERE sampled_at >= %s
     WINDOW w AS (PARTITION BY replica_id ORDER BY sampled_at)
 )
-SELECT model, coalesce(sum(tokens), 0) FROM seen GROUP BY model
+SELECT model, floor(extract(epoch FROM %s - sampled_at) / 60)::int AS minute, sum(tokens)
+FROM seen WHERE tokens > 0 GROUP BY model, minute
 """
 
 
@@ -75,6 +77,28 @@ def _read_ttft(now: datetime) -> dict[str, int]:
 _TTFT = SharedValue(timedelta(seconds=15), _read_ttft)
 
 
+def _read_tokens(now: datetime) -> dict[str, list[int]]:
+    """Return the tokens of each minute of the last hour by model, the newest minute first. Prompts are included."""
+    found: dict[str, list[int]] = {}
+    with connection.cursor() as cursor:
+        cursor.execute(_TOKENS, [now - HOUR - timedelta(minutes=1), now])
+        for model, minute, tokens in cursor.fetchall():
+            if 0 <= minute < HOUR_MINUTES:
+                found.setdefault(model, [0] * HOUR_MINUTES)[minute] = int(tokens)
+    return found
+
+
+_TOKENS_BY_MINUTE = SharedValue(timedelta(seconds=15), _read_tokens)
+
+
+def _read_costs(now: datetime) -> dict[str, ModelCost]:
+    """Return the costs of the last 24 hours by model."""
+    return {cost.model: cost for cost in costs(now - 24 * HOUR, now)}
+
+
+_COSTS = SharedValue(timedelta(seconds=15), _read_costs)
+
+
 def statuses(ctx: PageContext) -> list[DeploymentStatus]:
     """Return the deployments with their states, computed once for all panels."""
     return ctx.once("deployments", _statuses)
@@ -88,13 +112,13 @@ def stats(ctx: PageContext) -> dict[str, Any]:
         for state in DeploymentState
         if state != DeploymentState.READY and state in states
     ]
-    spent = _costs(ctx)
+    spent = _COSTS.get(ctx.now)
     known = [cost for cost in spent.values() if cost.cost is not None]
     below = [name for name, cost in spent.items() if _is_below_cost(cost)]
     return {
         "ready_of": f"{states.count(DeploymentState.READY)} of {len(found)}",
         "not_ready": ", ".join(not_ready),
-        "tokens": sum(_token_rates(ctx).values()),
+        "tokens": sum(map(_rate, _TOKENS_BY_MINUTE.get(ctx.now).values())),
         "running": sum(status.running for status in found),
         "cost": Money(sum(cost.cost or 0 for cost in known)) if known else None,
         "below": below,
@@ -103,14 +127,15 @@ def stats(ctx: PageContext) -> dict[str, Any]:
 
 
 def deployments(ctx: PageContext) -> dict[str, Any]:
-    rates, spent, ttft = _token_rates(ctx), _costs(ctx), _TTFT.get(ctx.now)
+    tokens, spent, ttft = _TOKENS_BY_MINUTE.get(ctx.now), _COSTS.get(ctx.now), _TTFT.get(ctx.now)
     typed, chosen = text_param(ctx, "q").casefold(), ctx.query.get("state", "")
     found = [status for status in statuses(ctx) if _is_shown(status, typed, chosen)]
     unpriced = unpriced_names(status.deployment.name for status in found)
     rows = [
         _row(status, spent.get(status.deployment.name))
         | {
-            "rate": rates.get(status.deployment.name, 0),
+            "rate": _rate(tokens.get(status.deployment.name, [])),
+            "trend": _trend(tokens.get(status.deployment.name, [])),
             "ttft_ms": ttft.get(status.deployment.name),
             "is_unpriced": status.deployment.name in unpriced,
         }
@@ -236,17 +261,13 @@ def board_or_none() -> FleetStatus | None:
         return None
 
 
-def _costs(ctx: PageContext) -> dict[str, ModelCost]:
-    """Return the costs of the last 24 hours by model."""
-    return ctx.once("deployment-costs", lambda: {cost.model: cost for cost in costs(ctx.now - 24 * HOUR, ctx.now)})
+def _rate(tokens: Sequence[int]) -> int:
+    """Return the tokens per second of the last minutes."""
+    return sum(tokens[:RATE_MINUTES]) // (60 * RATE_MINUTES)
 
 
-def _token_rates(ctx: PageContext) -> dict[str, int]:
-    """Return the tokens per second of the last minutes by model, prompts and completions together."""
-
-    def read() -> dict[str, int]:
-        with connection.cursor() as cursor:
-            cursor.execute(_TOKENS, [ctx.now - timedelta(seconds=RATE_SECONDS + 60)])
-            return {model: int(tokens) // RATE_SECONDS for model, tokens in cursor.fetchall()}
-
-    return ctx.once("deployment-rates", read)
+def _trend(tokens: Sequence[int]) -> list[int]:
+    """Return the tokens per second over the last hour, the oldest first. The current minute, which has not ended, is
+    not included."""
+    starts = range(1, len(tokens) - TREND_MINUTES + 1, TREND_MINUTES)
+    return [sum(tokens[start : start + TREND_MINUTES]) // (60 * TREND_MINUTES) for start in reversed(starts)]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from inference_worker.contract.config import KVCacheDTypeName
 from kernels import reference
 from kernels.native.operators import LayerAttention
 
@@ -51,6 +52,7 @@ class CacheShape:
     dtype: torch.dtype
     device: torch.device
     places: tuple[int, ...] = ()  # empty: layer i has place i
+    kv_dtype: KVCacheDTypeName = "auto"  # of the stored keys and values; auto: dtype
 
     def by_layer(self, pages: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the entry of `pages` for each layer, from those of the places."""
@@ -119,20 +121,47 @@ class ReferenceBackend(AttentionBackend):
     def __init__(self, shape: CacheShape, num_heads: int, specs: Sequence[AttentionSpec]) -> None:
         super().__init__(shape, num_heads, specs)
         pages = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self._keys = torch.zeros(pages, dtype=shape.dtype, device=shape.device)
-        self._values = torch.zeros_like(self._keys)
-        self.key_cache, self.value_cache = shape.by_layer(self._keys.unbind(0)), shape.by_layer(self._values.unbind(0))
+        dtype = {"auto": shape.dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[shape.kv_dtype]
+        keys = torch.zeros(pages, dtype=torch.uint8 if shape.kv_dtype == "fp8" else dtype, device=shape.device)
+        self._parts = [keys, torch.zeros_like(keys)]  # of keys and of values
+        if shape.kv_dtype == "int8":  # and of the scales of both
+            scales = keys.new_zeros(*pages[:-1], shape.head_dim // reference.KV_GROUP, dtype=torch.bfloat16)
+            self._parts += [scales, torch.zeros_like(scales)]
+        self._caches = [shape.by_layer(part.unbind(0)) for part in self._parts]
 
     def pages(self) -> list[torch.Tensor]:
-        return [self._keys.transpose(0, 1), self._values.transpose(0, 1)]
+        return [part.transpose(0, 1) for part in self._parts]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: StepMetadata
     ) -> torch.Tensor:
-        keys, values, spec = self.key_cache[layer], self.value_cache[layer], self.specs[layer]
-        reference.write_cache(key, value, keys, values, metadata.slot_mapping)
+        caches, spec = [cache[layer] for cache in self._caches], self.specs[layer]
+        table = metadata.block_table
+        if self.shape.kv_dtype == "auto":
+            keys, values = caches
+            reference.write_cache(key, value, keys, values, metadata.slot_mapping)
+        else:
+            blocks, table = torch.unique(table, return_inverse=True)
+            keys, values = self._write_and_convert(caches, key, value, metadata.slot_mapping, blocks.long())
         out = reference.paged_attention(
-            query, keys, values, metadata.block_table, metadata.seq_lens, metadata.query_start_loc,
+            query, keys, values, table, metadata.seq_lens, metadata.query_start_loc,
             spec.scale, window=spec.window, soft_cap=spec.soft_cap,
         )  # fmt: skip
         return out.flatten(1)
+
+    def _write_and_convert(
+        self, caches: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor,
+        blocks: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """Write keys and values in 8 bits, and return those of the blocks in the dtype."""
+        dtype = self.shape.dtype
+        if self.shape.kv_dtype == "fp8":
+            stored = [reference.to_fp8(each).view(torch.uint8) for each in (key, value)]
+            reference.write_cache(*stored, caches[0], caches[1], slots)
+            found = [cache[blocks].view(torch.float8_e4m3fn).to(dtype) for cache in caches]
+            return found[0], found[1]
+        (key, key_scales), (value, value_scales) = reference.quantize_kv(key), reference.quantize_kv(value)
+        reference.write_cache(key, value, caches[0], caches[1], slots)
+        reference.write_cache(key_scales, value_scales, caches[2], caches[3], slots)
+        chosen = [cache[blocks] for cache in caches]
+        return tuple(reference.dequantize_kv(chosen[i], chosen[i + 2], dtype) for i in range(2))  # type: ignore[return-value]

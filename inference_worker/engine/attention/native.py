@@ -22,8 +22,11 @@ class NativeBackend(AttentionBackend):
             raise ValueError("attention backend native needs a C compiler; install one or set attention to auto")
         library.set_threads(torch.get_num_threads())
         self._library = library
-        numbers = 2 * shape.num_kv_heads * shape.block_size * shape.head_dim
-        pages = library.memory.empty(shape.num_layers, shape.num_blocks, numbers, dtype=shape.dtype)
+        numbers, self._dtype = 2 * shape.num_kv_heads * shape.block_size * shape.head_dim, shape.dtype
+        if shape.kv_dtype == "int8":
+            numbers = operators.int8_block_bytes(shape.num_kv_heads, shape.head_dim, shape.block_size)
+            self._dtype = torch.int8
+        pages = library.memory.empty(shape.num_layers, shape.num_blocks, numbers, dtype=self._dtype)
         self._pages = list(pages.zero_().unbind(0))
         self._cache = shape.by_layer(self._pages)
 
@@ -34,7 +37,7 @@ class NativeBackend(AttentionBackend):
         shape = self.shape
         metadata.plan = operators.AttentionStep(
             self._library, self.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size,
-            metadata.query_start_loc, metadata.seq_lens, metadata.block_table, metadata.slot_mapping,
+            metadata.query_start_loc, metadata.seq_lens, metadata.block_table, metadata.slot_mapping, self._dtype,
         )  # fmt: skip
 
     def attend(
@@ -53,6 +56,8 @@ def find_native_limit(shape: CacheShape) -> str:
     """Return the property of a cache that the backend does not support, or an empty text."""
     if shape.device.type != "cpu" or shape.dtype != torch.bfloat16:
         return f"{shape.dtype} on {shape.device.type}"
+    if shape.kv_dtype == "fp8":
+        return "a KV cache in fp8"
     if shape.head_dim % operators.UNIT or shape.head_dim > operators.MAX_HEAD_DIM:
         return f"head_dim {shape.head_dim}"
     return f"block_size {shape.block_size}" if shape.block_size % operators.UNIT else ""

@@ -17,6 +17,7 @@ from inference_worker.engine.attention.batch_invariant import InvariantBackend
 from inference_worker.engine.attention.cpu import CpuBackend
 from inference_worker.engine.attention.native import NativeBackend, find_native_limit
 from inference_worker.engine.attention.self_check import BackendFactory, BackendMismatchError, check_backend
+from kernels.reference import KV_GROUP
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ def _triton(shape: CacheShape, num_heads: int, specs: Sequence[AttentionSpec]) -
 
 
 def _triton_limit(shape: CacheShape, _specs: Sequence[AttentionSpec]) -> str:
+    if shape.kv_dtype == "int8":
+        return _kv_limit(shape)
     if shape.head_dim % 16 or shape.head_dim > 256:
         return f"head_dim {shape.head_dim}"
     if shape.block_size & (shape.block_size - 1):
@@ -44,14 +47,23 @@ def _triton_limit(shape: CacheShape, _specs: Sequence[AttentionSpec]) -> str:
 
 
 def _cpu_limit(shape: CacheShape, _specs: Sequence[AttentionSpec]) -> str:
-    return "" if shape.device.type == "cpu" else f"device {shape.device.type}"
+    return _kv_limit(shape) if shape.device.type == "cpu" else f"device {shape.device.type}"
+
+
+def _kv_limit(shape: CacheShape) -> str:
+    return "" if shape.kv_dtype == "auto" else f"a KV cache in {shape.kv_dtype}"
+
+
+def _reference_limit(shape: CacheShape, _specs: Sequence[AttentionSpec]) -> str:
+    is_whole = shape.kv_dtype != "int8" or shape.head_dim % KV_GROUP == 0
+    return "" if is_whole else f"a KV cache in int8 with head_dim {shape.head_dim}"
 
 
 BACKENDS: dict[str, BackendEntry] = {
     "cpu": BackendEntry(CpuBackend, _cpu_limit),
-    "invariant": BackendEntry(InvariantBackend),
+    "invariant": BackendEntry(InvariantBackend, lambda shape, _specs: _kv_limit(shape)),
     "native": BackendEntry(NativeBackend, lambda shape, _specs: find_native_limit(shape)),
-    "reference": BackendEntry(ReferenceBackend),
+    "reference": BackendEntry(ReferenceBackend, _reference_limit),
     "triton": BackendEntry(_triton, _triton_limit),
 }
 _DEFAULTS = {"cpu": "cpu", "cuda": "triton"}  # by the type of the cache's device
@@ -80,10 +92,11 @@ def make_backend(
         choice = _choose(_DEFAULTS.get(shape.device.type, "reference"), shape, num_heads, specs)
     elif name not in BACKENDS:
         raise ValueError(f"attention backend {name!r} is not known; want one of {', '.join(sorted(BACKENDS))}")
-    elif limit := BACKENDS[name].find_limit(shape, specs):
-        raise ValueError(f"attention backend {name} does not support {limit}; set attention to auto")
     else:
         choice = BackendChoice(name)
+    if limit := BACKENDS[choice.name].find_limit(shape, specs):
+        option = "kv_cache_dtype" if "KV cache" in limit else "attention"
+        raise ValueError(f"attention backend {choice.name} does not support {limit}; set {option} to auto")
     log.info("attention backend: %s", choice.name)
     return BACKENDS[choice.name].make(shape, num_heads, specs), choice
 

@@ -25,9 +25,12 @@ class TritonBackend(AttentionBackend):
     def __init__(self, shape: CacheShape, num_heads: int, specs: Sequence[AttentionSpec]) -> None:
         super().__init__(shape, num_heads, specs)
         pages = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self._keys = torch.zeros(pages, dtype=shape.dtype, device=shape.device)
+        is_fp8 = shape.kv_dtype == "fp8"  # stored as bytes: PyTorch does not copy blocks of this type
+        self._keys = torch.zeros(pages, dtype=torch.uint8 if is_fp8 else shape.dtype, device=shape.device)
         self._values = torch.zeros_like(self._keys)
-        self.key_cache, self.value_cache = shape.by_layer(self._keys.unbind(0)), shape.by_layer(self._values.unbind(0))
+        dtype = torch.float8_e4m3fn if is_fp8 else shape.dtype
+        self.key_cache = shape.by_layer(self._keys.view(dtype).unbind(0))
+        self.value_cache = shape.by_layer(self._values.view(dtype).unbind(0))
         cuda = shape.device.type == "cuda"
         self._num_sms = torch.cuda.get_device_properties(shape.device).multi_processor_count if cuda else 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from inference_worker.contract.config import CheckpointFormat, ModelError, QuantizationName
-from inference_worker.engine.quantization import awq, compressed_tensors, fp8, gptq
+from inference_worker.engine.quantization import awq, compressed_tensors, fp8, gguf, gptq
 from inference_worker.engine.quantization.quantize import quantize
 from inference_worker.engine.quantization.weights import Weight, dequantize
 from inference_worker.models.loader import Progress, Weights
@@ -20,6 +20,7 @@ _FORMATS: dict[str, tuple[Loader, tuple[str, ...]]] = {
     "gptq": (gptq.load, (gptq.MARK,)),
     "compressed-tensors": (compressed_tensors.load, (compressed_tensors.MARK,)),
     "fp8": (fp8.load, (fp8.MARK, "weight_scale")),
+    "gguf": (gguf.load, gguf.MARKS),
 }
 _WEIGHT = ".weight"
 
@@ -44,6 +45,10 @@ class LinearWeights(Weights):
         quantization: QuantizationName = "none",
         progress: Progress | None = None,
     ) -> None:
+        if quantization == "gguf":
+            if form is None or form.name != "gguf":
+                raise ModelError(f"{directory}: is not converted from a .gguf file: set quantization to none")
+            quantization = "none"
         if form is not None and quantization != "none":
             raise ModelError(f"{directory}: is already quantized ({form.name}): set quantization to none")
         super().__init__(directory, dtype, device, progress)

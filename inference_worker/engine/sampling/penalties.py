@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from inference_worker.contract.request import SamplingParams
@@ -34,6 +35,11 @@ class PenaltyRow:
     epoch: int
 
 
+def is_host(device: torch.device) -> bool:
+    """Return whether Python can read the tensors of `device` without waiting for it."""
+    return device.type == "cpu"
+
+
 class Penalties:
     """The tokens of all penalized sequences. A sampled token is added on the device, before the host knows it.
 
@@ -43,6 +49,7 @@ class Penalties:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab, self._device = vocab_size, device
+        self._is_host = is_host(device)
         self._rows: dict[EngineSequence, PenaltyRow] = {}
         self._free: list[int] = []
         self._history = torch.zeros(0, _MIN_WIDTH, dtype=torch.int64, device=device)
@@ -59,6 +66,45 @@ class Penalties:
     def add(self, rows: Sequence[tuple[int, PenaltyRow]], chosen: torch.Tensor) -> None:
         """Add the chosen tokens, int64 [batch], to the histories of these rows. Each has its index in the batch."""
         self._widen(max(row.length for _, row in rows) + 1)
+        if self._is_host:
+            self._add_on_host(rows, chosen)
+        else:
+            self._add_on_device(rows, chosen)
+        for _, row in rows:
+            row.length += 1
+            row.num_outputs += 1
+
+    def apply(self, scores: torch.Tensor, rows: Sequence[tuple[int, PenaltyRow, SamplingParams]]) -> None:
+        """Penalize the tokens of the histories in `scores`, float32 [batch, vocab] and contiguous, in place."""
+        if self._is_host:
+            self._apply_on_host(scores.numpy(), rows)
+        else:
+            self._apply_on_device(scores, rows)
+
+    def _add_on_host(self, rows: Sequence[tuple[int, PenaltyRow]], chosen: torch.Tensor) -> None:
+        history, counts, tokens = self._history.numpy(), self._counts.numpy(), chosen.tolist()
+        for place, row in rows:
+            history[row.index, row.length] = tokens[place]
+            counts[row.index, tokens[place]] += 1
+
+    def _apply_on_host(
+        self, scores: npt.NDArray[np.float32], rows: Sequence[tuple[int, PenaltyRow, SamplingParams]]
+    ) -> None:
+        """Penalize row by row: on the CPU, an operation on all rows costs more than numpy's operations on some."""
+        history, all_counts = self._history.numpy(), self._counts.numpy()
+        for place, row, params in rows:
+            tokens, line = history[row.index, : row.length], scores[place]
+            logits = line[tokens]
+            if params.repetition_penalty != 1.0:
+                divisor = np.float32(params.repetition_penalty)
+                logits = np.where(logits > 0, logits / divisor, logits * divisor)
+            if params.presence_penalty or params.frequency_penalty:
+                counts = all_counts[row.index][tokens].astype(np.float32)
+                frequency, presence = np.float32(params.frequency_penalty), np.float32(params.presence_penalty)
+                logits -= frequency * counts + presence * (counts > 0)
+            line[tokens] = logits
+
+    def _add_on_device(self, rows: Sequence[tuple[int, PenaltyRow]], chosen: torch.Tensor) -> None:
         places = np.array([index for index, _ in rows])
         starts = np.array([row.index * self._vocab for _, row in rows])
         ends = np.array([row.index * self._history.shape[1] + row.length for _, row in rows])
@@ -67,12 +113,9 @@ class Penalties:
         self._history.view(-1).index_copy_(0, ends_, tokens)
         counts = self._counts.view(-1)
         counts.index_add_(0, tokens + starts_, torch.ones_like(tokens, dtype=torch.int32))
-        for _, row in rows:
-            row.length += 1
-            row.num_outputs += 1
 
-    def apply(self, scores: torch.Tensor, rows: Sequence[tuple[int, PenaltyRow, SamplingParams]]) -> None:
-        """Penalize the tokens of the histories in `scores`, float32 [batch, vocab] and contiguous, in place."""
+    def _apply_on_device(self, scores: torch.Tensor, rows: Sequence[tuple[int, PenaltyRow, SamplingParams]]) -> None:
+        """Penalize all rows together, by operations that do not wait for the device."""
         lengths = np.array([row.length for _, row, _ in rows])
         total = int(lengths.sum())
         if not total:

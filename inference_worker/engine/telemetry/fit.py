@@ -11,12 +11,19 @@ from inference_worker.contract.config import (
     DEFAULT_KV_SHARE,
     PROFILES,
     EngineConfig,
+    KVCacheDTypeName,
     ModelConfig,
     ProfileName,
     QuantizationName,
 )
 from inference_worker.engine.telemetry.roofline import BatchShape, Peaks, Roofline
-from inference_worker.engine.telemetry.sizing import MIN_FREE_BYTES, KVMemoryError, kv_cache_bytes, size_kv_cache
+from inference_worker.engine.telemetry.sizing import (
+    MIN_FREE_BYTES,
+    KVMemoryError,
+    kv_cache_bytes,
+    kv_number_bytes,
+    size_kv_cache,
+)
 from inference_worker.models.inspection import CheckpointReport
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -69,6 +76,7 @@ def estimate_fit(
     block_size: int = 32,
     profile: ProfileName = "balanced",
     quantization: QuantizationName = "none",
+    kv_dtype: KVCacheDTypeName = "auto",
 ) -> ModelFit:
     """Return the fit of a supported checkpoint.
 
@@ -77,6 +85,7 @@ def estimate_fit(
         kv_memory: bytes of the KV cache, or its share of the memory that is free beside the weights; None: the default.
         profile: the engine's profile, which limits the streams of a step.
         quantization: of the weights when they are loaded.
+        kv_dtype: of the keys and values in the KV cache.
 
     Raises:
         ValueError: the checkpoint is not supported or cannot be quantized, or the context exceeds the model's maximum.
@@ -96,20 +105,22 @@ def estimate_fit(
         return replace(fit, problem=f"{text} machine or a smaller dtype")
     if not isinstance(report.config, ModelConfig):
         return fit
-    token_bytes = report.config.kv_values_per_token * value_bytes
+    kv_bytes = kv_number_bytes(kv_dtype, value_bytes)
+    token_bytes = int(report.config.kv_values_per_token * kv_bytes)
     fit = replace(fit, kv_token_bytes=token_bytes)
     if kv_memory is None:
         kv_memory = DEFAULT_KV_SHARE if device.device == "cuda" else DEFAULT_KV_BYTES
     engine = EngineConfig(model_dir=Path(), block_size=block_size)
     try:
         num_bytes = kv_cache_bytes(kv_memory, device.free_bytes - fit.weight_bytes, device.device)
-        sizing = size_kv_cache(engine, report.config, context, value_bytes, num_bytes)
+        sizing = size_kv_cache(engine, report.config, context, kv_bytes, num_bytes)
     except KVMemoryError as exc:
         return replace(fit, problem=str(exc))
     fit = replace(fit, kv_bytes=sizing.num_bytes, kv_tokens=sizing.num_tokens, streams=sizing.longest_requests)
     return _with_rates(
-        fit, report.config, device.peaks, PROFILES[profile].max_num_seqs, is_packed=bool(report.packed_bytes or saved)
-    )
+        fit, report.config, device.peaks, PROFILES[profile].max_num_seqs, kv_bytes,
+        is_packed=bool(report.packed_bytes or saved),
+    )  # fmt: skip
 
 
 def _saved_bytes(report: CheckpointReport, device: ComputeDevice, quantization: QuantizationName) -> int:
@@ -124,10 +135,15 @@ def _saved_bytes(report: CheckpointReport, device: ComputeDevice, quantization: 
         return 0
     if isinstance(config, ModelConfig) and config.checkpoint_format is not None:
         raise ValueError(f"{report.path}: is already quantized ({report.quantization}): set quantization to none")
+    is_native = (device.device, device.dtype) == ("cpu", "bfloat16")
+    if quantization == "gguf":
+        if report.format != "gguf":
+            raise ValueError(f"{report.path}: is not a .gguf file: set quantization to none")
+        return report.kept_values * DTYPE_BYTES[device.dtype] - report.kept_bytes if is_native else 0
     if quantization == "fp8":
         stored = 1.0 if device.device == "cuda" else float(DTYPE_BYTES[device.dtype])
     else:
-        is_kept = quantization == "int8" or (device.device, device.dtype) == ("cpu", "bfloat16")
+        is_kept = quantization == "int8" or is_native
         stored = QUANTIZED_BYTES[quantization] if is_kept else float(DTYPE_BYTES[device.dtype])
     has_head = isinstance(config, ModelConfig) and not config.tie_word_embeddings
     plain = config.vocab_size * config.hidden_size * (2 if has_head else 1)
@@ -135,13 +151,13 @@ def _saved_bytes(report: CheckpointReport, device: ComputeDevice, quantization: 
 
 
 def _with_rates(
-    fit: ModelFit, config: ModelConfig, peaks: Peaks | None, max_num_seqs: int, *, is_packed: bool
+    fit: ModelFit, config: ModelConfig, peaks: Peaks | None, max_num_seqs: int, kv_bytes: float, *, is_packed: bool
 ) -> ModelFit:
     """Return the fit with the rates of the roofline. The streams of a step have half of their context on average."""
     if peaks is None or not fit.streams:
         return fit
     value_bytes = DTYPE_BYTES[fit.dtype]
-    roofline = Roofline.of(config, weight_bytes=value_bytes, kv_value_bytes=value_bytes, peaks=peaks)
+    roofline = Roofline.of(config, weight_bytes=value_bytes, kv_value_bytes=kv_bytes, peaks=peaks)
     if is_packed and config.moe is None:
         parameters = roofline.layer_parameters + roofline.head_parameters
         roofline = replace(roofline, weight_bytes=fit.weight_bytes / parameters)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inference_worker.contract.config import MAX_DRAFTING_SEQUENCES, EngineConfig, ModelConfig
+from inference_worker.contract.config import MAX_DRAFTING_SEQUENCES, EngineConfig, KVCacheDTypeName, ModelConfig
 from inference_worker.engine.kv_cache.layer_groups import BlockDemand, group_layers
 
 # A request of median length, of the Azure conversation trace of 2023: Patel et al., "Splitwise: Efficient Generative
 # LLM Inference Using Phase Splitting", ISCA 2024.
 MEDIAN_PROMPT_TOKENS, MEDIAN_OUTPUT_TOKENS = 1020, 129
 
+KV_SCALE_GROUP = 32  # numbers of a head that share a scale of 2 bytes in int8
 MIN_FREE_BYTES = 256 << 20  # of the machine's memory beside a KV cache on the CPU
 MAX_CPU_SHARE_BYTES = 64 << 30  # a larger KV cache on the CPU must be configured in bytes
 
@@ -83,8 +84,13 @@ def kv_cache_bytes(memory: int | float, free_bytes: int, device: str) -> int:
     return share if device == "cuda" else min(share, MAX_CPU_SHARE_BYTES)
 
 
+def kv_number_bytes(kv_dtype: KVCacheDTypeName, dtype_bytes: int) -> float:
+    """Return the bytes of a number in the KV cache, with its part of a scale, if those of the dtype are given."""
+    return {"auto": float(dtype_bytes), "int8": 1 + 2 / KV_SCALE_GROUP, "fp8": 1.0}[kv_dtype]
+
+
 def size_kv_cache(
-    config: EngineConfig, model: ModelConfig, max_model_len: int, value_bytes: int, num_bytes: int
+    config: EngineConfig, model: ModelConfig, max_model_len: int, value_bytes: float, num_bytes: int
 ) -> KVSizing:
     """Return the KV cache of `num_bytes`, where a number takes `value_bytes`. A configured number of blocks takes
     precedence and is not checked.
@@ -92,7 +98,7 @@ def size_kv_cache(
     Raises:
         KVMemoryError: `num_bytes` are too few for one request of `max_model_len` tokens.
     """
-    token_bytes = model.kv_values_per_token * value_bytes
+    token_bytes = int(model.kv_values_per_token * value_bytes)
     groups = group_layers(model.windows, model.num_layers, max_model_len)
     block_bytes = token_bytes // model.num_layers * groups.layers_per_block * config.block_size
     demand = BlockDemand(config.block_size, groups.windows, config.max_tokens_in_flight)
@@ -113,13 +119,13 @@ def size_kv_cache(
 
 
 def draft_kv_bytes(
-    model: ModelConfig, draft: ModelConfig, block_size: int, max_model_len: int, value_bytes: int, num_bytes: int
+    model: ModelConfig, draft: ModelConfig, block_size: int, max_model_len: int, value_bytes: float, num_bytes: int
 ) -> int:
     """Return the part of the KV cache's `num_bytes` for a draft model.
 
     It has as many tokens as the model's part, and at most those of the longest requests with drafts in one step.
     """
-    own, other = model.kv_values_per_token * value_bytes, draft.kv_values_per_token * value_bytes
+    own, other = (int(each.kv_values_per_token * value_bytes) for each in (model, draft))
     num_tokens = min(num_bytes // (own + other), MAX_DRAFTING_SEQUENCES * max_model_len)
     return -(-num_tokens // block_size) * block_size * other
 

@@ -871,6 +871,8 @@ static void write_part(const void *data, int64_t part)
     }
 }
 
+#include "cache_int8.h"
+
 struct running { /* the softmax of one row so far */
     float top, total;
 };
@@ -946,9 +948,14 @@ INLINE int64_t find_sequence(const int32_t *parts, int64_t sequences, int64_t pa
     return low;
 }
 
-static void attention_part(const void *data, int64_t part)
+INLINE const int8_t *int8_page_of(const struct attention *a, int64_t block, int64_t is_value, int64_t head)
 {
-    const struct attention *a = data;
+    int64_t page = int8_page(a->block_size, a->head_dim);
+    return (const int8_t *)a->cache + ((block * 2 + is_value) * a->kv_heads + head) * page;
+}
+
+INLINE void compute_attention_part(const struct attention *a, int64_t part, const int is_int8)
+{
     int64_t low = find_sequence(a->parts, a->sequences, part);
     int64_t share = a->heads / a->kv_heads, width = round_up(a->head_dim, 32), page = a->block_size * width;
     int64_t head = (part - a->parts[low]) % a->kv_heads;
@@ -961,6 +968,7 @@ static void attention_part(const void *data, int64_t part)
     _Alignas(64) bf16 weights[ROWS * KEYS];
     _Alignas(64) float scores[ROWS * KEYS];
     _Alignas(64) float sums[ROWS * MAX_HEAD_DIM];
+    _Alignas(64) bf16 unpacked[32 * MAX_HEAD_DIM]; /* of an 8-bit cache */
     struct running states[ROWS];
     for (int64_t r = 0; r < rows; r++) {
         int64_t token = start + (first + r) / share, query_head = head * share + (first + r) % share;
@@ -976,18 +984,30 @@ static void attention_part(const void *data, int64_t part)
         int64_t count = smaller(KEYS, round_up(last_position + 1 - begin, 32));
         for (int64_t i = 0; i < count; i += 32) {
             int64_t key = begin + i;
-            const bf16 *keys = a->cache + (table[key / a->block_size] * 2 * a->kv_heads + head) * page;
-            if (!i)
-                prefetch(values_of(a, table, key, head), 1, 0, 32 * width);
-            int64_t next = key + 32;
-            if (next <= last_position) {
-                const bf16 *after = a->cache + (table[next / a->block_size] * 2 * a->kv_heads + head) * page;
-                prefetch(after + next % a->block_size * 2, width / 2, a->block_size * 2, 64);
+            struct tile tile = {.a = query, .a_stride = width, .c = scores + i, .c_stride = KEYS, .pairs = width / 2};
+            tile.b_half = 32;
+            if (is_int8) {
+                const int8_t *codes_page = int8_page_of(a, table[key / a->block_size], 0, head);
+                if (!i)
+                    prefetch_int8(int8_page_of(a, table[key / a->block_size], 1, head), width, key % a->block_size);
+                int64_t next = key + 32;
+                if (next <= last_position)
+                    prefetch_int8(int8_page_of(a, table[next / a->block_size], 0, head), width, next % a->block_size);
+                unpack_int8_keys(codes_page, a->block_size, width, key % a->block_size, unpacked);
+                tile.b = unpacked;
+                tile.b_stride = 64;
+            } else {
+                const bf16 *keys = a->cache + (table[key / a->block_size] * 2 * a->kv_heads + head) * page;
+                if (!i)
+                    prefetch(values_of(a, table, key, head), 1, 0, 32 * width);
+                int64_t next = key + 32;
+                if (next <= last_position) {
+                    const bf16 *after = a->cache + (table[next / a->block_size] * 2 * a->kv_heads + head) * page;
+                    prefetch(after + next % a->block_size * 2, width / 2, a->block_size * 2, 64);
+                }
+                tile.b = keys + key % a->block_size * 2;
+                tile.b_stride = a->block_size * 2;
             }
-            struct tile tile = {
-                .a = query, .a_stride = width, .b = keys + key % a->block_size * 2, .b_stride = a->block_size * 2,
-                .b_half = 32, .c = scores + i, .c_stride = KEYS, .pairs = width / 2,
-            };
             multiply(tile, rows, 0);
         }
         for (int64_t r = 0; r < rows; r++) {
@@ -1002,9 +1022,19 @@ static void attention_part(const void *data, int64_t part)
                     store(sums + r * width + i, load(sums + r * width + i) * shrink);
         }
         for (int64_t i = 0; i < count; i += 32) {
-            const bf16 *values = values_of(a, table, begin + i, head);
-            if (i + 32 < count)
-                prefetch(values_of(a, table, begin + i + 32, head), 1, 0, 32 * width);
+            int64_t key = begin + i;
+            const bf16 *values = unpacked;
+            if (is_int8) {
+                const int8_t *codes_page = int8_page_of(a, table[key / a->block_size], 1, head);
+                int64_t next = key + 32;
+                if (i + 32 < count)
+                    prefetch_int8(int8_page_of(a, table[next / a->block_size], 1, head), width, next % a->block_size);
+                unpack_int8_values(codes_page, a->block_size, width, key % a->block_size, unpacked);
+            } else {
+                values = values_of(a, table, key, head);
+                if (i + 32 < count)
+                    prefetch(values_of(a, table, key + 32, head), 1, 0, 32 * width);
+            }
             for (int64_t column = 0; column < width; column += COLUMNS) {
                 struct tile tile = {
                     .a = weights + i, .a_stride = KEYS, .b_stride = width * 2, .b_half = 32,
@@ -1025,10 +1055,21 @@ static void attention_part(const void *data, int64_t part)
     }
 }
 
+static void attention_part(const void *data, int64_t part)
+{
+    compute_attention_part(data, part, 0);
+}
+
+static void int8_attention_part(const void *data, int64_t part)
+{
+    compute_attention_part(data, part, 1);
+}
+
 static void compute_attention(const struct attention *a)
 {
-    run_parts(write_part, a, (a->tokens + ROWS_PER_PART - 1) / ROWS_PER_PART);
-    run_parts(attention_part, a, a->parts[a->sequences]);
+    int is_int8 = a->cache_format == INT8;
+    run_parts(is_int8 ? write_int8_part : write_part, a, (a->tokens + ROWS_PER_PART - 1) / ROWS_PER_PART);
+    run_parts(is_int8 ? int8_attention_part : attention_part, a, a->parts[a->sequences]);
 }
 
 /* Attention without a cache. */

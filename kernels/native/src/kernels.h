@@ -44,7 +44,7 @@ struct attention {
     const bf16 *key;   /* [tokens, kv_heads, head_dim]; tokens are kv_stride apart */
     const bf16 *value;
     bf16 *out;            /* [tokens, heads, head_dim] */
-    bf16 *cache;          /* one layer: [blocks, 2, kv_heads, block_size * head_dim] */
+    bf16 *cache;          /* one layer: [blocks, 2, kv_heads, block_size * head_dim]; INT8: see cache_int8.h */
     const int32_t *slots; /* [tokens] */
     const int32_t *table; /* [sequences, table_stride] */
     const int32_t *starts;  /* [sequences + 1]: first token of each sequence */
@@ -53,6 +53,7 @@ struct attention {
     int64_t sequences, tokens, heads, kv_heads, head_dim, block_size;
     int64_t table_stride, query_stride, kv_stride;
     int64_t window; /* tokens that a token attends to, including itself; 0: all */
+    int64_t cache_format; /* BFLOAT16 or INT8 */
     float scale, soft_cap;
 };
 

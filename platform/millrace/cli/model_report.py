@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from inference_worker.contract import env
-from inference_worker.contract.config import ModelError, QuantizationName
+from inference_worker.contract.config import KVCacheDTypeName, ModelError, QuantizationName
 from inference_worker.engine.telemetry.fit import ComputeDevice, estimate_fit
 from inference_worker.engine.telemetry.roofline import Peaks
 from inference_worker.models.inspection import CheckpointReport, inspect_checkpoint
@@ -73,6 +73,7 @@ def inspect_source(
     device: str,
     kv_memory: str | None,
     quantization: QuantizationName = "none",
+    kv_dtype: KVCacheDTypeName = "auto",
 ) -> dict[str, Any]:
     """Return the report as JSON values. Of a model on the hub that was not pulled, only headers are downloaded.
 
@@ -86,7 +87,9 @@ def inspect_source(
         try:
             memory = env.size_or_share(kv_memory) if kv_memory else None
             machine = _measure(dtype, device, report)
-            fit = estimate_fit(report, machine, context=context, kv_memory=memory, quantization=quantization)
+            fit = estimate_fit(
+                report, machine, context=context, kv_memory=memory, quantization=quantization, kv_dtype=kv_dtype
+            )
         except ValueError as exc:
             raise ModelError(str(exc)) from None
     return {

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from inference_worker.models.model_store import ModelStore, StoredModel
     from millrace.devserver.hub_source import HubSource
 
-_QUANTIZATIONS = click.Choice(["none", "int8", "int4", "int4-g64", "int4-g128", "fp8"])
+_QUANTIZATIONS = click.Choice(["none", "int8", "int4", "int4-g64", "int4-g128", "fp8", "gguf"])
+_KV_DTYPES = click.Choice(["auto", "int8", "fp8"])
 _EXIT_CODES = {"not_found": NOT_FOUND, "no_access": NOT_ALLOWED, "unreachable": TRY_AGAIN, "offline": TRY_AGAIN}
 _MODEL = [
     Column("model", "repository"),
@@ -128,6 +129,7 @@ def list_models(as_json: bool) -> None:
 @click.option("--dtype", type=click.Choice(["auto", "bfloat16", "float16", "float32"]), default="auto", help="To use.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to compute.")
 @click.option("--quantization", type=_QUANTIZATIONS, default="none", help="Of the weights at load.")
+@click.option("--kv-dtype", type=_KV_DTYPES, default="auto", help="Of the keys and values in the KV cache.")
 @click.option("--kv-memory", metavar="SIZE", help="Of the KV cache: 2GiB, or a share of the free memory such as 0.5.")
 def inspect(model: str, revision: str | None, file: str | None, as_json: bool, **options: Any) -> None:
     """Show whether this machine can serve a model, without loading it.

@@ -15,7 +15,8 @@ from millrace.devserver import INSTALL_SERVER
 
 _PACKAGES = ("torch", "safetensors", "tokenizers", "gguf", "msgspec")
 _DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])
-_QUANTIZATIONS = click.Choice(["none", "int8", "int4", "int4-g64", "int4-g128", "fp8"])
+_QUANTIZATIONS = click.Choice(["none", "int8", "int4", "int4-g64", "int4-g128", "fp8", "gguf"])
+_KV_DTYPES = click.Choice(["auto", "int8", "fp8"])
 _DEVICES = click.Choice(["auto", "cpu", "cuda"])
 
 
@@ -38,6 +39,7 @@ class _Bench(ApiCommand):
 @click.option(
     "--quantization", type=_QUANTIZATIONS, default="none", show_default=True, help="Quantize the weights when loading."
 )
+@click.option("--kv-dtype", type=_KV_DTYPES, default="auto", show_default=True, help="Of the KV cache.")
 @click.option("--device", type=_DEVICES, default="auto", show_default=True, help="Where to compute.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON with token IDs, logprobs and times.")
 def generate(prompt: str | None, prompt_ids: str | None, **options: Any) -> None:
@@ -60,6 +62,7 @@ def generate(prompt: str | None, prompt_ids: str | None, **options: Any) -> None
 @click.option(
     "--quantization", type=_QUANTIZATIONS, default="none", show_default=True, help="Quantize the weights when loading."
 )
+@click.option("--kv-dtype", type=_KV_DTYPES, default="auto", show_default=True, help="Of the KV cache.")
 @click.option("--device", type=_DEVICES, default="auto", show_default=True, help="Where to compute.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def bench(streams: str, **options: Any) -> None:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inference_worker.contract.request import Request, RequestOutput, SamplingParams, StructuredSpec
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
+from inference_worker.engine.sampling import penalties
 from inference_worker.engine.tensors import pack, packed_size, unpack
 from tests.support.engine.device_stream import DeviceStream
 from tests.support.engine.fakes import run
@@ -179,6 +180,7 @@ class _NoWaits(TorchDispatchMode):
 
 def test_no_operation_around_the_forward_pass_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention and layers are not included: on the CPU they use other code than on a device."""
+    monkeypatch.setattr(penalties, "is_host", lambda device: False)
     engine = tiny_engine(monkeypatch, None, async_scheduling=True)
     runner: Any = engine._runner
     monkeypatch.setattr(runner.attention, "prepare", lambda metadata: None)

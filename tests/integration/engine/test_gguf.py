@@ -11,11 +11,18 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from inference_worker.contract.config import ModelError
+from inference_worker.contract.config import CheckpointFormat, ModelConfig, ModelError
 from inference_worker.contract.settings import ModelSpec
+from inference_worker.engine.architectures import load_model
+from inference_worker.engine.architectures.layers import Layers
+from inference_worker.engine.quantization.linear_weights import LinearWeights
+from inference_worker.engine.quantization.weights import Int4Weight, Int8Weight, dequantize
 from inference_worker.models.gguf_file import GGUFFile
 from inference_worker.models.model_source import ensure_model
+from kernels.native.library import load_library
 from tests.support.engine.families import CASES, VOCAB, FamilyModel, Generated, generate
 from tests.support.engine.gguf_files import round_weights, write_gguf
 
@@ -65,6 +72,71 @@ def test_each_architecture_generates_as_its_checkpoint(name: str, tmp_path: Path
     for position, logits in want.logits.items():
         assert float((got.logits[position] - logits).abs().max()) < 2e-3 * float(logits.abs().max())
     assert got.tokens == want.tokens
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q8_0"])
+def test_kept_blocks_equal_the_reference(name: str, tmp_path: Path) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    rows, columns = 40, 2 * block
+    numbers = np.random.default_rng(0)
+    raw = numbers.integers(0, 256, (rows, 2, size), dtype=np.uint8)
+    for start in (0,) if name in ("Q4_0", "Q5_0", "Q8_0") else (0, 2):  # the scale and the minimum of each block
+        halves = numbers.uniform(-2, 2, (rows, 2)).astype(np.float16)
+        halves[0, 0] = 0
+        raw[:, :, start : start + 2] = halves.view(np.uint8).reshape(rows, 2, 2)
+    raw = raw.reshape(rows, -1)
+    save_file({f"a_proj.{name.lower()}": torch.from_numpy(raw)}, tmp_path / "model.safetensors")
+    form = CheckpointFormat("gguf", 8)
+    with LinearWeights(tmp_path, torch.float32, torch.device("cpu"), form, "gguf") as weights:
+        got = weights.take_linear("a_proj", (rows, columns))
+        plain = weights.take("a_proj.weight", (rows, columns))
+        with pytest.raises(ModelError):
+            weights.take_linear("a_proj", (rows, columns + 8))
+    assert isinstance(got, Int4Weight if name.startswith("Q4") else Int8Weight)
+    want = torch.from_numpy(gguf.dequantize(raw, kind).reshape(rows, columns))
+    torch.testing.assert_close(dequantize(got), want, rtol=1e-6, atol=1e-6 * float(want.abs().max()))
+    assert torch.equal(plain, dequantize(got))
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("llama", "Q8_0"), ("phi3", "Q4_0"), ("qwen3-moe", "Q4_1"), ("olmo2", "Q5_0")]
+)
+def test_a_file_with_kept_blocks_generates_as_its_converted_weights(family: str, kind: str, tmp_path: Path) -> None:
+    model = FamilyModel(CASES[family], tmp_path / "plain")
+    path = tmp_path / "model.gguf"
+    write_gguf(model.case.classes, model.directory, path, gguf.GGMLQuantizationType[kind])
+    converted, kept = (
+        ensure_model(ModelSpec("m", str(path), "auto", quantization=quantization), tmp_path)
+        for quantization in ("none", "gguf")
+    )
+    assert converted != kept
+    assert (kept / "model.safetensors").stat().st_size < 0.8 * (converted / "model.safetensors").stat().st_size
+    want = generate_from(model, converted)
+    position = len(PROMPT)
+    for dtype in ("float32", "bfloat16"):
+        got = generate_from(model, kept, dtype=dtype, quantization="gguf")
+        error = (got.logits[position].float() - want.logits[position]).norm() / want.logits[position].norm()
+        assert error < 0.1, dtype
+
+
+def test_a_kept_model_has_quantized_products(tmp_path: Path) -> None:
+    model = FamilyModel(CASES["llama"], tmp_path / "plain")
+    write_gguf(model.case.classes, model.directory, tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q4_0)
+    directory = ensure_model(ModelSpec("m", str(tmp_path / "m.gguf"), "auto", quantization="gguf"), tmp_path)
+    config, layers = ModelConfig.from_dir(directory), Layers(kernels=load_library())
+    cpu = torch.device("cpu")
+    with LinearWeights(directory, torch.bfloat16, cpu, config.checkpoint_format, "gguf") as weights:
+        load_model(config, weights, layers)
+    assert (layers.quantized, layers.dequantized) == (4 * config.num_layers, 0)
+
+
+def test_only_a_file_has_blocks_to_keep(model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"quantization gguf requires a \.gguf file"):
+        ensure_model(ModelSpec("m", str(model_dir), "auto", quantization="gguf"), tmp_path)
+    form = ModelConfig.from_dir(model_dir).checkpoint_format
+    with pytest.raises(ModelError, match=r"not converted from a \.gguf file"):
+        LinearWeights(model_dir, torch.float32, torch.device("cpu"), form, "gguf")
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen3moe"])

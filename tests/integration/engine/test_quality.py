@@ -6,17 +6,21 @@ import argparse
 from pathlib import Path
 
 from benchmarks.quality import Quality, compare, exceeds, read_text
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.models.model_source import ensure_model
 
 
-def test_quantization_hardly_changes_the_perplexity(model_dir: Path) -> None:
+def test_quantization_hardly_changes_the_perplexity(model_dir: Path, tmp_path: Path) -> None:
+    names = ["bfloat16", "bfloat16-kv-int8", "int8", "int4", "gguf"]
     options = argparse.Namespace(
-        tokens=500, context=256, configurations="bfloat16,int8,int4", device="cpu", threads=1, json=True
-    )
+        tokens=500, context=256, configurations=",".join(names), device="cpu", threads=1, json=True,
+        kept=ensure_model(ModelSpec("m", "embedded", "auto", quantization="gguf"), tmp_path),
+    )  # fmt: skip
     prompts = read_text(model_dir, options)
     assert [len(prompt) for prompt in prompts] == [256, 256]
     reference, *found = compare(model_dir, prompts, options)
     assert (reference.tokens, reference.change_percent, reference.agreement_percent) == (510, 0, 100)
-    assert [row.configuration for row in found] == ["bfloat16", "int8", "int4"]
+    assert [row.configuration for row in found] == names
     for row in found:
         assert abs(row.change_percent) < 2, row
         assert row.agreement_percent > 92, row

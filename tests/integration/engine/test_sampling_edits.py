@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference_worker.contract.request import Request, SamplingParams
+from inference_worker.engine.sampling import penalties
 from inference_worker.engine.sampling import sampler as sampler_module
 from inference_worker.engine.sampling.sampler import Sampler
 from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
@@ -105,15 +106,17 @@ def test_a_batchs_tokens_equal_the_references_row_by_row(
         assert sample_all(sampler, own[None], [(params, prompt, answer, seed)]) == [token]
 
 
+@pytest.mark.parametrize("is_host", [True, False], ids=["host", "device"])
 @settings(max_examples=100, deadline=None)
 @given(st.integers(4, 60).flatmap(lambda vocab: st.tuples(st.just(vocab), rows(vocab))), st.integers(0, 2**32))
 def test_edited_logits_equal_the_references(
-    case: tuple[int, tuple[SamplingParams, list[int], list[int], int]], seed: int
+    is_host: bool, case: tuple[int, tuple[SamplingParams, list[int], list[int], int]], seed: int
 ) -> None:
     vocab, (params, prompt, answer, _) = case
     params = replace(params, min_tokens=max(1, params.min_tokens), temperature=0.0)
     logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * 5).tolist()
-    got = scores_of(logits, params, prompt, answer)
+    with mock.patch.object(penalties, "is_host", lambda device: is_host):
+        got = scores_of(logits, params, prompt, answer)
     assert got == pytest.approx(edited(logits, params, prompt, answer, EOS), rel=1e-5, abs=1e-5)
 
 

@@ -15,10 +15,13 @@ import pytest
 import redis
 from django.test import Client
 
+from frontend.core.gauges import line_points
 from frontend.core.shared_values import SharedValue
+from frontend.operator.deployments import page
 from inference_worker.contract.deployments import WantedState
 from millrace.apps.operations import fit_checks
 from millrace.apps.operations.deployments import do_add_deployment
+from millrace.apps.operations.models import ReplicaSample
 from millrace.apps.operations.tasks import check_fit
 from tenants.models import User
 from tests.support.engine.tiny_qwen3 import write_qwen3
@@ -52,8 +55,8 @@ def test_deployments_are_searched_and_filtered(operator: Client) -> None:
     do_add_deployment("qwen", "/models/other")
 
     def shown(query: str) -> set[str]:
-        page = operator.get(f"/operator/deployments/{query}").content.decode()
-        return set(re.findall(r'aria-label="Edit ([^"]+)"', page))
+        text = operator.get(f"/operator/deployments/{query}").content.decode()
+        return set(re.findall(r'aria-label="Edit ([^"]+)"', text))
 
     everything = shown("")
     assert {"llama", "qwen", "smollm2-135m"} < everything
@@ -62,9 +65,9 @@ def test_deployments_are_searched_and_filtered(operator: Client) -> None:
     assert shown("?state=unloaded") == {"llama"}
     assert shown("?state=pending") == everything - {"llama"}
     assert shown("?q=qwen&state=unloaded") == set()
-    page = operator.get("/operator/deployments/?q=nothing").content.decode()
-    assert "No deployment matches" in page
-    assert "Unloaded 1" in page
+    text = operator.get("/operator/deployments/?q=nothing").content.decode()
+    assert "No deployment matches" in text
+    assert "Unloaded 1" in text
 
 
 def test_a_shared_value_is_computed_once_in_its_period() -> None:
@@ -95,6 +98,9 @@ def test_the_fit_of_a_model_is_checked_in_a_job(operator: Client, broker: redis.
     assert "Fits" in text
     assert "Qwen3ForCausalLM" in text
     assert "Context: 64 tokens" in text
+    assert re.search(r"Weights <b>0\.00 GiB</b>", text)
+    assert re.search(r"KV cache <b>1\.00 GiB</b>", text)
+    assert re.search(r"Spare <b>[\d.]+ GiB</b> of [\d.]+ GiB free", text)
     assert re.search(r"One stream, at most: [\d,]+ tokens/s", text)
 
     operator.post(FIT, {**fields, "source": str(tmp_path / "absent")})  # the first check has ended
@@ -121,3 +127,44 @@ def test_other_users_start_no_check(client: Client, broker: redis.Redis) -> None
     assert client.post(FIT, {"source": "/"}).status_code == 404
     assert client.get(f"{FIT}/{'0' * 32}").status_code == 404
     assert not broker.keys("millrace:fit-check*")
+
+
+def test_the_trend_of_tokens_is_drawn_from_minutes(operator: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two replicas of one model, one of which started within the hour, and a model without tokens."""
+    do_add_deployment("llama", "/models/own")
+    do_add_deployment("idle", "/models/other")
+    now = datetime.now(UTC).replace(second=30, microsecond=0)
+    minute = now.replace(second=0)
+    for name, model, first in (("a", "llama", 60), ("b", "llama", 10), ("c", "idle", 60)):
+        for age in range(first, -1, -1):
+            tokens = 0 if model == "idle" else 1200 * (first - age)
+            add_sample(minute - timedelta(minutes=age), name, model, tokens)
+    found = page._read_tokens(now)
+    assert set(found) == {"llama"}
+    assert found["llama"] == [2400] * 10 + [1200] * 50
+    assert page._rate(found["llama"]) == 40
+    assert page._trend(found["llama"]) == [20] * 24 + [30] + [40] * 4
+    assert (page._rate([]), page._trend([])) == (0, [])
+    monkeypatch.setattr(page, "_TOKENS_BY_MINUTE", SharedValue(timedelta(seconds=15), page._read_tokens))
+    shown = operator.get("/operator/deployments/").content.decode()
+    assert shown.count('class="sparkline"') == 1
+
+
+def add_sample(at: datetime, replica: str, model: str, tokens: int) -> None:
+    names = (
+        "heartbeat_at running waiting kv_blocks kv_blocks_used cpu_ms forward_ms steps batched_sequences cache_queries"
+        " cache_hits preemptions"
+    )
+    counts = dict.fromkeys(names.split(), 0)
+    ReplicaSample.objects.create(
+        sampled_at=at, replica_id=replica, worker="w", model=model, max_num_seqs=1, cores=1, ttft=[],
+        prompt_tokens=tokens // 2, generation_tokens=tokens // 2, **counts,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "points"),
+    [([], ""), ([5], ""), ([0, 0], ""), ([0, 5, 10], "0,96 50,50 100,4"), ([7, 7], "0,4 100,4")],
+)
+def test_a_line_begins_at_zero(values: list[int], points: str) -> None:
+    assert line_points(values) == points

@@ -39,18 +39,21 @@ def programs_per_sm(kernel: Compiled, warps: int) -> int:
     return min(by_registers, 228 * 1024 // (kernel.shared + 1024), 64 // warps)
 
 
-def decode_kernels(shape: tuple[int, int, int], splits: int, **limits: float) -> list[Compiled]:
+def decode_kernels(
+    shape: tuple[int, int, int], splits: int, cache_dtype: torch.dtype = torch.bfloat16, **limits: float
+) -> list[Compiled]:
     heads, kv_heads, dim = shape
-    cache = meta(1000, BLOCK_SIZE, kv_heads, dim)
+    cache = meta(1000, BLOCK_SIZE, kv_heads, dim, dtype=cache_dtype)
     query, table, lengths = meta(48, heads, dim), integers(48, 128), integers(48)
     return compiled(lambda: paged_decode(query, cache, cache, table, lengths, 0.1, DecodePlan(splits), **limits))
 
 
 def prefill_kernel(
-    shape: tuple[int, int, int], longest: int, config: PrefillConfig | None = None, **limits: float
-) -> Compiled:
+    shape: tuple[int, int, int], longest: int, config: PrefillConfig | None = None,
+    cache_dtype: torch.dtype = torch.bfloat16, **limits: float,
+) -> Compiled:  # fmt: skip
     heads, kv_heads, dim = shape
-    cache = meta(1000, BLOCK_SIZE, kv_heads, dim)
+    cache = meta(1000, BLOCK_SIZE, kv_heads, dim, dtype=cache_dtype)
     query, table, lengths, starts = meta(2000, heads, dim), integers(48, 128), integers(48), integers(49)
     (kernel,) = compiled(
         lambda: paged_prefill(query, cache, cache, table, lengths, starts, 0.1, longest, config=config, **limits)
@@ -112,6 +115,19 @@ def test_windows_and_soft_caps(shape: tuple[int, int, int]) -> None:
         assert kernel.stack <= 32
         assert kernel.uses_tensor_cores
         assert programs_per_sm(kernel, warps=8) >= 1
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 64), (32, 8, 128)])
+def test_a_cache_in_fp8(shape: tuple[int, int, int]) -> None:
+    decode = decode_kernels(shape, 8, torch.float8_e4m3fn)[0]
+    prefill = prefill_kernel(shape, 1000, cache_dtype=torch.float8_e4m3fn)
+    for kernel in (decode, prefill):
+        assert kernel.stack == 0
+        assert kernel.uses_tensor_cores or kernel.uses_wgmma
+    assert programs_per_sm(decode, warps=4) >= 3
+    cache, key = meta(1000, BLOCK_SIZE, *shape[1:], dtype=torch.float8_e4m3fn), meta(48, *shape[1:])
+    (write,) = compiled(lambda: write_cache(key, key, cache, cache, integers(48)))
+    assert write.stack == 0
 
 
 def test_decode_of_wide_heads_fits() -> None:

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from inference_worker.contract.config import KVCacheDTypeName
 from inference_worker.engine.architectures.layers import Layers, NativeLinear
 from inference_worker.engine.attention.base import AttentionSpec, CacheShape, ReferenceBackend, StepMetadata
 from inference_worker.engine.attention.native import NativeBackend, find_native_limit
@@ -329,8 +331,9 @@ def split_heads(qkv: torch.Tensor, kv_heads: int) -> tuple[torch.Tensor, ...]:
     return torch.split(qkv, [qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
+    st.sampled_from(["auto", "int8"]),
     st.integers(1, 3),
     st.integers(1, 5),
     st.sampled_from([32, 64, 96, 256]),
@@ -340,10 +343,11 @@ def split_heads(qkv: torch.Tensor, kv_heads: int) -> tuple[torch.Tensor, ...]:
     st.sampled_from([0.0, 1.5]),
 )
 def test_attention_equals_the_reference_and_does_not_depend_on_chunks(
-    kernels: Library, kv_heads: int, share: int, head_dim: int, size: int, lengths: list[int], window: int, cap: float
-) -> None:
+    kernels: Library, kv_dtype: KVCacheDTypeName, kv_heads: int, share: int, head_dim: int, size: int,
+    lengths: list[int], window: int, cap: float,
+) -> None:  # fmt: skip
     blocks = sum(-(-length // size) for length in lengths) + 1
-    shape = CacheShape(1, blocks, size, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"))
+    shape = CacheShape(1, blocks, size, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"), kv_dtype=kv_dtype)
     heads, specs = kv_heads * share, [AttentionSpec(head_dim**-0.5, window, cap)]
     whole, chunked = NativeBackend(shape, heads, specs), NativeBackend(shape, heads, specs)
     oracle = ReferenceBackend(shape, heads, specs)
@@ -371,8 +375,9 @@ def test_attention_equals_the_reference_and_does_not_depend_on_chunks(
         assert torch.equal(got, torch.cat(chunks))
 
 
-def test_non_finite_values_in_a_reused_block_have_no_effect(kernels: Library) -> None:
-    shape = CacheShape(1, 2, 32, 1, 32, torch.bfloat16, torch.device("cpu"))
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_non_finite_values_in_a_reused_block_have_no_effect(kernels: Library, kv_dtype: KVCacheDTypeName) -> None:
+    shape = CacheShape(1, 2, 32, 1, 32, torch.bfloat16, torch.device("cpu"), kv_dtype=kv_dtype)
     used, clean = (NativeBackend(shape, 1, [AttentionSpec(0.2)]) for _ in range(2))
     sequences = Sequences(shape, [32])
     broken, x = torch.full((32, 3, 32), float("nan")).bfloat16(), randn(5, 3, 32)
@@ -402,6 +407,36 @@ def test_a_score_that_is_not_finite_gives_nan_from_its_key_on(kernels: Library, 
         assert got[140:].isfinite().all()
     else:
         assert got[140:].isnan().all()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")], ids=str)
+def test_a_key_that_is_not_finite_stays_so_in_8_bits(kernels: Library, number: float) -> None:
+    shape = CacheShape(1, 8, 32, 1, 64, torch.bfloat16, torch.device("cpu"), kv_dtype="int8")
+    inputs = randn(200, 3, 64)
+    inputs[140, 1, 40] = number
+    for backend in (NativeBackend(shape, 1, [AttentionSpec(0.2)]), ReferenceBackend(shape, 1, [AttentionSpec(0.2)])):
+        metadata = Sequences(shape, [200]).metadata({0: range(200)})
+        backend.prepare(metadata)
+        got = backend.attend(0, *split_heads(inputs, 1), metadata)
+        assert got[:140].isfinite().all()
+        assert got[140:].isnan().all()
+
+
+def test_extreme_keys_and_values_are_kept_in_8_bits(kernels: Library) -> None:
+    """The largest and smallest numbers, with a value for each group of a head."""
+    shape = CacheShape(1, 3, 32, 1, 64, torch.bfloat16, torch.device("cpu"), kv_dtype="int8")
+    inputs = torch.zeros(40, 3, 64).bfloat16()
+    inputs[:, 2, :32] = 3e38 * torch.linspace(-1, 1, 32)
+    inputs[:, 2, 32:] = 1e-38
+    results = []
+    for backend in (NativeBackend(shape, 1, [AttentionSpec(0.2)]), ReferenceBackend(shape, 1, [AttentionSpec(0.2)])):
+        metadata = Sequences(shape, [40]).metadata({0: range(40)})
+        backend.prepare(metadata)
+        results.append(backend.attend(0, *split_heads(inputs, 1), metadata).float())
+    got, want = results
+    assert got.isfinite().all()
+    torch.testing.assert_close(got, want, rtol=0.02, atol=3e36)
+    assert not got[:, 32:].any()  # their scale is 0
 
 
 @few
@@ -550,6 +585,8 @@ def test_the_backend_names_what_it_does_not_support() -> None:
         ((1, 2, 32, 1, 64, torch.float32), "torch.float32 on cpu"),
     ):
         assert find_native_limit(CacheShape(*changes, torch.device("cpu"))) == limit
+    assert find_native_limit(replace(shape, kv_dtype="int8")) == ""
+    assert find_native_limit(replace(shape, kv_dtype="fp8")) == "a KV cache in fp8"
 
 
 # Threads

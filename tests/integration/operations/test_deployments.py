@@ -128,6 +128,7 @@ def test_the_command_imports_the_settings(broker: redis.Redis) -> None:
         {"source": ""},
         {"dtype": "float8"},
         {"quantization": "int3"},
+        {"kv_cache_dtype": "int4"},
         {"tool_parser": "unknown"},
         {"max_model_len": 1},
         {"kv_cache_memory": "much"},

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inference_worker.engine import model_runner, tensors
-from inference_worker.engine.sampling import logprobs, sampler
+from inference_worker.engine.sampling import logprobs, penalties, sampler
 
 _POISON = 0x7F  # of bytes that must not be read
 
@@ -29,6 +29,7 @@ class DeviceStream:
         for module in (sampler, logprobs):
             monkeypatch.setattr(module, "download", self._download)
         monkeypatch.setattr(model_runner, "mark", self._mark)
+        monkeypatch.setattr(penalties, "is_host", lambda device: False)
         monkeypatch.setattr(model_runner, "upload_all", self._upload_all)
 
     def attach(self, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ values. In the interpreter, bfloat16 is silently wrong: pass float32.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import struct
@@ -52,8 +53,19 @@ class Interpreter:
         self._child.wait(timeout=10)
 
 
+class _Pickler(pickle.Pickler):
+    """A pickler of tensors. PyTorch does not pickle tensors in 8-bit floating-point numbers that are views of bytes."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dtype == torch.float8_e4m3fn:
+            return torch.Tensor.view, (value.contiguous().view(torch.uint8), value.dtype)
+        return NotImplemented
+
+
 def _send(stream: BinaryIO, message: object) -> None:
-    body = pickle.dumps(message)
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(message)
+    body = buffer.getvalue()
     stream.write(struct.pack("<Q", len(body)) + body)
     stream.flush()
 

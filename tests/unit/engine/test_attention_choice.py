@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from inference_worker.contract.config import KVCacheDTypeName
 from inference_worker.engine.attention import registry
 from inference_worker.engine.attention.base import AttentionSpec, BackendChoice, CacheShape, ReferenceBackend
 from inference_worker.engine.attention.cpu import CpuBackend
@@ -61,6 +62,23 @@ def test_cuda_takes_triton() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_a_correct_backend_passes_the_check(dtype: torch.dtype) -> None:
     assert check_backend(CpuBackend, replace(SHAPE, dtype=dtype), 6, SPECS) < 0.03
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_a_cache_in_8_bits_without_its_kernels_uses_the_reference(
+    kv_dtype: KVCacheDTypeName, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend, choice = make_backend("auto", replace(SHAPE, kv_dtype=kv_dtype), 6, SPECS)
+    assert isinstance(backend, ReferenceBackend)
+    assert choice == BackendChoice("reference", "unsupported")
+    assert f"it does not support a KV cache in {kv_dtype}" in caplog.text
+    with pytest.raises(ValueError, match=f"does not support a KV cache in {kv_dtype}; set kv_cache_dtype to auto"):
+        make_backend("invariant", replace(SHAPE, kv_dtype=kv_dtype), 6, SPECS)
+
+
+def test_a_cache_in_int8_requires_groups_of_a_head() -> None:
+    with pytest.raises(ValueError, match="int8 with head_dim 48; set kv_cache_dtype to auto"):
+        make_backend("auto", replace(SHAPE, kv_dtype="int8", head_dim=48), 6, SPECS)
 
 
 def test_a_wrong_window_of_one_layer_is_found() -> None:

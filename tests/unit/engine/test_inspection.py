@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,8 @@ from inference_worker.engine.quantization.quantize import quantize
 from inference_worker.engine.telemetry.fit import ComputeDevice, estimate_fit
 from inference_worker.engine.telemetry.roofline import Peaks
 from inference_worker.models.inspection import inspect_checkpoint
+from tests.support.engine.families import CASES, FamilyModel
+from tests.support.engine.gguf_files import write_gguf
 from tests.support.engine.tiny_models import make_cross_encoder
 from tests.support.engine.tiny_qwen3 import CONTEXT, HEAD_DIM, KV_HEADS, LAYERS, TEMPLATE, VOCAB, write_qwen3
 
@@ -230,6 +233,30 @@ def test_the_fit_of_quantized_weights_is_what_the_engine_keeps(
     edit_config(checkpoint, quantization_config={"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"})
     with pytest.raises(ValueError, match="already quantized"):
         estimate_fit(inspect_checkpoint(checkpoint), DEVICE, quantization=quantization)
+
+
+def test_the_fit_of_a_cache_in_8_bits(checkpoint: Path) -> None:
+    report = inspect_checkpoint(checkpoint)
+    plain, fit = estimate_fit(report, DEVICE, context=256), estimate_fit(report, DEVICE, context=256, kv_dtype="int8")
+    assert plain.kv_token_bytes is not None
+    assert fit.kv_token_bytes == int(plain.kv_token_bytes * 17 / 32)
+    assert plain.streams is not None
+    assert fit.streams == pytest.approx(plain.streams * 32 / 17, rel=0.01)
+    assert fit.batch_tokens_per_second > plain.batch_tokens_per_second  # type: ignore[operator]
+
+
+def test_the_fit_of_kept_blocks(tmp_path: Path, checkpoint: Path) -> None:
+    model = FamilyModel(CASES["llama"], tmp_path / "llama")
+    write_gguf("Llama", model.directory, tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q4_0)
+    report = inspect_checkpoint(tmp_path / "model.gguf")
+    assert report.config is not None
+    plain, fit = (estimate_fit(report, DEVICE, quantization=name).weight_bytes for name in ("none", "gguf"))
+    assert plain - fit == report.kept_values * (2 - 0.75)
+    assert 0 < report.kept_values < report.float_values
+    wide = replace(DEVICE, dtype="float32")
+    assert estimate_fit(report, wide, quantization="gguf").weight_bytes == estimate_fit(report, wide).weight_bytes
+    with pytest.raises(ValueError, match=r"is not a \.gguf file"):
+        estimate_fit(inspect_checkpoint(checkpoint), DEVICE, quantization="gguf")
 
 
 def test_a_model_that_does_not_fit_says_what_to_change(checkpoint: Path) -> None:

@@ -16,6 +16,7 @@ from inference_worker.engine.telemetry.sizing import (
     KVMemoryError,
     KVSizing,
     kv_cache_bytes,
+    kv_number_bytes,
     size_kv_cache,
 )
 from tests.support.engine.fakes import TINY
@@ -26,6 +27,14 @@ TOKEN = 2 * 30 * 3 * 64 * 2  # keys and values, layers, heads, numbers per head,
 
 def sizing(num_bytes: int = 0, max_model_len: int = 8192, num_blocks: int | None = None) -> KVSizing:
     return size_kv_cache(EngineConfig(Path(), num_blocks=num_blocks), SMOLLM2, max_model_len, 2, num_bytes)
+
+
+def test_a_cache_in_8_bits_has_almost_twice_the_tokens() -> None:
+    size = kv_number_bytes("int8", 2)  # a scale of 2 bytes for 32 numbers
+    found = size_kv_cache(EngineConfig(Path()), SMOLLM2, 8192, size, 1 << 30)
+    assert found.token_bytes == TOKEN // 2 + 2 * TOKEN // 2 // 32 == 12_240
+    assert found.num_blocks == (1 << 30) // (12_240 * 32) == 2741
+    assert (kv_number_bytes("fp8", 2), kv_number_bytes("auto", 2), kv_number_bytes("auto", 4)) == (1, 2, 4)
 
 
 def test_the_number_of_blocks_and_requests() -> None:

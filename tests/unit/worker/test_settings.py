@@ -10,7 +10,7 @@ import pytest
 from inference_worker.contract import env
 from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ProfileName
 from inference_worker.contract.output_formats import REASONING_FORMATS, TOOL_FORMATS
-from inference_worker.contract.settings import ModelSpec, WorkerSettings, parse_models
+from inference_worker.contract.settings import ModelSpec, WorkerSettings, format_models, parse_models
 from inference_worker.worker.worker import step_limits, worker_name
 
 
@@ -74,8 +74,15 @@ def test_a_models_context_can_be_lowered() -> None:
 
 
 def test_a_model_has_a_quantization() -> None:
-    plain, quantized = parse_models("a=embedded,b=embedded?quantization=int4-g64")
-    assert (plain.quantization, quantized.quantization) == ("none", "int4-g64")
+    plain, quantized, kept = parse_models(
+        "a=embedded,b=embedded?quantization=int4-g64,c=/m/c.gguf?quantization=gguf&kv_cache_dtype=int8"
+    )
+    assert (plain.quantization, quantized.quantization, kept.quantization) == ("none", "int4-g64", "gguf")
+    assert (plain.kv_cache_dtype, kept.kv_cache_dtype) == ("auto", "int8")
+    assert format_models([kept]) == "c=/m/c.gguf?quantization=gguf&kv_cache_dtype=int8"
+    assert len({each.version for each in (plain, quantized, kept)}) == 3
+    with pytest.raises(ValueError, match="int5"):
+        parse_models("a=embedded?kv_cache_dtype=int5")
     with pytest.raises(ValueError, match="want one of none, int8, int4, int4-g64, int4-g128, fp8"):
         parse_models("a=embedded?quantization=int3")
 

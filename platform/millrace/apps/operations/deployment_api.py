@@ -39,6 +39,9 @@ class DeploymentOptions(Strict):
     revision = serializers.CharField(required=False, allow_blank=True, max_length=128, help_text="Of the source.")
     dtype = serializers.CharField(required=False, max_length=16, help_text="auto, bfloat16, float16 or float32.")
     quantization = serializers.CharField(required=False, max_length=16, help_text="Of the weights; none by default.")
+    kv_cache_dtype = serializers.CharField(
+        required=False, max_length=8, help_text="Of the stored keys and values: auto, int8 or fp8."
+    )
     max_model_len = serializers.IntegerField(
         required=False, allow_null=True, max_value=_MAX_INT, help_text="Tokens of prompt and completion together."
     )
@@ -187,6 +190,7 @@ class DeploymentOut(serializers.Serializer[DeploymentStatus]):
     version = serializers.CharField(help_text="Identifies what a replica loads.")
     dtype = serializers.CharField(source="deployment.dtype")
     quantization = serializers.CharField(source="deployment.quantization")
+    kv_cache_dtype = serializers.CharField(source="deployment.kv_cache_dtype")
     max_model_len = serializers.IntegerField(source="deployment.max_model_len", allow_null=True)
     kv_cache_memory = serializers.CharField(source="deployment.kv_cache_memory")
     block_size = serializers.IntegerField(source="deployment.block_size", allow_null=True)

@@ -26,7 +26,7 @@ from billing.actions.prices import do_propose_prices
 from billing.models import CompiledRateCard, PriceVersion
 from billing.pricing.price_book import NewPrice, Proposal
 from inference_worker.contract import valkey
-from inference_worker.contract.config import DTypeName, ModelError, QuantizationName, SpeculationName
+from inference_worker.contract.config import DTypeName, KVCacheDTypeName, ModelError, QuantizationName, SpeculationName
 from inference_worker.contract.deployments import (
     ALL_WORKERS,
     MAX_DEPLOYMENTS,
@@ -73,6 +73,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "dtype": get_args(DTypeName),
     "task": (GENERATE, "embed"),
     "quantization": get_args(QuantizationName),
+    "kv_cache_dtype": get_args(KVCacheDTypeName),
     "tool_parser": (AUTO, NONE, *TOOL_FORMATS),
     "reasoning_parser": (AUTO, NONE, *REASONING_FORMATS),
     "speculation": ("", *get_args(SpeculationName)),
@@ -297,6 +298,8 @@ def check_source(spec: ModelSpec) -> str:
         if not (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
             message = f"{path} is neither a model directory nor a .gguf file on this machine."
             raise FieldRefused("source", "invalid", message)
+        if spec.quantization == "gguf" and path.suffix != ".gguf":
+            raise FieldRefused("quantization", "invalid", "Only a .gguf file has blocks to keep. Choose another one.")
         if path.is_dir():
             config = read_model_config(path)
             if spec.max_model_len and spec.max_model_len > config.max_model_len:
@@ -373,7 +376,7 @@ def _list_prices(model: str) -> list[NewPrice]:
 def _options_of(spec: ModelSpec) -> dict[str, Any]:
     """Return the options that MILLRACE_MODELS defines."""
     names = ("source", "dtype", "max_model_len", "tool_parser", "reasoning_parser", "revision", "quantization")
-    return {name: getattr(spec, name) for name in (*names, "speculation")}
+    return {name: getattr(spec, name) for name in (*names, "speculation", "kv_cache_dtype")}
 
 
 def _check(row: Deployment) -> None:

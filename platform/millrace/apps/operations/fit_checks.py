@@ -33,7 +33,12 @@ _RUNNING_SECONDS = 120  # after which a check whose web job was killed is forgot
 _MAX_RESULT_BYTES = 1 << 18
 _KEY = "millrace:fit-check:{}"
 _RUNNING_KEY = "millrace:fit-check-running"
-_OPTIONS = {"max_model_len": "--context", "dtype": "--dtype", "quantization": "--quantization"}
+_OPTIONS = {
+    "max_model_len": "--context",
+    "dtype": "--dtype",
+    "quantization": "--quantization",
+    "kv_cache_dtype": "--kv-dtype",
+}
 
 
 def do_start_fit_check(source: str, options: Mapping[str, Any]) -> str:

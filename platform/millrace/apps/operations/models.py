@@ -37,6 +37,7 @@ class Deployment(models.Model):
         "revision",
         "dtype",
         "quantization",
+        "kv_cache_dtype",
         "max_model_len",
         "kv_cache_memory",
         "block_size",
@@ -66,6 +67,9 @@ class Deployment(models.Model):
     revision = models.CharField(max_length=128, blank=True)
     dtype = models.CharField(max_length=16, default="auto")
     quantization = models.CharField(max_length=16, default="none")
+    kv_cache_dtype = models.CharField(
+        max_length=8, default="auto", db_default="auto", help_text="of the stored keys and values"
+    )
     max_model_len = models.IntegerField(null=True)
     kv_cache_memory = models.CharField(max_length=16, blank=True, help_text="bytes or a share; empty: the worker's")
     block_size = models.IntegerField(null=True)
@@ -144,6 +148,7 @@ class Deployment(models.Model):
             block_size=self.block_size,
             upstream=self.upstream,
             speculation=self.speculation,
+            kv_cache_dtype=self.kv_cache_dtype,  # type: ignore[arg-type]
         )
 
     @property

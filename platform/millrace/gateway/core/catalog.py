@@ -37,7 +37,7 @@ class ServedModel:
     default_max_output: int = DEFAULT_MAX_OUTPUT
     directory: Path = Path()  # with the model's files, for the prompt processes
     version: str = ""
-    weights: tuple[str, ...] = ()  # source, revision, dtype and quantization of the weights
+    weights: tuple[str, ...] = ()  # source, revision, dtypes and quantization
     parsers: tuple[str, str] = ("", "")  # as configured, of tool calls and of reasoning
     upstream: UpstreamSpec | None = None  # another server that runs the model
 
@@ -140,7 +140,7 @@ def load_served_model(spec: ModelSpec, data_dir: Path, others: Iterable[ServedMo
         pair_template=scoring.template if scoring else None,
         directory=directory,
         version=spec.version,
-        weights=(spec.source, spec.revision, spec.dtype, spec.quantization),
+        weights=(spec.source, spec.revision, spec.dtype, spec.quantization, spec.kv_cache_dtype),
         parsers=parsers,
         created=int((directory / "config.json").stat().st_mtime),
     )
