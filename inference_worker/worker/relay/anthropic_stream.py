@@ -71,8 +71,8 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 class AnthropicDecoder(StreamDecoder):
     """A decoder of a streamed message."""
 
-    def __init__(self, engine_id: str, request: UpstreamRequest, answers: int) -> None:
-        super().__init__(engine_id, request, answers)
+    def __init__(self, engine_id: str, request: UpstreamRequest, answers: int, max_tokens: int) -> None:
+        super().__init__(engine_id, request, answers, max_tokens)
         self._calls: dict[int, int] = {}  # index of a content block -> number of its call
         self._prompt: TokenCounts | None = None
         self._reported = _Usage()  # the newest of each count
@@ -143,6 +143,7 @@ class AnthropicDecoder(StreamDecoder):
                 return []  # of a tool that the provider runs
             return [self._emit(calls=[ToolCallDelta(self._calls[index], "", delta.partial_json)])]
         if delta.signature:
+            self._note_extra(len(delta.signature))
             return [RequestOutput(self._engine_id, signature=delta.signature)]
         return [self._emit(delta.text, delta.thinking)] if delta.text or delta.thinking else []
 

@@ -86,8 +86,8 @@ _decode_vectors = msgspec.json.Decoder(_Vectors).decode
 class OpenAIDecoder(StreamDecoder):
     """A decoder of a streamed chat completion or completion."""
 
-    def __init__(self, engine_id: str, request: UpstreamRequest, answers: int) -> None:
-        super().__init__(engine_id, request, answers)
+    def __init__(self, engine_id: str, request: UpstreamRequest, answers: int, max_tokens: int) -> None:
+        super().__init__(engine_id, request, answers, max_tokens)
         self._calls: dict[int, list[str]] = {}  # sequence -> the key of each call
         self._call_ids: dict[tuple[int, str], str] = {}  # of the calls that have one
 
@@ -172,7 +172,7 @@ def decode_vectors(engine_id: str, body: bytes, request: UpstreamRequest, count:
 def _content(content: str | list[Any] | None) -> tuple[str, str]:
     """Return the text and the reasoning of a content, which Mistral sends as parts."""
     if not isinstance(content, list):
-        return content or "", ""
+        return content if isinstance(content, str) else "", ""
     text, reasoning = "", ""
     for part in content:
         fields = part if isinstance(part, dict) else {}
