@@ -8,7 +8,7 @@ import msgspec
 
 from inference_worker.contract.request import FinishReason, RequestOutput, TokenCounts, ToolCallDelta
 from inference_worker.contract.upstreams import UpstreamRequest
-from inference_worker.worker.relay.decoders import StreamDecoder
+from inference_worker.worker.relay.decoders import MAX_CALLS, StreamDecoder
 from inference_worker.worker.relay.failures import broken, error_event
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
@@ -128,7 +128,7 @@ class AnthropicDecoder(StreamDecoder):
 
     def _start_block(self, index: int, block: _Block) -> list[RequestOutput]:
         if block.type == "tool_use":
-            if not block.name:
+            if not block.name or len(self._calls) == MAX_CALLS:
                 raise broken("The model's provider sent a malformed tool call.")
             number = self._calls[index] = len(self._calls)
             arguments = msgspec.json.encode(block.input).decode() if block.input else ""

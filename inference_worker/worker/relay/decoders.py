@@ -13,6 +13,7 @@ BYTES_PER_TOKEN = 4  # of the own count, where the upstream sends no usage
 MAX_BYTES_PER_TOKEN = 512
 MAX_EXTRA_BYTES = 2**20
 CALL_BYTES = 16  # that a tool call counts in addition to its text
+MAX_CALLS = 256  # tool calls of a sequence
 MAX_STOP_CHARACTERS = 4096  # of the stop sequence that the upstream reports
 
 

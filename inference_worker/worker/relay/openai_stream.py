@@ -9,11 +9,10 @@ import msgspec
 
 from inference_worker.contract.request import FinishReason, RequestOutput, TokenCounts, ToolCallDelta
 from inference_worker.contract.upstreams import UpstreamRequest
-from inference_worker.worker.relay.decoders import StreamDecoder
+from inference_worker.worker.relay.decoders import MAX_CALLS, StreamDecoder
 from inference_worker.worker.relay.failures import broken, error_event
 
 DONE = b"[DONE]"
-MAX_CALLS = 256
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 _REASONS: dict[str, FinishReason] = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
 

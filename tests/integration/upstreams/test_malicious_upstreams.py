@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-import structlog
 
 from inference_worker.contract.request import RequestError
 from inference_worker.worker.relay import relay, sse
@@ -145,12 +144,12 @@ async def endless_interim_responses() -> AsyncIterator[bytes]:
 @pytest.mark.parametrize(
     ("script", "engine", "most"),
     [
-        (endless_text, OPENAI, 6 * 2**20),
-        (endless_signatures, ANTHROPIC, 6 * 2**20),
-        (endless_calls, ANTHROPIC, 40 * 2**20),
+        (endless_text, OPENAI, 16 * 2**20),
+        (endless_signatures, ANTHROPIC, 16 * 2**20),
+        (endless_calls, ANTHROPIC, 16 * 2**20),
         (giant_line, OPENAI, 16 * 2**20),
-        (giant_header, OPENAI, 6 * 2**20),
-        (endless_interim_responses, OPENAI, 6 * 2**20),
+        (giant_header, OPENAI, 16 * 2**20),
+        (endless_interim_responses, OPENAI, 16 * 2**20),
     ],
 )
 def test_endless_responses_are_cut(
@@ -185,7 +184,7 @@ def test_bombs_and_redirects_are_errors(attack: Callable[..., tuple[RawServer, H
     (error,) = harness.run(seconds=30)
     assert isinstance(error, RequestError)
     assert (error.code, server.connections) == ("upstream_error", 1)
-    assert server.sent < 6 * 2**20
+    assert server.sent < 16 * 2**20
 
 
 async def slow_drip() -> AsyncIterator[bytes]:
@@ -243,22 +242,26 @@ def test_vectors_are_no_larger_than_their_dimensions(attack: Callable[..., tuple
     server, harness = attack(endless, task="embed", dimensions=3)
     (error,) = harness.run(operation="embeddings")
     assert isinstance(error, RequestError)
-    assert (error.code, server.sent < 6 * 2**20) == ("upstream_error", True)
+    assert (error.code, server.sent < 16 * 2**20) == ("upstream_error", True)
 
 
-def test_a_rejection_that_quotes_the_secret_or_the_prompt_is_neither_passed_on_nor_logged() -> None:
+def test_a_rejection_that_quotes_the_secret_or_the_prompt_is_neither_passed_on_nor_logged(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
     server = ProtocolServer()
     harness = Harness(server, OPENAI)
     message = f"Invalid key {SECRET} for the prompt 'my diagnosis'"
     server.answers.append(Answer(status=400, error={"message": message, "code": SECRET, "param": SECRET}))
-    with structlog.testing.capture_logs() as logs:
-        (error,) = harness.run()
+    (error,) = harness.run()
     harness.relay.close()
     server.close()
     assert isinstance(error, RequestError)
     assert "my diagnosis" in error.message  # for the tenant, who sent it
+    printed = capfd.readouterr()
+    logs = caplog.text + printed.out + printed.err
+    assert "upstream_failed" in logs
     assert SECRET not in repr((error.code, error.message, error.param, logs))
-    assert "my diagnosis" not in repr(logs)
+    assert "my diagnosis" not in logs
 
 
 def test_a_name_server_that_changes_its_answer_leads_to_no_internal_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,11 +82,12 @@ def test_a_managed_engine_is_metered_restarted_and_ended(
 
         def outcomes() -> list[tuple[str, str, bool]]:
             with psycopg.connect(database, autocommit=True, options="-c role=millrace_system") as connection:
-                query = "SELECT outcome, usage_source, cost_femto > 0 FROM billing_usageevent ORDER BY id"
+                query = "SELECT outcome, usage_source, cost_femto > 0 FROM billing_usageevent"
                 return connection.execute(query).fetchall()
 
         eventually(lambda: len(outcomes()) >= 4)
+        assert outcomes().count(("completed", "upstream", True)) >= 3
         assert ("failed", "estimated", False) in outcomes()
-        assert set(outcomes()) - {("failed", "estimated", False)} == {("completed", "upstream", True)}
+        assert not any(has_cost for outcome, _, has_cost in outcomes() if outcome == "failed")
     assert_ledger_invariants(database)
     assert os.environ["MILLRACE_WORKER_SECRET"] not in log.read_text()
